@@ -1,0 +1,239 @@
+//! [`Endpoint`]: what users and the shared suite see of a backend.
+
+use std::fmt::Debug;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::engine::handle::Handle;
+use crate::engine::stats::Stats;
+use crate::error::Error;
+use crate::port::Nanos;
+use crate::settings::{Rings, Settings};
+use crate::shape::Shape;
+use crate::topology::{Rank, RankSet, Topology};
+
+/// A number that arrays of an endpoint hold.
+pub trait Scalar: FromBytes + IntoBytes + Immutable + Copy + PartialEq + Debug + Send + Sync + 'static {}
+
+impl Scalar for u8 {}
+impl Scalar for u32 {}
+impl Scalar for i32 {}
+impl Scalar for i64 {}
+impl Scalar for f32 {}
+
+/// The moment at which enqueued work is complete.
+pub trait Event: Clone + Debug {
+    /// Waits for it, at most `timeout`; false when it did not come.
+    fn wait(&self, timeout: Nanos) -> bool;
+}
+
+/// The event of machines whose calls end when the work is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ready;
+
+impl Event for Ready {
+    fn wait(&self, _timeout: Nanos) -> bool {
+        true
+    }
+}
+
+/// Where each token of a batch goes.
+#[derive(Clone, Debug)]
+pub enum Routing<I, F, B> {
+    /// The router's choices.
+    TopK {
+        /// `[tokens, topk]`: expert of each choice over all ranks, or -1 for a dropped choice. A token names an expert at
+        /// most once.
+        topk_idx: I,
+        /// `[tokens, topk]`: weight of each choice, carried to the receiver. Absent: weights of 1.
+        topk_weights: Option<F>,
+    },
+    /// Membership computed elsewhere; rows carry no choices.
+    Membership {
+        /// `[tokens, ranks]`: 1 where the token goes to the rank, else 0.
+        in_rank: B,
+        /// `[experts]`: tokens of this batch for each expert.
+        tokens_per_expert: Vec<u32>,
+    },
+}
+
+/// The routing type of endpoint `E`.
+pub type RoutingOf<E> = Routing<<E as Endpoint>::Array<i64>, <E as Endpoint>::Array<f32>, <E as Endpoint>::Array<u8>>;
+
+/// Options of one dispatch.
+#[derive(Clone, Debug)]
+pub struct Dispatch {
+    /// Rings of this call; absent: the communicator's.
+    pub rings: Option<Rings>,
+    /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout does not change.
+    pub expert_alignment: u32,
+    /// Rows to size the results for, instead of the exact number: 0 for exact. Rows beyond the received ones have
+    /// `topk_idx` -1 and undefined payload.
+    pub worst_rows: u32,
+}
+
+impl Default for Dispatch {
+    fn default() -> Self {
+        Self { rings: None, expert_alignment: 1, worst_rows: 0 }
+    }
+}
+
+/// Options of one combine.
+#[derive(Debug)]
+pub struct Combine<'a, E: Endpoint + ?Sized> {
+    /// `[received rows, topk]`: weights that travel back and are summed per token and choice, ranks ascending.
+    pub topk_weights: Option<&'a E::Array<f32>>,
+    /// Up to two `[tokens, hidden]` rows to start each token's sum from.
+    pub bias: [Option<&'a E::Buf>; 2],
+    /// Rings of this call; absent: the communicator's.
+    pub rings: Option<Rings>,
+}
+
+impl<E: Endpoint + ?Sized> Default for Combine<'_, E> {
+    fn default() -> Self {
+        Self { topk_weights: None, bias: [None, None], rings: None }
+    }
+}
+
+/// What a rank received from a dispatch. Rows are ordered by source rank, then by token.
+#[derive(Debug)]
+pub struct Received<E: Endpoint + ?Sized> {
+    /// `[rows, hidden]`: the rows. In the arena when placed directly: dropping it makes the memory grantable again.
+    pub x: E::Buf,
+    /// Rows received; the buffers may be longer (worst-case sizing).
+    pub rows: u32,
+    /// `[rows, topk]`: expert index on this rank, or -1. Empty for [`Routing::Membership`] and cached dispatch.
+    pub topk_idx: E::Array<i64>,
+    /// `[rows, topk]`: weight of each choice, 0 where `topk_idx` is -1. Empty as above.
+    pub topk_weights: E::Array<f32>,
+    /// `[rows]`: token index in its rank's batch.
+    pub source_token: E::Array<i32>,
+    /// `[rows]`: rank the row came from.
+    pub source_rank: E::Array<i32>,
+    /// `[local experts]`: received choices of each local expert, rounded up to the alignment. Empty for cached dispatch.
+    pub expert_counts: Vec<u32>,
+    /// Replays the routing for combine and cached dispatch.
+    pub handle: Handle,
+    /// When the buffers are filled.
+    pub event: E::Event,
+}
+
+/// What a combine gave back.
+#[derive(Debug)]
+pub struct Combined<E: Endpoint + ?Sized> {
+    /// `[tokens, hidden]`: bias plus the sum over the ranks that got the token.
+    pub x: E::Buf,
+    /// `[tokens, topk]`: sums of the returned weights; empty when none were given.
+    pub topk_weights: E::Array<f32>,
+    /// When the buffers are filled.
+    pub event: E::Event,
+}
+
+/// One rank of a communicator: throughput-mode dispatch and combine.
+///
+/// All ranks make the same calls in the same order. A call that fails poisons the communicator: every later one returns
+/// [`Error::Poisoned`] until [`Endpoint::recover`]. Bad input is refused before anything moves and poisons nothing,
+/// but the other ranks then wait for this one.
+#[allow(async_fn_in_trait)] // Endpoints stay on the thread of their rank.
+pub trait Endpoint {
+    /// Rows in this machine's memory.
+    type Buf: Debug;
+    /// Numbers in this machine's memory.
+    type Array<T: Scalar>: Debug + Clone;
+    /// What orders enqueued work.
+    type Stream;
+    /// When enqueued work is complete.
+    type Event: Event;
+
+    /// The rank this endpoint is.
+    fn rank(&self) -> Rank;
+    /// Sizes of the layer.
+    fn shape(&self) -> &Shape;
+    /// All ranks.
+    fn topology(&self) -> &Topology;
+    /// Settings of the communicator.
+    fn settings(&self) -> &Settings;
+    /// The ranks taken out of the communicator.
+    fn mask(&self) -> &RankSet;
+
+    /// Brings `rows` dense rows into this machine's memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `bytes` are not `rows` times the row size.
+    fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error>;
+
+    /// The dense bytes of rows in this machine's memory.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the memory is gone.
+    fn bytes(&self, rows: &Self::Buf) -> Result<Vec<u8>, Error>;
+
+    /// Brings numbers into this machine's memory.
+    ///
+    /// # Errors
+    /// When the memory is not to be had.
+    fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Self::Array<T>, Error>;
+
+    /// The numbers of an array.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the memory is gone.
+    fn values<T: Scalar>(&self, array: &Self::Array<T>) -> Result<Vec<T>, Error>;
+
+    /// Memory for the experts' output that combine may pull from without a copy: `[rows of handle, hidden]` in the
+    /// window. None where the machine cannot pull or the arena has no room: then any buffer serves.
+    fn output(&mut self, handle: &Handle) -> Option<Self::Buf>;
+
+    /// Writes dense rows into a buffer, starting at row `first`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the rows leave the buffer.
+    fn store(&mut self, buf: &mut Self::Buf, first: u32, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Sends each row of `x [tokens, hidden]` to the ranks that hold its experts.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bad input (nothing moved), [`Error::Failed`], [`Error::Poisoned`].
+    async fn dispatch(&mut self, x: &Self::Buf, routing: &RoutingOf<Self>) -> Result<Received<Self>, Error> {
+        self.dispatch_with(x, routing, &Dispatch::default()).await
+    }
+
+    /// [`Endpoint::dispatch`] with options.
+    ///
+    /// # Errors
+    /// As [`Endpoint::dispatch`].
+    async fn dispatch_with(
+        &mut self,
+        x: &Self::Buf,
+        routing: &RoutingOf<Self>,
+        options: &Dispatch,
+    ) -> Result<Received<Self>, Error>;
+
+    /// Dispatches another batch along the routing of an earlier one, without exchanging counts: a *cached* dispatch.
+    ///
+    /// # Errors
+    /// As [`Endpoint::dispatch`], and [`Error::Invalid`] for a handle of an earlier generation.
+    async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error>;
+
+    /// Brings `y [received rows, hidden]` back to the tokens' ranks and sums it there, ranks ascending, in f32.
+    ///
+    /// # Errors
+    /// As [`Endpoint::redispatch`].
+    async fn combine(
+        &mut self,
+        y: &Self::Buf,
+        handle: &Handle,
+        options: Combine<'_, Self>,
+    ) -> Result<Combined<Self>, Error>;
+
+    /// Goes on without the ranks of `mask`, after a failure or before one: agrees with the other survivors on a new
+    /// generation. Tokens for experts of masked ranks are dropped from then on. Handles and leases of earlier
+    /// generations are refused; their memory returns when they are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Excluded`] when the others gave up on this rank; [`Error::Failed`] when a survivor did not come.
+    async fn recover(&mut self, mask: &RankSet) -> Result<(), Error>;
+
+    /// What this rank sent, received and waited for, per peer and expert, since the communicator was made.
+    fn stats(&self) -> Stats;
+}

@@ -1,0 +1,208 @@
+//! What can go wrong, as values: bad input, a fault of one verb, the failure of a whole operation.
+
+use std::fmt;
+
+use crate::port::{LaneId, Nanos, Offset, Span};
+use crate::topology::Rank;
+
+/// Why a call was refused or did not finish.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A size, setting or input outside its limits. Nothing moved.
+    #[error("{what} is {value}, allowed: {limit}")]
+    Invalid {
+        /// What was given.
+        what: String,
+        /// The value that was given.
+        value: String,
+        /// What would have been accepted.
+        limit: String,
+    },
+    /// Something this machine or version cannot do.
+    #[error("{what} is not supported: {needs}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What it would take, or what to use instead.
+        needs: String,
+    },
+    /// The operation failed; the communicator is poisoned until `recover`.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// An earlier operation failed and nobody has called `recover` since. Nothing moved.
+    #[error("the communicator is poisoned since operation {} failed ({by}); call recover", by.op)]
+    Poisoned {
+        /// The failure that poisoned it.
+        by: Failure,
+    },
+    /// The survivors agreed on a communicator without this rank.
+    #[error("rank {rank} was masked out by the other ranks")]
+    Excluded {
+        /// This rank.
+        rank: Rank,
+    },
+}
+
+impl Error {
+    /// An [`Error::Invalid`] from anything that displays.
+    pub fn invalid(what: impl fmt::Display, value: impl fmt::Display, limit: impl fmt::Display) -> Self {
+        Self::Invalid { what: what.to_string(), value: value.to_string(), limit: limit.to_string() }
+    }
+
+    /// An [`Error::Unsupported`] from anything that displays.
+    pub fn unsupported(what: impl fmt::Display, needs: impl fmt::Display) -> Self {
+        Self::Unsupported { what: what.to_string(), needs: needs.to_string() }
+    }
+
+    /// The failure behind this error, when an operation failed.
+    pub const fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(by) | Self::Poisoned { by } => Some(by),
+            _ => None,
+        }
+    }
+}
+
+/// An operation that failed: which, by whose fault, and who found out first.
+///
+/// Every rank that fails for the same reason names the same `culprit`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("operation {op} failed: {fault} (culprit rank {culprit}, reported by rank {reporter})")]
+pub struct Failure {
+    /// Number of the operation, the same on all ranks.
+    pub op: u64,
+    /// The rank that the others could not go on without.
+    pub culprit: Rank,
+    /// The rank whose verdict this is.
+    pub reporter: Rank,
+    /// What this rank saw.
+    pub fault: Fault,
+}
+
+/// What a rank was doing for a peer when it waited. In the order in which an operation goes through them: of several
+/// ranks that wait for each other, the one in the earliest phase is nearest to the cause.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Phase {
+    /// Waiting until a peer is `done` with the operation before last, to reuse its bank.
+    Bank = 0,
+    /// Waiting for a peer's counts.
+    Counts = 1,
+    /// Waiting for a peer's note: a grant of its arena, or an offer of its rows.
+    Note = 2,
+    /// Waiting for a peer's rows: in a ring, or placed directly.
+    Rows = 3,
+    /// Waiting for a peer to return credit of a ring.
+    Credit = 4,
+    /// Waiting until a peer has pulled the rows offered to it.
+    Pulled = 5,
+    /// Waiting for an alarm of a peer.
+    Alarm = 6,
+    /// Agreeing on how to go on after a failure.
+    Recovery = 7,
+    /// Waiting for something a test made up.
+    Probe = 8,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bank => "the bank of the operation before last",
+            Self::Counts => "counts",
+            Self::Note => "a grant or offer",
+            Self::Rows => "rows",
+            Self::Credit => "ring credit",
+            Self::Pulled => "the pull of offered rows",
+            Self::Alarm => "an alarm",
+            Self::Recovery => "recovery",
+            Self::Probe => "a probe",
+        })
+    }
+}
+
+/// Why one verb did not do what it was asked to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The deadline passed.
+    #[error("waited {waited} for {phase} from rank {peer} on {lane}: saw {seen}, awaited {awaited}")]
+    Timeout {
+        /// What was awaited.
+        phase: Phase,
+        /// The rank that did not deliver.
+        peer: Rank,
+        /// The lane it would have come by, named from the waiting side.
+        lane: LaneId,
+        /// The counter's value at the end.
+        seen: u64,
+        /// The value that would have ended the wait.
+        awaited: u64,
+        /// How long the wait lasted.
+        waited: Nanos,
+    },
+    /// The backend knows that the peer is gone.
+    #[error("rank {peer} is gone, while waiting for {phase} from it")]
+    PeerGone {
+        /// The rank that is gone.
+        peer: Rank,
+        /// What was awaited or attempted.
+        phase: Phase,
+    },
+    /// A verb named bytes outside the window; nothing was touched (rule F8).
+    #[error("bytes {start}..{end} lie outside the window of {window} bytes")]
+    OutOfRange {
+        /// First byte named.
+        start: u64,
+        /// One past the last byte named.
+        end: u64,
+        /// Size of the window.
+        window: u64,
+    },
+    /// A verb that this lane or machine does not offer.
+    #[error("{verb} is not possible on {lane}")]
+    NotOffered {
+        /// The verb.
+        verb: &'static str,
+        /// The lane.
+        lane: LaneId,
+    },
+    /// Two ranks do not run the same operation with the same settings.
+    #[error("{field} is {mine} here and {theirs} on rank {peer}")]
+    Mismatch {
+        /// What differs.
+        field: &'static str,
+        /// The value here.
+        mine: u64,
+        /// The value there.
+        theirs: u64,
+        /// The other rank.
+        peer: Rank,
+    },
+    /// A peer reported the failure.
+    #[error("rank {reporter} gave up on rank {culprit}")]
+    Aborted {
+        /// Who reported.
+        reporter: Rank,
+        /// Whom it blamed.
+        culprit: Rank,
+    },
+}
+
+impl Fault {
+    /// The fault of a range outside a window of `window` bytes.
+    pub const fn out_of_range(span: Span, window: u64) -> Self {
+        let Span { offset: Offset(start), len } = span;
+        Self::OutOfRange { start, end: start.saturating_add(len), window }
+    }
+
+    /// The peer that the fault points at, if it points at one.
+    pub const fn peer(&self) -> Option<Rank> {
+        match *self {
+            Self::Timeout { peer, .. } | Self::PeerGone { peer, .. } | Self::Mismatch { peer, .. } => Some(peer),
+            Self::Aborted { culprit, .. } => Some(culprit),
+            Self::NotOffered { lane, .. } => Some(lane.peer),
+            Self::OutOfRange { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a rank tells its peers when it cannot go on: one 48-bit cell value.
+
+use crate::error::Phase;
+use crate::topology::Rank;
+
+/// A suspicion or a verdict about one operation, as a value of [`crate::port::Counter::Alarm`].
+///
+/// Bits, high to low: `serial` 15, `verdict` 1, `op` 12 (its low bits: ranks are never that far apart), `phase` 4,
+/// `peer` 16. The serial rises with every alarm of a rank in a generation, so the value does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alarm {
+    /// Counts this rank's alarms, from 1.
+    pub serial: u16,
+    /// Whether the sender has failed, or still waits.
+    pub verdict: bool,
+    /// Low bits of the operation.
+    pub op: u16,
+    /// What the sender waited for.
+    pub phase: Phase,
+    /// The rank it waited for, or blames.
+    pub peer: Rank,
+}
+
+const SERIALS: u16 = 1 << 15;
+const OPS: u64 = 1 << 12;
+
+impl Alarm {
+    /// The most alarms of one rank in one generation; further suspicions are not sent.
+    pub const MAX_SERIAL: u16 = SERIALS - 1;
+
+    /// The bits of `op` that an alarm carries.
+    pub const fn op_bits(op: u64) -> u16 {
+        (op % OPS) as u16
+    }
+
+    /// The cell value.
+    pub const fn encode(self) -> u64 {
+        (self.serial as u64) << 33
+            | (self.verdict as u64) << 32
+            | (self.op as u64) << 20
+            | (self.phase as u64) << 16
+            | self.peer.0 as u64
+    }
+
+    /// Reads a cell value; none when it is no alarm.
+    pub const fn decode(value: u64) -> Option<Self> {
+        let serial = (value >> 33) as u16 & Self::MAX_SERIAL;
+        if serial == 0 {
+            return None;
+        }
+        Some(Self {
+            serial,
+            verdict: value >> 32 & 1 == 1,
+            op: (value >> 20) as u16 & (OPS - 1) as u16,
+            phase: match value >> 16 & 15 {
+                0 => Phase::Bank,
+                1 => Phase::Counts,
+                2 => Phase::Note,
+                3 => Phase::Rows,
+                4 => Phase::Credit,
+                5 => Phase::Pulled,
+                6 => Phase::Alarm,
+                7 => Phase::Recovery,
+                _ => Phase::Probe,
+            },
+            peer: Rank((value & 0xffff) as u32),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_survive_the_cell() {
+        for phase in [Phase::Bank, Phase::Counts, Phase::Note, Phase::Rows, Phase::Credit, Phase::Pulled, Phase::Probe]
+        {
+            for verdict in [false, true] {
+                let alarm = Alarm { serial: 77, verdict, op: Alarm::op_bits(70_001), phase, peer: Rank(16_383) };
+                assert_eq!(Alarm::decode(alarm.encode()), Some(alarm));
+                assert!(alarm.encode() < 1 << super::super::VALUE_BITS);
+            }
+        }
+        assert_eq!(Alarm::decode(0), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! The counts of all ranks, and the prefix sums that give every row its place.
+
+use crate::error::Error;
+use crate::topology::Rank;
+
+/// What all ranks send each other in one dispatch: `rows[source][destination]`, and choices per expert.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exchange {
+    ranks: u32,
+    /// `[ranks, ranks]`: rows from source (row) to destination (column).
+    rows: Vec<u32>,
+    /// `[ranks, ranks]`: rows that destination (column) gets from ranks `0..source` (row).
+    first: Vec<u32>,
+    /// `[ranks]`: tokens of each rank's batch.
+    tokens: Vec<u32>,
+    /// `[local experts]`: choices that the own rank receives for each of its experts.
+    expert_counts: Vec<u32>,
+}
+
+impl Exchange {
+    /// Collects the counts of `ranks` ranks.
+    ///
+    /// `rows` is `[ranks, ranks]`, `tokens` is `[ranks]`, `expert_counts` is `[local experts]` summed over all sources.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a destination would get 2^31 rows or more.
+    ///
+    /// # Panics
+    /// When a slice has another length: a programming error of the caller.
+    pub fn new(rows: Vec<u32>, tokens: Vec<u32>, expert_counts: Vec<u32>) -> Result<Self, Error> {
+        let ranks = tokens.len();
+        assert_eq!(rows.len(), ranks * ranks, "rows must be [ranks, ranks]");
+        let mut first = vec![0u32; ranks * ranks];
+        let mut sums = vec![0u32; ranks];
+        for source in 0..ranks {
+            let row = source * ranks..(source + 1) * ranks;
+            first[row.clone()].copy_from_slice(&sums);
+            for (destination, (sum, &rows)) in sums.iter_mut().zip(&rows[row]).enumerate() {
+                *sum = sum.checked_add(rows).filter(|&sum| sum < 1 << 31).ok_or_else(|| {
+                    Error::invalid(format_args!("rows to rank {destination}"), "2147483648 or more", "less than 2^31")
+                })?;
+            }
+        }
+        Ok(Self { ranks: ranks as u32, rows, first, tokens, expert_counts })
+    }
+
+    /// Rows from `source` to `destination`.
+    pub fn rows(&self, source: Rank, destination: Rank) -> u32 {
+        self.rows[self.at(source, destination)]
+    }
+
+    /// Index, among the rows that `destination` receives, of the first from `source`.
+    pub fn first_row(&self, source: Rank, destination: Rank) -> u32 {
+        self.first[self.at(source, destination)]
+    }
+
+    /// Rows that `destination` receives in all.
+    pub fn received(&self, destination: Rank) -> u32 {
+        let last = Rank(self.ranks - 1);
+        self.first_row(last, destination) + self.rows(last, destination)
+    }
+
+    /// Tokens of the batch of `rank`.
+    pub fn tokens(&self, rank: Rank) -> u32 {
+        self.tokens[rank.index()]
+    }
+
+    /// `[local experts]`: choices that the own rank receives for each of its experts.
+    pub fn expert_counts(&self) -> &[u32] {
+        &self.expert_counts
+    }
+
+    fn at(&self, source: Rank, destination: Rank) -> usize {
+        source.index() * self.ranks as usize + destination.index()
+    }
+}
+
+/// `counts` rounded up to multiples of `alignment`, which is at least 1.
+pub fn align_counts(counts: &[u32], alignment: u32) -> Vec<u32> {
+    counts.iter().map(|&count| count.next_multiple_of(alignment)).collect()
+}

@@ -1,0 +1,22 @@
+//! Planted faults: protocol errors on purpose, to prove that the checks catch them. Only with the feature `plant`.
+
+/// One protocol error.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Plant {
+    /// A sender publishes its tail before it puts the row.
+    TailBeforeData,
+    /// A receiver returns credit for a row that it has not read yet.
+    CreditOneRowEarly,
+    /// A sender writes one more than the right position into a row's header.
+    PositionOffByOne,
+    /// A sender reuses staging memory without flushing.
+    SkippedFlush,
+    /// A rank writes into a bank without waiting for `done`.
+    BankReusedWithoutDone,
+    /// Roles wait without publishing pending tails and credit.
+    ImpoliteWaiting,
+    /// A receiver publishes credit that lowers its cell.
+    CellLowered,
+    /// Received rows in the arena become grantable while their lease is still held.
+    LeaseFreedEarly,
+}

@@ -1,0 +1,195 @@
+//! Cursors of a credit ring: who may write which slot, and what must be published when.
+//!
+//! A ring has one producer, one consumer and `slots` slots of one row each. The *tail* (slots filled, ever) is
+//! published to the consumer every `chunk` rows, the *head* (slots consumed, ever) to the producer every `credit`
+//! rows. The producer may fill slot `i % slots` while `i - head < slots`, so `0 <= tail - head <= slots` always.
+//!
+//! ```text
+//!        head                 tail
+//!          v                    v
+//!   . . . [r r r r r r r r r r r] . . .      counts grow to the right, for ever; slot = (count - origin) % slots
+//!          consumer takes   producer fills
+//! ```
+//!
+//! *Polite waiting*: before a role waits on anything it publishes what is pending on all its rings ([`Producer::pending`],
+//! [`Consumer::pending`]). Without that, rings with `slots < chunk + credit - 1` can hang.
+//!
+//! *Geometry*: a communicator's calls may cut the same memory into rings differently. A producer changes geometry only
+//! when its ring is empty ([`Producer::is_empty`]); both sides then count slots from there ([`Producer::restart`]).
+//!
+//! The cursors hold no memory and never wait.
+
+/// Sizes of one ring, all in rows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Geometry {
+    /// Rows that fit.
+    pub slots: u32,
+    /// Rows after which a tail is due; at most `slots`.
+    pub chunk: u32,
+    /// Rows after which credit is due; at most `slots`.
+    pub credit: u32,
+}
+
+/// A peer published a counter that no correct peer can publish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a ring counter stands at {seen}, at most {limit} is possible")]
+pub struct Overrun {
+    /// The value seen.
+    pub seen: u64,
+    /// The highest value that could be right.
+    pub limit: u64,
+}
+
+/// The filling side of a ring.
+#[derive(Clone, Debug)]
+pub struct Producer {
+    geometry: Geometry,
+    origin: u64,
+    tail: u64,
+    published: u64,
+    head: u64,
+}
+
+impl Producer {
+    /// A producer of an empty ring whose counters stand at zero.
+    pub const fn new(geometry: Geometry) -> Self {
+        Self { geometry, origin: 0, tail: 0, published: 0, head: 0 }
+    }
+
+    /// The slot to fill next, or none while the ring is full.
+    pub fn slot(&self) -> Option<u32> {
+        (self.tail - self.head < u64::from(self.geometry.slots))
+            .then(|| ((self.tail - self.origin) % u64::from(self.geometry.slots)) as u32)
+    }
+
+    /// The head that must be seen before the next slot may be filled.
+    pub const fn awaited_head(&self) -> u64 {
+        (self.tail + 1).saturating_sub(self.geometry.slots as u64)
+    }
+
+    /// Counts the slot named by [`Producer::slot`] as filled; returns the tail to publish when a chunk is full.
+    pub fn push(&mut self) -> Option<u64> {
+        debug_assert!(self.slot().is_some(), "pushed into a full ring");
+        self.tail += 1;
+        (self.tail - self.published >= u64::from(self.geometry.chunk)).then(|| self.take_tail())
+    }
+
+    /// The tail to publish before waiting, if rows are unpublished; counts as published.
+    pub fn pending(&mut self) -> Option<u64> {
+        (self.tail > self.published).then(|| self.take_tail())
+    }
+
+    const fn take_tail(&mut self) -> u64 {
+        self.published = self.tail;
+        self.tail
+    }
+
+    /// Takes note of a head that the consumer published. Heads that are no news are ignored.
+    ///
+    /// # Errors
+    /// [`Overrun`] when the head claims rows that were never sent.
+    pub fn saw_head(&mut self, head: u64) -> Result<(), Overrun> {
+        if head > self.tail {
+            return Err(Overrun { seen: head, limit: self.tail });
+        }
+        self.head = self.head.max(head);
+        Ok(())
+    }
+
+    /// Slots filled so far, ever.
+    pub const fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer has returned everything.
+    pub const fn is_empty(&self) -> bool {
+        self.tail == self.head
+    }
+
+    /// The geometry in use.
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Starts counting slots from here with another geometry. Only on an empty ring.
+    pub fn restart(&mut self, geometry: Geometry) {
+        debug_assert!(self.is_empty(), "geometry changed on a ring that holds rows");
+        self.geometry = geometry;
+        self.origin = self.tail;
+    }
+}
+
+/// The emptying side of a ring.
+#[derive(Clone, Debug)]
+pub struct Consumer {
+    geometry: Geometry,
+    origin: u64,
+    head: u64,
+    returned: u64,
+    tail: u64,
+}
+
+impl Consumer {
+    /// A consumer of an empty ring whose counters stand at zero.
+    pub const fn new(geometry: Geometry) -> Self {
+        Self { geometry, origin: 0, head: 0, returned: 0, tail: 0 }
+    }
+
+    /// The slot to read next, or none while no more rows are known to be there.
+    pub fn slot(&self) -> Option<u32> {
+        (self.head < self.tail).then(|| ((self.head - self.origin) % u64::from(self.geometry.slots)) as u32)
+    }
+
+    /// The tail that must be seen before the next slot may be read.
+    pub const fn awaited_tail(&self) -> u64 {
+        self.head + 1
+    }
+
+    /// Counts the slot named by [`Consumer::slot`] as read; returns the head to publish when credit is due.
+    pub fn pop(&mut self) -> Option<u64> {
+        debug_assert!(self.slot().is_some(), "popped from an empty ring");
+        self.head += 1;
+        (self.head - self.returned >= u64::from(self.geometry.credit)).then(|| self.take_head())
+    }
+
+    /// The head to publish before waiting, if credit is unreturned; counts as returned.
+    pub fn pending(&mut self) -> Option<u64> {
+        (self.head > self.returned).then(|| self.take_head())
+    }
+
+    const fn take_head(&mut self) -> u64 {
+        self.returned = self.head;
+        self.head
+    }
+
+    /// Takes note of a tail that the producer published. Tails that are no news are ignored.
+    ///
+    /// # Errors
+    /// [`Overrun`] when the tail claims more rows than the ring holds.
+    pub fn saw_tail(&mut self, tail: u64) -> Result<(), Overrun> {
+        let limit = self.head + u64::from(self.geometry.slots);
+        if tail > limit {
+            return Err(Overrun { seen: tail, limit });
+        }
+        self.tail = self.tail.max(tail);
+        Ok(())
+    }
+
+    /// Slots consumed so far, ever.
+    pub const fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// The geometry in use.
+    pub const fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Starts counting slots from here with another geometry, where the producer does so too: after everything that
+    /// was sent with the old one has been read.
+    pub fn restart(&mut self, geometry: Geometry) {
+        debug_assert!(self.head == self.tail, "geometry changed on a ring that holds rows");
+        self.geometry = geometry;
+        self.origin = self.head;
+    }
+}

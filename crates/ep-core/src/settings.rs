@@ -1,0 +1,269 @@
+//! How a communicator uses memory and time: ring sizes, placement, arena, deadline.
+
+use crate::error::Error;
+use crate::layout::RowFormat;
+use crate::port::Nanos;
+use crate::ring::Geometry;
+use crate::shape::Shape;
+use crate::topology::Topology;
+
+/// The most channels one communicator may have.
+pub const MAX_CHANNELS: u32 = 64;
+/// The most slots one ring may have.
+pub const MAX_SLOTS: u32 = 1 << 20;
+
+/// Where the rows of a dispatch land.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Placement {
+    /// Through rings, then copied into memory of the receiver: bounded by the settings, whatever the batch.
+    #[default]
+    Ring,
+    /// At their final place in the receiver's arena where it has room for them, else through rings.
+    Direct,
+}
+
+/// How the rings of a call cut the memory that the communicator set aside for them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Rings {
+    /// Rings from each writer to each reader; each serves an equal share of the tokens.
+    pub channels: u32,
+    /// Rows, producer's and consumer's steps of each ring.
+    pub geometry: Geometry,
+}
+
+impl Rings {
+    /// Checks the sizes against each other and their limits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the first value outside its limits.
+    pub fn check(&self) -> Result<(), Error> {
+        let Geometry { slots, chunk, credit } = self.geometry;
+        for (what, value, limit) in [
+            ("channels", self.channels, MAX_CHANNELS),
+            ("ring slots", slots, MAX_SLOTS),
+            ("ring chunk", chunk, slots),
+            ("ring credit", credit, slots),
+        ] {
+            if value == 0 || value > limit {
+                return Err(Error::invalid(what, value, format_args!("1 to {limit}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Slots of a ring's staging memory on the producer's side: two chunks, at most the ring.
+    pub const fn staging_slots(&self) -> u32 {
+        let two = self.geometry.chunk.saturating_mul(2);
+        if two < self.geometry.slots { two } else { self.geometry.slots }
+    }
+
+    /// Slots of all rings from one writer.
+    pub const fn slots_in_all(&self) -> u64 {
+        self.channels as u64 * self.geometry.slots as u64
+    }
+}
+
+/// A communicator's use of memory and time, the same on every rank, validated once by [`Settings::builder`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    rings: Rings,
+    placement: Placement,
+    arena_bytes: u64,
+    deadline: Nanos,
+    #[cfg(feature = "plant")]
+    plant: Option<crate::plant::Plant>,
+}
+
+impl Settings {
+    /// Sensible settings for a shape and topology: what [`SettingsBuilder::build`] chooses when nothing is set.
+    pub fn auto(shape: &Shape, topology: &Topology) -> Self {
+        Self::builder(shape, topology).chosen()
+    }
+
+    /// Starts from the automatic choice.
+    pub fn builder(shape: &Shape, topology: &Topology) -> SettingsBuilder {
+        SettingsBuilder { shape: *shape, topology: *topology, ..SettingsBuilder::default() }
+    }
+
+    /// The rings of a call that says nothing else; the window is cut for these.
+    pub const fn rings(&self) -> Rings {
+        self.rings
+    }
+
+    /// Where the rows of a dispatch land.
+    pub const fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// Bytes of the arena in each window, from which grants and output buffers come.
+    pub const fn arena_bytes(&self) -> u64 {
+        self.arena_bytes
+    }
+
+    /// How long one operation may take, a peer's slow experts included.
+    pub const fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    /// The planted fault, if any.
+    #[cfg(feature = "plant")]
+    pub const fn plant(&self) -> Option<crate::plant::Plant> {
+        self.plant
+    }
+}
+
+/// Collects what differs from the automatic choice of [`Settings`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct SettingsBuilder {
+    shape: Shape,
+    topology: Topology,
+    channels: Option<u32>,
+    slots: Option<u32>,
+    chunk: Option<u32>,
+    credit: Option<u32>,
+    placement: Placement,
+    arena_bytes: Option<u64>,
+    deadline: Nanos,
+    #[cfg(feature = "plant")]
+    plant: Option<crate::plant::Plant>,
+}
+
+impl Default for SettingsBuilder {
+    fn default() -> Self {
+        Self {
+            shape: Shape::builder().build().expect("the default shape is valid"),
+            topology: Topology::new(1, 1).expect("one rank is valid"),
+            channels: None,
+            slots: None,
+            chunk: None,
+            credit: None,
+            placement: Placement::Ring,
+            arena_bytes: None,
+            deadline: Nanos::from_secs(60),
+            #[cfg(feature = "plant")]
+            plant: None,
+        }
+    }
+}
+
+/// Ring memory per writer that the automatic choice aims at, in bytes.
+const AUTO_RING_BYTES: u64 = 4 << 20;
+/// Arena that the automatic choice does not exceed, in bytes.
+const AUTO_ARENA_BYTES: u64 = 1 << 30;
+
+impl SettingsBuilder {
+    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1.
+    pub const fn channels(mut self, channels: u32) -> Self {
+        self.channels = Some(channels);
+        self
+    }
+
+    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer.
+    pub const fn slots(mut self, slots: u32) -> Self {
+        self.slots = Some(slots);
+        self
+    }
+
+    /// Rows after which the producer publishes its tail, 1 to slots. Automatic: a quarter of the slots.
+    pub const fn chunk(mut self, chunk: u32) -> Self {
+        self.chunk = Some(chunk);
+        self
+    }
+
+    /// Rows after which the consumer returns credit, 1 to slots. Automatic: a quarter of the slots.
+    pub const fn credit(mut self, credit: u32) -> Self {
+        self.credit = Some(credit);
+        self
+    }
+
+    /// Where the rows of a dispatch land. Automatic: rings.
+    pub const fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Bytes of the arena. Automatic: none with rings; with direct placement room for two worst-case batches of
+    /// `max_tokens` a rank, at most 1 GiB.
+    pub const fn arena_bytes(mut self, bytes: u64) -> Self {
+        self.arena_bytes = Some(bytes);
+        self
+    }
+
+    /// How long one operation may take. Automatic: 60 s.
+    pub const fn deadline(mut self, deadline: Nanos) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Plants a protocol fault, to show that tests catch it.
+    #[cfg(feature = "plant")]
+    pub const fn plant(mut self, plant: crate::plant::Plant) -> Self {
+        self.plant = Some(plant);
+        self
+    }
+
+    fn chosen(&self) -> Settings {
+        let row = RowFormat::new(&self.shape);
+        let channels = self.channels.unwrap_or(1);
+        let fitting = AUTO_RING_BYTES / (row.slot_bytes() * u64::from(channels.max(1)));
+        let slots = self.slots.unwrap_or(fitting.clamp(8, 256) as u32);
+        let step = (slots / 4).max(1);
+        let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
+        let arena = match self.placement {
+            Placement::Ring => 0,
+            Placement::Direct => (2 * row.block_bytes(worst_rows)).min(AUTO_ARENA_BYTES),
+        };
+        Settings {
+            rings: Rings {
+                channels,
+                geometry: Geometry { slots, chunk: self.chunk.unwrap_or(step), credit: self.credit.unwrap_or(step) },
+            },
+            placement: self.placement,
+            arena_bytes: self.arena_bytes.unwrap_or(arena),
+            deadline: self.deadline,
+            #[cfg(feature = "plant")]
+            plant: self.plant,
+        }
+    }
+
+    /// Completes what was not set and checks everything.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the first value outside its limits.
+    pub fn build(self) -> Result<Settings, Error> {
+        let settings = self.chosen();
+        settings.rings.check()?;
+        if settings.deadline == Nanos(0) {
+            return Err(Error::invalid("deadline", settings.deadline, "more than 0 ns"));
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape::builder().experts(16).topk(4).hidden(64).max_tokens(128).build().unwrap()
+    }
+
+    #[test]
+    fn steps_beyond_the_ring_are_refused() {
+        let topology = Topology::new(1, 4).unwrap();
+        let error = Settings::builder(&shape(), &topology).slots(4).chunk(5).build().unwrap_err();
+        assert_eq!(error.to_string(), "ring chunk is 5, allowed: 1 to 4");
+    }
+
+    #[test]
+    fn the_automatic_choice_is_valid_for_every_size() {
+        for (ranks, hidden) in [(1, 1), (3, 2880), (8, 7168), (1024, 65536)] {
+            let shape = Shape::builder().experts(ranks).topk(1).hidden(hidden).build().unwrap();
+            let topology = Topology::new(1, ranks).unwrap();
+            let settings = Settings::builder(&shape, &topology).build().unwrap();
+            assert_eq!(settings, Settings::auto(&shape, &topology));
+            assert!(settings.rings().geometry.slots >= 8);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What one token and one layer look like: sizes that never change during a communicator's life.
+
+use crate::error::Error;
+
+/// The most experts a token may be routed to.
+pub const MAX_TOPK: u32 = 32;
+/// The most experts of one layer.
+pub const MAX_EXPERTS: u32 = 1 << 16;
+/// The most elements of one token's row.
+pub const MAX_HIDDEN: u32 = 1 << 16;
+/// The most tokens one rank brings to one operation.
+pub const MAX_TOKENS: u32 = 1 << 26;
+
+/// How an element of a row is stored on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Element {
+    /// bfloat16, two bytes, no scales.
+    #[default]
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of `hidden` elements, scales included, before padding.
+    pub const fn row_bytes(self, hidden: u32) -> u64 {
+        match self {
+            Self::Bf16 => hidden as u64 * 2,
+        }
+    }
+}
+
+/// Sizes of a layer and its tokens, the same on every rank, validated once by [`Shape::builder`].
+///
+/// ```
+/// let shape = ep_core::Shape::builder().experts(256).topk(8).hidden(7168).max_tokens(4096).build()?;
+/// assert_eq!(shape.row_bytes(), 14336);
+/// # Ok::<(), ep_core::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Shape {
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    max_tokens: u32,
+    element: Element,
+}
+
+impl Shape {
+    /// Starts a shape of 256 experts, top-8, hidden 7168, 4096 tokens, bf16.
+    pub const fn builder() -> ShapeBuilder {
+        ShapeBuilder { shape: Self { experts: 256, topk: 8, hidden: 7168, max_tokens: 4096, element: Element::Bf16 } }
+    }
+
+    /// Experts in all.
+    pub const fn experts(&self) -> u32 {
+        self.experts
+    }
+
+    /// Experts chosen per token.
+    pub const fn topk(&self) -> u32 {
+        self.topk
+    }
+
+    /// Elements of a row.
+    pub const fn hidden(&self) -> u32 {
+        self.hidden
+    }
+
+    /// Bound on the tokens of one rank for low latency and worst-case sizing; throughput mode takes more.
+    pub const fn max_tokens(&self) -> u32 {
+        self.max_tokens
+    }
+
+    /// How elements are stored on the wire.
+    pub const fn element(&self) -> Element {
+        self.element
+    }
+
+    /// Bytes of one row of tokens, without padding.
+    pub const fn row_bytes(&self) -> u64 {
+        self.element.row_bytes(self.hidden)
+    }
+
+    /// Experts of each of `ranks` ranks: expert `e` lives on rank `e / (experts / ranks)`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `ranks` does not divide the number of experts.
+    pub fn local_experts(&self, ranks: u32) -> Result<u32, Error> {
+        if ranks == 0 || !self.experts.is_multiple_of(ranks) {
+            return Err(Error::invalid("experts", self.experts, format_args!("a multiple of the {ranks} ranks")));
+        }
+        Ok(self.experts / ranks)
+    }
+}
+
+/// Collects the sizes of a [`Shape`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct ShapeBuilder {
+    shape: Shape,
+}
+
+impl ShapeBuilder {
+    /// Experts in all, 1 to [`MAX_EXPERTS`].
+    pub const fn experts(mut self, experts: u32) -> Self {
+        self.shape.experts = experts;
+        self
+    }
+
+    /// Experts chosen per token, 1 to [`MAX_TOPK`].
+    pub const fn topk(mut self, topk: u32) -> Self {
+        self.shape.topk = topk;
+        self
+    }
+
+    /// Elements of a row, 1 to [`MAX_HIDDEN`].
+    pub const fn hidden(mut self, hidden: u32) -> Self {
+        self.shape.hidden = hidden;
+        self
+    }
+
+    /// Bound on the tokens of one rank for low latency and worst-case sizing, 1 to [`MAX_TOKENS`].
+    pub const fn max_tokens(mut self, max_tokens: u32) -> Self {
+        self.shape.max_tokens = max_tokens;
+        self
+    }
+
+    /// How elements are stored on the wire.
+    pub const fn element(mut self, element: Element) -> Self {
+        self.shape.element = element;
+        self
+    }
+
+    /// Checks every size.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the first size outside its limits.
+    pub fn build(self) -> Result<Shape, Error> {
+        let s = &self.shape;
+        for (what, value, limit) in [
+            ("experts", s.experts, MAX_EXPERTS),
+            ("topk", s.topk, MAX_TOPK),
+            ("hidden", s.hidden, MAX_HIDDEN),
+            ("max tokens", s.max_tokens, MAX_TOKENS),
+        ] {
+            if value == 0 || value > limit {
+                return Err(Error::invalid(what, value, format_args!("1 to {limit}")));
+            }
+        }
+        if s.topk > s.experts {
+            return Err(Error::invalid("topk", s.topk, format_args!("at most the {} experts", s.experts)));
+        }
+        Ok(self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_outside_their_limits_are_named() {
+        let error = |b: ShapeBuilder| b.build().unwrap_err().to_string();
+        assert_eq!(error(Shape::builder().topk(33)), "topk is 33, allowed: 1 to 32");
+        assert_eq!(error(Shape::builder().hidden(0)), "hidden is 0, allowed: 1 to 65536");
+        assert_eq!(error(Shape::builder().experts(4).topk(8)), "topk is 8, allowed: at most the 4 experts");
+    }
+
+    #[test]
+    fn experts_are_dealt_evenly_or_refused() {
+        let shape = Shape::builder().experts(12).build().unwrap();
+        assert_eq!(shape.local_experts(4).unwrap(), 3);
+        assert_eq!(
+            shape.local_experts(5).unwrap_err().to_string(),
+            "experts is 12, allowed: a multiple of the 5 ranks"
+        );
+    }
+}
