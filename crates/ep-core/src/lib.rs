@@ -15,6 +15,7 @@ pub mod plan;
 pub mod plant;
 pub mod port;
 pub mod ring;
+mod roles;
 pub mod settings;
 pub mod shape;
 pub mod topology;
