@@ -14,6 +14,7 @@ pub mod plan;
 #[cfg(feature = "plant")]
 pub mod plant;
 pub mod port;
+pub mod reference;
 pub mod ring;
 mod roles;
 pub mod settings;
