@@ -8,6 +8,7 @@
 
 pub mod engine;
 pub mod error;
+pub mod incident;
 pub mod layout;
 pub mod machine;
 pub mod plan;

@@ -72,12 +72,22 @@ impl Accumulator {
         self.weights.fill(0.0);
     }
 
-    /// Adds the bf16 row that lies in `self.row`.
-    fn add(&mut self) {
+    /// Starts the sum from the bf16 row that lies in `self.row`. Not the same as adding it to 0: -0 stays -0.
+    fn start(&mut self) {
+        self.widen();
+        self.sum.copy_from_slice(&self.values);
+    }
+
+    fn widen(&mut self) {
         for (element, bytes) in self.elements.iter_mut().zip(self.row.chunks_exact(2)) {
             *element = bf16::from_le_bytes([bytes[0], bytes[1]]);
         }
         self.elements.convert_to_f32_slice(&mut self.values);
+    }
+
+    /// Adds the bf16 row that lies in `self.row`.
+    fn add(&mut self) {
+        self.widen();
         for (sum, value) in self.sum.iter_mut().zip(&self.values) {
             *sum += value;
         }
@@ -196,9 +206,9 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
     /// Sums one token.
     async fn sum(&mut self, token: u32, reduction: &Reduction<'_, W>) -> Result<(), Fault> {
         self.accumulator.clear();
-        for bias in reduction.bias.into_iter().flatten() {
+        for (at, bias) in reduction.bias.into_iter().flatten().enumerate() {
             bias.read(token, &mut self.accumulator.row)?;
-            self.accumulator.add();
+            if at == 0 { self.accumulator.start() } else { self.accumulator.add() }
         }
         let plan = &self.returns.handle.inner.plan;
         for &(rank, position) in plan.reached(token) {
