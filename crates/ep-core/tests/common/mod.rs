@@ -5,6 +5,14 @@
 use ep_core::ring::Geometry;
 use ep_core::{Layout, Placement, Rings, Settings, Shape, Topology};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+/// Keeps the failing cases of the test file `name` in `proptest-regressions/`, to be committed and tried first.
+pub fn config(name: &str) -> ProptestConfig {
+    let file = format!("{}/proptest-regressions/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    let persistence = FileFailurePersistence::Direct(Box::leak(file.into_boxed_str()));
+    ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
+}
 
 /// Shapes, topologies and settings of every kind, small enough that windows could be walked.
 pub fn layouts() -> impl Strategy<Value = Layout> {
