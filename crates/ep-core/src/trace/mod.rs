@@ -1,5 +1,9 @@
 //! What ports did, as records: for Perfetto, for checkers, for a failing seed's story.
 
+mod perfetto;
+
+pub use perfetto::perfetto;
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
