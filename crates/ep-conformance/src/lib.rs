@@ -1,7 +1,24 @@
-//! What every backend must do.
+//! The one protocol suite: what every backend of the expert-parallel protocol must do.
 //!
-//! [`workload`] makes batches and routings from a seed; [`verify`] holds what ranks observed against
-//! [`ep_core::reference`].
+//! A backend implements [`Backend`] and instantiates the suite in one line, as a test target with `harness = false`:
+//!
+//! ```ignore
+//! ep_conformance::suite!(MyBackend::new());
+//! ```
+//!
+//! Every case has a name, a time limit and the requirements it has beyond the contract's minimum. What a backend lacks
+//! it says by [`Backend::lacks`]; such cases are counted as ignored, with the reason, never as passed. The rules F1 to
+//! F10 are scripts of verbs ([`script`]), so that a device can execute them with a probe kernel; the others go through
+//! [`ep_core::Endpoint`] and are held against [`ep_core::reference`].
+//!
+//! | environment | meaning |
+//! |---|---|
+//! | `EP_CASES` | scenarios of the random campaign |
+//! | `EP_SEED` | first seed of the campaign; by default it is fixed |
+//! | `EP_TIME_FACTOR` | multiplies the time limits |
+//!
+//! Without the feature `suite` (on by default) only [`workload`], [`drive`] and [`verify`] are there: batches and routings
+//! from a seed, one round of a layer, and the comparison with the oracle.
 //!
 //! ```
 //! use ep_conformance::workload::{RoutingKind, Workload};
@@ -15,5 +32,30 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "suite")]
+mod backend;
+#[cfg(feature = "suite")]
+mod cases;
+pub mod drive;
+#[cfg(feature = "suite")]
+pub mod harness;
+#[cfg(feature = "suite")]
+pub mod scenario;
+#[cfg(feature = "suite")]
+pub mod script;
 pub mod verify;
 pub mod workload;
+
+#[cfg(feature = "suite")]
+pub use backend::{Backend, Requirement, Setup};
+
+/// Makes the suite of a backend the `main` of a test target.
+#[cfg(feature = "suite")]
+#[macro_export]
+macro_rules! suite {
+    ($backend:expr) => {
+        fn main() -> std::process::ExitCode {
+            $crate::harness::main($backend)
+        }
+    };
+}

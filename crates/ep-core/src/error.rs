@@ -108,7 +108,7 @@ pub enum Phase {
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Bank => "the bank of the operation before last",
+            Self::Bank => "the end of the operation before last",
             Self::Counts => "counts",
             Self::Note => "a grant or offer",
             Self::Rows => "rows",

@@ -8,6 +8,7 @@
 
 pub mod engine;
 pub mod error;
+pub mod incident;
 pub mod layout;
 pub mod machine;
 pub mod plan;
@@ -16,6 +17,7 @@ pub mod plant;
 pub mod port;
 pub mod reference;
 pub mod ring;
+mod roles;
 pub mod settings;
 pub mod shape;
 pub mod topology;

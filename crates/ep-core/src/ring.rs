@@ -59,7 +59,7 @@ impl Producer {
     /// The slot to fill next, or none while the ring is full.
     pub fn slot(&self) -> Option<u32> {
         (self.tail - self.head < u64::from(self.geometry.slots))
-            .then(|| ((self.tail - self.origin) % u64::from(self.geometry.slots)) as u32)
+            .then(|| (self.index() % u64::from(self.geometry.slots)) as u32)
     }
 
     /// The head that must be seen before the next slot may be filled.
@@ -96,9 +96,19 @@ impl Producer {
         Ok(())
     }
 
+    /// Slots filled since the geometry last changed.
+    pub const fn index(&self) -> u64 {
+        self.tail - self.origin
+    }
+
     /// Slots filled so far, ever.
     pub const fn tail(&self) -> u64 {
         self.tail
+    }
+
+    /// Takes note that the consumer has returned everything.
+    pub const fn settle(&mut self) {
+        self.head = self.tail;
     }
 
     /// Whether the consumer has returned everything.

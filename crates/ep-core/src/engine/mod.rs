@@ -1,5 +1,403 @@
 //! Throughput-mode dispatch and combine, composed of plan and roles.
+//!
+//! [`Endpoint`] is what users see; [`Engine`] implements it over any [`Machine`] whose roles run on a CPU. Operations are
+//! numbered, the same on all ranks; each runs its roles and, beside them, a watch role. When a role fails, all stop, the
+//! lanes are reset, the verdict goes to every peer, and the communicator is poisoned until [`Endpoint::recover`].
 
+mod arena;
+mod combine;
+mod dispatch;
 pub mod endpoint;
 pub mod handle;
+mod recover;
+pub mod rows;
 pub mod stats;
+
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+
+use futures_util::future::{Either, select};
+use tracing::Instrument;
+
+pub use arena::Lease;
+pub use endpoint::{Combine, Combined, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
+pub use handle::Handle;
+pub use rows::HostRows;
+pub use stats::{PeerStats, Stats};
+
+use crate::error::{Error, Failure, Fault, Phase};
+use crate::layout::{Block, Kind, Layout};
+use crate::machine::Machine;
+use crate::port::{Cell, Counter, LaneKind, Nanos};
+use crate::ring::{Consumer, Producer};
+use crate::roles::{Board, Operation, Vigil, Wait, watch};
+use crate::settings::{Rings, Settings};
+use crate::shape::Shape;
+use crate::topology::{Rank, RankSet, Topology};
+use arena::Arena;
+
+/// An endpoint whose roles run as futures on the thread of its rank, over the ports of a [`Machine`].
+#[derive(Debug)]
+pub struct Engine<M: Machine> {
+    machine: M,
+    layout: Layout,
+    me: Rank,
+    mask: RankSet,
+    /// The other ranks that take part, ascending.
+    peers: Vec<Rank>,
+    generation: u16,
+    /// The first operation of this generation.
+    first_op: u64,
+    /// The next operation.
+    op: u64,
+    links: Links,
+    vigil: Vigil,
+    arena: Arena,
+    /// Blocks of failed operations: peers may still write there until everybody has recovered.
+    stuck: Vec<Block>,
+    poisoned: Option<Failure>,
+    stats: Stats,
+}
+
+/// Both ends of the rings with each rank, `[ranks][channels]`, and how they are cut now.
+#[derive(Debug)]
+struct Links {
+    cut: Rings,
+    out: Vec<Vec<Producer>>,
+    inn: Vec<Vec<Consumer>>,
+}
+
+impl Links {
+    fn new(rings: Rings, ranks: usize) -> Self {
+        let channels = rings.channels as usize;
+        Self {
+            cut: rings,
+            out: vec![vec![Producer::new(rings.geometry); channels]; ranks],
+            inn: vec![vec![Consumer::new(rings.geometry); channels]; ranks],
+        }
+    }
+}
+
+impl<M: Machine> Engine<M> {
+    /// An endpoint over `machine`, in generation 1.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for several nodes.
+    pub fn new(machine: M) -> Result<Self, Error> {
+        let layout = machine.layout().clone();
+        let topology = *layout.topology();
+        if topology.nodes() != 1 {
+            return Err(Error::unsupported(
+                format_args!("a topology of {} nodes", topology.nodes()),
+                "one node; the network hop is not built yet",
+            ));
+        }
+        let ranks = topology.ranks() as usize;
+        let me = machine.rank();
+        let stats = Stats {
+            peers: vec![PeerStats::default(); ranks],
+            expert_rows: vec![0; layout.local_experts() as usize],
+            operations: 0,
+        };
+        Ok(Self {
+            me,
+            mask: RankSet::new(),
+            peers: topology.all().filter(|&rank| rank != me).collect(),
+            generation: 1,
+            first_op: 1,
+            op: 1,
+            links: Links::new(layout.settings().rings(), ranks),
+            vigil: Vigil::new(ranks),
+            arena: Arena::new(layout.arena()),
+            stuck: Vec::new(),
+            poisoned: None,
+            stats,
+            machine,
+            layout,
+        })
+    }
+
+    /// The machine underneath.
+    pub const fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The layout of every rank's window.
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    const fn shape(&self) -> &Shape {
+        self.layout.shape()
+    }
+
+    const fn topology(&self) -> &Topology {
+        self.layout.topology()
+    }
+
+    const fn settings(&self) -> &Settings {
+        self.layout.settings()
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.shape().row_bytes() as usize
+    }
+
+    /// Refuses to start while poisoned.
+    fn ready(&self) -> Result<(), Error> {
+        match self.poisoned {
+            Some(by) => Err(Error::Poisoned { by }),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a handle that cannot be replayed.
+    fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
+        if handle.generation() != self.generation {
+            return Err(Error::invalid(
+                "generation of the handle",
+                handle.generation(),
+                format_args!("{}, the communicator's", self.generation),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses rows that are too few or of another size.
+    fn check_rows(&self, what: &str, rows: &HostRows<M::Window>, expected: u32) -> Result<(), Error> {
+        if rows.row_bytes() != self.row_bytes() {
+            let limit = format!("{} bytes for hidden {}", self.row_bytes(), self.shape().hidden());
+            return Err(Error::invalid(format_args!("row size of {what}"), rows.row_bytes(), limit));
+        }
+        if rows.rows() < expected {
+            return Err(Error::invalid(
+                format_args!("rows of {what}"),
+                rows.rows(),
+                format_args!("at least {expected}"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A started operation and the state of the engine that its work changes.
+struct Started<'a, M: Machine> {
+    operation: Operation<'a, M>,
+    links: &'a mut Links,
+    vigil: &'a mut Vigil,
+    arena: &'a Arena,
+}
+
+/// How an operation ended on this rank.
+struct Ended<T> {
+    result: Result<T, Failure>,
+    waited: Vec<Nanos>,
+}
+
+impl<M: Machine> Engine<M> {
+    /// Numbers and starts the next operation.
+    fn start(&mut self, kind: Kind, rings: Rings) -> Started<'_, M> {
+        let started = self.machine.now();
+        let op = self.op;
+        self.op += 1;
+        let ranks = self.layout.topology().ranks() as usize;
+        let operation = Operation {
+            machine: &self.machine,
+            layout: &self.layout,
+            me: self.me,
+            peers: &self.peers,
+            op,
+            first_op: self.first_op,
+            generation: self.generation,
+            kind,
+            rings,
+            settings: self.layout.hash(&rings),
+            started,
+            deadline: started + self.layout.settings().deadline(),
+            board: Rc::new(Board::new(ranks)),
+        };
+        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena }
+    }
+
+    /// Takes note of how an operation ended.
+    fn end<T>(&mut self, ended: Ended<T>) -> Result<T, Error> {
+        for (peer, waited) in self.stats.peers.iter_mut().zip(ended.waited) {
+            peer.waited = peer.waited + waited;
+        }
+        match ended.result {
+            Ok(value) => {
+                self.stats.operations += 1;
+                Ok(value)
+            }
+            Err(failure) => {
+                self.poisoned = Some(failure);
+                Err(failure.into())
+            }
+        }
+    }
+
+    /// Counts the rows of one operation: `sent` to and `received` from each rank.
+    fn count_rows(&mut self, sent: impl Fn(Rank) -> u32, received: impl Fn(Rank) -> u32) {
+        let wire = self.layout.row().wire_bytes();
+        for (rank, peer) in (0u32..).map(Rank).zip(&mut self.stats.peers) {
+            let (sent, received) = (u64::from(sent(rank)), u64::from(received(rank)));
+            peer.rows_sent += sent;
+            peer.rows_received += received;
+            peer.bytes_sent += sent * wire;
+            peer.bytes_received += received * wire;
+        }
+    }
+}
+
+/// Runs the roles of an operation beside its watch. When it fails: stops everything, finds the culprit, tells all peers.
+async fn run<M: Machine, T>(
+    operation: &Operation<'_, M>,
+    vigil: &mut Vigil,
+    work: impl Future<Output = Result<T, Fault>>,
+) -> Ended<T> {
+    let span = tracing::info_span!("operation", kind = operation.kind.name(), rank = operation.me.0, op = operation.op);
+    async {
+        let outcome = {
+            let (work, watch) = (pin!(work), pin!(watch(operation, vigil)));
+            match select(work, watch).await {
+                Either::Left((result, _)) => result,
+                Either::Right((fault, _)) => Err(fault),
+            }
+        };
+        let result = match outcome {
+            Ok(value) => Ok(value),
+            Err(fault) => Err(fail(operation, vigil, fault).await),
+        };
+        Ended { result, waited: operation.board.waited() }
+    }
+    .instrument(span)
+    .await
+}
+
+/// Ends a failed operation: its roles have stopped already.
+async fn fail<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault: Fault) -> Failure {
+    operation.machine.reset().await;
+    let me = operation.me;
+    let (culprit, reporter) = match fault {
+        Fault::Aborted { reporter, culprit } => (culprit, reporter),
+        Fault::Timeout { phase, peer, .. } => {
+            vigil.forget_healed(operation);
+            (operation.board.culprit(me, Wait { op: operation.op, phase, peer }), me)
+        }
+        _ => (fault.peer().unwrap_or(me), me),
+    };
+    let failure = Failure { op: operation.op, culprit, reporter, fault };
+    tracing::error!(%failure, "operation failed");
+    vigil.verdict(operation, Wait { op: operation.op, phase: Phase::Alarm, peer: culprit }).await;
+    failure
+}
+
+/// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty.
+async fn cut_rings<M: Machine>(operation: &Operation<'_, M>, links: &mut Links) -> Result<(), Fault> {
+    if operation.rings == links.cut {
+        return Ok(());
+    }
+    let mut port = operation.port(crate::port::Role::new(crate::port::Duty::Control));
+    for &peer in operation.peers {
+        for (channel, ring) in (0u16..).zip(&mut links.out[peer.index()]) {
+            let head = Cell::new(peer, LaneKind::Credit(channel), Counter::Head);
+            if !ring.is_empty() {
+                port.wait(head, ring.tail()).await?;
+                ring.settle();
+            }
+            ring.restart(operation.rings.geometry);
+        }
+        for ring in &mut links.inn[peer.index()] {
+            ring.restart(operation.rings.geometry);
+        }
+    }
+    links.cut = operation.rings;
+    Ok(())
+}
+
+impl<M: Machine> Endpoint for Engine<M> {
+    type Buf = HostRows<M::Window>;
+    type Array<T: Scalar> = Vec<T>;
+    type Stream = ();
+    type Event = Ready;
+
+    fn rank(&self) -> Rank {
+        self.me
+    }
+
+    fn shape(&self) -> &Shape {
+        self.shape()
+    }
+
+    fn topology(&self) -> &Topology {
+        self.topology()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.settings()
+    }
+
+    fn mask(&self) -> &RankSet {
+        &self.mask
+    }
+
+    fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error> {
+        HostRows::from_bytes(bytes, rows, self.row_bytes())
+    }
+
+    fn bytes(&self, rows: &Self::Buf) -> Result<Vec<u8>, Error> {
+        rows.to_vec()
+    }
+
+    fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Vec<T>, Error> {
+        Ok(values.to_vec())
+    }
+
+    fn values<T: Scalar>(&self, array: &Vec<T>) -> Result<Vec<T>, Error> {
+        Ok(array.clone())
+    }
+
+    fn output(&mut self, handle: &Handle) -> Option<Self::Buf> {
+        if !self.machine.capabilities().get {
+            return None;
+        }
+        let block = self.arena.take(self.layout.row(), handle.rows())?;
+        let bytes = self.shape().row_bytes();
+        Some(HostRows::Leased(Lease::new(&self.arena, block, bytes, self.machine.window())))
+    }
+
+    fn store(&mut self, buf: &mut Self::Buf, first: u32, bytes: &[u8]) -> Result<(), Error> {
+        buf.store(first, bytes)
+    }
+
+    async fn dispatch_with(
+        &mut self,
+        x: &Self::Buf,
+        routing: &endpoint::RoutingOf<Self>,
+        options: &Dispatch,
+    ) -> Result<Received<Self>, Error> {
+        self.dispatch_routing(x, routing, options).await
+    }
+
+    async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error> {
+        self.dispatch_cached(x, handle).await
+    }
+
+    async fn combine(
+        &mut self,
+        y: &Self::Buf,
+        handle: &Handle,
+        options: Combine<'_, Self>,
+    ) -> Result<Combined<Self>, Error> {
+        self.combine_rows(y, handle, options).await
+    }
+
+    async fn recover(&mut self, mask: &RankSet) -> Result<(), Error> {
+        self.recover_without(mask).await
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats.clone()
+    }
+}

@@ -9,8 +9,10 @@ pub struct PeerStats {
     pub rows_sent: u64,
     /// Rows received from it, dispatch and combine.
     pub rows_received: u64,
-    /// Bytes of these rows on the wire, headers included, both ways.
-    pub bytes: u64,
+    /// Bytes of the rows sent, as they travel: headers and padding included.
+    pub bytes_sent: u64,
+    /// Bytes of the rows received, likewise.
+    pub bytes_received: u64,
     /// Time this rank's roles waited for something of this peer; roles that wait at the same time all count.
     pub waited: Nanos,
 }

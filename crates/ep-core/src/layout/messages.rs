@@ -12,6 +12,8 @@ pub enum Kind {
     CachedDispatch = 2,
     /// Combine.
     Combine = 3,
+    /// Dispatch of a membership: counts are exchanged, rows carry no choices.
+    MembershipDispatch = 4,
 }
 
 impl Kind {
@@ -21,6 +23,7 @@ impl Kind {
             Self::Dispatch => "dispatch",
             Self::CachedDispatch => "cached dispatch",
             Self::Combine => "combine",
+            Self::MembershipDispatch => "membership dispatch",
         }
     }
 }

@@ -23,6 +23,7 @@ pub use alarm::Alarm;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
 pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader};
 pub use row::{Block, Choice, RowFormat, RowHeader};
+pub(crate) use window::PULL_DEPTH;
 pub use window::{Layout, Region};
 
 /// `value` rounded up to a multiple of `unit`.

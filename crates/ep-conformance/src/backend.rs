@@ -1,0 +1,85 @@
+//! What the suite needs from a backend.
+
+use ep_core::incident::Incident;
+use ep_core::{Endpoint, Error, Settings, Shape, Topology};
+
+use crate::script::{Script, Seen};
+
+/// A communicator that a case asks for.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Sizes of the layer.
+    pub shape: Shape,
+    /// All ranks.
+    pub topology: Topology,
+    /// Memory and time.
+    pub settings: Settings,
+    /// What the backend draws its own freedom from: schedules, delays.
+    pub seed: u64,
+    /// What goes wrong.
+    pub incidents: Vec<Incident>,
+}
+
+impl Setup {
+    /// A communicator with automatic settings where nothing goes wrong.
+    ///
+    /// # Errors
+    /// None at present; a `Result` because callers build settings in the same breath.
+    pub fn new(shape: Shape, topology: Topology, seed: u64) -> Result<Self, Error> {
+        Ok(Self { shape, topology, settings: Settings::auto(&shape, &topology), seed, incidents: Vec::new() })
+    }
+
+    /// The same with other settings.
+    #[must_use]
+    pub const fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// The same with an incident.
+    #[must_use]
+    pub fn incident(mut self, incident: Incident) -> Self {
+        self.incidents.push(incident);
+        self
+    }
+}
+
+/// What a case needs beyond the contract's minimum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Requirement {
+    /// Near lanes offer `get`.
+    Get,
+    /// The backend can make incidents happen.
+    Incidents,
+    /// The backend runs protocol faults that tests plant.
+    Plants,
+}
+
+/// A backend under test.
+pub trait Backend: Send + Sync + 'static {
+    /// Endpoints of this backend.
+    type Endpoint: Endpoint;
+
+    /// Why a case that needs `what` cannot run here; none when it can.
+    fn lacks(&self, what: Requirement) -> Option<&'static str>;
+
+    /// Cases of the random campaign to run when the environment does not say.
+    fn campaign(&self) -> u32 {
+        64
+    }
+
+    /// Runs `user` once on every rank and gives what each returned; none for ranks that an incident ended.
+    ///
+    /// # Errors
+    /// What the backend itself found wrong: a race, a deadlock, a set-up that failed; with what reproduces it.
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Send + 'static,
+        F: AsyncFn(Self::Endpoint) -> T + Send + Sync;
+
+    /// Runs scripts of verbs, at the same time, and gives what each step saw; none for ranks that an incident ended.
+    ///
+    /// # Errors
+    /// As [`Backend::run`].
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String>;
+}

@@ -1,0 +1,25 @@
+//! The cases, by what they are about.
+
+mod bounds;
+mod campaign;
+mod engine;
+mod failures;
+mod memory;
+#[cfg(feature = "plant")]
+mod planted;
+mod rules;
+
+use crate::harness::Case;
+
+/// All cases of the suite.
+pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
+    let mut all = rules::cases();
+    all.extend(engine::cases());
+    all.extend(memory::cases());
+    all.extend(bounds::cases());
+    all.extend(failures::cases());
+    #[cfg(feature = "plant")]
+    all.extend(planted::cases());
+    all.extend(campaign::cases());
+    all
+}

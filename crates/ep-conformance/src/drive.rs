@@ -1,0 +1,135 @@
+//! One round of a layer on one rank: dispatch, experts, combine. What the main job, the suite and benches all run.
+
+use ep_core::engine::{Combine, Dispatch, Handle, Received, Routing};
+use ep_core::reference::{World, apply_experts};
+use ep_core::{Endpoint, Error, Rank, Rings};
+
+use crate::verify::{Observed, bytes_of};
+use crate::workload::Batch;
+
+/// How a round is run.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    /// Rings of its calls; absent: the communicator's.
+    pub rings: Option<Rings>,
+    /// Rows to size the results for; 0 for exact.
+    pub worst_rows: u32,
+    /// The experts write into memory that combine can pull from, where the machine offers it.
+    pub pull: bool,
+    /// The received weights travel back.
+    pub return_weights: bool,
+    /// `[tokens, hidden]` bits of bf16 each: rows to start the sums from.
+    pub bias: Vec<Vec<u16>>,
+}
+
+/// A batch in an endpoint's memory, as dispatch takes it.
+///
+/// # Errors
+/// Those of [`Endpoint::rows`] and [`Endpoint::array`].
+#[allow(clippy::type_complexity)] // The endpoint's own types.
+pub fn upload<E: Endpoint>(
+    ep: &mut E,
+    batch: &Batch,
+) -> Result<(E::Buf, Routing<E::Array<i64>, E::Array<f32>, E::Array<u8>>), Error> {
+    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+    let topk_idx = ep.array(&batch.topk_idx)?;
+    let topk_weights = Some(ep.array(&batch.topk_weights)?);
+    Ok((x, Routing::TopK { topk_idx, topk_weights }))
+}
+
+/// Dispatches `batch`, lets the reference experts work, combines, and tells what this rank saw and its handle.
+///
+/// # Errors
+/// Those of the endpoint.
+pub async fn round<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    batch: &Batch,
+    how: &Round,
+) -> Result<(Observed, Handle), Error> {
+    let (x, routing) = upload(ep, batch)?;
+    let options = Dispatch { rings: how.rings, worst_rows: how.worst_rows, ..Dispatch::default() };
+    let got = ep.dispatch_with(&x, &routing, &options).await?;
+    let mut observed = Observed::of_dispatch(ep, &got)?;
+    trim(&mut observed, &got, world);
+    let y = apply_experts(world, ep.rank(), &observed.received());
+    let weights = how.return_weights.then(|| got.topk_weights.clone());
+    let handle = got.handle.clone();
+    drop(got);
+    give_back(ep, &y, &handle, weights.as_ref(), how, &mut observed).await?;
+    Ok((observed, handle))
+}
+
+/// Dispatches another batch's rows along `handle` and brings back twice what arrived.
+///
+/// # Errors
+/// Those of the endpoint.
+pub async fn cached_round<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    batch: &Batch,
+    handle: &Handle,
+    how: &Round,
+) -> Result<Observed, Error> {
+    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+    let got = ep.redispatch(&x, handle).await?;
+    let mut observed = Observed::of_dispatch(ep, &got)?;
+    trim(&mut observed, &got, world);
+    let y: Vec<u16> = observed.received().x.iter().map(|&bits| doubled(bits)).collect();
+    let replayed = got.handle.clone();
+    drop(got);
+    give_back(ep, &y, &replayed, None, how, &mut observed).await?;
+    Ok(observed)
+}
+
+/// Twice a finite bf16, exactly, by its exponent; what a cached round's experts compute.
+pub fn doubled(bits: u16) -> u16 {
+    half::bf16::from_f32(2.0 * half::bf16::from_bits(bits).to_f32()).to_bits()
+}
+
+async fn give_back<E: Endpoint>(
+    ep: &mut E,
+    y: &[u16],
+    handle: &Handle,
+    weights: Option<&E::Array<f32>>,
+    how: &Round,
+    observed: &mut Observed,
+) -> Result<(), Error> {
+    let bytes = bytes_of(y);
+    let y = match how.pull.then(|| ep.output(handle)).flatten() {
+        Some(mut output) => {
+            ep.store(&mut output, 0, &bytes)?;
+            output
+        }
+        None => ep.rows(&bytes, handle.rows())?,
+    };
+    let mut bias = Vec::new();
+    for rows in &how.bias {
+        bias.push(ep.rows(&bytes_of(rows), handle.tokens())?);
+    }
+    let options = Combine { topk_weights: weights, bias: [bias.first(), bias.get(1)], rings: how.rings };
+    let combined = ep.combine(&y, handle, options).await?;
+    observed.combined_x = ep.bytes(&combined.x)?;
+    observed.combined_topk_weights = ep.values(&combined.topk_weights)?;
+    Ok(())
+}
+
+/// Cuts what was sized for the worst case to the rows that came.
+fn trim<E: Endpoint>(observed: &mut Observed, got: &Received<E>, world: &World) {
+    let rows = got.rows as usize;
+    observed.recv_x.truncate(rows * world.shape().row_bytes() as usize);
+    observed.source_rank.truncate(rows);
+    observed.source_token.truncate(rows);
+    if !observed.topk_idx.is_empty() {
+        observed.topk_idx.truncate(rows * world.shape().topk() as usize);
+        observed.topk_weights.truncate(rows * world.shape().topk() as usize);
+    }
+}
+
+/// The bias rows of `rank`: `count` of them, drawn like a batch.
+///
+/// # Errors
+/// Those of [`crate::workload::Workload::batch`].
+pub fn bias_rows(batch: &crate::workload::Workload, rank: Rank, count: usize) -> Result<Vec<Vec<u16>>, Error> {
+    (0..count).map(|at| Ok(batch.clone().seed(0xb1a5 + at as u64).batch(rank)?.x)).collect()
+}

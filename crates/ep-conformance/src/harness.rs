@@ -1,0 +1,71 @@
+//! Runs the suite of a backend as a test binary: named cases, filters, skips with their reason, a time limit each.
+
+use std::process::ExitCode;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::backend::{Backend, Requirement};
+use crate::cases;
+
+/// How long one case may take, times `EP_TIME_FACTOR` from the environment (for slow machines).
+const CASE_LIMIT: Duration = Duration::from_secs(120);
+
+/// One case of the suite.
+pub struct Case<B> {
+    /// Named after the rule that it proves.
+    pub name: &'static str,
+    /// What it needs beyond the contract's minimum.
+    pub needs: &'static [Requirement],
+    /// Runs it; the error says what was wrong and how to see it again.
+    pub body: fn(&B) -> Result<(), String>,
+}
+
+impl<B> std::fmt::Debug for Case<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).field("needs", &self.needs).finish_non_exhaustive()
+    }
+}
+
+/// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
+pub fn main<B: Backend>(backend: B) -> ExitCode {
+    let backend = Arc::new(backend);
+    let trials = cases::all::<B>().into_iter().map(|case| trial(&backend, case)).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial<B: Backend>(backend: &Arc<B>, case: Case<B>) -> Trial {
+    let lack = case.needs.iter().find_map(|&need| backend.lacks(need));
+    let backend = Arc::clone(backend);
+    let trial = Trial::test(case.name, move || within(time_limit(), move || (case.body)(&backend)));
+    match lack {
+        Some(reason) => trial.with_kind(format!("skipped: {reason}")).with_ignored_flag(true),
+        None => trial,
+    }
+}
+
+fn time_limit() -> Duration {
+    CASE_LIMIT * env_number("EP_TIME_FACTOR").unwrap_or(1)
+}
+
+/// A number from the environment.
+pub(crate) fn env_number(name: &str) -> Option<u32> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Runs `body` on a thread of its own. One that does not end is left behind: the process ends soon after.
+fn within(limit: Duration, body: impl FnOnce() -> Result<(), String> + Send + 'static) -> Result<(), Failed> {
+    let (done, result) = mpsc::channel();
+    let worker = thread::spawn(move || done.send(body()));
+    match result.recv_timeout(limit) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(message)) => Err(message.into()),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(format!("not done within {limit:?}").into()),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => Err("the case ended without a result".into()),
+        },
+    }
+}

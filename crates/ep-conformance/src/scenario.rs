@@ -1,0 +1,284 @@
+//! Random communicators, batches and settings: the campaign's cases, drawn by proptest so that they shrink.
+
+use ep_core::reference::{self, Returned, World, apply_experts};
+use ep_core::ring::Geometry;
+use ep_core::{Error, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+use proptest::prelude::*;
+
+use crate::backend::{Backend, Setup};
+use crate::drive::{Round, bias_rows, cached_round, doubled, round};
+use crate::verify::{self, Compared, Observed};
+use crate::workload::{Batch, RoutingKind, Workload};
+
+/// A communicator, what it carries and how, all drawn at random.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scenario {
+    /// Batches and the backend's own freedom are drawn from this.
+    pub seed: u64,
+    /// Experts of each rank.
+    pub local_experts: u32,
+    /// Choices per token.
+    pub topk: u32,
+    /// Elements of a row.
+    pub hidden: u32,
+    /// `[ranks]`: tokens of each rank.
+    pub tokens: Vec<u32>,
+    /// How tokens choose experts.
+    pub routing: RoutingKind,
+    /// Each choice is dropped with this probability.
+    pub drop: f64,
+    /// Rings.
+    pub rings: Rings,
+    /// Where rows land.
+    pub placement: Placement,
+    /// Bytes of the arena with direct placement: 0, too small for some blocks, or ample.
+    pub arena_bytes: u64,
+    /// What the rounds do, one after the other.
+    pub rounds: Vec<Turn>,
+}
+
+/// One round of a scenario.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Along the handle of the round before.
+    pub cached: bool,
+    /// Experts write where combine can pull.
+    pub pull: bool,
+    /// Weights travel back.
+    pub return_weights: bool,
+    /// Rows of bias, 0 to 2.
+    pub bias: u8,
+    /// Channels of this round's calls, at most the communicator's.
+    pub channels: u32,
+}
+
+/// Any scenario of at most `ranks` ranks.
+pub fn scenarios(ranks: u32) -> impl Strategy<Value = Scenario> {
+    let sizes = (1..=ranks, 1u32..=4, 1u32..=16, hidden(), any::<u64>());
+    sizes.prop_flat_map(|(ranks, local_experts, topk, hidden, seed)| {
+        let experts = ranks * local_experts;
+        let topk = topk.min(experts);
+        let many = 96 / ranks;
+        let tokens = prop_oneof![
+            6 => prop::collection::vec(0..=many.max(1), ranks as usize),
+            1 => Just(vec![0; ranks as usize]),
+            1 => (0..ranks, 1..=1000 / ranks).prop_map(move |(busy, tokens)| {
+                (0..ranks).map(|rank| if rank == busy { tokens } else { 0 }).collect()
+            }),
+        ];
+        let routing = prop_oneof![
+            4 => Just(RoutingKind::Uniform),
+            2 => (0.5f64..3.0).prop_map(|exponent| RoutingKind::Skewed { exponent }),
+            1 => Just(RoutingKind::Single),
+        ];
+        let drop = prop_oneof![3 => Just(0.0), 1 => Just(0.3), 1 => Just(1.0)];
+        let placement = prop_oneof![Just(Placement::Ring), Just(Placement::Direct)];
+        let arena = prop_oneof![1 => Just(0u64), 2 => 64u64..20_000, 3 => Just(8u64 << 20)];
+        let rounds = prop::collection::vec(turn(), 1..=3);
+        (tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
+            move |(tokens, routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
+                seed,
+                local_experts,
+                topk,
+                hidden,
+                tokens,
+                routing,
+                drop,
+                rings,
+                placement,
+                arena_bytes,
+                rounds,
+            },
+        )
+    })
+}
+
+fn hidden() -> impl Strategy<Value = u32> {
+    prop_oneof![6 => 16u32..64, 1 => Just(16u32), 1 => 64u32..600]
+}
+
+/// Every chunk and credit up to slots; rings of one slot often.
+fn rings() -> impl Strategy<Value = Rings> {
+    let slots = prop_oneof![2 => Just(1u32), 4 => 2u32..=6, 1 => 7u32..=32];
+    (1u32..=3, slots).prop_flat_map(|(channels, slots)| {
+        (1..=slots, 1..=slots)
+            .prop_map(move |(chunk, credit)| Rings { channels, geometry: Geometry { slots, chunk, credit } })
+    })
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    (any::<bool>(), any::<bool>(), any::<bool>(), 0u8..=2, 1u32..=3).prop_map(
+        |(cached, pull, return_weights, bias, channels)| Turn { cached, pull, return_weights, bias, channels },
+    )
+}
+
+/// What the oracle says about one round.
+struct Expected {
+    received: Vec<reference::Received>,
+    combined: Vec<reference::Combined>,
+}
+
+impl Scenario {
+    fn ranks(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// The communicator.
+    ///
+    /// # Errors
+    /// When the sizes do not fit; a scenario of [`scenarios`] fits.
+    pub fn setup(&self) -> Result<Setup, Error> {
+        let topology = Topology::new(1, self.ranks())?;
+        let shape = Shape::builder()
+            .experts(self.ranks() * self.local_experts)
+            .topk(self.topk)
+            .hidden(self.hidden)
+            .max_tokens(1024)
+            .build()?;
+        let Geometry { slots, chunk, credit } = self.rings.geometry;
+        let settings = Settings::builder(&shape, &topology)
+            .channels(self.rings.channels)
+            .slots(slots)
+            .chunk(chunk)
+            .credit(credit)
+            .placement(self.placement)
+            .arena_bytes(self.arena_bytes)
+            .build()?;
+        Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
+    }
+
+    fn workload(&self, shape: Shape, round: usize) -> Workload {
+        let seed = self.seed.wrapping_add(round as u64);
+        Workload::new(shape, self.tokens.clone()).kind(self.routing).drop(self.drop).seed(seed)
+    }
+
+    fn round(&self, turn: &Turn, workload: &Workload, rank: Rank) -> Result<Round, Error> {
+        let rings = Rings { channels: turn.channels.min(self.rings.channels), ..self.rings };
+        Ok(Round {
+            rings: Some(rings),
+            worst_rows: 0,
+            pull: turn.pull,
+            return_weights: turn.return_weights && !turn.cached,
+            bias: bias_rows(workload, rank, turn.bias.into())?,
+        })
+    }
+
+    /// Whether round `at` goes along the handle of the one before; the first never does.
+    fn is_cached(&self, at: usize) -> bool {
+        at > 0 && self.rounds[at].cached
+    }
+
+    /// Runs it on `backend` and compares everything with the oracle.
+    ///
+    /// # Errors
+    /// What the backend or the comparison found, and the scenario's seed.
+    pub fn check<B: Backend>(&self, backend: &B) -> Result<Compared, String> {
+        let setup = self.setup().map_err(|error| error.to_string())?;
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
+        let batches: Vec<Vec<Batch>> = (0..self.rounds.len())
+            .map(|at| self.workload(setup.shape, at).batches())
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        let outcomes = backend.run(&setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
+        let mut seen: Vec<Vec<Observed>> = Vec::new();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
+            seen.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
+        }
+        let mut compared = Compared::default();
+        let mut fresh = 0;
+        for at in 0..self.rounds.len() {
+            if !self.is_cached(at) {
+                fresh = at;
+            }
+            let observed: Vec<Observed> = seen.iter().map(|rounds| rounds[at].clone()).collect();
+            compared += self.compare(&world, &batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
+        }
+        Ok(compared)
+    }
+
+    /// What one rank does.
+    async fn play<E: ep_core::Endpoint>(
+        &self,
+        ep: &mut E,
+        world: &World,
+        batches: &[Vec<Batch>],
+    ) -> Result<Vec<Observed>, Error> {
+        let mut seen = Vec::new();
+        let mut last = None;
+        for (at, turn) in self.rounds.iter().enumerate() {
+            let rank = ep.rank();
+            let batch = &batches[at][rank.index()];
+            let how = self.round(turn, &self.workload(*world.shape(), at), rank)?;
+            match last.as_ref().filter(|_| self.is_cached(at)) {
+                Some(handle) => seen.push(cached_round(ep, world, batch, handle, &how).await?),
+                None => {
+                    let (observed, handle) = round(ep, world, batch, &how).await?;
+                    seen.push(observed);
+                    last = Some(handle);
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    fn compare(
+        &self,
+        world: &World,
+        batches: &[Vec<Batch>],
+        fresh: usize,
+        at: usize,
+        observed: &[Observed],
+    ) -> Result<Compared, String> {
+        let expected = self.expect(world, batches, fresh, at).map_err(|error| error.to_string())?;
+        let mut compared =
+            verify::dispatched(world, &expected.received, observed).map_err(|mismatch| mismatch.to_string())?;
+        compared += verify::combined(world, &expected.combined, observed).map_err(|mismatch| mismatch.to_string())?;
+        Ok(compared)
+    }
+
+    /// The oracle's word on round `at`, which goes along the routing of round `fresh`.
+    fn expect(&self, world: &World, batches: &[Vec<Batch>], fresh: usize, at: usize) -> Result<Expected, Error> {
+        let cached = self.is_cached(at);
+        let moved: Vec<Batch> = batches[fresh]
+            .iter()
+            .zip(&batches[at])
+            .map(|(routing, rows)| Batch { x: rows.x.clone(), ..routing.clone() })
+            .collect();
+        let mut received = reference::dispatch(world, &moved.iter().map(Batch::reference).collect::<Vec<_>>());
+        let turn = &self.rounds[at];
+        let workload = self.workload(*world.shape(), at);
+        let mut y = Vec::new();
+        let mut bias = Vec::new();
+        for (rank, got) in (0u32..).map(Rank).zip(&received) {
+            y.push(if cached {
+                got.x.iter().map(|&bits| doubled(bits)).collect()
+            } else {
+                apply_experts(world, rank, got)
+            });
+            bias.push(bias_rows(&workload, rank, turn.bias.into())?);
+        }
+        let returned: Vec<Returned<'_>> = received
+            .iter()
+            .zip(&y)
+            .zip(&bias)
+            .zip(&moved)
+            .map(|(((got, y), bias), batch)| Returned {
+                y,
+                topk_weights: (turn.return_weights && !cached).then_some(got.topk_weights.as_slice()),
+                tokens: batch.tokens as usize,
+                bias: [bias.first().map(Vec::as_slice), bias.get(1).map(Vec::as_slice)],
+            })
+            .collect();
+        let combined = reference::combine(world, &received, &returned);
+        drop(returned);
+        if cached {
+            for got in &mut received {
+                got.topk_idx.clear();
+                got.topk_weights.clear();
+                got.expert_counts.clear();
+            }
+        }
+        Ok(Expected { received, combined })
+    }
+}

@@ -1,0 +1,282 @@
+//! Dispatch: checks, counts, and the roles that move the rows.
+
+use std::sync::Arc;
+
+use super::arena::Arena;
+use super::endpoint::{Dispatch, Ready, Received, Routing, RoutingOf};
+use super::handle::{Handle, Inner};
+use super::{Ended, Engine, HostRows, Lease, Links, Started, cut_rings, run};
+use crate::error::{Error, Fault};
+use crate::layout::{Block, Kind};
+use crate::machine::Machine;
+use crate::plan::{Exchange, Membership, Plan, TopK, align_counts};
+use crate::port::{Duty, Role};
+use crate::roles::{
+    Attended, Control, HeaderBytes, Intake, Operation, Outgoing, Taken, collect, deliver, join, receive, send,
+};
+use crate::settings::{Placement, Rings};
+use crate::topology::Rank;
+
+/// What a dispatch is made of, checked.
+struct Batch<'a, M: Machine> {
+    kind: Kind,
+    rings: Rings,
+    outgoing: Outgoing<'a, M::Window>,
+    /// The counts, when a handle knows them already.
+    known: Option<&'a Exchange>,
+    worst_rows: u32,
+    alignment: u32,
+}
+
+/// What a dispatch's roles brought.
+struct Arrived<M: Machine> {
+    taken: Taken<M::Window>,
+    exchange: Exchange,
+}
+
+impl<M: Machine> Engine<M> {
+    pub(super) async fn dispatch_routing(
+        &mut self,
+        x: &HostRows<M::Window>,
+        routing: &RoutingOf<Self>,
+        options: &Dispatch,
+    ) -> Result<Received<Self>, Error> {
+        self.ready()?;
+        let rings = options.rings.unwrap_or(self.settings().rings());
+        self.layout.check_rings(&rings)?;
+        if options.expert_alignment == 0 {
+            return Err(Error::invalid("expert alignment", 0, "at least 1"));
+        }
+        let (plan, choices) = self.plan(routing)?;
+        self.check_rows("x", x, plan.tokens())?;
+        let batch = Batch {
+            kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
+            rings,
+            outgoing: Outgoing { x, plan: &plan, choices },
+            known: None,
+            worst_rows: options.worst_rows,
+            alignment: options.expert_alignment,
+        };
+        self.move_batch(batch).await
+    }
+
+    pub(super) async fn dispatch_cached(
+        &mut self,
+        x: &HostRows<M::Window>,
+        handle: &Handle,
+    ) -> Result<Received<Self>, Error> {
+        self.ready()?;
+        self.check_handle(handle)?;
+        self.check_rows("x", x, handle.tokens())?;
+        let batch = Batch {
+            kind: Kind::CachedDispatch,
+            rings: handle.rings(),
+            outgoing: Outgoing { x, plan: handle.plan(), choices: None },
+            known: Some(handle.exchange()),
+            worst_rows: 0,
+            alignment: 1,
+        };
+        self.move_batch(batch).await
+    }
+
+    /// Plans a routing, and says which choices its rows carry.
+    #[allow(clippy::type_complexity)] // Borrowed choices of one call, named nowhere else.
+    fn plan<'a>(&self, routing: &'a RoutingOf<Self>) -> Result<(Plan, Option<(&'a [i64], Option<&'a [f32]>)>), Error> {
+        let ranks = self.topology().ranks();
+        match routing {
+            Routing::TopK { topk_idx, topk_weights } => {
+                if let Some(weights) = topk_weights.as_ref().filter(|weights| weights.len() != topk_idx.len()) {
+                    return Err(Error::invalid(
+                        "length of topk_weights",
+                        weights.len(),
+                        format_args!("{}, that of topk_idx", topk_idx.len()),
+                    ));
+                }
+                let plan = Plan::of_topk(self.shape(), ranks, &self.mask, TopK { topk_idx })?;
+                Ok((plan, Some((topk_idx, topk_weights.as_deref()))))
+            }
+            Routing::Membership { in_rank, tokens_per_expert } => {
+                let membership = Membership { in_rank, tokens_per_expert };
+                Ok((Plan::of_membership(self.shape(), ranks, &self.mask, membership)?, None))
+            }
+        }
+    }
+
+    async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
+        let op = self.op;
+        let mut granted = None;
+        let ended = {
+            let Started { operation, links, vigil, arena } = self.start(batch.kind, batch.rings);
+            let work = transfer(&operation, links, arena, &batch, &mut granted);
+            run(&operation, vigil, work).await
+        };
+        self.receive(op, batch, ended, granted)
+    }
+
+    /// Makes of what arrived what the user gets.
+    fn receive(
+        &mut self,
+        op: u64,
+        batch: Batch<'_, M>,
+        ended: Ended<Arrived<M>>,
+        granted: Option<Block>,
+    ) -> Result<Received<Self>, Error> {
+        let Arrived { taken, exchange } = match self.end(ended) {
+            Ok(arrived) => arrived,
+            Err(error) => {
+                self.stuck.extend(granted);
+                return Err(error);
+            }
+        };
+        let me = self.me;
+        let rows = exchange.received(me);
+        self.count_rows(|to| batch.outgoing.plan.rows()[to.index()], |from| exchange.rows(from, me));
+        let x = match granted {
+            Some(block) => {
+                #[cfg(feature = "plant")]
+                if self.settings().plant() == Some(crate::plant::Plant::LeaseFreedEarly) {
+                    self.arena.give(&block);
+                }
+                let bytes = self.shape().row_bytes();
+                HostRows::Leased(Lease::new(&self.arena, block, bytes, self.machine.window()))
+            }
+            None => taken.x,
+        };
+        let mut expert_counts = Vec::new();
+        if batch.kind != Kind::CachedDispatch {
+            expert_counts = align_counts(exchange.expert_counts(), batch.alignment);
+            for (sum, &count) in self.stats.expert_rows.iter_mut().zip(exchange.expert_counts()) {
+                *sum += u64::from(count);
+            }
+        }
+        let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
+        let inner = Inner {
+            op,
+            generation: self.generation,
+            rings: batch.rings,
+            plan: batch.outgoing.plan.clone(),
+            exchange,
+            source_token,
+        };
+        Ok(Received {
+            x,
+            rows,
+            topk_idx: taken.topk_idx,
+            topk_weights: taken.topk_weights,
+            source_token: taken.source_token,
+            source_rank: taken.source_rank,
+            expert_counts,
+            handle: Handle { inner: Arc::new(inner) },
+            event: Ready,
+        })
+    }
+}
+
+/// The work of a dispatch: control first and last, all movers in between.
+async fn transfer<M: Machine>(
+    operation: &Operation<'_, M>,
+    links: &mut Links,
+    arena: &Arena,
+    batch: &Batch<'_, M>,
+    granted: &mut Option<Block>,
+) -> Result<Arrived<M>, Fault> {
+    cut_rings(operation, links).await?;
+    let mut control = Control::new(operation, operation.port(Role::new(Duty::Control)));
+    control.bank().await?;
+    let exchange = match batch.known {
+        Some(exchange) => exchange.clone(),
+        None => control.exchange(batch.outgoing.plan).await?,
+    };
+    let rows = room_for(operation, batch, exchange.received(operation.me))?;
+    if operation.layout.settings().placement() == Placement::Direct {
+        *granted = arena.take(operation.layout.row(), rows);
+        control.notes(granted.as_ref(), |peer| exchange.first_row(peer, operation.me)).await?;
+    }
+    let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
+    let row_bytes = operation.layout.row().payload_bytes() as usize;
+    let x = HostRows::zeroed(if granted.is_some() { 0 } else { rows }, row_bytes);
+    let intake = Intake::new(x, rows, topk);
+    let block = granted.as_ref();
+    let roles = movers(operation, links, &batch.outgoing, &intake, &exchange, block);
+    own_rows(operation, control.port(), &batch.outgoing, &intake, &exchange, block)?;
+    join(roles).await?;
+    let taken = intake.into_inner();
+    operation.agree("rows received in all", exchange.received(operation.me), taken.arrived, operation.me)?;
+    control.done().await?;
+    Ok(Arrived { taken, exchange })
+}
+
+/// Rows to make room for: those that come, or the worst case that the caller asked for.
+fn room_for<M: Machine>(operation: &Operation<'_, M>, batch: &Batch<'_, M>, rows: u32) -> Result<u32, Fault> {
+    if batch.worst_rows == 0 {
+        return Ok(rows);
+    }
+    if rows > batch.worst_rows {
+        let (mine, theirs) = (batch.worst_rows.into(), rows.into());
+        return Err(Fault::Mismatch { field: "worst-case rows", mine, theirs, peer: operation.me });
+    }
+    Ok(batch.worst_rows)
+}
+
+/// The roles that move rows to and from every peer.
+fn movers<'a, M: Machine>(
+    operation: &'a Operation<'_, M>,
+    links: &'a mut Links,
+    outgoing: &'a Outgoing<'a, M::Window>,
+    intake: &'a Intake<M::Window>,
+    exchange: &'a Exchange,
+    block: Option<&'a Block>,
+) -> Vec<crate::roles::RoleFuture<'a>> {
+    let direct = operation.layout.settings().placement() == Placement::Direct;
+    let channels = operation.rings.channels as usize;
+    let mut roles = Vec::new();
+    let takes_part = |rank: &Rank| operation.peers.contains(rank);
+    let ranks = || (0u32..).map(Rank);
+    for (peer, rings) in ranks().zip(&mut links.out).filter(|(rank, _)| takes_part(rank)) {
+        for (channel, ring) in (0u16..).zip(rings.iter_mut().take(channels)) {
+            let role = Role::serving(if direct { Duty::Placer } else { Duty::Sender }, peer, channel);
+            roles.push(if direct {
+                operation.role(role, deliver(operation, outgoing, ring, peer, channel))
+            } else {
+                operation.role(role, send(operation, operation.port(role), outgoing, ring, peer, channel))
+            });
+        }
+    }
+    for (peer, rings) in ranks().zip(&mut links.inn).filter(|(rank, _)| takes_part(rank)) {
+        if let Some(block) = block {
+            let role = Role::serving(Duty::Collector, peer, 0);
+            let port = operation.port(role);
+            roles.push(operation.role(role, collect(operation, port, intake, exchange, block, peer)));
+            continue;
+        }
+        for (channel, ring) in (0u16..).zip(rings.iter_mut().take(channels)) {
+            let role = Role::serving(Duty::Receiver, peer, channel);
+            let port = operation.port(role);
+            roles.push(operation.role(role, receive(operation, port, intake, exchange, ring, peer, channel)));
+        }
+    }
+    roles
+}
+
+/// Copies the rows that stay on this rank.
+fn own_rows<M: Machine>(
+    operation: &Operation<'_, M>,
+    port: &mut Attended<M::Port>,
+    outgoing: &Outgoing<'_, M::Window>,
+    intake: &Intake<M::Window>,
+    exchange: &Exchange,
+    block: Option<&Block>,
+) -> Result<(), Fault> {
+    let me = operation.me;
+    let first_row = exchange.first_row(me, me);
+    let mut header = HeaderBytes::new(operation.layout.row());
+    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
+    for (position, &token) in (0u32..).zip(outgoing.plan.sent_to(me)) {
+        let row = first_row + position;
+        outgoing.head(operation, &mut header, me, token, position);
+        intake.header(&header, row);
+        let to = block.map(|block| block.payload(row).offset);
+        intake.own(port, to, row, outgoing.x.borrow(token, &mut scratch)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The control role: exchanges counts and notes through banks, and says `done`.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{Attended, Operation};
+use crate::error::Fault;
+use crate::layout::{Block, CountsHeader, NO_BASE, Note};
+use crate::machine::Machine;
+use crate::plan::{Exchange, Plan};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Offset, Port, Ticket};
+use crate::topology::Rank;
+
+/// What a peer's note says: where its block lies and which of its rows is ours first; none: use the ring.
+pub(crate) type Place = Option<(Block, u32)>;
+
+/// The control role of one operation. Owns the control lanes to all peers.
+pub(crate) struct Control<'a, 'o, M: Machine> {
+    operation: &'a Operation<'o, M>,
+    port: Attended<M::Port>,
+    /// `[ranks]`: the last put to each peer.
+    sent: Vec<Option<Ticket>>,
+}
+
+impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
+    pub(crate) fn new(operation: &'a Operation<'o, M>, port: Attended<M::Port>) -> Self {
+        let ranks = operation.layout.topology().ranks() as usize;
+        Self { operation, port, sent: vec![None; ranks] }
+    }
+
+    /// Waits until the bank of this operation is free at every peer: they are `done` with the operation before last.
+    pub(crate) async fn bank(&mut self) -> Result<(), Fault> {
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::BankReusedWithoutDone) {
+            return Ok(());
+        }
+        let last = self.operation.op.saturating_sub(2);
+        if last >= self.operation.first_op {
+            self.wait_all(Counter::Done, last).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells every peer this rank's counts and learns theirs.
+    pub(crate) async fn exchange(&mut self, plan: &Plan) -> Result<Exchange, Fault> {
+        let layout = self.operation.layout;
+        let outbox = layout.counts_outbox();
+        self.write_counts(outbox.offset, plan)?;
+        let to = layout.counts(self.operation.op, self.operation.me).offset;
+        for &peer in self.operation.peers {
+            self.send(peer, Counter::Counts, outbox, to).await?;
+        }
+        self.wait_all(Counter::Counts, self.operation.op).await?;
+        let exchange = self.read_counts(plan)?;
+        self.flush().await?;
+        Ok(exchange)
+    }
+
+    fn write_counts(&mut self, at: Offset, plan: &Plan) -> Result<(), Fault> {
+        let header = CountsHeader { opening: self.operation.header(0, 0), tokens: plan.tokens(), reserved: [0; 3] };
+        let rows = at.plus(size_of::<CountsHeader>() as u64);
+        self.port.write(at, header.as_bytes())?;
+        self.port.write(rows, plan.rows().as_bytes())?;
+        self.port.write(rows.plus(4 * plan.rows().len() as u64), plan.experts().as_bytes())
+    }
+
+    fn read_counts(&self, plan: &Plan) -> Result<Exchange, Fault> {
+        let Operation { layout, me, op, .. } = *self.operation;
+        let ranks = layout.topology().ranks() as usize;
+        let local = layout.local_experts() as usize;
+        let mut rows = vec![0u32; ranks * ranks];
+        let mut tokens = vec![0u32; ranks];
+        let own = me.index() * local..(me.index() + 1) * local;
+        let mut experts = plan.experts()[own.clone()].to_vec();
+        rows[me.index() * ranks..(me.index() + 1) * ranks].copy_from_slice(plan.rows());
+        tokens[me.index()] = plan.tokens();
+        let mut theirs = vec![0u32; local];
+        for &peer in self.operation.peers {
+            let at = layout.counts(op, peer).offset;
+            let mut header = CountsHeader::new_zeroed();
+            self.port.read(at, header.as_mut_bytes())?;
+            self.operation.check(&header.opening, peer)?;
+            tokens[peer.index()] = header.tokens;
+            let numbers = at.plus(size_of::<CountsHeader>() as u64);
+            let line = &mut rows[peer.index() * ranks..(peer.index() + 1) * ranks];
+            self.port.read(numbers, line.as_mut_bytes())?;
+            self.port.read(numbers.plus(4 * (ranks + own.start) as u64), theirs.as_mut_bytes())?;
+            for (sum, theirs) in experts.iter_mut().zip(&theirs) {
+                *sum = sum.saturating_add(*theirs);
+            }
+        }
+        Exchange::new(rows, tokens, experts).map_err(|_| Fault::Mismatch {
+            field: "rows to one rank, as a power of two",
+            mine: 31,
+            theirs: 32,
+            peer: me,
+        })
+    }
+
+    /// Tells every peer where its rows are to be placed, or where the rows for it lie: in `block`, from row
+    /// `first_row(peer)` on. No block: through the ring.
+    pub(crate) async fn notes(&mut self, block: Option<&Block>, first_row: impl Fn(Rank) -> u32) -> Result<(), Fault> {
+        let layout = self.operation.layout;
+        for &peer in self.operation.peers {
+            let note = Note {
+                opening: self.operation.header(block.map_or(0, Block::rows), 0),
+                base: block.map_or(NO_BASE, |block| block.base().0),
+                first_row: first_row(peer),
+                reserved: [0; 3],
+            };
+            let outbox = layout.note_outbox(peer);
+            self.port.write(outbox.offset, note.as_bytes())?;
+            let from = outbox.offset.span(size_of::<Note>() as u64);
+            let to = layout.note(self.operation.op, self.operation.me).offset;
+            self.send(peer, Counter::Note, from, to).await?;
+        }
+        self.flush().await
+    }
+
+    /// Tells every peer that this rank has read everything it was given for this operation.
+    pub(crate) async fn done(&mut self) -> Result<(), Fault> {
+        for &peer in self.operation.peers {
+            self.publish(peer, Counter::Done).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the peers that `pulled` says have pulled are done.
+    pub(crate) async fn wait_pulled(&mut self, pulled: impl Fn(Rank) -> bool) -> Result<(), Fault> {
+        for &peer in self.operation.peers {
+            if pulled(peer) {
+                let cell = Cell::new(peer, LaneKind::Control, Counter::Done);
+                self.port.wait(cell, self.operation.op).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The port, for work on the own rows between two exchanges.
+    pub(crate) const fn port(&mut self) -> &mut Attended<M::Port> {
+        &mut self.port
+    }
+
+    async fn send(&mut self, peer: Rank, counter: Counter, from: crate::port::Span, to: Offset) -> Result<(), Fault> {
+        let lane = LaneId { peer, kind: LaneKind::Control };
+        self.sent[peer.index()] = Some(self.port.put(lane, from, to).await?);
+        self.publish(peer, counter).await
+    }
+
+    async fn publish(&mut self, peer: Rank, counter: Counter) -> Result<(), Fault> {
+        let lane = LaneId { peer, kind: LaneKind::Control };
+        let cell = Cell::new(self.operation.me, LaneKind::Control, counter);
+        self.port.publish(lane, cell, self.operation.op).await
+    }
+
+    async fn wait_all(&mut self, counter: Counter, op: u64) -> Result<(), Fault> {
+        for &peer in self.operation.peers {
+            self.port.wait(Cell::new(peer, LaneKind::Control, counter), op).await?;
+        }
+        Ok(())
+    }
+
+    /// The outboxes may be written again.
+    async fn flush(&mut self) -> Result<(), Fault> {
+        for &peer in self.operation.peers {
+            if let Some(ticket) = self.sent[peer.index()].take() {
+                self.port.flush(LaneId { peer, kind: LaneKind::Control }, ticket).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<M: Machine> Operation<'_, M> {
+    /// Waits for `peer`'s note of this operation, on the port of the role that needs it.
+    pub(crate) async fn note_of(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<Place, Fault> {
+        port.wait(Cell::new(peer, LaneKind::Control, Counter::Note), self.op).await?;
+        let mut note = Note::new_zeroed();
+        port.read(self.layout.note(self.op, peer).offset, note.as_mut_bytes())?;
+        self.check(&note.opening, peer)?;
+        let block = self.layout.row().block(Offset(note.base), note.opening.rows);
+        Ok((note.base != NO_BASE).then_some((block, note.first_row)))
+    }
+}

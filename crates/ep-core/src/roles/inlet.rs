@@ -1,0 +1,111 @@
+//! The emptying end of a ring.
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{Attended, Operation};
+use crate::error::Fault;
+use crate::layout::OpHeader;
+use crate::machine::Machine;
+use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Offset, Port};
+use crate::ring::Consumer;
+use crate::topology::Rank;
+
+/// Takes rows of one peer from the ring of one channel. The port is lent: a reducer serves several inlets with one.
+///
+/// Order of calls: [`Inlet::open`], then [`Inlet::next`] and [`Inlet::release`] for each row, [`Inlet::close`].
+pub(crate) struct Inlet<'a, 'o, M: Machine> {
+    operation: &'a Operation<'o, M>,
+    ring: &'a mut Consumer,
+    peer: Rank,
+    channel: u16,
+}
+
+impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
+    pub(crate) const fn new(operation: &'a Operation<'o, M>, ring: &'a mut Consumer, peer: Rank, channel: u16) -> Self {
+        Self { operation, ring, peer, channel }
+    }
+
+    /// Takes the header slot of this operation and checks that the peer runs the same one.
+    pub(crate) async fn open(&mut self, port: &mut Attended<M::Port>) -> Result<OpHeader, Fault> {
+        let at = self.next(port).await?;
+        let mut header = OpHeader::new_zeroed();
+        port.read(at, header.as_mut_bytes())?;
+        self.release(port).await?;
+        self.operation.check(&header, self.peer)?;
+        Ok(header)
+    }
+
+    /// Whether the next row can be had without waiting.
+    pub(crate) fn is_ready(&mut self, port: &Attended<M::Port>) -> Result<bool, Fault> {
+        if self.ring.slot().is_none() {
+            self.look(port)?;
+        }
+        Ok(self.ring.slot().is_some())
+    }
+
+    /// Waits for the next row and says where it lies in the own window. The credit pending on this inlet is published
+    /// before waiting; a role with several inlets publishes that of the others itself.
+    pub(crate) async fn next(&mut self, port: &mut Attended<M::Port>) -> Result<Offset, Fault> {
+        while !self.is_ready(port)? {
+            self.be_polite(port).await?;
+            let at_least = self.ring.awaited_tail();
+            port.wait_any(&[Need { cell: self.tail(), at_least }]).await?;
+        }
+        let slot = self.ring.slot().unwrap_or_default();
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::CreditOneRowEarly) {
+            self.publish(port, self.ring.head() + 1).await?;
+        }
+        let rings = &self.operation.rings;
+        Ok(self.operation.layout.ring_slot(self.peer, rings, self.channel.into(), slot).offset)
+    }
+
+    /// The row has been read: its slot may be filled again.
+    pub(crate) async fn release(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        match self.ring.pop() {
+            Some(head) => self.publish(port, head).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the credit that is still pending.
+    pub(crate) async fn return_credit(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        match self.ring.pending() {
+            Some(head) => self.publish(port, head).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn be_polite(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::ImpoliteWaiting) {
+            return Ok(());
+        }
+        self.return_credit(port).await
+    }
+
+    const fn tail(&self) -> Cell {
+        Cell::new(self.peer, LaneKind::Data(self.channel), Counter::Tail)
+    }
+
+    fn look(&mut self, port: &Attended<M::Port>) -> Result<(), Fault> {
+        self.ring.saw_tail(port.peek(self.tail())).map_err(|overrun| Fault::Mismatch {
+            field: "tail of the ring",
+            mine: overrun.limit,
+            theirs: overrun.seen,
+            peer: self.peer,
+        })
+    }
+
+    async fn publish(&mut self, port: &mut Attended<M::Port>, head: u64) -> Result<(), Fault> {
+        let kind = LaneKind::Credit(self.channel);
+        let lane = LaneId { peer: self.peer, kind };
+        let cell = Cell::new(self.operation.me, kind, Counter::Head);
+        port.publish(lane, cell, head).await?;
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::CellLowered) {
+            port.publish(lane, cell, head.saturating_sub(1)).await?;
+        }
+        Ok(())
+    }
+}

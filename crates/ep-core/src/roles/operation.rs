@@ -1,0 +1,193 @@
+//! What all roles of one operation share, and the port they see the machine through.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tracing::Instrument;
+
+use super::board::{Board, Wait};
+use crate::error::{Fault, Phase};
+use crate::layout::{Kind, Layout, OpHeader};
+use crate::machine::{Machine, Opening};
+use crate::port::{Cell, Counter, LaneId, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
+use crate::settings::Rings;
+use crate::topology::Rank;
+
+/// One operation of one rank.
+#[derive(Debug)]
+pub(crate) struct Operation<'a, M> {
+    pub(crate) machine: &'a M,
+    pub(crate) layout: &'a Layout,
+    pub(crate) me: Rank,
+    /// The other ranks that take part, ascending.
+    pub(crate) peers: &'a [Rank],
+    pub(crate) op: u64,
+    /// The first operation of this generation: earlier ones left no trace in its cells.
+    pub(crate) first_op: u64,
+    pub(crate) generation: u16,
+    pub(crate) kind: Kind,
+    pub(crate) rings: Rings,
+    /// Hash of shape, topology and the call's settings.
+    pub(crate) settings: u64,
+    pub(crate) started: Nanos,
+    pub(crate) deadline: Nanos,
+    pub(crate) board: Rc<Board>,
+}
+
+/// A role at work.
+pub(crate) type RoleFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Fault>> + 'a>>;
+
+impl<'a, M: Machine> Operation<'a, M> {
+    /// Opens the port of a role.
+    pub(crate) fn port(&self, role: Role) -> Attended<M::Port> {
+        self.port_until(role, self.deadline)
+    }
+
+    /// Opens the port of a role whose waits end at `deadline`.
+    pub(crate) fn port_until(&self, role: Role, deadline: Nanos) -> Attended<M::Port> {
+        let opening = Opening { role, op: self.op, generation: self.generation, deadline };
+        let seat = self.board.sit();
+        Attended { inner: self.machine.port(opening), board: Rc::clone(&self.board), seat, op: self.op }
+    }
+
+    /// The header of a message or ring of this operation.
+    pub(crate) const fn header(&self, rows: u32, first: u32) -> OpHeader {
+        OpHeader { op: self.op, kind: self.kind as u32, rows, settings: self.settings, first, reserved: 0 }
+    }
+
+    /// Refuses a peer's header that belongs to something else.
+    pub(crate) fn check(&self, theirs: &OpHeader, peer: Rank) -> Result<(), Fault> {
+        let mine = self.header(theirs.rows, theirs.first);
+        for (field, mine, theirs) in [
+            ("number of the operation", mine.op, theirs.op),
+            ("kind of the operation", mine.kind.into(), theirs.kind.into()),
+            ("hash of shape and settings", mine.settings, theirs.settings),
+        ] {
+            if mine != theirs {
+                return Err(Fault::Mismatch { field, mine, theirs, peer });
+            }
+        }
+        Ok(())
+    }
+
+    /// A number that must be the same on both sides.
+    pub(crate) fn agree(&self, field: &'static str, mine: u32, theirs: u32, peer: Rank) -> Result<(), Fault> {
+        if mine == theirs {
+            return Ok(());
+        }
+        Err(Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer })
+    }
+
+    /// Boxes a role and gives it its span.
+    pub(crate) fn role<'b>(&self, role: Role, work: impl Future<Output = Result<(), Fault>> + 'b) -> RoleFuture<'b> {
+        let span = tracing::debug_span!(
+            "role",
+            duty = role.duty.name(),
+            peer = role.peer.map(|peer| peer.0),
+            channel = role.channel
+        );
+        Box::pin(work.instrument(span))
+    }
+
+    /// Whether tests planted this fault.
+    #[cfg(feature = "plant")]
+    pub(crate) fn plants(&self, plant: crate::plant::Plant) -> bool {
+        self.layout.settings().plant() == Some(plant)
+    }
+}
+
+/// Runs roles until all are done or one fails; the rest stop then.
+pub(crate) async fn join(roles: Vec<RoleFuture<'_>>) -> Result<(), Fault> {
+    let mut running: FuturesUnordered<_> = roles.into_iter().collect();
+    while let Some(done) = running.next().await {
+        done?;
+    }
+    Ok(())
+}
+
+/// A port that writes on the operation's board what it waits for.
+#[derive(Debug)]
+pub(crate) struct Attended<P> {
+    inner: P,
+    board: Rc<Board>,
+    seat: usize,
+    op: u64,
+}
+
+impl<P: Port> Attended<P> {
+    /// Waits until `cell` has reached `at_least`.
+    pub(crate) async fn wait(&mut self, cell: Cell, at_least: u64) -> Result<(), Fault> {
+        self.wait_any(&[Need { cell, at_least }]).await.map(drop)
+    }
+
+    /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled.
+    fn phase(&self, need: &Need) -> Phase {
+        if need.cell.counter == Counter::Done && need.at_least == self.op {
+            Phase::Pulled
+        } else {
+            need.cell.counter.phase()
+        }
+    }
+}
+
+impl<P: Port> Port for Attended<P> {
+    fn now(&self) -> Nanos {
+        self.inner.now()
+    }
+
+    fn peek(&self, cell: Cell) -> u64 {
+        self.inner.peek(cell)
+    }
+
+    async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
+        let Some(unmet) = needs.first() else { return self.inner.wait_any(needs).await };
+        let began = self.now();
+        // The watch role waits for alarms all the time: that explains nothing.
+        if unmet.cell.counter != Counter::Alarm {
+            let (phase, peer) = (self.phase(unmet), unmet.cell.writer);
+            self.board.waits(self.seat, Wait { op: self.op, phase, peer });
+        }
+        match self.inner.wait_any(needs).await {
+            Ok(met) => {
+                self.board.goes_on(self.seat, self.now() - began);
+                Ok(met)
+            }
+            // The wait stays on the board: a verdict is about to be made of it.
+            Err(Fault::Timeout { peer, lane, seen, awaited, waited, .. }) => {
+                let need = needs.iter().find(|need| need.cell.writer == peer).unwrap_or(unmet);
+                Err(Fault::Timeout { phase: self.phase(need), peer, lane, seen, awaited, waited })
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
+        self.inner.put(lane, from, to).await
+    }
+
+    async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
+        self.inner.get(lane, from, to).await
+    }
+
+    async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
+        self.inner.publish(lane, cell, value).await
+    }
+
+    async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
+        self.inner.flush(lane, upto).await
+    }
+
+    fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        self.inner.read(from, into)
+    }
+
+    fn write(&mut self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
+        self.inner.write(to, bytes)
+    }
+
+    fn charge(&self, work: Work) {
+        self.inner.charge(work);
+    }
+}

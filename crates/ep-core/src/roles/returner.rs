@@ -1,0 +1,69 @@
+//! Combine through rings: the rank that got rows gives them back.
+
+use super::dispatch::positions;
+use super::intake::HeaderBytes;
+use super::outlet::Outlet;
+use super::{Attended, Operation};
+use crate::engine::handle::Handle;
+use crate::engine::rows::HostRows;
+use crate::error::Fault;
+use crate::layout::{Choice, RowHeader};
+use crate::machine::{Machine, Window};
+use crate::ring::Producer;
+use crate::topology::Rank;
+
+/// The rows that go back, and what goes with them.
+pub(crate) struct Returns<'a, W: Window> {
+    pub(crate) y: &'a HostRows<W>,
+    pub(crate) handle: &'a Handle,
+    /// `[rows, topk]`, if weights travel back.
+    pub(crate) topk_weights: Option<&'a [f32]>,
+}
+
+impl<W: Window> Returns<'_, W> {
+    /// Fills the header of received row `row`, whose token is `token` of its source and whose position is `position`.
+    pub(crate) fn head<M: Machine>(
+        &self,
+        operation: &Operation<'_, M>,
+        header: &mut HeaderBytes,
+        row: u32,
+        position: u32,
+    ) {
+        let topk = operation.layout.shape().topk() as usize;
+        let own = RowHeader {
+            source_rank: operation.me.0,
+            source_token: self.handle.inner.source_token[row as usize],
+            position,
+            op: operation.op as u32,
+        };
+        header.set(&own, |at| Choice {
+            expert: -1,
+            weight: self.topk_weights.map_or(0.0, |weights| weights[row as usize * topk + at]),
+        });
+    }
+}
+
+/// Gives the rows that came from `peer` for one channel back, in token order.
+pub(crate) async fn give_back<M: Machine, W: Window>(
+    operation: &Operation<'_, M>,
+    port: Attended<M::Port>,
+    returns: &Returns<'_, W>,
+    ring: &mut Producer,
+    peer: Rank,
+    channel: u16,
+) -> Result<(), Fault> {
+    let handle = &returns.handle.inner;
+    let first = handle.exchange.first_row(peer, operation.me);
+    let rows = handle.exchange.rows(peer, operation.me);
+    let tokens = &handle.source_token[first as usize..(first + rows) as usize];
+    let range = positions(tokens, handle.exchange.tokens(peer), operation.rings.channels, channel);
+    let mut header = HeaderBytes::new(operation.layout.row());
+    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
+    let mut outlet = Outlet::new(operation, port, ring, peer, channel);
+    outlet.open(range.end - range.start, range.start).await?;
+    for position in range {
+        returns.head(operation, &mut header, first + position, position);
+        outlet.send(header.as_bytes(), returns.y.borrow(first + position, &mut scratch)?).await?;
+    }
+    outlet.close().await
+}

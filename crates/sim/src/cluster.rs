@@ -1,0 +1,226 @@
+//! A cluster and its runs.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use ep_core::trace::Record;
+use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
+
+use crate::fault::Fault;
+use crate::machine::Machine;
+use crate::violation::Violation;
+use crate::world::{Config, Step, Wakes, World};
+
+/// Events after which a run counts as one that does not end.
+const MAX_EVENTS: u64 = 200_000_000;
+
+/// Collects what a [`Cluster`] needs to know.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    topology: Topology,
+    settings: Option<Settings>,
+    config: Config,
+}
+
+impl Builder {
+    /// Everything random derives from it. Automatic: 0.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.config.seed = seed;
+        self
+    }
+
+    /// How the window is cut. Automatic: [`Settings::auto`].
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Injects a fault; any number may be.
+    pub fn fault(mut self, fault: Fault) -> Self {
+        self.config.faults.push(fault);
+        self
+    }
+
+    /// Whether accesses that nothing orders are found. Automatic: yes.
+    pub fn race_tracking(mut self, on: bool) -> Self {
+        self.config.race_tracking = on;
+        self
+    }
+
+    /// Whether every verb is recorded. Automatic: no.
+    pub fn record(mut self, on: bool) -> Self {
+        self.config.record = on;
+        self
+    }
+
+    /// Whether time jumps to deadlines when nothing can run although no fault has acted, for tests that time out on
+    /// purpose. Automatic: no, that is a [`Violation::Deadlock`].
+    pub fn deadlines(mut self, on: bool) -> Self {
+        self.config.deadlines = on;
+        self
+    }
+
+    /// Events (verbs, deliveries, polls) after which a run is a [`Violation::Livelock`]. Automatic: 200 million.
+    pub fn max_events(mut self, events: u64) -> Self {
+        self.config.max_events = events;
+        self
+    }
+
+    /// Cuts the window.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the shape does not suit the ranks, or a fault names a rank that does not exist.
+    pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
+        let ranks = self.topology.ranks();
+        let named = self.config.faults.iter().flat_map(Fault::ranks);
+        if let Some(stranger) = named.into_iter().find(|rank| rank.0 >= ranks) {
+            return Err(Error::invalid("rank of a fault", stranger, format_args!("0 to {}", ranks - 1)));
+        }
+        let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
+        let layout = Layout::new(&shape, &self.topology, &settings)?;
+        Ok(Cluster { layout, config: self.config })
+    }
+}
+
+/// Ranks in one process under a seeded adversary (crate documentation).
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    layout: Layout,
+    config: Config,
+}
+
+impl Cluster {
+    /// Starts a cluster.
+    pub fn builder(topology: Topology) -> Builder {
+        let config = Config {
+            seed: 0,
+            faults: Vec::new(),
+            race_tracking: true,
+            record: false,
+            deadlines: false,
+            max_events: MAX_EVENTS,
+        };
+        Builder { topology, settings: None, config }
+    }
+
+    /// The layout of every rank's window.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The seed of its runs.
+    pub fn seed(&self) -> u64 {
+        self.config.seed
+    }
+
+    /// Runs `each` on every rank, in a fresh world, until all have ended: the same every time.
+    ///
+    /// # Errors
+    /// The first [`Violation`] found.
+    ///
+    /// # Panics
+    /// When `each` panics; the seed is printed.
+    pub fn run_machines<T, F>(&self, each: F) -> Result<Run<T>, Violation>
+    where
+        F: AsyncFn(Machine) -> T,
+    {
+        let _seed = SeedOnPanic(self.config.seed);
+        let layout = Rc::new(self.layout.clone());
+        let world = Rc::new(RefCell::new(World::new(&layout, &self.config)));
+        let ranks = self.layout.topology().all();
+        let (wakes, wakers) = Wakes::new(ranks.len());
+        let mut roots: Vec<Option<Root<'_, T>>> =
+            ranks.map(|rank| Some(Box::pin(each(Machine::new(&world, &layout, rank))) as Root<'_, T>)).collect();
+        let mut outcomes: Vec<Option<Outcome<T>>> = roots.iter().map(|_| None).collect();
+        loop {
+            let step = world.borrow_mut().next(&wakes)?;
+            let Step::Poll(rank) = step else { break };
+            if let Some(root) = &mut roots[rank.index()]
+                && let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&wakers[rank.index()]))
+            {
+                outcomes[rank.index()] = Some(Outcome::Finished(value));
+                roots[rank.index()] = None;
+                world.borrow_mut().finish(rank);
+            }
+            let crashing = world.borrow_mut().take_crashing();
+            if let Some(rank) = crashing {
+                roots[rank.index()] = None;
+                outcomes[rank.index()] = Some(Outcome::Crashed);
+            }
+        }
+        let outcomes = outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Crashed)).collect();
+        let mut world = world.borrow_mut();
+        Ok(Run {
+            outcomes,
+            events: world.events(),
+            time: world.now(),
+            resident: world.resident(),
+            records: world.take_records(),
+        })
+    }
+}
+
+type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Prints the seed when a rank's code panics: an assertion of a test knows nothing of it.
+struct SeedOnPanic(u64);
+
+impl Drop for SeedOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the simulated cluster ran with seed {}", self.0);
+        }
+    }
+}
+
+/// How a rank ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome<T> {
+    /// With its result.
+    Finished(T),
+    /// By a [`Fault::Crash`].
+    Crashed,
+}
+
+impl<T> Outcome<T> {
+    /// The result, if the rank finished.
+    pub fn finished(self) -> Option<T> {
+        match self {
+            Self::Finished(value) => Some(value),
+            Self::Crashed => None,
+        }
+    }
+}
+
+/// A run in which nothing was found.
+#[derive(Clone, Debug)]
+pub struct Run<T> {
+    /// `[ranks]`: how each rank ended.
+    pub outcomes: Vec<Outcome<T>>,
+    /// Verbs, deliveries and polls.
+    pub events: u64,
+    /// The virtual time at the end.
+    pub time: Nanos,
+    /// Bytes of memory that stood behind the windows.
+    pub resident: u64,
+    /// Every verb, if they were recorded; times are event counts.
+    pub records: Vec<Record>,
+}
+
+impl<T> Run<T> {
+    /// `[ranks]`: every rank's result.
+    ///
+    /// # Panics
+    /// When a rank crashed.
+    pub fn finished(self) -> Vec<T> {
+        let result = |(rank, outcome): (u32, Outcome<T>)| match outcome {
+            Outcome::Finished(value) => value,
+            Outcome::Crashed => panic!("rank {} crashed", Rank(rank)),
+        };
+        (0..).zip(self.outcomes).map(result).collect()
+    }
+}

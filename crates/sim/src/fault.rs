@@ -1,0 +1,63 @@
+//! Faults that a test injects.
+
+use ep_core::port::LaneKind;
+use ep_core::{Nanos, Rank};
+
+/// One thing that goes wrong. Tearing, reordering and late delivery are no faults: they happen always.
+///
+/// `kind: None` means all lanes from `from` to `to`. Effects (puts, gets, publishes) are counted over all the lanes
+/// that a fault names, in the order in which they are posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Fault {
+    /// Every effect after the first `after` ones arrives no earlier than `by` after it was posted.
+    Delay {
+        /// The posting rank.
+        from: Rank,
+        /// The rank at the other end.
+        to: Rank,
+        /// The lane, or all.
+        kind: Option<LaneKind>,
+        /// How long after posting.
+        by: Nanos,
+        /// Effects that pass unharmed.
+        after: u64,
+    },
+    /// Puts and publishes after the first `after` effects vanish, and their poster notices nothing: flush returns.
+    /// Gets never complete.
+    LoseLane {
+        /// The posting rank.
+        from: Rank,
+        /// The rank at the other end.
+        to: Rank,
+        /// The lane, or all.
+        kind: Option<LaneKind>,
+        /// Effects that pass unharmed.
+        after: u64,
+    },
+    /// The rank's future is dropped at the verb after the first `after` ones; what it has in flight lands or vanishes.
+    Crash {
+        /// The rank.
+        rank: Rank,
+        /// Verbs it still does.
+        after: u64,
+        /// Whether its peers learn of it: then waits on it and posts to it end at once with
+        /// [`ep_core::Fault::PeerGone`], else only at the deadline.
+        noticed: bool,
+    },
+    /// The rank runs (almost) only when nothing else can.
+    Starve {
+        /// The rank.
+        rank: Rank,
+    },
+}
+
+impl Fault {
+    /// The ranks that the fault names.
+    pub(crate) fn ranks(&self) -> [Rank; 2] {
+        match *self {
+            Self::Delay { from, to, .. } | Self::LoseLane { from, to, .. } => [from, to],
+            Self::Crash { rank, .. } | Self::Starve { rank } => [rank, rank],
+        }
+    }
+}

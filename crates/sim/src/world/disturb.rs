@@ -1,0 +1,86 @@
+//! Injected faults, and what a rank does to stop its lanes.
+
+use ep_core::port::LaneKind;
+use ep_core::{Nanos, Rank};
+
+use super::World;
+use super::verbs::Passage;
+use crate::fault::Fault;
+use crate::lane::NEVER;
+
+/// A fault of lanes, and the effects it has seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneFault {
+    from: Rank,
+    to: Rank,
+    kind: Option<LaneKind>,
+    after: u64,
+    seen: u64,
+    /// How late effects are; none: they vanish.
+    by: Option<Nanos>,
+}
+
+impl World {
+    pub(super) fn inject(&mut self, fault: &Fault) {
+        match *fault {
+            Fault::Delay { from, to, kind, by, after } => {
+                self.lane_faults.push(LaneFault { from, to, kind, after, seen: 0, by: Some(by) });
+            }
+            Fault::LoseLane { from, to, kind, after } => {
+                self.lane_faults.push(LaneFault { from, to, kind, after, seen: 0, by: None });
+            }
+            Fault::Crash { rank, after, noticed } => {
+                let state = &mut self.ranks[rank.index()];
+                state.crash_after = after;
+                state.noticed = noticed;
+            }
+            Fault::Starve { rank } => self.ranks[rank.index()].starved = true,
+        }
+    }
+
+    /// What becomes of an effect that is posted now.
+    pub(super) fn passage(&mut self, from: Rank, to: Rank, kind: LaneKind) -> Passage {
+        let mut passage = Passage::Due(self.now);
+        for fault in &mut self.lane_faults {
+            if (fault.from, fault.to) != (from, to) || fault.kind.is_some_and(|named| named != kind) {
+                continue;
+            }
+            fault.seen += 1;
+            if fault.seen <= fault.after {
+                continue;
+            }
+            self.disturbed = true;
+            passage = match (passage, fault.by) {
+                (Passage::Due(due), Some(by)) => Passage::Due(due.max(self.now + by)),
+                _ => Passage::Lost,
+            };
+        }
+        passage
+    }
+
+    /// The rank dies: what it has in flight lands or vanishes, and its future is to be dropped.
+    pub(super) fn crash(&mut self, rank: Rank) {
+        self.disturbed = true;
+        self.crashing = Some(rank);
+        self.ranks[rank.index()].crashed = true;
+        self.settle(rank);
+        for number in 0..self.lanes.len() {
+            let lane = self.lanes.lane_mut(number);
+            if lane.to == rank {
+                lane.late = true;
+                lane.transfers.iter_mut().filter(|transfer| transfer.get).for_each(|transfer| transfer.due = NEVER);
+                self.lanes.update(number, self.now);
+            }
+        }
+        if self.ranks[rank.index()].gone() {
+            self.notify_where(|world, slot| world.concerns(slot, rank));
+        }
+    }
+
+    /// The rank stops its lanes.
+    pub(crate) fn reset(&mut self, rank: Rank) {
+        if !self.ranks[rank.index()].crashed {
+            self.settle(rank);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The control plane: a rendezvous of all ranks that nobody gave up on.
+
+use std::task::{Context, Poll, Waker};
+
+use ep_core::machine::{Agreement, Proposal};
+use ep_core::port::{LaneId, LaneKind};
+use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
+
+use super::World;
+use super::ports::keep_waker;
+use crate::violation::{Awaited, Waiting};
+
+/// A rank that has come, and what it is told in the end.
+#[derive(Debug)]
+struct Arrival {
+    proposal: Proposal,
+    deadline: Nanos,
+    since: Nanos,
+    waker: Option<Waker>,
+    answer: Option<Result<Agreement, Error>>,
+}
+
+/// Who has come so far.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    arrivals: Vec<Option<Arrival>>,
+    /// Ranks that an agreement went on without.
+    out: RankSet,
+}
+
+impl Meeting {
+    pub(super) fn new(ranks: u32) -> Self {
+        Self { arrivals: (0..ranks).map(|_| None).collect(), out: RankSet::new() }
+    }
+
+    /// Ranks that have come and have no answer yet.
+    fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> {
+        let ranks = self.arrivals.iter().zip(0..).filter_map(|(arrival, rank)| Some((Rank(rank), arrival.as_ref()?)));
+        ranks.filter(|(_, arrival)| arrival.answer.is_none())
+    }
+
+    /// All ranks that those who are present gave up on.
+    fn mask(&self) -> RankSet {
+        let mut mask = self.out.clone();
+        self.present().for_each(|(_, arrival)| mask.extend(&arrival.proposal.mask));
+        mask
+    }
+
+    /// The first rank that has to come and has not.
+    fn missing(&self, mask: &RankSet) -> Option<Rank> {
+        let come = |rank: Rank| self.arrivals[rank.index()].as_ref().is_some_and(|arrival| arrival.answer.is_none());
+        (0..self.arrivals.len() as u32).map(Rank).find(|&rank| !mask.contains(rank) && !come(rank))
+    }
+
+    fn answer(&mut self, rank: Rank, answer: Result<Agreement, Error>) {
+        if let Some(arrival) = &mut self.arrivals[rank.index()] {
+            arrival.answer = Some(answer);
+            arrival.waker.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    /// The first deadline of a rank that waits here.
+    pub(super) fn first_deadline(&self) -> Option<Nanos> {
+        self.present().map(|(_, arrival)| arrival.deadline).min()
+    }
+
+    /// Those who wait here, for a report.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Waiting> + '_ {
+        self.present().map(|(rank, arrival)| Waiting {
+            rank,
+            role: None,
+            op: arrival.proposal.op,
+            awaits: vec![Awaited::Agreement],
+        })
+    }
+}
+
+impl World {
+    /// A rank comes to agree with the others.
+    pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
+        let answer = self.meeting.out.contains(rank).then_some(Err(Error::Excluded { rank }));
+        let arrival = Arrival { proposal, deadline, since: self.now, waker: None, answer };
+        self.meeting.arrivals[rank.index()] = Some(arrival);
+        self.conclude();
+    }
+
+    /// The answer to a rank that came.
+    pub(crate) fn poll_answer(&mut self, rank: Rank, context: &Context<'_>) -> Poll<Result<Agreement, Error>> {
+        let Some(arrival) = &mut self.meeting.arrivals[rank.index()] else { return Poll::Pending };
+        match arrival.answer.take() {
+            Some(answer) => {
+                self.meeting.arrivals[rank.index()] = None;
+                Poll::Ready(answer)
+            }
+            None => {
+                keep_waker(&mut arrival.waker, context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// A rank stops waiting for an answer.
+    pub(crate) fn leave(&mut self, rank: Rank) {
+        self.meeting.arrivals[rank.index()] = None;
+    }
+
+    /// Those whose deadline has passed are told who did not come.
+    pub(super) fn expire_meeting(&mut self) {
+        let late = |(rank, arrival): (Rank, &Arrival)| (arrival.deadline <= self.now).then_some(rank);
+        let expired: Vec<Rank> = self.meeting.present().filter_map(late).collect();
+        let missing = self.meeting.missing(&self.meeting.mask());
+        for rank in expired {
+            let Some(arrival) = &self.meeting.arrivals[rank.index()] else { continue };
+            let peer = missing.unwrap_or(rank);
+            let lane = LaneId { peer, kind: LaneKind::Control };
+            let waited = self.now - arrival.since;
+            let fault = Fault::Timeout { phase: Phase::Recovery, peer, lane, seen: 0, awaited: 1, waited };
+            let failure = Failure { op: arrival.proposal.op, culprit: peer, reporter: rank, fault };
+            self.meeting.answer(rank, Err(Error::Failed(failure)));
+        }
+    }
+
+    /// Answers all when everybody has come.
+    fn conclude(&mut self) {
+        let mask = self.meeting.mask();
+        let come: Vec<Rank> = self.meeting.present().map(|(rank, _)| rank).collect();
+        if come.is_empty() || self.meeting.missing(&mask).is_some() {
+            return;
+        }
+        let (excluded, members): (Vec<Rank>, Vec<Rank>) = come.into_iter().partition(|&rank| mask.contains(rank));
+        let proposals = self.meeting.present().filter(|(rank, _)| !mask.contains(*rank));
+        let (generation, op) = proposals.fold((0, 0), |(generation, op), (_, arrival)| {
+            (arrival.proposal.generation.max(generation), arrival.proposal.op.max(op))
+        });
+        // What a crashed rank left in flight was settled when it crashed, so the members come after that too.
+        let crashed = self.ranks.iter().zip(0..).filter(|(state, _)| state.crashed).map(|(_, rank)| Rank(rank));
+        let met: Vec<Rank> = members.iter().copied().chain(crashed).collect();
+        if let Some(race) = &mut self.race {
+            race.met(&met);
+        }
+        self.meeting.out = mask.clone();
+        for rank in excluded {
+            self.meeting.answer(rank, Err(Error::Excluded { rank }));
+        }
+        for rank in members {
+            let generation = generation + 1;
+            self.meeting.answer(rank, Ok(Agreement { mask: mask.clone(), generation, op }));
+        }
+    }
+}

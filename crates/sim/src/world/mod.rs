@@ -1,0 +1,202 @@
+//! The state of a run: windows, lanes, ports, time, and what was found.
+//!
+//! Nothing here decides who runs next; that is [`World::next`] in `schedule`, by the draws of the adversary.
+
+mod deliver;
+mod disturb;
+mod meeting;
+mod ports;
+mod schedule;
+mod verbs;
+
+use std::rc::Rc;
+
+use ep_core::port::{Counter, LaneKind, Role};
+use ep_core::trace::{Record, Verb};
+use ep_core::{Layout, Nanos, Phase, Rank};
+
+use self::disturb::LaneFault;
+use self::meeting::Meeting;
+use self::ports::Slot;
+pub(crate) use self::schedule::{Step, Wakes};
+use crate::explore::Adversary;
+use crate::fault::Fault;
+use crate::lane::Lanes;
+use crate::memory::Memory;
+use crate::race::{Conflict, Tracker};
+use crate::violation::{Broken, Race, Violation};
+
+/// What a run is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) seed: u64,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) race_tracking: bool,
+    pub(crate) record: bool,
+    pub(crate) deadlines: bool,
+    pub(crate) max_events: u64,
+}
+
+/// What a rank is to the scheduler.
+#[derive(Clone, Debug)]
+struct RankState {
+    /// Verbs begun.
+    verbs: u64,
+    /// Verbs that it may do.
+    crash_after: u64,
+    /// Whether peers learn of its crash.
+    noticed: bool,
+    starved: bool,
+    crashed: bool,
+    finished: bool,
+    /// Its open ports.
+    ports: Vec<u32>,
+}
+
+impl RankState {
+    /// Whether peers know that it is gone.
+    fn gone(&self) -> bool {
+        self.crashed && self.noticed
+    }
+}
+
+/// Everything that ranks share.
+#[derive(Debug)]
+pub(crate) struct World {
+    layout: Rc<Layout>,
+    seed: u64,
+    max_events: u64,
+    /// Whether time may pass although no fault has acted.
+    deadlines: bool,
+    now: Nanos,
+    events: u64,
+    windows: Vec<Memory>,
+    lanes: Lanes,
+    ranks: Vec<RankState>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Ports that could run: those of victims apart.
+    ready: [Vec<u32>; 2],
+    /// Ranks whose future was woken by something else than a port; kept to be used again.
+    woken: [Vec<u32>; 2],
+    adversary: Adversary,
+    lane_faults: Vec<LaneFault>,
+    /// Whether a fault has acted.
+    disturbed: bool,
+    /// A rank whose future is to be dropped.
+    crashing: Option<Rank>,
+    meeting: Meeting,
+    race: Option<Box<Tracker>>,
+    records: Option<Vec<Record>>,
+    verdict: Option<Violation>,
+}
+
+impl World {
+    pub(crate) fn new(layout: &Rc<Layout>, config: &Config) -> Self {
+        let topology = layout.topology();
+        let kinds = LaneKind::count(layout.settings().rings().channels);
+        let cells_end = layout.regions()[0].span.end();
+        let mut world = Self {
+            layout: Rc::clone(layout),
+            seed: config.seed,
+            max_events: config.max_events,
+            deadlines: config.deadlines,
+            now: Nanos(0),
+            events: 0,
+            windows: topology.all().map(|_| Memory::new(layout.window_bytes(), cells_end)).collect(),
+            lanes: Lanes::new(topology.ranks(), kinds),
+            ranks: Vec::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: [Vec::new(), Vec::new()],
+            woken: [Vec::new(), Vec::new()],
+            adversary: Adversary::new(config.seed, topology.ranks()),
+            lane_faults: Vec::new(),
+            disturbed: false,
+            crashing: None,
+            meeting: Meeting::new(topology.ranks()),
+            race: config.race_tracking.then(|| Box::new(Tracker::new(topology.ranks()))),
+            records: config.record.then(Vec::new),
+            verdict: None,
+        };
+        world.ranks = topology.all().map(|rank| world.fresh_rank(rank)).collect();
+        config.faults.iter().for_each(|fault| world.inject(fault));
+        world
+    }
+
+    fn fresh_rank(&self, rank: Rank) -> RankState {
+        RankState {
+            verbs: 0,
+            crash_after: u64::MAX,
+            noticed: false,
+            starved: self.adversary.starves(rank, None),
+            crashed: false,
+            finished: false,
+            ports: Vec::new(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    pub(crate) fn take_records(&mut self) -> Vec<Record> {
+        self.records.take().unwrap_or_default()
+    }
+
+    /// Bytes of memory that stand behind all windows.
+    pub(crate) fn resident(&self) -> u64 {
+        self.windows.iter().map(Memory::resident).sum()
+    }
+
+    /// The rank's future has ended.
+    pub(crate) fn finish(&mut self, rank: Rank) {
+        self.ranks[rank.index()].finished = true;
+    }
+
+    /// The rank whose future is to be dropped, once.
+    pub(crate) fn take_crashing(&mut self) -> Option<Rank> {
+        self.crashing.take()
+    }
+
+    fn record(&mut self, port: u32, verb: Verb) {
+        if let Some(records) = &mut self.records {
+            let Slot { rank, role, op, .. } = self.slots[port as usize];
+            records.push(Record { at: Nanos(self.events), rank, role, op, verb });
+        }
+    }
+
+    /// Ends the run; what was found first stands.
+    fn end_with(&mut self, violation: Violation) {
+        self.verdict.get_or_insert(violation);
+    }
+
+    fn broken(&mut self, rule: &'static str, (rank, role): (Rank, Role), what: String) {
+        let seed = self.seed;
+        self.end_with(Violation::Rule(Box::new(Broken { seed, rule, rank, role, what })));
+    }
+
+    fn check(&mut self, touched: Result<(), Conflict>) {
+        let Err(Conflict { window, earlier, later }) = touched else { return };
+        let first = later.span.offset.0;
+        let regions = self.layout.regions();
+        let region = regions.iter().find(|region| region.span.end() > first).map_or("window", |region| region.name);
+        let (seed, events) = (self.seed, self.events);
+        self.end_with(Violation::Race(Box::new(Race { seed, events, window, region, earlier, later })));
+    }
+}
+
+/// What a lane mostly carries, to name a wait on the lane itself.
+fn lane_phase(kind: LaneKind) -> Phase {
+    match kind {
+        LaneKind::Watch => Counter::Alarm,
+        LaneKind::Control => Counter::Counts,
+        LaneKind::Data(_) => Counter::Tail,
+        LaneKind::Credit(_) => Counter::Head,
+    }
+    .phase()
+}
