@@ -1,0 +1,282 @@
+//! The arguments.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ep_conformance::workload::RoutingKind;
+use ep_core::settings::SettingsBuilder;
+use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
+
+/// Moves tokens to experts and back, and checks every bit of it.
+#[derive(Parser, Debug)]
+#[command(name = "moexpress", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Dispatches a batch, lets the experts work, combines, and checks everything against the scalar oracle.
+    ///
+    /// Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input.
+    Run(RunArgs),
+    /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
+    Plan(PlanArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// What the ranks run on
+    #[arg(long, value_enum, default_value_t = Backend::Sim)]
+    pub(crate) backend: Backend,
+    /// Kind of operation
+    #[arg(long, value_enum, default_value_t = Mode::Throughput)]
+    pub(crate) mode: Mode,
+    #[command(flatten)]
+    pub(crate) topology: TopologyArgs,
+    /// Tokens of each rank, or of all ranks one by one: 128 or 128,0,64,...
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "128")]
+    pub(crate) tokens: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) layer: LayerArgs,
+    /// How tokens choose experts: uniform; grouped:G:L (experts in G groups, a token uses at most L); skewed:A (Zipf with
+    /// exponent A); single (expert 0 only)
+    #[arg(long, value_name = "KIND", default_value = "uniform")]
+    pub(crate) routing: RoutingKind,
+    /// Each choice is dropped (-1) with this probability
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) drop: f64,
+    /// Order in which the simulator lets things happen
+    #[arg(long, value_enum, default_value_t = Schedule::Explore)]
+    pub(crate) schedule: Schedule,
+    /// What batch and schedule are drawn from; the same seed repeats a run exactly
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
+    /// Reads the batch from a safetensors file instead: x [tokens, hidden] bf16, f16 or f32; topk_idx [tokens, topk] i64,
+    /// -1 = dropped; optional topk_weights f32 of the same shape and rank [tokens] i32
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "hidden", "topk", "routing"])]
+    pub(crate) input: Option<PathBuf>,
+    /// Writes what each rank had, received and got back into DIR/rank{r}.safetensors
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dump: Option<PathBuf>,
+    /// Writes a trace of all verbs, to be opened in Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Prints one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) topology: TopologyArgs,
+    /// The most tokens of one rank
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) max_tokens: u32,
+    #[command(flatten)]
+    pub(crate) layer: LayerArgs,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
+    /// Prints one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct TopologyArgs {
+    /// Nodes; 1 until several are supported
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes)]
+    pub(crate) nodes: u32,
+    /// Ranks of each node
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) ranks_per_node: u32,
+}
+
+impl TopologyArgs {
+    pub(crate) fn topology(&self) -> Result<Topology, Error> {
+        Topology::new(self.nodes, self.ranks_per_node)
+    }
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct LayerArgs {
+    /// Elements of a token's row
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub(crate) hidden: u32,
+    /// Experts in all
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) experts: u32,
+    /// Experts per token
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    pub(crate) topk: u32,
+    /// How elements travel
+    #[arg(long, value_enum, default_value_t = Dtype::Bf16)]
+    pub(crate) dtype: Dtype,
+}
+
+impl LayerArgs {
+    /// The shape for at most `max_tokens` tokens a rank.
+    pub(crate) fn shape(&self, max_tokens: u32) -> Result<Shape, Error> {
+        let element = match self.dtype {
+            Dtype::Bf16 => Element::Bf16,
+        };
+        let builder = Shape::builder().experts(self.experts).topk(self.topk).hidden(self.hidden);
+        builder.element(element).max_tokens(max_tokens).build()
+    }
+}
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct SettingsArgs {
+    /// Where received rows land: through rings, or directly at their place where the arena has room
+    #[arg(long, value_enum, default_value_t = PlacementArg::Ring)]
+    placement: PlacementArg,
+    /// Rings from each rank to each other [default: chosen for the shape]
+    #[arg(long, value_name = "N")]
+    channels: Option<u32>,
+    /// Rows that fit a ring [default: chosen for the shape]
+    #[arg(long, value_name = "ROWS")]
+    slots: Option<u32>,
+    /// Rows after which a sender announces them [default: a quarter of the slots]
+    #[arg(long, value_name = "ROWS")]
+    chunk: Option<u32>,
+    /// Rows after which a receiver returns their slots [default: a quarter of the slots]
+    #[arg(long, value_name = "ROWS")]
+    credit: Option<u32>,
+    /// Size of each rank's arena for directly placed rows [default: chosen for the shape]
+    #[arg(long, value_name = "BYTES")]
+    arena_bytes: Option<u64>,
+    /// How long one operation may take: 500ms, 60s, ...
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+    deadline: Nanos,
+}
+
+impl SettingsArgs {
+    pub(crate) fn settings(&self, shape: &Shape, topology: &Topology) -> Result<Settings, Error> {
+        let placement = match self.placement {
+            PlacementArg::Ring => Placement::Ring,
+            PlacementArg::Direct => Placement::Direct,
+        };
+        let mut builder = Settings::builder(shape, topology).placement(placement).deadline(self.deadline);
+        for (value, set) in [
+            (self.channels, SettingsBuilder::channels as fn(SettingsBuilder, u32) -> SettingsBuilder),
+            (self.slots, SettingsBuilder::slots),
+            (self.chunk, SettingsBuilder::chunk),
+            (self.credit, SettingsBuilder::credit),
+        ] {
+            if let Some(value) = value {
+                builder = set(builder, value);
+            }
+        }
+        if let Some(bytes) = self.arena_bytes {
+            builder = builder.arena_bytes(bytes);
+        }
+        builder.build()
+    }
+}
+
+/// Backends of the command line.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Backend {
+    /// The simulator
+    Sim,
+}
+
+/// Kinds of operation.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    /// Large batches
+    Throughput,
+}
+
+/// Orders of the simulator.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Schedule {
+    /// A seeded adversary
+    Explore,
+}
+
+/// Element types.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dtype {
+    /// bfloat16
+    Bf16,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum PlacementArg {
+    /// Through rings
+    Ring,
+    /// At their final place
+    Direct,
+}
+
+/// The name of a value as the user writes it.
+pub(crate) fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+fn parse_nodes(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(1) => Ok(1),
+        Ok(_) => Err("several nodes are not supported yet, allowed: 1".to_owned()),
+        Err(_) => Err("not a whole number, allowed: 1".to_owned()),
+    }
+}
+
+fn parse_time(text: &str) -> Result<Nanos, String> {
+    let form = "a number and ns, us, ms, s or min, for example 500ms";
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(|| format!("no unit, allowed: {form}"))?;
+    let (number, unit) = text.split_at(unit_at);
+    let nanos = match unit.trim_start() {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "min" => 60_000_000_000,
+        _ => return Err(format!("allowed: {form}")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("allowed: {form}"))?;
+    match number.checked_mul(nanos) {
+        Some(0) => Err("allowed: more than 0".to_owned()),
+        Some(nanos) => Ok(Nanos(nanos)),
+        None => Err("allowed: less than 585 years".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn times_need_a_unit() {
+        assert_eq!(parse_time("500ms"), Ok(Nanos::from_millis(500)));
+        assert_eq!(parse_time("60s"), Ok(Nanos::from_secs(60)));
+        assert_eq!(parse_time("2 min"), Ok(Nanos::from_secs(120)));
+        assert!(parse_time("60").unwrap_err().contains("500ms"));
+        assert!(parse_time("0s").unwrap_err().contains("more than 0"));
+        assert!(parse_time("99999999999999999999s").is_err() && parse_time("-1s").is_err() && parse_time("").is_err());
+    }
+
+    #[test]
+    fn every_setting_reaches_the_communicator() {
+        let line = "moexpress plan --placement direct --channels 2 --slots 8 --chunk 3 --credit 5 --arena-bytes 4096 --deadline 9s";
+        let Command::Plan(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a plan") };
+        let topology = args.topology.topology().unwrap();
+        let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology).unwrap();
+        let rings = settings.rings();
+        assert_eq!((rings.channels, rings.geometry.slots, rings.geometry.chunk, rings.geometry.credit), (2, 8, 3, 5));
+        assert_eq!((settings.placement(), settings.arena_bytes()), (Placement::Direct, 4096));
+        assert_eq!(settings.deadline(), Nanos::from_secs(9));
+    }
+}

@@ -1,0 +1,35 @@
+//! The simulator as a backend: the only module that knows it.
+
+use std::time::Instant;
+
+use ep_core::{Endpoint, Nanos};
+use ep_sim::{Cluster, Outcome};
+
+use super::{Job, Ran};
+use crate::failure::Failure;
+use crate::rank::{Shared, work};
+
+pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
+    let cluster = Cluster::builder(job.topology)
+        .seed(job.seed)
+        .settings(job.settings)
+        .race_tracking(true)
+        .record(job.record)
+        .build(*job.world.shape())
+        .map_err(Failure::bad_input)?;
+    // Simulated time stands still while anything can run, so the host's clock is the one that says something.
+    let start = Instant::now();
+    let clock = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let shared = Shared { world: job.world, clock: &clock, step };
+    let run = cluster
+        .run(async |mut ep| {
+            let batch = &job.batches[ep.rank().index()];
+            work(&mut ep, batch, &shared).await
+        })
+        .map_err(Failure::failed)?;
+    let accounts = run.outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Finished(account) => account.map_err(|error| error.to_string()),
+        Outcome::Crashed => Err("crashed".to_owned()),
+    });
+    Ok(Ran { accounts: accounts.collect(), events: run.events, records: run.records })
+}

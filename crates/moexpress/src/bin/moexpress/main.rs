@@ -1,0 +1,56 @@
+//! The command line: `moexpress run` moves a batch to its experts and back and checks every bit of it; `moexpress plan`
+//! says how much memory a layout takes.
+//!
+//! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input.
+
+mod args;
+mod backend;
+mod deepep;
+mod dump;
+mod failure;
+mod input;
+mod plan;
+mod rank;
+mod report;
+mod run;
+mod show;
+mod traces;
+mod traffic;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    let outcome = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Plan(args) => plan::plan(&args),
+    };
+    match outcome {
+        Ok(text) => print(&text, ExitCode::SUCCESS),
+        Err(Failure { text, report, code }) => {
+            let code = print(&report, ExitCode::from(code));
+            // Nothing is left to tell when stderr is gone, too.
+            let _ = writeln!(io::stderr(), "error: {text}");
+            code
+        }
+    }
+}
+
+/// Prints a result; a reader that closed the pipe has seen enough.
+fn print(text: &str, code: ExitCode) -> ExitCode {
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
+            ExitCode::from(failure::FAILED)
+        }
+        _ => code,
+    }
+}

@@ -1,0 +1,138 @@
+//! `moexpress plan`: how much memory a layer takes.
+
+use std::fmt::Write;
+
+use ep_core::{Layout, Settings, Shape, Topology};
+use serde_json::json;
+
+use crate::args::{PlanArgs, name_of};
+use crate::deepep::{self, Needs};
+use crate::failure::Failure;
+use crate::show;
+
+pub(crate) fn plan(args: &PlanArgs) -> Result<String, Failure> {
+    let sizes = Sizes::of(args).map_err(Failure::bad_input)?;
+    Ok(if args.json { sizes.json(args) } else { sizes.text() })
+}
+
+struct Sizes {
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+    layout: Layout,
+    deepep: Needs,
+}
+
+impl Sizes {
+    fn of(args: &PlanArgs) -> Result<Self, ep_core::Error> {
+        let topology = args.topology.topology()?;
+        let shape = args.layer.shape(args.max_tokens)?;
+        let settings = args.settings.settings(&shape, &topology)?;
+        let layout = Layout::new(&shape, &topology, &settings)?;
+        let deepep = deepep::needs(topology.ranks(), shape.experts(), shape.hidden(), shape.max_tokens());
+        Ok(Self { shape, topology, settings, layout, deepep })
+    }
+
+    fn text(&self) -> String {
+        let mut out = String::new();
+        self.describe(&mut out).expect("writing to a string does not fail");
+        out
+    }
+
+    fn describe(&self, out: &mut String) -> std::fmt::Result {
+        let (shape, row, rings) = (&self.shape, self.layout.row(), self.settings.rings());
+        let ranks = show::plural(u64::from(self.topology.ranks()), "rank");
+        writeln!(
+            out,
+            "plan for {ranks}, hidden {} bf16, top-{} of {} experts ({} a rank), at most {} a rank",
+            shape.hidden(),
+            shape.topk(),
+            shape.experts(),
+            self.layout.local_experts(),
+            show::plural(u64::from(shape.max_tokens()), "token"),
+        )?;
+        writeln!(out, "\nrow                    bytes")?;
+        for (name, bytes) in [
+            ("header and choices", row.header_bytes()),
+            ("payload", row.payload_bytes()),
+            ("on the wire", row.wire_bytes()),
+            ("ring slot", row.slot_bytes()),
+        ] {
+            writeln!(out, "{name:<18} {:>9}", show::count(bytes))?;
+        }
+        writeln!(
+            out,
+            "\nrings from each rank to each other: {}, {} each; tail every {}, credit every {}; {} a writer",
+            show::plural(u64::from(rings.channels), "channel"),
+            show::plural(u64::from(rings.geometry.slots), "slot"),
+            show::plural(u64::from(rings.geometry.chunk), "row"),
+            rings.geometry.credit,
+            show::bytes(rings.slots_in_all() * row.slot_bytes()),
+        )?;
+        writeln!(out, "\nwindow of each rank           offset            bytes")?;
+        for region in self.layout.regions() {
+            let (offset, len) = (region.span.offset.0, region.span.len);
+            writeln!(
+                out,
+                "{:<16} {:>19} {:>16}  {:>10}",
+                region.name,
+                show::count(offset),
+                show::count(len),
+                show::bytes(len)
+            )?;
+        }
+        let total = self.layout.window_bytes();
+        writeln!(out, "{:<16} {:>19} {:>16}  {:>10}", "in all", "", show::count(total), show::bytes(total))?;
+        self.describe_deepep(out)
+    }
+
+    fn describe_deepep(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(out, "\nDeepEP V1 by its size hints, bytes of each rank (20 SMs, default chunks, bf16)")?;
+        let ranks = show::plural(u64::from(self.topology.ranks()), "rank");
+        let needs = &self.deepep;
+        for (name, bytes) in [
+            ("normal, NVLink", needs.normal_nvl_bytes),
+            ("normal, RDMA", needs.normal_rdma_bytes),
+            ("low latency, RDMA", Some(needs.low_latency_rdma_bytes)),
+        ] {
+            match bytes {
+                Some(bytes) => writeln!(out, "{name:<36} {:>16}  {:>10}", show::count(bytes), show::bytes(bytes))?,
+                None => writeln!(out, "{name:<36} it has no default configuration for {ranks}")?,
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self, args: &PlanArgs) -> String {
+        let (shape, row, rings) = (&self.shape, self.layout.row(), self.settings.rings());
+        let region = |region: &ep_core::layout::Region| json!({ "name": region.name, "offset": region.span.offset.0, "bytes": region.span.len });
+        let object = json!({
+            "nodes": self.topology.nodes(),
+            "ranks": self.topology.ranks(),
+            "hidden": shape.hidden(),
+            "experts": shape.experts(),
+            "local_experts": self.layout.local_experts(),
+            "topk": shape.topk(),
+            "max_tokens": shape.max_tokens(),
+            "dtype": name_of(args.layer.dtype),
+            "row": {
+                "header_bytes": row.header_bytes(),
+                "payload_bytes": row.payload_bytes(),
+                "wire_bytes": row.wire_bytes(),
+                "slot_bytes": row.slot_bytes(),
+            },
+            "rings": {
+                "channels": rings.channels,
+                "slots": rings.geometry.slots,
+                "chunk": rings.geometry.chunk,
+                "credit": rings.geometry.credit,
+                "bytes_per_writer": rings.slots_in_all() * row.slot_bytes(),
+            },
+            "arena_bytes": self.settings.arena_bytes(),
+            "window_bytes": self.layout.window_bytes(),
+            "regions": self.layout.regions().iter().map(region).collect::<Vec<_>>(),
+            "deepep_v1": self.deepep,
+        });
+        format!("{object}\n")
+    }
+}

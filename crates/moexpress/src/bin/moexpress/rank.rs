@@ -1,0 +1,82 @@
+//! What one rank does in `moexpress run`, on any backend.
+
+use ep_conformance::verify::{Observed, bytes_of};
+use ep_conformance::workload::Batch;
+use ep_core::engine::endpoint::{Combine, Routing};
+use ep_core::engine::stats::Stats;
+use ep_core::reference::{World, apply_experts};
+use ep_core::{Endpoint, Error, Nanos};
+
+/// Steps that [`work`] reports to whoever shows progress.
+pub(crate) const STEPS: u64 = 3;
+
+/// What all ranks of a run share.
+pub(crate) struct Shared<'a> {
+    pub(crate) world: &'a World,
+    /// One clock for all ranks.
+    pub(crate) clock: &'a dyn Fn() -> Nanos,
+    /// Called after each of the [`STEPS`] of a rank.
+    pub(crate) step: &'a dyn Fn(),
+}
+
+/// When something began and ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Interval {
+    pub(crate) start: Nanos,
+    pub(crate) end: Nanos,
+}
+
+impl Interval {
+    /// From the first start to the last end.
+    pub(crate) fn hull(intervals: impl Iterator<Item = Self>) -> Option<Self> {
+        intervals.reduce(|a, b| Self { start: a.start.min(b.start), end: a.end.max(b.end) })
+    }
+
+    pub(crate) fn length(self) -> Nanos {
+        self.end - self.start
+    }
+}
+
+/// What one rank saw and measured.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) observed: Observed,
+    pub(crate) dispatch: Interval,
+    pub(crate) combine: Interval,
+    /// Traffic of the dispatch.
+    pub(crate) after_dispatch: Stats,
+    /// Traffic of dispatch and combine.
+    pub(crate) after_combine: Stats,
+}
+
+/// Dispatches `batch`, lets the reference experts work on what came, and combines, weights included.
+pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared<'_>) -> Result<Account, Error> {
+    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+    let routing =
+        Routing::TopK { topk_idx: ep.array(&batch.topk_idx)?, topk_weights: Some(ep.array(&batch.topk_weights)?) };
+    let start = (shared.clock)();
+    let got = ep.dispatch(&x, &routing).await?;
+    let dispatch = Interval { start, end: (shared.clock)() };
+    let after_dispatch = ep.stats();
+    let mut observed = Observed::of_dispatch(ep, &got)?;
+    (shared.step)();
+
+    let y = bytes_of(&apply_experts(shared.world, ep.rank(), &observed.received()));
+    let y = match ep.output(&got.handle) {
+        Some(mut output) => {
+            ep.store(&mut output, 0, &y)?;
+            output
+        }
+        None => ep.rows(&y, got.rows)?,
+    };
+    (shared.step)();
+
+    let start = (shared.clock)();
+    let options = Combine { topk_weights: Some(&got.topk_weights), ..Combine::default() };
+    let back = ep.combine(&y, &got.handle, options).await?;
+    let combine = Interval { start, end: (shared.clock)() };
+    observed.combined_x = ep.bytes(&back.x)?;
+    observed.combined_topk_weights = ep.values(&back.topk_weights)?;
+    (shared.step)();
+    Ok(Account { observed, dispatch, combine, after_dispatch, after_combine: ep.stats() })
+}

@@ -1,0 +1,196 @@
+//! `moexpress run`: make or read a batch, move it, check everything.
+
+use std::time::Duration;
+
+use ep_conformance::verify;
+use ep_conformance::workload::{Batch, Workload};
+use ep_core::reference::World;
+use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::{LayerArgs, RunArgs};
+use crate::backend::{self, Job, Ran};
+use crate::failure::Failure;
+use crate::rank::{Account, Interval, STEPS};
+use crate::report::{Busiest, Measured, Report};
+use crate::traffic::Traffic;
+use crate::{dump, input, traces};
+
+/// The most bytes of rows in all batches: everything, the oracle's copies included, lies in this machine's memory.
+const MAX_BATCH_BYTES: u64 = 16 << 30;
+
+pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
+    let progress = progress_bar();
+    progress.set_message("batches");
+    let task = Task::of(args).map_err(Failure::bad_input)?;
+    if let Some(dir) = &args.dump {
+        dump::create(dir)?;
+    }
+    let trace = args.trace.as_ref().map(|path| Ok((traces::create(path)?, path))).transpose()?;
+    progress.set_length(u64::from(task.topology.ranks()) * STEPS + 1);
+    progress.set_message("moving rows");
+    let job = Job {
+        world: &task.world,
+        topology: task.topology,
+        settings: task.settings,
+        seed: args.seed,
+        record: trace.is_some(),
+        batches: &task.batches,
+    };
+    let ran = match backend::run(args.backend, &job, &|| progress.inc(1)) {
+        Ok(ran) => ran,
+        Err(failure) => return Err(task.explain(args, failure)),
+    };
+    if let Some((file, path)) = trace {
+        traces::write(file, path, &ran.records)?;
+    }
+    progress.set_message("verifying");
+    let outcome = task.judge(args, ran);
+    progress.finish_and_clear();
+    outcome
+}
+
+/// Everything that is known before the run.
+struct Task {
+    world: World,
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+    batches: Vec<Batch>,
+}
+
+impl Task {
+    fn of(args: &RunArgs) -> Result<Self, Error> {
+        let topology = args.topology.topology()?;
+        let (shape, batches) = match &args.input {
+            None => make(args, &topology)?,
+            Some(path) => {
+                let mut input = input::read(path, topology.ranks(), args.layer.experts)?;
+                let layer = LayerArgs { hidden: input.hidden, topk: input.topk, ..args.layer };
+                let most = input.batches.iter().map(|batch| batch.tokens).max().unwrap_or(0);
+                for (rank, batch) in (0..).map(Rank).zip(&mut input.batches) {
+                    batch.drop_choices(args.drop, args.seed, rank)?;
+                }
+                (layer.shape(most.max(1))?, input.batches)
+            }
+        };
+        let settings = args.settings.settings(&shape, &topology)?;
+        let world = World::new(shape, topology, RankSet::new())?;
+        Ok(Self { world, shape, topology, settings, batches })
+    }
+
+    /// Holds what came against the oracle, writes the dump, and reports.
+    fn judge(&self, args: &RunArgs, ran: Ran) -> Result<String, Failure> {
+        let events = ran.events;
+        let accounts = match whole(ran) {
+            Ok(accounts) => accounts,
+            Err(error) => return Err(self.reject(args, events, None, error)),
+        };
+        let measured = self.measure(&accounts);
+        let observed: Vec<_> = accounts.into_iter().map(|account| account.observed).collect();
+        if let Some(dir) = &args.dump {
+            for (rank, (batch, seen)) in self.batches.iter().zip(&observed).enumerate() {
+                dump::write(dir, rank, &self.shape, batch, seen)?;
+            }
+        }
+        match verify::run(&self.world, &self.batches, &observed) {
+            Ok(compared) => {
+                let report = self.report(args, events, Some(measured), Ok(compared));
+                Ok(if args.json { report.json() } else { report.text() })
+            }
+            Err(mismatch) => Err(self.reject(args, events, Some(measured), format!("not verified: {mismatch}"))),
+        }
+    }
+
+    /// A failure of the backend, with a report where the run itself failed.
+    fn explain(&self, args: &RunArgs, failure: Failure) -> Failure {
+        if failure.is_bad_input() { failure } else { self.reject(args, 0, None, failure.text) }
+    }
+
+    fn reject(&self, args: &RunArgs, events: u64, measured: Option<Measured>, error: String) -> Failure {
+        let report = self.report(args, events, measured, Err(error.clone()));
+        Failure::failed(error).with_report(if args.json { report.json() } else { report.text() })
+    }
+
+    fn report<'a>(
+        &'a self,
+        args: &'a RunArgs,
+        events: u64,
+        measured: Option<Measured>,
+        verdict: Result<verify::Compared, String>,
+    ) -> Report<'a> {
+        let Self { shape, topology, settings, .. } = *self;
+        Report { args, shape, topology, settings, batches: &self.batches, events, measured, verdict }
+    }
+
+    fn measure(&self, accounts: &[Account]) -> Measured {
+        let dispatch = Traffic::of(&self.topology, accounts.iter().map(|account| &account.after_dispatch));
+        let both = Traffic::of(&self.topology, accounts.iter().map(|account| &account.after_combine));
+        let time =
+            |of: fn(&Account) -> Interval| Interval::hull(accounts.iter().map(of)).map_or(Nanos(0), Interval::length);
+        Measured {
+            dispatch,
+            combine: both.since(&dispatch),
+            dispatch_time: time(|account| account.dispatch),
+            combine_time: time(|account| account.combine),
+            busiest: busiest(accounts),
+        }
+    }
+}
+
+/// Makes the batches that the arguments describe.
+fn make(args: &RunArgs, topology: &Topology) -> Result<(Shape, Vec<Batch>), Error> {
+    let ranks = topology.ranks() as usize;
+    let tokens = match args.tokens[..] {
+        [each] => vec![each; ranks],
+        ref list if list.len() == ranks => list.to_vec(),
+        ref list => {
+            let allowed = format_args!("one number, or one for each of the {ranks} ranks");
+            return Err(Error::invalid("number of --tokens", list.len(), allowed));
+        }
+    };
+    let most = tokens.iter().copied().max().unwrap_or(0);
+    let shape = args.layer.shape(most.max(1))?;
+    shape.local_experts(topology.ranks())?;
+    let bytes = tokens.iter().map(|&tokens| u64::from(tokens) * shape.row_bytes()).fold(0, u64::saturating_add);
+    if bytes > MAX_BATCH_BYTES {
+        return Err(Error::invalid("bytes of all batches", bytes, format_args!("at most {MAX_BATCH_BYTES}")));
+    }
+    let work = Workload::new(shape, tokens).kind(args.routing).drop(args.drop).seed(args.seed);
+    Ok((shape, work.batches()?))
+}
+
+/// The accounts of all ranks, or why not all of them finished.
+fn whole(ran: Ran) -> Result<Vec<Account>, String> {
+    let failed: Vec<String> = (0u32..)
+        .zip(&ran.accounts)
+        .filter_map(|(rank, account)| account.as_ref().err().map(|error| format!("rank {rank}: {error}")))
+        .collect();
+    if failed.is_empty() { Ok(ran.accounts.into_iter().flatten().collect()) } else { Err(failed.join("\n       ")) }
+}
+
+fn busiest(accounts: &[Account]) -> Busiest {
+    let loads: Vec<u64> =
+        accounts.iter().flat_map(|account| &account.observed.expert_counts).map(|&count| u64::from(count)).collect();
+    let rows: Vec<u64> = accounts.iter().map(|account| account.observed.source_token.len() as u64).collect();
+    let (expert, expert_choices) = most(&loads);
+    let (rank, rank_rows) = most(&rows);
+    Busiest { expert, expert_choices, idle_experts: loads.iter().filter(|&&load| load == 0).count(), rank, rank_rows }
+}
+
+/// The first of the largest, and how large it is.
+fn most(loads: &[u64]) -> (usize, u64) {
+    let first_of_largest = loads.iter().copied().enumerate().rev().max_by_key(|&(_, load)| load);
+    first_of_largest.unwrap_or((0, 0))
+}
+
+/// A bar on stderr where that is a terminal.
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,46 @@
+//! Numbers as people read them.
+
+/// `1234567` as `1,234,567`.
+pub(crate) fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes with a binary unit.
+pub(crate) fn bytes(value: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if value < 1024 {
+        return format!("{value} B");
+    }
+    let (mut scaled, mut unit) = (value as f64 / 1024.0, 0);
+    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    format!("{scaled:.1} {}", UNITS[unit])
+}
+
+/// `1 rank`, `8 ranks`.
+pub(crate) fn plural(value: u64, what: &str) -> String {
+    let s = if value == 1 { "" } else { "s" };
+    format!("{} {what}{s}", count(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_scaled() {
+        assert_eq!((count(0), count(999), count(1_234_567)), ("0".into(), "999".into(), "1,234,567".into()));
+        assert_eq!((bytes(1023), bytes(1536), bytes(3 << 30)), ("1023 B".into(), "1.5 KiB".into(), "3.0 GiB".into()));
+        assert_eq!((plural(1, "rank"), plural(1000, "rank")), ("1 rank".into(), "1,000 ranks".into()));
+    }
+}
