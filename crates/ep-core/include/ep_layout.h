@@ -34,6 +34,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_KIND_DISPATCH 1u
 #define EP_KIND_CACHED_DISPATCH 2u
 #define EP_KIND_COMBINE 3u
+#define EP_KIND_MEMBERSHIP_DISPATCH 4u
 #define EP_COUNTER_ALARM 0u
 #define EP_COUNTER_COUNTS 1u
 #define EP_COUNTER_NOTE 2u
