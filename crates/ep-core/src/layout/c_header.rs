@@ -157,7 +157,7 @@ fn constants(out: &mut String) {
     }
     let mut small = vec![("VALUE_BITS", VALUE_BITS), ("MAX_ALARM_SERIAL", u32::from(super::Alarm::MAX_SERIAL))];
     small.extend(KINDS.map(|kind| (kind_name(kind), kind as u32)));
-    small.extend(COUNTERS.map(|counter| (counter_name(counter), counter as u32)));
+    small.extend(Counter::ALL.map(|counter| (counter_name(counter), counter.slot() as u32)));
     small.extend(PHASES.map(|phase| (phase_name(phase), phase as u32)));
     small.extend(
         [("LANE_WATCH", LaneKind::Watch), ("LANE_CONTROL", LaneKind::Control)]
@@ -179,20 +179,10 @@ const fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-const COUNTERS: [Counter; 8] = [
-    Counter::Alarm,
-    Counter::Counts,
-    Counter::Note,
-    Counter::Done,
-    Counter::Tail,
-    Counter::Placed,
-    Counter::Head,
-    Counter::Probe,
-];
-
 const fn counter_name(counter: Counter) -> &'static str {
     match counter {
         Counter::Alarm => "COUNTER_ALARM",
+        Counter::Opening => "COUNTER_OPENING",
         Counter::Counts => "COUNTER_COUNTS",
         Counter::Note => "COUNTER_NOTE",
         Counter::Done => "COUNTER_DONE",
