@@ -80,7 +80,7 @@ pub(super) fn nonzero(bytes: &[u8]) -> u64 {
         padded[..bytes.len()].copy_from_slice(bytes);
         let word = u64::from_le_bytes(padded);
         // The top bit of each byte that is not 0, moved to its bottom; then byte i's bit to bit 56 + i.
-        let ones = ((word & (0x7f * LOW)) + 0x7f * LOW | word) >> 7 & LOW;
+        let ones = (((word & (0x7f * LOW)) + 0x7f * LOW) | word) >> 7 & LOW;
         ones.wrapping_mul(0x0102_0408_1020_4080) >> 56
     };
     bytes.chunks(8).zip((0..).step_by(8)).fold(0, |word, (bytes, at)| word | eight(bytes) << at)
