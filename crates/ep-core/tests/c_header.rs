@@ -149,7 +149,7 @@ fn program(cases: &[Case]) -> String {
         let rings = list(KernelRings::from(&case.rings).as_bytes());
         let Case { generation, op, writer, lane, channel, slot, staging_slot, turn, base, rows, row, .. } = case;
         let Case { expert, tokens, count, alarm, .. } = case;
-        let counter = case.counter as u32;
+        let counter = case.counter.slot();
         let Alarm { serial, verdict, phase, peer, .. } = *alarm;
         writeln!(
             text,
