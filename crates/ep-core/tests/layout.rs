@@ -7,17 +7,6 @@ use proptest::prelude::*;
 
 mod common;
 
-const COUNTERS: [Counter; 8] = [
-    Counter::Alarm,
-    Counter::Counts,
-    Counter::Note,
-    Counter::Done,
-    Counter::Tail,
-    Counter::Placed,
-    Counter::Head,
-    Counter::Probe,
-];
-
 fn region(layout: &Layout, name: &str) -> Span {
     layout.regions().into_iter().find(|region| region.name == name).expect("a region of that name").span
 }
@@ -81,11 +70,11 @@ proptest! {
         let mut lines = Vec::new();
         for (generation, writer) in [6, 7].into_iter().flat_map(|g| ranks(&layout).map(move |rank| (g, rank))) {
             for lane in (0..lanes).map(LaneKind::from_index) {
-                let cells = COUNTERS.map(|counter| Cell::new(writer, lane, counter));
-                prop_assert!(cells.iter().all(|&cell| layout.has_cell(cell)));
-                let places = cells.map(|cell| layout.cell(cell, generation));
+                let cells = lane.counters().iter().map(|&counter| Cell::new(writer, lane, counter));
+                prop_assert!(cells.clone().all(|cell| layout.has_cell(cell)));
+                let places: Vec<_> = cells.map(|cell| layout.cell(cell, generation)).collect();
                 let line = Offset(places[0].0 / LINE_BYTES * LINE_BYTES).span(LINE_BYTES);
-                assert_disjoint_in(line, places.map(|place| place.span(CELL_BYTES)).to_vec());
+                assert_disjoint_in(line, places.into_iter().map(|place| place.span(CELL_BYTES)).collect());
                 lines.push(line);
             }
         }

@@ -156,7 +156,9 @@ impl Layout {
 
     /// Whether this layout has such a cell.
     pub fn has_cell(&self, cell: Cell) -> bool {
-        cell.writer.0 < self.topology.ranks() && cell.lane.index() < LaneKind::count(self.settings.rings().channels)
+        cell.writer.0 < self.topology.ranks()
+            && cell.lane.index() < LaneKind::count(self.settings.rings().channels)
+            && cell.lane.counters().contains(&cell.counter)
     }
 
     /// Where the counts message of `writer` for operation `op` lies in the reader's window.

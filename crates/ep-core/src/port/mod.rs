@@ -160,6 +160,16 @@ impl LaneKind {
         }
     }
 
+    /// The counters that are published on lanes of this kind.
+    pub const fn counters(self) -> &'static [Counter] {
+        match self {
+            Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Probe],
+            Self::Control => &[Counter::Counts, Counter::Note, Counter::Done, Counter::Probe],
+            Self::Data(_) => &[Counter::Tail, Counter::Placed, Counter::Probe],
+            Self::Credit(_) => &[Counter::Head, Counter::Probe],
+        }
+    }
+
     /// Lanes from one rank to one peer with `channels` channels.
     pub const fn count(channels: u32) -> usize {
         2 + 2 * channels as usize
