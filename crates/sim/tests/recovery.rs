@@ -83,7 +83,7 @@ fn survivors_of_a_crash_use_the_memory_again_without_a_race() {
             let failed = async |port: &mut ep_sim::Port| {
                 for value in 1..100 {
                     for peer in [A, B, C].into_iter().filter(|&peer| peer != me) {
-                        let to = place.plus(64 + 64 * u64::from(me.0));
+                        let to = place.plus(256 * value + 64 * u64::from(me.0));
                         let ticket = port.put(lane(peer), place.span(64), to).await?;
                         port.publish(lane(peer), cell(me), value).await?;
                         port.flush(lane(peer), ticket).await?;
@@ -97,7 +97,8 @@ fn survivors_of_a_crash_use_the_memory_again_without_a_race() {
             failed(&mut port).await.unwrap_err();
             drop(port);
             machine.reset().await;
-            let soon = machine.now() + DEADLINE;
+            // Later than the deadline by which a peer may notice that this rank stopped talking to it.
+            let soon = machine.now() + Nanos::from_secs(1);
             let agreement = machine.bootstrap().agree(proposal(&[C], 1, 2), soon).await.unwrap();
             machine.window().write(place, &[me.0 as u8; 512]).unwrap();
             let role = Role::new(Duty::Probe);
