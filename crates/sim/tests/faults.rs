@@ -46,6 +46,20 @@ fn a_fault_that_had_no_chance_to_act_excuses_no_deadlock() {
 }
 
 #[test]
+fn a_wait_that_was_dropped_is_no_longer_reported() {
+    let report = deadlock(
+        async |machine: Machine| {
+            let (mut one, mut two) = (probe(&machine, 0), probe(&machine, 1));
+            let dropped = Box::pin(one.wait_any(&need(A, 4)));
+            assert_eq!(futures_util::future::poll_immediate(dropped).await, None);
+            two.wait_any(&need(A, 5)).await.unwrap();
+        },
+        &[],
+    );
+    assert_eq!(report.waiting.len(), 2, "one role of each rank: {report}");
+}
+
+#[test]
 fn a_run_that_does_not_end_is_a_livelock() {
     let cluster = cluster(1, 2).max_events(10_000).build(shape()).unwrap();
     let run = cluster.run_machines(async |machine: Machine| {

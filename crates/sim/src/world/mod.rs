@@ -6,8 +6,10 @@ mod deliver;
 mod disturb;
 mod meeting;
 mod ports;
+mod report;
 mod schedule;
 mod verbs;
+mod waits;
 
 use std::rc::Rc;
 

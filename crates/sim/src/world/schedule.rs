@@ -97,6 +97,7 @@ impl World {
                 1
             } else {
                 self.pass_time()?;
+                self.count_event();
                 continue;
             };
             if let Some(rank) = self.choose(class, wakes) {
