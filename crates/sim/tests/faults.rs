@@ -50,8 +50,8 @@ fn a_wait_that_was_dropped_is_no_longer_reported() {
     let report = deadlock(
         async |machine: Machine| {
             let (mut one, mut two) = (probe(&machine, 0), probe(&machine, 1));
-            let dropped = Box::pin(one.wait_any(&need(A, 4)));
-            assert_eq!(futures_util::future::poll_immediate(dropped).await, None);
+            let never = need(A, 4);
+            assert_eq!(futures_util::future::poll_immediate(Box::pin(one.wait_any(&never))).await, None);
             two.wait_any(&need(A, 5)).await.unwrap();
         },
         &[],

@@ -128,6 +128,20 @@ fn f4_a_cell_is_never_lowered_and_has_one_lane_and_one_poster() {
 }
 
 #[test]
+fn a_role_has_one_port_at_a_time_and_cells_are_of_the_layout() {
+    let two_ports = broken(async |machine| {
+        let _one = probe(machine, 0);
+        probe(machine, 0).flush(lane(B), Ticket(0)).await.unwrap();
+    });
+    let no_cell = broken(async |machine| {
+        let mut port = probe(machine, 0);
+        port.peek(Cell::new(A, LaneKind::Data(9), Counter::Probe));
+        port.flush(lane(B), Ticket(0)).await.unwrap();
+    });
+    assert_eq!([two_ports, no_cell], ["one port a role", "F8"]);
+}
+
+#[test]
 fn f4_publishing_twice_and_posting_one_after_the_other_is_harmless() {
     explore(2, async |machine: Machine| {
         if machine.rank() == A {
