@@ -124,14 +124,14 @@ impl Cluster {
     /// The first [`Violation`] found.
     ///
     /// # Panics
-    /// When `each` panics; the seed is printed.
+    /// When `each` panics; the seed is printed, and the violation that came before, if any.
     pub fn run_machines<T, F>(&self, each: F) -> Result<Run<T>, Violation>
     where
         F: AsyncFn(Machine) -> T,
     {
-        let _seed = SeedOnPanic(self.config.seed);
         let layout = Rc::new(self.layout.clone());
         let world = Rc::new(RefCell::new(World::new(&layout, &self.config)));
+        let _story = StoryOnPanic { seed: self.config.seed, world: Rc::clone(&world) };
         let ranks = self.layout.topology().all();
         let (wakes, wakers) = Wakes::new(ranks.len());
         let mut roots: Vec<Option<Root<'_, T>>> =
@@ -183,13 +183,22 @@ impl Cluster {
 
 type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Prints the seed when a rank's code panics: an assertion of a test knows nothing of it.
-struct SeedOnPanic(u64);
+/// Tells what is known when a rank's code panics: an assertion knows neither the seed nor that a race came before it.
+struct StoryOnPanic {
+    seed: u64,
+    world: Rc<RefCell<World>>,
+}
 
-impl Drop for SeedOnPanic {
+impl Drop for StoryOnPanic {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the simulated cluster ran with seed {}", self.0);
+        if !std::thread::panicking() {
+            return;
+        }
+        eprintln!("the simulated cluster ran with seed {}", self.seed);
+        if let Ok(world) = self.world.try_borrow()
+            && let Some(violation) = world.verdict()
+        {
+            eprintln!("before the panic: {violation}");
         }
     }
 }

@@ -10,6 +10,9 @@ pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
 const NONE: u32 = u32::MAX;
 
+/// Pieces that a lane has room for from its first transfer on; torn puts would otherwise make it grow step by step.
+const ROOM: usize = 16;
+
 /// A piece of a put or get that has not been copied yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
@@ -75,6 +78,9 @@ impl Lane {
     /// Adds a transfer and returns its ticket.
     pub(crate) fn post(&mut self, get: bool, from: u64, to: u64, len: u64, due: Nanos) -> u64 {
         self.issued += 1;
+        if self.transfers.capacity() == 0 {
+            self.transfers.reserve(ROOM);
+        }
         self.transfers.push(Transfer { ticket: self.issued, get, from, to, len, due });
         self.issued
     }

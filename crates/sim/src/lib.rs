@@ -1,4 +1,75 @@
-//! The simulator: to be documented.
+//! The simulator: any number of ranks in one process and one thread, the very roles of [`ep_core`], and an adversary.
+//!
+//! ```
+//! use ep_core::machine::{Machine as _, Opening};
+//! use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role};
+//! use ep_core::{Rank, Shape, Topology};
+//!
+//! let shape = Shape::builder().experts(2).topk(1).hidden(64).build()?;
+//! let cluster = ep_sim::Cluster::builder(Topology::new(1, 2)?).seed(7).build(shape)?;
+//! let run = cluster.run_machines(async |machine: ep_sim::Machine| {
+//!     let deadline = machine.now() + machine.layout().settings().deadline();
+//!     let mut port = machine.port(Opening { role: Role::new(Duty::Probe), op: 1, generation: 1, deadline });
+//!     let (me, peer) = (machine.rank(), Rank(1 - machine.rank().0));
+//!     let cell = |writer| Cell::new(writer, LaneKind::Control, Counter::Probe);
+//!     port.publish(LaneId { peer, kind: LaneKind::Control }, cell(me), 42).await?;
+//!     port.wait_any(&[Need { cell: cell(peer), at_least: 1 }]).await?;
+//!     Ok::<u64, ep_core::Fault>(port.peek(cell(peer)))
+//! })?;
+//! assert_eq!(run.finished(), [Ok(42), Ok(42)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A run
+//!
+//! [`Cluster::run_machines`] makes one future per rank from an async closure and polls them, one at a time, until all
+//! have ended. Ranks meet in a *world*: a window per rank, the lanes between them, and time. A verb that posts puts an
+//! *effect* in flight; effects are delivered later. Everything random derives from the seed: the same cluster runs the
+//! same way every time, whether or not races are tracked or verbs recorded.
+//!
+//! Windows are sparse: memory exists only where it was written. Cells that nobody wrote read zero, other bytes 0xA5.
+//!
+//! # The adversary
+//!
+//! It respects the rules F1 to F10 of [`ep_core::port`] and nothing else. At each verb it may park the role. Among the
+//! roles that can run and the effects that can be delivered it draws what is next, so that
+//!
+//! - puts and gets land in any order and, torn, in any pieces; their source is read when they land, at the latest when
+//!   their flush returns (F2, F5);
+//! - a publish lands after all puts before it on its lane and after the lane's earlier publishes (F3), puts posted after
+//!   it perhaps before it;
+//! - effects are delivered eagerly or lazily, publishes held back, one rank or some roles of one starved, each as
+//!   the *personality* has it that is drawn per seed.
+//!
+//! So one seed says little and a hundred say much: a test runs a range of seeds.
+//!
+//! # Time
+//!
+//! Every rank's clock is the same, starts at 0, and stands still while anything can run. When nothing can, and
+//!
+//! - no fault has acted: the run ends with [`Violation::Deadlock`], which lists who waits for what. Deadlines, of which
+//!   there are always some, do not hide it;
+//! - a fault has acted, or a rank waits in its control plane, or [`Builder::deadlines`] is on: time jumps to the next
+//!   deadline or to the arrival of the next delayed effect.
+//!
+//! # Faults
+//!
+//! [`Fault`]: delayed and lost lanes, crashes that peers learn of or do not, a starved rank. What is in flight when
+//! a rank crashes or resets its lanes lands, lands in part, or vanishes; the rules hold for what lands.
+//!
+//! # Races
+//!
+//! By vector clocks the world knows which access is ordered after which: by a publish seen, by a flush, by opening
+//! and dropping ports, by an agreement of the control plane; nothing else orders. A read or overwrite of bytes that
+//! another access is not ordered with is a [`Violation::Race`], right bytes or not, and found whenever the verbs were
+//! posted, however they were delivered. What breaks the contract outright, as lowering a cell, is a [`Violation::Rule`].
+//! Tracking costs time and, per clock, a number for each role and transferring lane that runs; large clusters may
+//! switch it off ([`Builder::race_tracking`]).
+//!
+//! # Failing seeds
+//!
+//! A [`Violation`] names its seed. When a rank's own code panics, the seed, and the violation that came before the
+//! panic, are printed to standard error. [`Builder::record`] keeps every verb of the run for a closer look.
 #![forbid(unsafe_code)]
 
 mod cluster;

@@ -24,8 +24,14 @@ impl Port {
         Self { world, rank, number }
     }
 
+    /// Takes the role out of its wait when a verb ends or is dropped half-way.
+    fn verb(&self) -> Verb<'_> {
+        Verb { world: &self.world, number: self.number }
+    }
+
     /// Starts a verb: the adversary may park the role here.
     async fn turn(&mut self) {
+        let _verb = self.verb();
         let mut begun = false;
         poll_fn(|context| {
             let mut world = self.world.borrow_mut();
@@ -36,6 +42,20 @@ impl Port {
             }
         })
         .await;
+    }
+}
+
+/// A verb that may wait.
+struct Verb<'a> {
+    world: &'a RefCell<World>,
+    number: u32,
+}
+
+impl Drop for Verb<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut world) = self.world.try_borrow_mut() {
+            world.end(self.number);
+        }
     }
 }
 
@@ -50,6 +70,7 @@ impl ep_core::Port for Port {
 
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
         self.turn().await;
+        let _verb = self.verb();
         let mut begun = false;
         poll_fn(|context| {
             let mut world = self.world.borrow_mut();
@@ -79,6 +100,7 @@ impl ep_core::Port for Port {
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
         self.turn().await;
+        let _verb = self.verb();
         let mut begun = false;
         poll_fn(|context| {
             let mut world = self.world.borrow_mut();

@@ -63,6 +63,7 @@ impl World {
         self.disturbed = true;
         self.crashing = Some(rank);
         self.ranks[rank.index()].crashed = true;
+        self.running -= 1;
         self.settle(rank);
         for number in 0..self.lanes.len() {
             let lane = self.lanes.lane_mut(number);

@@ -6,8 +6,10 @@ mod deliver;
 mod disturb;
 mod meeting;
 mod ports;
+mod report;
 mod schedule;
 mod verbs;
+mod waits;
 
 use std::rc::Rc;
 
@@ -73,6 +75,8 @@ pub(crate) struct World {
     windows: Vec<Memory>,
     lanes: Lanes,
     ranks: Vec<RankState>,
+    /// Ranks whose future has not ended.
+    running: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Ports that could run: those of victims apart.
@@ -106,6 +110,7 @@ impl World {
             windows: topology.all().map(|_| Memory::new(layout.window_bytes(), cells_end)).collect(),
             lanes: Lanes::new(topology.ranks(), kinds),
             ranks: Vec::new(),
+            running: topology.ranks(),
             slots: Vec::new(),
             free: Vec::new(),
             ready: [Vec::new(), Vec::new()],
@@ -148,6 +153,11 @@ impl World {
         self.records.take().unwrap_or_default()
     }
 
+    /// What the run has found so far.
+    pub(crate) fn verdict(&self) -> Option<&Violation> {
+        self.verdict.as_ref()
+    }
+
     /// Bytes of memory that stand behind all windows.
     pub(crate) fn resident(&self) -> u64 {
         self.windows.iter().map(Memory::resident).sum()
@@ -156,6 +166,7 @@ impl World {
     /// The rank's future has ended.
     pub(crate) fn finish(&mut self, rank: Rank) {
         self.ranks[rank.index()].finished = true;
+        self.running -= 1;
     }
 
     /// The rank whose future is to be dropped, once.

@@ -75,7 +75,7 @@ impl World {
             if let Some(violation) = &self.verdict {
                 return Err(violation.clone());
             }
-            if self.ranks.iter().all(|state| state.finished || state.crashed) {
+            if self.running == 0 {
                 self.drain();
                 return Ok(Step::Finished);
             }
@@ -97,6 +97,7 @@ impl World {
                 1
             } else {
                 self.pass_time()?;
+                self.count_event();
                 continue;
             };
             if let Some(rank) = self.choose(class, wakes) {
