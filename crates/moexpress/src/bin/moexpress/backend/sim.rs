@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use ep_core::engine::Engine;
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
@@ -22,7 +23,8 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
     let clock = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let shared = Shared { world: job.world, clock: &clock, step };
     let run = cluster
-        .run(async |mut ep| {
+        .run_machines(async |machine| {
+            let mut ep = Engine::new(machine)?;
             let batch = &job.batches[ep.rank().index()];
             work(&mut ep, batch, &shared).await
         })
