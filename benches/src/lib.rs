@@ -1,1 +1,43 @@
-//! to be written
+//! Inputs that the benchmarks share. The benchmarks are `cargo bench -p moexpress-benches`.
+
+use ep_core::Shape;
+
+/// A layer as large models have them: 256 experts, top-8, hidden 7168, 4096 tokens.
+///
+/// # Panics
+/// Never: the sizes are valid.
+pub fn large_shape() -> Shape {
+    Shape::builder().build().expect("the default shape is valid")
+}
+
+/// `[tokens, topk]` distinct experts for each token, spread evenly, the same in every run.
+pub fn routing(shape: &Shape, tokens: u32) -> Vec<i64> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut experts: Vec<i64> = (0..i64::from(shape.experts())).collect();
+    let topk = shape.topk() as usize;
+    let mut topk_idx = Vec::with_capacity(tokens as usize * topk);
+    for _ in 0..tokens {
+        // The first steps of a Fisher-Yates shuffle: they draw without repetition.
+        for at in 0..topk {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let left = (experts.len() - at) as u64;
+            experts.swap(at, at + ((state >> 33) % left) as usize);
+        }
+        topk_idx.extend(&experts[..topk]);
+    }
+    topk_idx
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_token_chooses_an_expert_twice() {
+        let shape = large_shape();
+        let topk_idx = routing(&shape, 500);
+        for token in topk_idx.chunks(shape.topk() as usize) {
+            assert!(token.iter().zip(1..).all(|(expert, next)| !token[next..].contains(expert)), "{token:?}");
+        }
+    }
+}

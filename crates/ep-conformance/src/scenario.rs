@@ -152,13 +152,14 @@ impl Scenario {
         Workload::new(shape, self.tokens.clone()).kind(self.routing).drop(self.drop).seed(seed)
     }
 
-    fn round(&self, turn: &Turn, workload: &Workload, rank: Rank) -> Result<Round, Error> {
+    fn round(&self, at: usize, workload: &Workload, rank: Rank) -> Result<Round, Error> {
+        let turn = &self.rounds[at];
         let rings = Rings { channels: turn.channels.min(self.rings.channels), ..self.rings };
         Ok(Round {
             rings: Some(rings),
             worst_rows: 0,
             pull: turn.pull,
-            return_weights: turn.return_weights && !turn.cached,
+            return_weights: turn.return_weights && !self.is_cached(at),
             bias: bias_rows(workload, rank, turn.bias.into())?,
         })
     }
@@ -192,7 +193,8 @@ impl Scenario {
                 fresh = at;
             }
             let observed: Vec<Observed> = seen.iter().map(|rounds| rounds[at].clone()).collect();
-            compared += self.compare(&world, &batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
+            compared +=
+                self.compare(&world, &batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
         }
         Ok(compared)
     }
@@ -206,10 +208,10 @@ impl Scenario {
     ) -> Result<Vec<Observed>, Error> {
         let mut seen = Vec::new();
         let mut last = None;
-        for (at, turn) in self.rounds.iter().enumerate() {
+        for at in 0..self.rounds.len() {
             let rank = ep.rank();
             let batch = &batches[at][rank.index()];
-            let how = self.round(turn, &self.workload(*world.shape(), at), rank)?;
+            let how = self.round(at, &self.workload(*world.shape(), at), rank)?;
             match last.as_ref().filter(|_| self.is_cached(at)) {
                 Some(handle) => seen.push(cached_round(ep, world, batch, handle, &how).await?),
                 None => {

@@ -12,7 +12,12 @@
 //! ```
 //!
 //! *Polite waiting*: before a role waits on anything it publishes what is pending on all its rings ([`Producer::pending`],
-//! [`Consumer::pending`]). Without that, rings with `slots < chunk + credit - 1` can hang.
+//! [`Consumer::pending`]). Without that the producer can wait for credit that the consumer holds back, while the
+//! consumer waits for a tail that the producer holds back: `u` rows unpublished and `v` rows of credit unreturned fill
+//! the ring, `u + v = slots`, `u < chunk`, `v < credit`. So a ring with `slots >= chunk + credit - 1` never hangs;
+//! with fewer slots it does after a tail was published in the middle of a chunk, as at the end of an operation. (While
+//! all tails and heads are multiples of `chunk` and `credit`, so is `v` of their greatest common divisor `g`, and rings
+//! hang exactly when `slots < chunk + credit - g`.) `tests/ring.rs` tries every interleaving of small rings.
 //!
 //! *Geometry*: a communicator's calls may cut the same memory into rings differently. A producer changes geometry only
 //! when its ring is empty ([`Producer::is_empty`]); both sides then count slots from there ([`Producer::restart`]).
@@ -41,7 +46,7 @@ pub struct Overrun {
 }
 
 /// The filling side of a ring.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Producer {
     geometry: Geometry,
     origin: u64,
@@ -130,7 +135,7 @@ impl Producer {
 }
 
 /// The emptying side of a ring.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Consumer {
     geometry: Geometry,
     origin: u64,
@@ -196,7 +201,8 @@ impl Consumer {
     }
 
     /// Starts counting slots from here with another geometry, where the producer does so too: after everything that
-    /// was sent with the old one has been read.
+    /// was sent with the old one has been read, and before the next [`Consumer::saw_tail`]. (Once the last row's credit
+    /// has left, the producer may be sending with the new geometry, which may hold more rows than the old.)
     pub fn restart(&mut self, geometry: Geometry) {
         debug_assert!(self.head == self.tail, "geometry changed on a ring that holds rows");
         self.geometry = geometry;

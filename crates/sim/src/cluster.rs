@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use ep_core::engine::Engine;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
@@ -161,6 +162,22 @@ impl Cluster {
             resident: world.resident(),
             records: world.take_records(),
         })
+    }
+}
+
+impl Cluster {
+    /// Runs `each` on an endpoint of every rank; else as [`Cluster::run_machines`].
+    ///
+    /// # Errors
+    /// The first [`Violation`] found.
+    ///
+    /// # Panics
+    /// As [`Cluster::run_machines`], and for a topology that the engine does not support.
+    pub fn run<T, F>(&self, each: F) -> Result<Run<T>, Violation>
+    where
+        F: AsyncFn(Engine<Machine>) -> T,
+    {
+        self.run_machines(async |machine| each(Engine::new(machine).expect("checked by build")).await)
     }
 }
 

@@ -5,8 +5,6 @@ mod campaign;
 mod engine;
 mod failures;
 mod memory;
-#[cfg(feature = "plant")]
-mod planted;
 mod rules;
 
 use crate::harness::Case;
@@ -18,8 +16,6 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(memory::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
-    #[cfg(feature = "plant")]
-    all.extend(planted::cases());
     all.extend(campaign::cases());
     all
 }

@@ -165,10 +165,8 @@ fn f4<B: Backend>(backend: &B) -> Result<(), String> {
     let peek = Step::Peek { writer: Rank(0), kind: LaneKind::Data(0) };
     let scripts = |_| {
         let writer = Script::new(Rank(0)).all((1..=LAST).flat_map(|value| [publish(1, value), publish(1, value)]));
-        let reader = Script::new(Rank(1))
-            .all(std::iter::repeat_n(peek.clone(), 60))
-            .then(wait(0, LAST))
-            .then(peek.clone());
+        let reader =
+            Script::new(Rank(1)).all(std::iter::repeat_n(peek.clone(), 60)).then(wait(0, LAST)).then(peek.clone());
         vec![writer, reader]
     };
     under_seeds(backend, scripts, |_, logs| {
@@ -202,24 +200,20 @@ fn f6<B: Backend>(backend: &B) -> Result<(), String> {
     let (setup, ..) = bench(1).map_err(|error| error.to_string())?;
     // Something must be able to go wrong for time to pass in a simulator: what is lost here nobody waits for.
     let setup = match backend.lacks(Requirement::Incidents) {
-        None => setup.incident(Incident::LoseLane {
-            from: Rank(2),
-            to: Rank(1),
-            kind: Some(LaneKind::Watch),
-            after: 0,
-        }),
+        None => {
+            setup.incident(Incident::LoseLane { from: Rank(2), to: Rank(1), kind: Some(LaneKind::Watch), after: 0 })
+        }
         Some(_) => setup,
     };
     let mut script = Script::new(Rank(0)).then(wait(1, 5));
     script.allowed = Nanos::from_millis(50);
     let feeder = Script::new(Rank(1)).then(publish(0, 3));
-    let logs = backend.probe(&setup, &[script, feeder])?;
+    let lost = Step::Publish { lane: LaneId { peer: Rank(1), kind: LaneKind::Watch }, value: 1 };
+    let logs = backend.probe(&setup, &[script, feeder, Script::new(Rank(2)).then(lost)])?;
     match logs.first().and_then(Option::as_ref).and_then(|log| log.first()) {
-        Some(Seen::Fault(Fault::Timeout { phase: Phase::Probe, peer: Rank(1), seen: 3, awaited: 5, waited, .. }))
-            if *waited >= Nanos::from_millis(49) =>
-        {
-            Ok(())
-        }
+        Some(Seen::Fault(Fault::Timeout {
+            phase: Phase::Probe, peer: Rank(1), seen: 3, awaited: 5, waited, ..
+        })) if *waited >= Nanos::from_millis(49) => Ok(()),
         other => Err(format!("expected a timeout of rank 1 after 50 ms that saw 3 and awaited 5, got {other:?}")),
     }
 }
@@ -321,9 +315,8 @@ fn f9<B: Backend>(backend: &B) -> Result<(), String> {
             ]
         }));
         let writer = writer.then(Step::Flush { lane: to(1) });
-        let reader = Script::new(Rank(1)).all(
-            (1..=ROUNDS).flat_map(|round| [wait(0, round), Step::Read { at: a, len: LEN }, publish(0, round)]),
-        );
+        let reader = Script::new(Rank(1))
+            .all((1..=ROUNDS).flat_map(|round| [wait(0, round), Step::Read { at: a, len: LEN }, publish(0, round)]));
         vec![writer, reader]
     };
     under_seeds(backend, scripts, |_, logs| {

@@ -1,6 +1,7 @@
 //! Bytes: how rows, messages and cells lie in a window. The one home of every offset.
 //!
-//! All numbers are little-endian. The window of every rank is cut the same way:
+//! All numbers are little-endian. The window of every rank is cut the same way, in this order ([`Layout::regions`]);
+//! every region and every part named below starts at a multiple of 64 bytes:
 //!
 //! ```text
 //! cells     2 generation banks x writers x lanes, one 64-byte line each
@@ -12,15 +13,33 @@
 //! arena     blocks of received rows (direct placement) and of experts' output (pulled by combine)
 //! ```
 //!
+//! Who may write what, in the window of rank `o` (the *owner*): rank `w` puts into the parts of *writer* `w` in cells,
+//! counts, notes and rings, and into blocks that `o` granted to it; everything else is written by `o` alone. So no two
+//! ranks ever write the same bytes, and no agreement is needed.
+//!
+//! *Banks.* Cells have one bank for even and one for odd generations: what a lane of the generation before last still
+//! had under way is long gone when its bank is used again. Counts and notes have one bank for even and one for odd
+//! operations; a writer fills the bank of operation `op` only when the owner is done with `op - 2`.
+//!
+//! *Calls' rings.* The window is cut once, for the communicator's rings. A call may ask for others, as long as they fit
+//! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. The
+//! cut is the writer's alone to change, on empty rings (see [`crate::ring`]).
+//!
+//! Kernels get the same numbers from [`KernelWindow`] and [`KernelRings`] and the same arithmetic from the header that
+//! [`c_header`] writes.
 
 mod alarm;
+mod c_header;
 mod cells;
+mod kernel;
 mod messages;
 mod row;
 mod window;
 
 pub use alarm::Alarm;
+pub use c_header::c_header;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
+pub use kernel::{KernelRings, KernelWindow};
 pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader};
 pub use row::{Block, Choice, RowFormat, RowHeader};
 pub(crate) use window::PULL_DEPTH;

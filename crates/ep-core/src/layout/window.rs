@@ -26,15 +26,15 @@ pub struct Layout {
     settings: Settings,
     row: RowFormat,
     local_experts: u32,
-    cells: Offset,
-    counts: Offset,
-    counts_outbox: Offset,
-    notes: Offset,
-    notes_outbox: Offset,
-    rings: Offset,
-    staging: Offset,
-    pulls: Offset,
-    arena: Offset,
+    pub(super) cells: Offset,
+    pub(super) counts: Offset,
+    pub(super) counts_outbox: Offset,
+    pub(super) notes: Offset,
+    pub(super) notes_outbox: Offset,
+    pub(super) rings: Offset,
+    pub(super) staging: Offset,
+    pub(super) pulls: Offset,
+    pub(super) arena: Offset,
     window: u64,
 }
 
@@ -270,9 +270,9 @@ impl Layout {
     }
 }
 
-const NOTE_BYTES: u64 = round_up(size_of::<Note>() as u64, SLOT_ALIGN);
+pub(super) const NOTE_BYTES: u64 = round_up(size_of::<Note>() as u64, SLOT_ALIGN);
 
-fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
+pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
     let numbers = u64::from(topology.ranks()) + u64::from(shape.experts());
     round_up(size_of::<CountsHeader>() as u64 + 4 * numbers, SLOT_ALIGN)
 }

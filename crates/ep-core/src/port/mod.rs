@@ -20,6 +20,18 @@
 //! Decorators wrap a port and keep the contract: [`Counted`] counts verbs and bytes, [`Traced`] records them,
 //! [`Faulty`] injects faults.
 
+mod counted;
+mod faulty;
+#[cfg(test)]
+pub(crate) mod loopback;
+mod traced;
+mod verb;
+
+pub use counted::{Counted, Counts, LaneCounts};
+pub use faulty::{FaultPlan, Faulty, Trigger, Trouble};
+pub use traced::{Traced, Tracer};
+pub use verb::{LaneClass, VerbKind};
+
 use std::fmt;
 use std::ops::{Add, Sub};
 

@@ -1,5 +1,13 @@
 //! What ports did, as records: for Perfetto, for checkers, for a failing seed's story.
 
+mod perfetto;
+
+pub use perfetto::perfetto;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
 use crate::port::{Cell, LaneId, Nanos, Role};
 use crate::topology::Rank;
 
@@ -75,4 +83,29 @@ pub enum Verb {
 pub trait Sink {
     /// Takes one record.
     fn record(&self, record: Record);
+}
+
+impl<S: Sink + ?Sized> Sink for &S {
+    fn record(&self, record: Record) {
+        (**self).record(record);
+    }
+}
+
+impl<S: Sink + ?Sized> Sink for Rc<S> {
+    fn record(&self, record: Record) {
+        (**self).record(record);
+    }
+}
+
+impl<S: Sink + ?Sized> Sink for Arc<S> {
+    fn record(&self, record: Record) {
+        (**self).record(record);
+    }
+}
+
+/// Keeps everything, in order.
+impl Sink for RefCell<Vec<Record>> {
+    fn record(&self, record: Record) {
+        self.borrow_mut().push(record);
+    }
 }

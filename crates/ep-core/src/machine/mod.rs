@@ -7,6 +7,10 @@ use crate::layout::Layout;
 use crate::port::{Nanos, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
+mod decorated;
+
+pub use decorated::{Decorate, Decorated};
+
 /// What a machine can do beyond the contract's minimum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]

@@ -1,0 +1,317 @@
+/*
+ * ep_layout.h: how rows, messages and cells lie in a window, for kernels.
+ *
+ * Written by ep_core::layout::c_header(); do not edit. A test fails when this file is stale and says how to renew it.
+ *
+ * Needs a C++14 compiler (g++, clang++, NVRTC, bisheng) and no other header. Before including it, a device compiler that
+ * marks device functions in its own way defines EP_HD to that mark. All offsets are bytes from the start of a window,
+ * the same on every rank; all numbers in a window are little-endian.
+ */
+#ifndef EP_LAYOUT_H
+#define EP_LAYOUT_H
+
+#ifndef EP_HD
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define EP_HD __host__ __device__
+#else
+#define EP_HD
+#endif
+#endif
+
+typedef int ep_i32;
+typedef unsigned int ep_u32;
+typedef unsigned long long ep_u64;
+typedef float ep_f32;
+static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 && sizeof(ep_f32) == 4, "types");
+
+#define EP_CELL_BYTES 8ull
+#define EP_LINE_BYTES 64ull
+#define EP_ROW_ALIGN 16ull
+#define EP_SLOT_ALIGN 64ull
+#define EP_NO_BASE 18446744073709551615ull
+#define EP_VALUE_BITS 48u
+#define EP_MAX_ALARM_SERIAL 32767u
+#define EP_KIND_DISPATCH 1u
+#define EP_KIND_CACHED_DISPATCH 2u
+#define EP_KIND_COMBINE 3u
+#define EP_COUNTER_ALARM 0u
+#define EP_COUNTER_COUNTS 1u
+#define EP_COUNTER_NOTE 2u
+#define EP_COUNTER_DONE 3u
+#define EP_COUNTER_TAIL 4u
+#define EP_COUNTER_PLACED 5u
+#define EP_COUNTER_HEAD 6u
+#define EP_COUNTER_PROBE 7u
+#define EP_PHASE_BANK 0u
+#define EP_PHASE_COUNTS 1u
+#define EP_PHASE_NOTE 2u
+#define EP_PHASE_ROWS 3u
+#define EP_PHASE_CREDIT 4u
+#define EP_PHASE_PULLED 5u
+#define EP_PHASE_ALARM 6u
+#define EP_PHASE_RECOVERY 7u
+#define EP_PHASE_PROBE 8u
+#define EP_LANE_WATCH 0u
+#define EP_LANE_CONTROL 1u
+
+/* Opens every message and every ring of an operation. */
+struct EpOpHeader {
+    ep_u64 op;
+    ep_u32 kind;
+    ep_u32 rows;
+    ep_u64 settings;
+    ep_u32 first;
+    ep_u32 reserved;
+};
+static_assert(sizeof(EpOpHeader) == 32, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, op) == 0, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, kind) == 8, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, rows) == 12, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, settings) == 16, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, first) == 24, "layout");
+static_assert(__builtin_offsetof(EpOpHeader, reserved) == 28, "layout");
+
+/* Opens a counts message; ep_u32 rows[ranks] and ep_u32 tokens[experts] follow. */
+struct EpCountsHeader {
+    EpOpHeader opening;
+    ep_u32 tokens;
+    ep_u32 reserved[3];
+};
+static_assert(sizeof(EpCountsHeader) == 48, "layout");
+static_assert(__builtin_offsetof(EpCountsHeader, opening) == 0, "layout");
+static_assert(__builtin_offsetof(EpCountsHeader, tokens) == 32, "layout");
+static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 36, "layout");
+
+/* A grant of the receiver's arena, or an offer of rows to pull. */
+struct EpNote {
+    EpOpHeader opening;
+    ep_u64 base;
+    ep_u32 first_row;
+    ep_u32 reserved[3];
+};
+static_assert(sizeof(EpNote) == 56, "layout");
+static_assert(__builtin_offsetof(EpNote, opening) == 0, "layout");
+static_assert(__builtin_offsetof(EpNote, base) == 32, "layout");
+static_assert(__builtin_offsetof(EpNote, first_row) == 40, "layout");
+static_assert(__builtin_offsetof(EpNote, reserved) == 44, "layout");
+
+/* Opens a row; EpChoice[topk] follow. */
+struct EpRowHeader {
+    ep_u32 source_rank;
+    ep_u32 source_token;
+    ep_u32 position;
+    ep_u32 op;
+};
+static_assert(sizeof(EpRowHeader) == 16, "layout");
+static_assert(__builtin_offsetof(EpRowHeader, source_rank) == 0, "layout");
+static_assert(__builtin_offsetof(EpRowHeader, source_token) == 4, "layout");
+static_assert(__builtin_offsetof(EpRowHeader, position) == 8, "layout");
+static_assert(__builtin_offsetof(EpRowHeader, op) == 12, "layout");
+
+/* One of a row's choices; expert is -1 where it is not the receiver's. */
+struct EpChoice {
+    ep_i32 expert;
+    ep_f32 weight;
+};
+static_assert(sizeof(EpChoice) == 8, "layout");
+static_assert(__builtin_offsetof(EpChoice, expert) == 0, "layout");
+static_assert(__builtin_offsetof(EpChoice, weight) == 4, "layout");
+
+/* How a window is cut: offsets, sizes and strides in bytes, parts in row slots. */
+struct EpWindow {
+    ep_u64 cells;
+    ep_u64 counts;
+    ep_u64 counts_outbox;
+    ep_u64 notes;
+    ep_u64 notes_outbox;
+    ep_u64 rings;
+    ep_u64 staging;
+    ep_u64 pulls;
+    ep_u64 arena;
+    ep_u64 arena_bytes;
+    ep_u64 window_bytes;
+    ep_u64 counts_bytes;
+    ep_u64 note_bytes;
+    ep_u64 header_bytes;
+    ep_u64 payload_bytes;
+    ep_u64 payload_stride;
+    ep_u64 wire_bytes;
+    ep_u64 slot_bytes;
+    ep_u64 ring_part_slots;
+    ep_u64 staging_part_slots;
+    ep_u32 ranks;
+    ep_u32 ranks_per_node;
+    ep_u32 experts;
+    ep_u32 local_experts;
+    ep_u32 topk;
+    ep_u32 hidden;
+    ep_u32 channels;
+    ep_u32 pull_depth;
+};
+static_assert(sizeof(EpWindow) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
+static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
+static_assert(__builtin_offsetof(EpWindow, counts_outbox) == 16, "layout");
+static_assert(__builtin_offsetof(EpWindow, notes) == 24, "layout");
+static_assert(__builtin_offsetof(EpWindow, notes_outbox) == 32, "layout");
+static_assert(__builtin_offsetof(EpWindow, rings) == 40, "layout");
+static_assert(__builtin_offsetof(EpWindow, staging) == 48, "layout");
+static_assert(__builtin_offsetof(EpWindow, pulls) == 56, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena) == 64, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 72, "layout");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 80, "layout");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 88, "layout");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 96, "layout");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 104, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 112, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 120, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 128, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 136, "layout");
+static_assert(__builtin_offsetof(EpWindow, ring_part_slots) == 144, "layout");
+static_assert(__builtin_offsetof(EpWindow, staging_part_slots) == 152, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 160, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 164, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 168, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 172, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 180, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 188, "layout");
+
+/* The rings of a call; all but channels in rows. */
+struct EpRings {
+    ep_u32 channels;
+    ep_u32 slots;
+    ep_u32 chunk;
+    ep_u32 credit;
+};
+static_assert(sizeof(EpRings) == 16, "layout");
+static_assert(__builtin_offsetof(EpRings, channels) == 0, "layout");
+static_assert(__builtin_offsetof(EpRings, slots) == 4, "layout");
+static_assert(__builtin_offsetof(EpRings, chunk) == 8, "layout");
+static_assert(__builtin_offsetof(EpRings, credit) == 12, "layout");
+
+/* --- Cells: a count of EP_VALUE_BITS bits below 16 bits of generation. --- */
+
+/* The bits of a cell that holds value in generation. Later generations compare greater. */
+EP_HD static inline ep_u64 ep_stamp(ep_u32 generation, ep_u64 value) {
+    return ((ep_u64)generation << EP_VALUE_BITS) | value;
+}
+
+/* The generation that wrote a cell's bits. */
+EP_HD static inline ep_u32 ep_generation_of(ep_u64 bits) { return (ep_u32)(bits >> EP_VALUE_BITS); }
+
+/* The count in a cell's bits as generation sees it: 0 when an earlier generation wrote them. */
+EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
+    return ep_generation_of(bits) == generation ? bits & (((ep_u64)1 << EP_VALUE_BITS) - 1) : 0;
+}
+
+/* Index of a channel's data lane. */
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 channel) { return 2 + 2 * channel; }
+
+/* Index of a channel's credit lane. */
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 channel) { return 3 + 2 * channel; }
+
+/* Lanes from one rank to one peer with so many channels. */
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 channels) { return 2 + 2 * channels; }
+
+/* A cell of the own window, written by lane (an index) of writer, in the bank of generation. */
+EP_HD static inline ep_u64 ep_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
+    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.channels) + lane;
+    return w.cells + line * EP_LINE_BYTES + counter * EP_CELL_BYTES;
+}
+
+/* --- Messages. --- */
+
+/* The counts message of writer for operation op, in the reader's window. */
+EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.counts + (op % 2 * w.ranks + writer) * w.counts_bytes;
+}
+
+/* The note of writer for operation op, in the reader's window. */
+EP_HD static inline ep_u64 ep_note(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.notes + (op % 2 * w.ranks + writer) * w.note_bytes;
+}
+
+/* The source of the own note to peer. */
+EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
+    return w.notes_outbox + (ep_u64)peer * w.note_bytes;
+}
+
+/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+
+/* A slot of the ring channel from writer, in the reader's window. */
+EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
+                                        ep_u32 slot) {
+    const ep_u64 at = (ep_u64)writer * w.ring_part_slots + (ep_u64)channel * r.slots + slot;
+    return w.rings + at * w.slot_bytes;
+}
+
+/* Staging slots of each ring: two chunks, at most the ring, within the part. */
+EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r) {
+    const ep_u64 two = 2 * (ep_u64)r.chunk;
+    const ep_u64 wanted = two < r.slots ? two : r.slots;
+    const ep_u64 fitting = w.staging_part_slots / r.channels;
+    return (ep_u32)(wanted < fitting ? wanted : fitting);
+}
+
+/* A slot of the staging memory for the ring channel to peer. */
+EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel,
+                                           ep_u32 slot) {
+    const ep_u64 at = (ep_u64)peer * w.staging_part_slots + (ep_u64)channel * ep_staging_slots(w, r) + slot;
+    return w.staging + at * w.slot_bytes;
+}
+
+/* Where the row that the reducer of channel pulls from writer lands; turn tells gets in flight apart. */
+EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 channel, ep_u32 writer, ep_u32 turn) {
+    const ep_u64 at = ((ep_u64)channel * w.ranks + writer) * w.pull_depth + turn % w.pull_depth;
+    return w.pulls + at * w.slot_bytes;
+}
+
+/* --- Blocks of rows in an arena: all payloads, then all headers. --- */
+
+/* bytes rounded up to EP_SLOT_ALIGN. */
+EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
+    return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
+}
+
+/* Bytes of a block of rows. */
+EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block at base; w.payload_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.payload_stride;
+}
+
+/* The header of row row in the block of rows at base. */
+EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* --- Plan. --- */
+
+/* The rank that holds expert. */
+EP_HD static inline ep_u32 ep_rank_of_expert(const EpWindow& w, ep_u32 expert) { return expert / w.local_experts; }
+
+/* The first token of channel, of channels; its last is the one before ep_channel_first of the next channel. */
+EP_HD static inline ep_u32 ep_channel_first(ep_u32 tokens, ep_u32 channels, ep_u32 channel) {
+    return (ep_u32)((ep_u64)tokens * channel / channels);
+}
+
+/* --- Alarms: serial 15 bits, verdict 1, op 12, phase 4, peer 16. --- */
+
+/* The value of an alarm cell. serial is 1 to EP_MAX_ALARM_SERIAL, verdict 0 or 1. */
+EP_HD static inline ep_u64 ep_alarm(ep_u32 serial, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    return ((ep_u64)serial << 33) | ((ep_u64)verdict << 32) | (op % 4096 << 20) | ((ep_u64)phase << 16) | peer;
+}
+
+/* Fields of an alarm's value; a serial of 0 means that it is none. */
+EP_HD static inline ep_u32 ep_alarm_serial(ep_u64 alarm) { return (ep_u32)(alarm >> 33) & EP_MAX_ALARM_SERIAL; }
+EP_HD static inline ep_u32 ep_alarm_verdict(ep_u64 alarm) { return (ep_u32)(alarm >> 32) & 1; }
+EP_HD static inline ep_u32 ep_alarm_op(ep_u64 alarm) { return (ep_u32)(alarm >> 20) & 4095; }
+EP_HD static inline ep_u32 ep_alarm_phase(ep_u64 alarm) { return (ep_u32)(alarm >> 16) & 15; }
+EP_HD static inline ep_u32 ep_alarm_peer(ep_u64 alarm) { return (ep_u32)alarm & 0xffff; }
+
+#endif

@@ -1,0 +1,125 @@
+
+/* --- Cells: a count of EP_VALUE_BITS bits below 16 bits of generation. --- */
+
+/* The bits of a cell that holds value in generation. Later generations compare greater. */
+EP_HD static inline ep_u64 ep_stamp(ep_u32 generation, ep_u64 value) {
+    return ((ep_u64)generation << EP_VALUE_BITS) | value;
+}
+
+/* The generation that wrote a cell's bits. */
+EP_HD static inline ep_u32 ep_generation_of(ep_u64 bits) { return (ep_u32)(bits >> EP_VALUE_BITS); }
+
+/* The count in a cell's bits as generation sees it: 0 when an earlier generation wrote them. */
+EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
+    return ep_generation_of(bits) == generation ? bits & (((ep_u64)1 << EP_VALUE_BITS) - 1) : 0;
+}
+
+/* Index of a channel's data lane. */
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 channel) { return 2 + 2 * channel; }
+
+/* Index of a channel's credit lane. */
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 channel) { return 3 + 2 * channel; }
+
+/* Lanes from one rank to one peer with so many channels. */
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 channels) { return 2 + 2 * channels; }
+
+/* A cell of the own window, written by lane (an index) of writer, in the bank of generation. */
+EP_HD static inline ep_u64 ep_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
+    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.channels) + lane;
+    return w.cells + line * EP_LINE_BYTES + counter * EP_CELL_BYTES;
+}
+
+/* --- Messages. --- */
+
+/* The counts message of writer for operation op, in the reader's window. */
+EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.counts + (op % 2 * w.ranks + writer) * w.counts_bytes;
+}
+
+/* The note of writer for operation op, in the reader's window. */
+EP_HD static inline ep_u64 ep_note(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.notes + (op % 2 * w.ranks + writer) * w.note_bytes;
+}
+
+/* The source of the own note to peer. */
+EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
+    return w.notes_outbox + (ep_u64)peer * w.note_bytes;
+}
+
+/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+
+/* A slot of the ring channel from writer, in the reader's window. */
+EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
+                                        ep_u32 slot) {
+    const ep_u64 at = (ep_u64)writer * w.ring_part_slots + (ep_u64)channel * r.slots + slot;
+    return w.rings + at * w.slot_bytes;
+}
+
+/* Staging slots of each ring: two chunks, at most the ring, within the part. */
+EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r) {
+    const ep_u64 two = 2 * (ep_u64)r.chunk;
+    const ep_u64 wanted = two < r.slots ? two : r.slots;
+    const ep_u64 fitting = w.staging_part_slots / r.channels;
+    return (ep_u32)(wanted < fitting ? wanted : fitting);
+}
+
+/* A slot of the staging memory for the ring channel to peer. */
+EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel,
+                                           ep_u32 slot) {
+    const ep_u64 at = (ep_u64)peer * w.staging_part_slots + (ep_u64)channel * ep_staging_slots(w, r) + slot;
+    return w.staging + at * w.slot_bytes;
+}
+
+/* Where the row that the reducer of channel pulls from writer lands; turn tells gets in flight apart. */
+EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 channel, ep_u32 writer, ep_u32 turn) {
+    const ep_u64 at = ((ep_u64)channel * w.ranks + writer) * w.pull_depth + turn % w.pull_depth;
+    return w.pulls + at * w.slot_bytes;
+}
+
+/* --- Blocks of rows in an arena: all payloads, then all headers. --- */
+
+/* bytes rounded up to EP_SLOT_ALIGN. */
+EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
+    return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
+}
+
+/* Bytes of a block of rows. */
+EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block at base; w.payload_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.payload_stride;
+}
+
+/* The header of row row in the block of rows at base. */
+EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* --- Plan. --- */
+
+/* The rank that holds expert. */
+EP_HD static inline ep_u32 ep_rank_of_expert(const EpWindow& w, ep_u32 expert) { return expert / w.local_experts; }
+
+/* The first token of channel, of channels; its last is the one before ep_channel_first of the next channel. */
+EP_HD static inline ep_u32 ep_channel_first(ep_u32 tokens, ep_u32 channels, ep_u32 channel) {
+    return (ep_u32)((ep_u64)tokens * channel / channels);
+}
+
+/* --- Alarms: serial 15 bits, verdict 1, op 12, phase 4, peer 16. --- */
+
+/* The value of an alarm cell. serial is 1 to EP_MAX_ALARM_SERIAL, verdict 0 or 1. */
+EP_HD static inline ep_u64 ep_alarm(ep_u32 serial, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    return ((ep_u64)serial << 33) | ((ep_u64)verdict << 32) | (op % 4096 << 20) | ((ep_u64)phase << 16) | peer;
+}
+
+/* Fields of an alarm's value; a serial of 0 means that it is none. */
+EP_HD static inline ep_u32 ep_alarm_serial(ep_u64 alarm) { return (ep_u32)(alarm >> 33) & EP_MAX_ALARM_SERIAL; }
+EP_HD static inline ep_u32 ep_alarm_verdict(ep_u64 alarm) { return (ep_u32)(alarm >> 32) & 1; }
+EP_HD static inline ep_u32 ep_alarm_op(ep_u64 alarm) { return (ep_u32)(alarm >> 20) & 4095; }
+EP_HD static inline ep_u32 ep_alarm_phase(ep_u64 alarm) { return (ep_u32)(alarm >> 16) & 15; }
+EP_HD static inline ep_u32 ep_alarm_peer(ep_u64 alarm) { return (ep_u32)alarm & 0xffff; }
+
+#endif

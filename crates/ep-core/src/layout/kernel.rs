@@ -1,0 +1,130 @@
+//! The numbers of a layout as kernels take them: plain structs, the same in Rust and in the C header.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::window::{NOTE_BYTES, PULL_DEPTH, counts_bytes};
+use super::{Layout, SLOT_ALIGN};
+use crate::settings::Rings;
+
+/// A [`Layout`] for a kernel: `EpWindow` of the C header. Offsets and sizes in bytes unless said otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct KernelWindow {
+    /// Offset of the cells.
+    pub cells: u64,
+    /// Offset of the counts messages.
+    pub counts: u64,
+    /// Offset of the own counts message.
+    pub counts_outbox: u64,
+    /// Offset of the notes.
+    pub notes: u64,
+    /// Offset of the own notes.
+    pub notes_outbox: u64,
+    /// Offset of the rings.
+    pub rings: u64,
+    /// Offset of the staging memory.
+    pub staging: u64,
+    /// Offset of where gets land.
+    pub pulls: u64,
+    /// Offset of the arena.
+    pub arena: u64,
+    /// Size of the arena.
+    pub arena_bytes: u64,
+    /// Size of the window.
+    pub window_bytes: u64,
+    /// From one counts message to the next.
+    pub counts_bytes: u64,
+    /// From one note to the next.
+    pub note_bytes: u64,
+    /// Header and choices of a row.
+    pub header_bytes: u64,
+    /// Payload of a row, without padding.
+    pub payload_bytes: u64,
+    /// From one payload to the next in a block.
+    pub payload_stride: u64,
+    /// Header and payload as they travel through a ring.
+    pub wire_bytes: u64,
+    /// From one ring slot to the next.
+    pub slot_bytes: u64,
+    /// Row slots of all rings from one writer.
+    pub ring_part_slots: u64,
+    /// Row slots of the staging memory to one peer.
+    pub staging_part_slots: u64,
+    /// Ranks in all.
+    pub ranks: u32,
+    /// Ranks of each node.
+    pub ranks_per_node: u32,
+    /// Experts in all.
+    pub experts: u32,
+    /// Experts of each rank.
+    pub local_experts: u32,
+    /// Choices per token.
+    pub topk: u32,
+    /// Elements of a row.
+    pub hidden: u32,
+    /// Channels of the communicator.
+    pub channels: u32,
+    /// Pulled rows in flight per channel and writer.
+    pub pull_depth: u32,
+}
+
+impl From<&Layout> for KernelWindow {
+    fn from(layout: &Layout) -> Self {
+        let (shape, topology, row) = (layout.shape(), layout.topology(), layout.row());
+        let rings = layout.settings().rings();
+        Self {
+            cells: layout.cells.0,
+            counts: layout.counts.0,
+            counts_outbox: layout.counts_outbox.0,
+            notes: layout.notes.0,
+            notes_outbox: layout.notes_outbox.0,
+            rings: layout.rings.0,
+            staging: layout.staging.0,
+            pulls: layout.pulls.0,
+            arena: layout.arena.0,
+            arena_bytes: layout.settings().arena_bytes(),
+            window_bytes: layout.window_bytes(),
+            counts_bytes: counts_bytes(shape, topology),
+            note_bytes: NOTE_BYTES,
+            header_bytes: row.header_bytes(),
+            payload_bytes: row.payload_bytes(),
+            payload_stride: row.payload_stride(),
+            wire_bytes: row.wire_bytes(),
+            slot_bytes: row.slot_bytes(),
+            ring_part_slots: rings.slots_in_all(),
+            staging_part_slots: u64::from(rings.channels) * u64::from(rings.staging_slots()),
+            ranks: topology.ranks(),
+            ranks_per_node: topology.ranks_per_node(),
+            experts: shape.experts(),
+            local_experts: layout.local_experts(),
+            topk: shape.topk(),
+            hidden: shape.hidden(),
+            channels: rings.channels,
+            pull_depth: PULL_DEPTH,
+        }
+    }
+}
+
+/// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct KernelRings {
+    /// Rings from each writer to each reader.
+    pub channels: u32,
+    /// Rows that fit into a ring.
+    pub slots: u32,
+    /// Rows after which a tail is due.
+    pub chunk: u32,
+    /// Rows after which credit is due.
+    pub credit: u32,
+}
+
+impl From<&Rings> for KernelRings {
+    fn from(rings: &Rings) -> Self {
+        let geometry = rings.geometry;
+        Self { channels: rings.channels, slots: geometry.slots, chunk: geometry.chunk, credit: geometry.credit }
+    }
+}
+
+// Kernels index with these strides and assume aligned parts.
+const _: () = assert!(NOTE_BYTES.is_multiple_of(SLOT_ALIGN));

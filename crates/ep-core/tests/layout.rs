@@ -1,0 +1,184 @@
+//! Regions and parts of a window: everything has bytes of its own, inside its region.
+
+use ep_core::layout::{CELL_BYTES, LINE_BYTES, Region, SLOT_ALIGN};
+use ep_core::port::{Cell, Counter, LaneKind, Offset, Span};
+use ep_core::{Layout, Rank, Rings};
+use proptest::prelude::*;
+
+mod common;
+
+const COUNTERS: [Counter; 8] = [
+    Counter::Alarm,
+    Counter::Counts,
+    Counter::Note,
+    Counter::Done,
+    Counter::Tail,
+    Counter::Placed,
+    Counter::Head,
+    Counter::Probe,
+];
+
+fn region(layout: &Layout, name: &str) -> Span {
+    layout.regions().into_iter().find(|region| region.name == name).expect("a region of that name").span
+}
+
+fn ranks(layout: &Layout) -> impl Iterator<Item = Rank> + use<> {
+    layout.topology().all()
+}
+
+fn inside(part: Span, whole: Span) -> bool {
+    whole.offset <= part.offset && part.end() <= whole.end()
+}
+
+/// Fails when two spans share a byte or one lies outside `whole`.
+fn assert_disjoint_in(whole: Span, mut spans: Vec<Span>) {
+    spans.sort_unstable_by_key(|span| span.offset);
+    assert!(spans.iter().all(|&span| inside(span, whole)), "{spans:?} leave {whole:?}");
+    let apart = |pair: &[Span]| pair[0].end() <= pair[1].offset.0;
+    assert!(spans.windows(2).all(apart), "{spans:?} overlap");
+}
+
+/// Every slot of every ring of `writer`, cut as `rings`.
+fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings) -> Vec<Span> {
+    let slots = |channel| (0..rings.geometry.slots).map(move |slot| (channel, slot));
+    (0..rings.channels).flat_map(slots).map(|(c, slot)| layout.ring_slot(writer, rings, c, slot)).collect()
+}
+
+/// Every staging slot to `peer`, cut as `rings`.
+fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings) -> Vec<Span> {
+    let slots = |channel| (0..layout.staging_slots(rings)).map(move |slot| (channel, slot));
+    (0..rings.channels).flat_map(slots).map(|(c, slot)| layout.staging_slot(peer, rings, c, slot)).collect()
+}
+
+/// A layout, and for each of its ranks rings that a call might ask for.
+fn with_rings_per_rank() -> impl Strategy<Value = (Layout, Vec<Rings>)> {
+    common::layouts().prop_flat_map(|layout| {
+        let ranks = layout.topology().ranks() as usize;
+        let rings = proptest::collection::vec(common::call_rings(&layout), ranks);
+        (Just(layout), rings)
+    })
+}
+
+proptest! {
+    #![proptest_config(common::config("layout"))]
+
+    #[test]
+    fn regions_are_aligned_disjoint_and_fill_the_window(layout in common::layouts()) {
+        let regions = layout.regions();
+        let mut end = 0;
+        for Region { name, span } in &regions {
+            prop_assert_eq!(span.offset.0, end, "{} does not follow its predecessor", name);
+            prop_assert!(span.offset.0.is_multiple_of(SLOT_ALIGN), "{} is not aligned", name);
+            end = span.end();
+        }
+        prop_assert_eq!(end, layout.window_bytes());
+    }
+
+    #[test]
+    fn cells_are_distinct_and_no_line_has_two_lanes(layout in common::layouts()) {
+        let lanes = LaneKind::count(layout.settings().rings().channels);
+        let whole = region(&layout, "cells");
+        let mut lines = Vec::new();
+        for (generation, writer) in [6, 7].into_iter().flat_map(|g| ranks(&layout).map(move |rank| (g, rank))) {
+            for lane in (0..lanes).map(LaneKind::from_index) {
+                let cells = COUNTERS.map(|counter| Cell::new(writer, lane, counter));
+                prop_assert!(cells.iter().all(|&cell| layout.has_cell(cell)));
+                let places = cells.map(|cell| layout.cell(cell, generation));
+                let line = Offset(places[0].0 / LINE_BYTES * LINE_BYTES).span(LINE_BYTES);
+                assert_disjoint_in(line, places.map(|place| place.span(CELL_BYTES)).to_vec());
+                lines.push(line);
+            }
+        }
+        assert_disjoint_in(whole, lines);
+    }
+
+    #[test]
+    fn cells_of_a_generation_bank_return_two_generations_later(layout in common::layouts(), generation: u16) {
+        let cell = Cell::new(Rank(0), LaneKind::Data(0), Counter::Tail);
+        prop_assert_eq!(layout.cell(cell, generation), layout.cell(cell, generation.wrapping_add(2)));
+        prop_assert_ne!(layout.cell(cell, generation), layout.cell(cell, generation.wrapping_add(1)));
+    }
+
+    #[test]
+    fn messages_of_two_writers_or_banks_are_disjoint(layout in common::layouts(), op in 0..u64::MAX - 2) {
+        let both = || [op, op + 1].into_iter().flat_map(|op| ranks(&layout).map(move |writer| (op, writer)));
+        assert_disjoint_in(region(&layout, "counts"), both().map(|(op, w)| layout.counts(op, w)).collect());
+        assert_disjoint_in(region(&layout, "notes"), both().map(|(op, w)| layout.note(op, w)).collect());
+        assert_disjoint_in(region(&layout, "notes outbox"), ranks(&layout).map(|r| layout.note_outbox(r)).collect());
+        assert_disjoint_in(region(&layout, "counts outbox"), vec![layout.counts_outbox()]);
+        prop_assert_eq!(layout.counts(op, Rank(0)), layout.counts(op + 2, Rank(0)));
+        let numbers = u64::from(layout.topology().ranks() + layout.shape().experts());
+        prop_assert!(layout.counts_outbox().len >= 48 + 4 * numbers, "a counts message fits");
+    }
+
+    /// Every writer may cut its part in its own way at any time, so all cuts must stay apart.
+    #[test]
+    fn parts_of_two_writers_are_disjoint_whatever_the_rings_of_each((layout, rings) in with_rings_per_rank()) {
+        for rings in &rings {
+            prop_assert!(layout.check_rings(rings).is_ok(), "{:?}", rings);
+        }
+        let each = || ranks(&layout).zip(&rings);
+        let slots = each().flat_map(|(writer, rings)| ring_slots(&layout, writer, rings)).collect();
+        assert_disjoint_in(region(&layout, "rings"), slots);
+        let slots = each().flat_map(|(peer, rings)| staging_slots(&layout, peer, rings)).collect();
+        assert_disjoint_in(region(&layout, "staging"), slots);
+    }
+
+    #[test]
+    fn every_ring_has_staging_memory_and_aligned_slots((layout, rings) in with_rings_per_rank()) {
+        for (writer, rings) in ranks(&layout).zip(&rings) {
+            prop_assert!((1..=rings.staging_slots()).contains(&layout.staging_slots(rings)));
+            for slot in ring_slots(&layout, writer, rings).into_iter().chain(staging_slots(&layout, writer, rings)) {
+                prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
+                prop_assert_eq!(slot.len, layout.row().wire_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn rings_beyond_the_window_are_refused(layout in common::layouts(), more in 1u32..5) {
+        let mut rings = layout.settings().rings();
+        rings.geometry.slots += more;
+        prop_assert!(layout.check_rings(&rings).is_err());
+        let mut rings = layout.settings().rings();
+        rings.channels += more;
+        prop_assert!(layout.check_rings(&rings).is_err());
+    }
+
+    #[test]
+    fn pulled_rows_in_flight_do_not_touch(layout in common::layouts()) {
+        let channels = layout.settings().rings().channels;
+        let slots = (0..channels)
+            .flat_map(|channel| ranks(&layout).map(move |writer| (channel, writer)))
+            .flat_map(|(channel, writer)| [0, 1].map(|turn| layout.pull_slot(channel, writer, turn)))
+            .collect();
+        assert_disjoint_in(region(&layout, "pulls"), slots);
+    }
+
+    #[test]
+    fn rows_of_a_block_are_disjoint(layout in common::layouts(), rows in 1u32..40, base in 0u64..1000) {
+        let block = layout.row().block(Offset(base * SLOT_ALIGN), rows);
+        let spans = (0..rows).flat_map(|row| [block.payload(row), block.header(row)]).collect();
+        assert_disjoint_in(block.span(), spans);
+    }
+
+    #[test]
+    fn the_settings_hash_tells_cuts_apart((layout, rings) in with_rings_per_rank()) {
+        for rings in &rings {
+            let own = layout.settings().rings();
+            let cut = |rings: &Rings| (rings.channels, rings.geometry.slots);
+            prop_assert_eq!(layout.hash(rings) == layout.hash(&own), cut(rings) == cut(&own));
+        }
+    }
+}
+
+#[test]
+fn an_arena_that_no_address_space_holds_is_refused() {
+    use ep_core::{Settings, Shape, Topology};
+    let (shape, topology) = (Shape::builder().build().unwrap(), Topology::new(1, 1).unwrap());
+    for bytes in [1 << 63, u64::MAX - 63, u64::MAX] {
+        let settings = Settings::builder(&shape, &topology).arena_bytes(bytes).build().unwrap();
+        let error = Layout::new(&shape, &topology, &settings).unwrap_err().to_string();
+        assert_eq!(error, "window is more than 2^63 bytes, allowed: less than 2^63 bytes");
+    }
+}
