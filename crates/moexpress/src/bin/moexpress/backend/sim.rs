@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use ep_core::engine::Engine;
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
@@ -23,8 +22,7 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
     let clock = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let shared = Shared { world: job.world, clock: &clock, step };
     let run = cluster
-        .run_machines(async |machine| {
-            let mut ep = Engine::new(machine)?;
+        .run(async |mut ep| {
             let batch = &job.batches[ep.rank().index()];
             work(&mut ep, batch, &shared).await
         })
