@@ -40,6 +40,12 @@ impl Done {
         self.stderr()
     }
 
+    /// Its complaint, which must have come with exit code 1.
+    fn failure(&self) -> String {
+        assert_eq!(self.0.status.code(), Some(1), "stderr: {}", self.stderr());
+        self.stderr()
+    }
+
     fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.0.stderr).into_owned()
     }
