@@ -1,4 +1,4 @@
-//! Planning a dispatch of 4096 tokens, top-8 of 256 experts, over 64 ranks. It is to take less than 100 us on one core:
+//! Planning a dispatch of 4096 tokens, top-8 of 256 experts, over 64 ranks. The aim is less than 100 us on one core:
 //! it runs on the host before the first row can leave.
 
 use std::hint::black_box;

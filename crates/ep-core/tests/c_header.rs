@@ -56,17 +56,6 @@ struct Case {
     alarm: Alarm,
 }
 
-const COUNTERS: [Counter; 8] = [
-    Counter::Alarm,
-    Counter::Counts,
-    Counter::Note,
-    Counter::Done,
-    Counter::Tail,
-    Counter::Placed,
-    Counter::Head,
-    Counter::Probe,
-];
-
 /// Cases over `layout`; the raw numbers are brought into the range of each argument.
 fn cases() -> impl Strategy<Value = Case> {
     let raw = proptest::collection::vec(any::<u32>(), 16);
@@ -88,7 +77,7 @@ fn cases() -> impl Strategy<Value = Case> {
             op: u64::from(raw[1]),
             writer: below(2, layout.topology().ranks()),
             lane: below(3, LaneKind::count(own.channels) as u32) as usize,
-            counter: COUNTERS[below(4, 8) as usize],
+            counter: Counter::ALL[below(4, 9) as usize],
             channel: below(5, rings.channels),
             slot: below(6, rings.geometry.slots),
             staging_slot: below(7, layout.staging_slots(&rings)),

@@ -1,5 +1,131 @@
+//! Bad input: refused with the value and its limit, before anything moves, and nothing is lost by it.
+
+use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::reference::World;
+use ep_core::ring::Geometry;
+use ep_core::{Endpoint, Error, Placement, RankSet, Rings};
+
+use super::fixture::{Layer, Verdict, ensure, finished, layer, text};
 use crate::backend::Backend;
+use crate::drive::{Round, round, upload};
 use crate::harness::Case;
+use crate::verify;
+
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    Vec::new()
+    let case = |name, body| Case { name, needs: &[], body };
+    vec![
+        case("bounds_bad_input_names_value_and_limit_and_costs_nothing", bad_input::<B> as fn(&B) -> _),
+        case("bounds_too_many_rows_for_the_worst_case_fail_everywhere", overflow::<B>),
+        case("bounds_ranks_that_do_different_things_find_out", different_calls::<B>),
+    ]
+}
+
+/// Keeps what a refusal said.
+fn refusal<T>(what: &str, result: Result<T, Error>, said: &mut Vec<String>) {
+    said.push(match result {
+        Ok(_) => format!("{what}: was accepted"),
+        Err(error) => error.to_string(),
+    });
+}
+
+fn bad_input<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(2, 4, 1, Placement::Ring).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let mut said = Vec::new();
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        for choices in [[9, 0], [-2, 0], [1, 1]] {
+            let mut topk_idx = batch.topk_idx.clone();
+            topk_idx[2..4].copy_from_slice(&choices);
+            let topk_idx = ep.array(&topk_idx)?;
+            refusal("choices", ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await, &mut said);
+        }
+        let topk_idx = ep.array(&batch.topk_idx[..7])?;
+        refusal("7 choices", ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await, &mut said);
+        let few = ep.rows(&vec![0; 3 * 64], 3)?;
+        refusal("few rows", ep.dispatch(&few, &routing).await, &mut said);
+        let rings = Rings { channels: 9, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+        let options = Dispatch { rings: Some(rings), ..Dispatch::default() };
+        refusal("9 channels", ep.dispatch_with(&x, &routing, &options).await, &mut said);
+        let options = Dispatch { expert_alignment: 0, ..Dispatch::default() };
+        refusal("alignment 0", ep.dispatch_with(&x, &routing, &options).await, &mut said);
+        refusal("short bytes", ep.rows(&[0; 10], 1), &mut said);
+        // Nothing is lost: the same endpoint works.
+        let (observed, handle) =
+            round(&mut ep, &world, batch, &Round { return_weights: true, ..Round::default() }).await?;
+        let none = ep.rows(&[], 0)?;
+        if handle.rows() > 0 {
+            refusal("no rows", ep.combine(&none, &handle, Combine::default()).await, &mut said);
+        }
+        Ok((observed, said))
+    })?;
+    let (observed, said): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
+    let expected = [
+        "topk_idx of token 1 is 9, allowed: -1 or 0 to 3",
+        "topk_idx of token 1 is -2, allowed: -1 or 0 to 3",
+        "topk_idx of token 1 is 1 twice, allowed: every expert at most once per token",
+        "length of topk_idx is 7, allowed: a multiple of the 2 topk",
+        "rows of x is 3, allowed: at least 4",
+        "channels is 9, allowed: 1 to 1 of the communicator",
+        "expert alignment is 0, allowed: at least 1",
+        "length of the rows in bytes is 10, allowed: 1 rows of 64 bytes",
+    ];
+    for said in said {
+        for (said, expected) in said.iter().zip(expected) {
+            ensure(said == expected, || format!("said `{said}`, expected `{expected}`"))?;
+        }
+        ensure(said.len() >= expected.len(), || "a refusal is missing".into())?;
+        if let Some(last) = said.get(expected.len()) {
+            ensure(last.starts_with("rows of y is 0, allowed: at least"), || format!("said `{last}`"))?;
+        }
+    }
+    verify::run(&world, &batches, &observed).map_err(text).map(drop)
+}
+
+/// One rank has no room: it says so, the others learn who, and all recover.
+fn overflow<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(3, 10, 2, Placement::Ring).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let worst_rows = if ep.rank().0 == 1 { 1 } else { 0 };
+        let options = Dispatch { worst_rows, ..Dispatch::default() };
+        let first = ep.dispatch_with(&x, &routing, &options).await;
+        let culprit = match first {
+            // A rank that had all it needed may be through; its next call fails.
+            Ok(got) => ep.combine(&got.x, &got.handle, Combine::default()).await.err(),
+            Err(error) => Some(error),
+        };
+        let culprit = culprit.and_then(|error| error.failure().map(|failure| failure.culprit));
+        ep.recover(&RankSet::new()).await?;
+        let how = Round { return_weights: true, ..Round::default() };
+        Ok((culprit, round(&mut ep, &world, batch, &how).await?.0))
+    })?;
+    let (culprits, observed): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
+    ensure(culprits.iter().all(|culprit| culprit.map(|rank| rank.0) == Some(1)), || {
+        format!("culprits {culprits:?}, expected rank 1 everywhere")
+    })?;
+    verify::run(&world, &batches, &observed).map_err(text).map(drop)
+}
+
+fn different_calls<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(2, 6, 2, Placement::Ring).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let got = ep.dispatch(&x, &routing).await?;
+        let second = if ep.rank().0 == 0 {
+            ep.dispatch(&x, &routing).await.err()
+        } else {
+            ep.combine(&got.x, &got.handle, Combine::default()).await.err()
+        };
+        Ok(second.map(|error| error.to_string()))
+    })?;
+    for said in finished(outcomes)? {
+        let said = said.unwrap_or_default();
+        ensure(said.contains("kind of the operation") || said.contains("gave up on"), || format!("said `{said}`"))?;
+    }
+    Ok(())
 }

@@ -1,5 +1,266 @@
+//! Dispatch and combine against the oracle.
+
+use std::thread;
+
+use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::reference::{self, Returned, World};
+use ep_core::ring::Geometry;
+use ep_core::{Endpoint, Placement, Rank, RankSet, Rings};
+
+use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
 use crate::backend::Backend;
+use crate::drive::{Round, round, upload};
 use crate::harness::Case;
+use crate::scenario::{Scenario, Turn};
+use crate::verify::{self, Observed, bytes_of};
+use crate::workload::RoutingKind;
+
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    Vec::new()
+    let case = |name, body| Case { name, needs: &[], body };
+    vec![
+        case("engine_one_rank_alone", one_rank::<B> as fn(&B) -> _),
+        case("engine_ranks_that_are_no_power_of_two", odd_ranks::<B>),
+        case("engine_sixteen_ranks", sixteen_ranks::<B>),
+        case("engine_hidden_sizes_of_all_kinds", hidden_sizes::<B>),
+        case("engine_topk_from_1_to_32", topk_sizes::<B>),
+        case("engine_every_routing", routings::<B>),
+        case("engine_no_tokens_anywhere", no_tokens::<B>),
+        case("engine_a_rank_without_tokens", empty_rank::<B>),
+        case("engine_all_tokens_to_one_expert", one_expert::<B>),
+        case("engine_every_choice_dropped", all_dropped::<B>),
+        case("engine_bias_and_weights", bias_and_weights::<B>),
+        case("engine_cached_handles_replay", cached::<B>),
+        case("engine_membership_routing", membership::<B>),
+        case("engine_expert_counts_are_aligned", alignment::<B>),
+        case("engine_worst_case_sizing_keeps_the_rows", worst_case::<B>),
+        case("engine_same_bytes_whatever_the_schedule", determinism::<B>),
+        case("engine_many_operations_with_changing_rings", many_operations::<B>),
+        case("engine_concurrent_communicators", concurrent::<B>),
+        case("engine_statistics_count_what_moved", statistics::<B>),
+    ]
+}
+
+fn one_rank<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &scenario(1, 20))?;
+    check(backend, &direct(1, 20))
+}
+
+fn odd_ranks<B: Backend>(backend: &B) -> Verdict {
+    [3, 5, 7].into_iter().try_for_each(|ranks| {
+        check(backend, &scenario(ranks, 12))?;
+        check(backend, &direct(ranks, 12))
+    })
+}
+
+fn sixteen_ranks<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { topk: 8, ..scenario(16, 6) })
+}
+
+fn hidden_sizes<B: Backend>(backend: &B) -> Verdict {
+    [1, 16, 17, 2880, 5120, 7168, 16384].into_iter().try_for_each(|hidden| {
+        check(backend, &Scenario { hidden, ..scenario(3, 5) })?;
+        check(backend, &Scenario { hidden, ..direct(3, 5) })
+    })
+}
+
+fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
+    [1, 2, 11, 16, 32]
+        .into_iter()
+        .try_for_each(|topk| check(backend, &Scenario { topk, local_experts: 11, ..scenario(3, 9) }))
+}
+
+fn routings<B: Backend>(backend: &B) -> Verdict {
+    let kinds = [
+        RoutingKind::Uniform,
+        RoutingKind::Grouped { groups: 4, limit: 2 },
+        RoutingKind::Skewed { exponent: 1.5 },
+        RoutingKind::Single,
+    ];
+    kinds
+        .into_iter()
+        .try_for_each(|routing| check(backend, &Scenario { routing, drop: 0.1, local_experts: 4, ..scenario(4, 15) }))
+}
+
+fn no_tokens<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &scenario(4, 0))?;
+    check(backend, &direct(4, 0))
+}
+
+fn empty_rank<B: Backend>(backend: &B) -> Verdict {
+    (0..3).try_for_each(|empty| {
+        let mut tokens = vec![14; 3];
+        tokens[empty] = 0;
+        check(backend, &Scenario { tokens: tokens.clone(), ..scenario(3, 0) })?;
+        check(backend, &Scenario { tokens, ..direct(3, 0) })
+    })
+}
+
+fn one_expert<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { routing: RoutingKind::Single, ..scenario(4, 60) })?;
+    check(backend, &Scenario { routing: RoutingKind::Single, ..direct(4, 60) })
+}
+
+fn all_dropped<B: Backend>(backend: &B) -> Verdict {
+    let rounds = vec![Turn { bias: 1, ..TURN }, TURN];
+    check(backend, &Scenario { drop: 1.0, rounds: rounds.clone(), ..scenario(3, 11) })?;
+    check(backend, &Scenario { drop: 1.0, rounds, ..direct(3, 11) })
+}
+
+fn bias_and_weights<B: Backend>(backend: &B) -> Verdict {
+    let turns = [(0, false), (1, false), (1, true), (2, true), (2, false)];
+    let rounds = turns.map(|(bias, return_weights)| Turn { bias, return_weights, ..TURN }).to_vec();
+    check(backend, &Scenario { rounds, ..scenario(4, 13) })
+}
+
+fn cached<B: Backend>(backend: &B) -> Verdict {
+    let again = Turn { cached: true, ..TURN };
+    let rounds = vec![TURN, again, Turn { pull: true, ..again }, TURN, again];
+    check(backend, &Scenario { rounds: rounds.clone(), ..scenario(4, 13) })?;
+    check(backend, &Scenario { rounds, ..direct(4, 13) })
+}
+
+fn many_operations<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings { channels: 3, geometry: Geometry { slots: 3, chunk: 2, credit: 3 } };
+    let rounds: Vec<Turn> = (0u32..24).map(|at| Turn { channels: 1 + at * 7 % 3, pull: at % 2 == 0, ..TURN }).collect();
+    check(backend, &Scenario { rings, rounds: rounds.clone(), ..scenario(3, 9) })?;
+    check(backend, &Scenario { rings, rounds, ..direct(3, 9) })
+}
+
+/// A membership computed from choices moves the same rows as the choices do.
+fn membership<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(4, 17, 9, Placement::Ring).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let inputs: Vec<_> = batches.iter().map(|batch| batch.reference()).collect();
+    let expected = reference::dispatch(&world, &inputs);
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+        let (mut in_rank, mut tokens_per_expert) = (vec![0u8; batch.tokens as usize * 4], vec![0; 8]);
+        for (token, choices) in batch.topk_idx.chunks_exact(2).enumerate() {
+            for &expert in choices {
+                in_rank[token * 4 + expert as usize / 2] = 1;
+                tokens_per_expert[expert as usize] += 1;
+            }
+        }
+        let in_rank = ep.array(&in_rank)?;
+        let got = ep.dispatch(&x, &Routing::Membership { in_rank, tokens_per_expert }).await?;
+        let mut observed = Observed::of_dispatch(&ep, &got)?;
+        let handle = got.handle.clone();
+        let combined = ep.combine(&got.x, &handle, Combine::default()).await?;
+        observed.combined_x = ep.bytes(&combined.x)?;
+        Ok(observed)
+    })?;
+    let observed = finished(outcomes)?;
+    let bare: Vec<_> = expected
+        .iter()
+        .map(|got| reference::Received { topk_idx: Vec::new(), topk_weights: Vec::new(), ..got.clone() })
+        .collect();
+    verify::dispatched(&world, &bare, &observed).map_err(text)?;
+    let returned: Vec<_> =
+        expected.iter().map(|got| Returned { y: &got.x, topk_weights: None, tokens: 17, bias: [None; 2] }).collect();
+    verify::combined(&world, &reference::combine(&world, &expected, &returned), &observed).map_err(text).map(drop)
+}
+
+fn alignment<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(3, 19, 4, Placement::Ring).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let plain = ep.dispatch(&x, &routing).await?;
+        let options = Dispatch { expert_alignment: 16, ..Dispatch::default() };
+        let aligned = ep.dispatch_with(&x, &routing, &options).await?;
+        Ok((plain.expert_counts, aligned.expert_counts, ep.bytes(&plain.x)? == ep.bytes(&aligned.x)?))
+    })?;
+    for (plain, aligned, same_rows) in finished(outcomes)? {
+        let rounded: Vec<u32> = plain.iter().map(|count| count.div_ceil(16) * 16).collect();
+        ensure(aligned == rounded, || format!("{plain:?} became {aligned:?}, expected {rounded:?}"))?;
+        ensure(same_rows, || "the alignment changed the rows".into())?;
+    }
+    Ok(())
+}
+
+fn worst_case<B: Backend>(backend: &B) -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+        let how = Round { worst_rows: 30, return_weights: true, ..Round::default() };
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (x, routing) = upload(&mut ep, batch)?;
+            let options = Dispatch { worst_rows: 30, ..Dispatch::default() };
+            let got = ep.dispatch_with(&x, &routing, &options).await?;
+            let tail = ep.values(&got.topk_idx)?.split_off(got.rows as usize * 2);
+            drop(got);
+            let (observed, _) = round(&mut ep, &world, batch, &how).await?;
+            Ok((observed, tail))
+        })?;
+        let (observed, tails): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
+        ensure(tails.iter().flatten().all(|&expert| expert == -1), || "the tail names experts".into())?;
+        ensure(tails.iter().any(|tail| !tail.is_empty()), || "there was no tail to look at".into())?;
+        verify::run(&world, &batches, &observed).map_err(text)?;
+    }
+    Ok(())
+}
+
+fn determinism<B: Backend>(backend: &B) -> Verdict {
+    let mut first: Option<Vec<Observed>> = None;
+    for seed in 0..8 {
+        let Layer { mut setup, batches } = layer(4, 21, 3, Placement::Ring).map_err(text)?;
+        setup.seed = seed;
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            round(&mut ep, &world, batch, &Round::default()).await.map(|(observed, _)| observed)
+        })?;
+        let observed = finished(outcomes)?;
+        match &first {
+            Some(first) => ensure(*first == observed, || format!("seed {seed} gave other bytes than seed 0"))?,
+            None => first = Some(observed),
+        }
+    }
+    Ok(())
+}
+
+fn concurrent<B: Backend>(backend: &B) -> Verdict {
+    thread::scope(|scope| {
+        let communicators: Vec<_> = (0..3)
+            .map(|seed| {
+                let scenario = Scenario { seed, rounds: vec![TURN; 4], ..scenario(3 + seed as u32, 15) };
+                scope.spawn(move || check(backend, &scenario))
+            })
+            .collect();
+        communicators
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| "a communicator's thread panicked".to_owned())?)
+    })
+}
+
+fn statistics<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(3, 16, 2, Placement::Ring).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (_, handle) = round(&mut ep, &world, batch, &Round::default()).await?;
+        let exchange = handle.exchange();
+        let me = ep.rank();
+        let moved: Vec<(u64, u64)> = (0..3)
+            .map(|peer| {
+                let (sent, got) = (exchange.rows(me, Rank(peer)), exchange.rows(Rank(peer), me));
+                // A combine moves every row of the dispatch back.
+                (u64::from(sent + got), u64::from(got + sent))
+            })
+            .collect();
+        Ok((ep.stats(), moved, exchange.expert_counts().to_vec()))
+    })?;
+    for (stats, moved, experts) in finished(outcomes)? {
+        ensure(stats.operations == 2, || format!("{} operations were counted, 2 ran", stats.operations))?;
+        for (peer, (sent, received)) in stats.peers.iter().zip(moved) {
+            let counted = (peer.rows_sent, peer.rows_received);
+            ensure(counted == (sent, received), || format!("{counted:?} rows were counted, {sent} moved"))?;
+            ensure((peer.bytes_sent > 0) == (sent > 0), || "bytes and rows disagree".into())?;
+        }
+        let experts: Vec<u64> = experts.into_iter().map(u64::from).collect();
+        ensure(stats.expert_rows == experts, || format!("{:?} per expert, expected {experts:?}", stats.expert_rows))?;
+    }
+    Ok(())
 }

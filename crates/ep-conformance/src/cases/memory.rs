@@ -1,5 +1,125 @@
-use crate::backend::Backend;
+//! Where rows lie: rings far smaller than the batch, the arena, leases, pulled output.
+
+use ep_core::engine::Combine;
+use ep_core::reference::{self, World};
+use ep_core::ring::Geometry;
+use ep_core::{Endpoint, Placement, RankSet, Rings};
+
+use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
+use crate::backend::{Backend, Requirement};
+use crate::drive::upload;
 use crate::harness::Case;
+use crate::scenario::{Scenario, Turn};
+use crate::verify::bytes_of;
+use crate::workload::RoutingKind;
+
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    Vec::new()
+    let case = |name, needs, body| Case { name, needs, body };
+    vec![
+        case("memory_rings_of_one_slot", &[], one_slot::<B> as fn(&B) -> _),
+        case("memory_every_chunk_and_credit_up_to_slots", &[], every_step::<B>),
+        case("memory_a_batch_a_thousand_times_the_rings", &[], thousandfold::<B>),
+        case("memory_an_arena_too_small_falls_back_to_rings", &[], small_arena::<B>),
+        case("memory_a_held_lease_is_never_overwritten", &[], held_leases::<B>),
+        case("memory_a_dropped_lease_is_granted_again", &[], leases_return::<B>),
+        case("memory_received_rows_go_back_as_they_lie", &[], identity::<B>),
+        case("memory_output_in_the_window_is_pulled", &[Requirement::Get], pulled::<B>),
+    ]
+}
+
+fn one_slot<B: Backend>(backend: &B) -> Verdict {
+    let rings = |channels| Rings { channels, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+    check(backend, &Scenario { rings: rings(1), ..scenario(4, 30) })?;
+    check(backend, &Scenario { rings: rings(3), rounds: vec![Turn { channels: 3, ..TURN }; 2], ..scenario(4, 30) })
+}
+
+fn every_step<B: Backend>(backend: &B) -> Verdict {
+    for slots in 1..=5 {
+        for (chunk, credit) in (1..=slots).flat_map(|chunk| (1..=slots).map(move |credit| (chunk, credit))) {
+            let rings = Rings { channels: 1, geometry: Geometry { slots, chunk, credit } };
+            check(backend, &Scenario { rings, ..scenario(2, 11) })?;
+        }
+    }
+    Ok(())
+}
+
+fn thousandfold<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings { channels: 1, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+    let tokens = vec![1000, 0, 1000];
+    check(
+        backend,
+        &Scenario { rings, tokens, topk: 1, local_experts: 1, routing: RoutingKind::Single, ..scenario(3, 0) },
+    )
+}
+
+fn small_arena<B: Backend>(backend: &B) -> Verdict {
+    [0, 64, 1000, 5000]
+        .into_iter()
+        .try_for_each(|arena_bytes| check(backend, &Scenario { arena_bytes, rounds: vec![TURN; 3], ..direct(3, 20) }))
+}
+
+fn pulled<B: Backend>(backend: &B) -> Verdict {
+    let rounds = vec![Turn { pull: true, ..TURN }, Turn { pull: true, bias: 2, channels: 2, ..TURN }];
+    let rings = Rings { channels: 2, geometry: Geometry { slots: 2, chunk: 1, credit: 2 } };
+    check(backend, &Scenario { rings, rounds: rounds.clone(), ..direct(4, 25) })?;
+    // With rings for dispatch the arena serves the output alone.
+    check(backend, &Scenario { placement: Placement::Ring, rings, rounds, ..direct(4, 25) })
+}
+
+/// Leases of several dispatches held at once: each still shows its own rows at the end.
+fn held_leases<B: Backend>(backend: &B) -> Verdict {
+    for seed in 0..6 {
+        let Layer { setup, batches } = layer(3, 12, seed, Placement::Direct).map_err(text)?;
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+        let inputs: Vec<_> = batches.iter().map(|batch| batch.reference()).collect();
+        let expected = reference::dispatch(&world, &inputs);
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (x, routing) = upload(&mut ep, batch)?;
+            let other = vec![0x3f80u16; batch.x.len()];
+            let other = ep.rows(&bytes_of(&other), batch.tokens)?;
+            let first = ep.dispatch(&x, &routing).await?;
+            let second = ep.dispatch(&other, &routing).await?;
+            let third = ep.dispatch(&other, &routing).await?;
+            let seen = ep.bytes(&first.x)?;
+            drop((second, third));
+            Ok(seen)
+        })?;
+        for (rank, (seen, expected)) in finished(outcomes)?.iter().zip(&expected).enumerate() {
+            ensure(*seen == bytes_of(&expected.x), || format!("seed {seed}: the first lease of rank {rank} changed"))?;
+        }
+    }
+    Ok(())
+}
+
+/// An arena with room for one block at a time serves any number of dispatches, when each lease is dropped.
+fn leases_return<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { rounds: vec![TURN; 20], arena_bytes: 16 << 10, ..direct(3, 20) })
+}
+
+/// What was received goes straight back: each token times the ranks that it reached.
+fn identity<B: Backend>(backend: &B) -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let Layer { setup, batches } = layer(4, 15, 8, placement).map_err(text)?;
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (x, routing) = upload(&mut ep, batch)?;
+            let got = ep.dispatch(&x, &routing).await?;
+            let combined = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+            let fan_out: Vec<usize> = (0..15).map(|token| got.handle.plan().reached(token).len()).collect();
+            Ok((ep.bytes(&combined.x)?, fan_out))
+        })?;
+        for ((bytes, fan_out), batch) in finished(outcomes)?.iter().zip(&batches) {
+            for (token, &ranks) in fan_out.iter().enumerate() {
+                let (at, end) = (token * 32, (token + 1) * 32);
+                let times = |&bits: &u16| {
+                    let value = half::bf16::from_bits(bits).to_f32();
+                    half::bf16::from_f32((0..ranks).map(|_| value).sum()).to_bits()
+                };
+                let expected: Vec<u16> = batch.x[at..end].iter().map(times).collect();
+                ensure(bytes[at * 2..end * 2] == bytes_of(&expected), || format!("token {token} came back wrong"))?;
+            }
+        }
+    }
+    Ok(())
 }

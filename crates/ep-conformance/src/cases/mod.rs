@@ -4,6 +4,7 @@ mod bounds;
 mod campaign;
 mod engine;
 mod failures;
+mod fixture;
 mod memory;
 mod rules;
 

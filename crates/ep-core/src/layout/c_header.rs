@@ -156,8 +156,8 @@ fn constants(out: &mut String) {
         *out += &format!("#define EP_{name} {value}ull\n");
     }
     let mut small = vec![("VALUE_BITS", VALUE_BITS), ("MAX_ALARM_SERIAL", u32::from(super::Alarm::MAX_SERIAL))];
-    small.extend([Kind::Dispatch, Kind::CachedDispatch, Kind::Combine].map(|kind| (kind_name(kind), kind as u32)));
-    small.extend(COUNTERS.map(|counter| (counter_name(counter), counter as u32)));
+    small.extend(KINDS.map(|kind| (kind_name(kind), kind as u32)));
+    small.extend(Counter::ALL.map(|counter| (counter_name(counter), counter.slot() as u32)));
     small.extend(PHASES.map(|phase| (phase_name(phase), phase as u32)));
     small.extend(
         [("LANE_WATCH", LaneKind::Watch), ("LANE_CONTROL", LaneKind::Control)]
@@ -168,28 +168,21 @@ fn constants(out: &mut String) {
     }
 }
 
+const KINDS: [Kind; 4] = [Kind::Dispatch, Kind::CachedDispatch, Kind::Combine, Kind::MembershipDispatch];
+
 const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Dispatch => "KIND_DISPATCH",
         Kind::CachedDispatch => "KIND_CACHED_DISPATCH",
         Kind::Combine => "KIND_COMBINE",
+        Kind::MembershipDispatch => "KIND_MEMBERSHIP_DISPATCH",
     }
 }
-
-const COUNTERS: [Counter; 8] = [
-    Counter::Alarm,
-    Counter::Counts,
-    Counter::Note,
-    Counter::Done,
-    Counter::Tail,
-    Counter::Placed,
-    Counter::Head,
-    Counter::Probe,
-];
 
 const fn counter_name(counter: Counter) -> &'static str {
     match counter {
         Counter::Alarm => "COUNTER_ALARM",
+        Counter::Opening => "COUNTER_OPENING",
         Counter::Counts => "COUNTER_COUNTS",
         Counter::Note => "COUNTER_NOTE",
         Counter::Done => "COUNTER_DONE",

@@ -17,6 +17,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The value of the cell that says that operation `op` of this kind has begun: `op * 8 + kind`.
+    pub const fn opening(self, op: u64) -> u64 {
+        op << 3 | self as u64
+    }
+
     /// Lower-case name, as logs print it.
     pub const fn name(self) -> &'static str {
         match self {

@@ -151,7 +151,7 @@ impl Layout {
         let lanes = LaneKind::count(self.settings.rings().channels) as u64;
         let bank = u64::from(generation % 2) * u64::from(self.topology.ranks());
         let line = (bank + u64::from(cell.writer.0)) * lanes + cell.lane.index() as u64;
-        self.cells.plus(line * LINE_BYTES + cell.counter as u64 * CELL_BYTES)
+        self.cells.plus(line * LINE_BYTES + cell.counter.slot() * CELL_BYTES)
     }
 
     /// Whether this layout has such a cell.

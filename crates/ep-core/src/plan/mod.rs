@@ -8,6 +8,7 @@
 
 mod exchange;
 mod routing;
+mod targets;
 
 pub use exchange::{Exchange, align_counts};
 pub use routing::{Membership, Plan, TopK};

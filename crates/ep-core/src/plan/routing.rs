@@ -1,5 +1,6 @@
 //! A rank's own part of the plan.
 
+use super::targets::{Narrow, Targets, Wide, bits, nonzero, unmasked};
 use crate::error::Error;
 use crate::shape::Shape;
 use crate::topology::{Rank, RankSet};
@@ -49,47 +50,17 @@ impl Plan {
         let local = shape.local_experts(ranks)?;
         let topk = shape.topk() as usize;
         let tokens = tokens_of(routing.topk_idx.len(), topk, "topk_idx", "topk")?;
-        let mut experts = vec![0u32; shape.experts() as usize];
-        let mut last_token_of_expert = vec![u32::MAX; shape.experts() as usize];
-        let masked: Vec<bool> = (0..ranks).map(|rank| mask.contains(Rank(rank))).collect();
-        let mut lists = Lists::new(tokens, ranks, routing.topk_idx.len());
-        let mut targets = [0u32; crate::shape::MAX_TOPK as usize];
-        for (token, choices) in (0..tokens).zip(routing.topk_idx.chunks_exact(topk)) {
-            let mut found = 0;
-            for &choice in choices {
-                if choice == -1 {
-                    continue;
-                }
-                let expert = u32::try_from(choice).ok().filter(|&e| e < shape.experts()).ok_or_else(|| {
-                    Error::invalid(
-                        format_args!("topk_idx of token {token}"),
-                        choice,
-                        format_args!("-1 or 0 to {}", shape.experts() - 1),
-                    )
-                })?;
-                let seen = &mut last_token_of_expert[expert as usize];
-                if *seen == token {
-                    return Err(Error::invalid(
-                        format_args!("topk_idx of token {token}"),
-                        format_args!("{choice} twice"),
-                        "every expert at most once per token",
-                    ));
-                }
-                *seen = token;
-                let rank = expert / local;
-                if masked[rank as usize] {
-                    continue;
-                }
-                experts[expert as usize] += 1;
-                if !targets[..found].contains(&rank) {
-                    targets[found] = rank;
-                    found += 1;
-                }
-            }
-            targets[..found].sort_unstable();
-            lists.token(&targets[..found]);
+        let of_rank = |rank| std::iter::repeat_n(Expert { rank, last_token: u32::MAX, count: 0 }, local as usize);
+        let mut experts: Vec<_> = (0..ranks).flat_map(of_rank).collect();
+        let mut lists = Lists::new(tokens, ranks, mask, routing.topk_idx.len());
+        if ranks <= 64 {
+            lists.choose(&mut experts, Narrow::default(), topk, routing)?;
+        } else {
+            lists.choose(&mut experts, Wide::new(ranks), topk, routing)?;
         }
-        Ok(lists.finish(experts))
+        let mut counts: Vec<_> = experts.iter().map(|expert| expert.count).collect();
+        clear_masked(&mut counts, local, mask);
+        Ok(lists.finish(counts))
     }
 
     /// Plans a membership. Masked ranks get nothing.
@@ -107,15 +78,11 @@ impl Plan {
             ));
         }
         let mut experts = routing.tokens_per_expert.to_vec();
-        for rank in mask.iter() {
-            experts[(rank.0 * local) as usize..((rank.0 + 1) * local) as usize].fill(0);
-        }
-        let mut lists = Lists::new(tokens, ranks, routing.in_rank.len());
-        let mut targets = Vec::with_capacity(ranks as usize);
+        clear_masked(&mut experts, local, mask);
+        let mut lists = Lists::new(tokens, ranks, mask, routing.in_rank.len().min(8 * tokens as usize));
         for row in routing.in_rank.chunks_exact(ranks as usize) {
-            targets.clear();
-            targets.extend((0..ranks).filter(|&rank| row[rank as usize] != 0 && !mask.contains(Rank(rank))));
-            lists.token(&targets);
+            row.chunks(64).zip((0..).step_by(64)).for_each(|(bytes, first)| lists.reach(first, nonzero(bytes)));
+            lists.end_token();
         }
         Ok(lists.finish(experts))
     }
@@ -148,32 +115,80 @@ impl Plan {
     }
 }
 
+/// An expert while a router's choices are counted.
+#[derive(Clone, Copy)]
+struct Expert {
+    rank: u32,
+    /// The last token that chose it, to find choices made twice.
+    last_token: u32,
+    count: u32,
+}
+
 /// The lists of a plan while its tokens are added one by one.
 struct Lists {
+    /// `[ranks / 64]`: bits of the ranks that get anything.
+    unmasked: Vec<u64>,
     rows: Vec<u32>,
     reach_starts: Vec<u32>,
     reached: Vec<(Rank, u32)>,
 }
 
 impl Lists {
-    fn new(tokens: u32, ranks: u32, most: usize) -> Self {
+    /// Empty lists, with room for `rows` rows; more are possible.
+    fn new(tokens: u32, ranks: u32, mask: &RankSet, rows: usize) -> Self {
         let mut reach_starts = Vec::with_capacity(tokens as usize + 1);
         reach_starts.push(0);
-        Self { rows: vec![0; ranks as usize], reach_starts, reached: Vec::with_capacity(most) }
+        let unmasked = unmasked(ranks, mask);
+        Self { unmasked, rows: vec![0; ranks as usize], reach_starts, reached: Vec::with_capacity(rows) }
     }
 
-    /// Adds the next token, which goes to `targets`, ascending.
-    fn token(&mut self, targets: &[u32]) {
-        for &rank in targets {
+    /// Adds the tokens of a routing.
+    fn choose(
+        &mut self,
+        experts: &mut [Expert],
+        mut targets: impl Targets,
+        topk: usize,
+        routing: TopK<'_>,
+    ) -> Result<(), Error> {
+        let limit = experts.len();
+        for (token, choices) in (0u32..).zip(routing.topk_idx.chunks_exact(topk)) {
+            for &choice in choices {
+                let Some(expert) = usize::try_from(choice).ok().and_then(|at| experts.get_mut(at)) else {
+                    if choice == -1 {
+                        continue;
+                    }
+                    return Err(out_of_range(token, choice, limit));
+                };
+                if expert.last_token == token {
+                    return Err(chosen_twice(token, choice));
+                }
+                expert.last_token = token;
+                expert.count += 1;
+                targets.insert(expert.rank);
+            }
+            targets.drain(|first, word| self.reach(first, word));
+            self.end_token();
+        }
+        Ok(())
+    }
+
+    /// Adds the ranks of the bits of `word`, where `first` is the lowest's, to the ranks of the token.
+    fn reach(&mut self, first: u32, word: u64) {
+        let unmasked = self.unmasked[(first / 64) as usize];
+        for rank in bits(word & unmasked).map(|bit| first + bit) {
             let position = &mut self.rows[rank as usize];
             self.reached.push((Rank(rank), *position));
             *position += 1;
         }
+    }
+
+    /// Ends the token's list.
+    fn end_token(&mut self) {
         self.reach_starts.push(self.reached.len() as u32);
     }
 
     fn finish(self, experts: Vec<u32>) -> Plan {
-        let Self { rows, reach_starts, reached } = self;
+        let Self { rows, reach_starts, reached, .. } = self;
         let mut starts = Vec::with_capacity(rows.len() + 1);
         let mut sum = 0;
         starts.push(0);
@@ -190,6 +205,27 @@ impl Lists {
         }
         Plan { tokens, rows, experts, starts, sent, reach_starts, reached }
     }
+}
+
+/// Nobody gets the choices of experts on masked ranks.
+fn clear_masked(counts: &mut [u32], local: u32, mask: &RankSet) {
+    for (counts, rank) in counts.chunks_exact_mut(local as usize).zip((0..).map(Rank)) {
+        if mask.contains(rank) {
+            counts.fill(0);
+        }
+    }
+}
+
+#[cold]
+fn out_of_range(token: u32, choice: i64, experts: usize) -> Error {
+    let limit = format_args!("-1 or 0 to {}", experts - 1);
+    Error::invalid(format_args!("topk_idx of token {token}"), choice, limit)
+}
+
+#[cold]
+fn chosen_twice(token: u32, choice: i64) -> Error {
+    let limit = "every expert at most once per token";
+    Error::invalid(format_args!("topk_idx of token {token}"), format_args!("{choice} twice"), limit)
 }
 
 fn tokens_of(len: usize, columns: usize, what: &str, column: &str) -> Result<u32, Error> {

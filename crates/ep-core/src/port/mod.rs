@@ -186,33 +186,57 @@ impl fmt::Display for LaneId {
     }
 }
 
-/// What a cell counts. The discriminant is its place in its lane's 64-byte line.
+/// What a cell counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
 pub enum Counter {
     /// Watch lane: the writer's latest [`crate::layout::Alarm`].
-    Alarm = 0,
+    Alarm,
+    /// Watch lane: the last operation that the writer has begun, and its kind ([`crate::layout::Kind::opening`]).
+    Opening,
     /// Control lane: the last operation whose counts the writer has put.
-    Counts = 1,
+    Counts,
     /// Control lane: the last operation whose note (grant or offer) the writer has put.
-    Note = 2,
+    Note,
     /// Control lane: the last operation of which the writer has read everything it was given.
-    Done = 3,
+    Done,
     /// Data lane: rows and header slots the writer has put into its ring, ever.
-    Tail = 4,
+    Tail,
     /// Data lane: the last operation whose rows the writer has placed directly.
-    Placed = 5,
+    Placed,
     /// Credit lane: rows and header slots the writer has consumed from the reader's ring, ever.
-    Head = 6,
+    Head,
     /// Any lane: free for probes and tests.
-    Probe = 7,
+    Probe,
 }
 
 impl Counter {
+    /// Every counter.
+    pub const ALL: [Self; 9] = [
+        Self::Alarm,
+        Self::Opening,
+        Self::Counts,
+        Self::Note,
+        Self::Done,
+        Self::Tail,
+        Self::Placed,
+        Self::Head,
+        Self::Probe,
+    ];
+
+    /// Its place in the 64-byte line of its lane, 0 to 7. Counters of different lanes may share a place.
+    pub const fn slot(self) -> u64 {
+        match self {
+            Self::Alarm | Self::Counts | Self::Tail | Self::Head => 0,
+            Self::Opening | Self::Note | Self::Placed => 1,
+            Self::Done => 2,
+            Self::Probe => 7,
+        }
+    }
+
     /// The phase in which a role waits on this counter.
     pub const fn phase(self) -> Phase {
         match self {
-            Self::Alarm => Phase::Alarm,
+            Self::Alarm | Self::Opening => Phase::Alarm,
             Self::Counts => Phase::Counts,
             Self::Note => Phase::Note,
             Self::Done => Phase::Bank,

@@ -1,5 +1,7 @@
 //! The watch role: tells the others what this rank waits for when it waits long, and listens to theirs.
 //!
+//! First it tells every peer which operation has begun here, and of what kind: ranks that do different things find out.
+//!
 //! At three quarters of the deadline a rank that waits publishes a *suspicion*: what for, from whom. Whoever hears one
 //! and waits itself answers with its own at once. So when deadlines pass, every rank knows who waits for whom, and all
 //! name the rank that waits for nobody (`Board::culprit`). A *verdict* ends the operation of everybody who hears it.
@@ -79,19 +81,22 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
     let step = Nanos((allowed.0 / 16).max(1));
     let mut look = operation.started + Nanos(allowed.0 / 4 * 3);
     let mut reported = None;
-    let needs_of = |vigil: &Vigil| -> Vec<Need> {
-        let need = |&peer: &Rank| Need {
-            cell: Cell::new(peer, LaneKind::Watch, Counter::Alarm),
-            at_least: vigil.heard[peer.index()] + 1,
-        };
-        operation.peers.iter().map(need).collect()
-    };
-    let mut needs = needs_of(vigil);
     let mut port = operation.port_until(Role::new(Duty::Watch), look);
+    if let Err(fault) = open(operation, &mut port).await {
+        return fault;
+    }
+    let mut needs = needs(operation, vigil);
     loop {
         match port.wait_any(&needs).await {
+            Ok(at) if needs[at].cell.counter == Counter::Opening => {
+                if let Err(fault) = check_opening(operation, needs[at].cell.writer, port.peek(needs[at].cell)) {
+                    return fault;
+                }
+                needs.swap_remove(at);
+                continue;
+            }
             Ok(at) => {
-                let (peer, value) = (operation.peers[at], port.peek(needs[at].cell));
+                let (peer, value) = (needs[at].cell.writer, port.peek(needs[at].cell));
                 vigil.heard[peer.index()] = value;
                 needs[at].at_least = value + 1;
                 let Some(alarm) = Alarm::decode(value) else { continue };
@@ -118,6 +123,34 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
         drop(port);
         port = operation.port_until(Role::new(Duty::Watch), look.min(operation.deadline));
     }
+}
+
+/// Tells every peer what has begun here.
+async fn open<M: Machine>(operation: &Operation<'_, M>, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+    let cell = Cell::new(operation.me, LaneKind::Watch, Counter::Opening);
+    for &peer in operation.peers {
+        let lane = LaneId { peer, kind: LaneKind::Watch };
+        port.publish(lane, cell, operation.kind.opening(operation.op)).await?;
+    }
+    Ok(())
+}
+
+/// What the watch waits for: any alarm that it has not heard, and the opening of this operation by each peer.
+fn needs<M: Machine>(operation: &Operation<'_, M>, vigil: &Vigil) -> Vec<Need> {
+    let need = |peer: Rank, counter, at_least| Need { cell: Cell::new(peer, LaneKind::Watch, counter), at_least };
+    let alarms = operation.peers.iter().map(|&peer| need(peer, Counter::Alarm, vigil.heard[peer.index()] + 1));
+    let first = operation.op << 3;
+    alarms.chain(operation.peers.iter().map(|&peer| need(peer, Counter::Opening, first))).collect()
+}
+
+/// Refuses a peer that has begun this operation as another kind.
+fn check_opening<M: Machine>(operation: &Operation<'_, M>, peer: Rank, opening: u64) -> Result<(), Fault> {
+    let (op, theirs) = (opening >> 3, opening & 7);
+    let mine = operation.kind as u64;
+    if op == operation.op && theirs != mine {
+        return Err(Fault::Mismatch { field: "kind of the operation", mine, theirs, peer });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

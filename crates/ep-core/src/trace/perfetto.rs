@@ -241,6 +241,7 @@ impl fmt::Display for CellName {
 const fn counter_name(counter: Counter) -> &'static str {
     match counter {
         Counter::Alarm => "alarm",
+        Counter::Opening => "opening",
         Counter::Counts => "counts",
         Counter::Note => "note",
         Counter::Done => "done",

@@ -1,0 +1,83 @@
+//! What cases share.
+
+use std::fmt::Display;
+
+use ep_core::ring::Geometry;
+use ep_core::{Error, Placement, Rings, Settings, Shape, Topology};
+
+use crate::backend::{Backend, Setup};
+use crate::scenario::{Scenario, Turn};
+use crate::workload::{Batch, RoutingKind, Workload};
+
+/// What a case returns.
+pub(super) type Verdict = Result<(), String>;
+
+/// An error as a case reports it.
+pub(super) fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// Fails with `message` unless `holds`.
+pub(super) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+/// A plain fresh round.
+pub(super) const TURN: Turn = Turn { cached: false, pull: false, return_weights: true, bias: 0, channels: 1 };
+
+/// A small scenario with rings of four slots, to be varied.
+pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
+    Scenario {
+        seed: 5,
+        local_experts: 2,
+        topk: 3.min(2 * ranks),
+        hidden: 40,
+        tokens: vec![tokens; ranks as usize],
+        routing: RoutingKind::Uniform,
+        drop: 0.0,
+        rings: Rings { channels: 1, geometry: Geometry { slots: 4, chunk: 2, credit: 2 } },
+        placement: Placement::Ring,
+        arena_bytes: 0,
+        rounds: vec![TURN],
+    }
+}
+
+/// A direct scenario with an ample arena.
+pub(super) fn direct(ranks: u32, tokens: u32) -> Scenario {
+    Scenario { placement: Placement::Direct, arena_bytes: 4 << 20, ..scenario(ranks, tokens) }
+}
+
+/// Checks a scenario under several seeds of the backend's freedom.
+pub(super) fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
+    (0..3).try_for_each(|more| {
+        let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
+        let compared = scenario.check(backend).map_err(|error| format!("seed {}: {error}", scenario.seed))?;
+        let expects_rows = scenario.tokens.iter().any(|&tokens| tokens > 0);
+        ensure(!expects_rows || compared.rows > 0, || "nothing was compared".into())
+    })
+}
+
+/// A communicator and the batches it carries.
+pub(super) struct Layer {
+    pub(super) setup: Setup,
+    pub(super) batches: Vec<Batch>,
+}
+
+/// `ranks` ranks with two experts each and `tokens` tokens each, top-2, hidden 32.
+pub(super) fn layer(ranks: u32, tokens: u32, seed: u64, placement: Placement) -> Result<Layer, Error> {
+    let topology = Topology::new(1, ranks)?;
+    let shape = Shape::builder().experts(2 * ranks).topk(2).hidden(32).max_tokens(tokens.max(1)).build()?;
+    let settings = Settings::builder(&shape, &topology).slots(3).chunk(2).credit(2).placement(placement).build()?;
+    let batches = Workload::new(shape, vec![tokens; ranks as usize]).seed(seed).batches()?;
+    Ok(Layer { setup: Setup::new(shape, topology, seed)?.settings(settings), batches })
+}
+
+/// What every rank returned, all of them having finished well.
+pub(super) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
+    let mut all = Vec::with_capacity(outcomes.len());
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
+        all.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
+    }
+    Ok(all)
+}
