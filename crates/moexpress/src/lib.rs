@@ -3,12 +3,41 @@
 //! In a mixture-of-experts model a router gives each token `topk` experts; the experts live on many accelerators,
 //! *ranks*. *Dispatch* sends each token's row to the ranks that hold its experts, *combine* brings the experts' results
 //! back and sums them. This crate is the front door: the protocol's API ([`ep_core`], re-exported here), and backends to
-//! run it on, chosen by Cargo features at build time and by value at run time.
+//! run it on. Features choose what is built; which backend runs is a value that the caller passes.
 //!
-//! | feature | module | ranks are |
+//! | feature | gives | ranks are |
 //! |---|---|---|
-//! | `sim` (default) | [`sim`] | any number of tasks in one process, under a seeded adversary |
-//! | `cli` (default) | | the `moexpress` command line; switch it off for a library without its dependencies |
+//! | `sim` (default) | the module `sim` | any number of tasks in one process, under a seeded adversary |
+//! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
+//!
+//! Four simulated ranks with two experts each, and experts that return what they get, so that a token comes back times
+//! the number of ranks it went to:
+//!
+//! ```
+//! use moexpress::engine::{Combine, Routing};
+//! use moexpress::{Endpoint, Shape, Topology};
+//!
+//! # #[cfg(feature = "sim")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let shape = Shape::builder().experts(8).topk(2).hidden(4).max_tokens(2).build()?;
+//! let cluster = moexpress::sim::Cluster::builder(Topology::new(1, 4)?).seed(7).build(shape)?;
+//! let run = cluster.run(async |mut ep| {
+//!     let one = [0x80, 0x3f]; // 1.0 in bf16, little-endian
+//!     let x = ep.rows(&one.repeat(2 * 4), 2)?;
+//!     let topk_idx = ep.array(&[0i64, 5, 7, -1])?; // token 0 to ranks 0 and 2, token 1 to rank 3 only
+//!     let got = ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await?;
+//!     let back = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+//!     ep.bytes(&back.x)
+//! })?;
+//! for rank in run.finished() {
+//!     let two = [0x00, 0x40];
+//!     assert_eq!(rank?, [two.repeat(4), [0x80, 0x3f].repeat(4)].concat());
+//! }
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "sim"))]
+//! # fn main() {}
+//! ```
 #![forbid(unsafe_code)]
 
 pub use ep_core::*;

@@ -116,7 +116,7 @@ mod tests {
         let needs = needs(8, 256, 7168, 128);
         assert_eq!(needs.normal_rdma_bytes, Some(0));
         // 80 rings of 5 cursors and 256 rows of 14336 + 8 + 128 * 12 + 128 * 4 bytes.
-        assert_eq!(needs.normal_nvl_bytes, Some(80 * (20 + 256 * 16392)));
+        assert_eq!(needs.normal_nvl_bytes, Some(u64::next_multiple_of(80 * (20 + 256 * 16392), 128)));
     }
 
     #[test]

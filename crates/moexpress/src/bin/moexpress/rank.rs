@@ -1,8 +1,9 @@
 //! What one rank does in `moexpress run`, on any backend.
 
+use ep_conformance::drive::upload;
 use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
-use ep_core::engine::endpoint::{Combine, Routing};
+use ep_core::engine::Combine;
 use ep_core::engine::stats::Stats;
 use ep_core::reference::{World, apply_experts};
 use ep_core::{Endpoint, Error, Nanos};
@@ -51,9 +52,7 @@ pub(crate) struct Account {
 
 /// Dispatches `batch`, lets the reference experts work on what came, and combines, weights included.
 pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared<'_>) -> Result<Account, Error> {
-    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
-    let routing =
-        Routing::TopK { topk_idx: ep.array(&batch.topk_idx)?, topk_weights: Some(ep.array(&batch.topk_weights)?) };
+    let (x, routing) = upload(ep, batch)?;
     let start = (shared.clock)();
     let got = ep.dispatch(&x, &routing).await?;
     let dispatch = Interval { start, end: (shared.clock)() };
@@ -62,18 +61,21 @@ pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared
     (shared.step)();
 
     let y = bytes_of(&apply_experts(shared.world, ep.rank(), &observed.received()));
-    let y = match ep.output(&got.handle) {
+    let (handle, weights) = (got.handle.clone(), got.topk_weights.clone());
+    // The received rows make room in the arena for the experts' results.
+    drop(got);
+    let y = match ep.output(&handle) {
         Some(mut output) => {
             ep.store(&mut output, 0, &y)?;
             output
         }
-        None => ep.rows(&y, got.rows)?,
+        None => ep.rows(&y, handle.rows())?,
     };
     (shared.step)();
 
     let start = (shared.clock)();
-    let options = Combine { topk_weights: Some(&got.topk_weights), ..Combine::default() };
-    let back = ep.combine(&y, &got.handle, options).await?;
+    let options = Combine { topk_weights: Some(&weights), ..Combine::default() };
+    let back = ep.combine(&y, &handle, options).await?;
     let combine = Interval { start, end: (shared.clock)() };
     observed.combined_x = ep.bytes(&back.x)?;
     observed.combined_topk_weights = ep.values(&back.topk_weights)?;

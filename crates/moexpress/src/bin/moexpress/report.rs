@@ -168,7 +168,7 @@ impl Report<'_> {
         match &self.verdict {
             Ok(compared) => writeln!(
                 out,
-                "\nVERIFIED  bit for bit against the oracle: {} of {} values, {} weights, {} indices and counts",
+                "\nVERIFIED  bit for bit against the oracle: {} ({} values), {} weights, {} indices and counts",
                 show::plural(compared.rows, "row"),
                 show::count(compared.values),
                 show::count(compared.weights),

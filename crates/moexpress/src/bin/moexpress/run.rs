@@ -109,7 +109,8 @@ impl Task {
 
     fn reject(&self, args: &RunArgs, events: u64, measured: Option<Measured>, error: String) -> Failure {
         let report = self.report(args, events, measured, Err(error.clone()));
-        Failure::failed(error).with_report(if args.json { report.json() } else { report.text() })
+        let again = format_args!("{error}\n(seed {}: the same arguments repeat this run exactly)", args.seed);
+        Failure::failed(again).with_report(if args.json { report.json() } else { report.text() })
     }
 
     fn report<'a>(
@@ -193,4 +194,51 @@ fn progress_bar() -> ProgressBar {
     }
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Runs a small job, lets `spoil` change what came of it, and judges it.
+    fn judged(json: bool, spoil: impl FnOnce(&mut Ran)) -> Result<String, Failure> {
+        let line = "moexpress run --ranks-per-node 2 --tokens 5 --hidden 8 --experts 4 --topk 2";
+        let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
+        let args = RunArgs { json, ..args };
+        let task = Task::of(&args).unwrap();
+        let Task { topology, settings, .. } = task;
+        let job = Job { world: &task.world, topology, settings, seed: 0, record: false, batches: &task.batches };
+        let mut ran = backend::run(args.backend, &job, &|| ()).unwrap();
+        spoil(&mut ran);
+        task.judge(&args, ran)
+    }
+
+    #[test]
+    fn one_wrong_bit_is_not_verified() {
+        assert!(judged(false, |_| ()).unwrap().contains("VERIFIED"));
+        let failure = judged(true, |ran| ran.accounts[1].as_mut().unwrap().observed.combined_x[9] ^= 1).unwrap_err();
+        assert_eq!(failure.code, crate::failure::FAILED);
+        assert!(failure.text.contains("rank 1: combined_x at row 0, column 4 is "), "{}", failure.text);
+        let object: serde_json::Value = serde_json::from_str(&failure.report).unwrap();
+        assert_eq!((&object["verified"], &object["verified_rows"]), (&false.into(), &serde_json::Value::Null));
+        assert!(object["error"].as_str().unwrap().contains("combined_x"));
+        assert!(object["rows_near"].as_u64().is_some());
+    }
+
+    #[test]
+    fn a_failed_rank_fails_the_run() {
+        let failure = judged(false, |ran| ran.accounts[0] = Err("it broke".to_owned())).unwrap_err();
+        assert_eq!(failure.code, crate::failure::FAILED);
+        assert!(failure.text.starts_with("rank 0: it broke"), "{}", failure.text);
+        assert!(failure.report.contains("NOT VERIFIED"));
+    }
+
+    #[test]
+    fn the_first_of_the_busiest_is_named() {
+        assert_eq!(most(&[1, 7, 3, 7]), (1, 7));
+        assert_eq!(most(&[]), (0, 0));
+    }
 }

@@ -1,10 +1,11 @@
 //! Trace files for Perfetto.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use ep_core::trace::{Record, Verb};
+use ep_core::trace::{Record, perfetto};
 
 use crate::failure::Failure;
 
@@ -13,37 +14,26 @@ pub(crate) fn create(path: &Path) -> Result<File, Failure> {
     File::create(path).map_err(|error| Failure::bad_input(format_args!("cannot create {}: {error}", path.display())))
 }
 
-/// Writes records as Chrome trace events: a process for each rank, a thread for each role.
+/// Writes `records` as a Chrome trace.
 pub(crate) fn write(file: File, path: &Path, records: &[Record]) -> Result<(), Failure> {
-    let mut out = BufWriter::new(file);
-    let written = write_events(&mut out, records).and_then(|()| out.flush());
+    let mut text = Text { out: BufWriter::new(file), outcome: Ok(()) };
+    // The formatting error says nothing; its reason lies in `outcome`.
+    let _ = perfetto(records, &mut text);
+    let written = text.outcome.and_then(|()| text.out.flush());
     written.map_err(|error| Failure::failed(format_args!("cannot write {}: {error}", path.display())))
 }
 
-fn write_events(out: &mut impl Write, records: &[Record]) -> std::io::Result<()> {
-    out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let mut comma = "";
-    for record in records {
-        let (phase, name) = match record.verb {
-            Verb::Open => ("B", record.role.duty.name()),
-            Verb::Close => ("E", record.role.duty.name()),
-            Verb::Wait { .. } => ("B", "wait"),
-            Verb::Woke { .. } => ("E", "wait"),
-            Verb::Put { .. } => ("i", "put"),
-            Verb::Get { .. } => ("i", "get"),
-            Verb::Publish { .. } => ("i", "publish"),
-            Verb::Flushed { .. } => ("i", "flushed"),
-        };
-        let event = serde_json::json!({
-            "ph": phase,
-            "name": name,
-            "ts": record.at.0 as f64 / 1e3,
-            "pid": record.rank.0,
-            "tid": record.role.to_string(),
-            "args": { "op": record.op, "verb": format!("{:?}", record.verb) },
-        });
-        write!(out, "{comma}\n{event}")?;
-        comma = ",";
+/// A file that text is formatted into; remembers the first error.
+struct Text<W> {
+    out: W,
+    outcome: io::Result<()>,
+}
+
+impl<W: Write> fmt::Write for Text<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.out.write_all(text.as_bytes()).map_err(|error| {
+            self.outcome = Err(error);
+            fmt::Error
+        })
     }
-    out.write_all(b"\n]}\n")
 }

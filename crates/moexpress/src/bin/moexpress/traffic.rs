@@ -41,17 +41,10 @@ impl Traffic {
     /// Sums up the statistics of all ranks, `[ranks]`.
     pub(crate) fn of<'a>(topology: &Topology, stats: impl Iterator<Item = &'a Stats>) -> Self {
         let mut sum = Self::default();
-        let mut doubled = Self::default();
         for (rank, stats) in (0..).map(Rank).zip(stats) {
             for (peer, with) in (0..).map(Rank).zip(&stats.peers) {
-                let reach = topology.reach(rank, peer);
-                sum.flow(reach).rows += with.rows_sent;
-                doubled.flow(reach).bytes += with.bytes;
+                *sum.flow(topology.reach(rank, peer)) += Flow { rows: with.rows_sent, bytes: with.bytes_sent };
             }
-        }
-        // `PeerStats::bytes` counts both ways, so every byte is in the statistics of two ranks, or twice in one's.
-        for reach in [Reach::Own, Reach::Near, Reach::Far] {
-            sum.flow(reach).bytes = doubled.flow(reach).bytes / 2;
         }
         sum
     }
@@ -81,7 +74,8 @@ mod tests {
         let peer = |sent, received| PeerStats {
             rows_sent: sent,
             rows_received: received,
-            bytes: 10 * (sent + received),
+            bytes_sent: 10 * sent,
+            bytes_received: 10 * received,
             ..PeerStats::default()
         };
         let stats = [

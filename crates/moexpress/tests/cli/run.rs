@@ -1,0 +1,114 @@
+//! `moexpress run` on made batches.
+
+use crate::moexpress;
+
+#[test]
+fn without_options_it_verifies_an_example() {
+    let text = moexpress("run").success();
+    assert!(text.contains("8 ranks on 1 node, sim (explore, seed 0), throughput"), "{text}");
+    assert!(text.contains("VERIFIED"), "{text}");
+}
+
+#[test]
+fn json_holds_the_promised_keys() {
+    let object = moexpress("run --json --ranks-per-node 4 --tokens 8 --hidden 32 --experts 8 --topk 2 --seed 5").json();
+    assert_eq!(object["verified"], true);
+    assert_eq!((&object["backend"], &object["mode"]), (&"sim".into(), &"throughput".into()));
+    assert_eq!((&object["ranks"], &object["seed"]), (&4.into(), &5.into()));
+    assert_eq!((&object["rows_far"], &object["bytes_far"]), (&0.into(), &0.into()));
+    for key in ["rows_near", "bytes_near", "dispatch_ns", "combine_ns", "events"] {
+        assert!(object[key].as_u64().is_some_and(|value| value > 0), "{key} is {}", object[key]);
+    }
+}
+
+#[test]
+fn rows_are_counted_once_there_and_once_back() {
+    let object = moexpress("run --json --ranks-per-node 2 --tokens 10,0 --hidden 16 --experts 2 --topk 2").json();
+    // Both experts, so every token goes to both ranks and comes back from both.
+    assert_eq!((&object["rows_own"], &object["rows_near"]), (&20.into(), &20.into()));
+    // A row is a header of 16 bytes, two choices of 8, and 16 values of 2.
+    assert_eq!(object["bytes_near"], 20 * (16 + 16 + 32));
+    assert_eq!((&object["verified_rows"], &object["verified_weights"]), (&30.into(), &60.into()));
+}
+
+#[test]
+fn the_same_seed_repeats_a_run() {
+    let run = |seed: &str| {
+        let mut object = moexpress(&format!("run --json --tokens 6 --hidden 16 --drop 0.3 --seed {seed}")).json();
+        let fields = object.as_object_mut().expect("an object");
+        fields.remove("dispatch_ns");
+        fields.remove("combine_ns");
+        object
+    };
+    assert_eq!(run("9"), run("9"));
+    assert_ne!(run("9")["events"], run("10")["events"]);
+}
+
+#[test]
+fn every_routing_and_placement_is_verified() {
+    for routing in ["uniform", "grouped:4:2", "skewed:1.5", "single"] {
+        for placement in ["ring", "direct"] {
+            let line = format!(
+                "run --json --ranks-per-node 4 --tokens 9,0,30,1 --hidden 24 --experts 16 --topk 3 --drop 0.1 \
+                 --routing {routing} --placement {placement} --slots 3 --chunk 2 --credit 3 --channels 2"
+            );
+            let object = moexpress(&line).json();
+            assert_eq!(object["verified"], true, "{routing} {placement}");
+            assert_eq!(object["placement"], placement);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_is_refused_by_name() {
+    for (option, says) in [
+        ("--nodes 2", "several nodes are not supported yet, allowed: 1"),
+        ("--mode low-latency", "possible values: throughput"),
+        ("--dtype fp8", "possible values: bf16"),
+        ("--backend host", "possible values: sim"),
+        ("--schedule timed", "possible values: explore"),
+        ("--placement anywhere", "possible values: ring, direct"),
+    ] {
+        let refusal = moexpress(&format!("run {option}")).refusal();
+        assert!(refusal.contains(says), "{option}: {refusal}");
+    }
+}
+
+#[test]
+fn bad_values_are_refused_with_their_limit() {
+    for (options, says) in [
+        ("--ranks-per-node 0", "ranks per node is 0, allowed: at least 1"),
+        ("--ranks-per-node 7", "experts is 64, allowed: a multiple of the 7 ranks"),
+        ("--topk 0", "topk is 0, allowed: 1 to 32"),
+        ("--topk 5 --experts 4 --ranks-per-node 4", "topk is 5, allowed: at most the 4 experts"),
+        ("--hidden 0", "hidden is 0, allowed: 1 to 65536"),
+        ("--tokens 1,2,3", "number of --tokens is 3, allowed: one number, or one for each of the 8 ranks"),
+        ("--tokens 60000000", "bytes of all batches is 983040000000, allowed: at most 17179869184"),
+        ("--drop 2", "drop is 2, allowed: 0 to 1"),
+        ("--drop NaN", "drop is NaN, allowed: 0 to 1"),
+        ("--routing zipf", "routing is \"zipf\", allowed: uniform, grouped:G:L, skewed:A or single"),
+        ("--routing grouped:7:2", "groups G of grouped:G:L is 7, allowed: a divisor of the 64 experts"),
+        ("--slots 4 --chunk 5", "ring chunk is 5, allowed: 1 to 4"),
+        ("--channels 65", "channels is 65, allowed: 1 to 64"),
+        ("--deadline 60", "no unit"),
+        ("--deadline 0s", "more than 0"),
+        ("--dump /dev/null/x", "cannot create /dev/null/x"),
+        ("--trace /dev/null/x", "cannot create /dev/null/x"),
+    ] {
+        let refusal = moexpress(&format!("run {options}")).refusal();
+        assert!(refusal.contains(says), "{options}: {refusal}");
+    }
+}
+
+#[test]
+fn a_trace_names_every_rank() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("trace.json");
+    let file = path.to_str().expect("a printable path");
+    crate::moexpress_with("run --ranks-per-node 2 --tokens 3 --hidden 16 --trace", &[file]).success();
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).expect("a trace")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    for rank in ["rank 0", "rank 1"] {
+        assert!(events.iter().any(|event| event["args"]["name"] == rank), "{rank}");
+    }
+}
