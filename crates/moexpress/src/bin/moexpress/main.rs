@@ -22,13 +22,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    // RUST_LOG=info shows every operation of every rank, once it has ended.
+    let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env());
+    logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
