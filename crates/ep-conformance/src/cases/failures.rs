@@ -57,14 +57,14 @@ struct Story {
 }
 
 /// Rounds until something fails, at most `rounds`; then recovers without the culprit and runs one round more.
-async fn live<E: Endpoint>(ep: &mut E, world: &World, batch: &Batch, rounds: u32, now: impl Fn(&E) -> Nanos) -> Story {
+async fn live<E: Endpoint>(ep: &mut E, world: &World, batch: &Batch, rounds: u32) -> Story {
     let mut story = Story { failure: None, took: Nanos(0), after: Ok(Observed::default()) };
     for _ in 0..rounds {
-        let began = now(ep);
+        let began = ep.now();
         match round(ep, world, batch, &HOW).await {
             Ok((observed, _)) => story.after = Ok(observed),
             Err(Error::Failed(failure)) => {
-                story.took = now(ep) - began;
+                story.took = ep.now() - began;
                 story.failure = Some(failure);
                 story.after = recover(ep, world, batch, failure.culprit).await;
                 break;
@@ -120,7 +120,7 @@ fn stories<B: Backend>(
     let setup = layer.setup.clone().incident(incident);
     backend.run(&setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
-        live(&mut ep, world, batch, rounds, E::now).await
+        live(&mut ep, world, batch, rounds).await
     })
 }
 
@@ -212,7 +212,9 @@ fn lost_lane<B: Backend>(backend: &B) -> Verdict {
             ensure(well && culprits.len() == RANKS as usize, || named(&format!("{stories:?}")))?;
             continue;
         };
-        ensure(culprits.iter().all(|&blamed| blamed == Some(culprit)), || named(&format!("blamed {culprits:?}")))?;
+        ensure(culprits.iter().all(|&blamed| blamed == Some(culprit)), || {
+            named(&format!("blamed {culprits:?} {stories:#?}"))
+        })?;
         ensure(culprit == VICTIM || culprit == Rank(0), || named(&format!("blamed rank {culprit}")))?;
         survivors(&layer, culprit, &stories).map_err(|error| named(&error))?;
     }
@@ -245,7 +247,8 @@ fn masked<B: Backend>(backend: &B) -> Verdict {
             if ep.rank() == VICTIM {
                 return Ok(Observed::default());
             }
-            recover(&mut ep, &world, &layer.batches[ep.rank().index()], VICTIM).await
+            let batch = &layer.batches[ep.rank().index()];
+            recover(&mut ep, &world, batch, VICTIM).await
         })?;
         let stories: Vec<Option<Story>> = outcomes
             .into_iter()
@@ -264,11 +267,12 @@ fn masked<B: Backend>(backend: &B) -> Verdict {
 fn two_recoveries<B: Backend>(backend: &B) -> Verdict {
     for seed in 0..12 {
         let (layer, world) = fragile(seed, Placement::Direct).map_err(text)?;
-        let setup = layer.setup.clone().incident(Incident::Crash { rank: VICTIM, after: 10 * seed, noticed: seed % 2 == 0 });
+        let setup =
+            layer.setup.clone().incident(Incident::Crash { rank: VICTIM, after: 10 * seed, noticed: seed % 2 == 0 });
         let outcomes = backend.run(&setup, async |mut ep| {
             let rank = ep.rank();
             let batch = &layer.batches[rank.index()];
-            let story = live(&mut ep, &world, batch, 60, B::Endpoint::now).await;
+            let story = live(&mut ep, &world, batch, 60).await;
             story.after?;
             if rank == Rank(0) {
                 return Ok(Observed::default());
@@ -300,7 +304,8 @@ fn excluded<B: Backend>(backend: &B) -> Verdict {
     let lost = Incident::LoseLane { from: VICTIM, to: Rank(0), kind: Some(LaneKind::Control), after: 0 };
     let setup = layer.setup.clone().incident(lost);
     let outcomes = backend.run(&setup, async |mut ep| {
-        let failed = round(&mut ep, &world, &layer.batches[ep.rank().index()], &HOW).await.err();
+        let batch = &layer.batches[ep.rank().index()];
+        let failed = round(&mut ep, &world, batch, &HOW).await.err();
         let culprit = failed.and_then(|error| error.failure().map(|failure| failure.culprit));
         let mask = if ep.rank() == VICTIM { RankSet::new() } else { culprit.into_iter().collect() };
         (culprit, ep.recover(&mask).await.err())
