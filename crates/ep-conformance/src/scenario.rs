@@ -15,6 +15,8 @@ use crate::workload::{Batch, RoutingKind, Workload};
 pub struct Scenario {
     /// Batches and the backend's own freedom are drawn from this.
     pub seed: u64,
+    /// Nodes; they divide the ranks.
+    pub nodes: u32,
     /// Experts of each rank.
     pub local_experts: u32,
     /// Choices per token.
@@ -52,15 +54,16 @@ pub struct Turn {
     pub channels: u32,
 }
 
-/// Any scenario of at most `ranks` ranks.
-pub fn scenarios(ranks: u32) -> impl Strategy<Value = Scenario> {
-    let sizes = (1..=ranks, 1u32..=4, 1u32..=16, hidden(), any::<u64>());
-    sizes.prop_flat_map(|(ranks, local_experts, topk, hidden, seed)| {
-        let experts = ranks * local_experts;
-        let topk = topk.min(experts);
-        let many = 96 / ranks;
+/// Any scenario of at most `nodes` nodes and `ranks` ranks in all.
+pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
+    let topology = (1..=nodes).prop_flat_map(move |nodes| (Just(nodes), 1..=ranks / nodes));
+    let sizes = (topology, 1u32..=4, 1u32..=16, hidden(), any::<u64>());
+    sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
+        let ranks = nodes * per_node;
+        let topk = topk.min(ranks * local_experts);
+        let most = (96 / ranks).max(1);
         let tokens = prop_oneof![
-            6 => prop::collection::vec(0..=many.max(1), ranks as usize),
+            6 => prop::collection::vec(0..=most, ranks as usize),
             1 => Just(vec![0; ranks as usize]),
             1 => (0..ranks, 1..=1000 / ranks).prop_map(move |(busy, tokens)| {
                 (0..ranks).map(|rank| if rank == busy { tokens } else { 0 }).collect()
@@ -78,6 +81,7 @@ pub fn scenarios(ranks: u32) -> impl Strategy<Value = Scenario> {
         (tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
             move |(tokens, routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
                 seed,
+                nodes,
                 local_experts,
                 topk,
                 hidden,
@@ -99,10 +103,13 @@ fn hidden() -> impl Strategy<Value = u32> {
 
 /// Every chunk and credit up to slots; rings of one slot often.
 fn rings() -> impl Strategy<Value = Rings> {
+    (1u32..=3, geometry(), geometry()).prop_map(|(channels, near, far)| Rings { channels, near, far })
+}
+
+fn geometry() -> impl Strategy<Value = Geometry> {
     let slots = prop_oneof![2 => Just(1u32), 4 => 2u32..=6, 1 => 7u32..=32];
-    (1u32..=3, slots).prop_flat_map(|(channels, slots)| {
-        (1..=slots, 1..=slots)
-            .prop_map(move |(chunk, credit)| Rings { channels, geometry: Geometry { slots, chunk, credit } })
+    slots.prop_flat_map(|slots| {
+        (1..=slots, 1..=slots).prop_map(move |(chunk, credit)| Geometry { slots, chunk, credit })
     })
 }
 
@@ -128,19 +135,22 @@ impl Scenario {
     /// # Errors
     /// When the sizes do not fit; a scenario of [`scenarios`] fits.
     pub fn setup(&self) -> Result<Setup, Error> {
-        let topology = Topology::new(1, self.ranks())?;
+        let topology = Topology::new(self.nodes, self.ranks() / self.nodes)?;
         let shape = Shape::builder()
             .experts(self.ranks() * self.local_experts)
             .topk(self.topk)
             .hidden(self.hidden)
             .max_tokens(1024)
             .build()?;
-        let Geometry { slots, chunk, credit } = self.rings.geometry;
+        let Rings { channels, near, far } = self.rings;
         let settings = Settings::builder(&shape, &topology)
-            .channels(self.rings.channels)
-            .slots(slots)
-            .chunk(chunk)
-            .credit(credit)
+            .channels(channels)
+            .slots(near.slots)
+            .chunk(near.chunk)
+            .credit(near.credit)
+            .far_slots(far.slots)
+            .far_chunk(far.chunk)
+            .far_credit(far.credit)
             .placement(self.placement)
             .arena_bytes(self.arena_bytes)
             .build()?;

@@ -122,7 +122,7 @@ pub enum Seen {
 
 /// Runs a script on a machine whose roles run on a CPU. `number` distinguishes the scripts of one rank.
 pub async fn execute<M: Machine>(machine: &M, script: &Script, number: u16) -> Vec<Seen> {
-    let role = Role { duty: Duty::Probe, peer: None, channel: number };
+    let role = Role { duty: Duty::Probe, peer: None, track: number };
     let deadline = machine.now() + script.allowed;
     let mut port = machine.port(Opening { role, op: 1, generation: 1, deadline });
     let mut tickets: Vec<(LaneId, Ticket)> = Vec::new();

@@ -35,6 +35,14 @@ pub struct Geometry {
     pub credit: u32,
 }
 
+impl Geometry {
+    /// Slots of a ring's staging memory on the producer's side: two chunks, at most the ring.
+    pub const fn staging_slots(&self) -> u32 {
+        let two = self.chunk.saturating_mul(2);
+        if two < self.slots { two } else { self.slots }
+    }
+}
+
 /// A peer published a counter that no correct peer can publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a ring counter stands at {seen}, at most {limit} is possible")]

@@ -25,41 +25,40 @@ pub enum Placement {
 /// How the rings of a call cut the memory that the communicator set aside for them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rings {
-    /// Rings from each writer to each reader; each serves an equal share of the tokens.
+    /// Rings of each kind from each writer to each reader; each serves an equal share of the tokens.
     pub channels: u32,
-    /// Rows, producer's and consumer's steps of each ring.
-    pub geometry: Geometry,
+    /// Rings within a node: rows, producer's and consumer's steps of each. Small steps: latency.
+    pub near: Geometry,
+    /// Rings between nodes, along a rail; unused on one node. Large steps: bandwidth.
+    pub far: Geometry,
 }
 
 impl Rings {
+    /// Rings of one geometry within nodes and between them.
+    pub const fn uniform(channels: u32, geometry: Geometry) -> Self {
+        Self { channels, near: geometry, far: geometry }
+    }
+
     /// Checks the sizes against each other and their limits.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the first value outside its limits.
     pub fn check(&self) -> Result<(), Error> {
-        let Geometry { slots, chunk, credit } = self.geometry;
+        let Self { channels, near, far } = *self;
         for (what, value, limit) in [
-            ("channels", self.channels, MAX_CHANNELS),
-            ("ring slots", slots, MAX_SLOTS),
-            ("ring chunk", chunk, slots),
-            ("ring credit", credit, slots),
+            ("channels", channels, MAX_CHANNELS),
+            ("ring slots", near.slots, MAX_SLOTS),
+            ("ring chunk", near.chunk, near.slots),
+            ("ring credit", near.credit, near.slots),
+            ("far ring slots", far.slots, MAX_SLOTS),
+            ("far ring chunk", far.chunk, far.slots),
+            ("far ring credit", far.credit, far.slots),
         ] {
             if value == 0 || value > limit {
                 return Err(Error::invalid(what, value, format_args!("1 to {limit}")));
             }
         }
         Ok(())
-    }
-
-    /// Slots of a ring's staging memory on the producer's side: two chunks, at most the ring.
-    pub const fn staging_slots(&self) -> u32 {
-        let two = self.geometry.chunk.saturating_mul(2);
-        if two < self.geometry.slots { two } else { self.geometry.slots }
-    }
-
-    /// Slots of all rings from one writer.
-    pub const fn slots_in_all(&self) -> u64 {
-        self.channels as u64 * self.geometry.slots as u64
     }
 }
 
@@ -130,6 +129,9 @@ pub struct SettingsBuilder {
     slots: Option<u32>,
     chunk: Option<u32>,
     credit: Option<u32>,
+    far_slots: Option<u32>,
+    far_chunk: Option<u32>,
+    far_credit: Option<u32>,
     placement: Placement,
     arena_bytes: Option<u64>,
     deadline: Nanos,
@@ -144,6 +146,9 @@ impl Default for SettingsBuilder {
             slots: None,
             chunk: None,
             credit: None,
+            far_slots: None,
+            far_chunk: None,
+            far_credit: None,
             placement: Placement::Ring,
             arena_bytes: None,
             deadline: Nanos::from_secs(60),
@@ -181,6 +186,24 @@ impl SettingsBuilder {
         self
     }
 
+    /// Rows of each ring between nodes, 1 to [`MAX_SLOTS`]. Automatic: as within a node.
+    pub const fn far_slots(mut self, slots: u32) -> Self {
+        self.far_slots = Some(slots);
+        self
+    }
+
+    /// Rows after which a far producer publishes its tail, 1 to its slots. Automatic: a quarter of the slots.
+    pub const fn far_chunk(mut self, chunk: u32) -> Self {
+        self.far_chunk = Some(chunk);
+        self
+    }
+
+    /// Rows after which a far consumer returns credit, 1 to its slots. Automatic: a quarter of the slots.
+    pub const fn far_credit(mut self, credit: u32) -> Self {
+        self.far_credit = Some(credit);
+        self
+    }
+
     /// Where the rows of a dispatch land. Automatic: rings.
     pub const fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
@@ -204,8 +227,10 @@ impl SettingsBuilder {
         let row = RowFormat::new(&self.shape);
         let channels = self.channels.unwrap_or(1);
         let fitting = AUTO_RING_BYTES / (row.slot_bytes() * u64::from(channels.max(1)));
+        let fitting = fitting / u64::from(self.topology.nodes());
         let slots = self.slots.unwrap_or(fitting.clamp(8, 256) as u32);
-        let step = (slots / 4).max(1);
+        let far_slots = self.far_slots.unwrap_or(slots);
+        let (step, far_step) = ((slots / 4).max(1), (far_slots / 4).max(1));
         let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
         let arena = match self.placement {
             Placement::Ring => 0,
@@ -214,7 +239,12 @@ impl SettingsBuilder {
         Settings {
             rings: Rings {
                 channels,
-                geometry: Geometry { slots, chunk: self.chunk.unwrap_or(step), credit: self.credit.unwrap_or(step) },
+                near: Geometry { slots, chunk: self.chunk.unwrap_or(step), credit: self.credit.unwrap_or(step) },
+                far: Geometry {
+                    slots: far_slots,
+                    chunk: self.far_chunk.unwrap_or(far_step),
+                    credit: self.far_credit.unwrap_or(far_step),
+                },
             },
             placement: self.placement,
             arena_bytes: self.arena_bytes.unwrap_or(arena),
@@ -260,7 +290,7 @@ mod tests {
             let topology = Topology::new(1, ranks).unwrap();
             let settings = Settings::builder(&shape, &topology).build().unwrap();
             assert_eq!(settings, Settings::auto(&shape, &topology));
-            assert!(settings.rings().geometry.slots >= 8);
+            assert!(settings.rings().near.slots >= 8);
         }
     }
 }

@@ -30,6 +30,13 @@ impl fmt::Display for Rank {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Node(pub u32);
 
+impl Node {
+    /// The node as an index into per-node arrays.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -99,6 +106,27 @@ impl Topology {
     /// The node that holds `rank`.
     pub const fn node_of(&self, rank: Rank) -> Node {
         Node(rank.0 / self.ranks_per_node)
+    }
+
+    /// The index of `rank` within its node: its rail.
+    pub const fn local_of(&self, rank: Rank) -> u32 {
+        rank.0 % self.ranks_per_node
+    }
+
+    /// The rank of `node` on the rail `local`.
+    pub const fn rank_at(&self, node: Node, local: u32) -> Rank {
+        Rank(node.0 * self.ranks_per_node + local)
+    }
+
+    /// Every node, ascending.
+    pub fn all_nodes(&self) -> impl DoubleEndedIterator<Item = Node> + ExactSizeIterator + use<> {
+        (0..self.nodes).map(Node)
+    }
+
+    /// The ranks of `node`, ascending.
+    pub fn ranks_of(&self, node: Node) -> impl DoubleEndedIterator<Item = Rank> + ExactSizeIterator + use<> {
+        let first = node.0 * self.ranks_per_node;
+        (first..first + self.ranks_per_node).map(Rank)
     }
 
     /// How `from` reaches `to`.

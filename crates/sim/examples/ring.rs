@@ -54,8 +54,8 @@ async fn send(machine: &Machine, rows: u64) -> Result<u64, Fault> {
     let rings = layout.settings().rings();
     let lane = LaneId { peer: RECEIVER, kind: DATA };
     let mut row = vec![0u8; layout.row().wire_bytes() as usize];
-    let mut ring = Producer::new(rings.geometry);
-    let mut staged = vec![Ticket(0); rings.staging_slots() as usize];
+    let mut ring = Producer::new(rings.near);
+    let mut staged = vec![Ticket(0); rings.near.staging_slots() as usize];
     for number in 0..rows {
         let slot = loop {
             if let Some(slot) = ring.slot() {
@@ -91,7 +91,7 @@ async fn receive(machine: &Machine, rows: u64) -> Result<u64, Fault> {
     let rings = layout.settings().rings();
     let lane = LaneId { peer: SENDER, kind: CREDIT };
     let mut row = vec![0u8; layout.row().wire_bytes() as usize];
-    let mut ring = Consumer::new(rings.geometry);
+    let mut ring = Consumer::new(rings.near);
     for number in 0..rows {
         let slot = loop {
             if let Some(slot) = ring.slot() {

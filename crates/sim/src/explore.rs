@@ -96,7 +96,7 @@ impl Adversary {
             (Victim::Rank(victim), _) => victim == rank,
             (Victim::Roles(victim, class), Some(role)) => {
                 let peer = role.peer.map_or(0, |peer| peer.0);
-                victim == rank && (role.duty as u32 + peer + u32::from(role.channel)) % CLASSES == class
+                victim == rank && (role.duty as u32 + peer + u32::from(role.track)) % CLASSES == class
             }
             _ => false,
         }

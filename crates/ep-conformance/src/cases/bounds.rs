@@ -45,7 +45,7 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         refusal("7 choices", ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await, &mut said);
         let few = ep.rows(&[0; 3 * 64], 3)?;
         refusal("few rows", ep.dispatch(&few, &routing).await, &mut said);
-        let rings = Rings { channels: 9, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+        let rings = Rings::uniform(9, Geometry { slots: 1, chunk: 1, credit: 1 });
         let options = Dispatch { rings: Some(rings), ..Dispatch::default() };
         refusal("9 channels", ep.dispatch_with(&x, &routing, &options).await, &mut said);
         let options = Dispatch { expert_alignment: 0, ..Dispatch::default() };

@@ -8,8 +8,8 @@ use crate::backend::Backend;
 use crate::harness::{Case, env_number};
 use crate::scenario::scenarios;
 
-/// Ranks of the largest communicator drawn.
-const RANKS: u32 = 16;
+/// Nodes and ranks of the largest communicator drawn.
+const LARGEST: (u32, u32) = (8, 16);
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![Case { name: "campaign_random_scenarios_match_the_oracle", needs: &[], body: campaign::<B> }]
@@ -27,7 +27,7 @@ fn campaign<B: Backend>(backend: &B) -> Result<(), String> {
     bytes[..4].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let result = runner.run(&scenarios(RANKS), |scenario| {
+    let result = runner.run(&scenarios(LARGEST.0, LARGEST.1), |scenario| {
         scenario.check(backend).map_err(proptest::test_runner::TestCaseError::fail)?;
         Ok(())
     });

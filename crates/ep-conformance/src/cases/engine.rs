@@ -120,7 +120,7 @@ fn cached<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn many_operations<B: Backend>(backend: &B) -> Verdict {
-    let rings = Rings { channels: 3, geometry: Geometry { slots: 3, chunk: 2, credit: 3 } };
+    let rings = Rings::uniform(3, Geometry { slots: 3, chunk: 2, credit: 3 });
     let rounds: Vec<Turn> = (0u32..24).map(|at| Turn { channels: 1 + at * 7 % 3, pull: at % 2 == 0, ..TURN }).collect();
     check(backend, &Scenario { rings, rounds: rounds.clone(), ..scenario(3, 9) })?;
     check(backend, &Scenario { rings, rounds, ..direct(3, 9) })

@@ -29,13 +29,14 @@ pub(super) const TURN: Turn = Turn { cached: false, pull: false, return_weights:
 pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
     Scenario {
         seed: 5,
+        nodes: 1,
         local_experts: 2,
         topk: 3.min(2 * ranks),
         hidden: 40,
         tokens: vec![tokens; ranks as usize],
         routing: RoutingKind::Uniform,
         drop: 0.0,
-        rings: Rings { channels: 1, geometry: Geometry { slots: 4, chunk: 2, credit: 2 } },
+        rings: Rings::uniform(1, Geometry { slots: 4, chunk: 2, credit: 2 }),
         placement: Placement::Ring,
         arena_bytes: 0,
         rounds: vec![TURN],

@@ -29,7 +29,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 }
 
 fn one_slot<B: Backend>(backend: &B) -> Verdict {
-    let rings = |channels| Rings { channels, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+    let rings = |channels| Rings::uniform(channels, Geometry { slots: 1, chunk: 1, credit: 1 });
     check(backend, &Scenario { rings: rings(1), ..scenario(4, 30) })?;
     check(backend, &Scenario { rings: rings(3), rounds: vec![Turn { channels: 3, ..TURN }; 2], ..scenario(4, 30) })
 }
@@ -37,7 +37,7 @@ fn one_slot<B: Backend>(backend: &B) -> Verdict {
 fn every_step<B: Backend>(backend: &B) -> Verdict {
     for slots in 1..=5 {
         for (chunk, credit) in (1..=slots).flat_map(|chunk| (1..=slots).map(move |credit| (chunk, credit))) {
-            let rings = Rings { channels: 1, geometry: Geometry { slots, chunk, credit } };
+            let rings = Rings::uniform(1, Geometry { slots, chunk, credit });
             check(backend, &Scenario { rings, ..scenario(2, 11) })?;
         }
     }
@@ -45,7 +45,7 @@ fn every_step<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn thousandfold<B: Backend>(backend: &B) -> Verdict {
-    let rings = Rings { channels: 1, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
+    let rings = Rings::uniform(1, Geometry { slots: 1, chunk: 1, credit: 1 });
     let tokens = vec![1000, 0, 1000];
     check(
         backend,
@@ -61,7 +61,7 @@ fn small_arena<B: Backend>(backend: &B) -> Verdict {
 
 fn pulled<B: Backend>(backend: &B) -> Verdict {
     let rounds = vec![Turn { pull: true, ..TURN }, Turn { pull: true, bias: 2, channels: 2, ..TURN }];
-    let rings = Rings { channels: 2, geometry: Geometry { slots: 2, chunk: 1, credit: 2 } };
+    let rings = Rings::uniform(2, Geometry { slots: 2, chunk: 1, credit: 2 });
     check(backend, &Scenario { rings, rounds: rounds.clone(), ..direct(4, 25) })?;
     // With rings for dispatch the arena serves the output alone.
     check(backend, &Scenario { placement: Placement::Ring, rings, rounds, ..direct(4, 25) })

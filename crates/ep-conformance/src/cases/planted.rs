@@ -55,7 +55,7 @@ fn tail_before_data<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn credit_early<B: Backend>(backend: &B) -> Verdict {
-    let rings = Rings { channels: 1, geometry: Geometry { slots: 2, chunk: 1, credit: 1 } };
+    let rings = Rings::uniform(1, Geometry { slots: 2, chunk: 1, credit: 1 });
     caught(backend, Plant::CreditOneRowEarly, &Scenario { rings, ..busy() }, &["race"])
 }
 
@@ -72,7 +72,7 @@ fn without_done<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn impolite<B: Backend>(backend: &B) -> Verdict {
-    let rings = Rings { channels: 1, geometry: Geometry { slots: 3, chunk: 2, credit: 3 } };
+    let rings = Rings::uniform(1, Geometry { slots: 3, chunk: 2, credit: 3 });
     caught(backend, Plant::ImpoliteWaiting, &Scenario { rings, ..busy() }, &["deadlock"])
 }
 

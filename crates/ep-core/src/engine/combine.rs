@@ -2,13 +2,18 @@
 
 use super::endpoint::{Combine, Combined, Ready};
 use super::handle::Handle;
-use super::{Engine, HostRows, Links, Started, cut_rings, run};
+use super::links::{Ends, Links};
+use super::{Engine, HostRows, Started, run};
 use crate::error::{Error, Fault};
 use crate::layout::{Block, Kind};
 use crate::machine::Machine;
 use crate::port::{Duty, Port, Role};
-use crate::roles::{Control, HeaderBytes, Operation, Reduction, Returns, RoleFuture, Sums, give_back, join, reduce};
-use crate::topology::Rank;
+use crate::ring::Consumer;
+use crate::roles::{
+    Control, HeaderBytes, Incoming, Operation, Reduction, Returns, RoleFuture, Sums, gather_for, give_back, join,
+    reduce,
+};
+use crate::topology::{Node, Rank};
 
 impl<M: Machine> Engine<M> {
     pub(super) async fn combine_rows(
@@ -44,8 +49,7 @@ impl<M: Machine> Engine<M> {
             run(&operation, vigil, bring_back(&operation, links, &returns, &reduction, offered.as_ref())).await
         };
         self.end(ended)?;
-        let (me, exchange) = (self.me, handle.exchange());
-        self.count_rows(|to| exchange.rows(to, me), |from| exchange.rows(me, from));
+        self.count_rows(&handle.inner, false);
         let Sums { x, topk_weights } = reduction.into_sums();
         let x = HostRows::Owned { bytes: x, row_bytes: self.row_bytes() };
         Ok(Combined { x, topk_weights, event: Ready })
@@ -61,19 +65,22 @@ async fn bring_back<M: Machine>(
     offered: Option<&Block>,
 ) -> Result<(), Fault> {
     let exchange = returns.handle.exchange();
-    cut_rings(operation, links).await?;
+    links.cut(operation).await?;
     let mut control = Control::open(operation);
     if let Some(block) = offered {
         write_headers(operation, control.port(), returns, block)?;
     }
     control.bank().await?;
-    control.notes(offered, |peer| exchange.first_row(peer, operation.me)).await?;
+    control.notes(offered).await?;
     drop(control);
     join(movers(operation, links, returns, reduction, offered.is_none())).await?;
     let mut control = Control::open(operation);
     control.done().await?;
     if offered.is_some() {
-        control.wait_pulled(|peer| exchange.rows(peer, operation.me) > 0).await?;
+        let topology = operation.layout.topology();
+        let sources =
+            |gate: Rank| topology.all_nodes().map(move |node| topology.rank_at(node, topology.local_of(gate)));
+        control.wait_pulled(|peer| sources(peer).any(|source| exchange.rows(source, operation.me) > 0)).await?;
     }
     Ok(())
 }
@@ -87,9 +94,9 @@ fn write_headers<M: Machine>(
 ) -> Result<(), Fault> {
     let exchange = returns.handle.exchange();
     let mut header = HeaderBytes::new(operation.layout.row());
-    for &peer in operation.peers {
-        let first_row = exchange.first_row(peer, operation.me);
-        for position in 0..exchange.rows(peer, operation.me) {
+    for source in operation.others() {
+        let first_row = exchange.first_row(source, operation.me);
+        for position in 0..exchange.rows(source, operation.me) {
             returns.head(operation, &mut header, first_row + position, position);
             port.write(block.header(first_row + position).offset, header.as_bytes())?;
         }
@@ -105,28 +112,42 @@ fn movers<'a, M: Machine>(
     reduction: &'a Reduction<'a, M::Window>,
     through_rings: bool,
 ) -> Vec<RoleFuture<'a>> {
-    let channels = operation.rings.channels as usize;
-    let takes_part = |rank: &Rank| operation.peers.contains(rank);
+    let layout = operation.layout;
+    let topology = layout.topology();
+    let mut ends = links.ends();
     let mut roles = Vec::new();
-    if through_rings {
-        for (peer, rings) in (0u32..).map(Rank).zip(&mut links.out).filter(|(rank, _)| takes_part(rank)) {
-            for (channel, ring) in (0u16..).zip(rings.iter_mut().take(channels)) {
-                let role = Role::serving(Duty::Returner, peer, channel);
-                let port = operation.port(role);
-                roles.push(operation.role(role, give_back(operation, port, returns, ring, peer, channel)));
-            }
+    let own_node = topology.node_of(operation.me);
+    for channel in 0..operation.rings.channels {
+        let far = layout.far_track(channel);
+        for source in operation.others().filter(|_| through_rings) {
+            let track = layout.near_track(topology.node_of(source), channel);
+            // What came through this rank itself is gathered here.
+            let Some(ring) = ends.out(operation.gate_of(source), track) else { continue };
+            let role = Role::serving(Duty::Returner, source, track);
+            let port = operation.port(role);
+            roles.push(operation.role(role, give_back(operation, port, returns, ring, source, channel)));
         }
-    }
-    let mut by_channel: Vec<Vec<_>> = (0..channels).map(|_| Vec::new()).collect();
-    for (rank, rings) in (0u32..).map(Rank).zip(&mut links.inn) {
-        for (inlets, ring) in by_channel.iter_mut().zip(rings) {
-            inlets.push(takes_part(&rank).then_some(ring));
+        let near_rings = |ends: &mut Ends<'a>, node: Node| -> Vec<Option<&'a mut Consumer>> {
+            topology.ranks_of(own_node).map(|rank| ends.inn(rank, layout.near_track(node, channel))).collect()
+        };
+        for &source in operation.rail {
+            let Some(ring) = ends.out(source, far) else { continue };
+            let rings = near_rings(&mut ends, topology.node_of(source));
+            let role = Role::serving(Duty::Gatherer, source, far);
+            let port = operation.port(role);
+            roles.push(operation.role(role, gather_for(operation, port, returns, ring, rings, source, channel)));
         }
-    }
-    for (channel, inlets) in (0u16..).zip(by_channel) {
-        let role = Role { duty: Duty::Reducer, peer: None, channel };
+        let near = near_rings(&mut ends, own_node);
+        let rail = |node: Node| topology.rank_at(node, topology.local_of(operation.me));
+        let takes_part = |rank: &Rank| operation.rail.contains(rank);
+        let far = topology
+            .all_nodes()
+            .map(|node| Some(rail(node)).filter(takes_part).and_then(|rank| ends.inn(rank, far)))
+            .collect();
+        let role = Role { duty: Duty::Reducer, peer: None, track: operation.own_track(channel) };
         let port = operation.port(role);
-        roles.push(operation.role(role, reduce(operation, port, returns, reduction, inlets, channel)));
+        let incoming = Incoming { near, far };
+        roles.push(operation.role(role, reduce(operation, port, returns, reduction, incoming, channel)));
     }
     roles
 }

@@ -1,21 +1,19 @@
 //! Dispatch: checks, counts, and the roles that move the rows.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::arena::Arena;
 use super::endpoint::{Dispatch, Ready, Received, Routing, RoutingOf};
 use super::handle::{Handle, Inner};
-use super::{Ended, Engine, HostRows, Lease, Links, Started, cut_rings, run};
+use super::movers::Movers;
+use super::{Ended, Engine, HostRows, Lease, Links, Started, run};
 use crate::error::{Error, Fault};
 use crate::layout::{Block, Kind};
 use crate::machine::Machine;
-use crate::plan::{Exchange, Membership, Plan, TopK, align_counts};
-use crate::port::{Duty, Role};
-use crate::roles::{
-    Attended, Control, HeaderBytes, Intake, Operation, Outgoing, Taken, collect, deliver, join, receive, send,
-};
+use crate::plan::{Exchange, Fanout, Membership, Plan, TopK, align_counts, tokens_by_node};
+use crate::roles::{Control, Intake, Operation, Outgoing, Taken, join};
 use crate::settings::{Placement, Rings};
-use crate::topology::Rank;
 
 /// What a dispatch is made of, checked.
 struct Batch<'a, M: Machine> {
@@ -32,6 +30,8 @@ struct Batch<'a, M: Machine> {
 struct Arrived<M: Machine> {
     taken: Taken<M::Window>,
     exchange: Exchange,
+    by_node: Vec<Vec<u32>>,
+    fanout: Vec<Fanout>,
 }
 
 impl<M: Machine> Engine<M> {
@@ -121,7 +121,7 @@ impl<M: Machine> Engine<M> {
         ended: Ended<Arrived<M>>,
         granted: Option<Block>,
     ) -> Result<Received<Self>, Error> {
-        let Arrived { taken, exchange } = match self.end(ended) {
+        let Arrived { taken, exchange, by_node, fanout } = match self.end(ended) {
             Ok(arrived) => arrived,
             Err(error) => {
                 self.stuck.extend(granted);
@@ -130,7 +130,6 @@ impl<M: Machine> Engine<M> {
         };
         let me = self.me;
         let rows = exchange.received(me);
-        self.count_rows(|to| batch.outgoing.plan.rows()[to.index()], |from| exchange.rows(from, me));
         let x = match granted {
             Some(block) => {
                 #[cfg(feature = "plant")]
@@ -156,8 +155,11 @@ impl<M: Machine> Engine<M> {
             rings: batch.rings,
             plan: batch.outgoing.plan.clone(),
             exchange,
+            by_node,
+            fanout,
             source_token,
         };
+        self.count_rows(&inner, true);
         Ok(Received {
             x,
             rows,
@@ -180,7 +182,7 @@ async fn transfer<M: Machine>(
     batch: &Batch<'_, M>,
     granted: &mut Option<Block>,
 ) -> Result<Arrived<M>, Fault> {
-    cut_rings(operation, links).await?;
+    links.cut(operation).await?;
     let mut control = Control::open(operation);
     control.bank().await?;
     let exchange = match batch.known {
@@ -190,21 +192,39 @@ async fn transfer<M: Machine>(
     let rows = room_for(operation, batch, exchange.received(operation.me))?;
     if operation.layout.settings().placement() == Placement::Direct {
         *granted = arena.take(operation.layout.row(), rows);
-        control.notes(granted.as_ref(), |peer| exchange.first_row(peer, operation.me)).await?;
+        control.notes(granted.as_ref()).await?;
     }
     let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
     let row_bytes = operation.layout.row().payload_bytes() as usize;
     let x = HostRows::zeroed(if granted.is_some() { 0 } else { rows }, row_bytes);
     let intake = Intake::new(x, rows, topk);
-    let block = granted.as_ref();
-    let roles = movers(operation, links, &batch.outgoing, &intake, &exchange, block);
-    own_rows(operation, control.port(), &batch.outgoing, &intake, &exchange, block)?;
+    let by_node = tokens_by_node(batch.outgoing.plan, operation.layout.topology());
+    let slots = operation.layout.topology().nodes() * operation.rings.channels;
+    let fanout: Vec<_> = (0..slots).map(|_| RefCell::default()).collect();
+    let movers = Movers {
+        operation,
+        outgoing: &batch.outgoing,
+        intake: &intake,
+        exchange: &exchange,
+        block: granted.as_ref(),
+        by_node: &by_node,
+        fanout: &fanout,
+    };
+    movers.own_rows(control.port())?;
     drop(control);
-    join(roles).await?;
+    join(movers.roles(links)).await?;
     let taken = intake.into_inner();
     operation.agree("rows received in all", exchange.received(operation.me), taken.arrived, operation.me)?;
     Control::open(operation).done().await?;
-    Ok(Arrived { taken, exchange })
+    let fanout = fanout.chunks(operation.rings.channels as usize).map(merged).collect();
+    Ok(Arrived { taken, exchange, by_node, fanout })
+}
+
+/// The rows of all channels from one node.
+fn merged(channels: &[RefCell<Fanout>]) -> Fanout {
+    let mut all = Fanout::default();
+    channels.iter().for_each(|rows| all.append(&rows.borrow()));
+    all
 }
 
 /// Rows to make room for: those that come, or the worst case that the caller asked for.
@@ -217,67 +237,4 @@ fn room_for<M: Machine>(operation: &Operation<'_, M>, batch: &Batch<'_, M>, rows
         return Err(Fault::Mismatch { field: "worst-case rows", mine, theirs, peer: operation.me });
     }
     Ok(batch.worst_rows)
-}
-
-/// The roles that move rows to and from every peer.
-fn movers<'a, M: Machine>(
-    operation: &'a Operation<'_, M>,
-    links: &'a mut Links,
-    outgoing: &'a Outgoing<'a, M::Window>,
-    intake: &'a Intake<M::Window>,
-    exchange: &'a Exchange,
-    block: Option<&'a Block>,
-) -> Vec<crate::roles::RoleFuture<'a>> {
-    let direct = operation.layout.settings().placement() == Placement::Direct;
-    let channels = operation.rings.channels as usize;
-    let mut roles = Vec::new();
-    let takes_part = |rank: &Rank| operation.peers.contains(rank);
-    let ranks = || (0u32..).map(Rank);
-    for (peer, rings) in ranks().zip(&mut links.out).filter(|(rank, _)| takes_part(rank)) {
-        for (channel, ring) in (0u16..).zip(rings.iter_mut().take(channels)) {
-            let role = Role::serving(if direct { Duty::Placer } else { Duty::Sender }, peer, channel);
-            roles.push(if direct {
-                operation.role(role, deliver(operation, outgoing, ring, peer, channel))
-            } else {
-                operation.role(role, send(operation, operation.port(role), outgoing, ring, peer, channel))
-            });
-        }
-    }
-    for (peer, rings) in ranks().zip(&mut links.inn).filter(|(rank, _)| takes_part(rank)) {
-        if let Some(block) = block {
-            let role = Role::serving(Duty::Collector, peer, 0);
-            let port = operation.port(role);
-            roles.push(operation.role(role, collect(operation, port, intake, exchange, block, peer)));
-            continue;
-        }
-        for (channel, ring) in (0u16..).zip(rings.iter_mut().take(channels)) {
-            let role = Role::serving(Duty::Receiver, peer, channel);
-            let port = operation.port(role);
-            roles.push(operation.role(role, receive(operation, port, intake, exchange, ring, peer, channel)));
-        }
-    }
-    roles
-}
-
-/// Copies the rows that stay on this rank.
-fn own_rows<M: Machine>(
-    operation: &Operation<'_, M>,
-    port: &mut Attended<M::Port>,
-    outgoing: &Outgoing<'_, M::Window>,
-    intake: &Intake<M::Window>,
-    exchange: &Exchange,
-    block: Option<&Block>,
-) -> Result<(), Fault> {
-    let me = operation.me;
-    let first_row = exchange.first_row(me, me);
-    let mut header = HeaderBytes::new(operation.layout.row());
-    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
-    for (position, &token) in (0u32..).zip(outgoing.plan.sent_to(me)) {
-        let row = first_row + position;
-        outgoing.head(operation, &mut header, me, token, position);
-        intake.header(&header, row);
-        let to = block.map(|block| block.payload(row).offset);
-        intake.own(port, to, row, outgoing.x.borrow(token, &mut scratch)?)?;
-    }
-    Ok(())
 }

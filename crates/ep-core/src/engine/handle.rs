@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::plan::{Exchange, Plan};
+use crate::plan::{Exchange, Fanout, Plan};
 use crate::settings::Rings;
 
 /// Replays the routing of a dispatch. Cheap to clone; valid in the generation that made it.
@@ -20,6 +20,10 @@ pub(crate) struct Inner {
     pub(crate) plan: Plan,
     /// What all ranks send each other.
     pub(crate) exchange: Exchange,
+    /// `[nodes]`: tokens of this rank that went to each node.
+    pub(crate) by_node: Vec<Vec<u32>>,
+    /// `[nodes]`: rows that came along the rail from each node and were fanned out here.
+    pub(crate) fanout: Vec<Fanout>,
     /// `[rows]`: token of each received row at its source.
     pub(crate) source_token: Vec<u32>,
 }

@@ -9,6 +9,8 @@ mod combine;
 mod dispatch;
 pub mod endpoint;
 pub mod handle;
+mod links;
+mod movers;
 mod recover;
 pub mod rows;
 pub mod stats;
@@ -29,13 +31,14 @@ pub use stats::{PeerStats, Stats};
 use crate::error::{Error, Failure, Fault};
 use crate::layout::{Block, Kind, Layout};
 use crate::machine::Machine;
-use crate::port::{Cell, Counter, LaneKind, Nanos};
-use crate::ring::{Consumer, Producer};
+use crate::port::Nanos;
 use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
 use crate::shape::Shape;
-use crate::topology::{Rank, RankSet, Topology};
+use crate::topology::{Rank, RankSet, Reach, Topology};
 use arena::Arena;
+use handle::Inner;
+use links::Links;
 
 /// An endpoint whose roles run as futures on the thread of its rank, over the ports of a [`Machine`].
 #[derive(Debug)]
@@ -44,8 +47,7 @@ pub struct Engine<M: Machine> {
     layout: Layout,
     me: Rank,
     mask: RankSet,
-    /// The other ranks that take part, ascending.
-    peers: Vec<Rank>,
+    neighbours: Neighbours,
     generation: u16,
     /// The first operation of this generation.
     first_op: u64,
@@ -60,21 +62,22 @@ pub struct Engine<M: Machine> {
     stats: Stats,
 }
 
-/// Both ends of the rings with each rank, `[ranks][channels]`, and how they are cut now.
+/// The ranks that a rank has lanes with.
 #[derive(Debug)]
-struct Links {
-    cut: Rings,
-    out: Vec<Vec<Producer>>,
-    inn: Vec<Vec<Consumer>>,
+struct Neighbours {
+    /// The other ranks of its node, ascending.
+    near: Vec<Rank>,
+    /// The ranks of other nodes with its local index, ascending.
+    rail: Vec<Rank>,
 }
 
-impl Links {
-    fn new(rings: Rings, ranks: usize) -> Self {
-        let channels = rings.channels as usize;
+impl Neighbours {
+    fn of(topology: &Topology, me: Rank, mask: &RankSet) -> Self {
+        let takes_part = |rank: &Rank| *rank != me && !mask.contains(*rank);
+        let rail = topology.all_nodes().map(|node| topology.rank_at(node, topology.local_of(me)));
         Self {
-            cut: rings,
-            out: vec![vec![Producer::new(rings.geometry); channels]; ranks],
-            inn: vec![vec![Consumer::new(rings.geometry); channels]; ranks],
+            near: topology.ranks_of(topology.node_of(me)).filter(takes_part).collect(),
+            rail: rail.filter(takes_part).collect(),
         }
     }
 }
@@ -83,16 +86,10 @@ impl<M: Machine> Engine<M> {
     /// An endpoint over `machine`, in generation 1.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for several nodes.
+    /// None at present; a `Result` because machines differ in what they offer.
     pub fn new(machine: M) -> Result<Self, Error> {
         let layout = machine.layout().clone();
         let topology = *layout.topology();
-        if topology.nodes() != 1 {
-            return Err(Error::unsupported(
-                format_args!("a topology of {} nodes", topology.nodes()),
-                "one node; the network hop is not built yet",
-            ));
-        }
         let ranks = topology.ranks() as usize;
         let me = machine.rank();
         let stats = Stats {
@@ -103,11 +100,11 @@ impl<M: Machine> Engine<M> {
         Ok(Self {
             me,
             mask: RankSet::new(),
-            peers: topology.all().filter(|&rank| rank != me).collect(),
+            neighbours: Neighbours::of(&topology, me, &RankSet::new()),
             generation: 1,
             first_op: 1,
             op: 1,
-            links: Links::new(layout.settings().rings(), ranks),
+            links: Links::new(&layout, me),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
             stuck: Vec::new(),
@@ -206,7 +203,9 @@ impl<M: Machine> Engine<M> {
             machine: &self.machine,
             layout: &self.layout,
             me: self.me,
-            peers: &self.peers,
+            mask: &self.mask,
+            near: &self.neighbours.near,
+            rail: &self.neighbours.rail,
             op,
             first_op: self.first_op,
             generation: self.generation,
@@ -236,15 +235,31 @@ impl<M: Machine> Engine<M> {
         }
     }
 
-    /// Counts the rows of one operation: `sent` to and `received` from each rank.
-    fn count_rows(&mut self, sent: impl Fn(Rank) -> u32, received: impl Fn(Rank) -> u32) {
+    /// Counts the rows that a dispatch moved over each link; a combine moves as many the other way.
+    fn count_rows(&mut self, handle: &Inner, dispatch: bool) {
         let wire = self.layout.row().wire_bytes();
-        for (rank, peer) in (0u32..).map(Rank).zip(&mut self.stats.peers) {
-            let (sent, received) = (u64::from(sent(rank)), u64::from(received(rank)));
-            peer.rows_sent += sent;
-            peer.rows_received += received;
-            peer.bytes_sent += sent * wire;
-            peer.bytes_received += received * wire;
+        let topology = *self.layout.topology();
+        let (me, exchange) = (self.me, &handle.exchange);
+        let sources =
+            |gate: Rank| topology.all_nodes().map(move |node| topology.rank_at(node, topology.local_of(gate)));
+        for (rank, peer) in topology.all().zip(&mut self.stats.peers) {
+            let (sent, received) = match topology.reach(me, rank) {
+                Reach::Own => (exchange.rows(me, me), exchange.rows(me, me)),
+                Reach::Near => {
+                    let sent: u32 = sources(me).map(|source| exchange.rows(source, rank)).sum();
+                    (sent, sources(rank).map(|source| exchange.rows(source, me)).sum())
+                }
+                Reach::Far if topology.local_of(rank) == topology.local_of(me) => {
+                    let node = topology.node_of(rank).index();
+                    (handle.by_node[node].len() as u32, handle.fanout[node].tokens().len() as u32)
+                }
+                Reach::Far => (0, 0),
+            };
+            let (sent, received) = if dispatch { (sent, received) } else { (received, sent) };
+            peer.rows_sent += u64::from(sent);
+            peer.rows_received += u64::from(received);
+            peer.bytes_sent += u64::from(sent) * wire;
+            peer.bytes_received += u64::from(received) * wire;
         }
     }
 }
@@ -282,29 +297,6 @@ async fn fail<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault
     tracing::error!(%failure, "operation failed");
     vigil.spread(operation, culprit).await;
     failure
-}
-
-/// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty.
-async fn cut_rings<M: Machine>(operation: &Operation<'_, M>, links: &mut Links) -> Result<(), Fault> {
-    if operation.rings == links.cut {
-        return Ok(());
-    }
-    let mut port = operation.port(crate::port::Role::new(crate::port::Duty::Control));
-    for &peer in operation.peers {
-        for (channel, ring) in (0u16..).zip(&mut links.out[peer.index()]) {
-            let head = Cell::new(peer, LaneKind::Credit(channel), Counter::Head);
-            if !ring.is_empty() {
-                port.wait(head, ring.tail()).await?;
-                ring.settle();
-            }
-            ring.restart(operation.rings.geometry);
-        }
-        for ring in &mut links.inn[peer.index()] {
-            ring.restart(operation.rings.geometry);
-        }
-    }
-    links.cut = operation.rings;
-    Ok(())
 }
 
 impl<M: Machine> Endpoint for Engine<M> {

@@ -7,7 +7,7 @@
 use super::kernel::{KernelRings, KernelWindow};
 use super::{
     CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader, SLOT_ALIGN,
-    VALUE_BITS,
+    Share, VALUE_BITS,
 };
 use crate::error::Phase;
 use crate::port::{Counter, LaneKind};
@@ -83,11 +83,12 @@ fn structs(out: &mut String) {
         "EpCountsHeader",
         CountsHeader { opening, tokens, reserved }
     );
+    c_struct!(out, "A grant of the receiver's arena, or an offer of rows to pull.", "EpNote", Note { opening, base });
     c_struct!(
         out,
-        "A grant of the receiver's arena, or an offer of rows to pull.",
-        "EpNote",
-        Note { opening, base, first_row, reserved }
+        "Follows the header slot of a ring between nodes, once for each rank of the receiving node.",
+        "EpShare",
+        Share { first, rows }
     );
     c_struct!(
         out,
@@ -108,11 +109,12 @@ fn structs(out: &mut String) {
         KernelWindow {
             cells,
             counts,
-            counts_outbox,
             notes,
             notes_outbox,
-            rings,
-            staging,
+            near_rings,
+            far_rings,
+            near_staging,
+            far_staging,
             pulls,
             arena,
             arena_bytes,
@@ -124,8 +126,13 @@ fn structs(out: &mut String) {
             payload_stride,
             wire_bytes,
             slot_bytes,
-            ring_part_slots,
-            staging_part_slots,
+            far_wire_bytes,
+            far_slot_bytes,
+            near_part_slots,
+            far_part_slots,
+            near_staging_part_slots,
+            far_staging_part_slots,
+            nodes,
             ranks,
             ranks_per_node,
             experts,
@@ -134,13 +141,14 @@ fn structs(out: &mut String) {
             hidden,
             channels,
             pull_depth,
+            tracks,
         }
     );
     c_struct!(
         out,
         "The rings of a call; all but channels in rows.",
         "EpRings",
-        KernelRings { channels, slots, chunk, credit }
+        KernelRings { channels, slots, chunk, credit, far_slots, far_chunk, far_credit, reserved }
     );
 }
 

@@ -14,16 +14,18 @@ pub struct KernelWindow {
     pub cells: u64,
     /// Offset of the counts messages.
     pub counts: u64,
-    /// Offset of the own counts message.
-    pub counts_outbox: u64,
     /// Offset of the notes.
     pub notes: u64,
     /// Offset of the own notes.
     pub notes_outbox: u64,
-    /// Offset of the rings.
-    pub rings: u64,
-    /// Offset of the staging memory.
-    pub staging: u64,
+    /// Offset of the rings within the node.
+    pub near_rings: u64,
+    /// Offset of the rings between nodes.
+    pub far_rings: u64,
+    /// Offset of the staging memory for rings within the node.
+    pub near_staging: u64,
+    /// Offset of the staging memory for rings between nodes.
+    pub far_staging: u64,
     /// Offset of where gets land.
     pub pulls: u64,
     /// Offset of the arena.
@@ -46,10 +48,20 @@ pub struct KernelWindow {
     pub wire_bytes: u64,
     /// From one ring slot to the next.
     pub slot_bytes: u64,
-    /// Row slots of all rings from one writer.
-    pub ring_part_slots: u64,
-    /// Row slots of the staging memory to one peer.
-    pub staging_part_slots: u64,
+    /// A row between nodes, with its mask.
+    pub far_wire_bytes: u64,
+    /// From one ring slot between nodes to the next.
+    pub far_slot_bytes: u64,
+    /// Row slots of all rings from one writer of the node.
+    pub near_part_slots: u64,
+    /// Row slots of all rings from one node.
+    pub far_part_slots: u64,
+    /// Row slots of the staging memory to one rank of the node.
+    pub near_staging_part_slots: u64,
+    /// Row slots of the staging memory to one node.
+    pub far_staging_part_slots: u64,
+    /// Nodes.
+    pub nodes: u32,
     /// Ranks in all.
     pub ranks: u32,
     /// Ranks of each node.
@@ -64,8 +76,10 @@ pub struct KernelWindow {
     pub hidden: u32,
     /// Channels of the communicator.
     pub channels: u32,
-    /// Pulled rows in flight per channel and writer.
+    /// Pulled rows in flight per track and writer.
     pub pull_depth: u32,
+    /// Tracks from one rank to one peer.
+    pub tracks: u32,
 }
 
 impl From<&Layout> for KernelWindow {
@@ -75,12 +89,13 @@ impl From<&Layout> for KernelWindow {
         Self {
             cells: layout.cells.0,
             counts: layout.counts.0,
-            counts_outbox: layout.counts_outbox.0,
             notes: layout.notes.0,
             notes_outbox: layout.notes_outbox.0,
-            rings: layout.rings.0,
-            staging: layout.staging.0,
-            pulls: layout.pulls.0,
+            near_rings: layout.near_rings.base.0,
+            far_rings: layout.far_rings.base.0,
+            near_staging: layout.near_staging.base.0,
+            far_staging: layout.far_staging.base.0,
+            pulls: layout.pulls.base.0,
             arena: layout.arena.0,
             arena_bytes: layout.settings().arena_bytes(),
             window_bytes: layout.window_bytes(),
@@ -91,8 +106,13 @@ impl From<&Layout> for KernelWindow {
             payload_stride: row.payload_stride(),
             wire_bytes: row.wire_bytes(),
             slot_bytes: row.slot_bytes(),
-            ring_part_slots: rings.slots_in_all(),
-            staging_part_slots: u64::from(rings.channels) * u64::from(rings.staging_slots()),
+            far_wire_bytes: layout.far_wire_bytes(),
+            far_slot_bytes: layout.far_rings.bytes,
+            near_part_slots: layout.near_rings.per_part,
+            far_part_slots: layout.far_rings.per_part,
+            near_staging_part_slots: layout.near_staging.per_part,
+            far_staging_part_slots: layout.far_staging.per_part,
+            nodes: topology.nodes(),
             ranks: topology.ranks(),
             ranks_per_node: topology.ranks_per_node(),
             experts: shape.experts(),
@@ -101,6 +121,7 @@ impl From<&Layout> for KernelWindow {
             hidden: shape.hidden(),
             channels: rings.channels,
             pull_depth: PULL_DEPTH,
+            tracks: layout.tracks(),
         }
     }
 }
@@ -111,18 +132,35 @@ impl From<&Layout> for KernelWindow {
 pub struct KernelRings {
     /// Rings from each writer to each reader.
     pub channels: u32,
-    /// Rows that fit into a ring.
+    /// Rows that fit into a ring within a node.
     pub slots: u32,
     /// Rows after which a tail is due.
     pub chunk: u32,
     /// Rows after which credit is due.
     pub credit: u32,
+    /// Rows that fit into a ring between nodes.
+    pub far_slots: u32,
+    /// Rows after which a tail is due there.
+    pub far_chunk: u32,
+    /// Rows after which credit is due there.
+    pub far_credit: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl From<&Rings> for KernelRings {
     fn from(rings: &Rings) -> Self {
-        let geometry = rings.geometry;
-        Self { channels: rings.channels, slots: geometry.slots, chunk: geometry.chunk, credit: geometry.credit }
+        let Rings { channels, near, far } = *rings;
+        Self {
+            channels,
+            slots: near.slots,
+            chunk: near.chunk,
+            credit: near.credit,
+            far_slots: far.slots,
+            far_chunk: far.chunk,
+            far_credit: far.credit,
+            reserved: 0,
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub struct OpHeader {
     pub rows: u32,
     /// Hash of shape, topology and the call's settings.
     pub settings: u64,
-    /// Low word: position of the ring's first row; zero in messages.
+    /// Position of the ring's first row; zero in messages and between nodes.
     pub first: u32,
     /// Zero.
     pub reserved: u32,
@@ -74,8 +74,15 @@ pub struct Note {
     pub opening: OpHeader,
     /// Offset of the block in the window of the note's sender, or [`NO_BASE`].
     pub base: u64,
-    /// Dispatch: the index of the reader's first row in the block. Combine: likewise.
-    pub first_row: u32,
-    /// Zero.
-    pub reserved: [u32; 3],
+}
+
+/// Follows the header slot of a ring between nodes, once for each rank of the receiving node: that rank's part of the
+/// rows to come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Share {
+    /// Position, among the rows from the source to that rank, of the first one that travels on this ring.
+    pub first: u32,
+    /// Rows for that rank that travel on this ring.
+    pub rows: u32,
 }

@@ -31,6 +31,7 @@
 mod alarm;
 mod c_header;
 mod cells;
+mod cut;
 mod kernel;
 mod messages;
 mod row;
@@ -40,7 +41,7 @@ pub use alarm::Alarm;
 pub use c_header::c_header;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
 pub use kernel::{KernelRings, KernelWindow};
-pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader};
+pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader, Share};
 pub use row::{Block, Choice, RowFormat, RowHeader};
 pub(crate) use window::PULL_DEPTH;
 pub use window::{Layout, Region};

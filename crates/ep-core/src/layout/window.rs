@@ -2,12 +2,14 @@
 
 use std::hash::Hasher;
 
-use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, RowFormat, SLOT_ALIGN, round_up};
+use super::cut::{Cut, Slots};
+use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, round_up};
 use crate::error::Error;
 use crate::port::{Cell, LaneKind, Offset, Span};
+use crate::ring::Geometry;
 use crate::settings::{Rings, Settings};
 use crate::shape::Shape;
-use crate::topology::{Rank, Topology};
+use crate::topology::{Node, Rank, Topology};
 
 /// A named part of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -28,12 +30,13 @@ pub struct Layout {
     local_experts: u32,
     pub(super) cells: Offset,
     pub(super) counts: Offset,
-    pub(super) counts_outbox: Offset,
     pub(super) notes: Offset,
     pub(super) notes_outbox: Offset,
-    pub(super) rings: Offset,
-    pub(super) staging: Offset,
-    pub(super) pulls: Offset,
+    pub(super) near_rings: Slots,
+    pub(super) far_rings: Slots,
+    pub(super) near_staging: Slots,
+    pub(super) far_staging: Slots,
+    pub(super) pulls: Slots,
     pub(super) arena: Offset,
     window: u64,
 }
@@ -45,36 +48,35 @@ impl Layout {
     /// Cuts a window.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the ranks do not divide the experts, or the window would exceed 2^63 bytes.
+    /// [`Error::Invalid`] when the ranks do not divide the experts, when nodes x channels need more than 65536 tracks, or
+    /// when the window would exceed 2^63 bytes.
     pub fn new(shape: &Shape, topology: &Topology, settings: &Settings) -> Result<Self, Error> {
-        let ranks = u64::from(topology.ranks());
         let local_experts = shape.local_experts(topology.ranks())?;
         let row = RowFormat::new(shape);
         let rings = settings.rings();
-        let counts_bytes = counts_bytes(shape, topology);
-        let lines = ranks * LaneKind::count(rings.channels) as u64;
-        let sizes = [
-            2 * lines * LINE_BYTES,
-            2 * ranks * counts_bytes,
-            counts_bytes,
-            2 * ranks * NOTE_BYTES,
-            ranks * NOTE_BYTES,
-            ranks * rings.slots_in_all() * row.slot_bytes(),
-            ranks * u64::from(rings.channels) * u64::from(rings.staging_slots()) * row.slot_bytes(),
-            u64::from(rings.channels) * ranks * u64::from(PULL_DEPTH) * row.slot_bytes(),
-            settings.arena_bytes(),
-        ];
-        let mut at = [Offset(0); 9];
-        let mut end = 0u64;
-        for (place, size) in at.iter_mut().zip(sizes) {
-            *place = Offset(end);
-            end = size
-                .checked_add(SLOT_ALIGN)
-                .and_then(|size| end.checked_add(round_up(size - SLOT_ALIGN, SLOT_ALIGN)))
-                .filter(|&end| end < 1 << 63)
-                .ok_or_else(|| Error::invalid("window", "more than 2^63 bytes", "less than 2^63 bytes"))?;
+        let (nodes, locals) = (u64::from(topology.nodes()), u64::from(topology.ranks_per_node()));
+        let (ranks, channels) = (u64::from(topology.ranks()), u64::from(rings.channels));
+        let tracks = tracks(topology, rings.channels);
+        if tracks > 1 << 16 {
+            return Err(Error::invalid("nodes x channels", tracks, "at most 65536 tracks"));
         }
-        let [cells, counts, counts_outbox, notes, notes_outbox, rings, staging, pulls, arena] = at;
+        let far_bytes = far_slot_bytes(&row, topology);
+        // One node has no network stage.
+        let rails = if nodes > 1 { nodes } else { 0 };
+        let mut cut = Cut::new();
+        let cells = cut.take(Some(2 * ranks * LaneKind::count(tracks as u32) as u64 * LINE_BYTES));
+        let counts = cut.take((2 * ranks).checked_mul(counts_bytes(shape, topology)));
+        let notes = cut.take(Some(2 * ranks * NOTE_BYTES));
+        let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
+        let near = nodes * channels;
+        let near_rings = cut.slots(locals, near * u64::from(rings.near.slots), row.slot_bytes());
+        let far_rings = cut.slots(rails, channels * u64::from(rings.far.slots), far_bytes);
+        let near_staging = cut.slots(locals, near * u64::from(rings.near.staging_slots()), row.slot_bytes());
+        let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
+        let pulls = cut.slots(locals, near * u64::from(PULL_DEPTH), row.slot_bytes());
+        let arena = cut.take(Some(settings.arena_bytes()));
+        let window =
+            cut.end().ok_or_else(|| Error::invalid("window", "more than 2^63 bytes", "less than 2^63 bytes"))?;
         Ok(Self {
             shape: *shape,
             topology: *topology,
@@ -83,14 +85,15 @@ impl Layout {
             local_experts,
             cells,
             counts,
-            counts_outbox,
             notes,
             notes_outbox,
-            rings,
-            staging,
+            near_rings,
+            far_rings,
+            near_staging,
+            far_staging,
             pulls,
             arena,
-            window: end,
+            window,
         })
     }
 
@@ -134,21 +137,43 @@ impl Layout {
         let starts = [
             ("cells", self.cells),
             ("counts", self.counts),
-            ("counts outbox", self.counts_outbox),
             ("notes", self.notes),
             ("notes outbox", self.notes_outbox),
-            ("rings", self.rings),
-            ("staging", self.staging),
-            ("pulls", self.pulls),
+            ("near rings", self.near_rings.base),
+            ("far rings", self.far_rings.base),
+            ("near staging", self.near_staging.base),
+            ("far staging", self.far_staging.base),
+            ("pulls", self.pulls.base),
             ("arena", self.arena),
         ];
         let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
         starts.iter().zip(ends).map(|(&(name, start), end)| Region { name, span: start.span(end - start.0) }).collect()
     }
 
+    /// Tracks from one rank to one peer.
+    pub fn tracks(&self) -> u32 {
+        tracks(&self.topology, self.settings.rings().channels) as u32
+    }
+
+    /// The track, between two ranks of a node, that carries rows of `node` (dispatch: that come from it; combine: that
+    /// go back to it) on `channel`.
+    pub fn near_track(&self, node: Node, channel: u32) -> u16 {
+        (node.0 * self.settings.rings().channels + channel) as u16
+    }
+
+    /// The track, between two ranks of a rail, that `channel` travels on.
+    pub fn far_track(&self, channel: u32) -> u16 {
+        (self.topology.nodes() * self.settings.rings().channels + channel) as u16
+    }
+
+    /// Whether `track` runs between nodes.
+    pub fn is_far(&self, track: u16) -> bool {
+        u32::from(track) >= self.topology.nodes() * self.settings.rings().channels
+    }
+
     /// A cell of the own window in the bank of `generation`.
     pub fn cell(&self, cell: Cell, generation: u16) -> Offset {
-        let lanes = LaneKind::count(self.settings.rings().channels) as u64;
+        let lanes = LaneKind::count(self.tracks()) as u64;
         let bank = u64::from(generation % 2) * u64::from(self.topology.ranks());
         let line = (bank + u64::from(cell.writer.0)) * lanes + cell.lane.index() as u64;
         self.cells.plus(line * LINE_BYTES + cell.counter.slot() * CELL_BYTES)
@@ -157,20 +182,23 @@ impl Layout {
     /// Whether this layout has such a cell.
     pub fn has_cell(&self, cell: Cell) -> bool {
         cell.writer.0 < self.topology.ranks()
-            && cell.lane.index() < LaneKind::count(self.settings.rings().channels)
+            && cell.lane.index() < LaneKind::count(self.tracks())
             && cell.lane.counters().contains(&cell.counter)
     }
 
-    /// Where the counts message of `writer` for operation `op` lies in the reader's window.
-    pub fn counts(&self, op: u64, writer: Rank) -> Span {
+    /// Where the counts message of `source` for operation `op` lies in every window, its own included.
+    pub fn counts(&self, op: u64, source: Rank) -> Span {
+        let rail = self.topology.local_of(source);
+        let first = self.rail_counts(op, rail);
         let bytes = counts_bytes(&self.shape, &self.topology);
-        let at = (op % 2) * u64::from(self.topology.ranks()) + u64::from(writer.0);
-        self.counts.plus(at * bytes).span(bytes)
+        first.offset.plus(u64::from(self.topology.node_of(source).0) * bytes).span(bytes)
     }
 
-    /// The source of the own counts messages.
-    pub fn counts_outbox(&self) -> Span {
-        self.counts_outbox.span(counts_bytes(&self.shape, &self.topology))
+    /// The counts messages of all ranks with local index `rail`, nodes ascending.
+    pub fn rail_counts(&self, op: u64, rail: u32) -> Span {
+        let bytes = counts_bytes(&self.shape, &self.topology) * u64::from(self.topology.nodes());
+        let at = (op % 2) * u64::from(self.topology.ranks_per_node()) + u64::from(rail);
+        self.counts.plus(at * bytes).span(bytes)
     }
 
     /// Where the note of `writer` for operation `op` lies in the reader's window.
@@ -184,33 +212,66 @@ impl Layout {
         self.notes_outbox.plus(u64::from(peer.0) * NOTE_BYTES).span(NOTE_BYTES)
     }
 
-    /// A slot of the ring `channel` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
-    pub fn ring_slot(&self, writer: Rank, rings: &Rings, channel: u32, slot: u32) -> Span {
-        let part = u64::from(writer.0) * self.settings.rings().slots_in_all();
-        let at = part + u64::from(channel) * u64::from(rings.geometry.slots) + u64::from(slot);
-        self.rings.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+    /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
+    pub fn ring_slot(&self, writer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
+        if self.is_far(track) {
+            let part = self.topology.node_of(writer).0;
+            self.far_rings.slot(part, self.ring_of(track, rings), rings.far.slots, slot, self.far_wire_bytes())
+        } else {
+            let part = self.topology.local_of(writer);
+            self.near_rings.slot(part, self.ring_of(track, rings), rings.near.slots, slot, self.row.wire_bytes())
+        }
     }
 
-    /// A slot of the staging memory for the ring `channel` to `peer`, when the part is cut as `rings`.
-    pub fn staging_slot(&self, peer: Rank, rings: &Rings, channel: u32, slot: u32) -> Span {
-        let own = self.settings.rings();
-        let part = u64::from(peer.0) * u64::from(own.channels) * u64::from(own.staging_slots());
-        let at = part + u64::from(channel) * u64::from(self.staging_slots(rings)) + u64::from(slot);
-        self.staging.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+    /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings`.
+    pub fn staging_slot(&self, peer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
+        let slots = self.staging_slots(rings, track);
+        if self.is_far(track) {
+            let part = self.topology.node_of(peer).0;
+            self.far_staging.slot(part, self.ring_of(track, rings), slots, slot, self.far_wire_bytes())
+        } else {
+            let part = self.topology.local_of(peer);
+            self.near_staging.slot(part, self.ring_of(track, rings), slots, slot, self.row.wire_bytes())
+        }
     }
 
-    /// Staging slots of each ring when the part is cut as `rings`: what the rings ask for, within the part.
-    pub fn staging_slots(&self, rings: &Rings) -> u32 {
-        let own = self.settings.rings();
-        let fitting = own.channels * own.staging_slots() / rings.channels;
-        rings.staging_slots().min(fitting)
+    /// Staging slots of the ring on `track` when the part is cut as `rings`: what the ring asks for, within the part.
+    pub fn staging_slots(&self, rings: &Rings, track: u16) -> u32 {
+        let (asked, part, count) = if self.is_far(track) {
+            (rings.far.staging_slots(), &self.far_staging, rings.channels)
+        } else {
+            (rings.near.staging_slots(), &self.near_staging, rings.channels * self.topology.nodes())
+        };
+        asked.min((part.per_part / u64::from(count)) as u32)
     }
 
-    /// Where the row that `channel`'s reducer pulls from `writer` lands; `turn` distinguishes gets in flight.
-    pub fn pull_slot(&self, channel: u32, writer: Rank, turn: u32) -> Span {
-        let at = (u64::from(channel) * u64::from(self.topology.ranks()) + u64::from(writer.0)) * u64::from(PULL_DEPTH)
-            + u64::from(turn % PULL_DEPTH);
-        self.pulls.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+    /// The geometry of the ring on `track`.
+    pub fn geometry(&self, rings: &Rings, track: u16) -> Geometry {
+        if self.is_far(track) { rings.far } else { rings.near }
+    }
+
+    /// The index of the ring on `track` within its writer's part, when that is cut as `rings`.
+    fn ring_of(&self, track: u16, rings: &Rings) -> u32 {
+        let channels = self.settings.rings().channels;
+        let (node, channel) = (u32::from(track) / channels, u32::from(track) % channels);
+        if self.is_far(track) { channel } else { node * rings.channels + channel }
+    }
+
+    /// Bytes of a slot between nodes: a row, and one bit for each rank of the node that it goes to.
+    pub fn far_wire_bytes(&self) -> u64 {
+        self.row.wire_bytes() + self.mask_bytes()
+    }
+
+    /// Bytes of the mask behind a row that travels between nodes.
+    pub fn mask_bytes(&self) -> u64 {
+        mask_bytes(&self.topology)
+    }
+
+    /// Where the row that the role of `track` pulls from `writer` lands; `turn` distinguishes gets in flight.
+    pub fn pull_slot(&self, track: u16, writer: Rank, turn: u32) -> Span {
+        let ring = u32::from(track);
+        let part = self.topology.local_of(writer);
+        self.pulls.slot(part, ring, PULL_DEPTH, turn % PULL_DEPTH, self.row.wire_bytes())
     }
 
     /// The arena.
@@ -226,22 +287,17 @@ impl Layout {
         rings.check()?;
         let own = self.settings.rings();
         if rings.channels > own.channels {
-            return Err(Error::invalid(
-                "channels",
-                rings.channels,
-                format_args!("1 to {} of the communicator", own.channels),
-            ));
+            let limit = format!("1 to {} of the communicator", own.channels);
+            return Err(Error::invalid("channels", rings.channels, limit));
         }
-        if rings.slots_in_all() > own.slots_in_all() {
-            return Err(Error::invalid(
-                "channels x slots",
-                rings.slots_in_all(),
-                format_args!("at most {} of the communicator", own.slots_in_all()),
-            ));
-        }
-        if self.staging_slots(rings) == 0 {
-            let fitting = own.channels * own.staging_slots();
-            return Err(Error::invalid("channels", rings.channels, format_args!("1 to {fitting} staging slots")));
+        let slots = |rings: &Rings, geometry: Geometry| u64::from(rings.channels) * u64::from(geometry.slots);
+        for (what, asked, room) in [
+            ("channels x slots", slots(rings, rings.near), slots(&own, own.near)),
+            ("channels x far slots", slots(rings, rings.far), slots(&own, own.far)),
+        ] {
+            if asked > room {
+                return Err(Error::invalid(what, asked, format_args!("at most {room} of the communicator")));
+            }
         }
         Ok(())
     }
@@ -259,12 +315,15 @@ impl Layout {
             u64::from(self.topology.nodes()),
             u64::from(self.topology.ranks_per_node()),
             u64::from(own.channels),
-            u64::from(own.geometry.slots),
-            u64::from(own.staging_slots()),
+            u64::from(own.near.slots),
+            u64::from(own.near.staging_slots()),
+            u64::from(own.far.slots),
+            u64::from(own.far.staging_slots()),
             self.settings.placement() as u64,
             self.settings.arena_bytes(),
             u64::from(rings.channels),
-            u64::from(rings.geometry.slots),
+            u64::from(rings.near.slots),
+            u64::from(rings.far.slots),
         ] {
             hash.write_u64(value);
         }
@@ -277,6 +336,23 @@ pub(super) const NOTE_BYTES: u64 = round_up(size_of::<Note>() as u64, SLOT_ALIGN
 pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
     let numbers = u64::from(topology.ranks()) + u64::from(shape.experts());
     round_up(size_of::<CountsHeader>() as u64 + 4 * numbers, SLOT_ALIGN)
+}
+
+/// Tracks from one rank to one peer: for each node and channel one within the node, for each channel one along the rail.
+fn tracks(topology: &Topology, channels: u32) -> u64 {
+    let nodes = u64::from(topology.nodes());
+    u64::from(channels) * if nodes > 1 { nodes + 1 } else { 1 }
+}
+
+fn mask_bytes(topology: &Topology) -> u64 {
+    u64::from(topology.ranks_per_node().div_ceil(32)) * 4
+}
+
+/// A far slot holds a row with its mask, or the header slot with the first position for each rank of the node.
+fn far_slot_bytes(row: &RowFormat, topology: &Topology) -> u64 {
+    let shares = size_of::<Share>() as u64 * u64::from(topology.ranks_per_node());
+    let opening = size_of::<OpHeader>() as u64 + shares;
+    round_up((row.wire_bytes() + mask_bytes(topology)).max(opening), SLOT_ALIGN)
 }
 
 /// FNV-1a: stable across machines and versions, as a hash that crosses the wire must be.

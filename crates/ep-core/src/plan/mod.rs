@@ -7,16 +7,42 @@
 //! number of channels or the order of arrival.
 
 mod exchange;
+mod fanout;
 mod routing;
 mod targets;
 
 pub use exchange::{Exchange, align_counts};
+pub use fanout::Fanout;
 pub use routing::{Membership, Plan, TopK};
 
 use std::ops::Range;
+
+use crate::topology::Topology;
 
 /// The tokens that `channel` of `channels` serves, of a batch of `tokens`: contiguous, ascending, as even as possible.
 pub fn channel_tokens(tokens: u32, channels: u32, channel: u32) -> Range<u32> {
     let cut = |c: u32| (u64::from(tokens) * u64::from(c) / u64::from(channels)) as u32;
     cut(channel)..cut(channel + 1)
+}
+
+/// The part of some tokens, ascending, that `channel` of `channels` serves, when their rank's batch has `tokens` tokens:
+/// a range of indices.
+pub fn channel_share(some: &[u32], tokens: u32, channels: u32, channel: u32) -> Range<u32> {
+    let range = channel_tokens(tokens, channels, channel);
+    let cut = |token: u32| some.partition_point(|&other| other < token) as u32;
+    cut(range.start)..cut(range.end)
+}
+
+/// `[nodes]`: the tokens of a plan that go to each node, ascending, however many of its ranks they go to.
+pub fn tokens_by_node(plan: &Plan, topology: &Topology) -> Vec<Vec<u32>> {
+    let mut nodes = vec![Vec::new(); topology.nodes() as usize];
+    for token in 0..plan.tokens() {
+        for &(rank, _) in plan.reached(token) {
+            let tokens: &mut Vec<u32> = &mut nodes[topology.node_of(rank).index()];
+            if tokens.last() != Some(&token) {
+                tokens.push(token);
+            }
+        }
+    }
+    nodes
 }

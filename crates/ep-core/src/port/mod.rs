@@ -126,27 +126,28 @@ impl Span {
     }
 }
 
-/// What a lane carries. Every kind has its own lane to every peer, because a lane has one posting role.
+/// What a lane carries. Rows travel on *tracks*: one for each ring that a rank may fill at a peer, numbered by
+/// [`crate::Layout::near_track`] and [`crate::Layout::far_track`]; on one node a track is a channel. Every kind has its own lane to every peer, because a lane has one posting role.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum LaneKind {
     /// Alarms of the watching role.
     Watch,
     /// Counts, notes and `done` of the control role.
     Control,
-    /// Rows of one channel, and the tails of its ring.
+    /// Rows of one track, and the tails of its ring.
     Data(u16),
-    /// Credit of one channel's ring, and gets.
+    /// Credit of one track's ring, and gets.
     Credit(u16),
 }
 
 impl LaneKind {
-    /// Dense index: watch, control, then data and credit of each channel.
+    /// Dense index: watch, control, then data and credit of each track.
     pub const fn index(self) -> usize {
         match self {
             Self::Watch => 0,
             Self::Control => 1,
-            Self::Data(channel) => 2 + 2 * channel as usize,
-            Self::Credit(channel) => 3 + 2 * channel as usize,
+            Self::Data(track) => 2 + 2 * track as usize,
+            Self::Credit(track) => 3 + 2 * track as usize,
         }
     }
 
@@ -170,9 +171,9 @@ impl LaneKind {
         }
     }
 
-    /// Lanes from one rank to one peer with `channels` channels.
-    pub const fn count(channels: u32) -> usize {
-        2 + 2 * channels as usize
+    /// Lanes from one rank to one peer with `tracks` tracks.
+    pub const fn count(tracks: u32) -> usize {
+        2 + 2 * tracks as usize
     }
 }
 
@@ -377,12 +378,16 @@ pub enum Duty {
     Sender,
     /// Dispatch: takes rows of `peer` from a ring.
     Receiver,
+    /// Dispatch: takes rows that came along the rail and fans them out within the node.
+    Forwarder,
     /// Dispatch: places rows at `peer` directly.
     Placer,
     /// Dispatch: takes in what `peer` placed directly.
     Collector,
     /// Combine: returns rows to `peer` through a ring.
     Returner,
+    /// Combine: sums the rows of its node that belong to another one, and sends the sums along the rail.
+    Gatherer,
     /// Combine: sums the rows that come back.
     Reducer,
     /// Runs a script of a test.
@@ -397,9 +402,11 @@ impl Duty {
             Self::Watch => "watch",
             Self::Sender => "sender",
             Self::Receiver => "receiver",
+            Self::Forwarder => "forwarder",
             Self::Placer => "placer",
             Self::Collector => "collector",
             Self::Returner => "returner",
+            Self::Gatherer => "gatherer",
             Self::Reducer => "reducer",
             Self::Probe => "probe",
         }
@@ -413,19 +420,19 @@ pub struct Role {
     pub duty: Duty,
     /// The peer it serves, where it serves one.
     pub peer: Option<Rank>,
-    /// The channel it serves; 0 where there is only one.
-    pub channel: u16,
+    /// The track it serves; 0 where there is only one.
+    pub track: u16,
 }
 
 impl Role {
     /// A role that serves all peers.
     pub const fn new(duty: Duty) -> Self {
-        Self { duty, peer: None, channel: 0 }
+        Self { duty, peer: None, track: 0 }
     }
 
-    /// A role that serves `peer` on `channel`.
-    pub const fn serving(duty: Duty, peer: Rank, channel: u16) -> Self {
-        Self { duty, peer: Some(peer), channel }
+    /// A role that serves `peer` on `track`.
+    pub const fn serving(duty: Duty, peer: Rank, track: u16) -> Self {
+        Self { duty, peer: Some(peer), track }
     }
 }
 
@@ -435,6 +442,6 @@ impl fmt::Display for Role {
         if let Some(peer) = self.peer {
             write!(f, " of rank {peer}")?;
         }
-        write!(f, ", channel {}", self.channel)
+        write!(f, ", track {}", self.track)
     }
 }

@@ -10,10 +10,7 @@ use crate::plan::{Exchange, Plan};
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Offset, Port, Role, Ticket};
 use crate::topology::Rank;
 
-/// What a peer's note says: where its block lies and which of its rows is ours first; none: use the ring.
-pub(crate) type Place = Option<(Block, u32)>;
-
-/// The control role of one operation. Owns the control lanes to all peers.
+/// The control role of one operation. Owns the control lanes to all neighbours.
 ///
 /// Opened twice: before the rows move and after. The second port is ordered after all that the movers did, as `done`
 /// must be.
@@ -42,21 +39,27 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         }
         let last = self.operation.op.saturating_sub(2);
         if last >= self.operation.first_op {
-            self.wait_all(Counter::Done, last).await?;
+            self.wait_all(self.operation.near, Counter::Done, last).await?;
+            self.wait_all(self.operation.rail, Counter::Done, last).await?;
         }
         Ok(())
     }
 
-    /// Tells every peer this rank's counts and learns theirs.
+    /// Tells every rank this one's counts and learns theirs: along the rail first, then what came along the rail, with
+    /// the own counts, to everybody in the node.
     pub(crate) async fn exchange(&mut self, plan: &Plan) -> Result<Exchange, Fault> {
-        let layout = self.operation.layout;
-        let outbox = layout.counts_outbox();
-        self.write_counts(outbox.offset, plan)?;
-        let to = layout.counts(self.operation.op, self.operation.me).offset;
-        for &peer in self.operation.peers {
-            self.send(peer, Counter::Counts, outbox, to).await?;
+        let Operation { layout, op, me, near, rail, .. } = *self.operation;
+        let own = layout.counts(op, me);
+        self.write_counts(own.offset, plan)?;
+        for &peer in rail {
+            self.send(peer, Counter::Counts, own, own.offset).await?;
         }
-        self.wait_all(Counter::Counts, self.operation.op).await?;
+        self.wait_all(rail, Counter::Counts, op).await?;
+        let all = layout.rail_counts(op, layout.topology().local_of(me));
+        for &peer in near {
+            self.send(peer, Counter::Counts, all, all.offset).await?;
+        }
+        self.wait_all(near, Counter::Counts, op).await?;
         let exchange = self.read_counts(plan)?;
         self.flush().await?;
         Ok(exchange)
@@ -71,7 +74,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
     }
 
     fn read_counts(&self, plan: &Plan) -> Result<Exchange, Fault> {
-        let Operation { layout, me, op, .. } = *self.operation;
+        let Operation { layout, me, .. } = *self.operation;
         let ranks = layout.topology().ranks() as usize;
         let local = layout.local_experts() as usize;
         let mut rows = vec![0u32; ranks * ranks];
@@ -81,14 +84,14 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         rows[me.index() * ranks..(me.index() + 1) * ranks].copy_from_slice(plan.rows());
         tokens[me.index()] = plan.tokens();
         let mut theirs = vec![0u32; local];
-        for &peer in self.operation.peers {
-            let at = layout.counts(op, peer).offset;
+        for source in self.operation.others() {
+            let at = layout.counts(self.operation.op, source).offset;
             let mut header = CountsHeader::new_zeroed();
             self.port.read(at, header.as_mut_bytes())?;
-            self.operation.check(&header.opening, peer)?;
-            tokens[peer.index()] = header.tokens;
+            self.operation.check(&header.opening, source)?;
+            tokens[source.index()] = header.tokens;
             let numbers = at.plus(size_of::<CountsHeader>() as u64);
-            let line = &mut rows[peer.index() * ranks..(peer.index() + 1) * ranks];
+            let line = &mut rows[source.index() * ranks..(source.index() + 1) * ranks];
             self.port.read(numbers, line.as_mut_bytes())?;
             self.port.read(numbers.plus(4 * (ranks + own.start) as u64), theirs.as_mut_bytes())?;
             for (sum, theirs) in experts.iter_mut().zip(&theirs) {
@@ -103,29 +106,26 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         })
     }
 
-    /// Tells every peer where its rows are to be placed, or where the rows for it lie: in `block`, from row
-    /// `first_row(peer)` on. No block: through the ring.
-    pub(crate) async fn notes(&mut self, block: Option<&Block>, first_row: impl Fn(Rank) -> u32) -> Result<(), Fault> {
-        let layout = self.operation.layout;
-        for &peer in self.operation.peers {
+    /// Tells every rank of the node where rows for this one are to be placed, or where the rows from here lie: in
+    /// `block`. No block: through the ring.
+    pub(crate) async fn notes(&mut self, block: Option<&Block>) -> Result<(), Fault> {
+        let Operation { layout, op, me, near, .. } = *self.operation;
+        for &peer in near {
             let note = Note {
                 opening: self.operation.header(block.map_or(0, Block::rows), 0),
                 base: block.map_or(NO_BASE, |block| block.base().0),
-                first_row: first_row(peer),
-                reserved: [0; 3],
             };
             let outbox = layout.note_outbox(peer);
             self.port.write(outbox.offset, note.as_bytes())?;
             let from = outbox.offset.span(size_of::<Note>() as u64);
-            let to = layout.note(self.operation.op, self.operation.me).offset;
-            self.send(peer, Counter::Note, from, to).await?;
+            self.send(peer, Counter::Note, from, layout.note(op, me).offset).await?;
         }
         self.flush().await
     }
 
     /// Tells every peer that this rank has read everything it was given for this operation.
     pub(crate) async fn done(&mut self) -> Result<(), Fault> {
-        for &peer in self.operation.peers {
+        for peer in self.operation.neighbours() {
             self.publish(peer, Counter::Done).await?;
         }
         Ok(())
@@ -137,7 +137,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         if self.operation.plants(crate::plant::Plant::BankReusedWithoutDone) {
             return Ok(());
         }
-        for &peer in self.operation.peers {
+        for &peer in self.operation.near {
             if pulled(peer) {
                 let cell = Cell::new(peer, LaneKind::Control, Counter::Done);
                 self.port.wait(cell, self.operation.op).await?;
@@ -163,8 +163,8 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         self.port.publish(lane, cell, self.operation.op).await
     }
 
-    async fn wait_all(&mut self, counter: Counter, op: u64) -> Result<(), Fault> {
-        for &peer in self.operation.peers {
+    async fn wait_all(&mut self, peers: &[Rank], counter: Counter, op: u64) -> Result<(), Fault> {
+        for &peer in peers {
             self.port.wait(Cell::new(peer, LaneKind::Control, counter), op).await?;
         }
         Ok(())
@@ -172,7 +172,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
 
     /// The outboxes may be written again.
     async fn flush(&mut self) -> Result<(), Fault> {
-        for &peer in self.operation.peers {
+        for peer in self.operation.neighbours() {
             if let Some(ticket) = self.sent[peer.index()].take() {
                 self.port.flush(LaneId { peer, kind: LaneKind::Control }, ticket).await?;
             }
@@ -182,13 +182,14 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
 }
 
 impl<M: Machine> Operation<'_, M> {
-    /// Waits for `peer`'s note of this operation, on the port of the role that needs it.
-    pub(crate) async fn note_of(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<Place, Fault> {
+    /// Waits for `peer`'s note of this operation, on the port of the role that needs it: where its block lies; none: use
+    /// the ring.
+    pub(crate) async fn note_of(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<Option<Block>, Fault> {
         port.wait(Cell::new(peer, LaneKind::Control, Counter::Note), self.op).await?;
         let mut note = Note::new_zeroed();
         port.read(self.layout.note(self.op, peer).offset, note.as_mut_bytes())?;
         self.check(&note.opening, peer)?;
         let block = self.layout.row().block(Offset(note.base), note.opening.rows);
-        Ok((note.base != NO_BASE).then_some((block, note.first_row)))
+        Ok((note.base != NO_BASE).then_some(block))
     }
 }

@@ -1,4 +1,4 @@
-//! Dispatch through rings: sender and receiver; and the collector of rows that were placed directly.
+//! Dispatch within a node: sender and receiver of a ring; and the collector of rows that were placed directly.
 
 use super::intake::HeaderBytes;
 use super::outlet::Outlet;
@@ -6,65 +6,62 @@ use super::{Attended, Intake, Operation, Outgoing, inlet::Inlet};
 use crate::error::Fault;
 use crate::layout::Block;
 use crate::machine::{Machine, Window};
-use crate::plan::{Exchange, channel_tokens};
+use crate::plan::{Exchange, channel_share};
 use crate::port::{Cell, Counter, LaneKind, Port};
 use crate::ring::{Consumer, Producer};
 use crate::topology::Rank;
 
-/// The part of the tokens sent to a rank that one channel serves, as a range of positions.
-pub(crate) fn positions(sent: &[u32], tokens: u32, channels: u32, channel: u16) -> std::ops::Range<u32> {
-    let range = channel_tokens(tokens, channels, channel.into());
-    let cut = |token: u32| sent.partition_point(|&sent| sent < token) as u32;
-    cut(range.start)..cut(range.end)
-}
-
-/// Sends the rows of one channel to `peer`, in token order.
+/// Sends the rows of one channel to `peer`, a rank of the same node, in token order.
 pub(crate) async fn send<M: Machine, W: Window>(
     operation: &Operation<'_, M>,
-    port: Attended<M::Port>,
+    mut port: Attended<M::Port>,
     outgoing: &Outgoing<'_, W>,
     ring: &mut Producer,
     peer: Rank,
-    channel: u16,
+    channel: u32,
 ) -> Result<(), Fault> {
     let sent = outgoing.plan.sent_to(peer);
-    let range = positions(sent, outgoing.plan.tokens(), operation.rings.channels, channel);
-    let mut header = HeaderBytes::new(operation.layout.row());
-    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
-    let mut outlet = Outlet::new(operation, port, ring, peer, channel);
-    outlet.open(range.end - range.start, range.start).await?;
-    for position in range {
+    let share = channel_share(sent, outgoing.plan.tokens(), operation.rings.channels, channel);
+    let row = operation.layout.row();
+    let mut header = HeaderBytes::new(row);
+    let mut scratch = vec![0; row.payload_bytes() as usize];
+    let mut outlet = Outlet::new(operation, ring, peer, operation.own_track(channel));
+    outlet.open(&mut port, share.end - share.start, share.start, &[]).await?;
+    for position in share {
         let token = sent[position as usize];
         outgoing.head(operation, &mut header, peer, token, position);
-        outlet.send(header.as_bytes(), outgoing.x.borrow(token, &mut scratch)?).await?;
+        let payload = outgoing.x.borrow(token, &mut scratch)?;
+        outlet.send(&mut port, &[(0, header.as_bytes()), (row.header_bytes(), payload)]).await?;
     }
-    outlet.close().await
+    outlet.close(&mut port).await
 }
 
-/// Takes the rows of one channel from `peer` and puts each at its place.
+/// Takes the rows of `source` that travel on `track` from the ring of `writer`, and puts each at its place.
+#[allow(clippy::too_many_arguments)] // What a role works on; each is of another kind.
 pub(crate) async fn receive<M: Machine, W: Window>(
     operation: &Operation<'_, M>,
     mut port: Attended<M::Port>,
     intake: &Intake<W>,
     exchange: &Exchange,
     ring: &mut Consumer,
-    peer: Rank,
-    channel: u16,
+    source: Rank,
+    writer: Rank,
+    track: u16,
 ) -> Result<(), Fault> {
-    let first_row = exchange.first_row(peer, operation.me);
-    let rows = exchange.rows(peer, operation.me);
+    let first_row = exchange.first_row(source, operation.me);
+    let rows = exchange.rows(source, operation.me);
     let mut header = HeaderBytes::new(operation.layout.row());
     let room = operation.layout.row().header_bytes();
-    let mut inlet = Inlet::new(operation, ring, peer, channel);
-    let opening = inlet.open(&mut port).await?;
+    let mut inlet = Inlet::new(operation, ring, writer, track);
+    let opening = inlet.open(&mut port, &mut []).await?;
     let last = opening.first.saturating_add(opening.rows);
     if last > rows {
-        return Err(Fault::Mismatch { field: "rows sent", mine: rows.into(), theirs: last.into(), peer });
+        return Err(Fault::Mismatch { field: "rows sent", mine: rows.into(), theirs: last.into(), peer: writer });
     }
     for position in opening.first..last {
         let at = inlet.next(&mut port).await?;
         port.read(at, header.as_mut_bytes())?;
-        check_row(operation, &header, peer, position)?;
+        check_row(operation, &header, source, position)?;
         intake.payload(&port, at.plus(room), first_row + position)?;
         intake.header(&header, first_row + position);
         inlet.release(&mut port).await?;
@@ -72,24 +69,27 @@ pub(crate) async fn receive<M: Machine, W: Window>(
     inlet.return_credit(&mut port).await
 }
 
-/// Waits until `peer` has placed its rows in `block` and reads their headers.
+/// Waits until `writer` has placed the rows of `source` in `block` and reads their headers.
 pub(crate) async fn collect<M: Machine, W: Window>(
     operation: &Operation<'_, M>,
     mut port: Attended<M::Port>,
     intake: &Intake<W>,
     exchange: &Exchange,
     block: &Block,
-    peer: Rank,
+    source: Rank,
+    writer: Rank,
 ) -> Result<(), Fault> {
-    for channel in 0..operation.rings.channels as u16 {
-        port.wait(Cell::new(peer, LaneKind::Data(channel), Counter::Placed), operation.op).await?;
+    let node = operation.layout.topology().node_of(source);
+    for channel in 0..operation.rings.channels {
+        let track = operation.layout.near_track(node, channel);
+        port.wait(Cell::new(writer, LaneKind::Data(track), Counter::Placed), operation.op).await?;
     }
-    let first_row = exchange.first_row(peer, operation.me);
+    let first_row = exchange.first_row(source, operation.me);
     let mut header = HeaderBytes::new(operation.layout.row());
-    for position in 0..exchange.rows(peer, operation.me) {
+    for position in 0..exchange.rows(source, operation.me) {
         let row = first_row + position;
         port.read(block.header(row).offset, header.as_mut_bytes())?;
-        check_row(operation, &header, peer, position)?;
+        check_row(operation, &header, source, position)?;
         intake.header(&header, row);
     }
     Ok(())

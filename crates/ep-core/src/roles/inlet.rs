@@ -4,32 +4,34 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{Attended, Operation};
 use crate::error::Fault;
-use crate::layout::OpHeader;
+use crate::layout::{OpHeader, Share};
 use crate::machine::Machine;
 use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Offset, Port};
 use crate::ring::Consumer;
 use crate::topology::Rank;
 
-/// Takes rows of one peer from the ring of one channel. The port is lent: a reducer serves several inlets with one.
+/// Takes rows of one peer from the ring of one track. The port is lent: a reducer serves several inlets with one.
 ///
 /// Order of calls: [`Inlet::open`], then [`Inlet::next`] and [`Inlet::release`] for each row, [`Inlet::close`].
 pub(crate) struct Inlet<'a, 'o, M: Machine> {
     operation: &'a Operation<'o, M>,
     ring: &'a mut Consumer,
     peer: Rank,
-    channel: u16,
+    track: u16,
 }
 
 impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
-    pub(crate) const fn new(operation: &'a Operation<'o, M>, ring: &'a mut Consumer, peer: Rank, channel: u16) -> Self {
-        Self { operation, ring, peer, channel }
+    pub(crate) const fn new(operation: &'a Operation<'o, M>, ring: &'a mut Consumer, peer: Rank, track: u16) -> Self {
+        Self { operation, ring, peer, track }
     }
 
-    /// Takes the header slot of this operation and checks that the peer runs the same one.
-    pub(crate) async fn open(&mut self, port: &mut Attended<M::Port>) -> Result<OpHeader, Fault> {
+    /// Takes the header slot of this operation and checks that the peer runs the same one. Between nodes it also fills
+    /// `shares`, one for each rank of the own node.
+    pub(crate) async fn open(&mut self, port: &mut Attended<M::Port>, shares: &mut [Share]) -> Result<OpHeader, Fault> {
         let at = self.next(port).await?;
         let mut header = OpHeader::new_zeroed();
         port.read(at, header.as_mut_bytes())?;
+        port.read(at.plus(size_of_val(&header) as u64), shares.as_mut_bytes())?;
         self.release(port).await?;
         self.operation.check(&header, self.peer)?;
         Ok(header)
@@ -57,7 +59,7 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
             self.publish(port, self.ring.head() + 1).await?;
         }
         let rings = &self.operation.rings;
-        Ok(self.operation.layout.ring_slot(self.peer, rings, self.channel.into(), slot).offset)
+        Ok(self.operation.layout.ring_slot(self.peer, rings, self.track, slot).offset)
     }
 
     /// The row has been read: its slot may be filled again.
@@ -77,15 +79,14 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
     }
 
     async fn be_polite(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::ImpoliteWaiting) {
+        if self.operation.is_impolite() {
             return Ok(());
         }
         self.return_credit(port).await
     }
 
     const fn tail(&self) -> Cell {
-        Cell::new(self.peer, LaneKind::Data(self.channel), Counter::Tail)
+        Cell::new(self.peer, LaneKind::Data(self.track), Counter::Tail)
     }
 
     fn look(&mut self, port: &Attended<M::Port>) -> Result<(), Fault> {
@@ -98,7 +99,7 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
     }
 
     async fn publish(&mut self, port: &mut Attended<M::Port>, head: u64) -> Result<(), Fault> {
-        let kind = LaneKind::Credit(self.channel);
+        let kind = LaneKind::Credit(self.track);
         let lane = LaneId { peer: self.peer, kind };
         let cell = Cell::new(self.operation.me, kind, Counter::Head);
         port.publish(lane, cell, head).await?;

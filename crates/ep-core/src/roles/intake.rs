@@ -42,6 +42,20 @@ impl HeaderBytes {
         &mut self.bytes[..size_of::<RowHeader>() + self.topk * size_of::<Choice>()]
     }
 
+    /// Makes of a header that came along the rail that of the row at `position` for `destination`, whose experts are the
+    /// `local` from the first on.
+    pub(crate) fn localize(&mut self, far: &Self, destination: Rank, local: u32, position: u32) {
+        let first = i64::from(destination.0) * i64::from(local);
+        self.set(&RowHeader { position, ..far.header() }, |at| {
+            let Choice { expert, weight } = far.choice(at);
+            let own = i64::from(expert) - first;
+            if expert < 0 || !(0..i64::from(local)).contains(&own) {
+                return Choice::NONE;
+            }
+            Choice { expert: own as i32, weight }
+        });
+    }
+
     pub(crate) fn header(&self) -> RowHeader {
         RowHeader::read_from_prefix(&self.bytes).map_or(RowHeader::default(), |(header, _)| header)
     }
@@ -61,6 +75,20 @@ pub(crate) struct Outgoing<'a, W: crate::machine::Window> {
 }
 
 impl<W: crate::machine::Window> Outgoing<'_, W> {
+    /// Fills the header of the row of `token` for a rank of another node to fan out: choices name experts of all ranks.
+    pub(crate) fn far_head<M: Machine>(&self, operation: &Operation<'_, M>, header: &mut HeaderBytes, token: u32) {
+        let own = RowHeader { source_rank: operation.me.0, source_token: token, position: 0, op: operation.op as u32 };
+        let topk = operation.layout.shape().topk() as usize;
+        header.set(&own, |at| {
+            let Some((experts, weights)) = self.choices else { return Choice::NONE };
+            let at = token as usize * topk + at;
+            match i32::try_from(experts[at]) {
+                Ok(expert @ 0..) => Choice { expert, weight: weights.map_or(1.0, |weights| weights[at]) },
+                _ => Choice::NONE,
+            }
+        });
+    }
+
     /// Fills the header of the row of `token` at `position` for `destination`.
     pub(crate) fn head<M: Machine>(
         &self,

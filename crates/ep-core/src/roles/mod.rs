@@ -5,12 +5,17 @@
 //!           sender ==ring==> receiver          placer ==puts==> collector (direct placement)
 //! combine   control: notes ......................................... done
 //!           returner ==ring==> reducer         (rows in the window) <==gets== reducer
+//! nodes     sender ==far ring==> forwarder ==rings==> receivers;  returners ==rings==> gatherer ==far ring==> reducer
 //! always    watch: alarms
 //! ```
 
+mod accumulator;
 mod board;
 mod control;
 mod dispatch;
+mod forwarder;
+mod gather;
+mod gatherer;
 mod inlet;
 mod intake;
 mod operation;
@@ -20,12 +25,15 @@ mod reducer;
 mod returner;
 mod watch;
 
+pub(crate) use accumulator::Accumulator;
 pub(crate) use board::Board;
 pub(crate) use control::Control;
 pub(crate) use dispatch::{collect, receive, send};
+pub(crate) use forwarder::{forward, send_far};
+pub(crate) use gatherer::gather_for;
 pub(crate) use intake::{HeaderBytes, Intake, Outgoing, Taken};
 pub(crate) use operation::{Attended, Operation, RoleFuture, Times, join};
 pub(crate) use placer::deliver;
-pub(crate) use reducer::{Reduction, Sums, reduce};
+pub(crate) use reducer::{Incoming, Reduction, Sums, reduce};
 pub(crate) use returner::{Returns, give_back};
 pub(crate) use watch::{Vigil, verdict, watch};

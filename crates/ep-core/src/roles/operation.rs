@@ -13,7 +13,7 @@ use crate::layout::{Kind, Layout, OpHeader};
 use crate::machine::{Machine, Opening};
 use crate::port::{Cell, Counter, LaneId, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
 use crate::settings::Rings;
-use crate::topology::Rank;
+use crate::topology::{Rank, RankSet};
 
 /// One operation of one rank.
 #[derive(Debug)]
@@ -21,8 +21,12 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) machine: &'a M,
     pub(crate) layout: &'a Layout,
     pub(crate) me: Rank,
-    /// The other ranks that take part, ascending.
-    pub(crate) peers: &'a [Rank],
+    /// The ranks that take no part: whole nodes, where there are several.
+    pub(crate) mask: &'a RankSet,
+    /// The other ranks of this node, ascending.
+    pub(crate) near: &'a [Rank],
+    /// The ranks of other nodes on this rail that take part, ascending.
+    pub(crate) rail: &'a [Rank],
     pub(crate) op: u64,
     /// The first operation of this generation: earlier ones left no trace in its cells.
     pub(crate) first_op: u64,
@@ -79,6 +83,36 @@ impl<'a, M: Machine> Operation<'a, M> {
         Attended { inner: self.machine.port(opening), board: Rc::clone(&self.board), seat, op: self.op }
     }
 
+    /// The ranks that this one has lanes with: its node, then its rail.
+    pub(crate) fn neighbours(&self) -> impl Iterator<Item = Rank> + use<'a, M> {
+        self.near.iter().chain(self.rail).copied()
+    }
+
+    /// All other ranks that take part, ascending.
+    pub(crate) fn others(&self) -> impl Iterator<Item = Rank> + use<'_, 'a, M> {
+        let takes_part = |rank: &Rank| *rank != self.me && !self.mask.contains(*rank);
+        self.layout.topology().all().filter(takes_part)
+    }
+
+    /// The rank of this node through which rows of `source` come: itself, or the one on its rail.
+    pub(crate) fn gate_of(&self, source: Rank) -> Rank {
+        let topology = self.layout.topology();
+        topology.rank_at(topology.node_of(self.me), topology.local_of(source))
+    }
+
+    /// The track that carries this node's own rows on `channel` within the node.
+    pub(crate) fn own_track(&self, channel: u32) -> u16 {
+        self.layout.near_track(self.layout.topology().node_of(self.me), channel)
+    }
+
+    /// Whether roles wait without publishing what is pending: never, unless a test planted that.
+    pub(crate) fn is_impolite(&self) -> bool {
+        #[cfg(feature = "plant")]
+        return self.plants(crate::plant::Plant::ImpoliteWaiting);
+        #[cfg(not(feature = "plant"))]
+        false
+    }
+
     /// The header of a message or ring of this operation.
     pub(crate) const fn header(&self, rows: u32, first: u32) -> OpHeader {
         OpHeader { op: self.op, kind: self.kind as u32, rows, settings: self.settings, first, reserved: 0 }
@@ -113,7 +147,7 @@ impl<'a, M: Machine> Operation<'a, M> {
             "role",
             duty = role.duty.name(),
             peer = role.peer.map(|peer| peer.0),
-            channel = role.channel
+            track = role.track
         );
         Box::pin(work.instrument(span))
     }

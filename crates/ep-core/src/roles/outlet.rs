@@ -1,24 +1,24 @@
 //! The filling end of a ring, with its staging memory.
 
-use super::{Attended, Operation};
-use crate::error::Fault;
-use crate::layout::OpHeader;
-use crate::machine::Machine;
-use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Port, Ticket};
-use crate::ring::Producer;
-use crate::topology::Rank;
 use zerocopy::IntoBytes;
 
-/// Sends rows to one peer through the ring of one channel.
+use super::{Attended, Operation};
+use crate::error::Fault;
+use crate::layout::Share;
+use crate::machine::Machine;
+use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Port, Ticket, Work};
+use crate::ring::Producer;
+use crate::topology::Rank;
+
+/// Sends rows to one peer through the ring of one track. The port is lent: a forwarder serves several outlets with one.
 ///
 /// Order of calls: [`Outlet::open`], [`Outlet::send`] for each row, [`Outlet::close`].
 pub(crate) struct Outlet<'a, 'o, M: Machine> {
     operation: &'a Operation<'o, M>,
-    port: Attended<M::Port>,
     ring: &'a mut Producer,
     staging: Staging,
-    peer: Rank,
-    channel: u16,
+    lane: LaneId,
+    track: u16,
 }
 
 /// Which staging slots still wait for a flush.
@@ -50,129 +50,119 @@ impl Staging {
 }
 
 impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
-    pub(crate) fn new(
-        operation: &'a Operation<'o, M>,
-        port: Attended<M::Port>,
-        ring: &'a mut Producer,
-        peer: Rank,
-        channel: u16,
-    ) -> Self {
+    pub(crate) fn new(operation: &'a Operation<'o, M>, ring: &'a mut Producer, peer: Rank, track: u16) -> Self {
         Self {
             operation,
-            port,
             ring,
-            staging: Staging::new(operation.layout.staging_slots(&operation.rings)),
-            peer,
-            channel,
+            staging: Staging::new(operation.layout.staging_slots(&operation.rings, track)),
+            lane: LaneId { peer, kind: LaneKind::Data(track) },
+            track,
         }
     }
 
-    const fn lane(&self) -> LaneId {
-        LaneId { peer: self.peer, kind: LaneKind::Data(self.channel) }
+    /// Sends the header slot that opens this operation's part of the ring. Between nodes the shares of the peer's node
+    /// follow.
+    pub(crate) async fn open(
+        &mut self,
+        port: &mut Attended<M::Port>,
+        rows: u32,
+        first: u32,
+        shares: &[Share],
+    ) -> Result<(), Fault> {
+        let header = self.operation.header(rows, first);
+        self.send(port, &[(0, header.as_bytes()), (size_of_val(&header) as u64, shares.as_bytes())]).await
     }
 
-    /// Sends the header slot that opens this operation's part of the ring.
-    pub(crate) async fn open(&mut self, rows: u32, first: u32) -> Result<(), Fault> {
-        let header: OpHeader = self.operation.header(rows, first);
-        self.send(header.as_bytes(), &[]).await
-    }
-
-    /// Sends one slot: a header, then a payload after the header's room.
-    pub(crate) async fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<(), Fault> {
-        let slot = self.room().await?;
-        let layout = self.operation.layout;
+    /// Sends one slot, made of parts that lie at ascending places in it.
+    pub(crate) async fn send(&mut self, port: &mut Attended<M::Port>, parts: &[(u64, &[u8])]) -> Result<(), Fault> {
+        let slot = self.room(port).await?;
+        let Operation { layout, me, rings, .. } = self.operation;
         let (staged, busy) = self.staging.slot();
         if let Some(ticket) = busy {
-            self.flush(ticket).await?;
+            self.flush(port, ticket).await?;
         }
-        let from = layout.staging_slot(self.peer, &self.operation.rings, self.channel.into(), staged);
-        let to = layout.ring_slot(self.operation.me, &self.operation.rings, self.channel.into(), slot);
-        self.port.write(from.offset, header)?;
-        let len = if payload.is_empty() {
-            header.len() as u64
-        } else {
-            let room = layout.row().header_bytes();
-            self.port.write(from.offset.plus(room), payload)?;
-            room + payload.len() as u64
-        };
-        let from = from.offset.span(len);
-        self.charge(len);
+        let from = layout.staging_slot(self.lane.peer, rings, self.track, staged).offset;
+        let to = layout.ring_slot(*me, rings, self.track, slot).offset;
+        let mut len = 0;
+        for &(at, bytes) in parts {
+            port.write(from.plus(at), bytes)?;
+            len = at + bytes.len() as u64;
+        }
+        port.charge(Work::Row { bytes: len });
         #[cfg(feature = "plant")]
         if self.operation.plants(crate::plant::Plant::TailBeforeData) {
-            self.publish(self.ring.tail() + 1).await?;
+            self.publish(port, self.ring.tail() + 1).await?;
         }
-        let ticket = self.port.put(self.lane(), from, to.offset).await?;
+        let ticket = port.put(self.lane, from.span(len), to).await?;
         self.staging.sent(ticket);
-        if let Some(tail) = self.ring.push() {
-            self.publish(tail).await?;
-        }
-        Ok(())
-    }
-
-    fn charge(&self, bytes: u64) {
-        self.port.charge(crate::port::Work::Row { bytes });
-    }
-
-    async fn flush(&mut self, ticket: Ticket) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::SkippedFlush) {
-            return Ok(());
-        }
-        self.port.flush(self.lane(), ticket).await
-    }
-
-    /// Waits, politely, until the ring has a free slot.
-    async fn room(&mut self) -> Result<u32, Fault> {
-        let head = Cell::new(self.peer, LaneKind::Credit(self.channel), Counter::Head);
-        loop {
-            if let Some(slot) = self.ring.slot() {
-                return Ok(slot);
-            }
-            let seen = self.port.peek(head);
-            self.saw_head(seen)?;
-            if self.ring.slot().is_some() {
-                continue;
-            }
-            self.be_polite().await?;
-            self.port.wait_any(&[Need { cell: head, at_least: self.ring.awaited_head() }]).await?;
-        }
-    }
-
-    fn saw_head(&mut self, head: u64) -> Result<(), Fault> {
-        self.ring.saw_head(head).map_err(|overrun| Fault::Mismatch {
-            field: "head of the ring",
-            mine: overrun.limit,
-            theirs: overrun.seen,
-            peer: self.peer,
-        })
-    }
-
-    async fn be_polite(&mut self) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::ImpoliteWaiting) {
-            return Ok(());
-        }
-        self.announce().await
-    }
-
-    /// Publishes the tail of everything sent.
-    async fn announce(&mut self) -> Result<(), Fault> {
-        match self.ring.pending() {
-            Some(tail) => self.publish(tail).await,
+        match self.ring.push() {
+            Some(tail) => self.publish(port, tail).await,
             None => Ok(()),
         }
     }
 
-    async fn publish(&mut self, tail: u64) -> Result<(), Fault> {
-        let cell = Cell::new(self.operation.me, LaneKind::Data(self.channel), Counter::Tail);
-        self.port.publish(self.lane(), cell, tail).await
+    async fn flush(&self, port: &mut Attended<M::Port>, ticket: Ticket) -> Result<(), Fault> {
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::SkippedFlush) {
+            return Ok(());
+        }
+        port.flush(self.lane, ticket).await
+    }
+
+    const fn head(&self) -> Cell {
+        Cell::new(self.lane.peer, LaneKind::Credit(self.track), Counter::Head)
+    }
+
+    /// Whether a slot can be filled without waiting.
+    pub(crate) fn is_ready(&mut self, port: &Attended<M::Port>) -> Result<bool, Fault> {
+        if self.ring.slot().is_none() {
+            let seen = port.peek(self.head());
+            self.ring.saw_head(seen).map_err(|overrun| Fault::Mismatch {
+                field: "head of the ring",
+                mine: overrun.limit,
+                theirs: overrun.seen,
+                peer: self.lane.peer,
+            })?;
+        }
+        Ok(self.ring.slot().is_some())
+    }
+
+    /// Waits until the ring has a free slot. What is pending on this outlet is published before; a role with several
+    /// rings publishes what is pending on the others itself.
+    async fn room(&mut self, port: &mut Attended<M::Port>) -> Result<u32, Fault> {
+        while !self.is_ready(port)? {
+            self.be_polite(port).await?;
+            let at_least = self.ring.awaited_head();
+            port.wait_any(&[Need { cell: self.head(), at_least }]).await?;
+        }
+        Ok(self.ring.slot().unwrap_or_default())
+    }
+
+    async fn be_polite(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        if self.operation.is_impolite() {
+            return Ok(());
+        }
+        self.announce(port).await
+    }
+
+    /// Publishes the tail of everything sent.
+    pub(crate) async fn announce(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        match self.ring.pending() {
+            Some(tail) => self.publish(port, tail).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn publish(&self, port: &mut Attended<M::Port>, tail: u64) -> Result<(), Fault> {
+        let cell = Cell::new(self.operation.me, self.lane.kind, Counter::Tail);
+        port.publish(self.lane, cell, tail).await
     }
 
     /// Publishes what is pending and waits until nothing of the staging memory is read any more.
-    pub(crate) async fn close(mut self) -> Result<(), Fault> {
-        self.announce().await?;
+    pub(crate) async fn close(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        self.announce(port).await?;
         match self.staging.last() {
-            Some(ticket) => self.flush(ticket).await,
+            Some(ticket) => self.flush(port, ticket).await,
             None => Ok(()),
         }
     }

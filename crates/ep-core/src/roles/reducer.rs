@@ -1,26 +1,24 @@
-//! Combine: the rank whose tokens they are sums the rows that come back.
+//! Combine: the rank whose tokens they are sums what comes back.
 //!
-//! The sum of a token starts from its bias, adds the rows of its ranks in ascending order in f32, and is rounded once.
+//! The sum of a token starts from its bias. On one node the rows of its ranks are added in ascending order; on several,
+//! each node's own sum, rounded to bf16 by the node, in ascending order of the nodes. It is rounded once at the end.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
-
-use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 use super::dispatch::check_row;
+use super::gather::Gather;
 use super::inlet::Inlet;
 use super::intake::HeaderBytes;
 use super::returner::Returns;
-use super::{Attended, Operation};
+use super::{Accumulator, Attended, Operation};
 use crate::engine::rows::HostRows;
 use crate::error::Fault;
-use crate::layout::Block;
+use crate::layout::PULL_DEPTH;
 use crate::machine::{Machine, Window};
 use crate::plan::channel_tokens;
-use crate::port::{LaneId, LaneKind, Offset, Port, Ticket, Work};
+use crate::port::{Port, Work};
 use crate::ring::Consumer;
-use crate::topology::Rank;
+use crate::topology::{Node, Rank};
 
 /// What a combine gives back, filled by the reducers of all channels: each token has its own place.
 pub(crate) struct Reduction<'a, W: Window> {
@@ -45,240 +43,180 @@ impl<'a, W: Window> Reduction<'a, W> {
     pub(crate) fn into_sums(self) -> Sums {
         self.sums.into_inner()
     }
-}
 
-/// One token's sum on its way.
-struct Accumulator {
-    sum: Vec<f32>,
-    weights: Vec<f32>,
-    elements: Vec<bf16>,
-    values: Vec<f32>,
-    row: Vec<u8>,
-}
-
-impl Accumulator {
-    fn new(hidden: usize, topk: usize) -> Self {
-        Self {
-            sum: vec![0.0; hidden],
-            weights: vec![0.0; topk],
-            elements: vec![bf16::ZERO; hidden],
-            values: vec![0.0; hidden],
-            row: vec![0; hidden * 2],
-        }
-    }
-
-    fn clear(&mut self) {
-        self.sum.fill(0.0);
-        self.weights.fill(0.0);
-    }
-
-    /// Starts the sum from the bf16 row that lies in `self.row`. Not the same as adding it to 0: -0 stays -0.
-    fn start(&mut self) {
-        self.widen();
-        self.sum.copy_from_slice(&self.values);
-    }
-
-    fn widen(&mut self) {
-        for (element, bytes) in self.elements.iter_mut().zip(self.row.chunks_exact(2)) {
-            *element = bf16::from_le_bytes([bytes[0], bytes[1]]);
-        }
-        self.elements.convert_to_f32_slice(&mut self.values);
-    }
-
-    /// Adds the bf16 row that lies in `self.row`.
-    fn add(&mut self) {
-        self.widen();
-        for (sum, value) in self.sum.iter_mut().zip(&self.values) {
-            *sum += value;
-        }
-    }
-
-    fn add_weights(&mut self, header: &HeaderBytes) {
-        for (at, sum) in self.weights.iter_mut().enumerate() {
-            *sum += header.choice(at).weight;
-        }
-    }
-
-    /// Rounds the sum into `into`.
-    fn finish(&self, into: &mut [u8]) {
-        for (bytes, &sum) in into.chunks_exact_mut(2).zip(&self.sum) {
-            bytes.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
+    fn store(&self, token: u32, sum: &Accumulator, row_bytes: usize) {
+        let mut sums = self.sums.borrow_mut();
+        sum.finish(&mut sums.x[token as usize * row_bytes..][..row_bytes]);
+        let weights = sum.weights();
+        if !sums.topk_weights.is_empty() {
+            sums.topk_weights[token as usize * weights.len()..][..weights.len()].copy_from_slice(weights);
         }
     }
 }
 
-/// How the rows of one rank come back to a reducer.
-enum Route<'a, 'o, M: Machine> {
-    /// Nothing comes from it.
-    None,
-    /// They are the rank's own.
-    Own,
-    /// Through its ring.
-    Ring(Inlet<'a, 'o, M>),
-    /// Pulled from its window.
-    Pull { block: Block, first_row: u32, landing: VecDeque<Ticket> },
+/// The rings that a reducer empties on one channel.
+pub(crate) struct Incoming<'a> {
+    /// `[ranks of the node]`, none for the own.
+    pub(crate) near: Vec<Option<&'a mut Consumer>>,
+    /// `[nodes]`, none for the own and for nodes that take no part.
+    pub(crate) far: Vec<Option<&'a mut Consumer>>,
 }
 
 /// A reducer at work.
 struct Reducer<'a, 'o, M: Machine, W: Window> {
     operation: &'a Operation<'o, M>,
     port: Attended<M::Port>,
-    returns: &'a Returns<'a, W>,
-    channel: u16,
-    /// `[ranks]`.
-    routes: Vec<Route<'a, 'o, M>>,
+    gather: Gather<'a, 'o, M, W>,
+    /// `[nodes]`: the rail's inlets, each with its rank.
+    rail: Vec<Option<(Inlet<'a, 'o, M>, Rank)>>,
+    sum: Accumulator,
+    partial: Accumulator,
     header: HeaderBytes,
-    accumulator: Accumulator,
+    row: Vec<u8>,
 }
 
-/// Sums the tokens of one channel. `rings` are the rings of this channel from each rank `[ranks]`.
+/// Sums the tokens of one channel.
 pub(crate) async fn reduce<'a, M: Machine, W: Window>(
     operation: &'a Operation<'_, M>,
     port: Attended<M::Port>,
     returns: &'a Returns<'a, W>,
     reduction: &Reduction<'_, W>,
-    rings: Vec<Option<&'a mut Consumer>>,
-    channel: u16,
+    incoming: Incoming<'a>,
+    channel: u32,
 ) -> Result<(), Fault> {
-    let shape = operation.layout.shape();
+    let layout = operation.layout;
+    let (shape, row) = (layout.shape(), layout.row());
     let mut reducer = Reducer {
         operation,
         port,
-        returns,
-        channel,
-        routes: Vec::new(),
-        header: HeaderBytes::new(operation.layout.row()),
-        accumulator: Accumulator::new(shape.hidden() as usize, shape.topk() as usize),
+        gather: Gather::new(operation, returns, operation.me, operation.own_track(channel)),
+        rail: Vec::new(),
+        sum: Accumulator::new(shape.hidden(), shape.topk()),
+        partial: Accumulator::new(shape.hidden(), shape.topk()),
+        header: HeaderBytes::new(row),
+        row: vec![0; row.payload_bytes() as usize],
     };
-    reducer.open(rings).await?;
+    reducer.open(incoming, channel).await?;
     let plan = &returns.handle.inner.plan;
-    let range = channel_tokens(plan.tokens(), operation.rings.channels, channel.into());
+    let range = channel_tokens(plan.tokens(), operation.rings.channels, channel);
     let mut ahead = range.clone();
     for token in range {
-        while ahead.start < ahead.end && ahead.start < token + crate::layout::PULL_DEPTH {
-            reducer.pull(ahead.start).await?;
+        while ahead.start < ahead.end && ahead.start < token + PULL_DEPTH {
+            reducer.pull(plan.reached(ahead.start)).await?;
             ahead.start += 1;
         }
-        reducer.sum(token, reduction).await?;
+        reducer.token(token, plan.reached(token), reduction).await?;
     }
-    reducer.close().await
+    reducer.return_credit().await
 }
 
 impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
-    /// Learns how each rank's rows come back, and opens the rings.
-    async fn open(&mut self, rings: Vec<Option<&'a mut Consumer>>) -> Result<(), Fault> {
-        for (rank, ring) in (0u32..).map(Rank).zip(rings) {
-            let route = match ring {
-                _ if rank == self.operation.me => Route::Own,
-                None => Route::None,
-                Some(ring) => match self.operation.note_of(&mut self.port, rank).await? {
-                    Some((block, first_row)) => Route::Pull { block, first_row, landing: VecDeque::new() },
-                    None => Route::Ring(Inlet::new(self.operation, ring, rank, self.channel)),
-                },
-            };
-            self.routes.push(route);
-        }
-        for route in &mut self.routes {
-            if let Route::Ring(inlet) = route {
-                inlet.open(&mut self.port).await?;
+    async fn open(&mut self, incoming: Incoming<'a>, channel: u32) -> Result<(), Fault> {
+        let topology = self.operation.layout.topology();
+        self.gather.open(&mut self.port, incoming.near).await?;
+        for (node, ring) in topology.all_nodes().zip(incoming.far) {
+            let rank = topology.rank_at(node, topology.local_of(self.operation.me));
+            let track = self.operation.layout.far_track(channel);
+            let mut inlet = ring.map(|ring| (Inlet::new(self.operation, ring, rank, track), rank));
+            if let Some((inlet, _)) = &mut inlet {
+                inlet.open(&mut self.port, &mut []).await?;
             }
+            self.rail.push(inlet);
         }
         Ok(())
     }
 
-    /// Starts the gets of a token's rows.
-    async fn pull(&mut self, token: u32) -> Result<(), Fault> {
-        let plan = &self.returns.handle.inner.plan;
-        let format = *self.operation.layout.row();
-        for &(rank, position) in plan.reached(token) {
-            let Route::Pull { block, first_row, landing } = &mut self.routes[rank.index()] else { continue };
-            let to = self.operation.layout.pull_slot(self.channel.into(), rank, token).offset;
-            let lane = LaneId { peer: rank, kind: LaneKind::Credit(self.channel) };
-            let row = *first_row + position;
-            let header = block.header(row).offset.span(self.header.as_bytes().len() as u64);
-            let payload = block.payload(row).offset.span(format.payload_bytes());
-            self.port.get(lane, header, to).await?;
-            landing.push_back(self.port.get(lane, payload, to.plus(format.header_bytes())).await?);
-        }
-        Ok(())
+    /// The part of a token's ranks that are in `node`.
+    fn part_of<'r>(&self, node: Node, reached: &'r [(Rank, u32)]) -> &'r [(Rank, u32)] {
+        let topology = self.operation.layout.topology();
+        let start = reached.partition_point(|&(rank, _)| topology.node_of(rank) < node);
+        let end = reached.partition_point(|&(rank, _)| topology.node_of(rank) <= node);
+        &reached[start..end]
+    }
+
+    fn own_node(&self) -> Node {
+        self.operation.layout.topology().node_of(self.operation.me)
+    }
+
+    async fn pull(&mut self, reached: &[(Rank, u32)]) -> Result<(), Fault> {
+        let own = self.part_of(self.own_node(), reached);
+        self.gather.pull(&mut self.port, own).await
     }
 
     /// Sums one token.
-    async fn sum(&mut self, token: u32, reduction: &Reduction<'_, W>) -> Result<(), Fault> {
-        self.accumulator.clear();
+    async fn token(&mut self, token: u32, reached: &[(Rank, u32)], reduction: &Reduction<'_, W>) -> Result<(), Fault> {
+        self.sum.clear();
         for (at, bias) in reduction.bias.into_iter().flatten().enumerate() {
-            bias.read(token, &mut self.accumulator.row)?;
-            if at == 0 { self.accumulator.start() } else { self.accumulator.add() }
+            bias.read(token, &mut self.row)?;
+            if at == 0 { self.sum.start(&self.row) } else { self.sum.add(&self.row) }
         }
-        let plan = &self.returns.handle.inner.plan;
-        for &(rank, position) in plan.reached(token) {
-            self.row_of(rank, token, position).await?;
-            self.port.charge(Work::Reduce { bytes: self.accumulator.row.len() as u64 });
-            self.accumulator.add();
-            self.accumulator.add_weights(&self.header);
+        let own = self.own_node();
+        if !self.gather.is_ready(&self.port, self.part_of(own, reached))? {
+            self.be_polite().await?;
         }
-        let mut sums = reduction.sums.borrow_mut();
-        let (row, topk) = (self.accumulator.row.len(), self.accumulator.weights.len());
-        self.accumulator.finish(&mut sums.x[token as usize * row..][..row]);
-        if !sums.topk_weights.is_empty() {
-            sums.topk_weights[token as usize * topk..][..topk].copy_from_slice(&self.accumulator.weights);
+        if self.operation.layout.topology().nodes() == 1 {
+            self.gather.sum(&mut self.port, &mut self.sum, token, reached).await?;
+        } else {
+            for node in self.operation.layout.topology().all_nodes() {
+                let part = self.part_of(node, reached);
+                if node == own {
+                    self.own_partial(token, part).await?;
+                } else if !part.is_empty() {
+                    self.far_partial(token, node).await?;
+                }
+            }
+        }
+        reduction.store(token, &self.sum, self.row.len());
+        Ok(())
+    }
+
+    /// Adds the own node's part, rounded as those of the other nodes are.
+    async fn own_partial(&mut self, token: u32, part: &[(Rank, u32)]) -> Result<(), Fault> {
+        self.partial.clear();
+        self.gather.sum(&mut self.port, &mut self.partial, token, part).await?;
+        if !part.is_empty() {
+            self.partial.finish(&mut self.row);
+            self.sum.add(&self.row);
+            self.sum.add_own(self.partial.weights());
         }
         Ok(())
     }
 
-    /// Brings the row of `token` from `rank` into the accumulator's row, and its header.
-    async fn row_of(&mut self, rank: Rank, token: u32, position: u32) -> Result<(), Fault> {
-        if let Route::Ring(inlet) = &mut self.routes[rank.index()]
-            && !inlet.is_ready(&self.port)?
-        {
+    /// Adds another node's part.
+    async fn far_partial(&mut self, token: u32, node: Node) -> Result<(), Fault> {
+        let waits = match &mut self.rail[node.index()] {
+            Some((inlet, _)) => !inlet.is_ready(&self.port)?,
+            None => return self.operation.agree("nodes that return rows of a token", 0, 1, self.operation.me),
+        };
+        if waits {
             self.be_polite().await?;
         }
-        match &mut self.routes[rank.index()] {
-            Route::Own => {
-                let row = self.returns.handle.inner.exchange.first_row(rank, rank) + position;
-                self.returns.head(self.operation, &mut self.header, row, position);
-                self.returns.y.read(row, &mut self.accumulator.row)?;
-            }
-            Route::Ring(inlet) => {
-                let at = inlet.next(&mut self.port).await?;
-                self.take(at)?;
-                let Route::Ring(inlet) = &mut self.routes[rank.index()] else { return Ok(()) };
-                inlet.release(&mut self.port).await?;
-            }
-            Route::Pull { landing, .. } => {
-                let lane = LaneId { peer: rank, kind: LaneKind::Credit(self.channel) };
-                let ticket = landing.pop_front().unwrap_or_default();
-                self.port.flush(lane, ticket).await?;
-                self.take(self.operation.layout.pull_slot(self.channel.into(), rank, token).offset)?;
-            }
-            Route::None => {
-                return self.operation.agree("ranks that return rows of a token", 0, 1, rank);
-            }
-        }
-        check_row(self.operation, &self.header, rank, position)?;
-        self.operation.agree("token of a row", token, self.header.header().source_token, rank)
-    }
-
-    /// Takes header and payload of a row that lies in the own window.
-    fn take(&mut self, at: Offset) -> Result<(), Fault> {
+        let Some((inlet, rank)) = &mut self.rail[node.index()] else { return Ok(()) };
+        let at = inlet.next(&mut self.port).await?;
         self.port.read(at, self.header.as_mut_bytes())?;
-        self.port.read(at.plus(self.operation.layout.row().header_bytes()), &mut self.accumulator.row)
+        self.port.read(at.plus(self.operation.layout.row().header_bytes()), &mut self.row)?;
+        inlet.release(&mut self.port).await?;
+        let own = self.header.header();
+        check_row(self.operation, &self.header, *rank, own.position)?;
+        self.operation.agree("token of a row", token, own.source_token, *rank)?;
+        self.port.charge(Work::Reduce { bytes: self.row.len() as u64 });
+        self.sum.add(&self.row);
+        self.sum.add_weights(&self.header);
+        Ok(())
     }
 
     /// Returns the credit of all rings: this role is about to wait.
     async fn be_polite(&mut self) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::ImpoliteWaiting) {
+        if self.operation.is_impolite() {
             return Ok(());
         }
-        self.close().await
+        self.return_credit().await
     }
 
-    async fn close(&mut self) -> Result<(), Fault> {
-        for route in &mut self.routes {
-            if let Route::Ring(inlet) = route {
-                inlet.return_credit(&mut self.port).await?;
-            }
+    async fn return_credit(&mut self) -> Result<(), Fault> {
+        self.gather.return_credit(&mut self.port).await?;
+        for (inlet, _) in self.rail.iter_mut().flatten() {
+            inlet.return_credit(&mut self.port).await?;
         }
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! Combine through rings: the rank that got rows gives them back.
 
-use super::dispatch::positions;
 use super::intake::HeaderBytes;
 use super::outlet::Outlet;
 use super::{Attended, Operation};
@@ -9,6 +8,7 @@ use crate::engine::rows::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowHeader};
 use crate::machine::{Machine, Window};
+use crate::plan::channel_share;
 use crate::ring::Producer;
 use crate::topology::Rank;
 
@@ -43,27 +43,31 @@ impl<W: Window> Returns<'_, W> {
     }
 }
 
-/// Gives the rows that came from `peer` for one channel back, in token order.
+/// Gives the rows that came from `source` on one channel back, in token order: to the rank of this node through which
+/// they came.
 pub(crate) async fn give_back<M: Machine, W: Window>(
     operation: &Operation<'_, M>,
-    port: Attended<M::Port>,
+    mut port: Attended<M::Port>,
     returns: &Returns<'_, W>,
     ring: &mut Producer,
-    peer: Rank,
-    channel: u16,
+    source: Rank,
+    channel: u32,
 ) -> Result<(), Fault> {
+    let Operation { layout, me, rings, .. } = operation;
     let handle = &returns.handle.inner;
-    let first = handle.exchange.first_row(peer, operation.me);
-    let rows = handle.exchange.rows(peer, operation.me);
+    let first = handle.exchange.first_row(source, *me);
+    let rows = handle.exchange.rows(source, *me);
     let tokens = &handle.source_token[first as usize..(first + rows) as usize];
-    let range = positions(tokens, handle.exchange.tokens(peer), operation.rings.channels, channel);
-    let mut header = HeaderBytes::new(operation.layout.row());
-    let mut scratch = vec![0; operation.layout.row().payload_bytes() as usize];
-    let mut outlet = Outlet::new(operation, port, ring, peer, channel);
-    outlet.open(range.end - range.start, range.start).await?;
-    for position in range {
+    let share = channel_share(tokens, handle.exchange.tokens(source), rings.channels, channel);
+    let mut header = HeaderBytes::new(layout.row());
+    let mut scratch = vec![0; layout.row().payload_bytes() as usize];
+    let track = layout.near_track(layout.topology().node_of(source), channel);
+    let mut outlet = Outlet::new(operation, ring, operation.gate_of(source), track);
+    outlet.open(&mut port, share.end - share.start, share.start, &[]).await?;
+    for position in share {
         returns.head(operation, &mut header, first + position, position);
-        outlet.send(header.as_bytes(), returns.y.borrow(first + position, &mut scratch)?).await?;
+        let payload = returns.y.borrow(first + position, &mut scratch)?;
+        outlet.send(&mut port, &[(0, header.as_bytes()), (layout.row().header_bytes(), payload)]).await?;
     }
-    outlet.close().await
+    outlet.close(&mut port).await
 }

@@ -48,7 +48,7 @@ impl Vigil {
         let (op, phase, peer) = (Alarm::op_bits(wait.op), wait.phase, wait.peer);
         let alarm = Alarm { serial: self.serial, verdict, op, phase, peer };
         let cell = Cell::new(operation.me, LaneKind::Watch, Counter::Alarm);
-        for &peer in operation.peers {
+        for peer in operation.neighbours() {
             let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell, alarm.encode()).await;
         }
     }
@@ -76,11 +76,11 @@ impl Vigil {
 
     /// The alarms of peers that have not been heard.
     fn unheard<M: Machine>(&self, operation: &Operation<'_, M>) -> Vec<Need> {
-        let need = |&peer: &Rank| Need {
+        let need = |peer: Rank| Need {
             cell: Cell::new(peer, LaneKind::Watch, Counter::Alarm),
             at_least: self.heard[peer.index()] + 1,
         };
-        operation.peers.iter().map(need).collect()
+        operation.neighbours().map(need).collect()
     }
 }
 
@@ -177,7 +177,7 @@ async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil)
 /// Tells every peer what has begun here.
 async fn open<M: Machine>(operation: &Operation<'_, M>, port: &mut Attended<M::Port>) -> Result<(), Fault> {
     let cell = Cell::new(operation.me, LaneKind::Watch, Counter::Opening);
-    for &peer in operation.peers {
+    for peer in operation.neighbours() {
         let lane = LaneId { peer, kind: LaneKind::Watch };
         port.publish(lane, cell, operation.kind.opening(operation.op)).await?;
     }
@@ -187,8 +187,8 @@ async fn open<M: Machine>(operation: &Operation<'_, M>, port: &mut Attended<M::P
 /// The opening of this operation by each peer.
 fn openings<M: Machine>(operation: &Operation<'_, M>) -> impl Iterator<Item = Need> {
     let at_least = operation.op << 3;
-    let need = move |&peer: &Rank| Need { cell: Cell::new(peer, LaneKind::Watch, Counter::Opening), at_least };
-    operation.peers.iter().map(need)
+    let need = move |peer: Rank| Need { cell: Cell::new(peer, LaneKind::Watch, Counter::Opening), at_least };
+    operation.neighbours().map(need)
 }
 
 /// Refuses a peer that has begun this operation as another kind.

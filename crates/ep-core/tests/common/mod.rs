@@ -25,9 +25,11 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
             let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(64);
             let shape = shape.build().expect("a valid shape");
             let placement = if direct { Placement::Direct } else { Placement::Ring };
-            let Rings { channels, geometry: Geometry { slots, chunk, credit } } = rings;
-            let settings = Settings::builder(&shape, &topology).channels(channels).slots(slots).chunk(chunk);
-            let settings = settings.credit(credit).placement(placement).arena_bytes(arena).build();
+            let Rings { channels, near, far } = rings;
+            let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);
+            let settings =
+                settings.credit(near.credit).far_slots(far.slots).far_chunk(far.chunk).far_credit(far.credit);
+            let settings = settings.placement(placement).arena_bytes(arena).build();
             Layout::new(&shape, &topology, &settings.expect("valid settings")).expect("a valid layout")
         },
     )
@@ -37,7 +39,7 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
 pub fn rings(channels: u32, slots: u32) -> impl Strategy<Value = Rings> {
     (1..=channels, 1..=slots).prop_flat_map(|(channels, slots)| {
         (1..=slots, 1..=slots)
-            .prop_map(move |(chunk, credit)| Rings { channels, geometry: Geometry { slots, chunk, credit } })
+            .prop_map(move |(chunk, credit)| Rings::uniform(channels, Geometry { slots, chunk, credit }))
     })
 }
 

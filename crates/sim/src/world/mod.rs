@@ -98,7 +98,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(layout: &Rc<Layout>, config: &Config) -> Self {
         let topology = layout.topology();
-        let kinds = LaneKind::count(layout.settings().rings().channels);
+        let kinds = LaneKind::count(layout.tracks());
         let cells_end = layout.regions()[0].span.end();
         let mut world = Self {
             layout: Rc::clone(layout),

@@ -41,7 +41,12 @@ pub fn explore_with<T>(cluster: Builder, each: impl AsyncFn(Machine) -> T) -> Ve
 
 /// Opens the probe `channel` of a rank.
 pub fn probe(machine: &Machine, channel: u16) -> Port {
-    machine.port(Opening { role: Role { channel, ..Role::new(Duty::Probe) }, op: 1, generation: 1, deadline: DEADLINE })
+    machine.port(Opening {
+        role: Role { track: channel, ..Role::new(Duty::Probe) },
+        op: 1,
+        generation: 1,
+        deadline: DEADLINE,
+    })
 }
 
 /// The data lane to `peer`.

@@ -14,26 +14,38 @@ EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
     return ep_generation_of(bits) == generation ? bits & (((ep_u64)1 << EP_VALUE_BITS) - 1) : 0;
 }
 
-/* Index of a channel's data lane. */
-EP_HD static inline ep_u32 ep_lane_data(ep_u32 channel) { return 2 + 2 * channel; }
+/* Index of a track's data lane. */
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 2 + 2 * track; }
 
-/* Index of a channel's credit lane. */
-EP_HD static inline ep_u32 ep_lane_credit(ep_u32 channel) { return 3 + 2 * channel; }
+/* Index of a track's credit lane. */
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 3 + 2 * track; }
 
-/* Lanes from one rank to one peer with so many channels. */
-EP_HD static inline ep_u32 ep_lane_count(ep_u32 channels) { return 2 + 2 * channels; }
+/* Lanes from one rank to one peer with so many tracks. */
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 2 + 2 * tracks; }
+
+/* The track within a node that carries rows of node on channel. */
+EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 channel) {
+    return node * w.channels + channel;
+}
+
+/* The track along the rail that channel travels on. */
+EP_HD static inline ep_u32 ep_far_track(const EpWindow& w, ep_u32 channel) { return w.nodes * w.channels + channel; }
+
+/* Whether track runs between nodes. */
+EP_HD static inline int ep_is_far(const EpWindow& w, ep_u32 track) { return track >= w.nodes * w.channels; }
 
 /* A cell of the own window, written by lane (an index) of writer, in the bank of generation. */
 EP_HD static inline ep_u64 ep_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
-    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.channels) + lane;
+    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.tracks) + lane;
     return w.cells + line * EP_LINE_BYTES + counter * EP_CELL_BYTES;
 }
 
 /* --- Messages. --- */
 
-/* The counts message of writer for operation op, in the reader's window. */
-EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) {
-    return w.counts + (op % 2 * w.ranks + writer) * w.counts_bytes;
+/* The counts message of source for operation op, in every window: rail by rail, nodes ascending. */
+EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 source) {
+    const ep_u64 rail = op % 2 * w.ranks_per_node + source % w.ranks_per_node;
+    return w.counts + (rail * w.nodes + source / w.ranks_per_node) * w.counts_bytes;
 }
 
 /* The note of writer for operation op, in the reader's window. */
@@ -46,33 +58,53 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+/* --- Slots: w.wire_bytes each, w.slot_bytes apart; between nodes w.far_wire_bytes and w.far_slot_bytes. --- */
 
-/* A slot of the ring channel from writer, in the reader's window. */
-EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
-                                        ep_u32 slot) {
-    const ep_u64 at = (ep_u64)writer * w.ring_part_slots + (ep_u64)channel * r.slots + slot;
-    return w.rings + at * w.slot_bytes;
+/* Index of the ring on track within its writer's part, cut as r. */
+EP_HD static inline ep_u32 ep_ring_of(const EpWindow& w, const EpRings& r, ep_u32 track) {
+    const ep_u32 channel = track % w.channels;
+    return ep_is_far(w, track) ? channel : track / w.channels * r.channels + channel;
 }
 
-/* Staging slots of each ring: two chunks, at most the ring, within the part. */
-EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r) {
-    const ep_u64 two = 2 * (ep_u64)r.chunk;
-    const ep_u64 wanted = two < r.slots ? two : r.slots;
-    const ep_u64 fitting = w.staging_part_slots / r.channels;
+/* A slot of the ring on track from writer, in the reader's window. */
+EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 track,
+                                        ep_u32 slot) {
+    const ep_u64 ring = ep_ring_of(w, r, track);
+    if (ep_is_far(w, track)) {
+        const ep_u64 at = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots + ring * r.far_slots + slot;
+        return w.far_rings + at * w.far_slot_bytes;
+    }
+    const ep_u64 at = (ep_u64)(writer % w.ranks_per_node) * w.near_part_slots + ring * r.slots + slot;
+    return w.near_rings + at * w.slot_bytes;
+}
+
+/* Staging slots of the ring on track: two chunks, at most the ring, within the part. */
+EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r, ep_u32 track) {
+    const int far = ep_is_far(w, track);
+    const ep_u64 two = 2 * (ep_u64)(far ? r.far_chunk : r.chunk);
+    const ep_u64 slots = far ? r.far_slots : r.slots;
+    const ep_u64 wanted = two < slots ? two : slots;
+    const ep_u64 fitting = far ? w.far_staging_part_slots / r.channels
+                               : w.near_staging_part_slots / ((ep_u64)r.channels * w.nodes);
     return (ep_u32)(wanted < fitting ? wanted : fitting);
 }
 
-/* A slot of the staging memory for the ring channel to peer. */
-EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel,
+/* A slot of the staging memory for the ring on track to peer. */
+EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 track,
                                            ep_u32 slot) {
-    const ep_u64 at = (ep_u64)peer * w.staging_part_slots + (ep_u64)channel * ep_staging_slots(w, r) + slot;
-    return w.staging + at * w.slot_bytes;
+    const ep_u64 in_part = (ep_u64)ep_ring_of(w, r, track) * ep_staging_slots(w, r, track) + slot;
+    if (ep_is_far(w, track)) {
+        const ep_u64 at = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots + in_part;
+        return w.far_staging + at * w.far_slot_bytes;
+    }
+    const ep_u64 at = (ep_u64)(peer % w.ranks_per_node) * w.near_staging_part_slots + in_part;
+    return w.near_staging + at * w.slot_bytes;
 }
 
-/* Where the row that the reducer of channel pulls from writer lands; turn tells gets in flight apart. */
-EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 channel, ep_u32 writer, ep_u32 turn) {
-    const ep_u64 at = ((ep_u64)channel * w.ranks + writer) * w.pull_depth + turn % w.pull_depth;
+/* Where the row that the role of track pulls from writer lands; turn tells gets in flight apart. */
+EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 writer, ep_u32 turn) {
+    const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
+    const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
     return w.pulls + at * w.slot_bytes;
 }
 

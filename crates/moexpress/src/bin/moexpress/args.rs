@@ -289,7 +289,7 @@ mod tests {
         let topology = args.topology.topology().unwrap();
         let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology).unwrap();
         let rings = settings.rings();
-        assert_eq!((rings.channels, rings.geometry.slots, rings.geometry.chunk, rings.geometry.credit), (2, 8, 3, 5));
+        assert_eq!((rings.channels, rings.near.slots, rings.near.chunk, rings.near.credit), (2, 8, 3, 5));
         assert_eq!((settings.placement(), settings.arena_bytes()), (Placement::Direct, 4096));
         assert_eq!(settings.deadline(), Nanos::from_secs(9));
     }

@@ -64,10 +64,10 @@ impl Sizes {
             out,
             "\nrings from each rank to each other: {}, {} each; tail every {}, credit every {}; {} a writer",
             show::plural(u64::from(rings.channels), "channel"),
-            show::plural(u64::from(rings.geometry.slots), "slot"),
-            show::plural(u64::from(rings.geometry.chunk), "row"),
-            rings.geometry.credit,
-            show::bytes(rings.slots_in_all() * row.slot_bytes()),
+            show::plural(u64::from(rings.near.slots), "slot"),
+            show::plural(u64::from(rings.near.chunk), "row"),
+            rings.near.credit,
+            show::bytes(u64::from(rings.channels) * u64::from(rings.near.slots) * row.slot_bytes()),
         )?;
         writeln!(out, "\nwindow of each rank           offset            bytes")?;
         for region in self.layout.regions() {
@@ -123,10 +123,10 @@ impl Sizes {
             },
             "rings": {
                 "channels": rings.channels,
-                "slots": rings.geometry.slots,
-                "chunk": rings.geometry.chunk,
-                "credit": rings.geometry.credit,
-                "bytes_per_writer": rings.slots_in_all() * row.slot_bytes(),
+                "slots": rings.near.slots,
+                "chunk": rings.near.chunk,
+                "credit": rings.near.credit,
+                "bytes_per_writer": u64::from(rings.channels) * u64::from(rings.near.slots) * row.slot_bytes(),
             },
             "arena_bytes": self.settings.arena_bytes(),
             "window_bytes": self.layout.window_bytes(),

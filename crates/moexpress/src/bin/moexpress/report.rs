@@ -96,9 +96,9 @@ impl Report<'_> {
             "dropped": self.dropped(),
             "placement": placement(&self.settings),
             "channels": rings.channels,
-            "slots": rings.geometry.slots,
-            "chunk": rings.geometry.chunk,
-            "credit": rings.geometry.credit,
+            "slots": rings.near.slots,
+            "chunk": rings.near.chunk,
+            "credit": rings.near.credit,
             "arena_bytes": self.settings.arena_bytes(),
             "rows_own": rows(|t| t.own),
             "rows_near": rows(|t| t.near),
@@ -149,7 +149,7 @@ impl Report<'_> {
             show::count(self.dropped() as u64),
             show::count(self.choices() as u64),
         )?;
-        let (rings, geometry) = (self.settings.rings(), self.settings.rings().geometry);
+        let (rings, geometry) = (self.settings.rings(), self.settings.rings().near);
         write!(
             out,
             "through   {} of {}, chunk {}, credit {}",

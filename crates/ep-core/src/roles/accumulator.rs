@@ -1,0 +1,76 @@
+//! One token's sum on its way: f32, in canonical order, rounded once.
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::intake::HeaderBytes;
+
+/// Sums bf16 rows and the weights that came with them.
+pub(crate) struct Accumulator {
+    sum: Vec<f32>,
+    weights: Vec<f32>,
+    elements: Vec<bf16>,
+    values: Vec<f32>,
+}
+
+impl Accumulator {
+    pub(crate) fn new(hidden: u32, topk: u32) -> Self {
+        Self {
+            sum: vec![0.0; hidden as usize],
+            weights: vec![0.0; topk as usize],
+            elements: vec![bf16::ZERO; hidden as usize],
+            values: vec![0.0; hidden as usize],
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.sum.fill(0.0);
+        self.weights.fill(0.0);
+    }
+
+    /// Starts the sum from a row. Not the same as adding it to 0: -0 stays -0.
+    pub(crate) fn start(&mut self, row: &[u8]) {
+        self.widen(row);
+        self.sum.copy_from_slice(&self.values);
+    }
+
+    fn widen(&mut self, row: &[u8]) {
+        for (element, bytes) in self.elements.iter_mut().zip(row.chunks_exact(2)) {
+            *element = bf16::from_le_bytes([bytes[0], bytes[1]]);
+        }
+        self.elements.convert_to_f32_slice(&mut self.values);
+    }
+
+    /// Adds a row.
+    pub(crate) fn add(&mut self, row: &[u8]) {
+        self.widen(row);
+        for (sum, value) in self.sum.iter_mut().zip(&self.values) {
+            *sum += value;
+        }
+    }
+
+    /// Adds the weights that a header carries.
+    pub(crate) fn add_weights(&mut self, header: &HeaderBytes) {
+        for (at, sum) in self.weights.iter_mut().enumerate() {
+            *sum += header.choice(at).weight;
+        }
+    }
+
+    /// Adds weights that were summed elsewhere on this rank.
+    pub(crate) fn add_own(&mut self, weights: &[f32]) {
+        for (sum, weight) in self.weights.iter_mut().zip(weights) {
+            *sum += weight;
+        }
+    }
+
+    pub(crate) fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Rounds the sum into `row`.
+    pub(crate) fn finish(&self, row: &mut [u8]) {
+        for (bytes, &sum) in row.chunks_exact_mut(2).zip(&self.sum) {
+            bytes.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
+        }
+    }
+}
