@@ -22,13 +22,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    // Operations and roles are spans without events: what can be told of them is that they ended, and how long it took.
+    let log = tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).with_writer(io::stderr);
+    log.with_env_filter(EnvFilter::from_default_env()).init();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
