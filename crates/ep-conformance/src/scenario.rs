@@ -172,15 +172,22 @@ impl Scenario {
     /// Runs it on `backend` and compares everything with the oracle.
     ///
     /// # Errors
-    /// What the backend or the comparison found, and the scenario's seed.
+    /// What the backend or the comparison found.
     pub fn check<B: Backend>(&self, backend: &B) -> Result<Compared, String> {
-        let setup = self.setup().map_err(|error| error.to_string())?;
+        self.check_in(backend, &self.setup().map_err(|error| error.to_string())?)
+    }
+
+    /// [`Scenario::check`] in a communicator that differs from [`Scenario::setup`] in settings, seed or incidents.
+    ///
+    /// # Errors
+    /// As [`Scenario::check`].
+    pub fn check_in<B: Backend>(&self, backend: &B, setup: &Setup) -> Result<Compared, String> {
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
         let batches: Vec<Vec<Batch>> = (0..self.rounds.len())
             .map(|at| self.workload(setup.shape, at).batches())
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
-        let outcomes = backend.run(&setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
+        let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
         let mut seen: Vec<Vec<Observed>> = Vec::new();
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
@@ -208,9 +215,9 @@ impl Scenario {
     ) -> Result<Vec<Observed>, Error> {
         let mut seen = Vec::new();
         let mut last = None;
-        for at in 0..self.rounds.len() {
+        for (at, batches) in batches.iter().enumerate() {
             let rank = ep.rank();
-            let batch = &batches[at][rank.index()];
+            let batch = &batches[rank.index()];
             let how = self.round(at, &self.workload(*world.shape(), at), rank)?;
             match last.as_ref().filter(|_| self.is_cached(at)) {
                 Some(handle) => seen.push(cached_round(ep, world, batch, handle, &how).await?),

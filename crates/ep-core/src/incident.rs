@@ -8,7 +8,6 @@ use crate::topology::Rank;
 /// `kind: None` means all lanes from `from` to `to`. Effects (puts, gets, publishes) are counted over all the lanes
 /// that an incident names, in the order in which they are posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub enum Incident {
     /// Every effect after the first `after` ones arrives no earlier than `by` after it was posted.
     Delay {
@@ -50,4 +49,14 @@ pub enum Incident {
         /// The rank.
         rank: Rank,
     },
+}
+
+impl Incident {
+    /// The ranks that it names.
+    pub const fn ranks(&self) -> [Rank; 2] {
+        match *self {
+            Self::Delay { from, to, .. } | Self::LoseLane { from, to, .. } => [from, to],
+            Self::Crash { rank, .. } | Self::Starve { rank } => [rank, rank],
+        }
+    }
 }

@@ -11,7 +11,7 @@ pub enum Plant {
     PositionOffByOne,
     /// A sender reuses staging memory without flushing.
     SkippedFlush,
-    /// A rank writes into a bank without waiting for `done`.
+    /// A rank takes memory that peers were told to read for its own again without waiting for their `done`.
     BankReusedWithoutDone,
     /// Roles wait without publishing pending tails and credit.
     ImpoliteWaiting,

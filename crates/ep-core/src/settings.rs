@@ -105,6 +105,14 @@ impl Settings {
         self.deadline
     }
 
+    /// The same with a planted protocol fault, to show that tests catch it.
+    #[cfg(feature = "plant")]
+    #[must_use]
+    pub const fn with_plant(mut self, plant: crate::plant::Plant) -> Self {
+        self.plant = Some(plant);
+        self
+    }
+
     /// The planted fault, if any.
     #[cfg(feature = "plant")]
     pub const fn plant(&self) -> Option<crate::plant::Plant> {
@@ -125,8 +133,6 @@ pub struct SettingsBuilder {
     placement: Placement,
     arena_bytes: Option<u64>,
     deadline: Nanos,
-    #[cfg(feature = "plant")]
-    plant: Option<crate::plant::Plant>,
 }
 
 impl Default for SettingsBuilder {
@@ -141,8 +147,6 @@ impl Default for SettingsBuilder {
             placement: Placement::Ring,
             arena_bytes: None,
             deadline: Nanos::from_secs(60),
-            #[cfg(feature = "plant")]
-            plant: None,
         }
     }
 }
@@ -196,13 +200,6 @@ impl SettingsBuilder {
         self
     }
 
-    /// Plants a protocol fault, to show that tests catch it.
-    #[cfg(feature = "plant")]
-    pub const fn plant(mut self, plant: crate::plant::Plant) -> Self {
-        self.plant = Some(plant);
-        self
-    }
-
     fn chosen(&self) -> Settings {
         let row = RowFormat::new(&self.shape);
         let channels = self.channels.unwrap_or(1);
@@ -223,7 +220,7 @@ impl SettingsBuilder {
             arena_bytes: self.arena_bytes.unwrap_or(arena),
             deadline: self.deadline,
             #[cfg(feature = "plant")]
-            plant: self.plant,
+            plant: None,
         }
     }
 

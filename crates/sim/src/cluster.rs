@@ -10,10 +10,10 @@ use ep_core::engine::Engine;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
-use crate::fault::Fault;
 use crate::machine::Machine;
 use crate::violation::Violation;
 use crate::world::{Config, Step, Wakes, World};
+use ep_core::incident::Incident;
 
 /// Events after which a run counts as one that does not end.
 const MAX_EVENTS: u64 = 200_000_000;
@@ -40,9 +40,9 @@ impl Builder {
         self
     }
 
-    /// Injects a fault; any number may be.
-    pub fn fault(mut self, fault: Fault) -> Self {
-        self.config.faults.push(fault);
+    /// Makes something go wrong; any number may be.
+    pub fn incident(mut self, incident: Incident) -> Self {
+        self.config.incidents.push(incident);
         self
     }
 
@@ -74,12 +74,12 @@ impl Builder {
     /// Cuts the window.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the shape does not suit the ranks, or a fault names a rank that does not exist.
+    /// [`Error::Invalid`] when the shape does not suit the ranks, or an incident names a rank that does not exist.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
-        let named = self.config.faults.iter().flat_map(Fault::ranks);
+        let named = self.config.incidents.iter().flat_map(Incident::ranks);
         if let Some(stranger) = named.into_iter().find(|rank| rank.0 >= ranks) {
-            return Err(Error::invalid("rank of a fault", stranger, format_args!("0 to {}", ranks - 1)));
+            return Err(Error::invalid("rank of an incident", stranger, format_args!("0 to {}", ranks - 1)));
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
         let layout = Layout::new(&shape, &self.topology, &settings)?;
@@ -99,7 +99,7 @@ impl Cluster {
     pub fn builder(topology: Topology) -> Builder {
         let config = Config {
             seed: 0,
-            faults: Vec::new(),
+            incidents: Vec::new(),
             race_tracking: true,
             record: false,
             deadlines: false,
@@ -208,7 +208,7 @@ impl Drop for StoryOnPanic {
 pub enum Outcome<T> {
     /// With its result.
     Finished(T),
-    /// By a [`Fault::Crash`].
+    /// By a [`Incident::Crash`].
     Crashed,
 }
 

@@ -54,7 +54,7 @@
 //!
 //! # Faults
 //!
-//! [`Fault`]: delayed and lost lanes, crashes that peers learn of or do not, a starved rank. What is in flight when
+//! [`Incident`]: delayed and lost lanes, crashes that peers learn of or do not, a starved rank. What is in flight when
 //! a rank crashes or resets its lanes lands, lands in part, or vanishes; the rules hold for what lands.
 //!
 //! # Races
@@ -74,7 +74,6 @@
 
 mod cluster;
 mod explore;
-mod fault;
 mod lane;
 mod machine;
 mod memory;
@@ -84,7 +83,7 @@ mod violation;
 mod world;
 
 pub use cluster::{Builder, Cluster, Outcome, Run};
-pub use fault::Fault;
+pub use ep_core::incident::Incident;
 pub use machine::{Machine, Window};
 pub use port::Port;
 pub use violation::{Access, AccessKind, Awaited, Broken, Race, Report, Violation, Waiting};

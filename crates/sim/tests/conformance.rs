@@ -3,22 +3,15 @@
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
-use ep_core::incident::Incident;
 use ep_core::machine::Machine as _;
-use ep_sim::{Cluster, Fault, Machine, Outcome};
+use ep_sim::{Cluster, Machine, Outcome};
 
 struct Simulator;
 
 fn cluster(setup: &Setup) -> Result<Cluster, String> {
     let mut builder = Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings);
     for &incident in &setup.incidents {
-        builder = builder.fault(match incident {
-            Incident::Delay { from, to, kind, by, after } => Fault::Delay { from, to, kind, by, after },
-            Incident::LoseLane { from, to, kind, after } => Fault::LoseLane { from, to, kind, after },
-            Incident::Crash { rank, after, noticed } => Fault::Crash { rank, after, noticed },
-            Incident::Starve { rank } => Fault::Starve { rank },
-            _ => return Err("unknown incident".into()),
-        });
+        builder = builder.incident(incident);
     }
     builder.build(setup.shape).map_err(|error| error.to_string())
 }

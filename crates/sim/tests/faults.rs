@@ -6,11 +6,11 @@ use common::{A, B, C, DATA, DEADLINE, SEEDS, cell, cluster, explore_with, free, 
 use ep_core::machine::Machine as _;
 use ep_core::port::{Port as _, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault as Refusal, Nanos, Phase};
-use ep_sim::{Awaited, Fault, Machine, Outcome, Violation};
+use ep_core::{Fault, Nanos, Phase};
+use ep_sim::{Awaited, Incident, Machine, Outcome, Violation};
 
-fn deadlock(each: impl AsyncFn(Machine), faults: &[Fault]) -> ep_sim::Report {
-    let builder = faults.iter().fold(cluster(1, 2).seed(9), |builder, &fault| builder.fault(fault));
+fn deadlock(each: impl AsyncFn(Machine), incidents: &[Incident]) -> ep_sim::Report {
+    let builder = incidents.iter().fold(cluster(1, 2).seed(9), |builder, &incident| builder.incident(incident));
     match builder.build(shape()).unwrap().run_machines(each) {
         Err(Violation::Deadlock(report)) => *report,
         other => panic!("{other:?}"),
@@ -40,9 +40,9 @@ fn a_deadlock_is_found_at_once_and_names_who_waits_for_what() {
 
 #[test]
 fn a_fault_that_had_no_chance_to_act_excuses_no_deadlock() {
-    let never = Fault::Crash { rank: A, after: 1000, noticed: false };
-    let elsewhere = Fault::LoseLane { from: B, to: A, kind: None, after: 0 };
-    assert_eq!(deadlock(forgotten, &[never, elsewhere, Fault::Starve { rank: A }]).unfinished, [B]);
+    let never = Incident::Crash { rank: A, after: 1000, noticed: false };
+    let elsewhere = Incident::LoseLane { from: B, to: A, kind: None, after: 0 };
+    assert_eq!(deadlock(forgotten, &[never, elsewhere, Incident::Starve { rank: A }]).unfinished, [B]);
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn a_run_that_does_not_end_is_a_livelock() {
 
 #[test]
 fn a_lost_lane_swallows_puts_and_publishes_and_its_poster_notices_nothing() {
-    let lost = Fault::LoseLane { from: A, to: B, kind: Some(DATA), after: 2 };
-    explore_with(cluster(1, 2).fault(lost), async |machine: Machine| {
+    let lost = Incident::LoseLane { from: A, to: B, kind: Some(DATA), after: 2 };
+    explore_with(cluster(1, 2).incident(lost), async |machine: Machine| {
         let mut port = probe(&machine, 0);
         if machine.rank() == A {
             for value in 1..=3 {
@@ -89,20 +89,20 @@ fn a_lost_lane_swallows_puts_and_publishes_and_its_poster_notices_nothing() {
             let fault = port.wait_any(&need(A, 2)).await.unwrap_err();
             let waited = DEADLINE;
             let phase = Phase::Probe;
-            assert_eq!(fault, Refusal::Timeout { phase, peer: A, lane: lane(A), seen: 1, awaited: 2, waited });
+            assert_eq!(fault, Fault::Timeout { phase, peer: A, lane: lane(A), seen: 1, awaited: 2, waited });
         }
     });
 }
 
 #[test]
 fn a_lost_get_never_completes() {
-    let lost = Fault::LoseLane { from: A, to: B, kind: None, after: 0 };
-    explore_with(cluster(1, 2).fault(lost), async |machine: Machine| {
+    let lost = Incident::LoseLane { from: A, to: B, kind: None, after: 0 };
+    explore_with(cluster(1, 2).incident(lost), async |machine: Machine| {
         let mut port = probe(&machine, 0);
         if machine.rank() == A {
             let ticket = port.get(lane(B), free(&machine, 0).span(8), free(&machine, 8)).await.unwrap();
             let fault = port.flush(lane(B), ticket).await.unwrap_err();
-            assert!(matches!(fault, Refusal::Timeout { peer: B, seen: 1, awaited: 1, .. }), "{fault}");
+            assert!(matches!(fault, Fault::Timeout { peer: B, seen: 1, awaited: 1, .. }), "{fault}");
         }
     });
 }
@@ -110,8 +110,8 @@ fn a_lost_get_never_completes() {
 #[test]
 fn delayed_effects_arrive_late_and_in_order() {
     let by = Nanos::from_millis(2);
-    let delay = Fault::Delay { from: A, to: B, kind: None, by, after: 1 };
-    explore_with(cluster(1, 2).fault(delay), async |machine: Machine| {
+    let delay = Incident::Delay { from: A, to: B, kind: None, by, after: 1 };
+    explore_with(cluster(1, 2).incident(delay), async |machine: Machine| {
         let mut port = probe(&machine, 0);
         if machine.rank() == A {
             port.write(free(&machine, 0), &[5; 8]).unwrap();
@@ -132,13 +132,13 @@ fn delayed_effects_arrive_late_and_in_order() {
 
 #[test]
 fn a_delay_beyond_the_deadline_is_a_timeout_of_flush_too() {
-    let delay = Fault::Delay { from: A, to: B, kind: None, by: Nanos::from_secs(1), after: 0 };
-    explore_with(cluster(1, 2).fault(delay), async |machine: Machine| {
+    let delay = Incident::Delay { from: A, to: B, kind: None, by: Nanos::from_secs(1), after: 0 };
+    explore_with(cluster(1, 2).incident(delay), async |machine: Machine| {
         let mut port = probe(&machine, 0);
         if machine.rank() == A {
             let ticket = port.put(lane(B), free(&machine, 0).span(8), free(&machine, 8)).await.unwrap();
             let fault = port.flush(lane(B), ticket).await.unwrap_err();
-            assert!(matches!(fault, Refusal::Timeout { peer: B, .. }), "{fault}");
+            assert!(matches!(fault, Fault::Timeout { peer: B, .. }), "{fault}");
             assert_eq!(port.now(), DEADLINE);
         }
     });
@@ -148,8 +148,8 @@ fn a_delay_beyond_the_deadline_is_a_timeout_of_flush_too() {
 fn an_unnoticed_crash_shows_only_at_the_deadline() {
     let mut landed = std::collections::BTreeSet::new();
     for seed in 0..SEEDS {
-        let crash = Fault::Crash { rank: C, after: 3, noticed: false };
-        let cluster = cluster(1, 3).fault(crash).seed(seed).build(shape()).unwrap();
+        let crash = Incident::Crash { rank: C, after: 3, noticed: false };
+        let cluster = cluster(1, 3).incident(crash).seed(seed).build(shape()).unwrap();
         let run = cluster.run_machines(async |machine: Machine| {
             let mut port = probe(&machine, 0);
             if machine.rank() == C {
@@ -163,7 +163,7 @@ fn an_unnoticed_crash_shows_only_at_the_deadline() {
             let fault = port.wait_any(&need(C, 9)).await.unwrap_err();
             assert_eq!(port.now(), DEADLINE);
             match fault {
-                Refusal::Timeout { peer: C, seen, awaited: 9, .. } => seen,
+                Fault::Timeout { peer: C, seen, awaited: 9, .. } => seen,
                 other => panic!("{other}"),
             }
         });
@@ -179,7 +179,7 @@ fn an_unnoticed_crash_shows_only_at_the_deadline() {
 fn a_starved_rank_runs_when_nothing_else_can() {
     let mut last = 0;
     for seed in 0..SEEDS {
-        let builder = cluster(1, 2).fault(Fault::Starve { rank: A }).record(true).seed(seed);
+        let builder = cluster(1, 2).incident(Incident::Starve { rank: A }).record(true).seed(seed);
         let run = builder.build(shape()).unwrap().run_machines(async |machine: Machine| {
             let mut port = probe(&machine, 0);
             for value in 1..20 {
@@ -197,6 +197,6 @@ fn a_starved_rank_runs_when_nothing_else_can() {
 
 #[test]
 fn a_fault_of_a_rank_that_does_not_exist_is_refused() {
-    let error = cluster(1, 2).fault(Fault::Starve { rank: C }).build(shape()).unwrap_err();
-    assert_eq!(error.to_string(), "rank of a fault is 2, allowed: 0 to 1");
+    let error = cluster(1, 2).incident(Incident::Starve { rank: C }).build(shape()).unwrap_err();
+    assert_eq!(error.to_string(), "rank of an incident is 2, allowed: 0 to 1");
 }

@@ -8,7 +8,7 @@ use common::{A, B, C, DEADLINE, SEEDS, cell, cluster, explore, explore_with, fre
 use ep_core::machine::{Machine as _, Opening, Proposal, Window as _};
 use ep_core::port::{Duty, Port as _, Role};
 use ep_core::{Error, Nanos, Phase, Rank, RankSet};
-use ep_sim::{Fault, Machine, Outcome};
+use ep_sim::{Incident, Machine, Outcome};
 
 fn proposal(mask: &[Rank], generation: u16, op: u64) -> Proposal {
     Proposal { mask: mask.iter().copied().collect(), generation, op }
@@ -75,8 +75,8 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 #[test]
 fn survivors_of_a_crash_use_the_memory_again_without_a_race() {
     for seed in 0..SEEDS {
-        let crash = Fault::Crash { rank: C, after: 6, noticed: seed % 2 == 0 };
-        let cluster = cluster(1, 3).fault(crash).seed(seed).build(shape()).unwrap();
+        let crash = Incident::Crash { rank: C, after: 6, noticed: seed % 2 == 0 };
+        let cluster = cluster(1, 3).incident(crash).seed(seed).build(shape()).unwrap();
         let run = cluster.run_machines(async |machine: Machine| {
             let (me, place) = (machine.rank(), free(&machine, 0));
             let mut port = probe(&machine, 0);

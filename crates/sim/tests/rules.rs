@@ -204,9 +204,9 @@ fn f6_a_wait_ends_at_the_deadline_and_names_what_it_awaited() {
 
 #[test]
 fn f7_a_failed_peer_fails_only_calls_that_involve_it() {
-    let crash = ep_sim::Fault::Crash { rank: C, after: 3, noticed: true };
+    let crash = ep_core::incident::Incident::Crash { rank: C, after: 3, noticed: true };
     for seed in 0..common::SEEDS {
-        let cluster = cluster(1, 3).fault(crash).seed(seed).build(shape()).unwrap();
+        let cluster = cluster(1, 3).incident(crash).seed(seed).build(shape()).unwrap();
         let run = cluster.run_machines(async |machine: Machine| {
             let mut port = probe(&machine, 0);
             let me = machine.rank();

@@ -43,7 +43,7 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         }
         let topk_idx = ep.array(&batch.topk_idx[..7])?;
         refusal("7 choices", ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await, &mut said);
-        let few = ep.rows(&vec![0; 3 * 64], 3)?;
+        let few = ep.rows(&[0; 3 * 64], 3)?;
         refusal("few rows", ep.dispatch(&few, &routing).await, &mut said);
         let rings = Rings { channels: 9, geometry: Geometry { slots: 1, chunk: 1, credit: 1 } };
         let options = Dispatch { rings: Some(rings), ..Dispatch::default() };

@@ -23,6 +23,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("memory_a_held_lease_is_never_overwritten", &[], held_leases::<B>),
         case("memory_a_dropped_lease_is_granted_again", &[], leases_return::<B>),
         case("memory_received_rows_go_back_as_they_lie", &[], identity::<B>),
+        case("memory_output_is_the_callers_again_when_combine_returns", &[Requirement::Get], overwritten::<B>),
         case("memory_output_in_the_window_is_pulled", &[Requirement::Get], pulled::<B>),
     ]
 }
@@ -66,28 +67,30 @@ fn pulled<B: Backend>(backend: &B) -> Verdict {
     check(backend, &Scenario { placement: Placement::Ring, rings, rounds, ..direct(4, 25) })
 }
 
-/// Leases of several dispatches held at once: each still shows its own rows at the end.
 fn held_leases<B: Backend>(backend: &B) -> Verdict {
-    for seed in 0..6 {
-        let Layer { setup, batches } = layer(3, 12, seed, Placement::Direct).map_err(text)?;
-        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
-        let inputs: Vec<_> = batches.iter().map(|batch| batch.reference()).collect();
-        let expected = reference::dispatch(&world, &inputs);
-        let outcomes = backend.run(&setup, async |mut ep| {
-            let batch = &batches[ep.rank().index()];
-            let (x, routing) = upload(&mut ep, batch)?;
-            let other = vec![0x3f80u16; batch.x.len()];
-            let other = ep.rows(&bytes_of(&other), batch.tokens)?;
-            let first = ep.dispatch(&x, &routing).await?;
-            let second = ep.dispatch(&other, &routing).await?;
-            let third = ep.dispatch(&other, &routing).await?;
-            let seen = ep.bytes(&first.x)?;
-            drop((second, third));
-            Ok(seen)
-        })?;
-        for (rank, (seen, expected)) in finished(outcomes)?.iter().zip(&expected).enumerate() {
-            ensure(*seen == bytes_of(&expected.x), || format!("seed {seed}: the first lease of rank {rank} changed"))?;
-        }
+    (0..6).try_for_each(|seed| hold_leases(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
+}
+
+/// Leases of several dispatches held at once: each still shows its own rows at the end.
+pub(super) fn hold_leases<B: Backend>(backend: &B, layer: Layer) -> Verdict {
+    let Layer { setup, batches } = layer;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let inputs: Vec<_> = batches.iter().map(|batch| batch.reference()).collect();
+    let expected = reference::dispatch(&world, &inputs);
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let other = vec![0x3f80u16; batch.x.len()];
+        let other = ep.rows(&bytes_of(&other), batch.tokens)?;
+        let first = ep.dispatch(&x, &routing).await?;
+        let second = ep.dispatch(&other, &routing).await?;
+        let third = ep.dispatch(&other, &routing).await?;
+        let seen = ep.bytes(&first.x)?;
+        drop((second, third));
+        Ok(seen)
+    })?;
+    for (rank, (seen, expected)) in finished(outcomes)?.iter().zip(&expected).enumerate() {
+        ensure(*seen == bytes_of(&expected.x), || format!("the first lease of rank {rank} changed"))?;
     }
     Ok(())
 }
@@ -120,6 +123,33 @@ fn identity<B: Backend>(backend: &B) -> Verdict {
                 ensure(bytes[at * 2..end * 2] == bytes_of(&expected), || format!("token {token} came back wrong"))?;
             }
         }
+    }
+    Ok(())
+}
+
+fn overwritten<B: Backend>(backend: &B) -> Verdict {
+    (0..10).try_for_each(|seed| overwrite_output(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
+}
+
+/// Each rank scribbles over its output as soon as combine returns, while slower peers may still be about to pull.
+pub(super) fn overwrite_output<B: Backend>(backend: &B, layer: Layer) -> Verdict {
+    let Layer { setup, batches } = layer;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let got = ep.dispatch(&x, &routing).await?;
+        let mut output = ep.output(&got.handle);
+        let rows = ep.bytes(&got.x)?;
+        let Some(y) = &mut output else { return Ok(None) };
+        ep.store(y, 0, &rows)?;
+        let first = ep.combine(y, &got.handle, Combine::default()).await?;
+        ep.store(y, 0, &vec![0xff; rows.len()])?;
+        let second = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+        Ok(Some((ep.bytes(&first.x)?, ep.bytes(&second.x)?)))
+    })?;
+    for (rank, outcome) in finished(outcomes)?.into_iter().enumerate() {
+        let (first, second) = outcome.ok_or("the arena had no room for the output")?;
+        ensure(first == second, || format!("rank {rank} got back what was written after combine"))?;
     }
     Ok(())
 }

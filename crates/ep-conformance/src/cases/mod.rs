@@ -6,6 +6,8 @@ mod engine;
 mod failures;
 mod fixture;
 mod memory;
+#[cfg(feature = "plant")]
+mod planted;
 mod rules;
 
 use crate::harness::Case;
@@ -17,6 +19,8 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(memory::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
+    #[cfg(feature = "plant")]
+    all.extend(planted::cases());
     all.extend(campaign::cases());
     all
 }

@@ -62,13 +62,15 @@ async fn bring_back<M: Machine>(
 ) -> Result<(), Fault> {
     let exchange = returns.handle.exchange();
     cut_rings(operation, links).await?;
-    let mut control = Control::new(operation, operation.port(Role::new(Duty::Control)));
+    let mut control = Control::open(operation);
     if let Some(block) = offered {
         write_headers(operation, control.port(), returns, block)?;
     }
     control.bank().await?;
     control.notes(offered, |peer| exchange.first_row(peer, operation.me)).await?;
+    drop(control);
     join(movers(operation, links, returns, reduction, offered.is_none())).await?;
+    let mut control = Control::open(operation);
     control.done().await?;
     if offered.is_some() {
         control.wait_pulled(|peer| exchange.rows(peer, operation.me) > 0).await?;

@@ -181,7 +181,7 @@ async fn transfer<M: Machine>(
     granted: &mut Option<Block>,
 ) -> Result<Arrived<M>, Fault> {
     cut_rings(operation, links).await?;
-    let mut control = Control::new(operation, operation.port(Role::new(Duty::Control)));
+    let mut control = Control::open(operation);
     control.bank().await?;
     let exchange = match batch.known {
         Some(exchange) => exchange.clone(),
@@ -199,10 +199,11 @@ async fn transfer<M: Machine>(
     let block = granted.as_ref();
     let roles = movers(operation, links, &batch.outgoing, &intake, &exchange, block);
     own_rows(operation, control.port(), &batch.outgoing, &intake, &exchange, block)?;
+    drop(control);
     join(roles).await?;
     let taken = intake.into_inner();
     operation.agree("rows received in all", exchange.received(operation.me), taken.arrived, operation.me)?;
-    control.done().await?;
+    Control::open(operation).done().await?;
     Ok(Arrived { taken, exchange })
 }
 

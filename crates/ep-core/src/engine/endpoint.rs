@@ -153,6 +153,8 @@ pub trait Endpoint {
     fn topology(&self) -> &Topology;
     /// Settings of the communicator.
     fn settings(&self) -> &Settings;
+    /// The time on this rank's clock, which deadlines refer to.
+    fn now(&self) -> Nanos;
     /// The ranks taken out of the communicator.
     fn mask(&self) -> &RankSet;
 

@@ -26,12 +26,12 @@ pub use handle::Handle;
 pub use rows::HostRows;
 pub use stats::{PeerStats, Stats};
 
-use crate::error::{Error, Failure, Fault, Phase};
+use crate::error::{Error, Failure, Fault};
 use crate::layout::{Block, Kind, Layout};
 use crate::machine::Machine;
 use crate::port::{Cell, Counter, LaneKind, Nanos};
 use crate::ring::{Consumer, Producer};
-use crate::roles::{Board, Operation, Vigil, Wait, watch};
+use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
 use crate::shape::Shape;
 use crate::topology::{Rank, RankSet, Topology};
@@ -213,8 +213,7 @@ impl<M: Machine> Engine<M> {
             kind,
             rings,
             settings: self.layout.hash(&rings),
-            started,
-            deadline: started + self.layout.settings().deadline(),
+            times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
         Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena }
@@ -278,18 +277,10 @@ async fn run<M: Machine, T>(
 /// Ends a failed operation: its roles have stopped already.
 async fn fail<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault: Fault) -> Failure {
     operation.machine.reset().await;
-    let me = operation.me;
-    let (culprit, reporter) = match fault {
-        Fault::Aborted { reporter, culprit } => (culprit, reporter),
-        Fault::Timeout { phase, peer, .. } => {
-            vigil.forget_healed(operation);
-            (operation.board.culprit(me, Wait { op: operation.op, phase, peer }), me)
-        }
-        _ => (fault.peer().unwrap_or(me), me),
-    };
+    let (culprit, reporter) = verdict(operation, vigil, &fault).await;
     let failure = Failure { op: operation.op, culprit, reporter, fault };
     tracing::error!(%failure, "operation failed");
-    vigil.verdict(operation, Wait { op: operation.op, phase: Phase::Alarm, peer: culprit }).await;
+    vigil.spread(operation, culprit).await;
     failure
 }
 
@@ -336,6 +327,10 @@ impl<M: Machine> Endpoint for Engine<M> {
 
     fn settings(&self) -> &Settings {
         self.settings()
+    }
+
+    fn now(&self) -> Nanos {
+        self.machine.now()
     }
 
     fn mask(&self) -> &RankSet {

@@ -1,6 +1,6 @@
 //! What the roles of a rank wait for, and what the peers say that they wait for: the ground for a verdict.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use crate::error::Phase;
 use crate::port::Nanos;
@@ -19,6 +19,8 @@ pub(crate) struct Wait {
 pub(crate) struct Board {
     /// One seat for each open port: what it waits for now.
     seats: RefCell<Vec<Option<Wait>>>,
+    /// What this rank last told the others that it waits for.
+    reported: Cell<Option<Wait>>,
     /// `[ranks]`: what each peer last said it waits for.
     suspicions: RefCell<Vec<Option<Wait>>>,
     /// `[ranks]`: time waited for each peer.
@@ -29,6 +31,7 @@ impl Board {
     pub(crate) fn new(ranks: usize) -> Self {
         Self {
             seats: RefCell::default(),
+            reported: Cell::default(),
             suspicions: RefCell::new(vec![None; ranks]),
             waited: RefCell::new(vec![Nanos(0); ranks]),
         }
@@ -59,6 +62,20 @@ impl Board {
         self.seats.borrow().iter().flatten().min().copied()
     }
 
+    /// What this rank waits for, if the others have not been told yet; now they are.
+    pub(crate) fn report(&self) -> Option<Wait> {
+        let news = self.foremost().filter(|wait| self.reported.get() != Some(*wait));
+        if news.is_some() {
+            self.reported.set(news);
+        }
+        news
+    }
+
+    /// Whether anybody, this rank too, has said what it waits for.
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.reported.get().is_some() || self.suspicions.borrow().iter().any(Option::is_some)
+    }
+
     pub(crate) fn suspect(&self, reporter: Rank, wait: Wait) {
         self.suspicions.borrow_mut()[reporter.index()] = Some(wait);
     }
@@ -72,15 +89,12 @@ impl Board {
         (0u32..).map(Rank).zip(all.iter()).filter_map(|(rank, wait)| wait.map(|wait| (rank, wait))).collect()
     }
 
-    pub(crate) fn is_suspicious(&self) -> bool {
-        self.suspicions.borrow().iter().any(Option::is_some)
-    }
-
     pub(crate) fn waited(&self) -> Vec<Nanos> {
         self.waited.borrow().clone()
     }
 
-    /// Whom to blame for a timeout of rank `me`, given everything on the board.
+    /// Whom to blame for a timeout of rank `me`, given everything that was said: by this rank too, whatever it waits for
+    /// by now, so that all judge by the same.
     ///
     /// A rank that waits itself is explained by what it waits for; so the waits for ranks that wait for nobody come
     /// first, and of several, or of a cycle (a lane that lost what it carried), the one nearest to the cause. All ranks
@@ -88,7 +102,7 @@ impl Board {
     pub(crate) fn culprit(&self, me: Rank, timeout: Wait) -> Rank {
         let mut waits = self.suspicions();
         waits.retain(|&(reporter, _)| reporter != me);
-        waits.push((me, self.foremost().map_or(timeout, |wait| wait.min(timeout))));
+        waits.push((me, self.reported.get().unwrap_or(timeout)));
         let explained = |peer: Rank| waits.iter().any(|&(reporter, _)| reporter == peer);
         let roots = waits.iter().filter(|(_, wait)| !explained(wait.peer)).map(|&(_, wait)| wait).min();
         roots.or_else(|| waits.iter().map(|&(_, wait)| wait).min()).map_or(timeout.peer, |wait| wait.peer)

@@ -20,12 +20,12 @@ mod reducer;
 mod returner;
 mod watch;
 
-pub(crate) use board::{Board, Wait};
+pub(crate) use board::Board;
 pub(crate) use control::Control;
 pub(crate) use dispatch::{collect, receive, send};
 pub(crate) use intake::{HeaderBytes, Intake, Outgoing, Taken};
-pub(crate) use operation::{Attended, Operation, RoleFuture, join};
+pub(crate) use operation::{Attended, Operation, RoleFuture, Times, join};
 pub(crate) use placer::deliver;
 pub(crate) use reducer::{Reduction, Sums, reduce};
 pub(crate) use returner::{Returns, give_back};
-pub(crate) use watch::{Vigil, watch};
+pub(crate) use watch::{Vigil, verdict, watch};

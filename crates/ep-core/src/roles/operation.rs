@@ -31,9 +31,36 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) rings: Rings,
     /// Hash of shape, topology and the call's settings.
     pub(crate) settings: u64,
-    pub(crate) started: Nanos,
-    pub(crate) deadline: Nanos,
+    pub(crate) times: Times,
     pub(crate) board: Rc<Board>,
+}
+
+/// How the time allowed to an operation is used.
+///
+/// ```text
+/// started ............ suspicions (3/4) .... deadline (7/8): waits end .. verdicts .. ends (1)
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Times {
+    /// When a rank that still waits tells the others what for.
+    pub(crate) suspicions: Nanos,
+    /// Pause between looks at what has changed since.
+    pub(crate) step: Nanos,
+    /// When waits end.
+    pub(crate) deadline: Nanos,
+    /// When the operation has ended everywhere that began it at the same time.
+    pub(crate) ends: Nanos,
+}
+
+impl Times {
+    pub(crate) fn new(started: Nanos, allowed: Nanos) -> Self {
+        let part = |sixteenths: u64| {
+            let share = allowed.0 / 16 * sixteenths + allowed.0 % 16 * sixteenths / 16;
+            Nanos(started.0.saturating_add(share))
+        };
+        let step = if allowed.0 < 32 { 1 } else { allowed.0 / 32 };
+        Self { suspicions: part(12), step: Nanos(step), deadline: part(14), ends: part(16) }
+    }
 }
 
 /// A role at work.
@@ -42,7 +69,7 @@ pub(crate) type RoleFuture<'a> = Pin<Box<dyn Future<Output = Result<(), Fault>> 
 impl<'a, M: Machine> Operation<'a, M> {
     /// Opens the port of a role.
     pub(crate) fn port(&self, role: Role) -> Attended<M::Port> {
-        self.port_until(role, self.deadline)
+        self.port_until(role, self.times.deadline)
     }
 
     /// Opens the port of a role whose waits end at `deadline`.

@@ -2,13 +2,17 @@
 //!
 //! First it tells every peer which operation has begun here, and of what kind: ranks that do different things find out.
 //!
-//! At three quarters of the deadline a rank that waits publishes a *suspicion*: what for, from whom. Whoever hears one
-//! and waits itself answers with its own at once. So when deadlines pass, every rank knows who waits for whom, and all
-//! name the rank that waits for nobody (`Board::culprit`). A *verdict* ends the operation of everybody who hears it.
+//! At three quarters of the time allowed, a rank that waits publishes a *suspicion*: what for, from whom. Whoever hears
+//! one and waits itself answers with its own. At seven eighths all waits end. In the last eighth the ranks speak in turn:
+//! each, when nobody has spoken before, names the rank that waits for nobody ([`Board::culprit`]) and spreads that
+//! *verdict*; whoever hears a verdict takes it over and spreads it too. So ranks that see different halves of a broken
+//! lane still name the same culprit.
+//!
+//! [`Board::culprit`]: super::Board::culprit
 
 use super::board::Wait;
 use super::{Attended, Operation};
-use crate::error::Fault;
+use crate::error::{Fault, Phase};
 use crate::layout::Alarm;
 use crate::machine::Machine;
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Port, Role};
@@ -28,42 +32,55 @@ impl Vigil {
         Self { serial: 0, heard: vec![0; ranks] }
     }
 
+    /// Publishes an alarm to every peer. One that cannot be told does not keep the others from hearing it.
     async fn raise<M: Machine>(
         &mut self,
         operation: &Operation<'_, M>,
         port: &mut Attended<M::Port>,
         verdict: bool,
         wait: Wait,
-    ) -> Result<(), Fault> {
+    ) {
         // The last serial is kept for a verdict.
         if self.serial >= Alarm::MAX_SERIAL - u16::from(!verdict) {
-            return Ok(());
+            return;
         }
         self.serial += 1;
-        let alarm =
-            Alarm { serial: self.serial, verdict, op: Alarm::op_bits(wait.op), phase: wait.phase, peer: wait.peer };
+        let (op, phase, peer) = (Alarm::op_bits(wait.op), wait.phase, wait.peer);
+        let alarm = Alarm { serial: self.serial, verdict, op, phase, peer };
         let cell = Cell::new(operation.me, LaneKind::Watch, Counter::Alarm);
         for &peer in operation.peers {
-            // A peer that cannot be told does not keep the others from hearing it.
             let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell, alarm.encode()).await;
         }
-        Ok(())
     }
 
     /// Tells everybody whom this rank blames for the end of `operation`.
-    pub(crate) async fn verdict<M: Machine>(&mut self, operation: &Operation<'_, M>, wait: Wait) {
-        let mut port = operation.port(Role::new(Duty::Watch));
-        let _ = self.raise(operation, &mut port, true, wait).await;
+    pub(crate) async fn spread<M: Machine>(&mut self, operation: &Operation<'_, M>, culprit: Rank) {
+        let mut port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
+        let wait = Wait { op: operation.op, phase: Phase::Alarm, peer: culprit };
+        self.raise(operation, &mut port, true, wait).await;
     }
 
-    /// Drops suspicions of ranks that have finished the operation they waited in.
-    pub(crate) fn forget_healed<M: Machine>(&self, operation: &Operation<'_, M>) {
-        let port = operation.port(Role::new(Duty::Watch));
-        for (reporter, wait) in operation.board.suspicions() {
-            if port.peek(Cell::new(reporter, LaneKind::Control, Counter::Done)) >= wait.op {
-                operation.board.forget(reporter);
-            }
+    /// Takes in the alarm that `need` waited for: notes a suspicion, returns a verdict.
+    fn hear<M: Machine>(&mut self, operation: &Operation<'_, M>, need: &mut Need, value: u64) -> Option<Fault> {
+        let reporter = need.cell.writer;
+        self.heard[reporter.index()] = value;
+        need.at_least = value + 1;
+        let alarm = Alarm::decode(value)?;
+        if alarm.verdict {
+            return Some(Fault::Aborted { reporter, culprit: alarm.peer });
         }
+        let op = full_op(alarm.op, operation.op);
+        operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer });
+        None
+    }
+
+    /// The alarms of peers that have not been heard.
+    fn unheard<M: Machine>(&self, operation: &Operation<'_, M>) -> Vec<Need> {
+        let need = |&peer: &Rank| Need {
+            cell: Cell::new(peer, LaneKind::Watch, Counter::Alarm),
+            at_least: self.heard[peer.index()] + 1,
+        };
+        operation.peers.iter().map(need).collect()
     }
 }
 
@@ -77,15 +94,14 @@ fn full_op(bits: u16, near: u64) -> u64 {
 /// Watches until a peer's verdict or a machine's knowledge ends the operation, and returns that fault. Runs beside the
 /// work and is dropped with it; at the deadline it leaves the word to the roles that wait.
 pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Fault {
-    let allowed = operation.deadline - operation.started;
-    let step = Nanos((allowed.0 / 16).max(1));
-    let mut look = operation.started + Nanos(allowed.0 / 4 * 3);
-    let mut reported = None;
+    let times = operation.times;
+    let mut look = times.suspicions;
     let mut port = operation.port_until(Role::new(Duty::Watch), look);
     if let Err(fault) = open(operation, &mut port).await {
         return fault;
     }
-    let mut needs = needs(operation, vigil);
+    let mut needs = vigil.unheard(operation);
+    needs.extend(openings(operation));
     loop {
         match port.wait_any(&needs).await {
             Ok(at) if needs[at].cell.counter == Counter::Opening => {
@@ -96,33 +112,66 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 continue;
             }
             Ok(at) => {
-                let (peer, value) = (needs[at].cell.writer, port.peek(needs[at].cell));
-                vigil.heard[peer.index()] = value;
-                needs[at].at_least = value + 1;
-                let Some(alarm) = Alarm::decode(value) else { continue };
-                if alarm.verdict {
-                    return Fault::Aborted { reporter: peer, culprit: alarm.peer };
+                let value = port.peek(needs[at].cell);
+                if let Some(verdict) = vigil.hear(operation, &mut needs[at], value) {
+                    return verdict;
                 }
-                let op = full_op(alarm.op, operation.op);
-                operation.board.suspect(peer, Wait { op, phase: alarm.phase, peer: alarm.peer });
                 look = port.now();
             }
-            Err(Fault::Timeout { .. }) if port.now() < operation.deadline => {}
+            Err(Fault::Timeout { .. }) if port.now() < times.deadline => {}
             Err(Fault::Timeout { .. }) => std::future::pending().await,
             Err(fault) => return fault,
         }
         // Time to say what this rank waits for: it waits long, or somebody asked.
         let now = port.now();
         if now >= look {
-            if let Some(wait) = operation.board.foremost().filter(|wait| reported != Some(*wait)) {
-                reported = Some(wait);
-                let _ = vigil.raise(operation, &mut port, false, wait).await;
+            if let Some(wait) = operation.board.report() {
+                vigil.raise(operation, &mut port, false, wait).await;
             }
-            look = if operation.board.is_suspicious() || reported.is_some() { now + step } else { operation.deadline };
+            look = if operation.board.is_troubled() { now + times.step } else { times.deadline };
         }
         drop(port);
-        port = operation.port_until(Role::new(Duty::Watch), look.min(operation.deadline));
+        port = operation.port_until(Role::new(Duty::Watch), look.min(times.deadline));
     }
+}
+
+/// Who is to blame for `fault`, and whose verdict that is.
+pub(crate) async fn verdict<M: Machine>(
+    operation: &Operation<'_, M>,
+    vigil: &mut Vigil,
+    fault: &Fault,
+) -> (Rank, Rank) {
+    let me = operation.me;
+    match *fault {
+        Fault::Aborted { reporter, culprit } => (culprit, reporter),
+        Fault::Timeout { phase, peer, .. } => match await_turn(operation, vigil).await {
+            Some((culprit, reporter)) => (culprit, reporter),
+            None => (operation.board.culprit(me, Wait { op: operation.op, phase, peer }), me),
+        },
+        _ => (fault.peer().unwrap_or(me), me),
+    }
+}
+
+/// Listens until it is this rank's turn to speak: lower ranks first. Returns an earlier speaker's verdict, if any.
+async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Option<(Rank, Rank)> {
+    let times = operation.times;
+    let ranks = u64::from(operation.layout.topology().ranks());
+    let turn = times.deadline + Nanos((times.ends - times.deadline).0 / ranks * u64::from(operation.me.0));
+    let mut needs = vigil.unheard(operation);
+    let mut port = operation.port_until(Role::new(Duty::Watch), turn);
+    while let Ok(at) = port.wait_any(&needs).await {
+        let value = port.peek(needs[at].cell);
+        if let Some(Fault::Aborted { reporter, culprit }) = vigil.hear(operation, &mut needs[at], value) {
+            return Some((culprit, reporter));
+        }
+    }
+    // A rank that has finished the operation it waited in waits no more.
+    for (reporter, wait) in operation.board.suspicions() {
+        if port.peek(Cell::new(reporter, LaneKind::Control, Counter::Done)) >= wait.op {
+            operation.board.forget(reporter);
+        }
+    }
+    None
 }
 
 /// Tells every peer what has begun here.
@@ -135,12 +184,11 @@ async fn open<M: Machine>(operation: &Operation<'_, M>, port: &mut Attended<M::P
     Ok(())
 }
 
-/// What the watch waits for: any alarm that it has not heard, and the opening of this operation by each peer.
-fn needs<M: Machine>(operation: &Operation<'_, M>, vigil: &Vigil) -> Vec<Need> {
-    let need = |peer: Rank, counter, at_least| Need { cell: Cell::new(peer, LaneKind::Watch, counter), at_least };
-    let alarms = operation.peers.iter().map(|&peer| need(peer, Counter::Alarm, vigil.heard[peer.index()] + 1));
-    let first = operation.op << 3;
-    alarms.chain(operation.peers.iter().map(|&peer| need(peer, Counter::Opening, first))).collect()
+/// The opening of this operation by each peer.
+fn openings<M: Machine>(operation: &Operation<'_, M>) -> impl Iterator<Item = Need> {
+    let at_least = operation.op << 3;
+    let need = move |&peer: &Rank| Need { cell: Cell::new(peer, LaneKind::Watch, Counter::Opening), at_least };
+    operation.peers.iter().map(need)
 }
 
 /// Refuses a peer that has begun this operation as another kind.

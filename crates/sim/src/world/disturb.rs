@@ -5,8 +5,8 @@ use ep_core::{Nanos, Rank};
 
 use super::World;
 use super::verbs::Passage;
-use crate::fault::Fault;
 use crate::lane::NEVER;
+use ep_core::incident::Incident;
 
 /// A fault of lanes, and the effects it has seen.
 #[derive(Clone, Copy, Debug)]
@@ -21,20 +21,20 @@ pub(super) struct LaneFault {
 }
 
 impl World {
-    pub(super) fn inject(&mut self, fault: &Fault) {
-        match *fault {
-            Fault::Delay { from, to, kind, by, after } => {
+    pub(super) fn inject(&mut self, incident: &Incident) {
+        match *incident {
+            Incident::Delay { from, to, kind, by, after } => {
                 self.lane_faults.push(LaneFault { from, to, kind, after, seen: 0, by: Some(by) });
             }
-            Fault::LoseLane { from, to, kind, after } => {
+            Incident::LoseLane { from, to, kind, after } => {
                 self.lane_faults.push(LaneFault { from, to, kind, after, seen: 0, by: None });
             }
-            Fault::Crash { rank, after, noticed } => {
+            Incident::Crash { rank, after, noticed } => {
                 let state = &mut self.ranks[rank.index()];
                 state.crash_after = after;
                 state.noticed = noticed;
             }
-            Fault::Starve { rank } => self.ranks[rank.index()].starved = true,
+            Incident::Starve { rank } => self.ranks[rank.index()].starved = true,
         }
     }
 

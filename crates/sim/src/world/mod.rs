@@ -22,17 +22,17 @@ use self::meeting::Meeting;
 use self::ports::Slot;
 pub(crate) use self::schedule::{Step, Wakes};
 use crate::explore::Adversary;
-use crate::fault::Fault;
 use crate::lane::Lanes;
 use crate::memory::Memory;
 use crate::race::{Conflict, Tracker};
 use crate::violation::{Broken, Race, Violation};
+use ep_core::incident::Incident;
 
 /// What a run is told.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) seed: u64,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) incidents: Vec<Incident>,
     pub(crate) race_tracking: bool,
     pub(crate) record: bool,
     pub(crate) deadlines: bool,
@@ -125,7 +125,7 @@ impl World {
             verdict: None,
         };
         world.ranks = topology.all().map(|rank| world.fresh_rank(rank)).collect();
-        config.faults.iter().for_each(|fault| world.inject(fault));
+        config.incidents.iter().for_each(|fault| world.inject(fault));
         world
     }
 

@@ -15,11 +15,25 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+const JSON_KEYS: &str = "\
+Keys of --json, among others:
+  verified             whether everything equals the oracle, bit for bit (any NaN equals any NaN)
+  error                what went wrong, or null
+  rows_own|near|far    rows that dispatch and combine moved within a rank, within a node, between nodes; each counted
+                       once, at its sender
+  bytes_own|near|far   bytes of these rows as they travel: header, payload and padding, without counts and signals
+  dispatch_ns          host time from the first rank's start of dispatch to the last one's end
+  combine_ns           likewise; ranks do not wait for each other in between, so the two may overlap
+  events               verbs, deliveries and turns that the simulator let happen
+  verified_rows        rows compared, received and combined; likewise _values, _weights, _indices
+Measured keys are null when a rank failed.";
+
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// Dispatches a batch, lets the experts work, combines, and checks everything against the scalar oracle.
     ///
     /// Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input.
+    #[command(after_long_help = JSON_KEYS)]
     Run(RunArgs),
     /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
     Plan(PlanArgs),

@@ -29,9 +29,9 @@ use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Operations and roles are spans without events: what can be told of them is that they ended, and how long it took.
-    let log = tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).with_writer(io::stderr);
-    log.with_env_filter(EnvFilter::from_default_env()).init();
+    // RUST_LOG=info shows every operation of every rank, once it has ended.
+    let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env());
+    logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),

@@ -21,6 +21,12 @@ const MAX_BATCH_BYTES: u64 = 16 << 30;
 
 pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
     let progress = progress_bar();
+    let outcome = run_shown(args, &progress);
+    progress.finish_and_clear();
+    outcome
+}
+
+fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> {
     progress.set_message("batches");
     let task = Task::of(args).map_err(Failure::bad_input)?;
     if let Some(dir) = &args.dump {
@@ -45,9 +51,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
         traces::write(file, path, &ran.records)?;
     }
     progress.set_message("verifying");
-    let outcome = task.judge(args, ran);
-    progress.finish_and_clear();
-    outcome
+    task.judge(args, ran)
 }
 
 /// Everything that is known before the run.
@@ -188,7 +192,7 @@ fn most(loads: &[u64]) -> (usize, u64) {
 /// A bar on stderr where that is a terminal.
 fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
-    let bar = ProgressBar::new(0);
+    let bar = ProgressBar::new(1);
     if let Ok(style) = style {
         bar.set_style(style);
     }

@@ -1,0 +1,100 @@
+//! Planted protocol faults: the checks must catch each of them.
+
+use ep_core::plant::Plant;
+use ep_core::ring::Geometry;
+use ep_core::{Placement, Rings};
+
+use super::fixture::{Layer, TURN, Verdict, ensure, layer, scenario, text};
+use super::memory::{hold_leases, overwrite_output};
+use crate::backend::{Backend, Requirement};
+use crate::harness::Case;
+use crate::scenario::Scenario;
+
+/// Seeds that a planted fault may hide from before it counts as missed.
+const SEEDS: u64 = 40;
+
+pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, body| Case { name, needs: &[Requirement::Plants], body };
+    vec![
+        case("planted_tail_before_data_is_caught", tail_before_data::<B> as fn(&B) -> _),
+        case("planted_credit_one_row_early_is_caught", credit_early::<B>),
+        case("planted_position_off_by_one_is_caught", position::<B>),
+        case("planted_skipped_flush_is_caught", skipped_flush::<B>),
+        case("planted_reuse_without_done_is_caught", without_done::<B>),
+        case("planted_impolite_waiting_is_caught", impolite::<B>),
+        case("planted_lowered_cell_is_caught", lowered_cell::<B>),
+        case("planted_lease_freed_early_is_caught", lease_freed_early::<B>),
+    ]
+}
+
+/// Runs `scenario` with the fault under many seeds. Some must fail, and each failure must be one of `signs`; without
+/// the fault none may fail.
+fn caught<B: Backend>(backend: &B, plant: Plant, scenario: &Scenario, signs: &[&str]) -> Verdict {
+    let mut failures = 0;
+    for seed in 0..SEEDS {
+        let scenario = Scenario { seed, ..scenario.clone() };
+        let mut setup = scenario.setup().map_err(text)?;
+        scenario.check_in(backend, &setup).map_err(|error| format!("seed {seed} fails without the fault: {error}"))?;
+        setup.settings = setup.settings.with_plant(plant);
+        if let Err(error) = scenario.check_in(backend, &setup) {
+            failures += 1;
+            let known = signs.iter().any(|sign| error.contains(sign));
+            ensure(known, || format!("seed {seed}: caught by `{error}`, expected one of {signs:?}"))?;
+        }
+    }
+    ensure(failures > 0, || format!("{plant:?} went unnoticed under {SEEDS} seeds"))
+}
+
+/// Small rings, several rounds.
+fn busy() -> Scenario {
+    Scenario { rounds: vec![TURN; 2], ..scenario(3, 14) }
+}
+
+fn tail_before_data<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::TailBeforeData, &busy(), &["race", "gave up on", "of the operation is", "of a row is"])
+}
+
+fn credit_early<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings { channels: 1, geometry: Geometry { slots: 2, chunk: 1, credit: 1 } };
+    caught(backend, Plant::CreditOneRowEarly, &Scenario { rings, ..busy() }, &["race"])
+}
+
+fn position<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::PositionOffByOne, &busy(), &["position of a row", "gave up on"])
+}
+
+fn skipped_flush<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::SkippedFlush, &busy(), &["race"])
+}
+
+fn without_done<B: Backend>(backend: &B) -> Verdict {
+    seen_wrong(Plant::BankReusedWithoutDone, |layer| overwrite_output(backend, layer), &["race", "got back"])
+}
+
+fn impolite<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings { channels: 1, geometry: Geometry { slots: 3, chunk: 2, credit: 3 } };
+    caught(backend, Plant::ImpoliteWaiting, &Scenario { rings, ..busy() }, &["deadlock"])
+}
+
+fn lowered_cell<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::CellLowered, &busy(), &["F4"])
+}
+
+fn lease_freed_early<B: Backend>(backend: &B) -> Verdict {
+    seen_wrong(Plant::LeaseFreedEarly, |layer| hold_leases(backend, layer), &["the first lease"])
+}
+
+/// As [`caught`], for a case of its own over [`layer`].
+fn seen_wrong(plant: Plant, case: impl Fn(Layer) -> Verdict, signs: &[&str]) -> Verdict {
+    let mut failures = 0;
+    for seed in 0..SEEDS {
+        let mut layer = layer(3, 12, seed, Placement::Direct).map_err(text)?;
+        layer.setup.settings = layer.setup.settings.with_plant(plant);
+        if let Err(error) = case(layer) {
+            failures += 1;
+            let known = signs.iter().any(|sign| error.contains(sign));
+            ensure(known, || format!("seed {seed}: caught by `{error}`, expected one of {signs:?}"))?;
+        }
+    }
+    ensure(failures > 0, || format!("{plant:?} went unnoticed under {SEEDS} seeds"))
+}
