@@ -17,7 +17,7 @@ pub(crate) struct Inner {
     pub(crate) generation: u16,
     pub(crate) rings: Rings,
     /// What this rank sends.
-    pub(crate) plan: Plan,
+    pub(crate) plan: Arc<Plan>,
     /// What all ranks send each other.
     pub(crate) exchange: Exchange,
     /// `[rows]`: token of each received row at its source.

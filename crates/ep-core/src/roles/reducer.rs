@@ -6,7 +6,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 use super::dispatch::check_row;
 use super::inlet::Inlet;
@@ -51,20 +50,12 @@ impl<'a, W: Window> Reduction<'a, W> {
 struct Accumulator {
     sum: Vec<f32>,
     weights: Vec<f32>,
-    elements: Vec<bf16>,
-    values: Vec<f32>,
     row: Vec<u8>,
 }
 
 impl Accumulator {
     fn new(hidden: usize, topk: usize) -> Self {
-        Self {
-            sum: vec![0.0; hidden],
-            weights: vec![0.0; topk],
-            elements: vec![bf16::ZERO; hidden],
-            values: vec![0.0; hidden],
-            row: vec![0; hidden * 2],
-        }
+        Self { sum: vec![0.0; hidden], weights: vec![0.0; topk], row: vec![0; hidden * 2] }
     }
 
     fn clear(&mut self) {
@@ -74,21 +65,14 @@ impl Accumulator {
 
     /// Starts the sum from the bf16 row that lies in `self.row`. Not the same as adding it to 0: -0 stays -0.
     fn start(&mut self) {
-        self.widen();
-        self.sum.copy_from_slice(&self.values);
-    }
-
-    fn widen(&mut self) {
-        for (element, bytes) in self.elements.iter_mut().zip(self.row.chunks_exact(2)) {
-            *element = bf16::from_le_bytes([bytes[0], bytes[1]]);
+        for (sum, value) in self.sum.iter_mut().zip(values(&self.row)) {
+            *sum = value;
         }
-        self.elements.convert_to_f32_slice(&mut self.values);
     }
 
     /// Adds the bf16 row that lies in `self.row`.
     fn add(&mut self) {
-        self.widen();
-        for (sum, value) in self.sum.iter_mut().zip(&self.values) {
+        for (sum, value) in self.sum.iter_mut().zip(values(&self.row)) {
             *sum += value;
         }
     }
@@ -105,6 +89,12 @@ impl Accumulator {
             bytes.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
         }
     }
+}
+
+/// The elements of a bf16 row.
+fn values(row: &[u8]) -> impl Iterator<Item = f32> {
+    let (elements, _) = row.as_chunks();
+    elements.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32())
 }
 
 /// How the rows of one rank come back to a reducer.
