@@ -2,7 +2,7 @@
 //!
 //! A backend implements [`Backend`] and instantiates the suite in one line, as a test target with `harness = false`:
 //!
-//! ```ignore
+//! ```text
 //! ep_conformance::suite!(MyBackend::new());
 //! ```
 //!

@@ -88,14 +88,19 @@ static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 36, "layout");
 struct EpNote {
     EpOpHeader opening;
     ep_u64 base;
-    ep_u32 first_row;
-    ep_u32 reserved[3];
 };
-static_assert(sizeof(EpNote) == 56, "layout");
+static_assert(sizeof(EpNote) == 40, "layout");
 static_assert(__builtin_offsetof(EpNote, opening) == 0, "layout");
 static_assert(__builtin_offsetof(EpNote, base) == 32, "layout");
-static_assert(__builtin_offsetof(EpNote, first_row) == 40, "layout");
-static_assert(__builtin_offsetof(EpNote, reserved) == 44, "layout");
+
+/* Follows the header slot of a ring between nodes, once for each rank of the receiving node. */
+struct EpShare {
+    ep_u32 first;
+    ep_u32 rows;
+};
+static_assert(sizeof(EpShare) == 8, "layout");
+static_assert(__builtin_offsetof(EpShare, first) == 0, "layout");
+static_assert(__builtin_offsetof(EpShare, rows) == 4, "layout");
 
 /* Opens a row; EpChoice[topk] follow. */
 struct EpRowHeader {
@@ -123,11 +128,12 @@ static_assert(__builtin_offsetof(EpChoice, weight) == 4, "layout");
 struct EpWindow {
     ep_u64 cells;
     ep_u64 counts;
-    ep_u64 counts_outbox;
     ep_u64 notes;
     ep_u64 notes_outbox;
-    ep_u64 rings;
-    ep_u64 staging;
+    ep_u64 near_rings;
+    ep_u64 far_rings;
+    ep_u64 near_staging;
+    ep_u64 far_staging;
     ep_u64 pulls;
     ep_u64 arena;
     ep_u64 arena_bytes;
@@ -139,8 +145,13 @@ struct EpWindow {
     ep_u64 payload_stride;
     ep_u64 wire_bytes;
     ep_u64 slot_bytes;
-    ep_u64 ring_part_slots;
-    ep_u64 staging_part_slots;
+    ep_u64 far_wire_bytes;
+    ep_u64 far_slot_bytes;
+    ep_u64 near_part_slots;
+    ep_u64 far_part_slots;
+    ep_u64 near_staging_part_slots;
+    ep_u64 far_staging_part_slots;
+    ep_u32 nodes;
     ep_u32 ranks;
     ep_u32 ranks_per_node;
     ep_u32 experts;
@@ -149,36 +160,44 @@ struct EpWindow {
     ep_u32 hidden;
     ep_u32 channels;
     ep_u32 pull_depth;
+    ep_u32 tracks;
 };
-static_assert(sizeof(EpWindow) == 192, "layout");
+static_assert(sizeof(EpWindow) == 240, "layout");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
-static_assert(__builtin_offsetof(EpWindow, counts_outbox) == 16, "layout");
-static_assert(__builtin_offsetof(EpWindow, notes) == 24, "layout");
-static_assert(__builtin_offsetof(EpWindow, notes_outbox) == 32, "layout");
-static_assert(__builtin_offsetof(EpWindow, rings) == 40, "layout");
-static_assert(__builtin_offsetof(EpWindow, staging) == 48, "layout");
-static_assert(__builtin_offsetof(EpWindow, pulls) == 56, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena) == 64, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 72, "layout");
-static_assert(__builtin_offsetof(EpWindow, window_bytes) == 80, "layout");
-static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 88, "layout");
-static_assert(__builtin_offsetof(EpWindow, note_bytes) == 96, "layout");
-static_assert(__builtin_offsetof(EpWindow, header_bytes) == 104, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 112, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_stride) == 120, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 128, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 136, "layout");
-static_assert(__builtin_offsetof(EpWindow, ring_part_slots) == 144, "layout");
-static_assert(__builtin_offsetof(EpWindow, staging_part_slots) == 152, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 160, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 164, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 172, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 180, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 188, "layout");
+static_assert(__builtin_offsetof(EpWindow, notes) == 16, "layout");
+static_assert(__builtin_offsetof(EpWindow, notes_outbox) == 24, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_rings) == 32, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_rings) == 40, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_staging) == 48, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_staging) == 56, "layout");
+static_assert(__builtin_offsetof(EpWindow, pulls) == 64, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena) == 72, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 80, "layout");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 88, "layout");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 96, "layout");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 104, "layout");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 112, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 120, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 128, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 136, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 144, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 152, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 160, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 168, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 200, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 204, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 208, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 212, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 216, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 220, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 224, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 228, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 232, "layout");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 236, "layout");
 
 /* The rings of a call; all but channels in rows. */
 struct EpRings {
@@ -186,12 +205,20 @@ struct EpRings {
     ep_u32 slots;
     ep_u32 chunk;
     ep_u32 credit;
+    ep_u32 far_slots;
+    ep_u32 far_chunk;
+    ep_u32 far_credit;
+    ep_u32 reserved;
 };
-static_assert(sizeof(EpRings) == 16, "layout");
+static_assert(sizeof(EpRings) == 32, "layout");
 static_assert(__builtin_offsetof(EpRings, channels) == 0, "layout");
 static_assert(__builtin_offsetof(EpRings, slots) == 4, "layout");
 static_assert(__builtin_offsetof(EpRings, chunk) == 8, "layout");
 static_assert(__builtin_offsetof(EpRings, credit) == 12, "layout");
+static_assert(__builtin_offsetof(EpRings, far_slots) == 16, "layout");
+static_assert(__builtin_offsetof(EpRings, far_chunk) == 20, "layout");
+static_assert(__builtin_offsetof(EpRings, far_credit) == 24, "layout");
+static_assert(__builtin_offsetof(EpRings, reserved) == 28, "layout");
 
 /* --- Cells: a count of EP_VALUE_BITS bits below 16 bits of generation. --- */
 
@@ -208,26 +235,38 @@ EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
     return ep_generation_of(bits) == generation ? bits & (((ep_u64)1 << EP_VALUE_BITS) - 1) : 0;
 }
 
-/* Index of a channel's data lane. */
-EP_HD static inline ep_u32 ep_lane_data(ep_u32 channel) { return 2 + 2 * channel; }
+/* Index of a track's data lane. */
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 2 + 2 * track; }
 
-/* Index of a channel's credit lane. */
-EP_HD static inline ep_u32 ep_lane_credit(ep_u32 channel) { return 3 + 2 * channel; }
+/* Index of a track's credit lane. */
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 3 + 2 * track; }
 
-/* Lanes from one rank to one peer with so many channels. */
-EP_HD static inline ep_u32 ep_lane_count(ep_u32 channels) { return 2 + 2 * channels; }
+/* Lanes from one rank to one peer with so many tracks. */
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 2 + 2 * tracks; }
+
+/* The track within a node that carries rows of node on channel. */
+EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 channel) {
+    return node * w.channels + channel;
+}
+
+/* The track along the rail that channel travels on. */
+EP_HD static inline ep_u32 ep_far_track(const EpWindow& w, ep_u32 channel) { return w.nodes * w.channels + channel; }
+
+/* Whether track runs between nodes. */
+EP_HD static inline int ep_is_far(const EpWindow& w, ep_u32 track) { return track >= w.nodes * w.channels; }
 
 /* A cell of the own window, written by lane (an index) of writer, in the bank of generation. */
 EP_HD static inline ep_u64 ep_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
-    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.channels) + lane;
+    const ep_u64 line = ((ep_u64)(generation % 2) * w.ranks + writer) * ep_lane_count(w.tracks) + lane;
     return w.cells + line * EP_LINE_BYTES + counter * EP_CELL_BYTES;
 }
 
 /* --- Messages. --- */
 
-/* The counts message of writer for operation op, in the reader's window. */
-EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) {
-    return w.counts + (op % 2 * w.ranks + writer) * w.counts_bytes;
+/* The counts message of source for operation op, in every window: rail by rail, nodes ascending. */
+EP_HD static inline ep_u64 ep_counts(const EpWindow& w, ep_u64 op, ep_u32 source) {
+    const ep_u64 rail = op % 2 * w.ranks_per_node + source % w.ranks_per_node;
+    return w.counts + (rail * w.nodes + source / w.ranks_per_node) * w.counts_bytes;
 }
 
 /* The note of writer for operation op, in the reader's window. */
@@ -240,33 +279,53 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+/* --- Slots: w.wire_bytes each, w.slot_bytes apart; between nodes w.far_wire_bytes and w.far_slot_bytes. --- */
 
-/* A slot of the ring channel from writer, in the reader's window. */
-EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
-                                        ep_u32 slot) {
-    const ep_u64 at = (ep_u64)writer * w.ring_part_slots + (ep_u64)channel * r.slots + slot;
-    return w.rings + at * w.slot_bytes;
+/* Index of the ring on track within its writer's part, cut as r. */
+EP_HD static inline ep_u32 ep_ring_of(const EpWindow& w, const EpRings& r, ep_u32 track) {
+    const ep_u32 channel = track % w.channels;
+    return ep_is_far(w, track) ? channel : track / w.channels * r.channels + channel;
 }
 
-/* Staging slots of each ring: two chunks, at most the ring, within the part. */
-EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r) {
-    const ep_u64 two = 2 * (ep_u64)r.chunk;
-    const ep_u64 wanted = two < r.slots ? two : r.slots;
-    const ep_u64 fitting = w.staging_part_slots / r.channels;
+/* A slot of the ring on track from writer, in the reader's window. */
+EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 track,
+                                        ep_u32 slot) {
+    const ep_u64 ring = ep_ring_of(w, r, track);
+    if (ep_is_far(w, track)) {
+        const ep_u64 at = (ep_u64)(writer / w.ranks_per_node) * w.far_part_slots + ring * r.far_slots + slot;
+        return w.far_rings + at * w.far_slot_bytes;
+    }
+    const ep_u64 at = (ep_u64)(writer % w.ranks_per_node) * w.near_part_slots + ring * r.slots + slot;
+    return w.near_rings + at * w.slot_bytes;
+}
+
+/* Staging slots of the ring on track: two chunks, at most the ring, within the part. */
+EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r, ep_u32 track) {
+    const int far = ep_is_far(w, track);
+    const ep_u64 two = 2 * (ep_u64)(far ? r.far_chunk : r.chunk);
+    const ep_u64 slots = far ? r.far_slots : r.slots;
+    const ep_u64 wanted = two < slots ? two : slots;
+    const ep_u64 fitting = far ? w.far_staging_part_slots / r.channels
+                               : w.near_staging_part_slots / ((ep_u64)r.channels * w.nodes);
     return (ep_u32)(wanted < fitting ? wanted : fitting);
 }
 
-/* A slot of the staging memory for the ring channel to peer. */
-EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel,
+/* A slot of the staging memory for the ring on track to peer. */
+EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 track,
                                            ep_u32 slot) {
-    const ep_u64 at = (ep_u64)peer * w.staging_part_slots + (ep_u64)channel * ep_staging_slots(w, r) + slot;
-    return w.staging + at * w.slot_bytes;
+    const ep_u64 in_part = (ep_u64)ep_ring_of(w, r, track) * ep_staging_slots(w, r, track) + slot;
+    if (ep_is_far(w, track)) {
+        const ep_u64 at = (ep_u64)(peer / w.ranks_per_node) * w.far_staging_part_slots + in_part;
+        return w.far_staging + at * w.far_slot_bytes;
+    }
+    const ep_u64 at = (ep_u64)(peer % w.ranks_per_node) * w.near_staging_part_slots + in_part;
+    return w.near_staging + at * w.slot_bytes;
 }
 
-/* Where the row that the reducer of channel pulls from writer lands; turn tells gets in flight apart. */
-EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 channel, ep_u32 writer, ep_u32 turn) {
-    const ep_u64 at = ((ep_u64)channel * w.ranks + writer) * w.pull_depth + turn % w.pull_depth;
+/* Where the row that the role of track pulls from writer lands; turn tells gets in flight apart. */
+EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 writer, ep_u32 turn) {
+    const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
+    const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
     return w.pulls + at * w.slot_bytes;
 }
 

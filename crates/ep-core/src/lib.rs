@@ -4,6 +4,58 @@
 //! *ranks*, grouped in *nodes*. *Dispatch* sends each token's row to the ranks that hold its experts; *combine* brings
 //! the experts' results back and sums them. This crate is that protocol, written once for every machine: it does no
 //! I/O, has no unsafe code, knows no backend and never reads a clock of its own.
+//!
+//! # The parts
+//!
+//! ```text
+//!   routing --plan--> who gets which row at which place            bytes of rows, windows, cells: layout
+//!      |                                                                        |
+//!   Endpoint: dispatch, combine  --engine-->  roles  --verbs-->  Port  <--  Machine, one a rank (a backend's)
+//!      |                                        |
+//!   reference: what must come out            ring: cursors of bounded buffers
+//! ```
+//!
+//! | module | answers | state, I/O |
+//! |---|---|---|
+//! | [`shape`], [`topology`], [`settings`] | how large, who is where, how much memory and time: validated once | values |
+//! | [`plan`] | which rows go where: counts, positions, prefix sums | pure |
+//! | [`layout`] | where everything lies in a window, and the C header that says so to kernels | pure |
+//! | [`ring`] | which slot is next, and what must be published when | cursors |
+//! | [`port`], [`machine`] | what a machine must do: verbs, and the rules F1 to F10 | the contract |
+//! | [`engine`] | [`Endpoint`]: dispatch, combine, recover, over any [`machine::Machine`] | one rank |
+//! | [`mod@reference`] | what must come out, bit for bit; shares no code with plan and layout | pure |
+//! | [`trace`], [`incident`], [`error`] | what happened, what goes wrong on purpose, why a call failed | values |
+//!
+//! # What holds
+//!
+//! - Received rows are ordered by (source rank, token), whatever the channels and the order of arrival.
+//! - Ring memory is bounded by the settings: a batch of any size goes through.
+//! - Every call ends: with its result, or by the deadline with an error that names the culprit.
+//! - Bad input is refused before anything moves, with the value and its limit. Nothing panics on input or on a peer.
+//! - Sums are canonical: the same bits on every machine.
+//!
+//! # Order of calls
+//!
+//! A [`Shape`], a [`Topology`] and [`Settings`] make a [`Layout`], the same on every rank. A backend allocates windows
+//! by it and offers a [`machine::Machine`] a rank; [`engine::Engine::new`] makes an [`Endpoint`] of that. All ranks then
+//! make the same calls in the same order. A failed call poisons the communicator until [`Endpoint::recover`].
+//!
+//! ```
+//! use ep_core::plan::{Plan, TopK};
+//! use ep_core::{Layout, Rank, RankSet, Settings, Shape, Topology};
+//!
+//! let topology = Topology::new(1, 4)?;
+//! let shape = Shape::builder().experts(8).topk(2).hidden(1024).max_tokens(128).build()?;
+//! let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology))?;
+//! assert_eq!(layout.rank_of_expert(5), Rank(2));
+//!
+//! // Token 0 chose experts 5 and 4, both of rank 2: one row. Token 1 chose 0 and 5.
+//! let routing = TopK { topk_idx: &[5, 4, 0, 5] };
+//! let plan = Plan::of_topk(&shape, topology.ranks(), &RankSet::new(), routing)?;
+//! assert_eq!(plan.rows(), [1, 0, 2, 0]);
+//! assert_eq!(plan.sent_to(Rank(2)), [0, 1], "token 1 is at position 1 of what goes to rank 2");
+//! # Ok::<(), ep_core::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod engine;

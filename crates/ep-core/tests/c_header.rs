@@ -10,7 +10,7 @@ use std::process::Command;
 use ep_core::layout::{Alarm, KernelRings, KernelWindow, c_header, generation_of, stamp, value_in};
 use ep_core::plan::channel_tokens;
 use ep_core::port::{Cell, Counter, LaneKind, Offset};
-use ep_core::{Layout, Phase, Rank, Rings};
+use ep_core::{Layout, Node, Phase, Rank, Rings};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -44,6 +44,8 @@ struct Case {
     lane: usize,
     counter: Counter,
     channel: u32,
+    node: u32,
+    track: u16,
     slot: u32,
     staging_slot: u32,
     turn: u32,
@@ -62,8 +64,11 @@ fn cases() -> impl Strategy<Value = Case> {
     let drawn = common::layouts().prop_flat_map(|layout| (common::call_rings(&layout), Just(layout)));
     (drawn, raw).prop_map(|((rings, layout), raw)| {
         let below = |at: usize, limit: u32| raw[at] % limit;
-        let own = layout.settings().rings();
         let rows = 1 + below(11, 5000);
+        let channel = below(5, rings.channels);
+        let node = below(8, layout.topology().nodes());
+        let far = layout.topology().nodes() > 1 && raw[7] & 1 == 1;
+        let track = if far { layout.far_track(channel) } else { layout.near_track(Node(node), channel) };
         let alarm = Alarm {
             serial: 1 + (raw[12] as u16) % Alarm::MAX_SERIAL,
             verdict: raw[13] & 1 == 1,
@@ -76,11 +81,13 @@ fn cases() -> impl Strategy<Value = Case> {
             generation: raw[0] as u16,
             op: u64::from(raw[1]),
             writer: below(2, layout.topology().ranks()),
-            lane: below(3, LaneKind::count(own.channels) as u32) as usize,
+            lane: below(3, LaneKind::count(layout.tracks()) as u32) as usize,
             counter: Counter::ALL[below(4, 9) as usize],
-            channel: below(5, rings.channels),
-            slot: below(6, rings.geometry.slots),
-            staging_slot: below(7, layout.staging_slots(&rings)),
+            channel,
+            node,
+            track,
+            slot: below(6, layout.geometry(&rings, track).slots),
+            staging_slot: below(7, layout.staging_slots(&rings, track)),
             turn: raw[8],
             base: u64::from(raw[9]) & !63,
             rows,
@@ -107,15 +114,17 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.cell(cell, case.generation).0,
         layout.counts(op, writer).offset.0,
         layout.counts(op, writer).len,
-        layout.counts_outbox().offset.0,
+        u64::from(layout.near_track(Node(case.node), case.channel)),
+        u64::from(layout.far_track(case.channel)),
+        u64::from(layout.is_far(case.track)),
         layout.note(op, writer).offset.0,
         layout.note(op, writer).len,
         layout.note_outbox(writer).offset.0,
-        layout.ring_slot(writer, rings, case.channel, case.slot).offset.0,
-        layout.ring_slot(writer, rings, case.channel, case.slot).len,
-        u64::from(layout.staging_slots(rings)),
-        layout.staging_slot(writer, rings, case.channel, case.staging_slot).offset.0,
-        layout.pull_slot(case.channel, writer, case.turn).offset.0,
+        layout.ring_slot(writer, rings, case.track, case.slot).offset.0,
+        layout.ring_slot(writer, rings, case.track, case.slot).len,
+        u64::from(layout.staging_slots(rings, case.track)),
+        layout.staging_slot(writer, rings, case.track, case.staging_slot).offset.0,
+        layout.pull_slot(layout.near_track(Node(case.node), case.channel), writer, case.turn).offset.0,
         layout.arena().offset.0,
         layout.arena().len,
         layout.window_bytes(),
@@ -147,13 +156,15 @@ fn program(cases: &[Case]) -> String {
         let list = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte},")).collect::<String>();
         let window = list(KernelWindow::from(&case.layout).as_bytes());
         let rings = list(KernelRings::from(&case.rings).as_bytes());
-        let Case { generation, op, writer, lane, channel, slot, staging_slot, turn, base, rows, row, .. } = case;
+        let Case {
+            generation, op, writer, lane, channel, node, track, slot, staging_slot, turn, base, rows, row, ..
+        } = case;
         let Case { expert, tokens, count, alarm, .. } = case;
         let counter = case.counter.slot();
         let Alarm { serial, verdict, phase, peer, .. } = *alarm;
         writeln!(
             text,
-            "{{{{{window}}},{{{rings}}},{generation}u,{op}ull,{writer}u,{lane}u,{counter}u,{channel}u,{slot}u,\
+            "{{{{{window}}},{{{rings}}},{generation}u,{op}ull,{writer}u,{lane}u,{counter}u,{channel}u,{node}u,{track}u,{slot}u,\
              {staging_slot}u,{turn}u,{base}ull,{rows}u,{row}u,{expert}u,{tokens}u,{count}ull,\
              {serial}u,{}u,{}u,{peer}u}},",
             u32::from(verdict),
@@ -168,7 +179,7 @@ const PROGRAM_HEAD: &str = r#"#include "ep_layout.h"
 extern "C" int printf(const char*, ...);
 struct Case {
     unsigned char window[sizeof(EpWindow)], rings[sizeof(EpRings)];
-    ep_u32 generation; ep_u64 op; ep_u32 writer, lane, counter, channel, slot, staging_slot, turn;
+    ep_u32 generation; ep_u64 op; ep_u32 writer, lane, counter, channel, node, track, slot, staging_slot, turn;
     ep_u64 base; ep_u32 rows, row, expert, tokens; ep_u64 count; ep_u32 serial, verdict, phase, peer;
 };
 static const Case cases[] = {
@@ -185,15 +196,17 @@ int main() {
         out(ep_cell(w, c.generation, c.writer, c.lane, c.counter));
         out(ep_counts(w, c.op, c.writer));
         out(w.counts_bytes);
-        out(w.counts_outbox);
+        out(ep_near_track(w, c.node, c.channel));
+        out(ep_far_track(w, c.channel));
+        out(ep_is_far(w, c.track));
         out(ep_note(w, c.op, c.writer));
         out(w.note_bytes);
         out(ep_note_outbox(w, c.writer));
-        out(ep_ring_slot(w, r, c.writer, c.channel, c.slot));
-        out(w.wire_bytes);
-        out(ep_staging_slots(w, r));
-        out(ep_staging_slot(w, r, c.writer, c.channel, c.staging_slot));
-        out(ep_pull_slot(w, c.channel, c.writer, c.turn));
+        out(ep_ring_slot(w, r, c.writer, c.track, c.slot));
+        out(ep_is_far(w, c.track) ? w.far_wire_bytes : w.wire_bytes);
+        out(ep_staging_slots(w, r, c.track));
+        out(ep_staging_slot(w, r, c.writer, c.track, c.staging_slot));
+        out(ep_pull_slot(w, ep_near_track(w, c.node, c.channel), c.writer, c.turn));
         out(w.arena);
         out(w.arena_bytes);
         out(w.window_bytes);

@@ -2,7 +2,7 @@
 
 use ep_core::layout::{CELL_BYTES, LINE_BYTES, Region, SLOT_ALIGN};
 use ep_core::port::{Cell, Counter, LaneKind, Offset, Span};
-use ep_core::{Layout, Rank, Rings};
+use ep_core::{Layout, Node, Rank, Rings};
 use proptest::prelude::*;
 
 mod common;
@@ -27,16 +27,41 @@ fn assert_disjoint_in(whole: Span, mut spans: Vec<Span>) {
     assert!(spans.windows(2).all(apart), "{spans:?} overlap");
 }
 
+/// The tracks within a node, or along the rail, that a call with `rings` uses.
+fn tracks(layout: &Layout, rings: &Rings, far: bool) -> Vec<u16> {
+    let channels = 0..rings.channels;
+    if far {
+        return channels.filter(|_| layout.topology().nodes() > 1).map(|channel| layout.far_track(channel)).collect();
+    }
+    let nodes = layout.topology().all_nodes();
+    nodes
+        .flat_map(|node| channels.clone().map(move |channel| (node, channel)))
+        .map(|(n, c)| layout.near_track(n, c))
+        .collect()
+}
+
 /// Every slot of every ring of `writer`, cut as `rings`.
-fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings) -> Vec<Span> {
-    let slots = |channel| (0..rings.geometry.slots).map(move |slot| (channel, slot));
-    (0..rings.channels).flat_map(slots).map(|(c, slot)| layout.ring_slot(writer, rings, c, slot)).collect()
+fn ring_slots(layout: &Layout, writer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
+    let slots = |track| (0..layout.geometry(rings, track).slots).map(move |slot| (track, slot));
+    let all = tracks(layout, rings, far).into_iter().flat_map(slots);
+    all.map(|(track, slot)| layout.ring_slot(writer, rings, track, slot)).collect()
 }
 
 /// Every staging slot to `peer`, cut as `rings`.
-fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings) -> Vec<Span> {
-    let slots = |channel| (0..layout.staging_slots(rings)).map(move |slot| (channel, slot));
-    (0..rings.channels).flat_map(slots).map(|(c, slot)| layout.staging_slot(peer, rings, c, slot)).collect()
+fn staging_slots(layout: &Layout, peer: Rank, rings: &Rings, far: bool) -> Vec<Span> {
+    let slots = |track| (0..layout.staging_slots(rings, track)).map(move |slot| (track, slot));
+    let all = tracks(layout, rings, far).into_iter().flat_map(slots);
+    all.map(|(track, slot)| layout.staging_slot(peer, rings, track, slot)).collect()
+}
+
+/// The neighbours at whose ends a window has rings: the ranks of a node, or one rank of each node.
+fn writers(layout: &Layout, far: bool) -> Vec<Rank> {
+    let topology = layout.topology();
+    if far {
+        topology.all_nodes().map(|node| topology.rank_at(node, 0)).collect()
+    } else {
+        topology.ranks_of(Node(0)).collect()
+    }
 }
 
 /// A layout, and for each of its ranks rings that a call might ask for.
@@ -65,7 +90,7 @@ proptest! {
 
     #[test]
     fn cells_are_distinct_and_no_line_has_two_lanes(layout in common::layouts()) {
-        let lanes = LaneKind::count(layout.settings().rings().channels);
+        let lanes = LaneKind::count(layout.tracks());
         let whole = region(&layout, "cells");
         let mut lines = Vec::new();
         for (generation, writer) in [6, 7].into_iter().flat_map(|g| ranks(&layout).map(move |rank| (g, rank))) {
@@ -94,10 +119,13 @@ proptest! {
         assert_disjoint_in(region(&layout, "counts"), both().map(|(op, w)| layout.counts(op, w)).collect());
         assert_disjoint_in(region(&layout, "notes"), both().map(|(op, w)| layout.note(op, w)).collect());
         assert_disjoint_in(region(&layout, "notes outbox"), ranks(&layout).map(|r| layout.note_outbox(r)).collect());
-        assert_disjoint_in(region(&layout, "counts outbox"), vec![layout.counts_outbox()]);
         prop_assert_eq!(layout.counts(op, Rank(0)), layout.counts(op + 2, Rank(0)));
         let numbers = u64::from(layout.topology().ranks() + layout.shape().experts());
-        prop_assert!(layout.counts_outbox().len >= 48 + 4 * numbers, "a counts message fits");
+        prop_assert!(layout.counts(op, Rank(0)).len >= 48 + 4 * numbers, "a counts message fits");
+        for source in ranks(&layout) {
+            let rail = layout.rail_counts(op, layout.topology().local_of(source));
+            prop_assert!(inside(layout.counts(op, source), rail), "a rail's messages lie side by side");
+        }
     }
 
     /// Every writer may cut its part in its own way at any time, so all cuts must stay apart.
@@ -106,20 +134,31 @@ proptest! {
         for rings in &rings {
             prop_assert!(layout.check_rings(rings).is_ok(), "{:?}", rings);
         }
-        let each = || ranks(&layout).zip(&rings);
-        let slots = each().flat_map(|(writer, rings)| ring_slots(&layout, writer, rings)).collect();
-        assert_disjoint_in(region(&layout, "rings"), slots);
-        let slots = each().flat_map(|(peer, rings)| staging_slots(&layout, peer, rings)).collect();
-        assert_disjoint_in(region(&layout, "staging"), slots);
+        for (far, ring_region, staging_region) in
+            [(false, "near rings", "near staging"), (true, "far rings", "far staging")]
+        {
+            let writers = writers(&layout, far);
+            let each = || writers.iter().zip(&rings);
+            let slots = each().flat_map(|(writer, rings)| ring_slots(&layout, *writer, rings, far)).collect();
+            assert_disjoint_in(region(&layout, ring_region), slots);
+            let slots = each().flat_map(|(peer, rings)| staging_slots(&layout, *peer, rings, far)).collect();
+            assert_disjoint_in(region(&layout, staging_region), slots);
+        }
     }
 
     #[test]
     fn every_ring_has_staging_memory_and_aligned_slots((layout, rings) in with_rings_per_rank()) {
-        for (writer, rings) in ranks(&layout).zip(&rings) {
-            prop_assert!((1..=rings.staging_slots()).contains(&layout.staging_slots(rings)));
-            for slot in ring_slots(&layout, writer, rings).into_iter().chain(staging_slots(&layout, writer, rings)) {
-                prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
-                prop_assert_eq!(slot.len, layout.row().wire_bytes());
+        for (far, len) in [(false, layout.row().wire_bytes()), (true, layout.far_wire_bytes())] {
+            for (writer, rings) in writers(&layout, far).into_iter().zip(&rings) {
+                for track in tracks(&layout, rings, far) {
+                    let asked = layout.geometry(rings, track).staging_slots();
+                    prop_assert!((1..=asked).contains(&layout.staging_slots(rings, track)));
+                }
+                let staging = staging_slots(&layout, writer, rings, far);
+                for slot in ring_slots(&layout, writer, rings, far).into_iter().chain(staging) {
+                    prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
+                    prop_assert_eq!(slot.len, len);
+                }
             }
         }
     }
@@ -127,7 +166,10 @@ proptest! {
     #[test]
     fn rings_beyond_the_window_are_refused(layout in common::layouts(), more in 1u32..5) {
         let mut rings = layout.settings().rings();
-        rings.geometry.slots += more;
+        rings.near.slots += more;
+        prop_assert!(layout.check_rings(&rings).is_err());
+        let mut rings = layout.settings().rings();
+        rings.far.slots += more;
         prop_assert!(layout.check_rings(&rings).is_err());
         let mut rings = layout.settings().rings();
         rings.channels += more;
@@ -136,10 +178,11 @@ proptest! {
 
     #[test]
     fn pulled_rows_in_flight_do_not_touch(layout in common::layouts()) {
-        let channels = layout.settings().rings().channels;
-        let slots = (0..channels)
-            .flat_map(|channel| ranks(&layout).map(move |writer| (channel, writer)))
-            .flat_map(|(channel, writer)| [0, 1].map(|turn| layout.pull_slot(channel, writer, turn)))
+        let writers = writers(&layout, false);
+        let slots = tracks(&layout, &layout.settings().rings(), false)
+            .into_iter()
+            .flat_map(|track| writers.iter().map(move |writer| (track, *writer)))
+            .flat_map(|(track, writer)| [0, 1].map(|turn| layout.pull_slot(track, writer, turn)))
             .collect();
         assert_disjoint_in(region(&layout, "pulls"), slots);
     }
@@ -155,7 +198,7 @@ proptest! {
     fn the_settings_hash_tells_cuts_apart((layout, rings) in with_rings_per_rank()) {
         for rings in &rings {
             let own = layout.settings().rings();
-            let cut = |rings: &Rings| (rings.channels, rings.geometry.slots);
+            let cut = |rings: &Rings| (rings.channels, rings.near.slots, rings.far.slots);
             prop_assert_eq!(layout.hash(rings) == layout.hash(&own), cut(rings) == cut(&own));
         }
     }

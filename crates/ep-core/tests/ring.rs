@@ -289,7 +289,7 @@ fn old_news_changes_nothing() {
 
 fn stretches() -> impl Strategy<Value = Vec<Stretch>> {
     let stretch = (common::rings(1, 40), 0u64..200);
-    let stretch = stretch.prop_map(|(rings, rows)| Stretch { geometry: rings.geometry, rows });
+    let stretch = stretch.prop_map(|(rings, rows)| Stretch { geometry: rings.near, rows });
     proptest::collection::vec(stretch, 1..5)
 }
 
@@ -314,7 +314,7 @@ proptest! {
 
     #[test]
     fn publishing_is_as_rare_as_the_geometry_says(rings in common::rings(1, 40), rows in 1u64..300) {
-        let geometry = rings.geometry;
+        let geometry = rings.near;
         let (mut producer, mut consumer) = (Producer::new(geometry), Consumer::new(geometry));
         let (mut tails, mut heads) = (0, 0);
         for row in 1..=rows {

@@ -44,3 +44,8 @@ pub use ep_core::*;
 
 #[cfg(feature = "sim")]
 pub use ep_sim as sim;
+
+/// The code in the README compiles and runs.
+#[cfg(all(doctest, feature = "sim"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use ep_core::port::{Cell, LaneKind};
 use ep_core::{Nanos, Rank};
 
+use crate::race::Carried;
+
 /// A due time that never comes: a transfer that was lost but not forgotten.
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
@@ -39,8 +41,8 @@ pub(crate) struct Publish {
     /// Pieces of puts before it that are still in flight (F3).
     pub(crate) blockers: u32,
     pub(crate) due: Nanos,
-    /// What its reader learns of; empty without race tracking.
-    pub(crate) clock: Vec<u32>,
+    /// What its reader learns of; nothing without race tracking.
+    pub(crate) carried: Carried,
 }
 
 /// One lane.

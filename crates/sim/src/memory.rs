@@ -1,9 +1,10 @@
 //! Windows as sparse pages: memory exists only where it was written.
 
-/// Bytes of a page.
-const PAGE: usize = 64 << 10;
+/// Bytes of a page. Small, because a page is filled when it is first written, and most windows of tests use little of
+/// each region.
+const PAGE: usize = 8 << 10;
 /// Pages of one directory.
-const DIRECTORY: usize = 512;
+const DIRECTORY: usize = 1024;
 /// What a byte that nobody wrote reads as: no number, no count and no bfloat16 that a protocol would hold by chance.
 pub(crate) const POISON: u8 = 0xA5;
 

@@ -1,40 +1,12 @@
 //! Verbs allocate nothing once queues have grown to their size, with race tracking and records off.
-//!
-//! Counting allocations takes a global allocator, and that takes unsafe code: here in the test, not in the simulator.
 
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting;
 
 use common::{A, B, cell, cluster, free, lane, need, probe, shape};
 use ep_core::machine::Machine as _;
 use ep_core::port::Port as _;
 use ep_sim::Machine;
-
-struct Counting;
-
-thread_local! {
-    /// Allocations of this thread: the test harness has threads of its own.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same here.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`, which is the same here.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 #[test]
 fn verbs_allocate_nothing_in_the_steady_state() {
@@ -49,8 +21,8 @@ fn verbs_allocate_nothing_in_the_steady_state() {
             let mut counted = (0, 0);
             for round in 1..=3_000u64 {
                 match round {
-                    2_000 => counted.0 = ALLOCATIONS.get(),
-                    2_990 => counted.1 = ALLOCATIONS.get(),
+                    2_000 => counted.0 = counting::allocations(),
+                    2_990 => counted.1 = counting::allocations(),
                     _ => {}
                 }
                 let ticket = port.put(lane(peer), place.span(64), place.plus(64)).await.unwrap();

@@ -19,6 +19,8 @@ use crate::settings::{Placement, Rings};
 struct Batch<'a, M: Machine> {
     kind: Kind,
     rings: Rings,
+    /// For the handle; `outgoing` borrows the same.
+    plan: Arc<Plan>,
     outgoing: Outgoing<'a, M::Window>,
     /// The counts, when a handle knows them already.
     known: Option<&'a Exchange>,
@@ -48,10 +50,12 @@ impl<M: Machine> Engine<M> {
             return Err(Error::invalid("expert alignment", 0, "at least 1"));
         }
         let (plan, choices) = self.plan(routing)?;
+        let plan = Arc::new(plan);
         self.check_rows("x", x, plan.tokens())?;
         let batch = Batch {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
+            plan: Arc::clone(&plan),
             outgoing: Outgoing { x, plan: &plan, choices },
             known: None,
             worst_rows: options.worst_rows,
@@ -71,6 +75,7 @@ impl<M: Machine> Engine<M> {
         let batch = Batch {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),
+            plan: Arc::clone(&handle.inner.plan),
             outgoing: Outgoing { x, plan: handle.plan(), choices: None },
             known: Some(handle.exchange()),
             worst_rows: 0,
@@ -153,7 +158,7 @@ impl<M: Machine> Engine<M> {
             op,
             generation: self.generation,
             rings: batch.rings,
-            plan: batch.outgoing.plan.clone(),
+            plan: batch.plan,
             exchange,
             by_node,
             fanout,

@@ -17,7 +17,7 @@ pub(crate) struct Inner {
     pub(crate) generation: u16,
     pub(crate) rings: Rings,
     /// What this rank sends.
-    pub(crate) plan: Plan,
+    pub(crate) plan: Arc<Plan>,
     /// What all ranks send each other.
     pub(crate) exchange: Exchange,
     /// `[nodes]`: tokens of this rank that went to each node.

@@ -1,7 +1,6 @@
 //! One token's sum on its way: f32, in canonical order, rounded once.
 
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 use super::intake::HeaderBytes;
 
@@ -9,18 +8,11 @@ use super::intake::HeaderBytes;
 pub(crate) struct Accumulator {
     sum: Vec<f32>,
     weights: Vec<f32>,
-    elements: Vec<bf16>,
-    values: Vec<f32>,
 }
 
 impl Accumulator {
     pub(crate) fn new(hidden: u32, topk: u32) -> Self {
-        Self {
-            sum: vec![0.0; hidden as usize],
-            weights: vec![0.0; topk as usize],
-            elements: vec![bf16::ZERO; hidden as usize],
-            values: vec![0.0; hidden as usize],
-        }
+        Self { sum: vec![0.0; hidden as usize], weights: vec![0.0; topk as usize] }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -30,21 +22,14 @@ impl Accumulator {
 
     /// Starts the sum from a row. Not the same as adding it to 0: -0 stays -0.
     pub(crate) fn start(&mut self, row: &[u8]) {
-        self.widen(row);
-        self.sum.copy_from_slice(&self.values);
-    }
-
-    fn widen(&mut self, row: &[u8]) {
-        for (element, bytes) in self.elements.iter_mut().zip(row.chunks_exact(2)) {
-            *element = bf16::from_le_bytes([bytes[0], bytes[1]]);
+        for (sum, value) in self.sum.iter_mut().zip(values(row)) {
+            *sum = value;
         }
-        self.elements.convert_to_f32_slice(&mut self.values);
     }
 
     /// Adds a row.
     pub(crate) fn add(&mut self, row: &[u8]) {
-        self.widen(row);
-        for (sum, value) in self.sum.iter_mut().zip(&self.values) {
+        for (sum, value) in self.sum.iter_mut().zip(values(row)) {
             *sum += value;
         }
     }
@@ -73,4 +58,10 @@ impl Accumulator {
             bytes.copy_from_slice(&bf16::from_f32(sum).to_le_bytes());
         }
     }
+}
+
+/// The elements of a bf16 row.
+fn values(row: &[u8]) -> impl Iterator<Item = f32> {
+    let (elements, _) = row.as_chunks();
+    elements.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32())
 }

@@ -305,7 +305,7 @@ mod tests {
     fn ranks_are_processes_and_roles_are_threads_with_numbers_of_their_own() {
         let events = events(&records());
         let names: Vec<_> = of_phase(&events, "M").iter().map(|event| event["args"]["name"].clone()).collect();
-        let expected = ["rank 0", "control of rank 1, channel 0", "sender of rank 1, channel 0", "rank 1"];
+        let expected = ["rank 0", "control of rank 1, track 0", "sender of rank 1, track 0", "rank 1"];
         assert_eq!(names[..4], expected.map(Value::from));
         let threads = of_phase(&events, "M").into_iter().filter_map(|event| event.get("tid")).collect::<Vec<_>>();
         assert_eq!(threads.len(), 3);

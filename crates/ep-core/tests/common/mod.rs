@@ -37,9 +37,13 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
 
 /// Valid rings of at most so many channels and slots.
 pub fn rings(channels: u32, slots: u32) -> impl Strategy<Value = Rings> {
-    (1..=channels, 1..=slots).prop_flat_map(|(channels, slots)| {
-        (1..=slots, 1..=slots)
-            .prop_map(move |(chunk, credit)| Rings::uniform(channels, Geometry { slots, chunk, credit }))
+    (1..=channels, geometry(slots), geometry(slots)).prop_map(|(channels, near, far)| Rings { channels, near, far })
+}
+
+/// A valid geometry of at most so many slots.
+pub fn geometry(slots: u32) -> impl Strategy<Value = Geometry> {
+    (1..=slots).prop_flat_map(|slots| {
+        (1..=slots, 1..=slots).prop_map(move |(chunk, credit)| Geometry { slots, chunk, credit })
     })
 }
 
@@ -48,8 +52,12 @@ pub fn call_rings(layout: &Layout) -> impl Strategy<Value = Rings> + use<> {
     let own = layout.settings().rings();
     (1..=own.channels)
         .prop_flat_map(move |channels| {
-            let most = (own.slots_in_all() / u64::from(channels)) as u32;
-            rings(1, most).prop_map(move |rings| Rings { channels, ..rings })
+            let most = |geometry: Geometry| own.channels * geometry.slots / channels;
+            (geometry(most(own.near)), geometry(most(own.far))).prop_map(move |(near, far)| Rings {
+                channels,
+                near,
+                far,
+            })
         })
         .boxed()
 }

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 
 use ep_core::Rank;
 use ep_core::port::{Role, Span};
+use rustc_hash::FxHashMap;
 
 use self::clock::{Clock, join, known, learn};
 use self::shadow::{Mark, Shadow};
@@ -61,6 +62,24 @@ struct LaneTrack {
     poster: Option<(u32, u32)>,
 }
 
+/// What a publish carries to whoever sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    clock: Clock,
+    /// The publisher's component and its event, in which it passed on nothing else.
+    publisher: (u32, u32),
+    /// The lane's arrivals and the last ticket of them.
+    arrival: Option<(u32, u32)>,
+}
+
+impl Carried {
+    /// Whether there is nothing to learn: who knows the publisher's event has all of its clock, but for the arrivals.
+    fn known_to(&self, clock: &[u32]) -> bool {
+        let knows = |(component, at)| known(clock, component) >= at;
+        knows(self.publisher) && self.arrival.is_none_or(knows)
+    }
+}
+
 /// One end of a put or get.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
@@ -78,9 +97,9 @@ pub(crate) struct Tracker {
     lanes: Vec<LaneTrack>,
     shadows: Vec<Shadow>,
     /// What the last publish of each cell carried.
-    cells: BTreeMap<(Rank, u64), Clock>,
+    cells: FxHashMap<(Rank, u64), Carried>,
     /// Clocks to use again.
-    spare: Vec<Clock>,
+    spare: Vec<Carried>,
 }
 
 impl Tracker {
@@ -91,7 +110,7 @@ impl Tracker {
             roles: BTreeMap::new(),
             lanes: Vec::new(),
             shadows: (0..ranks).map(|_| Shadow::default()).collect(),
-            cells: BTreeMap::new(),
+            cells: FxHashMap::default(),
             spare: Vec::new(),
         };
         for rank in 0..ranks {
@@ -158,27 +177,30 @@ impl Tracker {
     }
 
     /// The actor publishes after ticket `issued` of the lane: returns what the cell's reader learns.
-    pub(crate) fn publish(&mut self, actor: u32, lane: u32, issued: u64) -> Clock {
+    pub(crate) fn publish(&mut self, actor: u32, lane: u32, issued: u64) -> Carried {
         let mut carried = self.spare.pop().unwrap_or_default();
-        carried.clear();
-        carried.extend_from_slice(&self.actors[actor as usize].clock);
-        if let Some(arrival) = self.track(lane).arrival {
-            learn(&mut carried, arrival, issued as u32);
+        carried.arrival = self.track(lane).arrival.map(|arrival| (arrival, issued as u32));
+        let actor = &mut self.actors[actor as usize];
+        carried.publisher = (actor.component, actor.event());
+        carried.clock.clear();
+        carried.clock.extend_from_slice(&actor.clock);
+        if let Some((arrival, issued)) = carried.arrival {
+            learn(&mut carried.clock, arrival, issued);
         }
-        self.actors[actor as usize].tick();
+        actor.tick();
         carried
     }
 
     /// A publish reached the cell at `at` of `rank`'s window.
-    pub(crate) fn landed(&mut self, rank: Rank, at: u64, carried: Clock) {
+    pub(crate) fn landed(&mut self, rank: Rank, at: u64, carried: Carried) {
         self.spare.extend(self.cells.insert((rank, at), carried));
     }
 
     /// The actor saw the value of the cell at `at` of its window.
     pub(crate) fn saw(&mut self, actor: u32, at: u64) {
         let actor = &mut self.actors[actor as usize];
-        if let Some(carried) = self.cells.get(&(actor.rank, at)) {
-            join(&mut actor.clock, carried);
+        if let Some(carried) = self.cells.get(&(actor.rank, at)).filter(|carried| !carried.known_to(&actor.clock)) {
+            join(&mut actor.clock, &carried.clock);
         }
     }
 

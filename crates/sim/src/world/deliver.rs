@@ -58,7 +58,7 @@ impl World {
         }
         window.store(publish.at, publish.bits);
         if let Some(race) = &mut self.race {
-            race.landed(to, publish.at, publish.clock);
+            race.landed(to, publish.at, publish.carried);
         }
         self.notify(to, publish.cell, publish.generation);
     }

@@ -88,11 +88,11 @@ impl World {
             return Ok(());
         }
         let issued = self.lanes.lane(number).issued;
-        let clock = self.race.as_mut().map(|race| race.publish(actor, number, issued)).unwrap_or_default();
+        let carried = self.race.as_mut().map(|race| race.publish(actor, number, issued)).unwrap_or_default();
         if let Passage::Due(due) = passage {
             let lane = self.lanes.lane_mut(number);
             let blockers = lane.puts();
-            lane.publishes.push_back(Publish { cell, at, generation, bits, after: issued, blockers, due, clock });
+            lane.publishes.push_back(Publish { cell, at, generation, bits, after: issued, blockers, due, carried });
             lane.late |= due > self.now;
             self.lanes.update(number, self.now);
         }
