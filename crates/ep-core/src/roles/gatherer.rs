@@ -42,7 +42,7 @@ pub(crate) async fn gather_for<'a, M: Machine, W: Window>(
             ahead += 1;
         }
         let (token, reached) = (rows.tokens()[row as usize], rows.reached(row as usize));
-        if !operation.is_impolite() && !(gather.is_ready(&port, reached)? && outlet.is_ready(&port)?) {
+        if !(operation.is_impolite() || gather.is_ready(&port, reached)? && outlet.is_ready(&port)?) {
             gather.return_credit(&mut port).await?;
             outlet.announce(&mut port).await?;
         }

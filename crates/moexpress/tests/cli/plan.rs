@@ -40,6 +40,6 @@ fn the_table_names_every_region() {
 
 #[test]
 fn bad_values_are_refused() {
-    assert!(moexpress("plan --nodes 2").refusal().contains("several nodes are not supported yet"));
+    assert!(moexpress("plan --nodes 3").refusal().contains("a multiple of the 24 ranks"));
     assert!(moexpress("plan --max-tokens 0").refusal().contains("max tokens is 0, allowed: 1 to "));
 }

@@ -60,9 +60,22 @@ fn every_routing_and_placement_is_verified() {
 }
 
 #[test]
+fn rows_travel_once_to_each_node() {
+    for placement in ["ring", "direct"] {
+        let line = format!("run --json --nodes 3 --ranks-per-node 2 --experts 48 --tokens 40 --placement {placement}");
+        let object = moexpress(&line).json();
+        assert_eq!(object["verified"], true, "{placement}");
+        let far = object["rows_far"].as_u64().unwrap();
+        // Dispatch and combine, each at most once to each of the two other nodes.
+        assert!(far > 0 && far <= 2 * 2 * 6 * 40, "{far} rows went between nodes");
+    }
+}
+
+#[test]
 fn what_is_not_there_is_refused_by_name() {
     for (option, says) in [
-        ("--nodes 2", "several nodes are not supported yet, allowed: 1"),
+        ("--nodes 0", "nodes is 0, allowed: at least 1"),
+        ("--nodes 3", "experts is 64, allowed: a multiple of the 24 ranks"),
         ("--mode low-latency", "possible values: throughput"),
         ("--dtype fp8", "possible values: bf16"),
         ("--backend host", "possible values: sim"),

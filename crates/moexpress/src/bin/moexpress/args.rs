@@ -102,8 +102,8 @@ pub(crate) struct PlanArgs {
 
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct TopologyArgs {
-    /// Nodes; 1 until several are supported
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_nodes)]
+    /// Nodes: rows for other nodes travel once along the rail and are fanned out there
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) nodes: u32,
     /// Ranks of each node
     #[arg(long, value_name = "N", default_value_t = 8)]
@@ -160,6 +160,15 @@ pub(crate) struct SettingsArgs {
     /// Rows after which a receiver returns their slots [default: a quarter of the slots]
     #[arg(long, value_name = "ROWS")]
     credit: Option<u32>,
+    /// Rows that fit a ring between nodes [default: as within a node]
+    #[arg(long, value_name = "ROWS")]
+    far_slots: Option<u32>,
+    /// Rows after which a sender announces them between nodes [default: a quarter of the slots]
+    #[arg(long, value_name = "ROWS")]
+    far_chunk: Option<u32>,
+    /// Rows after which their slots are returned between nodes [default: a quarter of the slots]
+    #[arg(long, value_name = "ROWS")]
+    far_credit: Option<u32>,
     /// Size of each rank's arena for directly placed rows [default: chosen for the shape]
     #[arg(long, value_name = "BYTES")]
     arena_bytes: Option<u64>,
@@ -180,6 +189,9 @@ impl SettingsArgs {
             (self.slots, SettingsBuilder::slots),
             (self.chunk, SettingsBuilder::chunk),
             (self.credit, SettingsBuilder::credit),
+            (self.far_slots, SettingsBuilder::far_slots),
+            (self.far_chunk, SettingsBuilder::far_chunk),
+            (self.far_credit, SettingsBuilder::far_credit),
         ] {
             if let Some(value) = value {
                 builder = set(builder, value);
@@ -231,14 +243,6 @@ enum PlacementArg {
 /// The name of a value as the user writes it.
 pub(crate) fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
-fn parse_nodes(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(1) => Ok(1),
-        Ok(_) => Err("several nodes are not supported yet, allowed: 1".to_owned()),
-        Err(_) => Err("not a whole number, allowed: 1".to_owned()),
-    }
 }
 
 fn parse_time(text: &str) -> Result<Nanos, String> {

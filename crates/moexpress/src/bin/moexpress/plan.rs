@@ -67,8 +67,17 @@ impl Sizes {
             show::plural(u64::from(rings.near.slots), "slot"),
             show::plural(u64::from(rings.near.chunk), "row"),
             rings.near.credit,
-            show::bytes(u64::from(rings.channels) * u64::from(rings.near.slots) * row.slot_bytes()),
+            show::bytes(self.near_part_bytes()),
         )?;
+        if self.topology.nodes() > 1 {
+            writeln!(
+                out,
+                "rings between nodes, along each rail: {} each; tail every {}, credit every {}",
+                show::plural(u64::from(rings.far.slots), "slot"),
+                show::plural(u64::from(rings.far.chunk), "row"),
+                rings.far.credit,
+            )?;
+        }
         writeln!(out, "\nwindow of each rank           offset            bytes")?;
         for region in self.layout.regions() {
             let (offset, len) = (region.span.offset.0, region.span.len);
@@ -103,6 +112,13 @@ impl Sizes {
         Ok(())
     }
 
+    /// Bytes of all rings from one rank of a node to another.
+    fn near_part_bytes(&self) -> u64 {
+        let rings = self.settings.rings();
+        let slots = u64::from(rings.channels) * u64::from(rings.near.slots) * u64::from(self.topology.nodes());
+        slots * self.layout.row().slot_bytes()
+    }
+
     fn json(&self, args: &PlanArgs) -> String {
         let (shape, row, rings) = (&self.shape, self.layout.row(), self.settings.rings());
         let region = |region: &ep_core::layout::Region| json!({ "name": region.name, "offset": region.span.offset.0, "bytes": region.span.len });
@@ -126,7 +142,10 @@ impl Sizes {
                 "slots": rings.near.slots,
                 "chunk": rings.near.chunk,
                 "credit": rings.near.credit,
-                "bytes_per_writer": u64::from(rings.channels) * u64::from(rings.near.slots) * row.slot_bytes(),
+                "far_slots": rings.far.slots,
+                "far_chunk": rings.far.chunk,
+                "far_credit": rings.far.credit,
+                "bytes_per_writer": self.near_part_bytes(),
             },
             "arena_bytes": self.settings.arena_bytes(),
             "window_bytes": self.layout.window_bytes(),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use ep_conformance::verify::Compared;
 use ep_conformance::workload::Batch;
+use ep_core::ring::Geometry;
 use ep_core::{Nanos, Placement, Settings, Shape, Topology};
 use serde_json::json;
 
@@ -99,6 +100,9 @@ impl Report<'_> {
             "slots": rings.near.slots,
             "chunk": rings.near.chunk,
             "credit": rings.near.credit,
+            "far_slots": rings.far.slots,
+            "far_chunk": rings.far.chunk,
+            "far_credit": rings.far.credit,
             "arena_bytes": self.settings.arena_bytes(),
             "rows_own": rows(|t| t.own),
             "rows_near": rows(|t| t.near),
@@ -158,6 +162,11 @@ impl Report<'_> {
             geometry.chunk,
             geometry.credit,
         )?;
+        if self.topology.nodes() > 1 {
+            let Geometry { slots, chunk, credit } = rings.far;
+            let slots = show::plural(u64::from(slots), "slot");
+            write!(out, "; between nodes {slots}, chunk {chunk}, credit {credit}")?;
+        }
         if self.settings.placement() == Placement::Direct {
             write!(out, "; placed directly in arenas of {}", show::bytes(self.settings.arena_bytes()))?;
         }
