@@ -179,6 +179,9 @@ pub enum Fault {
         /// The other rank.
         peer: Rank,
     },
+    /// The future of the operation was dropped before it had ended.
+    #[error("the call was dropped before it had ended")]
+    Abandoned,
     /// A peer reported the failure.
     #[error("rank {reporter} gave up on rank {culprit}")]
     Aborted {
@@ -202,7 +205,7 @@ impl Fault {
             Self::Timeout { peer, .. } | Self::PeerGone { peer, .. } | Self::Mismatch { peer, .. } => Some(peer),
             Self::Aborted { culprit, .. } => Some(culprit),
             Self::NotOffered { lane, .. } => Some(lane.peer),
-            Self::OutOfRange { .. } => None,
+            Self::OutOfRange { .. } | Self::Abandoned => None,
         }
     }
 }

@@ -104,34 +104,21 @@ impl<M: Machine> Engine<M> {
 
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
         let op = self.op;
-        let mut granted = None;
         let ended = {
-            let Started { operation, links, vigil, arena } = self.start(batch.kind, batch.rings);
-            let work = transfer(&operation, links, arena, &batch, &mut granted);
+            let Started { operation, links, vigil, arena, granted } = self.start(batch.kind, batch.rings);
+            let work = transfer(&operation, links, arena, &batch, granted);
             run(&operation, vigil, work).await
         };
-        self.receive(op, batch, ended, granted)
+        self.receive(op, batch, ended)
     }
 
     /// Makes of what arrived what the user gets.
-    fn receive(
-        &mut self,
-        op: u64,
-        batch: Batch<'_, M>,
-        ended: Ended<Arrived<M>>,
-        granted: Option<Block>,
-    ) -> Result<Received<Self>, Error> {
-        let Arrived { taken, exchange } = match self.end(ended) {
-            Ok(arrived) => arrived,
-            Err(error) => {
-                self.stuck.extend(granted);
-                return Err(error);
-            }
-        };
+    fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
+        let Arrived { taken, exchange } = self.end(ended)?;
         let me = self.me;
         let rows = exchange.received(me);
         self.count_rows(|to| batch.outgoing.plan.rows()[to.index()], |from| exchange.rows(from, me));
-        let x = match granted {
+        let x = match self.granted.take() {
             Some(block) => {
                 #[cfg(feature = "plant")]
                 if self.settings().plant() == Some(crate::plant::Plant::LeaseFreedEarly) {

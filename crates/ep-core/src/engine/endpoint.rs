@@ -132,7 +132,7 @@ pub struct Combined<E: Endpoint + ?Sized> {
 /// One rank of a communicator: throughput-mode dispatch and combine.
 ///
 /// All ranks make the same calls in the same order. A call that fails poisons the communicator: every later one returns
-/// [`Error::Poisoned`] until [`Endpoint::recover`]. Bad input is refused before anything moves and poisons nothing,
+/// [`Error::Poisoned`] until [`Endpoint::recover`]; so does a call whose future is dropped before it has ended. Bad input is refused before anything moves and poisons nothing,
 /// but the other ranks then wait for this one.
 #[allow(async_fn_in_trait)] // Endpoints stay on the thread of their rank.
 pub trait Endpoint {

@@ -54,8 +54,11 @@ pub struct Engine<M: Machine> {
     links: Links,
     vigil: Vigil,
     arena: Arena,
+    /// The block that the running operation granted, or one that was dropped half-way.
+    granted: Option<Block>,
     /// Blocks of failed operations: peers may still write there until everybody has recovered.
     stuck: Vec<Block>,
+    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     poisoned: Option<Failure>,
     stats: Stats,
 }
@@ -110,6 +113,7 @@ impl<M: Machine> Engine<M> {
             links: Links::new(layout.settings().rings(), ranks),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
+            granted: None,
             stuck: Vec::new(),
             poisoned: None,
             stats,
@@ -187,6 +191,7 @@ struct Started<'a, M: Machine> {
     links: &'a mut Links,
     vigil: &'a mut Vigil,
     arena: &'a Arena,
+    granted: &'a mut Option<Block>,
 }
 
 /// How an operation ended on this rank.
@@ -201,6 +206,7 @@ impl<M: Machine> Engine<M> {
         let started = self.machine.now();
         let op = self.op;
         self.op += 1;
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
         let ranks = self.layout.topology().ranks() as usize;
         let operation = Operation {
             machine: &self.machine,
@@ -216,7 +222,8 @@ impl<M: Machine> Engine<M> {
             times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
-        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena }
+        let granted = &mut self.granted;
+        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena, granted }
     }
 
     /// Takes note of how an operation ended.
@@ -226,6 +233,7 @@ impl<M: Machine> Engine<M> {
         }
         match ended.result {
             Ok(value) => {
+                self.poisoned = None;
                 self.stats.operations += 1;
                 Ok(value)
             }

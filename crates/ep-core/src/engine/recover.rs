@@ -15,6 +15,9 @@ impl<M: Machine> Engine<M> {
         if mask.contains(self.me) {
             return Err(Error::Excluded { rank: self.me });
         }
+        // An operation whose future was dropped has stopped nothing.
+        self.machine.reset().await;
+        self.stuck.extend(self.granted.take());
         let mut proposed = self.mask.clone();
         proposed.extend(mask);
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };

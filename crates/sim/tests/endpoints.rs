@@ -1,0 +1,83 @@
+//! What users may do to an endpoint beside calling it well: drop its futures, mix up handles, write too early.
+
+mod common;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+use common::{A, DEADLINE};
+use ep_core::engine::{Engine, Routing};
+use ep_core::{Endpoint, Error, Placement, RankSet, Settings, Shape, Topology};
+use ep_sim::{Builder, Cluster, Machine};
+
+const RANKS: u32 = 3;
+const TOKENS: u32 = 12;
+
+fn shape() -> Shape {
+    Shape::builder().experts(6).topk(2).hidden(32).max_tokens(TOKENS).build().unwrap()
+}
+
+fn cluster(ranks: u32, placement: Placement) -> Builder {
+    let topology = Topology::new(1, ranks).unwrap();
+    let settings = Settings::builder(&shape(), &topology).slots(3).placement(placement).deadline(DEADLINE);
+    Cluster::builder(topology).settings(settings.build().unwrap()).deadlines(true)
+}
+
+/// A batch of `tokens` tokens whose rows hold `fill`, each for two experts.
+fn batch(ep: &mut Engine<Machine>, fill: u8, tokens: u32) -> (Buf, Choices) {
+    let x = ep.rows(&vec![fill; (tokens * 64) as usize], tokens).unwrap();
+    let topk_idx = (0..i64::from(tokens)).flat_map(|token| [token % 6, (token + 3) % 6]).collect();
+    (x, Routing::TopK { topk_idx, topk_weights: None })
+}
+
+type Buf = <Engine<Machine> as Endpoint>::Buf;
+type Choices = ep_core::engine::endpoint::RoutingOf<Engine<Machine>>;
+
+/// Polls `work` at most `polls` times and drops it; its result, if it ended before.
+async fn drop_after<T>(polls: u32, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    let mut left = polls;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        work.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+/// A dropped dispatch is not as if it had never been called: the endpoint is poisoned until it recovers, its peers name
+/// it, and what it had in flight disturbs nothing afterwards.
+#[test]
+fn a_dropped_operation_poisons_until_recovery() {
+    for (seed, placement) in (0..60).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)]) {
+        let run = cluster(RANKS, placement).seed(seed).build(shape()).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep, 1, TOKENS);
+            let polls = if ep.rank() == A { 1 + seed as u32 * 5 } else { u32::MAX };
+            let dispatches = async {
+                loop {
+                    if let Err(error) = ep.dispatch(&x, &routing).await {
+                        return error;
+                    }
+                }
+            };
+            let ended = drop_after(polls, dispatches).await;
+            assert_eq!(ended.is_none(), ep.rank() == A);
+            let error = match ended {
+                Some(error) => error,
+                None => ep.dispatch(&x, &routing).await.unwrap_err(),
+            };
+            let poisoned = matches!(error, Error::Poisoned { .. });
+            assert_eq!(poisoned, ep.rank() == A, "{error}");
+            ep.recover(&RankSet::new()).await.unwrap();
+            let (x, routing) = batch(&mut ep, 2, TOKENS);
+            let got = ep.dispatch(&x, &routing).await.unwrap();
+            assert!(ep.bytes(&got.x).unwrap().iter().all(|&byte| byte == 2));
+            error.failure().unwrap().culprit
+        });
+        let blamed = run.unwrap_or_else(|violation| panic!("seed {seed}, {placement:?}: {violation}")).finished();
+        assert_eq!(blamed, [A; RANKS as usize], "seed {seed}, {placement:?}");
+    }
+}
