@@ -7,8 +7,8 @@ use std::pin::pin;
 use std::task::Poll;
 
 use common::{A, DEADLINE};
-use ep_core::engine::{Engine, Routing};
-use ep_core::{Endpoint, Error, Placement, RankSet, Settings, Shape, Topology};
+use ep_core::engine::{Combine, Engine, Routing};
+use ep_core::{Endpoint, Error, Fault, Placement, RankSet, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Machine};
 
 const RANKS: u32 = 3;
@@ -79,5 +79,60 @@ fn a_dropped_operation_poisons_until_recovery() {
         });
         let blamed = run.unwrap_or_else(|violation| panic!("seed {seed}, {placement:?}: {violation}")).finished();
         assert_eq!(blamed, [A; RANKS as usize], "seed {seed}, {placement:?}");
+    }
+}
+
+/// A handle tells sizes and places of its own communicator and rank: elsewhere they would lead out of bounds.
+#[test]
+fn a_handle_of_another_endpoint_is_refused() {
+    let mint = |ranks| {
+        let run = cluster(ranks, Placement::Ring).build(shape()).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep, 1, TOKENS);
+            ep.dispatch(&x, &routing).await.unwrap().handle
+        });
+        run.unwrap().finished()
+    };
+    let strange: Vec<_> = mint(2).into_iter().chain(mint(RANKS)).collect();
+    let run = cluster(RANKS, Placement::Ring).build(shape()).unwrap().run(async |mut ep| {
+        let mut said = Vec::new();
+        for handle in &strange {
+            let rows = handle.rows().max(handle.tokens());
+            let rows = ep.rows(&vec![0; rows as usize * 64], rows).unwrap();
+            said.push(ep.combine(&rows, handle, Combine::default()).await.unwrap_err().to_string());
+            said.push(ep.redispatch(&rows, handle).await.unwrap_err().to_string());
+        }
+        said
+    });
+    for said in run.unwrap_or_else(|violation| panic!("{violation}")).finished().into_iter().flatten() {
+        assert_eq!(said, "handle is of another endpoint, allowed: one that this endpoint's dispatch gave");
+    }
+}
+
+/// Ranks that replay different dispatches disagree about places in each other's memory: nobody may write by them.
+#[test]
+fn ranks_that_replay_different_dispatches_find_out() {
+    for (seed, placement) in (0..40).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)]) {
+        let run = cluster(RANKS, placement).seed(seed).build(shape()).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep, 1, TOKENS);
+            let (_, few) = batch(&mut ep, 1, 2);
+            let many = ep.dispatch(&x, &routing).await.unwrap();
+            // A faster rank may have found out already.
+            let few = match ep.dispatch(&x, &few).await {
+                Ok(few) => few,
+                Err(error) => return error.failure().unwrap().fault,
+            };
+            let handle = if ep.rank() == A { &many.handle } else { &few.handle };
+            let error = if seed % 2 == 0 {
+                ep.redispatch(&x, handle).await.unwrap_err()
+            } else {
+                ep.combine(&many.x, handle, Combine::default()).await.unwrap_err()
+            };
+            assert!(ep.bytes(&many.x).unwrap().iter().all(|&byte| byte == 1));
+            error.failure().unwrap().fault
+        });
+        for fault in run.unwrap_or_else(|violation| panic!("seed {seed}, {placement:?}: {violation}")).finished() {
+            let found = matches!(fault, Fault::Mismatch { .. });
+            assert!(found || matches!(fault, Fault::Aborted { .. }), "seed {seed}, {placement:?}: {fault}");
+        }
     }
 }

@@ -40,7 +40,7 @@ impl<M: Machine> Engine<M> {
         // Only the rows that this machine's peers can reach are offered to them.
         let offered = y.block_in(&self.arena).filter(|_| self.machine.capabilities().get);
         let ended = {
-            let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings);
+            let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings, Some(handle));
             run(&operation, vigil, bring_back(&operation, links, &returns, &reduction, offered.as_ref())).await
         };
         self.end(ended)?;

@@ -22,8 +22,8 @@ struct Batch<'a, M: Machine> {
     kind: Kind,
     rings: Rings,
     outgoing: Outgoing<'a, M::Window>,
-    /// The counts, when a handle knows them already.
-    known: Option<&'a Exchange>,
+    /// The dispatch that is replayed, whose counts are known.
+    replayed: Option<&'a Handle>,
     worst_rows: u32,
     alignment: u32,
 }
@@ -53,7 +53,7 @@ impl<M: Machine> Engine<M> {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
             outgoing: Outgoing { x, plan: &plan, choices },
-            known: None,
+            replayed: None,
             worst_rows: options.worst_rows,
             alignment: options.expert_alignment,
         };
@@ -72,7 +72,7 @@ impl<M: Machine> Engine<M> {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),
             outgoing: Outgoing { x, plan: handle.plan(), choices: None },
-            known: Some(handle.exchange()),
+            replayed: Some(handle),
             worst_rows: 0,
             alignment: 1,
         };
@@ -105,7 +105,8 @@ impl<M: Machine> Engine<M> {
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
         let op = self.op;
         let ended = {
-            let Started { operation, links, vigil, arena, granted } = self.start(batch.kind, batch.rings);
+            let Started { operation, links, vigil, arena, granted } =
+                self.start(batch.kind, batch.rings, batch.replayed);
             let work = transfer(&operation, links, arena, &batch, granted);
             run(&operation, vigil, work).await
         };
@@ -138,6 +139,7 @@ impl<M: Machine> Engine<M> {
         }
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let inner = Inner {
+            endpoint: Arc::clone(&self.identity),
             op,
             generation: self.generation,
             rings: batch.rings,
@@ -170,8 +172,8 @@ async fn transfer<M: Machine>(
     cut_rings(operation, links).await?;
     let mut control = Control::open(operation);
     control.bank().await?;
-    let exchange = match batch.known {
-        Some(exchange) => exchange.clone(),
+    let exchange = match batch.replayed {
+        Some(handle) => handle.exchange().clone(),
         None => control.exchange(batch.outgoing.plan).await?,
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;

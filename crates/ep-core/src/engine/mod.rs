@@ -16,6 +16,7 @@ pub mod stats;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::{Either, select};
 use tracing::Instrument;
@@ -42,6 +43,8 @@ use arena::Arena;
 pub struct Engine<M: Machine> {
     machine: M,
     layout: Layout,
+    /// Shared with the handles that it gives out, so that it knows them again.
+    identity: Arc<()>,
     me: Rank,
     mask: RankSet,
     /// The other ranks that take part, ascending.
@@ -104,6 +107,7 @@ impl<M: Machine> Engine<M> {
             operations: 0,
         };
         Ok(Self {
+            identity: Arc::default(),
             me,
             mask: RankSet::new(),
             peers: topology.all().filter(|&rank| rank != me).collect(),
@@ -158,6 +162,9 @@ impl<M: Machine> Engine<M> {
 
     /// Refuses a handle that cannot be replayed.
     fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
+        if !Arc::ptr_eq(&handle.inner.endpoint, &self.identity) {
+            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
+        }
         if handle.generation() != self.generation {
             return Err(Error::invalid(
                 "generation of the handle",
@@ -201,8 +208,8 @@ struct Ended<T> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// Numbers and starts the next operation.
-    fn start(&mut self, kind: Kind, rings: Rings) -> Started<'_, M> {
+    /// Numbers and starts the next operation, which replays `replayed` if it is given.
+    fn start(&mut self, kind: Kind, rings: Rings, replayed: Option<&Handle>) -> Started<'_, M> {
         let started = self.machine.now();
         let op = self.op;
         self.op += 1;
@@ -218,7 +225,7 @@ impl<M: Machine> Engine<M> {
             generation: self.generation,
             kind,
             rings,
-            settings: self.layout.hash(&rings),
+            settings: self.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
             times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };

@@ -29,7 +29,7 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) generation: u16,
     pub(crate) kind: Kind,
     pub(crate) rings: Rings,
-    /// Hash of shape, topology and the call's settings.
+    /// Hash of shape, topology, the call's settings and the dispatch that is replayed.
     pub(crate) settings: u64,
     pub(crate) times: Times,
     pub(crate) board: Rc<Board>,
@@ -90,7 +90,7 @@ impl<'a, M: Machine> Operation<'a, M> {
         for (field, mine, theirs) in [
             ("number of the operation", mine.op, theirs.op),
             ("kind of the operation", mine.kind.into(), theirs.kind.into()),
-            ("hash of shape and settings", mine.settings, theirs.settings),
+            ("hash of shape, settings and replayed dispatch", mine.settings, theirs.settings),
         ] {
             if mine != theirs {
                 return Err(Fault::Mismatch { field, mine, theirs, peer });
