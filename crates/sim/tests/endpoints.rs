@@ -6,10 +6,10 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
-use common::{A, DEADLINE};
+use common::{A, C, DEADLINE};
 use ep_core::engine::{Combine, Engine, Routing};
 use ep_core::{Endpoint, Error, Fault, Placement, RankSet, Settings, Shape, Topology};
-use ep_sim::{Builder, Cluster, Machine};
+use ep_sim::{Builder, Cluster, Incident, Machine};
 
 const RANKS: u32 = 3;
 const TOKENS: u32 = 12;
@@ -20,7 +20,8 @@ fn shape() -> Shape {
 
 fn cluster(ranks: u32, placement: Placement) -> Builder {
     let topology = Topology::new(1, ranks).unwrap();
-    let settings = Settings::builder(&shape(), &topology).slots(3).placement(placement).deadline(DEADLINE);
+    let shape = if ranks == 4 { four() } else { shape() };
+    let settings = Settings::builder(&shape, &topology).slots(3).placement(placement).deadline(DEADLINE);
     Cluster::builder(topology).settings(settings.build().unwrap()).deadlines(true)
 }
 
@@ -135,4 +136,35 @@ fn ranks_that_replay_different_dispatches_find_out() {
             assert!(found || matches!(fault, Fault::Aborted { .. }), "seed {seed}, {placement:?}: {fault}");
         }
     }
+}
+
+/// After a failed combine a slow peer may still pull; what it gets is what the experts wrote, or it fails too.
+#[test]
+fn rows_offered_by_a_failed_combine_stay_as_they_are() {
+    let mut refused = 0;
+    for seed in 0..60 {
+        let lost = Incident::LoseLane { from: A, to: C, kind: None, after: 25 + seed % 20 };
+        let cluster = cluster(4, Placement::Direct).seed(seed).incident(lost).build(four()).unwrap();
+        let run = cluster.run(async |mut ep| {
+            let (x, routing) = batch(&mut ep, 1, TOKENS);
+            let got = ep.dispatch(&x, &routing).await.ok()?;
+            let mut y = ep.output(&got.handle).unwrap();
+            ep.store(&mut y, 0, &vec![1; got.rows as usize * 64]).unwrap();
+            let combined = ep.combine(&y, &got.handle, Combine::default()).await;
+            let refused = ep.store(&mut y, 0, &vec![9; got.rows as usize * 64]).is_err();
+            assert_eq!(refused, combined.is_err() && got.rows > 0);
+            drop(y);
+            // The memory is not handed out either.
+            let mut next = ep.output(&got.handle).unwrap();
+            ep.store(&mut next, 0, &vec![9; got.rows as usize * 64]).unwrap();
+            Some(refused)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        refused += run.finished().into_iter().flatten().filter(|&refused| refused).count();
+    }
+    assert!(refused > 0, "no combine failed");
+}
+
+fn four() -> Shape {
+    Shape::builder().experts(8).topk(2).hidden(32).max_tokens(TOKENS).build().unwrap()
 }

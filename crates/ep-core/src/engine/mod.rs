@@ -59,8 +59,6 @@ pub struct Engine<M: Machine> {
     arena: Arena,
     /// The block that the running operation granted, or one that was dropped half-way.
     granted: Option<Block>,
-    /// Blocks of failed operations: peers may still write there until everybody has recovered.
-    stuck: Vec<Block>,
     /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     poisoned: Option<Failure>,
     stats: Stats,
@@ -118,7 +116,6 @@ impl<M: Machine> Engine<M> {
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
             granted: None,
-            stuck: Vec::new(),
             poisoned: None,
             stats,
             machine,
@@ -280,7 +277,10 @@ async fn run<M: Machine, T>(
             }
         };
         let result = match outcome {
-            Ok(value) => Ok(value),
+            Ok(value) => {
+                vigil.retract(operation).await;
+                Ok(value)
+            }
             Err(fault) => Err(fail(operation, vigil, fault).await),
         };
         Ended { result, waited: operation.board.waited() }

@@ -1,7 +1,7 @@
 //! Going on after a failure: a new generation without the ranks that were given up.
 
 use super::{Engine, Links};
-use crate::error::Error;
+use crate::error::{Error, Failure, Fault};
 use crate::machine::{Agreement, Machine, Proposal};
 use crate::roles::Vigil;
 use crate::topology::RankSet;
@@ -19,21 +19,18 @@ impl<M: Machine> Engine<M> {
             let limit = format_args!("less than {} to recover", u16::MAX);
             return Err(Error::invalid("generation of the communicator", self.generation, limit));
         }
-        // An operation whose future was dropped has stopped nothing.
-        self.machine.reset().await;
-        self.stuck.extend(self.granted.take());
+        // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
+        if matches!(self.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
+            self.machine.reset().await;
+        }
+        self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
         let mut proposed = self.mask.clone();
         proposed.extend(mask);
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
         let deadline = self.machine.now() + self.settings().deadline();
         let Agreement { mask, generation, op } = self.machine.bootstrap().agree(proposal, deadline).await?;
-        // Everybody has stopped what it did in the old generation, except ranks newly given up: what these were granted
-        // in a failed operation is never handed out again.
         let lost = mask.iter().any(|rank| !self.mask.contains(rank));
-        let stuck = std::mem::take(&mut self.stuck);
-        if !lost {
-            stuck.iter().for_each(|block| self.arena.give(block));
-        }
+        self.arena.recovered(lost);
         let ranks = topology.ranks() as usize;
         self.peers = topology.all().filter(|&rank| rank != self.me && !mask.contains(rank)).collect();
         self.mask = mask;
@@ -70,7 +67,7 @@ mod tests {
         let mut engine = engine();
         let format = *engine.layout.row();
         let granted = engine.arena.take(&format, 5).unwrap();
-        engine.stuck.push(granted);
+        engine.arena.hold(granted);
         recover(&mut engine, &[Rank(3)]).unwrap();
         recover(&mut engine, &[]).unwrap();
         assert_ne!(engine.arena.take(&format, 5).unwrap().base(), granted.base());
@@ -81,7 +78,7 @@ mod tests {
         let mut engine = engine();
         let format = *engine.layout.row();
         let granted = engine.arena.take(&format, 5).unwrap();
-        engine.stuck.push(granted);
+        engine.arena.hold(granted);
         recover(&mut engine, &[]).unwrap();
         assert_eq!(engine.arena.take(&format, 5).unwrap().base(), granted.base());
     }
