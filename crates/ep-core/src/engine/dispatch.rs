@@ -47,6 +47,12 @@ impl<M: Machine> Engine<M> {
         if options.expert_alignment == 0 {
             return Err(Error::invalid("expert alignment", 0, "at least 1"));
         }
+        let (ranks, tokens) = (self.topology().ranks(), self.shape().max_tokens());
+        let most = u64::from(ranks) * u64::from(tokens);
+        if u64::from(options.worst_rows) > most {
+            let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
+            return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
+        }
         let (plan, choices) = self.plan(routing)?;
         self.check_rows("x", x, plan.tokens())?;
         let batch = Batch {
@@ -97,7 +103,16 @@ impl<M: Machine> Engine<M> {
             }
             Routing::Membership { in_rank, tokens_per_expert } => {
                 let membership = Membership { in_rank, tokens_per_expert };
-                Ok((Plan::of_membership(self.shape(), ranks, &self.mask, membership)?, None))
+                let plan = Plan::of_membership(self.shape(), ranks, &self.mask, membership)?;
+                if let Some(expert) = tokens_per_expert.iter().position(|&count| count > plan.tokens()) {
+                    let limit = format_args!("at most the {} tokens", plan.tokens());
+                    return Err(Error::invalid(
+                        format_args!("tokens of expert {expert}"),
+                        tokens_per_expert[expert],
+                        limit,
+                    ));
+                }
+                Ok((plan, None))
             }
         }
     }
