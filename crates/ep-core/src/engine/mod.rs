@@ -16,6 +16,7 @@ pub mod stats;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::{Either, select};
 use tracing::Instrument;
@@ -42,6 +43,8 @@ use arena::Arena;
 pub struct Engine<M: Machine> {
     machine: M,
     layout: Layout,
+    /// Shared with the handles that it gives out, so that it knows them again.
+    identity: Arc<()>,
     me: Rank,
     mask: RankSet,
     /// The other ranks that take part, ascending.
@@ -54,8 +57,9 @@ pub struct Engine<M: Machine> {
     links: Links,
     vigil: Vigil,
     arena: Arena,
-    /// Blocks of failed operations: peers may still write there until everybody has recovered.
-    stuck: Vec<Block>,
+    /// The block that the running operation granted, or one that was dropped half-way.
+    granted: Option<Block>,
+    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     poisoned: Option<Failure>,
     stats: Stats,
 }
@@ -101,6 +105,7 @@ impl<M: Machine> Engine<M> {
             operations: 0,
         };
         Ok(Self {
+            identity: Arc::default(),
             me,
             mask: RankSet::new(),
             peers: topology.all().filter(|&rank| rank != me).collect(),
@@ -110,7 +115,7 @@ impl<M: Machine> Engine<M> {
             links: Links::new(layout.settings().rings(), ranks),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
-            stuck: Vec::new(),
+            granted: None,
             poisoned: None,
             stats,
             machine,
@@ -154,6 +159,9 @@ impl<M: Machine> Engine<M> {
 
     /// Refuses a handle that cannot be replayed.
     fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
+        if !Arc::ptr_eq(&handle.inner.endpoint, &self.identity) {
+            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
+        }
         if handle.generation() != self.generation {
             return Err(Error::invalid(
                 "generation of the handle",
@@ -187,6 +195,7 @@ struct Started<'a, M: Machine> {
     links: &'a mut Links,
     vigil: &'a mut Vigil,
     arena: &'a Arena,
+    granted: &'a mut Option<Block>,
 }
 
 /// How an operation ended on this rank.
@@ -196,11 +205,12 @@ struct Ended<T> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// Numbers and starts the next operation.
-    fn start(&mut self, kind: Kind, rings: Rings) -> Started<'_, M> {
+    /// Numbers and starts the next operation, which replays `replayed` if it is given.
+    fn start(&mut self, kind: Kind, rings: Rings, replayed: Option<&Handle>) -> Started<'_, M> {
         let started = self.machine.now();
         let op = self.op;
         self.op += 1;
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
         let ranks = self.layout.topology().ranks() as usize;
         let operation = Operation {
             machine: &self.machine,
@@ -212,11 +222,12 @@ impl<M: Machine> Engine<M> {
             generation: self.generation,
             kind,
             rings,
-            settings: self.layout.hash(&rings),
+            settings: self.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
             times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
-        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena }
+        let granted = &mut self.granted;
+        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena, granted }
     }
 
     /// Takes note of how an operation ended.
@@ -226,6 +237,7 @@ impl<M: Machine> Engine<M> {
         }
         match ended.result {
             Ok(value) => {
+                self.poisoned = None;
                 self.stats.operations += 1;
                 Ok(value)
             }
@@ -265,7 +277,10 @@ async fn run<M: Machine, T>(
             }
         };
         let result = match outcome {
-            Ok(value) => Ok(value),
+            Ok(value) => {
+                vigil.retract(operation).await;
+                Ok(value)
+            }
             Err(fault) => Err(fail(operation, vigil, fault).await),
         };
         Ended { result, waited: operation.board.waited() }
