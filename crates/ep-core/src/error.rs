@@ -179,6 +179,12 @@ pub enum Fault {
         /// The other rank.
         peer: Rank,
     },
+    /// Rows were offered to peers by a combine that failed: some rank may still read them.
+    #[error("peers may still read these rows, until all that were offered them have recovered")]
+    StillOffered,
+    /// The future of the operation was dropped before it had ended.
+    #[error("the call was dropped before it had ended")]
+    Abandoned,
     /// A peer reported the failure.
     #[error("rank {reporter} gave up on rank {culprit}")]
     Aborted {
@@ -202,7 +208,7 @@ impl Fault {
             Self::Timeout { peer, .. } | Self::PeerGone { peer, .. } | Self::Mismatch { peer, .. } => Some(peer),
             Self::Aborted { culprit, .. } => Some(culprit),
             Self::NotOffered { lane, .. } => Some(lane.peer),
-            Self::OutOfRange { .. } => None,
+            Self::OutOfRange { .. } | Self::Abandoned | Self::StillOffered => None,
         }
     }
 }

@@ -50,6 +50,11 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         refusal("9 channels", ep.dispatch_with(&x, &routing, &options).await, &mut said);
         let options = Dispatch { expert_alignment: 0, ..Dispatch::default() };
         refusal("alignment 0", ep.dispatch_with(&x, &routing, &options).await, &mut said);
+        let options = Dispatch { worst_rows: u32::MAX, ..Dispatch::default() };
+        refusal("too many rows", ep.dispatch_with(&x, &routing, &options).await, &mut said);
+        let in_rank = ep.array(&[1u8; 8])?;
+        let membership = Routing::Membership { in_rank, tokens_per_expert: vec![1, 4, 5, 0] };
+        refusal("5 of 4 tokens", ep.dispatch(&x, &membership).await, &mut said);
         refusal("short bytes", ep.rows(&[0; 10], 1), &mut said);
         // Nothing is lost: the same endpoint works.
         let (observed, handle) =
@@ -69,6 +74,8 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         "rows of x is 3, allowed: at least 4",
         "channels is 9, allowed: 1 to 1 of the communicator",
         "expert alignment is 0, allowed: at least 1",
+        "worst-case rows is 4294967295, allowed: at most 8, of 2 ranks with 4 tokens",
+        "tokens of expert 2 is 5, allowed: at most the 4 tokens",
         "length of the rows in bytes is 10, allowed: 1 rows of 64 bytes",
     ];
     for said in said {

@@ -1,5 +1,6 @@
 //! The arena of a window: blocks granted to peers, or filled by the experts for peers to pull; and leases of them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +13,12 @@ use crate::port::{Offset, Span};
 #[derive(Debug)]
 struct Free {
     ranges: Vec<Span>,
+    /// Recoveries so far.
+    epoch: u64,
+    /// Epochs that ended with the loss of a rank.
+    lossy: Vec<u64>,
+    /// Blocks of this epoch's failed operation: peers may still touch them until everybody has recovered.
+    stuck: Vec<Block>,
 }
 
 impl Free {
@@ -49,7 +56,7 @@ impl Arena {
         let start = span.offset.0.next_multiple_of(SLOT_ALIGN);
         let len = span.end().saturating_sub(start) / SLOT_ALIGN * SLOT_ALIGN;
         let ranges = if len > 0 { vec![Offset(start).span(len)] } else { Vec::new() };
-        Self { free: Arc::new(Mutex::new(Free { ranges })) }
+        Self { free: Arc::new(Mutex::new(Free { ranges, epoch: 0, lossy: Vec::new(), stuck: Vec::new() })) }
     }
 
     /// A block of `rows` rows, or none when there is no room. A block of no rows needs no room.
@@ -63,6 +70,28 @@ impl Arena {
     pub(crate) fn give(&self, block: &Block) {
         if block.span().len > 0 {
             self.free().give(block.span());
+        }
+    }
+
+    /// Keeps a block of a failed operation until the next recovery.
+    pub(crate) fn hold(&self, block: Block) {
+        self.free().stuck.push(block);
+    }
+
+    /// Everybody has stopped what it did before, except ranks newly `lost`: what these were granted or offered is never
+    /// handed out again.
+    pub(crate) fn recovered(&self, lost: bool) {
+        let stuck = {
+            let mut free = self.free();
+            if lost {
+                let epoch = free.epoch;
+                free.lossy.push(epoch);
+            }
+            free.epoch += 1;
+            std::mem::take(&mut free.stuck)
+        };
+        if !lost {
+            stuck.iter().for_each(|block| self.give(block));
         }
     }
 
@@ -82,15 +111,27 @@ pub struct Lease<W> {
     block: Block,
     row_bytes: u64,
     window: W,
+    /// The epoch in which it was offered to peers, until the operation has ended well.
+    offered: Cell<Option<u64>>,
 }
 
 impl<W: Window> Lease<W> {
     pub(crate) fn new(arena: &Arena, block: Block, row_bytes: u64, window: W) -> Self {
-        Self { arena: arena.clone(), block, row_bytes, window }
+        Self { arena: arena.clone(), block, row_bytes, window, offered: Cell::new(None) }
     }
 
     pub(crate) fn block_in(&self, arena: &Arena) -> Option<Block> {
         self.arena.same(arena).then_some(self.block)
+    }
+
+    /// Peers are about to be told that they may read it.
+    pub(crate) fn offer(&self) {
+        self.offered.set(Some(self.arena.free().epoch));
+    }
+
+    /// No peer reads it any more.
+    pub(crate) fn take_back(&self) {
+        self.offered.set(None);
     }
 
     /// Rows it holds.
@@ -115,9 +156,16 @@ impl<W: Window> Lease<W> {
     /// Copies row `row` in.
     ///
     /// # Errors
-    /// [`Fault::OutOfRange`].
+    /// [`Fault::OutOfRange`]; [`Fault::StillOffered`] after a failed combine, until all ranks that might read it have
+    /// recovered.
     pub fn write(&mut self, row: u32, bytes: &[u8]) -> Result<(), Fault> {
         self.check(row)?;
+        if let Some(offered) = self.offered.get() {
+            let free = self.arena.free();
+            if offered == free.epoch || free.lossy.contains(&offered) {
+                return Err(Fault::StillOffered);
+            }
+        }
         self.window.write(self.block.payload(row).offset, &bytes[..self.row_bytes as usize])
     }
 
@@ -138,7 +186,14 @@ impl<W> fmt::Debug for Lease<W> {
 
 impl<W> Drop for Lease<W> {
     fn drop(&mut self) {
-        self.arena.give(&self.block);
+        let free = self.arena.free();
+        let (now, lost) = (free.epoch, self.offered.get().is_some_and(|offered| free.lossy.contains(&offered)));
+        drop(free);
+        match self.offered.get() {
+            Some(_) if lost => {}
+            Some(offered) if offered == now => self.arena.hold(self.block),
+            _ => self.arena.give(&self.block),
+        }
     }
 }
 

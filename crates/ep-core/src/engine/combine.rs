@@ -44,11 +44,14 @@ impl<M: Machine> Engine<M> {
         let reduction = Reduction::new(options.bias, tokens * self.row_bytes(), weights);
         // Only the rows that this machine's peers can reach are offered to them.
         let offered = y.block_in(&self.arena).filter(|_| self.machine.capabilities().get);
+        let lease = y.lease().filter(|_| offered.is_some());
+        lease.inspect(|lease| lease.offer());
         let ended = {
-            let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings);
+            let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings, Some(handle));
             run(&operation, vigil, bring_back(&operation, links, &returns, &reduction, offered.as_ref())).await
         };
         self.end(ended)?;
+        lease.inspect(|lease| lease.take_back());
         self.count_rows(&handle.inner, false);
         let Sums { x, topk_weights } = reduction.into_sums();
         let x = HostRows::Owned { bytes: x, row_bytes: self.row_bytes() };

@@ -22,8 +22,8 @@ struct Batch<'a, M: Machine> {
     /// For the handle; `outgoing` borrows the same.
     plan: Arc<Plan>,
     outgoing: Outgoing<'a, M::Window>,
-    /// The counts, when a handle knows them already.
-    known: Option<&'a Exchange>,
+    /// The dispatch that is replayed, whose counts are known.
+    replayed: Option<&'a Handle>,
     worst_rows: u32,
     alignment: u32,
 }
@@ -49,6 +49,12 @@ impl<M: Machine> Engine<M> {
         if options.expert_alignment == 0 {
             return Err(Error::invalid("expert alignment", 0, "at least 1"));
         }
+        let (ranks, tokens) = (self.topology().ranks(), self.shape().max_tokens());
+        let most = u64::from(ranks) * u64::from(tokens);
+        if u64::from(options.worst_rows) > most {
+            let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
+            return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
+        }
         let (plan, choices) = self.plan(routing)?;
         let plan = Arc::new(plan);
         self.check_rows("x", x, plan.tokens())?;
@@ -57,7 +63,7 @@ impl<M: Machine> Engine<M> {
             rings,
             plan: Arc::clone(&plan),
             outgoing: Outgoing { x, plan: &plan, choices },
-            known: None,
+            replayed: None,
             worst_rows: options.worst_rows,
             alignment: options.expert_alignment,
         };
@@ -77,7 +83,7 @@ impl<M: Machine> Engine<M> {
             rings: handle.rings(),
             plan: Arc::clone(&handle.inner.plan),
             outgoing: Outgoing { x, plan: handle.plan(), choices: None },
-            known: Some(handle.exchange()),
+            replayed: Some(handle),
             worst_rows: 0,
             alignment: 1,
         };
@@ -102,40 +108,36 @@ impl<M: Machine> Engine<M> {
             }
             Routing::Membership { in_rank, tokens_per_expert } => {
                 let membership = Membership { in_rank, tokens_per_expert };
-                Ok((Plan::of_membership(self.shape(), ranks, &self.mask, membership)?, None))
+                let plan = Plan::of_membership(self.shape(), ranks, &self.mask, membership)?;
+                if let Some(expert) = tokens_per_expert.iter().position(|&count| count > plan.tokens()) {
+                    let limit = format_args!("at most the {} tokens", plan.tokens());
+                    return Err(Error::invalid(
+                        format_args!("tokens of expert {expert}"),
+                        tokens_per_expert[expert],
+                        limit,
+                    ));
+                }
+                Ok((plan, None))
             }
         }
     }
 
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
         let op = self.op;
-        let mut granted = None;
         let ended = {
-            let Started { operation, links, vigil, arena } = self.start(batch.kind, batch.rings);
-            let work = transfer(&operation, links, arena, &batch, &mut granted);
+            let Started { operation, links, vigil, arena, granted } =
+                self.start(batch.kind, batch.rings, batch.replayed);
+            let work = transfer(&operation, links, arena, &batch, granted);
             run(&operation, vigil, work).await
         };
-        self.receive(op, batch, ended, granted)
+        self.receive(op, batch, ended)
     }
 
     /// Makes of what arrived what the user gets.
-    fn receive(
-        &mut self,
-        op: u64,
-        batch: Batch<'_, M>,
-        ended: Ended<Arrived<M>>,
-        granted: Option<Block>,
-    ) -> Result<Received<Self>, Error> {
-        let Arrived { taken, exchange, by_node, fanout } = match self.end(ended) {
-            Ok(arrived) => arrived,
-            Err(error) => {
-                self.stuck.extend(granted);
-                return Err(error);
-            }
-        };
-        let me = self.me;
-        let rows = exchange.received(me);
-        let x = match granted {
+    fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
+        let Arrived { taken, exchange, by_node, fanout } = self.end(ended)?;
+        let rows = exchange.received(self.me);
+        let x = match self.granted.take() {
             Some(block) => {
                 #[cfg(feature = "plant")]
                 if self.settings().plant() == Some(crate::plant::Plant::LeaseFreedEarly) {
@@ -155,6 +157,7 @@ impl<M: Machine> Engine<M> {
         }
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let inner = Inner {
+            endpoint: Arc::clone(&self.identity),
             op,
             generation: self.generation,
             rings: batch.rings,
@@ -190,8 +193,8 @@ async fn transfer<M: Machine>(
     links.cut(operation).await?;
     let mut control = Control::open(operation);
     control.bank().await?;
-    let exchange = match batch.known {
-        Some(exchange) => exchange.clone(),
+    let exchange = match batch.replayed {
+        Some(handle) => handle.exchange().clone(),
         None => control.exchange(batch.outgoing.plan).await?,
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;

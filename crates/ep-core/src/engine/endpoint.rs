@@ -52,7 +52,7 @@ pub enum Routing<I, F, B> {
     Membership {
         /// `[tokens, ranks]`: 1 where the token goes to the rank, else 0.
         in_rank: B,
-        /// `[experts]`: tokens of this batch for each expert.
+        /// `[experts]`: tokens of this batch for each expert, at most all of them.
         tokens_per_expert: Vec<u32>,
     },
 }
@@ -68,7 +68,7 @@ pub struct Dispatch {
     /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout does not change.
     pub expert_alignment: u32,
     /// Rows to size the results for, instead of the exact number: 0 for exact. Rows beyond the received ones have
-    /// `topk_idx` -1 and undefined payload.
+    /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`].
     pub worst_rows: u32,
 }
 
@@ -85,7 +85,7 @@ pub struct Combine<'a, E: Endpoint + ?Sized> {
     pub topk_weights: Option<&'a E::Array<f32>>,
     /// Up to two `[tokens, hidden]` rows to start each token's sum from.
     pub bias: [Option<&'a E::Buf>; 2],
-    /// Rings of this call; absent: the communicator's.
+    /// Rings of this call; absent: those of the handle's dispatch.
     pub rings: Option<Rings>,
 }
 
@@ -132,7 +132,7 @@ pub struct Combined<E: Endpoint + ?Sized> {
 /// One rank of a communicator: throughput-mode dispatch and combine.
 ///
 /// All ranks make the same calls in the same order. A call that fails poisons the communicator: every later one returns
-/// [`Error::Poisoned`] until [`Endpoint::recover`]. Bad input is refused before anything moves and poisons nothing,
+/// [`Error::Poisoned`] until [`Endpoint::recover`]; so does a call whose future is dropped before it has ended. Bad input is refused before anything moves and poisons nothing,
 /// but the other ranks then wait for this one.
 #[allow(async_fn_in_trait)] // Endpoints stay on the thread of their rank.
 pub trait Endpoint {
@@ -229,8 +229,9 @@ pub trait Endpoint {
     ) -> Result<Combined<Self>, Error>;
 
     /// Goes on without the ranks of `mask`, after a failure or before one: agrees with the other survivors on a new
-    /// generation. Tokens for experts of masked ranks are dropped from then on. Handles and leases of earlier
-    /// generations are refused; their memory returns when they are dropped.
+    /// generation. Tokens for experts of masked ranks are dropped from then on. Handles of earlier
+    /// generations are refused. Leases stay readable, and their memory returns when they are dropped, unless a rank that
+    /// was given up may still touch it.
     ///
     /// # Errors
     /// [`Error::Excluded`] when the others gave up on this rank; [`Error::Failed`] when a survivor did not come.

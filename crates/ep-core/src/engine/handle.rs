@@ -13,6 +13,8 @@ pub struct Handle {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    /// The identity of the endpoint that made it.
+    pub(crate) endpoint: Arc<()>,
     pub(crate) op: u64,
     pub(crate) generation: u16,
     pub(crate) rings: Rings,

@@ -18,6 +18,7 @@ pub mod stats;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::{Either, select};
 use tracing::Instrument;
@@ -45,6 +46,8 @@ use links::Links;
 pub struct Engine<M: Machine> {
     machine: M,
     layout: Layout,
+    /// Shared with the handles that it gives out, so that it knows them again.
+    identity: Arc<()>,
     me: Rank,
     mask: RankSet,
     neighbours: Neighbours,
@@ -56,8 +59,9 @@ pub struct Engine<M: Machine> {
     links: Links,
     vigil: Vigil,
     arena: Arena,
-    /// Blocks of failed operations: peers may still write there until everybody has recovered.
-    stuck: Vec<Block>,
+    /// The block that the running operation granted, or one that was dropped half-way.
+    granted: Option<Block>,
+    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     poisoned: Option<Failure>,
     stats: Stats,
 }
@@ -98,6 +102,7 @@ impl<M: Machine> Engine<M> {
             operations: 0,
         };
         Ok(Self {
+            identity: Arc::default(),
             me,
             mask: RankSet::new(),
             neighbours: Neighbours::of(&topology, me, &RankSet::new()),
@@ -107,7 +112,7 @@ impl<M: Machine> Engine<M> {
             links: Links::new(&layout, me),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
-            stuck: Vec::new(),
+            granted: None,
             poisoned: None,
             stats,
             machine,
@@ -151,6 +156,9 @@ impl<M: Machine> Engine<M> {
 
     /// Refuses a handle that cannot be replayed.
     fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
+        if !Arc::ptr_eq(&handle.inner.endpoint, &self.identity) {
+            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
+        }
         if handle.generation() != self.generation {
             return Err(Error::invalid(
                 "generation of the handle",
@@ -184,6 +192,7 @@ struct Started<'a, M: Machine> {
     links: &'a mut Links,
     vigil: &'a mut Vigil,
     arena: &'a Arena,
+    granted: &'a mut Option<Block>,
 }
 
 /// How an operation ended on this rank.
@@ -193,11 +202,12 @@ struct Ended<T> {
 }
 
 impl<M: Machine> Engine<M> {
-    /// Numbers and starts the next operation.
-    fn start(&mut self, kind: Kind, rings: Rings) -> Started<'_, M> {
+    /// Numbers and starts the next operation, which replays `replayed` if it is given.
+    fn start(&mut self, kind: Kind, rings: Rings, replayed: Option<&Handle>) -> Started<'_, M> {
         let started = self.machine.now();
         let op = self.op;
         self.op += 1;
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
         let ranks = self.layout.topology().ranks() as usize;
         let operation = Operation {
             machine: &self.machine,
@@ -211,11 +221,12 @@ impl<M: Machine> Engine<M> {
             generation: self.generation,
             kind,
             rings,
-            settings: self.layout.hash(&rings),
+            settings: self.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
             times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
-        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena }
+        let granted = &mut self.granted;
+        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena, granted }
     }
 
     /// Takes note of how an operation ended.
@@ -225,6 +236,7 @@ impl<M: Machine> Engine<M> {
         }
         match ended.result {
             Ok(value) => {
+                self.poisoned = None;
                 self.stats.operations += 1;
                 Ok(value)
             }
@@ -280,7 +292,10 @@ async fn run<M: Machine, T>(
             }
         };
         let result = match outcome {
-            Ok(value) => Ok(value),
+            Ok(value) => {
+                vigil.retract(operation).await;
+                Ok(value)
+            }
             Err(fault) => Err(fail(operation, vigil, fault).await),
         };
         Ended { result, waited: operation.board.waited() }

@@ -1,7 +1,7 @@
 //! Going on after a failure: a new generation without the ranks that were given up.
 
 use super::{Engine, Links, Neighbours};
-use crate::error::Error;
+use crate::error::{Error, Failure, Fault};
 use crate::machine::{Agreement, Machine, Proposal};
 use crate::roles::Vigil;
 use crate::topology::{RankSet, Topology};
@@ -17,15 +17,20 @@ impl<M: Machine> Engine<M> {
         if proposed.contains(self.me) {
             return Err(Error::Excluded { rank: self.me });
         }
+        if self.generation == u16::MAX {
+            let limit = format_args!("less than {} to recover", u16::MAX);
+            return Err(Error::invalid("generation of the communicator", self.generation, limit));
+        }
+        // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
+        if matches!(self.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
+            self.machine.reset().await;
+        }
+        self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
         let deadline = self.machine.now() + self.settings().deadline();
         let Agreement { mask, generation, op } = self.machine.bootstrap().agree(proposal, deadline).await?;
-        // Everybody has stopped what it did in the old generation, except ranks newly given up: what these were granted
-        // in a failed operation is never handed out again.
         let lost = mask.iter().any(|rank| !self.mask.contains(rank));
-        if !lost {
-            self.stuck.drain(..).for_each(|block| self.arena.give(&block));
-        }
+        self.arena.recovered(lost);
         let ranks = topology.ranks() as usize;
         self.neighbours = Neighbours::of(&topology, self.me, &mask);
         self.mask = mask;
@@ -46,4 +51,53 @@ fn whole_nodes(topology: &Topology, mask: &RankSet) -> RankSet {
         return mask.clone();
     }
     mask.iter().flat_map(|rank| topology.ranks_of(topology.node_of(rank))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::loopback::{LoopbackMachine, finish};
+    use crate::{Placement, Rank, Settings, Shape, Topology};
+
+    fn engine() -> Engine<LoopbackMachine> {
+        let shape = Shape::builder().experts(4).topk(1).hidden(16).max_tokens(8).build().unwrap();
+        let topology = Topology::new(1, 4).unwrap();
+        let settings = Settings::builder(&shape, &topology).placement(Placement::Direct).build().unwrap();
+        Engine::new(LoopbackMachine::with(&shape, &topology, &settings)).unwrap()
+    }
+
+    fn recover(engine: &mut Engine<LoopbackMachine>, mask: &[Rank]) -> Result<(), Error> {
+        finish(engine.recover_without(&mask.iter().copied().collect()))
+    }
+
+    /// A rank that was given up may be alive and still write where it was allowed to, however often the others recover.
+    #[test]
+    fn what_a_lost_rank_was_granted_is_never_granted_again() {
+        let mut engine = engine();
+        let format = *engine.layout.row();
+        let granted = engine.arena.take(&format, 5).unwrap();
+        engine.arena.hold(granted);
+        recover(&mut engine, &[Rank(3)]).unwrap();
+        recover(&mut engine, &[]).unwrap();
+        assert_ne!(engine.arena.take(&format, 5).unwrap().base(), granted.base());
+    }
+
+    #[test]
+    fn what_only_survivors_were_granted_returns() {
+        let mut engine = engine();
+        let format = *engine.layout.row();
+        let granted = engine.arena.take(&format, 5).unwrap();
+        engine.arena.hold(granted);
+        recover(&mut engine, &[]).unwrap();
+        assert_eq!(engine.arena.take(&format, 5).unwrap().base(), granted.base());
+    }
+
+    #[test]
+    fn generations_end_with_an_error() {
+        let mut engine = engine();
+        engine.generation = u16::MAX - 1;
+        recover(&mut engine, &[]).unwrap();
+        let error = recover(&mut engine, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "generation of the communicator is 65535, allowed: less than 65535 to recover");
+    }
 }

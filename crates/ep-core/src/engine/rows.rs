@@ -145,6 +145,14 @@ impl<W: Window> HostRows<W> {
         }
     }
 
+    /// The lease, when the rows lie in the window.
+    pub(crate) const fn lease(&self) -> Option<&Lease<W>> {
+        match self {
+            Self::Owned { .. } => None,
+            Self::Leased(lease) => Some(lease),
+        }
+    }
+
     /// The block it leases from `arena`, if it does.
     pub(crate) fn block_in(&self, arena: &Arena) -> Option<Block> {
         match self {

@@ -43,7 +43,8 @@ pub struct OpHeader {
     pub kind: u32,
     /// Rows that follow: in the ring, or from the sender to the reader in all.
     pub rows: u32,
-    /// Hash of shape, topology and the call's settings.
+    /// [`crate::Layout::hash`] of shape, topology and the call's rings, plus the number of the dispatch that is
+    /// replayed, if one is (wrapping).
     pub settings: u64,
     /// Position of the ring's first row; zero in messages and between nodes.
     pub first: u32,

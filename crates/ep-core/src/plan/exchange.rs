@@ -75,7 +75,20 @@ impl Exchange {
     }
 }
 
-/// `counts` rounded up to multiples of `alignment`, which is at least 1.
+/// `counts` rounded up to multiples of `alignment`, which is at least 1; to the last multiple below 2^32 at most.
 pub fn align_counts(counts: &[u32], alignment: u32) -> Vec<u32> {
-    counts.iter().map(|&count| count.next_multiple_of(alignment)).collect()
+    let most = u32::MAX / alignment * alignment;
+    counts.iter().map(|&count| count.checked_next_multiple_of(alignment).unwrap_or(most)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_rounded_up_and_never_wrap() {
+        assert_eq!(align_counts(&[0, 1, 8, 9], 8), [0, 8, 8, 16]);
+        assert_eq!(align_counts(&[u32::MAX, u32::MAX - 20], 16), [u32::MAX - 15; 2]);
+        assert_eq!(align_counts(&[7, 0], u32::MAX), [u32::MAX, 0]);
+    }
 }

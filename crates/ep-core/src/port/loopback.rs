@@ -144,8 +144,12 @@ impl LoopbackMachine {
     pub(crate) fn new() -> Self {
         let shape = Shape::builder().experts(8).hidden(16).build().expect("a valid shape");
         let topology = Topology::new(1, 1).expect("one rank is valid");
-        let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology)).expect("a valid layout");
-        Self { port: Loopback::new(), layout }
+        Self::with(&shape, &topology, &Settings::auto(&shape, &topology))
+    }
+
+    /// Rank 0 of a communicator whose other ranks never do anything, and agree to all that it proposes.
+    pub(crate) fn with(shape: &Shape, topology: &Topology, settings: &Settings) -> Self {
+        Self { port: Loopback::new(), layout: Layout::new(shape, topology, settings).expect("a valid layout") }
     }
 }
 

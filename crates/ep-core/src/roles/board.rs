@@ -71,9 +71,14 @@ impl Board {
         news
     }
 
+    /// Whether this rank has told the others that it waits.
+    pub(crate) fn has_reported(&self) -> bool {
+        self.reported.get().is_some()
+    }
+
     /// Whether anybody, this rank too, has said what it waits for.
     pub(crate) fn is_troubled(&self) -> bool {
-        self.reported.get().is_some() || self.suspicions.borrow().iter().any(Option::is_some)
+        self.has_reported() || self.suspicions.borrow().iter().any(Option::is_some)
     }
 
     pub(crate) fn suspect(&self, reporter: Rank, wait: Wait) {

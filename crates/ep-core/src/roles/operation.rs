@@ -1,7 +1,7 @@
 //! What all roles of one operation share, and the port they see the machine through.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -11,7 +11,7 @@ use super::board::{Board, Wait};
 use crate::error::{Fault, Phase};
 use crate::layout::{Kind, Layout, OpHeader};
 use crate::machine::{Machine, Opening};
-use crate::port::{Cell, Counter, LaneId, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
 use crate::settings::Rings;
 use crate::topology::{Rank, RankSet};
 
@@ -33,7 +33,7 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) generation: u16,
     pub(crate) kind: Kind,
     pub(crate) rings: Rings,
-    /// Hash of shape, topology and the call's settings.
+    /// Hash of shape, topology, the call's settings and the dispatch that is replayed.
     pub(crate) settings: u64,
     pub(crate) times: Times,
     pub(crate) board: Rc<Board>,
@@ -124,7 +124,7 @@ impl<'a, M: Machine> Operation<'a, M> {
         for (field, mine, theirs) in [
             ("number of the operation", mine.op, theirs.op),
             ("kind of the operation", mine.kind.into(), theirs.kind.into()),
-            ("hash of shape and settings", mine.settings, theirs.settings),
+            ("hash of shape, settings and replayed dispatch", mine.settings, theirs.settings),
         ] {
             if mine != theirs {
                 return Err(Fault::Mismatch { field, mine, theirs, peer });
@@ -183,6 +183,37 @@ impl<P: Port> Attended<P> {
         self.wait_any(&[Need { cell, at_least }]).await.map(drop)
     }
 
+    /// Runs a verb that posts to `lane` or flushes it. While it pends, this rank waits for the peer at the other end: a
+    /// full lane, or a get that never comes, must explain those who wait for this rank. Its phase is a late one: of both
+    /// ends of a lane that carries nothing, the one that waits for what it should bring is nearer to the cause.
+    async fn on_lane<T>(
+        &mut self,
+        lane: LaneId,
+        verb: impl AsyncFnOnce(&mut P) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let began = self.now();
+        let wait = Wait { op: self.op, phase: Phase::Credit, peer: lane.peer };
+        let (board, seat) = (&self.board, self.seat);
+        let mut pended = false;
+        let result = {
+            let mut verb = pin!(verb(&mut self.inner));
+            poll_fn(|context| {
+                let polled = verb.as_mut().poll(context);
+                // The watch role's own posts explain nothing.
+                if polled.is_pending() && !pended && lane.kind != LaneKind::Watch {
+                    pended = true;
+                    board.waits(seat, wait);
+                }
+                polled
+            })
+            .await
+        };
+        if pended && result.is_ok() {
+            self.board.goes_on(self.seat, self.now() - began);
+        }
+        result
+    }
+
     /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled.
     fn phase(&self, need: &Need) -> Phase {
         if need.cell.counter == Counter::Done && need.at_least == self.op {
@@ -225,19 +256,19 @@ impl<P: Port> Port for Attended<P> {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.inner.put(lane, from, to).await
+        self.on_lane(lane, async |port: &mut P| port.put(lane, from, to).await).await
     }
 
     async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.inner.get(lane, from, to).await
+        self.on_lane(lane, async |port: &mut P| port.get(lane, from, to).await).await
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.inner.publish(lane, cell, value).await
+        self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        self.inner.flush(lane, upto).await
+        self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

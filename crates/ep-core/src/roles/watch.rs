@@ -3,7 +3,8 @@
 //! First it tells every peer which operation has begun here, and of what kind: ranks that do different things find out.
 //!
 //! At three quarters of the time allowed, a rank that waits publishes a *suspicion*: what for, from whom. Whoever hears
-//! one and waits itself answers with its own. At seven eighths all waits end. In the last eighth the ranks speak in turn:
+//! one and waits itself answers with its own. A rank whose operation ends well after all takes its suspicion back, by one
+//! of itself. At seven eighths all waits end. In the last eighth the ranks speak in turn:
 //! each, when nobody has spoken before, names the rank that waits for nobody ([`Board::culprit`]) and spreads that
 //! *verdict*; whoever hears a verdict takes it over and spreads it too. So ranks that see different halves of a broken
 //! lane still name the same culprit.
@@ -60,6 +61,15 @@ impl Vigil {
         self.raise(operation, &mut port, true, wait).await;
     }
 
+    /// After an operation that ended well: takes back what this rank said that it waits for.
+    pub(crate) async fn retract<M: Machine>(&mut self, operation: &Operation<'_, M>) {
+        if operation.board.has_reported() {
+            let mut port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
+            let wait = Wait { op: operation.op, phase: Phase::Alarm, peer: operation.me };
+            self.raise(operation, &mut port, false, wait).await;
+        }
+    }
+
     /// Takes in the alarm that `need` waited for: notes a suspicion, returns a verdict.
     fn hear<M: Machine>(&mut self, operation: &Operation<'_, M>, need: &mut Need, value: u64) -> Option<Fault> {
         let reporter = need.cell.writer;
@@ -70,7 +80,10 @@ impl Vigil {
             return Some(Fault::Aborted { reporter, culprit: alarm.peer });
         }
         let op = full_op(alarm.op, operation.op);
-        operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer });
+        match alarm.peer == reporter {
+            true => operation.board.forget(reporter),
+            false => operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer }),
+        }
         None
     }
 
@@ -163,12 +176,6 @@ async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil)
         let value = port.peek(needs[at].cell);
         if let Some(Fault::Aborted { reporter, culprit }) = vigil.hear(operation, &mut needs[at], value) {
             return Some((culprit, reporter));
-        }
-    }
-    // A rank that has finished the operation it waited in waits no more.
-    for (reporter, wait) in operation.board.suspicions() {
-        if port.peek(Cell::new(reporter, LaneKind::Control, Counter::Done)) >= wait.op {
-            operation.board.forget(reporter);
         }
     }
     None
