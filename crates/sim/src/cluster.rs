@@ -17,6 +17,8 @@ use ep_core::incident::Incident;
 
 /// Events after which a run counts as one that does not end.
 const MAX_EVENTS: u64 = 200_000_000;
+/// The largest window: windows are sparse, but their directories of pages (24 bytes per 32 MiB) are not.
+const MAX_WINDOW: u64 = 1 << 46;
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -74,7 +76,8 @@ impl Builder {
     /// Cuts the window.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the shape does not suit the ranks, or an incident names a rank that does not exist.
+    /// [`Error::Invalid`] when the shape does not suit the ranks, an incident names a rank that does not exist, or a
+    /// window would exceed 2^46 bytes.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
         let named = self.config.incidents.iter().flat_map(Incident::ranks);
@@ -83,6 +86,10 @@ impl Builder {
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
         let layout = Layout::new(&shape, &self.topology, &settings)?;
+        if layout.window_bytes() > MAX_WINDOW {
+            let limit = format_args!("at most {MAX_WINDOW} in the simulator");
+            return Err(Error::invalid("bytes of a window", layout.window_bytes(), limit));
+        }
         Ok(Cluster { layout, config: self.config })
     }
 }

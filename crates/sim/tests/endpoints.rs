@@ -168,3 +168,14 @@ fn rows_offered_by_a_failed_combine_stay_as_they_are() {
 fn four() -> Shape {
     Shape::builder().experts(8).topk(2).hidden(32).max_tokens(TOKENS).build().unwrap()
 }
+
+#[test]
+fn a_window_beyond_the_simulators_limit_is_refused() {
+    let topology = Topology::new(1, 3).unwrap();
+    let built = |bytes| {
+        let settings = Settings::builder(&shape(), &topology).arena_bytes(bytes).build().unwrap();
+        Cluster::builder(topology).settings(settings).build(shape())
+    };
+    assert!(built(1 << 45).is_ok());
+    assert!(built(1 << 62).unwrap_err().to_string().ends_with("allowed: at most 70368744177664 in the simulator"));
+}
