@@ -62,15 +62,20 @@ pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
         let ranks = nodes * per_node;
         let topk = topk.min(ranks * local_experts);
         let most = (96 / ranks).max(1);
+        // In one scenario of a hundred a rank brings a thousand tokens: with rings of one slot, a thousand times what they hold.
+        let one_busy = prop_oneof![9 => 1..=1000 / ranks, 1 => Just(1000)];
         let tokens = prop_oneof![
-            6 => prop::collection::vec(0..=most, ranks as usize),
+            8 => prop::collection::vec(0..=most, ranks as usize),
             1 => Just(vec![0; ranks as usize]),
-            1 => (0..ranks, 1..=1000 / ranks).prop_map(move |(busy, tokens)| {
+            1 => (0..ranks, one_busy).prop_map(move |(busy, tokens)| {
                 (0..ranks).map(|rank| if rank == busy { tokens } else { 0 }).collect()
             }),
         ];
+        // As many groups as ranks always divide the experts; the limit is the least that holds topk experts.
+        let grouped = RoutingKind::Grouped { groups: ranks, limit: topk.div_ceil(local_experts) };
         let routing = prop_oneof![
             4 => Just(RoutingKind::Uniform),
+            1 => Just(grouped),
             2 => (0.5f64..3.0).prop_map(|exponent| RoutingKind::Skewed { exponent }),
             1 => Just(RoutingKind::Single),
         ];

@@ -33,9 +33,13 @@ pub fn channel_share(some: &[u32], tokens: u32, channels: u32, channel: u32) -> 
     cut(range.start)..cut(range.end)
 }
 
-/// `[nodes]`: the tokens of a plan that go to each node, ascending, however many of its ranks they go to.
+/// `[nodes]`: the tokens of a plan that go to each node, ascending, however many of its ranks they go to. On one node
+/// nothing travels between nodes, and the list is left empty.
 pub fn tokens_by_node(plan: &Plan, topology: &Topology) -> Vec<Vec<u32>> {
-    let mut nodes = vec![Vec::new(); topology.nodes() as usize];
+    if topology.nodes() == 1 {
+        return vec![Vec::new()];
+    }
+    let mut nodes: Vec<_> = topology.all_nodes().map(|_| Vec::with_capacity(plan.tokens() as usize)).collect();
     for token in 0..plan.tokens() {
         for &(rank, _) in plan.reached(token) {
             let tokens: &mut Vec<u32> = &mut nodes[topology.node_of(rank).index()];
