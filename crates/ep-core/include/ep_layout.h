@@ -31,6 +31,11 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_NO_BASE 18446744073709551615ull
 #define EP_VALUE_BITS 48u
 #define EP_MAX_ALARM_SERIAL 32767u
+#define EP_SCALE_GROUP 128u
+#define EP_ELEMENT_BF16 0u
+#define EP_ELEMENT_FP8 1u
+#define EP_ELEMENT_FP8_POWER_OF_TWO 2u
+#define EP_ELEMENT_FP8_UE8M0 3u
 #define EP_KIND_DISPATCH 1u
 #define EP_KIND_CACHED_DISPATCH 2u
 #define EP_KIND_COMBINE 3u
@@ -137,7 +142,12 @@ struct EpWindow {
     ep_u64 header_bytes;
     ep_u64 payload_bytes;
     ep_u64 payload_stride;
+    ep_u64 scales_offset;
+    ep_u64 scales_bytes;
     ep_u64 wire_bytes;
+    ep_u64 result_bytes;
+    ep_u64 result_stride;
+    ep_u64 result_wire_bytes;
     ep_u64 slot_bytes;
     ep_u64 ring_part_slots;
     ep_u64 staging_part_slots;
@@ -147,10 +157,12 @@ struct EpWindow {
     ep_u32 local_experts;
     ep_u32 topk;
     ep_u32 hidden;
+    ep_u32 element;
+    ep_u32 scale_groups;
     ep_u32 channels;
     ep_u32 pull_depth;
 };
-static_assert(sizeof(EpWindow) == 192, "layout");
+static_assert(sizeof(EpWindow) == 240, "layout");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts_outbox) == 16, "layout");
@@ -167,18 +179,25 @@ static_assert(__builtin_offsetof(EpWindow, note_bytes) == 96, "layout");
 static_assert(__builtin_offsetof(EpWindow, header_bytes) == 104, "layout");
 static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 112, "layout");
 static_assert(__builtin_offsetof(EpWindow, payload_stride) == 120, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 128, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 136, "layout");
-static_assert(__builtin_offsetof(EpWindow, ring_part_slots) == 144, "layout");
-static_assert(__builtin_offsetof(EpWindow, staging_part_slots) == 152, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 160, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 164, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 172, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 180, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 188, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 128, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 136, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 144, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 152, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 160, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 168, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, ring_part_slots) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, staging_part_slots) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 200, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 204, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 208, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 212, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 216, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 220, "layout");
+static_assert(__builtin_offsetof(EpWindow, element) == 224, "layout");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 228, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 232, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 236, "layout");
 
 /* The rings of a call; all but channels in rows. */
 struct EpRings {
@@ -240,7 +259,7 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+/* --- Slots, w.slot_bytes apart: w.wire_bytes of a dispatched row, or w.result_wire_bytes of a row of results. --- */
 
 /* A slot of the ring channel from writer, in the reader's window. */
 EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
@@ -277,7 +296,7 @@ EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of rows. */
+/* Bytes of a block of dispatched rows. */
 EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
     return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
 }
@@ -290,6 +309,21 @@ EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
     return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* Bytes of a block of results. */
+EP_HD static inline ep_u64 ep_results_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.result_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block of results at base; w.result_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.result_stride;
+}
+
+/* The header of row row in the block of rows of results at base. */
+EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.result_stride) + (ep_u64)row * w.header_bytes;
 }
 
 /* --- Plan. --- */

@@ -100,6 +100,7 @@ fn expected(case: &Case) -> Vec<u64> {
     let (op, writer) = (*op, Rank(case.writer));
     let cell = Cell::new(writer, LaneKind::from_index(case.lane), case.counter);
     let block = layout.row().block(Offset(case.base), case.rows);
+    let results = layout.row().results().block(Offset(case.base), case.rows);
     let bits = stamp(case.generation, case.count);
     let tokens = channel_tokens(case.tokens, rings.channels, case.channel);
     let alarm = case.alarm;
@@ -113,6 +114,7 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.note_outbox(writer).offset.0,
         layout.ring_slot(writer, rings, case.channel, case.slot).offset.0,
         layout.ring_slot(writer, rings, case.channel, case.slot).len,
+        layout.row().wire_bytes(),
         u64::from(layout.staging_slots(rings)),
         layout.staging_slot(writer, rings, case.channel, case.staging_slot).offset.0,
         layout.pull_slot(case.channel, writer, case.turn).offset.0,
@@ -124,6 +126,12 @@ fn expected(case: &Case) -> Vec<u64> {
         block.header(case.row).offset.0,
         block.header(case.row).len,
         block.span().len,
+        layout.row().scales_offset(),
+        layout.row().scales_bytes(),
+        results.payload(case.row).offset.0,
+        results.payload(case.row).len,
+        results.header(case.row).offset.0,
+        results.span().len,
         u64::from(layout.rank_of_expert(case.expert).0),
         u64::from(tokens.start),
         u64::from(tokens.end),
@@ -190,6 +198,7 @@ int main() {
         out(w.note_bytes);
         out(ep_note_outbox(w, c.writer));
         out(ep_ring_slot(w, r, c.writer, c.channel, c.slot));
+        out(w.wire_bytes > w.result_wire_bytes ? w.wire_bytes : w.result_wire_bytes);
         out(w.wire_bytes);
         out(ep_staging_slots(w, r));
         out(ep_staging_slot(w, r, c.writer, c.channel, c.staging_slot));
@@ -202,6 +211,12 @@ int main() {
         out(ep_block_header(w, c.base, c.rows, c.row));
         out(w.header_bytes);
         out(ep_block_bytes(w, c.rows));
+        out(w.scales_offset);
+        out(w.scales_bytes);
+        out(ep_results_payload(w, c.base, c.row));
+        out(w.result_stride);
+        out(ep_results_header(w, c.base, c.rows, c.row));
+        out(ep_results_bytes(w, c.rows));
         out(ep_rank_of_expert(w, c.expert));
         out(ep_channel_first(c.tokens, r.channels, c.channel));
         out(ep_channel_first(c.tokens, r.channels, c.channel + 1));

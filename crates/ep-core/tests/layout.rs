@@ -119,7 +119,7 @@ proptest! {
             prop_assert!((1..=rings.staging_slots()).contains(&layout.staging_slots(rings)));
             for slot in ring_slots(&layout, writer, rings).into_iter().chain(staging_slots(&layout, writer, rings)) {
                 prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
-                prop_assert_eq!(slot.len, layout.row().wire_bytes());
+                prop_assert_eq!(slot.len, layout.row().slot_room());
             }
         }
     }

@@ -33,7 +33,7 @@ use crate::port::{Cell, Counter, LaneKind, Nanos};
 use crate::ring::{Consumer, Producer};
 use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
-use crate::shape::Shape;
+use crate::shape::{Element, Shape};
 use crate::topology::{Rank, RankSet, Topology};
 use arena::Arena;
 
@@ -83,7 +83,7 @@ impl<M: Machine> Engine<M> {
     /// An endpoint over `machine`, in generation 1.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for several nodes.
+    /// [`Error::Unsupported`] for several nodes, and for rows that travel as anything but bf16.
     pub fn new(machine: M) -> Result<Self, Error> {
         let layout = machine.layout().clone();
         let topology = *layout.topology();
@@ -92,6 +92,10 @@ impl<M: Machine> Engine<M> {
                 format_args!("a topology of {} nodes", topology.nodes()),
                 "one node; the network hop is not built yet",
             ));
+        }
+        let element = layout.shape().element();
+        if element != Element::Bf16 {
+            return Err(Error::unsupported(element, "bf16 rows; the roles do not move others yet"));
         }
         let ranks = topology.ranks() as usize;
         let me = machine.rank();

@@ -188,7 +188,7 @@ impl Layout {
     pub fn ring_slot(&self, writer: Rank, rings: &Rings, channel: u32, slot: u32) -> Span {
         let part = u64::from(writer.0) * self.settings.rings().slots_in_all();
         let at = part + u64::from(channel) * u64::from(rings.geometry.slots) + u64::from(slot);
-        self.rings.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+        self.rings.plus(at * self.row.slot_bytes()).span(self.row.slot_room())
     }
 
     /// A slot of the staging memory for the ring `channel` to `peer`, when the part is cut as `rings`.
@@ -196,7 +196,7 @@ impl Layout {
         let own = self.settings.rings();
         let part = u64::from(peer.0) * u64::from(own.channels) * u64::from(own.staging_slots());
         let at = part + u64::from(channel) * u64::from(self.staging_slots(rings)) + u64::from(slot);
-        self.staging.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+        self.staging.plus(at * self.row.slot_bytes()).span(self.row.slot_room())
     }
 
     /// Staging slots of each ring when the part is cut as `rings`: what the rings ask for, within the part.
@@ -210,7 +210,7 @@ impl Layout {
     pub fn pull_slot(&self, channel: u32, writer: Rank, turn: u32) -> Span {
         let at = (u64::from(channel) * u64::from(self.topology.ranks()) + u64::from(writer.0)) * u64::from(PULL_DEPTH)
             + u64::from(turn % PULL_DEPTH);
-        self.pulls.plus(at * self.row.slot_bytes()).span(self.row.wire_bytes())
+        self.pulls.plus(at * self.row.slot_bytes()).span(self.row.slot_room())
     }
 
     /// The arena.
@@ -255,7 +255,7 @@ impl Layout {
             u64::from(self.shape.topk()),
             u64::from(self.shape.hidden()),
             u64::from(self.shape.max_tokens()),
-            self.shape.element() as u64,
+            self.shape.element().number().into(),
             u64::from(self.topology.nodes()),
             u64::from(self.topology.ranks_per_node()),
             u64::from(own.channels),

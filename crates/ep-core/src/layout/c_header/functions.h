@@ -46,7 +46,7 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots of w.wire_bytes each, w.slot_bytes apart. --- */
+/* --- Slots, w.slot_bytes apart: w.wire_bytes of a dispatched row, or w.result_wire_bytes of a row of results. --- */
 
 /* A slot of the ring channel from writer, in the reader's window. */
 EP_HD static inline ep_u64 ep_ring_slot(const EpWindow& w, const EpRings& r, ep_u32 writer, ep_u32 channel,
@@ -83,7 +83,7 @@ EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of rows. */
+/* Bytes of a block of dispatched rows. */
 EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
     return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
 }
@@ -96,6 +96,21 @@ EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
     return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* Bytes of a block of results. */
+EP_HD static inline ep_u64 ep_results_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.result_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block of results at base; w.result_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.result_stride;
+}
+
+/* The header of row row in the block of rows of results at base. */
+EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.result_stride) + (ep_u64)row * w.header_bytes;
 }
 
 /* --- Plan. --- */
