@@ -13,28 +13,30 @@ pub const MAX: f32 = 448.0;
 /// The code that NaNs are given; `0xff` is a NaN too.
 pub const NAN: u8 = 0x7f;
 
+/// The smallest normal value.
+const MIN_NORMAL: f32 = 1.0 / 64.0;
+/// Bits of an f32 that are its exponent.
+const EXPONENT: u32 = 0xff << 23;
 /// Mantissa bits that an f32 has and a code has not.
 const DROPPED: u32 = 20;
 /// Exponent bias of f32 less that of E4M3.
 const REBIAS: u32 = 127 - 7;
-/// Bits of 2^-6, the smallest normal value.
-const MIN_NORMAL: u32 = (127 - 6) << 23;
-/// 2^14: the numbers from here to its double are 2^-9 apart, like the subnormal codes.
-const SUBNORMAL_RULER: f32 = 16384.0;
 
 /// The code nearest to `value`, ties to the even code; beyond [`MAX`] that of `MAX`; for NaN [`NAN`].
+///
+/// An f32 addition does the rounding. Codes lie `2^(e - 3)` apart, where `e` is the value's exponent, at least -6. So do
+/// the f32 numbers from `2^(e + 20)` to its double, in which the value's steps are then counted by the lowest bits.
 #[inline]
 pub const fn encode(value: f32) -> u8 {
-    let magnitude = value.to_bits() & 0x7fff_ffff;
+    let magnitude = value.abs();
+    let clamped = if magnitude < MAX { magnitude } else { MAX };
+    let exponent = if clamped > MIN_NORMAL { clamped } else { MIN_NORMAL }.to_bits() & EXPONENT;
+    let ruler = exponent + (DROPPED << 23);
+    let steps = (clamped + f32::from_bits(ruler)).to_bits() - ruler;
+    // Of a normal value's steps, eight are those to its power of two.
+    let code = steps + (exponent >> DROPPED) - (MIN_NORMAL.to_bits() >> DROPPED);
     let sign = value.to_bits() >> 24 & 0x80;
-    let clamped = if magnitude < MAX.to_bits() { magnitude } else { MAX.to_bits() };
-    // Half a code less one bit, plus one when the code is odd: carries exactly when nearest-even rounds up.
-    let to_even = (1 << (DROPPED - 1)) - 1 + (clamped >> DROPPED & 1);
-    let normal = (clamped.wrapping_add(to_even) >> DROPPED).wrapping_sub(REBIAS << 3);
-    // The addition itself rounds to a multiple of 2^-9, ties to even; the low bits then count the multiples.
-    let subnormal = (f32::from_bits(clamped) + SUBNORMAL_RULER).to_bits().wrapping_sub(SUBNORMAL_RULER.to_bits());
-    let code = if clamped < MIN_NORMAL { subnormal } else { normal };
-    if magnitude > f32::INFINITY.to_bits() { NAN } else { (code | sign) as u8 }
+    if value.is_nan() { NAN } else { (code | sign) as u8 }
 }
 
 /// The value of `code`: exact.

@@ -66,9 +66,7 @@ pub fn quantize<T: Number>(scaling: Scaling, row: &[T], codes: &mut [u8], scales
     let places = codes.chunks_mut(GROUP).zip(scales.chunks_exact_mut(scaling.scale_bytes()));
     for (group, (codes, stored)) in row.chunks(GROUP).zip(places) {
         let factors = scaling.scale(amax(group));
-        for (code, x) in codes.iter_mut().zip(group) {
-            *code = e4m3::encode(x.widen() * factors.multiplier);
-        }
+        encode(group, factors.multiplier, codes);
         scaling.store(factors.scale, stored);
     }
     Ok(())
@@ -91,15 +89,23 @@ pub fn dequantize<T: Number>(scaling: Scaling, codes: &[u8], scales: &[u8], row:
     Ok(())
 }
 
-/// The largest magnitude of a group, NaNs left out; 0 where nothing is left.
-///
-/// Magnitudes of floats are ordered as their bits are, and an integer maximum is one that compilers vectorise.
+/// The largest magnitude of a group, NaNs left out: they compare false. 0 where nothing is left.
 fn amax<T: Number>(group: &[T]) -> f32 {
-    let magnitude = |x: &T| {
-        let bits = (x.widen().to_bits() & 0x7fff_ffff) as i32;
-        if bits > f32::INFINITY.to_bits() as i32 { 0 } else { bits }
-    };
-    f32::from_bits(group.iter().map(magnitude).fold(0, i32::max) as u32)
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    // A maximum for each of several lanes: in a single one, each step would wait for the last.
+    let mut lanes = [0f32; 8];
+    let (parts, rest) = group.as_chunks::<8>();
+    for part in parts {
+        lanes.iter_mut().zip(part).for_each(|(lane, x)| *lane = larger(*lane, x.widen().abs()));
+    }
+    rest.iter().map(|x| x.widen().abs()).chain(lanes).fold(0.0, larger)
+}
+
+/// The codes of a group.
+fn encode<T: Number>(group: &[T], multiplier: f32, codes: &mut [u8]) {
+    for (code, x) in codes.iter_mut().zip(group) {
+        *code = e4m3::encode(x.widen() * multiplier);
+    }
 }
 
 fn check(scaling: Scaling, hidden: usize, codes: usize, scales: usize) -> Result<(), Error> {

@@ -99,7 +99,7 @@ pub fn dequantize(world: &World, rows: &Fp8Rows) -> Vec<f32> {
     assert_eq!(groups.clone().count(), scales.len(), "scales are [rows, groups]");
     let value = |code, scale| (e4m3_value(code) * scale) as f32;
     groups
-        .zip(scales.map(|bytes| loaded(bytes)))
+        .zip(scales.map(loaded))
         .flat_map(|(codes, scale)| codes.iter().map(move |&code| value(code, scale)))
         .collect()
 }
