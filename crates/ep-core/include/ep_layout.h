@@ -31,6 +31,11 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_NO_BASE 18446744073709551615ull
 #define EP_VALUE_BITS 48u
 #define EP_MAX_ALARM_SERIAL 32767u
+#define EP_SCALE_GROUP 128u
+#define EP_ELEMENT_BF16 0u
+#define EP_ELEMENT_FP8 1u
+#define EP_ELEMENT_FP8_POWER_OF_TWO 2u
+#define EP_ELEMENT_FP8_UE8M0 3u
 #define EP_KIND_DISPATCH 1u
 #define EP_KIND_CACHED_DISPATCH 2u
 #define EP_KIND_COMBINE 3u
@@ -143,7 +148,12 @@ struct EpWindow {
     ep_u64 header_bytes;
     ep_u64 payload_bytes;
     ep_u64 payload_stride;
+    ep_u64 scales_offset;
+    ep_u64 scales_bytes;
     ep_u64 wire_bytes;
+    ep_u64 result_bytes;
+    ep_u64 result_stride;
+    ep_u64 result_wire_bytes;
     ep_u64 slot_bytes;
     ep_u64 far_wire_bytes;
     ep_u64 far_slot_bytes;
@@ -158,11 +168,13 @@ struct EpWindow {
     ep_u32 local_experts;
     ep_u32 topk;
     ep_u32 hidden;
+    ep_u32 element;
+    ep_u32 scale_groups;
     ep_u32 channels;
     ep_u32 pull_depth;
     ep_u32 tracks;
 };
-static_assert(sizeof(EpWindow) == 240, "layout");
+static_assert(sizeof(EpWindow) == 288, "layout");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "layout");
@@ -180,24 +192,31 @@ static_assert(__builtin_offsetof(EpWindow, note_bytes) == 104, "layout");
 static_assert(__builtin_offsetof(EpWindow, header_bytes) == 112, "layout");
 static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 120, "layout");
 static_assert(__builtin_offsetof(EpWindow, payload_stride) == 128, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 136, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 144, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 152, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 160, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 192, "layout");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 200, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 204, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 208, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 212, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 216, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 220, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 224, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 228, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 232, "layout");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 236, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 136, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 144, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 152, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 160, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 168, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 200, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 208, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 216, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 224, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 232, "layout");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 240, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 244, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 248, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 252, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 256, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 260, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 264, "layout");
+static_assert(__builtin_offsetof(EpWindow, element) == 268, "layout");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 272, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 276, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 280, "layout");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 284, "layout");
 
 /* The rings of a call; all but channels in rows. */
 struct EpRings {
@@ -279,7 +298,8 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots: w.wire_bytes each, w.slot_bytes apart; between nodes w.far_wire_bytes and w.far_slot_bytes. --- */
+/* --- Slots, w.slot_bytes apart, between nodes w.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
+       it between nodes, or w.result_wire_bytes of a row of results. --- */
 
 /* Index of the ring on track within its writer's part, cut as r. */
 EP_HD static inline ep_u32 ep_ring_of(const EpWindow& w, const EpRings& r, ep_u32 track) {
@@ -336,7 +356,7 @@ EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of rows. */
+/* Bytes of a block of dispatched rows. */
 EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
     return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
 }
@@ -349,6 +369,21 @@ EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
     return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* Bytes of a block of results. */
+EP_HD static inline ep_u64 ep_results_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.result_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block of results at base; w.result_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.result_stride;
+}
+
+/* The header of row row in the block of rows of results at base. */
+EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.result_stride) + (ep_u64)row * w.header_bytes;
 }
 
 /* --- Plan. --- */

@@ -67,6 +67,7 @@ pub mod plan;
 #[cfg(feature = "plant")]
 pub mod plant;
 pub mod port;
+pub mod quant;
 pub mod reference;
 pub mod ring;
 mod roles;
@@ -79,6 +80,7 @@ pub use engine::endpoint::Endpoint;
 pub use error::{Error, Failure, Fault, Phase};
 pub use layout::Layout;
 pub use port::{Nanos, Port};
+pub use quant::Scaling;
 pub use settings::{Placement, Rings, Settings};
 pub use shape::{Element, Shape};
 pub use topology::{Node, Rank, RankSet, Topology};

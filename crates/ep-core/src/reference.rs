@@ -16,14 +16,20 @@
 //! ```
 //!
 //! All of it in f32, one rounding an operation, no fused multiply-add; bf16 rounds to nearest, ties to even.
+//!
+//! Rows that travel as FP8 ([`dispatch_fp8`]) arrive as the bytes that were sent; experts take `f32(code) * scale` for
+//! `f32(x)` ([`apply_experts_fp8`]); what they return is bf16 and combines as above. [`quantize`] and [`dequantize`] say
+//! what codes and scales must be; the formulas stand in [`crate::quant`].
 
 mod combine;
 mod dispatch;
 mod experts;
+mod fp8;
 
 pub use combine::{Combined, Returned, combine};
-pub use dispatch::{Batch, Received, Routing, dispatch};
-pub use experts::{apply_experts, expert_factor};
+pub use dispatch::{Batch, Fp8Batch, Fp8Received, Received, Routing, dispatch, dispatch_fp8};
+pub use experts::{apply_experts, apply_experts_fp8, expert_factor};
+pub use fp8::{Fp8Rows, dequantize, e4m3_nearest, e4m3_value, quantize};
 
 use crate::error::Error;
 use crate::shape::Shape;

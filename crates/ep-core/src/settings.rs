@@ -234,7 +234,9 @@ impl SettingsBuilder {
         let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
         let arena = match self.placement {
             Placement::Ring => 0,
-            Placement::Direct => (2 * row.block_bytes(worst_rows)).min(AUTO_ARENA_BYTES),
+            Placement::Direct => {
+                (row.block_bytes(worst_rows) + row.results().block_bytes(worst_rows)).min(AUTO_ARENA_BYTES)
+            }
         };
         Settings {
             rings: Rings {

@@ -1,6 +1,10 @@
 //! What one token and one layer look like: sizes that never change during a communicator's life.
 
+use std::fmt;
+
 use crate::error::Error;
+use crate::layout::{ROW_ALIGN, round_up};
+use crate::quant::{Scaling, groups};
 
 /// The most experts a token may be routed to.
 pub const MAX_TOPK: u32 = 32;
@@ -11,21 +15,74 @@ pub const MAX_HIDDEN: u32 = 1 << 16;
 /// The most tokens one rank brings to one operation.
 pub const MAX_TOKENS: u32 = 1 << 26;
 
-/// How an element of a row is stored on the wire.
+/// How the rows of a dispatch travel. Rows that combine returns are bf16 always.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Element {
     /// bfloat16, two bytes, no scales.
     #[default]
     Bf16,
+    /// E4M3, one byte, with a scale for every [`GROUP`](crate::quant::GROUP) elements behind the codes.
+    Fp8(Scaling),
 }
 
 impl Element {
-    /// Bytes of `hidden` elements, scales included, before padding.
-    pub const fn row_bytes(self, hidden: u32) -> u64 {
+    /// Every element type.
+    pub const ALL: [Self; 4] =
+        [Self::Bf16, Self::Fp8(Scaling::Exact), Self::Fp8(Scaling::PowerOfTwo), Self::Fp8(Scaling::Ue8m0)];
+
+    /// Its number on the wire and in the C header.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Bf16 => 0,
+            Self::Fp8(Scaling::Exact) => 1,
+            Self::Fp8(Scaling::PowerOfTwo) => 2,
+            Self::Fp8(Scaling::Ue8m0) => 3,
+        }
+    }
+
+    /// Bytes of the codes of `hidden` elements, without their scales.
+    pub const fn codes_bytes(self, hidden: u32) -> u64 {
         match self {
             Self::Bf16 => hidden as u64 * 2,
+            Self::Fp8(_) => hidden as u64,
         }
+    }
+
+    /// Scales of `hidden` elements.
+    pub const fn scales(self, hidden: u32) -> u32 {
+        match self {
+            Self::Bf16 => 0,
+            Self::Fp8(_) => groups(hidden),
+        }
+    }
+
+    /// Bytes of the scales of `hidden` elements.
+    pub const fn scales_bytes(self, hidden: u32) -> u64 {
+        match self {
+            Self::Bf16 => 0,
+            Self::Fp8(scaling) => groups(hidden) as u64 * scaling.scale_bytes() as u64,
+        }
+    }
+
+    /// Bytes of a row of `hidden` elements: codes; with scales, codes padded to [`ROW_ALIGN`], then the scales. What
+    /// would follow the last of these is not counted.
+    pub const fn row_bytes(self, hidden: u32) -> u64 {
+        match self {
+            Self::Bf16 => self.codes_bytes(hidden),
+            Self::Fp8(_) => round_up(self.codes_bytes(hidden), ROW_ALIGN) + self.scales_bytes(hidden),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bf16 => "bf16",
+            Self::Fp8(Scaling::Exact) => "fp8 with f32 scales",
+            Self::Fp8(Scaling::PowerOfTwo) => "fp8 with power-of-two scales",
+            Self::Fp8(Scaling::Ue8m0) => "fp8 with ue8m0 scales",
+        })
     }
 }
 
@@ -71,14 +128,19 @@ impl Shape {
         self.max_tokens
     }
 
-    /// How elements are stored on the wire.
+    /// How the rows of a dispatch travel.
     pub const fn element(&self) -> Element {
         self.element
     }
 
-    /// Bytes of one row of tokens, without padding.
+    /// Bytes of one row of a dispatch: [`Element::row_bytes`].
     pub const fn row_bytes(&self) -> u64 {
         self.element.row_bytes(self.hidden)
+    }
+
+    /// Bytes of one row of results, as combine takes and returns them: bf16.
+    pub const fn result_bytes(&self) -> u64 {
+        Element::Bf16.row_bytes(self.hidden)
     }
 
     /// Experts of each of `ranks` ranks: expert `e` lives on rank `e / (experts / ranks)`.
@@ -125,7 +187,7 @@ impl ShapeBuilder {
         self
     }
 
-    /// How elements are stored on the wire.
+    /// How the rows of a dispatch travel.
     pub const fn element(mut self, element: Element) -> Self {
         self.shape.element = element;
         self
@@ -164,6 +226,19 @@ mod tests {
         assert_eq!(error(Shape::builder().topk(33)), "topk is 33, allowed: 1 to 32");
         assert_eq!(error(Shape::builder().hidden(0)), "hidden is 0, allowed: 1 to 65536");
         assert_eq!(error(Shape::builder().experts(4).topk(8)), "topk is 8, allowed: at most the 4 experts");
+    }
+
+    #[test]
+    fn fp8_rows_are_codes_and_scales_padded_between() {
+        let bytes = |hidden| Element::ALL.map(|element| element.row_bytes(hidden));
+        assert_eq!(bytes(7168), [14336, 7168 + 224, 7168 + 224, 7168 + 56]);
+        assert_eq!(bytes(1), [2, 16 + 4, 16 + 4, 16 + 1]);
+        assert_eq!(bytes(129), [258, 144 + 8, 144 + 8, 144 + 2]);
+    }
+
+    #[test]
+    fn elements_are_numbered_in_their_order() {
+        assert_eq!(Element::ALL.map(Element::number), [0, 1, 2, 3]);
     }
 
     #[test]

@@ -107,6 +107,7 @@ fn expected(case: &Case) -> Vec<u64> {
     let (op, writer) = (*op, Rank(case.writer));
     let cell = Cell::new(writer, LaneKind::from_index(case.lane), case.counter);
     let block = layout.row().block(Offset(case.base), case.rows);
+    let results = layout.row().results().block(Offset(case.base), case.rows);
     let bits = stamp(case.generation, case.count);
     let tokens = channel_tokens(case.tokens, rings.channels, case.channel);
     let alarm = case.alarm;
@@ -122,6 +123,7 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.note_outbox(writer).offset.0,
         layout.ring_slot(writer, rings, case.track, case.slot).offset.0,
         layout.ring_slot(writer, rings, case.track, case.slot).len,
+        layout.row().wire_bytes(),
         u64::from(layout.staging_slots(rings, case.track)),
         layout.staging_slot(writer, rings, case.track, case.staging_slot).offset.0,
         layout.pull_slot(layout.near_track(Node(case.node), case.channel), writer, case.turn).offset.0,
@@ -133,6 +135,12 @@ fn expected(case: &Case) -> Vec<u64> {
         block.header(case.row).offset.0,
         block.header(case.row).len,
         block.span().len,
+        layout.row().scales_offset(),
+        layout.row().scales_bytes(),
+        results.payload(case.row).offset.0,
+        results.payload(case.row).len,
+        results.header(case.row).offset.0,
+        results.span().len,
         u64::from(layout.rank_of_expert(case.expert).0),
         u64::from(tokens.start),
         u64::from(tokens.end),
@@ -203,7 +211,9 @@ int main() {
         out(w.note_bytes);
         out(ep_note_outbox(w, c.writer));
         out(ep_ring_slot(w, r, c.writer, c.track, c.slot));
-        out(ep_is_far(w, c.track) ? w.far_wire_bytes : w.wire_bytes);
+        out(ep_is_far(w, c.track) ? w.far_wire_bytes
+                                  : w.wire_bytes > w.result_wire_bytes ? w.wire_bytes : w.result_wire_bytes);
+        out(w.wire_bytes);
         out(ep_staging_slots(w, r, c.track));
         out(ep_staging_slot(w, r, c.writer, c.track, c.staging_slot));
         out(ep_pull_slot(w, ep_near_track(w, c.node, c.channel), c.writer, c.turn));
@@ -215,6 +225,12 @@ int main() {
         out(ep_block_header(w, c.base, c.rows, c.row));
         out(w.header_bytes);
         out(ep_block_bytes(w, c.rows));
+        out(w.scales_offset);
+        out(w.scales_bytes);
+        out(ep_results_payload(w, c.base, c.row));
+        out(w.result_stride);
+        out(ep_results_header(w, c.base, c.rows, c.row));
+        out(ep_results_bytes(w, c.rows));
         out(ep_rank_of_expert(w, c.expert));
         out(ep_channel_first(c.tokens, r.channels, c.channel));
         out(ep_channel_first(c.tokens, r.channels, c.channel + 1));

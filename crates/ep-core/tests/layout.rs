@@ -148,7 +148,7 @@ proptest! {
 
     #[test]
     fn every_ring_has_staging_memory_and_aligned_slots((layout, rings) in with_rings_per_rank()) {
-        for (far, len) in [(false, layout.row().wire_bytes()), (true, layout.far_wire_bytes())] {
+        for (far, len) in [(false, layout.row().slot_room()), (true, layout.far_wire_bytes())] {
             for (writer, rings) in writers(&layout, far).into_iter().zip(&rings) {
                 for track in tracks(&layout, rings, far) {
                     let asked = layout.geometry(rings, track).staging_slots();

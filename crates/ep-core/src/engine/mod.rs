@@ -35,7 +35,7 @@ use crate::machine::Machine;
 use crate::port::Nanos;
 use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
-use crate::shape::Shape;
+use crate::shape::{Element, Shape};
 use crate::topology::{Rank, RankSet, Reach, Topology};
 use arena::Arena;
 use handle::Inner;
@@ -90,10 +90,14 @@ impl<M: Machine> Engine<M> {
     /// An endpoint over `machine`, in generation 1.
     ///
     /// # Errors
-    /// None at present; a `Result` because machines differ in what they offer.
+    /// [`Error::Unsupported`] for rows that travel as anything but bf16.
     pub fn new(machine: M) -> Result<Self, Error> {
         let layout = machine.layout().clone();
         let topology = *layout.topology();
+        let element = layout.shape().element();
+        if element != Element::Bf16 {
+            return Err(Error::unsupported(element, "bf16 rows; the roles do not move others yet"));
+        }
         let ranks = topology.ranks() as usize;
         let me = machine.rank();
         let stats = Stats {

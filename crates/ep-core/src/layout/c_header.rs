@@ -11,6 +11,8 @@ use super::{
 };
 use crate::error::Phase;
 use crate::port::{Counter, LaneKind};
+use crate::quant::{GROUP, Scaling};
+use crate::shape::Element;
 
 /// The header `ep_layout.h`: constants, structs with checked sizes and offsets, and the address arithmetic of a
 /// [`super::Layout`], for any C++14 compiler, with no system header.
@@ -124,7 +126,12 @@ fn structs(out: &mut String) {
             header_bytes,
             payload_bytes,
             payload_stride,
+            scales_offset,
+            scales_bytes,
             wire_bytes,
+            result_bytes,
+            result_stride,
+            result_wire_bytes,
             slot_bytes,
             far_wire_bytes,
             far_slot_bytes,
@@ -139,6 +146,8 @@ fn structs(out: &mut String) {
             local_experts,
             topk,
             hidden,
+            element,
+            scale_groups,
             channels,
             pull_depth,
             tracks,
@@ -164,6 +173,8 @@ fn constants(out: &mut String) {
         *out += &format!("#define EP_{name} {value}ull\n");
     }
     let mut small = vec![("VALUE_BITS", VALUE_BITS), ("MAX_ALARM_SERIAL", u32::from(super::Alarm::MAX_SERIAL))];
+    small.push(("SCALE_GROUP", GROUP as u32));
+    small.extend(Element::ALL.map(|element| (element_name(element), element.number())));
     small.extend(KINDS.map(|kind| (kind_name(kind), kind as u32)));
     small.extend(Counter::ALL.map(|counter| (counter_name(counter), counter.slot() as u32)));
     small.extend(PHASES.map(|phase| (phase_name(phase), phase as u32)));
@@ -173,6 +184,15 @@ fn constants(out: &mut String) {
     );
     for (name, value) in small {
         *out += &format!("#define EP_{name} {value}u\n");
+    }
+}
+
+const fn element_name(element: Element) -> &'static str {
+    match element {
+        Element::Bf16 => "ELEMENT_BF16",
+        Element::Fp8(Scaling::Exact) => "ELEMENT_FP8",
+        Element::Fp8(Scaling::PowerOfTwo) => "ELEMENT_FP8_POWER_OF_TWO",
+        Element::Fp8(Scaling::Ue8m0) => "ELEMENT_FP8_UE8M0",
     }
 }
 

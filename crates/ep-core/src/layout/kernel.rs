@@ -40,12 +40,22 @@ pub struct KernelWindow {
     pub note_bytes: u64,
     /// Header and choices of a row.
     pub header_bytes: u64,
-    /// Payload of a row, without padding.
+    /// Payload of a dispatched row, up to its last byte of data.
     pub payload_bytes: u64,
-    /// From one payload to the next in a block.
+    /// From one payload to the next in a block of dispatched rows.
     pub payload_stride: u64,
-    /// Header and payload as they travel through a ring.
+    /// From the start of a dispatched row's payload to its scales.
+    pub scales_offset: u64,
+    /// Scales of a dispatched row; 0 where it has none.
+    pub scales_bytes: u64,
+    /// Header and payload of a dispatched row as they travel through a ring.
     pub wire_bytes: u64,
+    /// Payload of a row of results, which is bf16.
+    pub result_bytes: u64,
+    /// From one payload to the next in a block of results.
+    pub result_stride: u64,
+    /// Header and payload of a row of results as they travel through a ring.
+    pub result_wire_bytes: u64,
     /// From one ring slot to the next.
     pub slot_bytes: u64,
     /// A row between nodes, with its mask.
@@ -74,6 +84,10 @@ pub struct KernelWindow {
     pub topk: u32,
     /// Elements of a row.
     pub hidden: u32,
+    /// How dispatched rows travel: `EP_ELEMENT_...`.
+    pub element: u32,
+    /// Scales of a dispatched row, one for every `EP_SCALE_GROUP` elements; 0 where it has none.
+    pub scale_groups: u32,
     /// Channels of the communicator.
     pub channels: u32,
     /// Pulled rows in flight per track and writer.
@@ -86,6 +100,7 @@ impl From<&Layout> for KernelWindow {
     fn from(layout: &Layout) -> Self {
         let (shape, topology, row) = (layout.shape(), layout.topology(), layout.row());
         let rings = layout.settings().rings();
+        let results = row.results();
         Self {
             cells: layout.cells.0,
             counts: layout.counts.0,
@@ -104,7 +119,12 @@ impl From<&Layout> for KernelWindow {
             header_bytes: row.header_bytes(),
             payload_bytes: row.payload_bytes(),
             payload_stride: row.payload_stride(),
+            scales_offset: row.scales_offset(),
+            scales_bytes: row.scales_bytes(),
             wire_bytes: row.wire_bytes(),
+            result_bytes: results.payload_bytes(),
+            result_stride: results.payload_stride(),
+            result_wire_bytes: results.wire_bytes(),
             slot_bytes: row.slot_bytes(),
             far_wire_bytes: layout.far_wire_bytes(),
             far_slot_bytes: layout.far_rings.bytes,
@@ -119,6 +139,8 @@ impl From<&Layout> for KernelWindow {
             local_experts: layout.local_experts(),
             topk: shape.topk(),
             hidden: shape.hidden(),
+            element: shape.element().number(),
+            scale_groups: shape.element().scales(shape.hidden()),
             channels: rings.channels,
             pull_depth: PULL_DEPTH,
             tracks: layout.tracks(),

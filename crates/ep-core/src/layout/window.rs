@@ -219,7 +219,7 @@ impl Layout {
             self.far_rings.slot(part, self.ring_of(track, rings), rings.far.slots, slot, self.far_wire_bytes())
         } else {
             let part = self.topology.local_of(writer);
-            self.near_rings.slot(part, self.ring_of(track, rings), rings.near.slots, slot, self.row.wire_bytes())
+            self.near_rings.slot(part, self.ring_of(track, rings), rings.near.slots, slot, self.row.slot_room())
         }
     }
 
@@ -231,7 +231,7 @@ impl Layout {
             self.far_staging.slot(part, self.ring_of(track, rings), slots, slot, self.far_wire_bytes())
         } else {
             let part = self.topology.local_of(peer);
-            self.near_staging.slot(part, self.ring_of(track, rings), slots, slot, self.row.wire_bytes())
+            self.near_staging.slot(part, self.ring_of(track, rings), slots, slot, self.row.slot_room())
         }
     }
 
@@ -257,9 +257,10 @@ impl Layout {
         if self.is_far(track) { channel } else { node * rings.channels + channel }
     }
 
-    /// Bytes of a slot between nodes: a row, and one bit for each rank of the node that it goes to.
+    /// Bytes of a slot between nodes: a dispatched row with one bit for each rank of the node that it goes to, or a row
+    /// of results.
     pub fn far_wire_bytes(&self) -> u64 {
-        self.row.wire_bytes() + self.mask_bytes()
+        (self.row.wire_bytes() + self.mask_bytes()).max(self.row.results().wire_bytes())
     }
 
     /// Bytes of the mask behind a row that travels between nodes.
@@ -271,7 +272,7 @@ impl Layout {
     pub fn pull_slot(&self, track: u16, writer: Rank, turn: u32) -> Span {
         let ring = u32::from(track);
         let part = self.topology.local_of(writer);
-        self.pulls.slot(part, ring, PULL_DEPTH, turn % PULL_DEPTH, self.row.wire_bytes())
+        self.pulls.slot(part, ring, PULL_DEPTH, turn % PULL_DEPTH, self.row.slot_room())
     }
 
     /// The arena.
@@ -311,7 +312,7 @@ impl Layout {
             u64::from(self.shape.topk()),
             u64::from(self.shape.hidden()),
             u64::from(self.shape.max_tokens()),
-            self.shape.element() as u64,
+            self.shape.element().number().into(),
             u64::from(self.topology.nodes()),
             u64::from(self.topology.ranks_per_node()),
             u64::from(own.channels),
@@ -352,7 +353,8 @@ fn mask_bytes(topology: &Topology) -> u64 {
 fn far_slot_bytes(row: &RowFormat, topology: &Topology) -> u64 {
     let shares = size_of::<Share>() as u64 * u64::from(topology.ranks_per_node());
     let opening = size_of::<OpHeader>() as u64 + shares;
-    round_up((row.wire_bytes() + mask_bytes(topology)).max(opening), SLOT_ALIGN)
+    let row_bytes = (row.wire_bytes() + mask_bytes(topology)).max(row.results().wire_bytes());
+    round_up(row_bytes.max(opening), SLOT_ALIGN)
 }
 
 /// FNV-1a: stable across machines and versions, as a hash that crosses the wire must be.

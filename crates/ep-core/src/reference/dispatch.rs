@@ -1,6 +1,7 @@
 //! Who receives which rows.
 
 use super::World;
+use super::fp8::{Fp8Rows, scaling_of};
 use crate::topology::Rank;
 
 /// What one rank brings to a dispatch.
@@ -8,6 +9,15 @@ use crate::topology::Rank;
 pub struct Batch<'a> {
     /// `[tokens, hidden]`: rows as bits of bf16.
     pub x: &'a [u16],
+    /// Where they go.
+    pub routing: Routing<'a>,
+}
+
+/// What one rank brings to a dispatch of FP8 rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8Batch<'a> {
+    /// `[tokens, hidden]` codes, `[tokens, groups]` scales.
+    pub x: &'a Fp8Rows,
     /// Where they go.
     pub routing: Routing<'a>,
 }
@@ -55,19 +65,78 @@ impl Received {
     }
 }
 
+/// What one rank must have received of FP8 rows.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Fp8Received {
+    /// `[rows, hidden]` codes, `[rows, groups]` scales: the bytes that were sent.
+    pub x: Fp8Rows,
+    /// Everything else about the rows; its own `x` is empty. It is what [`combine`](super::combine) takes.
+    pub rows: Received,
+}
+
 /// What every rank must receive: `[ranks]`, empty for masked ranks.
 ///
 /// # Panics
 /// When there is not one batch for each rank, or a slice of a batch has another length than its shape says: the oracle
 /// is asked about input that was checked before.
 pub fn dispatch(world: &World, batches: &[Batch<'_>]) -> Vec<Received> {
-    assert_eq!(batches.len(), world.topology.ranks() as usize, "one batch for each rank");
-    let receive = |rank| if world.takes_part(rank) { receive(world, batches, rank) } else { Received::default() };
+    let hidden = world.shape.hidden() as usize;
+    let outlines: Vec<_> =
+        batches.iter().map(|batch| Outline { tokens: whole_rows(batch.x, hidden), routing: batch.routing }).collect();
+    let receive = |rank| {
+        let mut x = Vec::new();
+        let got = receive(world, &outlines, rank, |source, token| x.extend(row(batches[source].x, hidden, token)));
+        Received { x, ..got }
+    };
     world.topology.all().map(receive).collect()
 }
 
-fn receive(world: &World, batches: &[Batch<'_>], rank: Rank) -> Received {
+/// What every rank must receive of FP8 rows, which arrive as the bytes that were sent: `[ranks]`, empty for masked ranks.
+///
+/// # Panics
+/// As [`dispatch`], and when the shape's rows are not FP8.
+pub fn dispatch_fp8(world: &World, batches: &[Fp8Batch<'_>]) -> Vec<Fp8Received> {
     let hidden = world.shape.hidden() as usize;
+    let groups = hidden.div_ceil(128) * scaling_of(world).scale_bytes();
+    let tokens = |x: &Fp8Rows| {
+        let tokens = whole_rows(&x.codes, hidden);
+        assert_eq!(tokens, whole_rows(&x.scales, groups), "each row has codes and scales");
+        tokens
+    };
+    let outlines: Vec<_> =
+        batches.iter().map(|batch| Outline { tokens: tokens(batch.x), routing: batch.routing }).collect();
+    let receive = |rank| {
+        let mut x = Fp8Rows::default();
+        let rows = receive(world, &outlines, rank, |source, token| {
+            x.codes.extend(row(&batches[source].x.codes, hidden, token));
+            x.scales.extend(row(&batches[source].x.scales, groups, token));
+        });
+        Fp8Received { x, rows }
+    };
+    world.topology.all().map(receive).collect()
+}
+
+/// A batch without its rows.
+struct Outline<'a> {
+    tokens: usize,
+    routing: Routing<'a>,
+}
+
+fn whole_rows<T>(x: &[T], row: usize) -> usize {
+    assert!(x.len().is_multiple_of(row), "rows are [tokens, {row}]");
+    x.len() / row
+}
+
+fn row<T>(x: &[T], row: usize, token: usize) -> &[T] {
+    &x[token * row..(token + 1) * row]
+}
+
+/// What `rank` receives, but for the rows themselves: `keep` is told the source and token of each, in order.
+fn receive(world: &World, batches: &[Outline<'_>], rank: Rank, mut keep: impl FnMut(usize, usize)) -> Received {
+    assert_eq!(batches.len(), world.topology.ranks() as usize, "one batch for each rank");
+    if !world.takes_part(rank) {
+        return Received::default();
+    }
     let mut received = Received { expert_counts: vec![0; world.local_experts as usize], ..Received::default() };
     for (source, batch) in world.topology.all().zip(batches) {
         if !world.takes_part(source) {
@@ -76,8 +145,7 @@ fn receive(world: &World, batches: &[Batch<'_>], rank: Rank) -> Received {
         if let Routing::Membership { tokens_per_expert, .. } = batch.routing {
             count_membership(world, tokens_per_expert, rank, &mut received.expert_counts);
         }
-        assert!(batch.x.len().is_multiple_of(hidden), "rows of rank {source} are [tokens, hidden]");
-        for (token, row) in batch.x.chunks_exact(hidden).enumerate() {
+        for token in 0..batch.tokens {
             let goes = match batch.routing {
                 Routing::TopK { topk_idx, topk_weights } => {
                     take_choices(world, (topk_idx, topk_weights), token, rank, &mut received)
@@ -85,7 +153,7 @@ fn receive(world: &World, batches: &[Batch<'_>], rank: Rank) -> Received {
                 Routing::Membership { in_rank, .. } => in_rank[token * batches.len() + rank.index()] != 0,
             };
             if goes {
-                received.x.extend_from_slice(row);
+                keep(source.index(), token);
                 received.source_rank.push(source.0 as i32);
                 received.source_token.push(token as i32);
             }
@@ -133,7 +201,8 @@ fn count_membership(world: &World, tokens_per_expert: &[u32], rank: Rank, counts
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Shape;
+    use crate::quant::Scaling;
+    use crate::shape::{Element, Shape};
     use crate::topology::{RankSet, Topology};
 
     /// Two ranks with two experts each, top-2, hidden 1.
@@ -177,6 +246,24 @@ mod tests {
         let got = dispatch(&world(&[1]), &[RANK0, RANK1]);
         assert_eq!((&got[0].x[..], &got[0].source_rank[..]), (&[10, 11][..], &[0, 0][..]));
         assert_eq!(got[1], Received::default());
+    }
+
+    #[test]
+    fn fp8_rows_go_where_bf16_rows_would_with_their_scales_beside_them() {
+        let shape = Shape::builder().experts(4).topk(2).hidden(129).max_tokens(8).element(Element::Fp8(Scaling::Ue8m0));
+        let world = World::new(shape.build().unwrap(), Topology::new(1, 2).unwrap(), RankSet::new()).unwrap();
+        let rows = |first: u8, rows: u8| Fp8Rows {
+            codes: (first..first + rows).flat_map(|row| [row; 129]).collect(),
+            scales: (first..first + rows).flat_map(|row| [row, row + 100]).collect(),
+        };
+        let (zero, one) = (rows(10, 3), rows(20, 2));
+        let batches = [(&zero, RANK0), (&one, RANK1)].map(|(x, like)| Fp8Batch { x, routing: like.routing });
+        let got = dispatch_fp8(&world, &batches);
+        for (got, like) in got.iter().zip(dispatch(&self::world(&[]), &[RANK0, RANK1])) {
+            assert_eq!(got.x.codes, like.x.iter().flat_map(|&row| [row as u8; 129]).collect::<Vec<_>>());
+            assert_eq!(got.x.scales, like.x.iter().flat_map(|&row| [row as u8, row as u8 + 100]).collect::<Vec<_>>());
+            assert_eq!(got.rows, Received { x: Vec::new(), ..like });
+        }
     }
 
     #[test]

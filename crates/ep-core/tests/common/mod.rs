@@ -3,7 +3,7 @@
 #![allow(dead_code, unreachable_pub)] // Each test crate uses its own part.
 
 use ep_core::ring::Geometry;
-use ep_core::{Layout, Placement, Rings, Settings, Shape, Topology};
+use ep_core::{Element, Layout, Placement, Rings, Settings, Shape, Topology};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
@@ -17,13 +17,14 @@ pub fn config(name: &str) -> ProptestConfig {
 /// Shapes, topologies and settings of every kind, small enough that windows could be walked.
 pub fn layouts() -> impl Strategy<Value = Layout> {
     let topology = (1u32..=4, 1u32..=6);
-    let shape = (1u32..=5, 1u32..=8, 1u32..=300);
+    let element = proptest::sample::select(&Element::ALL[..]);
+    let shape = (1u32..=5, 1u32..=8, 1u32..=300, element);
     (topology, shape, rings(5, 24), any::<bool>(), 0u64..5000).prop_map(
-        |((nodes, per_node), (local, topk, hidden), rings, direct, arena)| {
+        |((nodes, per_node), (local, topk, hidden, element), rings, direct, arena)| {
             let topology = Topology::new(nodes, per_node).expect("a valid topology");
             let experts = local * topology.ranks();
             let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(64);
-            let shape = shape.build().expect("a valid shape");
+            let shape = shape.element(element).build().expect("a valid shape");
             let placement = if direct { Placement::Direct } else { Placement::Ring };
             let Rings { channels, near, far } = rings;
             let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);

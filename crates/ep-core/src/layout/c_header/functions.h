@@ -58,7 +58,8 @@ EP_HD static inline ep_u64 ep_note_outbox(const EpWindow& w, ep_u32 peer) {
     return w.notes_outbox + (ep_u64)peer * w.note_bytes;
 }
 
-/* --- Slots: w.wire_bytes each, w.slot_bytes apart; between nodes w.far_wire_bytes and w.far_slot_bytes. --- */
+/* --- Slots, w.slot_bytes apart, between nodes w.far_slot_bytes: w.wire_bytes of a dispatched row, with its mask behind
+       it between nodes, or w.result_wire_bytes of a row of results. --- */
 
 /* Index of the ring on track within its writer's part, cut as r. */
 EP_HD static inline ep_u32 ep_ring_of(const EpWindow& w, const EpRings& r, ep_u32 track) {
@@ -115,7 +116,7 @@ EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of rows. */
+/* Bytes of a block of dispatched rows. */
 EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
     return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
 }
@@ -128,6 +129,21 @@ EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
     return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+}
+
+/* Bytes of a block of results. */
+EP_HD static inline ep_u64 ep_results_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.result_stride) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The payload of row row in the block of results at base; w.result_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_results_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.result_stride;
+}
+
+/* The header of row row in the block of rows of results at base. */
+EP_HD static inline ep_u64 ep_results_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.result_stride) + (ep_u64)row * w.header_bytes;
 }
 
 /* --- Plan. --- */
