@@ -49,6 +49,8 @@ impl Setup {
 pub enum Requirement {
     /// Near lanes offer `get`.
     Get,
+    /// The backend has several nodes.
+    Nodes,
     /// The backend can make incidents happen.
     Incidents,
     /// The backend runs protocol faults that tests plant.

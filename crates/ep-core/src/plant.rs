@@ -19,4 +19,10 @@ pub enum Plant {
     CellLowered,
     /// Received rows in the arena become grantable while their lease is still held.
     LeaseFreedEarly,
+    /// A forwarder lets a row pass the one before it.
+    ForwardedOutOfOrder,
+    /// The own node's part of a sum is added without being rounded to bf16.
+    PartialNotRounded,
+    /// A row travels twice to a node.
+    SentTwiceToNode,
 }

@@ -35,7 +35,7 @@ fn a_deadlock_is_found_at_once_and_names_who_waits_for_what() {
     let [waiting] = &report.waiting[..] else { panic!("{report}") };
     assert_eq!(waiting.rank, B);
     assert_eq!(waiting.awaits, [Awaited::Cell { cell: cell(A), seen: 3, awaited: 4 }]);
-    assert!(report.to_string().contains("rank 1, probe, channel 0, op 1: Probe of rank 0 (Data(0)) is 3, awaits 4"));
+    assert!(report.to_string().contains("rank 1, probe, track 0, op 1: Probe of rank 0 (Data(0)) is 3, awaits 4"));
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod engine;
 mod failures;
 mod fixture;
 mod memory;
+mod nodes;
 #[cfg(feature = "plant")]
 mod planted;
 mod rules;
@@ -19,6 +20,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(memory::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
+    all.extend(nodes::cases());
     #[cfg(feature = "plant")]
     all.extend(planted::cases());
     all.extend(campaign::cases());

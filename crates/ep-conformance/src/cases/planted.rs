@@ -6,6 +6,7 @@ use ep_core::{Placement, Rings};
 
 use super::fixture::{Layer, TURN, Verdict, ensure, layer, scenario, text};
 use super::memory::{hold_leases, overwrite_output};
+use super::nodes::over;
 use crate::backend::{Backend, Requirement};
 use crate::harness::Case;
 use crate::scenario::Scenario;
@@ -24,6 +25,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_impolite_waiting_is_caught", impolite::<B>),
         case("planted_lowered_cell_is_caught", lowered_cell::<B>),
         case("planted_lease_freed_early_is_caught", lease_freed_early::<B>),
+        case("planted_forwarding_out_of_order_is_caught", out_of_order::<B>),
+        case("planted_partial_not_rounded_is_caught", not_rounded::<B>),
+        case("planted_row_sent_twice_to_a_node_is_caught", sent_twice::<B>),
     ]
 }
 
@@ -82,6 +86,19 @@ fn lowered_cell<B: Backend>(backend: &B) -> Verdict {
 
 fn lease_freed_early<B: Backend>(backend: &B) -> Verdict {
     seen_wrong(Plant::LeaseFreedEarly, |layer| hold_leases(backend, layer), &["the first lease"])
+}
+
+fn out_of_order<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::ForwardedOutOfOrder, &over(2, 2, 14), &["recv_src_token", "token of a row", "gave up on"])
+}
+
+fn not_rounded<B: Backend>(backend: &B) -> Verdict {
+    let every_rank = Scenario { topk: 8, ..over(2, 2, 14) };
+    caught(backend, Plant::PartialNotRounded, &every_rank, &["combined_x"])
+}
+
+fn sent_twice<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::SentTwiceToNode, &over(2, 2, 14), &["position", "rows", "outside", "gave up on"])
 }
 
 /// As [`caught`], for a case of its own over [`layer`].

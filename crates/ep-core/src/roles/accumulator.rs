@@ -48,6 +48,15 @@ impl Accumulator {
         }
     }
 
+    /// The planted fault [`crate::plant::Plant::PartialNotRounded`].
+    #[cfg(feature = "plant")]
+    pub(crate) fn add_unrounded(&mut self, other: &Self) {
+        for (sum, value) in self.sum.iter_mut().zip(&other.sum) {
+            *sum += value;
+        }
+        self.add_own(other.weights());
+    }
+
     pub(crate) fn weights(&self) -> &[f32] {
         &self.weights
     }

@@ -42,8 +42,13 @@ pub(crate) async fn send_far<M: Machine, W: Window>(
     let mut header = HeaderBytes::new(row);
     let mut scratch = vec![0; row.payload_bytes() as usize];
     let mut mask = vec![0u32; layout.mask_bytes() as usize / 4];
-    outlet.open(&mut port, range.end - range.start, 0, &shares).await?;
-    for &token in &tokens[range.start as usize..range.end as usize] {
+    let tokens = &tokens[range.start as usize..range.end as usize];
+    #[cfg(feature = "plant")]
+    let twice: Vec<u32> = tokens.iter().flat_map(|&token| [token, token]).collect();
+    #[cfg(feature = "plant")]
+    let tokens = if operation.plants(crate::plant::Plant::SentTwiceToNode) { &twice } else { tokens };
+    outlet.open(&mut port, tokens.len() as u32, 0, &shares).await?;
+    for &token in tokens {
         outgoing.far_head(operation, &mut header, token);
         mask.fill(0);
         for &(rank, _) in plan.reached(token).iter().filter(|(rank, _)| topology.node_of(*rank) == node) {
@@ -78,10 +83,21 @@ pub(crate) struct Forwarder<'a, 'o, M: Machine, W: Window> {
     block: Option<&'a Block>,
     /// `[ranks of the node]`.
     exits: Vec<Exit<'a, 'o, M>>,
-    /// `[ranks of the node]`: position of the next row for each.
-    positions: Vec<u32>,
+    /// `[ranks of the node]`: position of the next row for each, and how many are still to come.
+    shares: Vec<Share>,
     /// Rows that the rail announced.
     rows: u32,
+    /// Where the row at hand went, kept for its memory.
+    reached: Vec<(Rank, u32)>,
+}
+
+/// A row that came along the rail.
+#[cfg_attr(feature = "plant", derive(Clone))]
+struct Came {
+    header: HeaderBytes,
+    payload: Vec<u8>,
+    /// One bit for each rank of the node.
+    mask: Vec<u32>,
 }
 
 /// Takes the rows of `source` on one channel from the rail and fans them out. Tells what went where.
@@ -98,8 +114,18 @@ pub(crate) async fn forward<'a, 'o, M: Machine, W: Window>(
     channel: u32,
 ) -> Result<Fanout, Fault> {
     let exits = Vec::with_capacity(outlets.len());
-    let mut forwarder =
-        Forwarder { operation, port, intake, exchange, source, block, exits, positions: Vec::new(), rows: 0 };
+    let mut forwarder = Forwarder {
+        operation,
+        port,
+        intake,
+        exchange,
+        source,
+        block,
+        exits,
+        shares: Vec::new(),
+        rows: 0,
+        reached: Vec::new(),
+    };
     let mut inlet = Inlet::new(operation, ring, source, operation.layout.far_track(channel));
     forwarder.open(&mut inlet, outlets, channel).await?;
     let rows = forwarder.run(&mut inlet).await?;
@@ -120,7 +146,6 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
         let mut shares = vec![Share::default(); topology.ranks_per_node() as usize];
         let opening = inlet.open(&mut self.port, &mut shares).await?;
         self.rows = opening.rows;
-        self.positions = shares.iter().map(|share| share.first).collect();
         let track = layout.near_track(topology.node_of(self.source), channel);
         let direct = layout.settings().placement() == Placement::Direct;
         for ((rank, ring), share) in topology.ranks_of(topology.node_of(*me)).zip(outlets).zip(&shares) {
@@ -142,36 +167,60 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
             };
             self.exits.push(exit);
         }
+        self.shares = shares;
         Ok(())
     }
 
     async fn run(&mut self, inlet: &mut Inlet<'a, 'o, M>) -> Result<Fanout, Fault> {
         let Operation { layout, .. } = self.operation;
         let row = layout.row();
-        let mut far = HeaderBytes::new(row);
-        let mut payload = vec![0; row.payload_bytes() as usize];
-        let mut mask = vec![0u32; layout.mask_bytes() as usize / 4];
+        let mut came = Came {
+            header: HeaderBytes::new(row),
+            payload: vec![0; row.payload_bytes() as usize],
+            mask: vec![0u32; layout.mask_bytes() as usize / 4],
+        };
         let mut rows = Fanout::default();
-        let mut reached = Vec::new();
+        #[cfg(feature = "plant")]
+        let mut passed = None;
         for _ in 0..self.rows {
             if !inlet.is_ready(&self.port)? {
                 self.be_polite(inlet).await?;
             }
             let at = inlet.next(&mut self.port).await?;
-            self.port.read(at, far.as_mut_bytes())?;
-            self.port.read(at.plus(row.header_bytes()), &mut payload)?;
-            self.port.read(at.plus(row.wire_bytes()), mask.as_mut_bytes())?;
+            self.port.read(at, came.header.as_mut_bytes())?;
+            self.port.read(at.plus(row.header_bytes()), &mut came.payload)?;
+            self.port.read(at.plus(row.wire_bytes()), came.mask.as_mut_bytes())?;
             inlet.release(&mut self.port).await?;
-            self.check(&far)?;
-            reached.clear();
-            for local in 0..self.exits.len() as u32 {
-                if mask[local as usize / 32] >> (local % 32) & 1 == 1 {
-                    reached.push(self.leave(inlet, &far, &payload, local).await?);
-                }
+            self.check(&came.header)?;
+            #[cfg(feature = "plant")]
+            if self.operation.plants(crate::plant::Plant::ForwardedOutOfOrder) && passed.is_none() {
+                passed = Some(came.clone());
+                continue;
             }
-            rows.push(far.header().source_token, &reached);
+            self.fan_out(inlet, &came, &mut rows).await?;
+            #[cfg(feature = "plant")]
+            if let Some(before) = passed.take() {
+                self.fan_out(inlet, &before, &mut rows).await?;
+            }
+        }
+        #[cfg(feature = "plant")]
+        if let Some(last) = passed {
+            self.fan_out(inlet, &last, &mut rows).await?;
         }
         Ok(rows)
+    }
+
+    /// Sends one row to all ranks of the node that it is for.
+    async fn fan_out(&mut self, inlet: &mut Inlet<'a, 'o, M>, came: &Came, rows: &mut Fanout) -> Result<(), Fault> {
+        self.reached.clear();
+        for local in 0..self.exits.len() as u32 {
+            if came.mask[local as usize / 32] >> (local % 32) & 1 == 1 {
+                let reached = self.leave(inlet, &came.header, &came.payload, local).await?;
+                self.reached.push(reached);
+            }
+        }
+        rows.push(came.header.header().source_token, &self.reached);
+        Ok(())
     }
 
     fn check(&self, far: &HeaderBytes) -> Result<(), Fault> {
@@ -191,8 +240,13 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
         let Operation { layout, me, .. } = self.operation;
         let topology = layout.topology();
         let rank = topology.rank_at(topology.node_of(*me), local);
-        let position = self.positions[local as usize];
-        self.positions[local as usize] += 1;
+        let share = &mut self.shares[local as usize];
+        let position = share.first;
+        if share.rows == 0 {
+            let field = "rows for a rank of a node";
+            return Err(Fault::Mismatch { field, mine: 0, theirs: 1, peer: self.source });
+        }
+        *share = Share { first: position + 1, rows: share.rows - 1 };
         let row = self.exchange.first_row(self.source, rank) + position;
         let mut header = HeaderBytes::new(layout.row());
         header.localize(far, rank, layout.local_experts(), position);

@@ -15,6 +15,7 @@ use crate::shape::MAX_TOPK;
 use crate::topology::Rank;
 
 /// A row's header as it travels: its own, then topk choices.
+#[derive(Clone)]
 pub(crate) struct HeaderBytes {
     bytes: [u8; size_of::<RowHeader>() + MAX_TOPK as usize * size_of::<Choice>()],
     topk: usize,

@@ -175,6 +175,11 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
         self.partial.clear();
         self.gather.sum(&mut self.port, &mut self.partial, token, part).await?;
         if !part.is_empty() {
+            #[cfg(feature = "plant")]
+            if self.operation.plants(crate::plant::Plant::PartialNotRounded) {
+                self.sum.add_unrounded(&self.partial);
+                return Ok(());
+            }
             self.partial.finish(&mut self.row);
             self.sum.add(&self.row);
             self.sum.add_own(self.partial.weights());

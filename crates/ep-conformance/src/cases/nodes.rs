@@ -1,0 +1,191 @@
+//! Several nodes: rows travel once along the rail to each node, and the sums come back along it.
+
+use ep_core::incident::Incident;
+use ep_core::reference::World;
+use ep_core::ring::Geometry;
+use ep_core::{Endpoint, Error, Nanos, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+
+use super::fixture::{TURN, Verdict, check, direct, ensure, scenario, text};
+use crate::backend::{Backend, Requirement, Setup};
+use crate::drive::{Round, round};
+use crate::harness::Case;
+use crate::scenario::{Scenario, Turn};
+use crate::verify::{self, Observed};
+use crate::workload::{Batch, RoutingKind, Workload};
+
+pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, needs, body| Case { name, needs, body };
+    let nodes: &'static [Requirement] = &[Requirement::Nodes];
+    vec![
+        case("nodes_two_of_two", nodes, two_of_two::<B> as fn(&B) -> _),
+        case("nodes_of_one_rank_each", nodes, single_ranks::<B>),
+        case("nodes_in_odd_numbers", nodes, odd_numbers::<B>),
+        case("nodes_eight_of_eight", nodes, eight_of_eight::<B>),
+        case("nodes_with_rings_of_one_slot_everywhere", nodes, one_slot::<B>),
+        case("nodes_every_chunk_and_credit_of_far_rings", nodes, every_far_step::<B>),
+        case("nodes_all_tokens_to_one_expert_elsewhere", nodes, one_expert::<B>),
+        case("nodes_without_tokens", nodes, no_tokens::<B>),
+        case("nodes_cached_pulled_and_recut", nodes, many_rounds::<B>),
+        case("nodes_an_arena_too_small_falls_back_to_rings", nodes, small_arena::<B>),
+        case("nodes_a_row_travels_once_to_each_node", nodes, deduplicated::<B>),
+        case("nodes_a_lost_rank_takes_its_node_along", &[Requirement::Nodes, Requirement::Incidents], lost_rank::<B>),
+    ]
+}
+
+/// `nodes` nodes of `ranks` ranks.
+pub(super) fn over(nodes: u32, ranks: u32, tokens: u32) -> Scenario {
+    Scenario { nodes, ..scenario(nodes * ranks, tokens) }
+}
+
+fn over_direct(nodes: u32, ranks: u32, tokens: u32) -> Scenario {
+    Scenario { nodes, ..direct(nodes * ranks, tokens) }
+}
+
+fn two_of_two<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &over(2, 2, 20))?;
+    check(backend, &over_direct(2, 2, 20))
+}
+
+fn single_ranks<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &over(5, 1, 12))?;
+    check(backend, &over_direct(5, 1, 12))
+}
+
+fn odd_numbers<B: Backend>(backend: &B) -> Verdict {
+    [(3, 5), (5, 3), (7, 1), (3, 1)].into_iter().try_for_each(|(nodes, ranks)| {
+        check(backend, &over(nodes, ranks, 6))?;
+        check(backend, &over_direct(nodes, ranks, 6))
+    })
+}
+
+fn eight_of_eight<B: Backend>(backend: &B) -> Verdict {
+    let large = Scenario { topk: 8, local_experts: 1, ..over(8, 8, 2) };
+    large.check(backend).map(drop)
+}
+
+fn one_slot<B: Backend>(backend: &B) -> Verdict {
+    let one = Geometry { slots: 1, chunk: 1, credit: 1 };
+    let rounds = vec![Turn { channels: 2, ..TURN }; 2];
+    check(backend, &Scenario { rings: Rings::uniform(2, one), rounds, ..over(3, 2, 25) })
+}
+
+fn every_far_step<B: Backend>(backend: &B) -> Verdict {
+    let near = Geometry { slots: 2, chunk: 1, credit: 1 };
+    for slots in 1..=4 {
+        for (chunk, credit) in (1..=slots).flat_map(|chunk| (1..=slots).map(move |credit| (chunk, credit))) {
+            let rings = Rings { channels: 1, near, far: Geometry { slots, chunk, credit } };
+            check(backend, &Scenario { rings, ..over(2, 2, 9) })?;
+        }
+    }
+    Ok(())
+}
+
+fn one_expert<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { routing: RoutingKind::Single, ..over(3, 2, 40) })?;
+    check(backend, &Scenario { routing: RoutingKind::Single, ..over_direct(3, 2, 40) })
+}
+
+fn no_tokens<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &over(3, 2, 0))?;
+    let mut tokens = vec![0; 6];
+    tokens[4] = 30;
+    check(backend, &Scenario { tokens, ..over_direct(3, 2, 0) })
+}
+
+fn many_rounds<B: Backend>(backend: &B) -> Verdict {
+    let geometry = Geometry { slots: 3, chunk: 2, credit: 3 };
+    let rounds: Vec<Turn> = (0u32..12)
+        .map(|at| Turn {
+            channels: 1 + at * 7 % 3,
+            pull: at % 2 == 0,
+            cached: at % 3 == 1,
+            bias: (at % 3) as u8,
+            ..TURN
+        })
+        .collect();
+    check(backend, &Scenario { rings: Rings::uniform(3, geometry), rounds: rounds.clone(), ..over(2, 3, 9) })?;
+    check(backend, &Scenario { rings: Rings::uniform(3, geometry), rounds, ..over_direct(2, 3, 9) })
+}
+
+fn small_arena<B: Backend>(backend: &B) -> Verdict {
+    [0, 64, 1000, 5000].into_iter().try_for_each(|arena_bytes| {
+        check(backend, &Scenario { arena_bytes, rounds: vec![TURN; 3], ..over_direct(2, 2, 20) })
+    })
+}
+
+/// A communicator of `nodes` x `ranks` with two experts a rank, and its batches.
+fn layer(nodes: u32, ranks: u32, seed: u64, placement: Placement) -> Result<(Setup, Vec<Batch>, World), Error> {
+    let topology = Topology::new(nodes, ranks)?;
+    let shape = Shape::builder().experts(2 * topology.ranks()).topk(4).hidden(32).max_tokens(16).build()?;
+    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(Nanos::from_secs(1));
+    let batches = Workload::new(shape, vec![9; topology.ranks() as usize]).seed(seed).batches()?;
+    let setup = Setup::new(shape, topology, seed)?.settings(settings.build()?);
+    Ok((setup, batches, World::new(shape, topology, RankSet::new())?))
+}
+
+/// The rows that leave a rank for another node are its tokens with an expert there, each once.
+fn deduplicated<B: Backend>(backend: &B) -> Verdict {
+    let (setup, batches, world) = layer(2, 2, 4, Placement::Ring).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let before = ep.stats();
+        let (x, routing) = crate::drive::upload(&mut ep, batch)?;
+        ep.dispatch(&x, &routing).await?;
+        let rail = Rank((ep.rank().0 + 2) % 4);
+        Ok::<_, Error>(ep.stats().peers[rail.index()].rows_sent - before.peers[rail.index()].rows_sent)
+    })?;
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let sent = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?.map_err(text)?;
+        let elsewhere = |&&expert: &&i64| expert >= 0 && expert / 4 != rank as i64 / 2;
+        let expected = batches[rank].topk_idx.chunks(4).filter(|token| token.iter().find(elsewhere).is_some()).count();
+        ensure(sent == expected as u64, || {
+            format!("rank {rank} sent {sent} rows along its rail, expected {expected}")
+        })?;
+        ensure(world.topology().nodes() == 2 && expected > 0, || "nothing had to travel".into())?;
+    }
+    Ok(())
+}
+
+/// Rank 3 of two nodes of two is lost: all name it, rank 2 learns that its node has left, ranks 0 and 1 go on.
+fn lost_rank<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, ..Round::default() };
+    for (seed, placement, noticed) in (0..40).flat_map(|seed| {
+        [Placement::Ring, Placement::Direct].into_iter().flat_map(move |p| [(seed, p, false), (seed, p, true)])
+    }) {
+        let named = |what: &str| format!("seed {seed}, {placement:?}, noticed {noticed}: {what}");
+        let (setup, batches, world) = layer(2, 2, seed, placement).map_err(text)?;
+        let setup = setup.incident(Incident::Crash { rank: Rank(3), after: 5 * seed, noticed });
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let mut failed = None;
+            for _ in 0..60 {
+                failed = round(&mut ep, &world, batch, &how).await.err();
+                if failed.is_some() {
+                    break;
+                }
+            }
+            let culprit = failed.and_then(|error| error.failure().map(|failure| failure.culprit));
+            let after = match ep.recover(&culprit.into_iter().collect()).await {
+                Ok(()) => round(&mut ep, &world, batch, &how).await.map(|(observed, _)| observed),
+                Err(error) => Err(error),
+            };
+            (culprit, after)
+        })?;
+        let mut observed = vec![Observed::default(); 4];
+        for (rank, outcome) in outcomes.into_iter().enumerate().take(3) {
+            let (culprit, after) = outcome.ok_or_else(|| named(&format!("rank {rank} did not finish")))?;
+            ensure(culprit == Some(Rank(3)), || named(&format!("rank {rank} blamed {culprit:?}")))?;
+            match after {
+                Ok(seen) if rank < 2 => observed[rank] = seen,
+                Err(Error::Excluded { rank: Rank(2) }) if rank == 2 => {}
+                other => return Err(named(&format!("rank {rank} went on with {other:?}"))),
+            }
+        }
+        let mask: RankSet = [Rank(2), Rank(3)].into_iter().collect();
+        let left = World::new(setup.shape, setup.topology, mask).map_err(text)?;
+        let mut batches = batches;
+        batches[2..].fill(Batch::default());
+        verify::run(&left, &batches, &observed).map_err(|error| named(&text(error)))?;
+    }
+    Ok(())
+}
