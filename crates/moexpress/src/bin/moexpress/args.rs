@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ep_conformance::workload::RoutingKind;
+use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
 
@@ -137,6 +138,9 @@ impl LayerArgs {
     pub(crate) fn shape(&self, max_tokens: u32) -> Result<Shape, Error> {
         let element = match self.dtype {
             Dtype::Bf16 => Element::Bf16,
+            Dtype::Fp8 => Element::Fp8(Scaling::Exact),
+            Dtype::Fp8Pow2 => Element::Fp8(Scaling::PowerOfTwo),
+            Dtype::Fp8Ue8m0 => Element::Fp8(Scaling::Ue8m0),
         };
         let builder = Shape::builder().experts(self.experts).topk(self.topk).hidden(self.hidden);
         builder.element(element).max_tokens(max_tokens).build()
@@ -230,6 +234,12 @@ pub(crate) enum Schedule {
 pub(crate) enum Dtype {
     /// bfloat16
     Bf16,
+    /// E4M3 with an f32 scale for every 128 elements; results come back as bf16
+    Fp8,
+    /// The same with scales rounded up to powers of two
+    Fp8Pow2,
+    /// The same with scales stored as one exponent byte (UE8M0)
+    Fp8Ue8m0,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
