@@ -20,11 +20,13 @@ struct Arrival {
 #[derive(Debug)]
 pub(super) struct Meeting {
     arrivals: Vec<Option<Arrival>>,
+    /// Ranks that came and waited in vain, until they come again. They are not whom the others miss.
+    gave_up: RankSet,
 }
 
 impl Meeting {
     pub(super) fn new(world: usize) -> Self {
-        Self { arrivals: (0..world).map(|_| None).collect() }
+        Self { arrivals: (0..world).map(|_| None).collect(), gave_up: RankSet::new() }
     }
 
     fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> {
@@ -56,6 +58,7 @@ impl Hall {
             return Ok(());
         }
         self.meeting.arrivals[rank.index()] = Some(Arrival { call, proposal, deadline });
+        self.meeting.gave_up = self.meeting.gave_up.iter().filter(|&other| other != rank).collect();
         self.conclude_meeting();
         Ok(())
     }
@@ -109,6 +112,7 @@ impl Hall {
         };
         self.disagree(&excluded, &Discord::Excluded);
         self.out = mask.clone();
+        self.meeting.gave_up = RankSet::new();
         self.renew_round();
         for (rank, arrival) in members {
             let reply = Reply::Agreed { call: arrival.call, mask: mask.clone(), generation, op };
@@ -127,10 +131,13 @@ impl Hall {
         if self.meeting.first_deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let missing = self.absent(&self.mask()).next();
+        let mask = self.mask();
+        let never_came = self.absent(&mask).find(|&rank| !self.meeting.gave_up.contains(rank));
+        let missing = never_came.or_else(|| self.absent(&mask).next());
         for rank in (0..self.terms.world).map(Rank) {
             let arrival = &mut self.meeting.arrivals[rank.index()];
             if let Some(arrival) = arrival.take_if(|arrival| arrival.deadline <= now) {
+                self.meeting.gave_up.insert(rank);
                 let why = Discord::Missing { rank: missing.unwrap_or(rank).0 };
                 self.tell(rank, &Body::new(&Reply::NotAgreed { call: arrival.call, why }));
             }
