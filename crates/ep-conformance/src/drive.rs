@@ -1,9 +1,10 @@
 //! One round of a layer on one rank: dispatch, experts, combine. What the main job, the suite and benches all run.
 
 use ep_core::engine::{Combine, Dispatch, Handle, Received, Routing};
-use ep_core::reference::{World, apply_experts};
+use ep_core::reference::World;
 use ep_core::{Endpoint, Error, Rank, Rings};
 
+use crate::arrival::{Arrival, travelling};
 use crate::verify::{Observed, bytes_of};
 use crate::workload::Batch;
 
@@ -31,7 +32,8 @@ pub fn upload<E: Endpoint>(
     ep: &mut E,
     batch: &Batch,
 ) -> Result<(E::Buf, Routing<E::Array<i64>, E::Array<f32>, E::Array<u8>>), Error> {
-    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+    let bytes = travelling(ep.shape(), &batch.x)?;
+    let x = ep.rows(&bytes, batch.tokens)?;
     let topk_idx = ep.array(&batch.topk_idx)?;
     let topk_weights = Some(ep.array(&batch.topk_weights)?);
     Ok((x, Routing::TopK { topk_idx, topk_weights }))
@@ -52,7 +54,7 @@ pub async fn round<E: Endpoint>(
     let got = ep.dispatch_with(&x, &routing, &options).await?;
     let mut observed = Observed::of_dispatch(ep, &got)?;
     trim(&mut observed, &got, world);
-    let y = apply_experts(world, ep.rank(), &observed.received());
+    let y = Arrival::observed(world.shape(), &observed).experts(world, ep.rank());
     let weights = how.return_weights.then(|| got.topk_weights.clone());
     let handle = got.handle.clone();
     drop(got);
@@ -71,20 +73,16 @@ pub async fn cached_round<E: Endpoint>(
     handle: &Handle,
     how: &Round,
 ) -> Result<Observed, Error> {
-    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
+    let bytes = travelling(ep.shape(), &batch.x)?;
+    let x = ep.rows(&bytes, batch.tokens)?;
     let got = ep.redispatch(&x, handle).await?;
     let mut observed = Observed::of_dispatch(ep, &got)?;
     trim(&mut observed, &got, world);
-    let y: Vec<u16> = observed.received().x.iter().map(|&bits| doubled(bits)).collect();
+    let y = Arrival::observed(world.shape(), &observed).doubled(world);
     let replayed = got.handle.clone();
     drop(got);
     give_back(ep, &y, &replayed, None, how, &mut observed).await?;
     Ok(observed)
-}
-
-/// Twice a finite bf16, exactly, by its exponent; what a cached round's experts compute.
-pub fn doubled(bits: u16) -> u16 {
-    half::bf16::from_f32(2.0 * half::bf16::from_bits(bits).to_f32()).to_bits()
 }
 
 async fn give_back<E: Endpoint>(

@@ -32,6 +32,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod arrival;
 #[cfg(feature = "suite")]
 mod backend;
 #[cfg(feature = "suite")]

@@ -1,12 +1,13 @@
 //! Random communicators, batches and settings: the campaign's cases, drawn by proptest so that they shrink.
 
-use ep_core::reference::{self, Returned, World, apply_experts};
+use ep_core::reference::{self, Returned, World};
 use ep_core::ring::Geometry;
-use ep_core::{Error, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+use ep_core::{Element, Error, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
 use proptest::prelude::*;
 
+use crate::arrival::Arrival;
 use crate::backend::{Backend, Setup};
-use crate::drive::{Round, bias_rows, cached_round, doubled, round};
+use crate::drive::{Round, bias_rows, cached_round, round};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
 
@@ -23,6 +24,8 @@ pub struct Scenario {
     pub topk: u32,
     /// Elements of a row.
     pub hidden: u32,
+    /// How rows travel.
+    pub element: Element,
     /// `[ranks]`: tokens of each rank.
     pub tokens: Vec<u32>,
     /// How tokens choose experts.
@@ -83,13 +86,15 @@ pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
         let placement = prop_oneof![Just(Placement::Ring), Just(Placement::Direct)];
         let arena = prop_oneof![1 => Just(0u64), 2 => 64u64..20_000, 3 => Just(8u64 << 20)];
         let rounds = prop::collection::vec(turn(), 1..=3);
-        (tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
-            move |(tokens, routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
+        let element = prop_oneof![2 => Just(Element::Bf16), 1 => prop::sample::select(Element::ALL.to_vec())];
+        (element, tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
+            move |(element, tokens, routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
                 seed,
                 nodes,
                 local_experts,
                 topk,
                 hidden,
+                element,
                 tokens,
                 routing,
                 drop,
@@ -126,7 +131,7 @@ fn turn() -> impl Strategy<Value = Turn> {
 
 /// What the oracle says about one round.
 struct Expected {
-    received: Vec<reference::Received>,
+    arrivals: Vec<Arrival>,
     combined: Vec<reference::Combined>,
 }
 
@@ -146,6 +151,7 @@ impl Scenario {
             .topk(self.topk)
             .hidden(self.hidden)
             .max_tokens(1024)
+            .element(self.element)
             .build()?;
         let Rings { channels, near, far } = self.rings;
         let settings = Settings::builder(&shape, &topology)
@@ -256,7 +262,7 @@ impl Scenario {
     ) -> Result<Compared, String> {
         let expected = self.expect(world, batches, fresh, at).map_err(|error| error.to_string())?;
         let mut compared =
-            verify::dispatched(world, &expected.received, observed).map_err(|mismatch| mismatch.to_string())?;
+            verify::dispatched(world, &expected.arrivals, observed).map_err(|mismatch| mismatch.to_string())?;
         compared += verify::combined(world, &expected.combined, observed).map_err(|mismatch| mismatch.to_string())?;
         Ok(compared)
     }
@@ -269,19 +275,16 @@ impl Scenario {
             .zip(&batches[at])
             .map(|(routing, rows)| Batch { x: rows.x.clone(), ..routing.clone() })
             .collect();
-        let mut received = reference::dispatch(world, &moved.iter().map(Batch::reference).collect::<Vec<_>>());
+        let mut arrivals = Arrival::expected(world, &moved);
         let turn = &self.rounds[at];
         let workload = self.workload(*world.shape(), at);
         let mut y = Vec::new();
         let mut bias = Vec::new();
-        for (rank, got) in (0u32..).map(Rank).zip(&received) {
-            y.push(if cached {
-                got.x.iter().map(|&bits| doubled(bits)).collect()
-            } else {
-                apply_experts(world, rank, got)
-            });
+        for (rank, got) in (0u32..).map(Rank).zip(&arrivals) {
+            y.push(if cached { got.doubled(world) } else { got.experts(world, rank) });
             bias.push(bias_rows(&workload, rank, turn.bias.into())?);
         }
+        let received: Vec<reference::Received> = arrivals.iter().map(|got| got.received.clone()).collect();
         let returned: Vec<Returned<'_>> = received
             .iter()
             .zip(&y)
@@ -297,12 +300,12 @@ impl Scenario {
         let combined = reference::combine(world, &received, &returned);
         drop(returned);
         if cached {
-            for got in &mut received {
-                got.topk_idx.clear();
-                got.topk_weights.clear();
-                got.expert_counts.clear();
+            for got in &mut arrivals {
+                got.received.topk_idx.clear();
+                got.received.topk_weights.clear();
+                got.received.expert_counts.clear();
             }
         }
-        Ok(Expected { received, combined })
+        Ok(Expected { arrivals, combined })
     }
 }

@@ -7,12 +7,13 @@ use ep_core::reference::{self, Combined, Received, Returned, World, same_bf16, s
 use ep_core::{Endpoint, Error, Rank, engine};
 use half::bf16;
 
+use crate::arrival::Arrival;
 use crate::workload::Batch;
 
 /// What one rank saw, on the host. Empty for ranks that took no part.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Observed {
-    /// `[rows, hidden]`: bytes of the received rows, little-endian bf16.
+    /// `[rows, row bytes]`: bytes of the received rows as they travelled.
     pub recv_x: Vec<u8>,
     /// `[rows]`: rank each row came from.
     pub source_rank: Vec<i32>,
@@ -129,15 +130,15 @@ impl std::error::Error for Mismatch {}
 /// # Panics
 /// When `observed` or `batches` is not one for each rank.
 pub fn run(world: &World, batches: &[Batch], observed: &[Observed]) -> Result<Compared, Mismatch> {
-    let inputs: Vec<_> = batches.iter().map(Batch::reference).collect();
-    let received = reference::dispatch(world, &inputs);
-    let mut compared = dispatched(world, &received, observed)?;
-    let ranks = || (0..).map(Rank).zip(&received);
-    let y: Vec<_> = ranks().map(|(rank, got)| reference::apply_experts(world, rank, got)).collect();
-    let returned: Vec<_> = ranks()
+    let arrivals = Arrival::expected(world, batches);
+    let mut compared = dispatched(world, &arrivals, observed)?;
+    let y: Vec<_> = (0..).map(Rank).zip(&arrivals).map(|(rank, got)| got.experts(world, rank)).collect();
+    let received: Vec<_> = arrivals.into_iter().map(|arrival| arrival.received).collect();
+    let returned: Vec<_> = received
+        .iter()
         .zip(&y)
         .zip(batches)
-        .map(|(((_, got), y), batch)| Returned {
+        .map(|((got, y), batch)| Returned {
             y,
             topk_weights: Some(&got.topk_weights),
             tokens: batch.tokens as usize,
@@ -155,18 +156,25 @@ pub fn run(world: &World, batches: &[Batch], observed: &[Observed]) -> Result<Co
 ///
 /// # Panics
 /// When not as many ranks observed as were expected to: a rank left out would pass unseen.
-pub fn dispatched(world: &World, expected: &[Received], observed: &[Observed]) -> Result<Compared, Mismatch> {
+pub fn dispatched(world: &World, expected: &[Arrival], observed: &[Observed]) -> Result<Compared, Mismatch> {
     assert_eq!(expected.len(), observed.len(), "one observation for each rank");
     let topk = world.shape().topk() as usize;
     let mut compared = Compared::default();
     for ((rank, expected), observed) in (0..).map(Rank).zip(expected).zip(observed) {
         let at = Place { rank };
+        compared.values += match &expected.fp8 {
+            None => at.rows(world, "recv_x", &observed.recv_x, &expected.received.x)?,
+            Some(_) => {
+                let columns = world.shape().row_bytes() as usize;
+                at.numbers("byte of recv_x", columns, &observed.recv_x, &expected.bytes(world.shape()))?
+            }
+        };
+        let expected = &expected.received;
         compared.indices += at.numbers("recv_src_rank", 1, &observed.source_rank, &expected.source_rank)?;
         compared.indices += at.numbers("recv_src_token", 1, &observed.source_token, &expected.source_token)?;
         compared.indices += at.numbers("recv_topk_idx", topk, &observed.topk_idx, &expected.topk_idx)?;
         compared.indices += at.numbers("recv_counts", 1, &observed.expert_counts, &expected.expert_counts)?;
         compared.weights += at.weights("recv_topk_weights", topk, &observed.topk_weights, &expected.topk_weights)?;
-        compared.values += at.rows(world, "recv_x", &observed.recv_x, &expected.x)?;
         compared.rows += expected.rows() as u64;
     }
     Ok(compared)

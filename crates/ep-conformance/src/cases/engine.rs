@@ -5,9 +5,10 @@ use std::thread;
 use ep_core::engine::{Combine, Dispatch, Routing};
 use ep_core::reference::{self, Returned, World};
 use ep_core::ring::Geometry;
-use ep_core::{Endpoint, Placement, Rank, RankSet, Rings};
+use ep_core::{Element, Endpoint, Placement, Rank, RankSet, Rings};
 
 use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
+use crate::arrival::Arrival;
 use crate::backend::Backend;
 use crate::drive::{Round, round, upload};
 use crate::harness::Case;
@@ -22,6 +23,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("engine_ranks_that_are_no_power_of_two", odd_ranks::<B>),
         case("engine_sixteen_ranks", sixteen_ranks::<B>),
         case("engine_hidden_sizes_of_all_kinds", hidden_sizes::<B>),
+        case("engine_fp8_rows_of_every_scaling", fp8_rows::<B>),
         case("engine_topk_from_1_to_32", topk_sizes::<B>),
         case("engine_every_routing", routings::<B>),
         case("engine_no_tokens_anywhere", no_tokens::<B>),
@@ -61,6 +63,15 @@ fn hidden_sizes<B: Backend>(backend: &B) -> Verdict {
         check(backend, &Scenario { hidden, ..scenario(3, 5) })?;
         check(backend, &Scenario { hidden, ..direct(3, 5) })
     })
+}
+
+fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
+    let rounds = vec![TURN, Turn { cached: true, pull: true, bias: 1, ..TURN }, Turn { pull: true, ..TURN }];
+    for (element, hidden) in Element::ALL.into_iter().flat_map(|element| [1, 127, 128, 2880].map(|h| (element, h))) {
+        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..scenario(3, 7) })?;
+        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..direct(3, 7) })?;
+    }
+    Ok(())
 }
 
 fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
@@ -154,6 +165,7 @@ fn membership<B: Backend>(backend: &B) -> Verdict {
     let bare: Vec<_> = expected
         .iter()
         .map(|got| reference::Received { topk_idx: Vec::new(), topk_weights: Vec::new(), ..got.clone() })
+        .map(|received| Arrival { received, fp8: None })
         .collect();
     verify::dispatched(&world, &bare, &observed).map_err(text)?;
     let returned: Vec<_> =

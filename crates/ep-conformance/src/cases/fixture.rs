@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use ep_core::ring::Geometry;
-use ep_core::{Error, Placement, Rings, Settings, Shape, Topology};
+use ep_core::{Element, Error, Placement, Rings, Settings, Shape, Topology};
 
 use crate::backend::{Backend, Setup};
 use crate::scenario::{Scenario, Turn};
@@ -33,6 +33,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         local_experts: 2,
         topk: 3.min(2 * ranks),
         hidden: 40,
+        element: Element::Bf16,
         tokens: vec![tokens; ranks as usize],
         routing: RoutingKind::Uniform,
         drop: 0.0,

@@ -26,9 +26,9 @@ impl<M: Machine> Engine<M> {
         self.check_handle(handle)?;
         let rings = options.rings.unwrap_or(handle.rings());
         self.layout.check_rings(&rings)?;
-        self.check_rows("y", y, handle.rows())?;
+        self.check_rows("y", y, self.shape().result_bytes(), handle.rows())?;
         for bias in options.bias.into_iter().flatten() {
-            self.check_rows("bias", bias, handle.tokens())?;
+            self.check_rows("bias", bias, self.shape().result_bytes(), handle.tokens())?;
         }
         let topk = self.shape().topk();
         if let Some(weights) = options.topk_weights {
@@ -41,7 +41,7 @@ impl<M: Machine> Engine<M> {
         let returns = Returns { y, handle, topk_weights: options.topk_weights.map(Vec::as_slice) };
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
-        let reduction = Reduction::new(options.bias, tokens * self.row_bytes(), weights);
+        let reduction = Reduction::new(options.bias, tokens * self.result_bytes(), weights);
         // Only the rows that this machine's peers can reach are offered to them.
         let offered = y.block_in(&self.arena).filter(|_| self.machine.capabilities().get);
         let lease = y.lease().filter(|_| offered.is_some());
@@ -54,7 +54,7 @@ impl<M: Machine> Engine<M> {
         lease.inspect(|lease| lease.take_back());
         self.count_rows(&handle.inner, false);
         let Sums { x, topk_weights } = reduction.into_sums();
-        let x = HostRows::Owned { bytes: x, row_bytes: self.row_bytes() };
+        let x = HostRows::Owned { bytes: x, row_bytes: self.result_bytes() };
         Ok(Combined { x, topk_weights, event: Ready })
     }
 }

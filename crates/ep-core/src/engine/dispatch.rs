@@ -57,7 +57,7 @@ impl<M: Machine> Engine<M> {
         }
         let (plan, choices) = self.plan(routing)?;
         let plan = Arc::new(plan);
-        self.check_rows("x", x, plan.tokens())?;
+        self.check_rows("x", x, self.shape().row_bytes(), plan.tokens())?;
         let batch = Batch {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
@@ -77,7 +77,7 @@ impl<M: Machine> Engine<M> {
     ) -> Result<Received<Self>, Error> {
         self.ready()?;
         self.check_handle(handle)?;
-        self.check_rows("x", x, handle.tokens())?;
+        self.check_rows("x", x, self.shape().row_bytes(), handle.tokens())?;
         let batch = Batch {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),

@@ -158,10 +158,11 @@ pub trait Endpoint {
     /// The ranks taken out of the communicator.
     fn mask(&self) -> &RankSet;
 
-    /// Brings `rows` dense rows into this machine's memory.
+    /// Brings `rows` dense rows into this machine's memory: tokens as they travel ([`Shape::row_bytes`]), or experts'
+    /// results and bias ([`Shape::result_bytes`]).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `bytes` are not `rows` times the row size.
+    /// [`Error::Invalid`] when `bytes` are not `rows` times one of these sizes.
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error>;
 
     /// The dense bytes of rows in this machine's memory.

@@ -35,7 +35,7 @@ use crate::machine::Machine;
 use crate::port::Nanos;
 use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
-use crate::shape::{Element, Shape};
+use crate::shape::Shape;
 use crate::topology::{Rank, RankSet, Reach, Topology};
 use arena::Arena;
 use handle::Inner;
@@ -90,14 +90,10 @@ impl<M: Machine> Engine<M> {
     /// An endpoint over `machine`, in generation 1.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for rows that travel as anything but bf16.
+    /// None at present; a `Result` because machines differ in what they offer.
     pub fn new(machine: M) -> Result<Self, Error> {
         let layout = machine.layout().clone();
         let topology = *layout.topology();
-        let element = layout.shape().element();
-        if element != Element::Bf16 {
-            return Err(Error::unsupported(element, "bf16 rows; the roles do not move others yet"));
-        }
         let ranks = topology.ranks() as usize;
         let me = machine.rank();
         let stats = Stats {
@@ -146,8 +142,9 @@ impl<M: Machine> Engine<M> {
         self.layout.settings()
     }
 
-    fn row_bytes(&self) -> usize {
-        self.shape().row_bytes() as usize
+    /// Bytes of a row of the experts' results.
+    fn result_bytes(&self) -> usize {
+        self.shape().result_bytes() as usize
     }
 
     /// Refuses to start while poisoned.
@@ -173,10 +170,10 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Refuses rows that are too few or of another size.
-    fn check_rows(&self, what: &str, rows: &HostRows<M::Window>, expected: u32) -> Result<(), Error> {
-        if rows.row_bytes() != self.row_bytes() {
-            let limit = format!("{} bytes for hidden {}", self.row_bytes(), self.shape().hidden());
+    /// Refuses rows that are too few or of another size than `row_bytes`.
+    fn check_rows(&self, what: &str, rows: &HostRows<M::Window>, row_bytes: u64, expected: u32) -> Result<(), Error> {
+        if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
+            let limit = format!("{row_bytes} bytes for hidden {}", self.shape().hidden());
             return Err(Error::invalid(format_args!("row size of {what}"), rows.row_bytes(), limit));
         }
         if rows.rows() < expected {
@@ -253,7 +250,8 @@ impl<M: Machine> Engine<M> {
 
     /// Counts the rows that a dispatch moved over each link; a combine moves as many the other way.
     fn count_rows(&mut self, handle: &Inner, dispatch: bool) {
-        let wire = self.layout.row().wire_bytes();
+        let row = *self.layout.row();
+        let wire = if dispatch { row } else { row.results() }.wire_bytes();
         let topology = *self.layout.topology();
         let (me, exchange) = (self.me, &handle.exchange);
         let sources =
@@ -349,7 +347,9 @@ impl<M: Machine> Endpoint for Engine<M> {
     }
 
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error> {
-        HostRows::from_bytes(bytes, rows, self.row_bytes())
+        let result = self.result_bytes();
+        let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
+        HostRows::from_bytes(bytes, rows, row)
     }
 
     fn bytes(&self, rows: &Self::Buf) -> Result<Vec<u8>, Error> {
@@ -368,8 +368,8 @@ impl<M: Machine> Endpoint for Engine<M> {
         if !self.machine.capabilities().get {
             return None;
         }
-        let block = self.arena.take(self.layout.row(), handle.rows())?;
-        let bytes = self.shape().row_bytes();
+        let block = self.arena.take(&self.layout.row().results(), handle.rows())?;
+        let bytes = self.shape().result_bytes();
         Some(HostRows::Leased(Lease::new(&self.arena, block, bytes, self.machine.window())))
     }
 

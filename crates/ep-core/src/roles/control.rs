@@ -189,7 +189,7 @@ impl<M: Machine> Operation<'_, M> {
         let mut note = Note::new_zeroed();
         port.read(self.layout.note(self.op, peer).offset, note.as_mut_bytes())?;
         self.check(&note.opening, peer)?;
-        let block = self.layout.row().block(Offset(note.base), note.opening.rows);
+        let block = self.row().block(Offset(note.base), note.opening.rows);
         Ok((note.base != NO_BASE).then_some(block))
     }
 }

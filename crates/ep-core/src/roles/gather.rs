@@ -46,14 +46,14 @@ pub(crate) struct Gather<'a, 'o, M: Machine, W: Window> {
 
 impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
     pub(crate) fn new(operation: &'a Operation<'o, M>, returns: &'a Returns<'a, W>, source: Rank, track: u16) -> Self {
-        let row = operation.layout.row();
+        let row = operation.row();
         Self {
             operation,
             returns,
             source,
             track,
             routes: Vec::new(),
-            header: HeaderBytes::new(row),
+            header: HeaderBytes::new(&row),
             row: vec![0; row.payload_bytes() as usize],
             pulled: 0,
             summed: 0,
@@ -94,7 +94,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
     /// Starts the gets of the rows of the next token; `reached` are the node's ranks that got it, with positions. At most
     /// [`crate::layout::PULL_DEPTH`] tokens ahead of [`Gather::sum`].
     pub(crate) async fn pull(&mut self, port: &mut Attended<M::Port>, reached: &[(Rank, u32)]) -> Result<(), Fault> {
-        let layout = self.operation.layout;
+        let (layout, format) = (self.operation.layout, self.operation.row());
         let turn = self.pulled;
         self.pulled += 1;
         for &(rank, position) in reached {
@@ -104,9 +104,9 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
             let header_bytes = self.header.as_bytes().len() as u64;
             let Route::Pull { block, landing } = self.route(rank) else { continue };
             let header = block.header(row).offset.span(header_bytes);
-            let payload = block.payload(row).offset.span(layout.row().payload_bytes());
+            let payload = block.payload(row).offset.span(format.payload_bytes());
             port.get(lane, header, to).await?;
-            landing.push_back(port.get(lane, payload, to.plus(layout.row().header_bytes())).await?);
+            landing.push_back(port.get(lane, payload, to.plus(format.header_bytes())).await?);
         }
         Ok(())
     }
@@ -169,7 +169,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
 
     fn read(&mut self, port: &Attended<M::Port>, at: Offset) -> Result<(), Fault> {
         port.read(at, self.header.as_mut_bytes())?;
-        port.read(at.plus(self.operation.layout.row().header_bytes()), &mut self.row)
+        port.read(at.plus(self.operation.row().header_bytes()), &mut self.row)
     }
 
     /// Returns the credit that is pending on all rings.

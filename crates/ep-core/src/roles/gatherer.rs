@@ -31,8 +31,8 @@ pub(crate) async fn gather_for<'a, M: Machine, W: Window>(
     let mut gather = Gather::new(operation, returns, source, layout.near_track(node, channel));
     let mut outlet = Outlet::new(operation, ring, source, layout.far_track(channel));
     let mut sum = Accumulator::new(layout.shape().hidden(), layout.shape().topk());
-    let mut header = HeaderBytes::new(layout.row());
-    let mut payload = vec![0; layout.row().payload_bytes() as usize];
+    let mut header = HeaderBytes::new(&operation.row());
+    let mut payload = vec![0; operation.row().payload_bytes() as usize];
     gather.open(&mut port, rings).await?;
     outlet.open(&mut port, share.end - share.start, share.start, &[]).await?;
     let mut ahead = share.start;
@@ -52,7 +52,7 @@ pub(crate) async fn gather_for<'a, M: Machine, W: Window>(
         let own =
             RowHeader { source_rank: operation.me.0, source_token: token, position: row, op: operation.op as u32 };
         header.set(&own, |at| Choice { expert: -1, weight: sum.weights()[at] });
-        outlet.send(&mut port, &[(0, header.as_bytes()), (layout.row().header_bytes(), &payload)]).await?;
+        outlet.send(&mut port, &[(0, header.as_bytes()), (operation.row().header_bytes(), &payload)]).await?;
     }
     gather.return_credit(&mut port).await?;
     outlet.close(&mut port).await

@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use super::board::{Board, Wait};
 use crate::error::{Fault, Phase};
-use crate::layout::{Kind, Layout, OpHeader};
+use crate::layout::{Kind, Layout, OpHeader, RowFormat};
 use crate::machine::{Machine, Opening};
 use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
 use crate::settings::Rings;
@@ -111,6 +111,14 @@ impl<'a, M: Machine> Operation<'a, M> {
         return self.plants(crate::plant::Plant::ImpoliteWaiting);
         #[cfg(not(feature = "plant"))]
         false
+    }
+
+    /// The format of the rows that move: those of a dispatch, or of the results that a combine brings back.
+    pub(crate) fn row(&self) -> RowFormat {
+        match self.kind {
+            Kind::Combine => self.layout.row().results(),
+            _ => *self.layout.row(),
+        }
     }
 
     /// The header of a message or ring of this operation.

@@ -85,7 +85,7 @@ pub(crate) async fn reduce<'a, M: Machine, W: Window>(
     channel: u32,
 ) -> Result<(), Fault> {
     let layout = operation.layout;
-    let (shape, row) = (layout.shape(), layout.row());
+    let (shape, row) = (layout.shape(), operation.row());
     let mut reducer = Reducer {
         operation,
         port,
@@ -93,7 +93,7 @@ pub(crate) async fn reduce<'a, M: Machine, W: Window>(
         rail: Vec::new(),
         sum: Accumulator::new(shape.hidden(), shape.topk()),
         partial: Accumulator::new(shape.hidden(), shape.topk()),
-        header: HeaderBytes::new(row),
+        header: HeaderBytes::new(&row),
         row: vec![0; row.payload_bytes() as usize],
     };
     reducer.open(incoming, channel).await?;
@@ -199,7 +199,7 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
         let Some((inlet, rank)) = &mut self.rail[node.index()] else { return Ok(()) };
         let at = inlet.next(&mut self.port).await?;
         self.port.read(at, self.header.as_mut_bytes())?;
-        self.port.read(at.plus(self.operation.layout.row().header_bytes()), &mut self.row)?;
+        self.port.read(at.plus(self.operation.row().header_bytes()), &mut self.row)?;
         inlet.release(&mut self.port).await?;
         let own = self.header.header();
         check_row(self.operation, &self.header, *rank, own.position)?;

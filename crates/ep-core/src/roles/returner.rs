@@ -59,15 +59,15 @@ pub(crate) async fn give_back<M: Machine, W: Window>(
     let rows = handle.exchange.rows(source, *me);
     let tokens = &handle.source_token[first as usize..(first + rows) as usize];
     let share = channel_share(tokens, handle.exchange.tokens(source), rings.channels, channel);
-    let mut header = HeaderBytes::new(layout.row());
-    let mut scratch = vec![0; layout.row().payload_bytes() as usize];
+    let mut header = HeaderBytes::new(&operation.row());
+    let mut scratch = vec![0; operation.row().payload_bytes() as usize];
     let track = layout.near_track(layout.topology().node_of(source), channel);
     let mut outlet = Outlet::new(operation, ring, operation.gate_of(source), track);
     outlet.open(&mut port, share.end - share.start, share.start, &[]).await?;
     for position in share {
         returns.head(operation, &mut header, first + position, position);
         let payload = returns.y.borrow(first + position, &mut scratch)?;
-        outlet.send(&mut port, &[(0, header.as_bytes()), (layout.row().header_bytes(), payload)]).await?;
+        outlet.send(&mut port, &[(0, header.as_bytes()), (operation.row().header_bytes(), payload)]).await?;
     }
     outlet.close(&mut port).await
 }

@@ -62,6 +62,22 @@ fn read(dir: &Path, rank: u32) -> (Batch, Observed) {
 }
 
 #[test]
+fn fp8_rows_are_dumped_as_codes_and_scales() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let line = "run --ranks-per-node 2 --experts 8 --topk 2 --hidden 200 --tokens 9 --dtype fp8-ue8m0 --dump";
+    moexpress_with(line, &[dir.path().to_str().expect("a path")]).success();
+    let bytes = std::fs::read(dir.path().join("rank1.safetensors")).expect("a file of each rank");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (codes, scales) = (file.tensor("recv_x").expect("recv_x"), file.tensor("recv_scales").expect("recv_scales"));
+    assert_eq!((codes.dtype(), scales.dtype()), (Dtype::U8, Dtype::F32));
+    assert_eq!((codes.shape()[1], scales.shape()[1]), (200, 2));
+    assert_eq!(codes.shape()[0], scales.shape()[0]);
+    for scale in numbers(&file, "recv_scales", f32::from_le_bytes) {
+        assert!(scale > 0.0 && scale.to_bits() << 9 == 0, "{scale} is no power of two");
+    }
+}
+
+#[test]
 fn a_dump_holds_what_the_oracle_says() {
     let dir = tempfile::tempdir().expect("a directory");
     let target = dir.path().join("made/for this");

@@ -4,6 +4,8 @@ use std::process::{Command, Output};
 
 mod dump;
 mod input;
+#[cfg(unix)]
+mod launch;
 mod plan;
 mod run;
 

@@ -60,6 +60,22 @@ fn every_routing_and_placement_is_verified() {
 }
 
 #[test]
+fn fp8_rows_halve_what_dispatch_moves() {
+    let bytes = |dtype: &str| {
+        let object =
+            moexpress(&format!("run --json --hidden 1024 --tokens 24 --nodes 2 --ranks-per-node 2 --dtype {dtype}")).json();
+        assert_eq!(object["verified"], true, "{dtype}");
+        object["bytes_far"].as_u64().unwrap() as f64
+    };
+    let bf16 = bytes("bf16");
+    for dtype in ["fp8", "fp8-pow2", "fp8-ue8m0"] {
+        // Combine brings bf16 back, so that three quarters are left.
+        let share = bytes(dtype) / bf16;
+        assert!((0.72..0.80).contains(&share), "{dtype}: {share}");
+    }
+}
+
+#[test]
 fn rows_travel_once_to_each_node() {
     for placement in ["ring", "direct"] {
         let line = format!("run --json --nodes 3 --ranks-per-node 2 --experts 48 --tokens 40 --placement {placement}");
@@ -77,7 +93,7 @@ fn what_is_not_there_is_refused_by_name() {
         ("--nodes 0", "nodes is 0, allowed: at least 1"),
         ("--nodes 3", "experts is 64, allowed: a multiple of the 24 ranks"),
         ("--mode low-latency", "possible values: throughput"),
-        ("--dtype fp8", "possible values: bf16"),
+        ("--dtype int8", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0"),
         ("--backend host", "possible values: sim"),
         ("--schedule timed", "possible values: explore"),
         ("--placement anywhere", "possible values: ring, direct"),

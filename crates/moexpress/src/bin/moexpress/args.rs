@@ -1,9 +1,12 @@
 //! The arguments.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ep_conformance::workload::RoutingKind;
+use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
 
@@ -37,6 +40,34 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
     Plan(PlanArgs),
+    /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
+    ///
+    /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and a fresh
+    /// MOEXPRESS_SECRET in its environment, and nothing on its standard input. Its output is printed line by line, with its
+    /// rank in front. SIGINT and SIGTERM are passed on.
+    ///
+    /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
+    /// that failed, 128 + signal if a signal ended it or this command.
+    Launch(LaunchArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LaunchArgs {
+    /// Processes in all
+    #[arg(short, long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) n: u32,
+    /// Nodes that the processes pretend to be on, the same number on each
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) nodes: u32,
+    /// Port of the meeting place [default: one that is free]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) master_port: Option<u16>,
+    /// How long processes that are told to end may take before they are killed: 500ms, 10s, ...
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) grace: Duration,
+    /// What each process runs, and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
@@ -137,6 +168,9 @@ impl LayerArgs {
     pub(crate) fn shape(&self, max_tokens: u32) -> Result<Shape, Error> {
         let element = match self.dtype {
             Dtype::Bf16 => Element::Bf16,
+            Dtype::Fp8 => Element::Fp8(Scaling::Exact),
+            Dtype::Fp8Pow2 => Element::Fp8(Scaling::PowerOfTwo),
+            Dtype::Fp8Ue8m0 => Element::Fp8(Scaling::Ue8m0),
         };
         let builder = Shape::builder().experts(self.experts).topk(self.topk).hidden(self.hidden);
         builder.element(element).max_tokens(max_tokens).build()
@@ -230,6 +264,12 @@ pub(crate) enum Schedule {
 pub(crate) enum Dtype {
     /// bfloat16
     Bf16,
+    /// E4M3 with an f32 scale for every 128 elements; results come back as bf16
+    Fp8,
+    /// The same with scales rounded up to powers of two
+    Fp8Pow2,
+    /// The same with scales stored as one exponent byte (UE8M0)
+    Fp8Ue8m0,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -263,6 +303,10 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
         Some(nanos) => Ok(Nanos(nanos)),
         None => Err("allowed: less than 585 years".to_owned()),
     }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    parse_time(text).map(|Nanos(nanos)| Duration::from_nanos(nanos))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The command line: `moexpress run` moves a batch to its experts and back and checks every bit of it; `moexpress plan`
-//! says how much memory a layout takes.
+//! says how much memory a layout takes; `moexpress launch` starts the processes of a job on this machine.
 //!
-//! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input.
+//! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input. Those of `launch` are its processes'.
 
 mod args;
 mod backend;
@@ -9,6 +9,7 @@ mod deepep;
 mod dump;
 mod failure;
 mod input;
+mod launch;
 mod plan;
 mod rank;
 mod report;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Launch(args) => launch::launch(&args),
     };
     match outcome {
         Ok(text) => print(&text, ExitCode::SUCCESS),

@@ -1,11 +1,12 @@
 //! What one rank does in `moexpress run`, on any backend.
 
+use ep_conformance::arrival::Arrival;
 use ep_conformance::drive::upload;
 use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
 use ep_core::engine::Combine;
 use ep_core::engine::stats::Stats;
-use ep_core::reference::{World, apply_experts};
+use ep_core::reference::World;
 use ep_core::{Endpoint, Error, Nanos};
 
 /// Steps that [`work`] reports to whoever shows progress.
@@ -60,7 +61,7 @@ pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared
     let mut observed = Observed::of_dispatch(ep, &got)?;
     (shared.step)();
 
-    let y = bytes_of(&apply_experts(shared.world, ep.rank(), &observed.received()));
+    let y = bytes_of(&Arrival::observed(shared.world.shape(), &observed).experts(shared.world, ep.rank()));
     let (handle, weights) = (got.handle.clone(), got.topk_weights.clone());
     // The received rows make room in the arena for the experts' results.
     drop(got);

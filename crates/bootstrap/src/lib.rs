@@ -1,0 +1,93 @@
+//! How the processes of one communicator meet: the control plane under every backend of several processes.
+//!
+//! A launcher tells each process its place ([`Environment`]). Rank 0 opens a *meeting place*, a TCP port and a thread;
+//! every rank connects there, rank 0 too ([`Member::join`]):
+//!
+//! ```text
+//!  rank 0 ----+---------------------+        1. both sides prove that they hold the job's secret
+//!             | meeting place       |        2. the rank says who it is and what it has in common with all
+//!  rank 1 ----+ (a thread of rank 0)|        3. all have joined: everybody returns from join
+//!   ...       |                     |        4. barrier, all-gather, broadcast, agreement; notice of who is gone
+//!  rank n ----+---------------------+
+//! ```
+//!
+//! It carries handles, sizes and verdicts, never rows: messages have at most 16 MiB ([`MAX_MESSAGE`]).
+//!
+//! # What holds
+//!
+//! - **Every call ends**: with its result, at its deadline with the ranks that did not come, or as soon as a rank that it
+//!   waits for is gone. A rank's process that ends is noticed at once, a machine that vanishes within about half a minute.
+//! - **One verdict**: a join or collective that fails tells all ranks the same. A collective that failed stays failed
+//!   until the survivors agreed on how to go on ([`ep_core::machine::Bootstrap::agree`], which [`Member`] implements).
+//! - **Nobody strange joins**: who has not proved to hold the job's [`Secret`] is told a nonce, a protocol version and no
+//!   more, may send 4 KiB, and has five seconds; such connections are bounded in number. After the proofs every message
+//!   carries a tag, so that nobody on the way changes or repeats one. Messages are not encrypted. Without a secret, the
+//!   ranks meet on loopback addresses only, where every user of the machine may join.
+//! - **Nobody different joins**: ranks whose [`Identity`] (shape, layout hash), world size or version differs from rank
+//!   0's cannot meet, and all are told the field, both values and both ranks.
+//!
+//! The meeting place lives and dies with rank 0's process: without it nobody can agree on anything.
+//!
+//! # Example
+//!
+//! Four ranks, here threads, meet at a port that the system chose:
+//!
+//! ```
+//! use std::time::Duration;
+//! use ep_bootstrap::{Identity, Member, Settings};
+//! use ep_core::Rank;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+//! let address = listener.local_addr()?.to_string();
+//! let settings = |rank| Settings::new(Rank(rank), 4, &address).identity(Identity::new().number("hidden", 7168));
+//! let second = Duration::from_secs(1);
+//! let gathered = std::thread::scope(|scope| {
+//!     for rank in 1..4 {
+//!         let settings = settings(rank);
+//!         scope.spawn(move || Member::join(settings)?.all_gather(&[rank as u8], second));
+//!     }
+//!     Member::host(listener, settings(0))?.all_gather(&[0], second)
+//! })?;
+//! assert_eq!(gathered, [0, 1, 2, 3].map(|rank| Some(vec![rank])));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A process that a launcher started reads its place and the secret from its environment:
+//!
+//! ```no_run
+//! use ep_bootstrap::{Environment, Member, Secret, Settings};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let member = Member::join(Settings::of(&Environment::detect()?).secret(Secret::detect()?))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Tests
+//!
+//! `cargo test` feeds 20,000 malformed messages to a connection and to a live meeting place. `MOEXPRESS_FUZZ=1000000`
+//! sets how many.
+#![forbid(unsafe_code)]
+
+pub mod environment;
+mod error;
+mod identity;
+mod meeting;
+mod member;
+mod secret;
+mod socket;
+mod verdict;
+mod wire;
+
+pub use environment::{Environment, EnvironmentError};
+pub use error::{Call, Error};
+pub use identity::{Identity, Value};
+pub use member::{MAX_CONTRIBUTION, Member, Settings};
+pub use secret::{SECRET_VARIABLE, Secret};
+pub use verdict::{Mismatch, Verdict};
+pub use wire::{MAX_MESSAGE, Malformed};
+
+/// The version that all ranks must have in common.
+const VERSION: &str = env!("CARGO_PKG_VERSION");

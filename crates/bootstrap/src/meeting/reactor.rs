@@ -1,0 +1,326 @@
+//! Carries bytes between sockets and the hall, in one thread that sleeps until something happens.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::connection::Connection;
+use super::hall::{Action, Guest, Hall, Terms};
+use crate::secret::{Secret, random};
+use crate::socket;
+
+/// How long a connection may take from its first byte to joining.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How long a connection may take to read its last words, and the meeting place to close.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long to wait after the system could not accept a connection, for instance for lack of descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Connections beyond one for each rank that may not have joined yet. The oldest gives way.
+const STRANGERS: usize = 64;
+
+/// Reads in a row from one connection before the others have their turn.
+const READS: usize = 16;
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+const FIRST_GUEST: usize = 2;
+
+struct Open {
+    stream: TcpStream,
+    peer: SocketAddr,
+    connection: Connection,
+    /// When it is closed, unless it has joined by then.
+    deadline: Option<Instant>,
+    /// More may be there to be read.
+    readable: bool,
+    /// Nothing more will be written.
+    shut: bool,
+}
+
+/// What serving a connection came to.
+enum Served {
+    Alive,
+    Ended,
+}
+
+pub(super) struct Reactor {
+    poll: Poll,
+    listener: TcpListener,
+    /// When to accept connections again; none while the listener will say so.
+    accept_at: Option<Instant>,
+    open: BTreeMap<Guest, Open>,
+    next: usize,
+    hall: Hall,
+    world: usize,
+    secret: Option<Secret>,
+    stop: Arc<AtomicBool>,
+    chunk: Vec<u8>,
+}
+
+impl Reactor {
+    pub(super) fn new(
+        listener: std::net::TcpListener,
+        terms: Terms,
+        secret: Option<Secret>,
+        stop: Arc<AtomicBool>,
+    ) -> io::Result<(Self, Waker)> {
+        listener.set_nonblocking(true)?;
+        let mut listener = TcpListener::from_std(listener);
+        let poll = Poll::new()?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        let world = terms.world as usize;
+        let reactor = Self {
+            poll,
+            listener,
+            accept_at: None,
+            open: BTreeMap::new(),
+            next: FIRST_GUEST,
+            hall: Hall::new(terms),
+            world,
+            secret,
+            stop,
+            chunk: vec![0; 64 << 10],
+        };
+        Ok((reactor, waker))
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut closing: Option<Instant> = None;
+        loop {
+            let now = Instant::now();
+            let timeout = self.sleep(closing).map(|at| at.saturating_duration_since(now));
+            match self.poll.poll(&mut events, timeout) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    tracing::error!(%error, "the meeting place cannot wait for messages and closes");
+                    return;
+                }
+                _ => {}
+            }
+            let now = Instant::now();
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept_at = Some(now),
+                    WAKER => {}
+                    Token(guest) => {
+                        if let Some(open) = self.open.get_mut(&Guest(guest)) {
+                            open.readable = true;
+                        }
+                    }
+                }
+            }
+            if self.stop.load(Ordering::Acquire) && closing.is_none() {
+                closing = Some(now + LAST_WORDS);
+                self.close_all(now);
+            }
+            if closing.is_none() && self.accept_at.is_some_and(|at| at <= now) {
+                self.accept(now);
+            }
+            self.listen_all(now);
+            self.expire(now);
+            self.answer_all(now);
+            if closing.is_some_and(|at| at <= now || self.open.is_empty()) {
+                return;
+            }
+        }
+    }
+
+    /// When to wake up if nothing happens.
+    fn sleep(&self, closing: Option<Instant>) -> Option<Instant> {
+        let busy = self.open.values().any(|open| open.readable).then(Instant::now);
+        let deadlines = self.open.values().filter_map(|open| open.deadline).min();
+        [busy, deadlines, self.hall.first_deadline(), self.accept_at, closing].into_iter().flatten().min()
+    }
+
+    fn accept(&mut self, now: Instant) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, peer)) => {
+                    if let Err(error) = self.admit(stream, peer, now) {
+                        tracing::warn!(%peer, %error, "a connection could not be set up");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.accept_at = None;
+                    return;
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "connections cannot be accepted");
+                    self.accept_at = Some(now + ACCEPT_AGAIN);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now: Instant) -> io::Result<()> {
+        let strangers = self.open.iter().filter(|(_, open)| open.deadline.is_some()).map(|(&guest, _)| guest);
+        let strangers: Vec<Guest> = strangers.collect();
+        if strangers.len() >= self.world + STRANGERS {
+            tracing::warn!(limit = self.world + STRANGERS, "too many connections that have not joined");
+            self.drop_guest(strangers[0]);
+        }
+        let nonce = random().map_err(io::Error::other)?;
+        socket::prepare(&stream)?;
+        let guest = Guest(self.next);
+        self.next += 1;
+        self.poll.registry().register(&mut stream, Token(guest.0), Interest::READABLE | Interest::WRITABLE)?;
+        let connection = Connection::new(self.secret.clone(), nonce);
+        let deadline = Some(now + HANDSHAKE);
+        self.open.insert(guest, Open { stream, peer, connection, deadline, readable: true, shut: false });
+        Ok(())
+    }
+
+    /// Reads from all who have something to say.
+    fn listen_all(&mut self, now: Instant) {
+        let guests: Vec<Guest> = self.open.keys().copied().collect();
+        for guest in guests {
+            if let Served::Ended = self.listen(guest, now) {
+                self.drop_guest(guest);
+            }
+        }
+    }
+
+    /// Does what the hall decided, and writes to all who take it.
+    fn answer_all(&mut self, now: Instant) {
+        loop {
+            self.act(now);
+            let guests: Vec<Guest> = self.open.keys().copied().collect();
+            let ended: Vec<Guest> =
+                guests.into_iter().filter(|&guest| matches!(self.speak(guest), Served::Ended)).collect();
+            if ended.is_empty() {
+                return;
+            }
+            ended.into_iter().for_each(|guest| self.drop_guest(guest));
+        }
+    }
+
+    fn listen(&mut self, guest: Guest, now: Instant) -> Served {
+        for _ in 0..READS {
+            let Some(open) = self.open.get_mut(&guest) else { return Served::Alive };
+            if !open.readable {
+                return Served::Alive;
+            }
+            match open.stream.read(&mut self.chunk) {
+                Ok(0) => return Served::Ended,
+                Ok(bytes) => {
+                    open.connection.receive(&self.chunk[..bytes]);
+                    self.hear(guest, now);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => open.readable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Served::Ended,
+            }
+        }
+        Served::Alive
+    }
+
+    /// Hands complete requests to the hall.
+    fn hear(&mut self, guest: Guest, now: Instant) {
+        while let Some(open) = self.open.get_mut(&guest) {
+            let objection = match open.connection.next() {
+                Ok(None) => return,
+                Ok(Some(request)) => match self.hall.hear(guest, request, now) {
+                    Ok(()) => {
+                        if self.hall.is_member(guest) {
+                            open.deadline = None;
+                        }
+                        continue;
+                    }
+                    Err(malformed) => malformed.to_string(),
+                },
+                Err(objection) => objection.to_string(),
+            };
+            tracing::warn!(peer = %open.peer, %objection, "a connection is turned away");
+            open.connection.close();
+            open.deadline = Some(now + LAST_WORDS);
+            self.hall.turned_away(format!("{}: {objection}", open.peer));
+            self.hall.gone(guest);
+        }
+    }
+
+    /// Does what the hall decided.
+    fn act(&mut self, now: Instant) {
+        loop {
+            let actions = self.hall.actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Tell(guest, body) => {
+                        let reads = self.open.get_mut(&guest).is_none_or(|open| open.connection.tell(&body));
+                        if !reads {
+                            tracing::warn!(?guest, "a member does not read its messages and is dropped");
+                            self.drop_guest(guest);
+                        }
+                    }
+                    Action::Dismiss(guest) => self.dismiss(guest, now),
+                }
+            }
+        }
+    }
+
+    fn dismiss(&mut self, guest: Guest, now: Instant) {
+        if let Some(open) = self.open.get_mut(&guest) {
+            open.connection.close();
+            open.deadline = Some(now + LAST_WORDS);
+        }
+    }
+
+    fn speak(&mut self, guest: Guest) -> Served {
+        let Some(open) = self.open.get_mut(&guest) else { return Served::Alive };
+        if open.connection.write_to(&mut open.stream).is_err() {
+            return Served::Ended;
+        }
+        // The other side reads to the end and closes: closing first, with bytes of it unread, could destroy what it has
+        // not read yet.
+        if open.connection.is_closing() && open.connection.owes_nothing() && !open.shut {
+            open.shut = true;
+            if open.stream.shutdown(Shutdown::Write).is_err() {
+                return Served::Ended;
+            }
+        }
+        Served::Alive
+    }
+
+    fn drop_guest(&mut self, guest: Guest) {
+        if self.open.remove(&guest).is_some() {
+            self.hall.gone(guest);
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let late = |(&guest, open): (&Guest, &Open)| open.deadline.is_some_and(|at| at <= now).then_some(guest);
+        let late: Vec<Guest> = self.open.iter().filter_map(late).collect();
+        for guest in late {
+            if let Some(open) = self.open.get(&guest).filter(|open| !open.connection.is_closing()) {
+                self.hall.turned_away(format!("{}: silent for {HANDSHAKE:?}", open.peer));
+            }
+            self.drop_guest(guest);
+        }
+        if self.hall.first_deadline().is_some_and(|at| at <= now) {
+            self.hall.tick(now);
+        }
+    }
+
+    /// Rank 0 leaves, and with it everybody else.
+    fn close_all(&mut self, now: Instant) {
+        self.hall.host_leaves();
+        self.act(now);
+        let guests: Vec<Guest> = self.open.keys().copied().collect();
+        guests.into_iter().for_each(|guest| self.dismiss(guest, now));
+    }
+}

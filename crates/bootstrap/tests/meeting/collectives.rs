@@ -1,0 +1,132 @@
+//! Barrier, all-gather, broadcast.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use ep_bootstrap::{Error, MAX_CONTRIBUTION, Verdict};
+use ep_core::Rank;
+
+use super::{LONG, SHORT, ranks, set, until_lost};
+
+#[test]
+fn all_gather_gives_everybody_everything_by_rank() {
+    for world in [1, 2, 7] {
+        let part = |rank: u32| Some(vec![rank as u8; rank as usize]);
+        let gathered = ranks(world, |member| {
+            let mine = part(member.rank().0).unwrap();
+            let gathered = (0..20).map(|_| member.all_gather(&mine, LONG).unwrap()).last();
+            member.barrier(LONG).unwrap();
+            gathered.unwrap()
+        });
+        assert!(gathered.iter().all(|gathered| *gathered == (0..world).map(part).collect::<Vec<_>>()));
+    }
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    let come = AtomicU32::new(0);
+    ranks(5, |member| {
+        for round in 1..=20 {
+            come.fetch_add(1, Ordering::SeqCst);
+            member.barrier(LONG).unwrap();
+            assert!(come.load(Ordering::SeqCst) >= 5 * round);
+        }
+        member.barrier(LONG).unwrap();
+    });
+}
+
+#[test]
+fn broadcast_gives_everybody_the_bytes_of_its_root() {
+    let got = ranks(4, |member| {
+        let got = member.broadcast(Rank(2), &[member.rank().0 as u8], LONG).unwrap();
+        member.barrier(LONG).unwrap();
+        got
+    });
+    assert!(got.iter().all(|bytes| *bytes == [2]));
+}
+
+#[test]
+fn large_contributions_arrive_whole() {
+    let bytes: Vec<u8> = (0..5u32 << 20).map(|at| (at % 251) as u8).collect();
+    let same = ranks(3, |member| {
+        let gathered = member.all_gather(&bytes, LONG).unwrap();
+        member.barrier(LONG).unwrap();
+        gathered.into_iter().all(|part| part.as_ref() == Some(&bytes))
+    });
+    assert!(same.into_iter().all(|same| same));
+}
+
+#[test]
+fn contributions_over_the_limit_are_refused() {
+    let errors = ranks(2, |member| {
+        let error = member.all_gather(&vec![0; MAX_CONTRIBUTION + 1], LONG).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }));
+        let error = member.all_gather(&vec![0; MAX_CONTRIBUTION * 2 / 3], LONG).unwrap_err();
+        // Rank 0 holds the meeting place until both have been told.
+        std::thread::sleep(SHORT);
+        error
+    });
+    assert!(errors.iter().all(|error| matches!(error.verdict(), Some(Verdict::TooLong { .. }))), "{errors:?}");
+}
+
+#[test]
+fn ranks_that_call_different_things_are_both_named() {
+    let errors = ranks(2, |member| {
+        let error = match member.rank() {
+            Rank(0) => member.barrier(LONG).unwrap_err(),
+            _ => member.all_gather(&[], LONG).unwrap_err(),
+        };
+        std::thread::sleep(SHORT);
+        error
+    });
+    for error in errors {
+        let text = error.verdict().unwrap().to_string();
+        assert!(text.contains("barrier on rank 0") && text.contains("all-gather on rank 1"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_at_the_deadline_and_later_calls_fail_alike() {
+    let missing = Verdict::Missing { ranks: set(&[1]), turned_away: Vec::new() };
+    ranks(3, |member| {
+        if member.rank() == Rank(1) {
+            // It comes too late.
+            std::thread::sleep(SHORT * 2);
+        }
+        let start = Instant::now();
+        let error = member.barrier(SHORT).unwrap_err();
+        assert_eq!(error.verdict(), Some(&missing), "{error}");
+        assert!(member.rank() == Rank(1) || start.elapsed() >= SHORT / 2);
+        assert_eq!(member.all_gather(&[], LONG).unwrap_err().verdict(), Some(&missing));
+        std::thread::sleep(SHORT * 4);
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_lost_and_ends_the_waits_for_it_at_once() {
+    ranks(3, |member| {
+        if member.rank() == Rank(2) {
+            return;
+        }
+        let start = Instant::now();
+        let error = member.all_gather(&[1], LONG).unwrap_err();
+        assert_eq!(error.verdict(), Some(&Verdict::Lost { ranks: set(&[2]) }), "{error}");
+        assert!(start.elapsed() < LONG / 2);
+        until_lost(&member, 2);
+        assert_eq!(member.lost(), set(&[2]));
+        std::thread::sleep(SHORT);
+    });
+}
+
+#[test]
+fn when_rank_0_leaves_the_others_are_told_at_once() {
+    ranks(3, |member| {
+        if member.rank() == Rank(0) {
+            return;
+        }
+        let error = member.barrier(LONG).unwrap_err();
+        let told = matches!(error, Error::Gone { .. }) || error.verdict() == Some(&Verdict::Lost { ranks: set(&[0]) });
+        assert!(told, "{error}");
+        until_lost(&member, 0);
+    });
+}

@@ -1,0 +1,78 @@
+//! `moexpress launch`: the processes of a job on this machine.
+
+mod job;
+mod output;
+mod process;
+#[cfg(unix)]
+#[path = "signals_unix.rs"]
+mod signals;
+#[cfg(not(unix))]
+#[path = "signals_other.rs"]
+mod signals;
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use ep_bootstrap::{SECRET_VARIABLE, Secret};
+
+use self::job::Job;
+use self::output::Printer;
+use self::signals::Signals;
+use crate::args::LaunchArgs;
+use crate::failure::Failure;
+
+/// Where the processes meet. They are all on this machine, so nobody else needs to reach it.
+const ADDRESS: &str = "127.0.0.1";
+
+/// Starts everything, and returns when nothing of it runs any more.
+pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
+    let LaunchArgs { n, nodes, .. } = *args;
+    if n % nodes != 0 {
+        return Err(Failure::bad_input(format_args!(
+            "{n} processes on {nodes} nodes, allowed: the same number on every node"
+        )));
+    }
+    // Before the first process starts: from then on, nothing may end this one without ending them.
+    let mut signals =
+        Signals::new().map_err(|error| Failure::failed(format_args!("cannot wait for signals: {error}")))?;
+    let secret = Secret::generate().map_err(Failure::failed)?.to_hex();
+    let port = args.master_port.map_or_else(free_port, Ok)?;
+    let printer = Printer::new(n);
+    let mut job = Job::new(args.grace);
+    for rank in 0..n {
+        let mut command = command(args, rank);
+        command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret);
+        if let Err(error) = job.start(rank, command, &printer) {
+            job.kill_all();
+            let program = args.command[0].display();
+            return Err(Failure::bad_input(format_args!("cannot start '{program}': {error}")));
+        }
+    }
+    let end = job.run(&mut signals, &printer);
+    printer.finish();
+    end
+}
+
+/// The command of one rank, with what torchrun would set.
+fn command(args: &LaunchArgs, rank: u32) -> Command {
+    let local_world = args.n / args.nodes;
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]);
+    for (name, value) in [
+        ("RANK", rank),
+        ("WORLD_SIZE", args.n),
+        ("LOCAL_RANK", rank % local_world),
+        ("LOCAL_WORLD_SIZE", local_world),
+        ("GROUP_RANK", rank / local_world),
+    ] {
+        command.env(name, value.to_string());
+    }
+    command.env("MASTER_ADDR", ADDRESS);
+    command
+}
+
+/// A port that nobody uses now. Somebody may until rank 0 does: then rank 0 says so, and `--master-port` helps.
+fn free_port() -> Result<u16, Failure> {
+    let port = TcpListener::bind((ADDRESS, 0)).and_then(|listener| listener.local_addr());
+    port.map(|address| address.port()).map_err(|error| Failure::failed(format_args!("no free port: {error}")))
+}

@@ -1,0 +1,147 @@
+//! The output of all processes, line by line, with the rank in front.
+
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A longer line is printed in parts.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// How long the last output may take once all processes have ended: only what escaped from its process group could
+/// still hold it open.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// Which output of a process, and of this command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stream {
+    Out,
+    Err,
+}
+
+impl Stream {
+    fn is_coloured(self) -> bool {
+        let terminal = match self {
+            Self::Out => io::stdout().is_terminal(),
+            Self::Err => io::stderr().is_terminal(),
+        };
+        terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    }
+
+    /// Prints a whole line at once: standard streams are locked for as long as a write takes.
+    fn print(self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Out => {
+                let mut out = io::stdout().lock();
+                out.write_all(line)?;
+                out.flush()
+            }
+            Self::Err => io::stderr().lock().write_all(line),
+        }
+    }
+}
+
+/// Prints the output of all processes.
+pub(super) struct Printer {
+    /// Characters of the highest rank.
+    width: usize,
+    unread: Arc<AtomicBool>,
+    /// Dropped by each thread that has read to the end.
+    open: Sender<()>,
+    all_closed: Receiver<()>,
+}
+
+impl Printer {
+    pub(super) fn new(ranks: u32) -> Self {
+        let (open, all_closed) = mpsc::channel();
+        Self { width: (ranks - 1).to_string().len(), unread: Arc::default(), open, all_closed }
+    }
+
+    /// Prints what comes from `pipe` until it ends.
+    pub(super) fn follow(&self, rank: u32, stream: Stream, pipe: impl Read + Send + 'static) -> io::Result<()> {
+        let prefix = prefix(rank, self.width, stream.is_coloured());
+        let (unread, open) = (Arc::clone(&self.unread), self.open.clone());
+        let thread = thread::Builder::new().name(format!("output of rank {rank}"));
+        thread.spawn(move || {
+            // Whatever nobody reads is still taken from the process, which otherwise would wait for ever.
+            for_each_line(pipe, &prefix, |line| {
+                if stream.print(line).is_err() {
+                    unread.store(true, Ordering::Relaxed);
+                }
+            });
+            drop(open);
+        })?;
+        Ok(())
+    }
+
+    /// Whether a line could not be printed.
+    pub(super) fn is_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the last lines of processes that have ended.
+    pub(super) fn finish(self) {
+        let Self { open, all_closed, .. } = self;
+        drop(open);
+        let end = Instant::now() + LAST_LINES;
+        // Nothing is ever sent: this ends when all threads have, or at the timeout.
+        let _ = all_closed.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn prefix(rank: u32, width: usize, coloured: bool) -> Vec<u8> {
+    let text = format!("[rank {rank:>width$}]");
+    // The six colours between black and white.
+    let text = if coloured { format!("\x1b[{}m{text}\x1b[0m ", 31 + rank % 6) } else { format!("{text} ") };
+    text.into_bytes()
+}
+
+/// Calls `print` with every line, the prefix in front and a line end behind, whether the last one had it or not.
+fn for_each_line(pipe: impl Read, prefix: &[u8], mut print: impl FnMut(&[u8])) {
+    let mut pipe = BufReader::new(pipe);
+    let mut line = prefix.to_vec();
+    loop {
+        line.truncate(prefix.len());
+        match pipe.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line) {
+            // A pipe that cannot be read has ended as well.
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                if line.last() != Some(&b'\n') {
+                    line.push(b'\n');
+                }
+                print(&line);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        let mut lines = Vec::new();
+        for_each_line(text.as_bytes(), b"> ", |line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        lines
+    }
+
+    #[test]
+    fn every_line_gets_a_prefix_and_an_end() {
+        assert_eq!(lines("a\n\nb"), ["> a\n", "> \n", "> b\n"]);
+        assert!(lines("").is_empty());
+    }
+
+    #[test]
+    fn a_line_without_end_is_printed_in_parts() {
+        let long = "x".repeat(LONGEST_LINE as usize + 1);
+        assert_eq!(lines(&long).iter().map(String::len).collect::<Vec<_>>(), [LONGEST_LINE as usize + 3, 4]);
+    }
+
+    #[test]
+    fn prefixes_are_aligned_and_coloured_only_where_told() {
+        assert_eq!(prefix(3, 2, false), b"[rank  3] ");
+        assert_eq!(prefix(13, 2, true), b"\x1b[32m[rank 13]\x1b[0m ");
+    }
+}

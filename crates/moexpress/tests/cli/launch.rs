@@ -1,0 +1,163 @@
+//! `moexpress launch` with real processes: shells.
+
+use std::fs;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Long enough for a slow machine; what must end promptly ends well before.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A script for which a shell starts a process of its own, and which only a signal ends in time.
+const FOREVER: &str = "sleep 600; true";
+
+fn command(arguments: &str, script: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moexpress"));
+    command.arg("launch").args(arguments.split_whitespace()).args(["--", "sh", "-c", script]).env_remove("RUST_LOG");
+    command
+}
+
+fn launch(arguments: &str, script: &str) -> Output {
+    command(arguments, script).output().expect("the binary runs")
+}
+
+fn start(arguments: &str, script: &str) -> Child {
+    command(arguments, script).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs")
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<String> = String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// Whether a process with this number runs.
+fn runs(pid: &str) -> bool {
+    let found = Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status();
+    found.expect("kill runs").success()
+}
+
+fn wait_for(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LONG, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn each_process_finds_its_place() {
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT ${#MOEXPRESS_SECRET}";
+    let output = launch("-n 4 --nodes 2 --master-port 4321", script);
+    assert_eq!(output.status.code(), Some(0));
+    let place = |rank: usize| format!("[rank {rank}] {rank}/4 {}/2 {} 127.0.0.1:4321 64", rank % 2, rank / 2);
+    assert_eq!(lines(&output.stdout), (0..4).map(place).collect::<Vec<_>>());
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn all_processes_share_a_free_port_and_a_fresh_secret() {
+    let seen = |output: &Output| {
+        let mut said: Vec<String> = lines(&output.stdout).iter().map(|line| line[9..].to_owned()).collect();
+        said.dedup();
+        assert_eq!(said.len(), 1, "{said:?}");
+        said.remove(0)
+    };
+    let [first, second] = [0, 1].map(|_| seen(&launch("-n 3", "echo $MASTER_PORT $MOEXPRESS_SECRET")));
+    assert_ne!(first.split_once(' ').unwrap().1, second.split_once(' ').unwrap().1);
+}
+
+#[test]
+fn lines_of_different_processes_are_never_mixed() {
+    let script = "i=0; while [ $i -lt 200 ]; do printf 'a%s' $RANK; printf 'b%s\\n' $RANK; \
+                  printf 'c%s' $RANK >&2; printf 'd%s\\n' $RANK >&2; i=$((i+1)); done; printf end$RANK";
+    let output = launch("-n 11", script);
+    assert_eq!(output.status.code(), Some(0));
+    let mut wanted: Vec<String> = Vec::new();
+    let mut errors: Vec<String> = Vec::new();
+    for rank in 0..11 {
+        wanted.extend((0..200).map(|_| format!("[rank {rank:>2}] a{rank}b{rank}")));
+        wanted.push(format!("[rank {rank:>2}] end{rank}"));
+        errors.extend((0..200).map(|_| format!("[rank {rank:>2}] c{rank}d{rank}")));
+    }
+    wanted.sort();
+    errors.sort();
+    assert_eq!(lines(&output.stdout), wanted);
+    assert_eq!(lines(&output.stderr), errors);
+}
+
+#[test]
+fn when_one_fails_the_others_end_and_its_code_is_passed_on() {
+    let start = Instant::now();
+    let output = launch("-n 4", &format!("if [ $RANK = 2 ]; then exit 7; fi; {FOREVER}"));
+    assert_eq!(output.status.code(), Some(7));
+    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("error: rank 2 ended with exit code 7"));
+}
+
+#[test]
+fn one_that_a_signal_ends_counts_as_128_and_the_signal() {
+    let output = launch("-n 2", &format!("if [ $RANK = 0 ]; then kill -9 $$; fi; {FOREVER}"));
+    assert_eq!(output.status.code(), Some(137));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("rank 0 was ended by signal 9"));
+}
+
+#[test]
+fn who_does_not_end_when_told_is_killed_after_the_grace_period() {
+    let start = Instant::now();
+    let script = "trap '' TERM; if [ $RANK = 1 ]; then sleep 0.5; exit 3; fi; while true; do sleep 0.1; done";
+    let output = launch("-n 2 --grace 300ms", script);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(start.elapsed() >= Duration::from_millis(800) && start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+}
+
+#[test]
+fn nothing_is_left_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        "cd {}; sleep 600 & echo $! > child$RANK; echo $$ > rank$RANK; while [ ! -s rank0 ]; do sleep 0.01; done; exit $RANK",
+        folder.path().display()
+    );
+    assert_eq!(launch("-n 2", &script).status.code(), Some(1));
+    for file in fs::read_dir(folder.path()).unwrap() {
+        let pid = fs::read_to_string(file.unwrap().path()).unwrap();
+        wait_for("it is gone", || !runs(pid.trim()));
+    }
+}
+
+#[test]
+fn signals_are_passed_on_and_end_everything() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let folder = tempfile::tempdir().unwrap();
+        let here = folder.path();
+        let script = format!(
+            "trap 'echo told > {0}/told$RANK; exit 0' {signal}; touch {0}/ready$RANK; while true; do sleep 0.05; done",
+            here.display()
+        );
+        let mut child = start("-n 3", &script);
+        wait_for("all are ready", || (0..3).all(|rank| here.join(format!("ready{rank}")).exists()));
+        assert!(Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert!((0..3).all(|rank| here.join(format!("told{rank}")).exists()), "all were told");
+    }
+}
+
+#[test]
+fn when_nobody_reads_the_output_everything_ends() {
+    let mut child = start("-n 2", "while true; do echo line; sleep 0.01; done");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    let output = launch("-n 3 --nodes 2", "true");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("3 processes on 2 nodes, allowed: the same number"));
+    for arguments in ["launch -n 0 -- true", "launch -n 2", "launch -n 2 -- /no/such/command"] {
+        let refusal = super::moexpress(arguments).refusal();
+        assert!(!refusal.is_empty());
+    }
+    let refusal = super::moexpress("launch -n 2 -- /no/such/command").refusal();
+    assert!(refusal.contains("cannot start '/no/such/command': No such file"), "{refusal}");
+}
