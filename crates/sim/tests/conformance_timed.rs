@@ -4,15 +4,14 @@ use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
 use ep_core::machine::Machine as _;
-use ep_sim::{Cluster, Machine, Model, Outcome};
+use ep_sim::{Builder, Cluster, Machine, Model, Outcome};
 
 struct Timed;
 
-fn cluster(setup: &Setup) -> Result<Cluster, String> {
+fn builder(setup: &Setup) -> Builder {
     // Each seed has a machine of its own: whether links or cores are the narrow place changes who waits for whom.
     let model = if setup.seed.is_multiple_of(2) { Model::h200_node() } else { Model::h800_cx7() };
-    let builder = Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings).timed(model);
-    builder.build(setup.shape).map_err(|error| error.to_string())
+    Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings).timed(model)
 }
 
 impl Backend for Timed {
@@ -35,12 +34,15 @@ impl Backend for Timed {
         T: Send + 'static,
         F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
     {
-        let run = cluster(setup)?.run(user).map_err(|violation| violation.to_string())?;
+        let cluster = builder(setup).build(setup.shape).map_err(|error| error.to_string())?;
+        let run = cluster.run(user).map_err(|violation| violation.to_string())?;
         Ok(run.outcomes.into_iter().map(Outcome::finished).collect())
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let run = cluster(setup)?
+        // Scripts may wait for what never comes, and for nothing else.
+        let cluster = builder(setup).deadlines(true).build(setup.shape).map_err(|error| error.to_string())?;
+        let run = cluster
             .run_machines(async |machine| {
                 let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
                 let runs = mine.map(|(number, script)| execute(&machine, script, number));
