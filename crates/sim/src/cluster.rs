@@ -1,6 +1,5 @@
 //! A cluster and its runs.
 
-use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -10,9 +9,11 @@ use ep_core::engine::Engine;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
+use crate::home::Home;
 use crate::machine::Machine;
+use crate::timed::{Model, Timing, stand_in};
 use crate::violation::Violation;
-use crate::world::{Config, Step, Wakes, World};
+use crate::world::{Config, Step};
 use ep_core::incident::Incident;
 
 /// Events after which a run counts as one that does not end.
@@ -27,6 +28,8 @@ pub struct Builder {
     topology: Topology,
     settings: Option<Settings>,
     config: Config,
+    model: Option<Model>,
+    elide_payload: bool,
 }
 
 impl Builder {
@@ -73,11 +76,27 @@ impl Builder {
         self
     }
 
+    /// Runs under the timed scheduler, on machines like this, instead of under the adversary: for times, not for faults.
+    /// There is no adversary, no race tracking and no seed then.
+    pub fn timed(mut self, model: Model) -> Self {
+        self.model = Some(model);
+        self
+    }
+
+    /// Whether payload takes time but no memory, under the timed scheduler: ranks see a shape with the least hidden size
+    /// that serves, usually 1, and all that is put, got, copied or summed counts as for the shape that was asked for.
+    /// Sums are not those of that shape, and an arena holds more rows than it would. Automatic: no.
+    pub fn elide_payload(mut self, on: bool) -> Self {
+        self.elide_payload = on;
+        self
+    }
+
     /// Cuts the window.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the shape does not suit the ranks, an incident names a rank that does not exist, or a
-    /// window would exceed 2^46 bytes.
+    /// [`Error::Invalid`] when the shape does not suit the ranks, when an incident names a rank that does not exist or is
+    /// to happen under the timed scheduler, when payload is to be elided without it, or when a window would exceed 2^46
+    /// bytes.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
         let named = self.config.incidents.iter().flat_map(Incident::ranks);
@@ -85,16 +104,29 @@ impl Builder {
             return Err(Error::invalid("rank of an incident", stranger, format_args!("0 to {}", ranks - 1)));
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
-        let layout = Layout::new(&shape, &self.topology, &settings)?;
+        let mut config = self.config;
+        if let Some(incident) = config.incidents.first().filter(|_| self.model.is_some()) {
+            let name = format!("{incident:?}");
+            return Err(Error::invalid("incident under the timed scheduler", name, "none"));
+        }
+        if self.elide_payload && self.model.is_none() {
+            return Err(Error::invalid("scheduler", "explore", "timed, to elide payload"));
+        }
+        let (layout, elision) = if self.elide_payload {
+            stand_in(&shape, &self.topology, &settings)?
+        } else {
+            (Layout::new(&shape, &self.topology, &settings)?, Default::default())
+        };
         if layout.window_bytes() > MAX_WINDOW {
             let limit = format_args!("at most {MAX_WINDOW} in the simulator");
             return Err(Error::invalid("bytes of a window", layout.window_bytes(), limit));
         }
-        Ok(Cluster { layout, config: self.config })
+        config.timed = self.model.map(|model| Timing { model, elision });
+        Ok(Cluster { layout, config })
     }
 }
 
-/// Ranks in one process under a seeded adversary (crate documentation).
+/// Ranks in one process, under a seeded adversary or in virtual time (crate documentation).
 #[derive(Clone, Debug)]
 pub struct Cluster {
     layout: Layout,
@@ -111,11 +143,12 @@ impl Cluster {
             record: false,
             deadlines: false,
             max_events: MAX_EVENTS,
+            timed: None,
         };
-        Builder { topology, settings: None, config }
+        Builder { topology, settings: None, config, model: None, elide_payload: false }
     }
 
-    /// The layout of every rank's window.
+    /// The layout of every rank's window: with elided payload, that of the shape which the ranks see.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -137,38 +170,28 @@ impl Cluster {
         F: AsyncFn(Machine) -> T,
     {
         let layout = Rc::new(self.layout.clone());
-        let world = Rc::new(RefCell::new(World::new(&layout, &self.config)));
-        let _story = StoryOnPanic { seed: self.config.seed, world: Rc::clone(&world) };
+        let (home, turns, wakers) = Home::new(&layout, &self.config);
+        let _story = StoryOnPanic { seed: self.config.seed, home: home.clone() };
         let ranks = self.layout.topology().all();
-        let (wakes, wakers) = Wakes::new(ranks.len());
         let mut roots: Vec<Option<Root<'_, T>>> =
-            ranks.map(|rank| Some(Box::pin(each(Machine::new(&world, &layout, rank))) as Root<'_, T>)).collect();
+            ranks.map(|rank| Some(Box::pin(each(Machine::new(&home, &layout, rank))) as Root<'_, T>)).collect();
         let mut outcomes: Vec<Option<Outcome<T>>> = roots.iter().map(|_| None).collect();
-        loop {
-            let step = world.borrow_mut().next(&wakes)?;
-            let Step::Poll(rank) = step else { break };
+        while let Step::Poll(rank) = home.next(&turns)? {
             if let Some(root) = &mut roots[rank.index()]
                 && let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&wakers[rank.index()]))
             {
                 outcomes[rank.index()] = Some(Outcome::Finished(value));
                 roots[rank.index()] = None;
-                world.borrow_mut().finish(rank);
+                home.finish(rank);
             }
-            let crashing = world.borrow_mut().take_crashing();
-            if let Some(rank) = crashing {
+            if let Some(rank) = home.take_crashing() {
                 roots[rank.index()] = None;
                 outcomes[rank.index()] = Some(Outcome::Crashed);
             }
         }
         let outcomes = outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Crashed)).collect();
-        let mut world = world.borrow_mut();
-        Ok(Run {
-            outcomes,
-            events: world.events(),
-            time: world.now(),
-            resident: world.resident(),
-            records: world.take_records(),
-        })
+        let (events, time, resident, records) = home.close();
+        Ok(Run { outcomes, events, time, resident, records })
     }
 }
 
@@ -193,7 +216,7 @@ type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 /// Tells what is known when a rank's code panics: an assertion knows neither the seed nor that a race came before it.
 struct StoryOnPanic {
     seed: u64,
-    world: Rc<RefCell<World>>,
+    home: Home,
 }
 
 impl Drop for StoryOnPanic {
@@ -202,9 +225,7 @@ impl Drop for StoryOnPanic {
             return;
         }
         eprintln!("the simulated cluster ran with seed {}", self.seed);
-        if let Ok(world) = self.world.try_borrow()
-            && let Some(violation) = world.verdict()
-        {
+        if let Some(violation) = self.home.verdict() {
             eprintln!("before the panic: {violation}");
         }
     }
@@ -234,13 +255,13 @@ impl<T> Outcome<T> {
 pub struct Run<T> {
     /// `[ranks]`: how each rank ended.
     pub outcomes: Vec<Outcome<T>>,
-    /// Verbs, deliveries and polls.
+    /// Verbs, deliveries and polls; under the timed scheduler, what was taken from the heap of events.
     pub events: u64,
-    /// The virtual time at the end.
+    /// The virtual time at the end: of the last rank.
     pub time: Nanos,
     /// Bytes of memory that stood behind the windows.
     pub resident: u64,
-    /// Every verb, if they were recorded; times are event counts.
+    /// Every verb, if they were recorded; times are event counts, under the timed scheduler those of the roles.
     pub records: Vec<Record>,
 }
 

@@ -74,16 +74,21 @@
 
 mod cluster;
 mod explore;
+mod home;
 mod lane;
 mod machine;
+mod meeting;
 mod memory;
 mod port;
 mod race;
+mod timed;
 mod violation;
+mod wakers;
 mod world;
 
 pub use cluster::{Builder, Cluster, Outcome, Run};
 pub use ep_core::incident::Incident;
 pub use machine::{Machine, Window};
 pub use port::Port;
+pub use timed::{Link, Model, ModelBuilder, Rate};
 pub use violation::{Access, AccessKind, Awaited, Broken, Race, Report, Violation, Waiting};

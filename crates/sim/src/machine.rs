@@ -1,6 +1,5 @@
 //! One rank's simulated machine.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
 
@@ -9,22 +8,28 @@ use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
 use ep_core::port::Offset;
 use ep_core::{Error, Fault, Layout, Nanos, Rank};
 
+use crate::home::Home;
 use crate::port::Port;
-use crate::world::World;
 
 /// One rank of a simulated cluster; see [`ep_core::machine::Machine`]. It offers `get` within a node.
 #[derive(Debug)]
 pub struct Machine {
-    world: Rc<RefCell<World>>,
+    home: Home,
     layout: Rc<Layout>,
     bootstrap: Meeting,
     rank: Rank,
 }
 
 impl Machine {
-    pub(crate) fn new(world: &Rc<RefCell<World>>, layout: &Rc<Layout>, rank: Rank) -> Self {
-        let bootstrap = Meeting { world: Rc::clone(world), rank };
-        Self { world: Rc::clone(world), layout: Rc::clone(layout), bootstrap, rank }
+    pub(crate) fn new(home: &Home, layout: &Rc<Layout>, rank: Rank) -> Self {
+        let bootstrap = Meeting { home: home.clone(), rank };
+        Self { home: home.clone(), layout: Rc::clone(layout), bootstrap, rank }
+    }
+
+    /// The rank computes for `time`: under the timed scheduler, what it does next begins that much later. Free under the
+    /// explore scheduler.
+    pub fn spend(&self, time: Nanos) {
+        self.home.spend(self.rank, time);
     }
 }
 
@@ -45,21 +50,20 @@ impl ep_core::machine::Machine for Machine {
     }
 
     fn now(&self) -> Nanos {
-        self.world.borrow().now()
+        self.home.now(self.rank)
     }
 
     fn port(&self, opening: Opening) -> Port {
-        let number = self.world.borrow_mut().open(self.rank, opening);
-        Port::new(Rc::clone(&self.world), self.rank, number)
+        self.home.open(self.rank, opening)
     }
 
     fn window(&self) -> Window {
-        Window { world: Rc::clone(&self.world), rank: self.rank }
+        Window { home: self.home.clone(), rank: self.rank }
     }
 
-    /// What is in flight is applied, torn or dropped by the adversary's draw.
+    /// What is in flight is applied, torn or dropped by the adversary's draw. The timed scheduler waits until it has come.
     async fn reset(&self) {
-        self.world.borrow_mut().reset(self.rank);
+        poll_fn(|context| self.home.poll_reset(self.rank, context)).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {
@@ -70,24 +74,24 @@ impl ep_core::machine::Machine for Machine {
 /// Access to the own window from the rank's main line.
 #[derive(Clone, Debug)]
 pub struct Window {
-    world: Rc<RefCell<World>>,
+    home: Home,
     rank: Rank,
 }
 
 impl ep_core::machine::Window for Window {
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
-        self.world.borrow_mut().read((self.rank, None), from, into)
+        self.home.read(self.rank, from, into)
     }
 
     fn write(&self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
-        self.world.borrow_mut().write((self.rank, None), to, bytes)
+        self.home.write(self.rank, to, bytes)
     }
 }
 
 /// The control plane: all ranks are in this process.
 #[derive(Debug)]
 struct Meeting {
-    world: Rc<RefCell<World>>,
+    home: Home,
     rank: Rank,
 }
 
@@ -96,17 +100,15 @@ struct Attendance<'a>(&'a Meeting);
 
 impl Drop for Attendance<'_> {
     fn drop(&mut self) {
-        if let Ok(mut world) = self.0.world.try_borrow_mut() {
-            world.leave(self.0.rank);
-        }
+        self.0.home.leave(self.0.rank);
     }
 }
 
 #[async_trait(?Send)]
 impl Bootstrap for Meeting {
     async fn agree(&self, proposal: Proposal, deadline: Nanos) -> Result<Agreement, Error> {
-        self.world.borrow_mut().arrive(self.rank, proposal, deadline);
+        self.home.arrive(self.rank, proposal, deadline);
         let _attendance = Attendance(self);
-        poll_fn(|context| self.world.borrow_mut().poll_answer(self.rank, context)).await
+        poll_fn(|context| self.home.poll_answer(self.rank, context)).await
     }
 }

@@ -1,135 +1,92 @@
-//! A simulated port.
-
-use std::cell::RefCell;
-use std::future::poll_fn;
-use std::rc::Rc;
+//! A simulated port: of the one scheduler or the other.
 
 use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
-use ep_core::{Fault, Nanos, Rank};
+use ep_core::{Fault, Nanos};
 
-use crate::world::World;
+use crate::{timed, world};
 
-/// A role's view of the simulated machine. At every verb the adversary may let others run first.
+/// A role's view of the simulated machine. At every verb the scheduler may let others run first.
 ///
 /// Dropping the future of a verb takes the role out of its wait; effects that were posted stay in flight.
 #[derive(Debug)]
-pub struct Port {
-    world: Rc<RefCell<World>>,
-    rank: Rank,
-    number: u32,
-}
+pub struct Port(pub(crate) Of);
 
-impl Port {
-    pub(crate) fn new(world: Rc<RefCell<World>>, rank: Rank, number: u32) -> Self {
-        Self { world, rank, number }
-    }
-
-    /// Takes the role out of its wait when a verb ends or is dropped half-way.
-    fn verb(&self) -> Verb<'_> {
-        Verb { world: &self.world, number: self.number }
-    }
-
-    /// Starts a verb: the adversary may park the role here.
-    async fn turn(&mut self) {
-        let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume(self.number, context)
-            } else {
-                world.begin(self.number, context)
-            }
-        })
-        .await;
-    }
-}
-
-/// A verb that may wait.
-struct Verb<'a> {
-    world: &'a RefCell<World>,
-    number: u32,
-}
-
-impl Drop for Verb<'_> {
-    fn drop(&mut self) {
-        if let Ok(mut world) = self.world.try_borrow_mut() {
-            world.end(self.number);
-        }
-    }
+/// Whose port it is.
+#[derive(Debug)]
+pub(crate) enum Of {
+    Explore(world::Port),
+    Timed(timed::Port),
 }
 
 impl ep_core::Port for Port {
     fn now(&self) -> Nanos {
-        self.world.borrow().now()
+        match &self.0 {
+            Of::Explore(port) => port.now(),
+            Of::Timed(port) => port.now(),
+        }
     }
 
     fn peek(&self, cell: Cell) -> u64 {
-        self.world.borrow_mut().peek(self.number, cell)
+        match &self.0 {
+            Of::Explore(port) => port.peek(cell),
+            Of::Timed(port) => port.peek(cell),
+        }
     }
 
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
-        self.turn().await;
-        let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_wait(self.number, needs, context)
-            } else {
-                world.begin_wait(self.number, needs, context)
-            }
-        })
-        .await
+        match &mut self.0 {
+            Of::Explore(port) => port.wait_any(needs).await,
+            Of::Timed(port) => port.wait_any(needs).await,
+        }
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.turn().await;
-        self.world.borrow_mut().put(self.number, lane, from, to)
+        match &mut self.0 {
+            Of::Explore(port) => port.put(lane, from, to).await,
+            Of::Timed(port) => port.put(lane, from, to).await,
+        }
     }
 
     async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.turn().await;
-        self.world.borrow_mut().get(self.number, lane, from, to)
+        match &mut self.0 {
+            Of::Explore(port) => port.get(lane, from, to).await,
+            Of::Timed(port) => port.get(lane, from, to).await,
+        }
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.turn().await;
-        self.world.borrow_mut().publish(self.number, lane, cell, value)
+        match &mut self.0 {
+            Of::Explore(port) => port.publish(lane, cell, value).await,
+            Of::Timed(port) => port.publish(lane, cell, value).await,
+        }
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        self.turn().await;
-        let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_flush(self.number, lane, upto, context)
-            } else {
-                world.begin_flush(self.number, lane, upto, context)
-            }
-        })
-        .await
+        match &mut self.0 {
+            Of::Explore(port) => port.flush(lane, upto).await,
+            Of::Timed(port) => port.flush(lane, upto).await,
+        }
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
-        self.world.borrow_mut().read((self.rank, Some(self.number)), from, into)
+        match &self.0 {
+            Of::Explore(port) => port.read(from, into),
+            Of::Timed(port) => port.read(from, into),
+        }
     }
 
     fn write(&mut self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
-        self.world.borrow_mut().write((self.rank, Some(self.number)), to, bytes)
+        match &mut self.0 {
+            Of::Explore(port) => port.write(to, bytes),
+            Of::Timed(port) => port.write(to, bytes),
+        }
     }
 
-    /// Free: explore time passes only when nothing can run.
-    fn charge(&self, _work: Work) {}
-}
-
-impl Drop for Port {
-    fn drop(&mut self) {
-        // While a panic unwinds through the world, its books no longer matter.
-        if let Ok(mut world) = self.world.try_borrow_mut() {
-            world.close(self.number);
+    /// Free under the explore scheduler: there time passes only when nothing can run.
+    fn charge(&self, work: Work) {
+        match &self.0 {
+            Of::Explore(port) => port.charge(work),
+            Of::Timed(port) => port.charge(work),
         }
     }
 }

@@ -63,7 +63,8 @@ fn every_routing_and_placement_is_verified() {
 fn fp8_rows_halve_what_dispatch_moves() {
     let bytes = |dtype: &str| {
         let object =
-            moexpress(&format!("run --json --hidden 1024 --tokens 24 --nodes 2 --ranks-per-node 2 --dtype {dtype}")).json();
+            moexpress(&format!("run --json --hidden 1024 --tokens 24 --nodes 2 --ranks-per-node 2 --dtype {dtype}"))
+                .json();
         assert_eq!(object["verified"], true, "{dtype}");
         object["bytes_far"].as_u64().unwrap() as f64
     };

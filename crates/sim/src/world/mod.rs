@@ -1,10 +1,10 @@
-//! The state of a run: windows, lanes, ports, time, and what was found.
+//! The state of a run of the explore scheduler: windows, lanes, ports, time, and what was found.
 //!
 //! Nothing here decides who runs next; that is [`World::next`] in `schedule`, by the draws of the adversary.
 
 mod deliver;
 mod disturb;
-mod meeting;
+mod port;
 mod ports;
 mod report;
 mod schedule;
@@ -13,18 +13,21 @@ mod waits;
 
 use std::rc::Rc;
 
+use ep_core::machine::Proposal;
 use ep_core::port::{Counter, LaneKind, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Layout, Nanos, Phase, Rank};
 
 use self::disturb::LaneFault;
-use self::meeting::Meeting;
+pub(crate) use self::port::Port;
 use self::ports::Slot;
 pub(crate) use self::schedule::{Step, Wakes};
 use crate::explore::Adversary;
 use crate::lane::Lanes;
+use crate::meeting::Meeting;
 use crate::memory::Memory;
 use crate::race::{Conflict, Tracker};
+use crate::timed::Timing;
 use crate::violation::{Broken, Race, Violation};
 use ep_core::incident::Incident;
 
@@ -37,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) record: bool,
     pub(crate) deadlines: bool,
     pub(crate) max_events: u64,
+    /// What the timed scheduler needs; none for explore.
+    pub(crate) timed: Option<Timing>,
 }
 
 /// What a rank is to the scheduler.
@@ -174,6 +179,22 @@ impl World {
         self.crashing.take()
     }
 
+    /// A rank comes to agree with the others.
+    pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
+        let Some(members) = self.meeting.arrive(rank, proposal, deadline, self.now) else { return };
+        // What a crashed rank left in flight was settled when it crashed, so the members come after that too.
+        let crashed = self.ranks.iter().zip(0..).filter(|(state, _)| state.crashed).map(|(_, rank)| Rank(rank));
+        let met: Vec<Rank> = members.into_iter().chain(crashed).collect();
+        if let Some(race) = &mut self.race {
+            race.met(&met);
+        }
+    }
+
+    /// Where ranks meet.
+    pub(crate) fn meeting(&mut self) -> &mut Meeting {
+        &mut self.meeting
+    }
+
     fn record(&mut self, port: u32, verb: Verb) {
         if let Some(records) = &mut self.records {
             let Slot { rank, role, op, .. } = self.slots[port as usize];
@@ -202,7 +223,7 @@ impl World {
 }
 
 /// What a lane mostly carries, to name a wait on the lane itself.
-fn lane_phase(kind: LaneKind) -> Phase {
+pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
     match kind {
         LaneKind::Watch => Counter::Alarm,
         LaneKind::Control => Counter::Counts,

@@ -10,6 +10,7 @@ use ep_core::{Nanos, Rank, layout};
 use super::World;
 use crate::race::Tracker;
 use crate::violation::Violation;
+use crate::wakers::keep_waker;
 
 /// No place in a list of ready ports.
 pub(super) const NONE: u32 = u32::MAX;
@@ -216,13 +217,5 @@ impl World {
         if let Some(&moved) = list.get(at as usize) {
             self.slots[moved as usize].ready_at = at;
         }
-    }
-}
-
-/// Remembers whom to wake, without cloning a waker that is already there.
-pub(super) fn keep_waker(place: &mut Option<Waker>, context: &Context<'_>) {
-    match place {
-        Some(waker) => waker.clone_from(context.waker()),
-        None => *place = Some(context.waker().clone()),
     }
 }

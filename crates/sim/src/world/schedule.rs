@@ -146,7 +146,7 @@ impl World {
             self.lanes.update(number, self.now);
         }
         self.notify_where(|world: &Self, slot: &Slot| slot.deadline <= world.now);
-        self.expire_meeting();
+        self.meeting.expire(self.now);
         Ok(())
     }
 }

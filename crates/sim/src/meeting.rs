@@ -6,9 +6,8 @@ use ep_core::machine::{Agreement, Proposal};
 use ep_core::port::{LaneId, LaneKind};
 use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 
-use super::World;
-use super::ports::keep_waker;
 use crate::violation::{Awaited, Waiting};
+use crate::wakers::keep_waker;
 
 /// A rank that has come, and what it is told in the end.
 #[derive(Debug)]
@@ -22,14 +21,14 @@ struct Arrival {
 
 /// Who has come so far.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(crate) struct Meeting {
     arrivals: Vec<Option<Arrival>>,
     /// Ranks that an agreement went on without.
     out: RankSet,
 }
 
 impl Meeting {
-    pub(super) fn new(ranks: u32) -> Self {
+    pub(crate) fn new(ranks: u32) -> Self {
         Self { arrivals: (0..ranks).map(|_| None).collect(), out: RankSet::new() }
     }
 
@@ -60,12 +59,12 @@ impl Meeting {
     }
 
     /// The first deadline of a rank that waits here.
-    pub(super) fn first_deadline(&self) -> Option<Nanos> {
+    pub(crate) fn first_deadline(&self) -> Option<Nanos> {
         self.present().map(|(_, arrival)| arrival.deadline).min()
     }
 
     /// Those who wait here, for a report.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = Waiting> + '_ {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting> + '_ {
         self.present().map(|(rank, arrival)| Waiting {
             rank,
             role: None,
@@ -73,23 +72,26 @@ impl Meeting {
             awaits: vec![Awaited::Agreement],
         })
     }
-}
 
-impl World {
-    /// A rank comes to agree with the others.
-    pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
-        let answer = self.meeting.out.contains(rank).then_some(Err(Error::Excluded { rank }));
-        let arrival = Arrival { proposal, deadline, since: self.now, waker: None, answer };
-        self.meeting.arrivals[rank.index()] = Some(arrival);
-        self.conclude();
+    /// A rank comes to agree with the others. Returns the members, when it was the last to come.
+    pub(crate) fn arrive(
+        &mut self,
+        rank: Rank,
+        proposal: Proposal,
+        deadline: Nanos,
+        since: Nanos,
+    ) -> Option<Vec<Rank>> {
+        let answer = self.out.contains(rank).then_some(Err(Error::Excluded { rank }));
+        self.arrivals[rank.index()] = Some(Arrival { proposal, deadline, since, waker: None, answer });
+        self.conclude()
     }
 
     /// The answer to a rank that came.
     pub(crate) fn poll_answer(&mut self, rank: Rank, context: &Context<'_>) -> Poll<Result<Agreement, Error>> {
-        let Some(arrival) = &mut self.meeting.arrivals[rank.index()] else { return Poll::Pending };
+        let Some(arrival) = &mut self.arrivals[rank.index()] else { return Poll::Pending };
         match arrival.answer.take() {
             Some(answer) => {
-                self.meeting.arrivals[rank.index()] = None;
+                self.arrivals[rank.index()] = None;
                 Poll::Ready(answer)
             }
             None => {
@@ -101,50 +103,45 @@ impl World {
 
     /// A rank stops waiting for an answer.
     pub(crate) fn leave(&mut self, rank: Rank) {
-        self.meeting.arrivals[rank.index()] = None;
+        self.arrivals[rank.index()] = None;
     }
 
     /// Those whose deadline has passed are told who did not come.
-    pub(super) fn expire_meeting(&mut self) {
-        let late = |(rank, arrival): (Rank, &Arrival)| (arrival.deadline <= self.now).then_some(rank);
-        let expired: Vec<Rank> = self.meeting.present().filter_map(late).collect();
-        let missing = self.meeting.missing(&self.meeting.mask());
+    pub(crate) fn expire(&mut self, now: Nanos) {
+        let late = |(rank, arrival): (Rank, &Arrival)| (arrival.deadline <= now).then_some(rank);
+        let expired: Vec<Rank> = self.present().filter_map(late).collect();
+        let missing = self.missing(&self.mask());
         for rank in expired {
-            let Some(arrival) = &self.meeting.arrivals[rank.index()] else { continue };
+            let Some(arrival) = &self.arrivals[rank.index()] else { continue };
             let peer = missing.unwrap_or(rank);
             let lane = LaneId { peer, kind: LaneKind::Control };
-            let waited = self.now - arrival.since;
+            let waited = now - arrival.since;
             let fault = Fault::Timeout { phase: Phase::Recovery, peer, lane, seen: 0, awaited: 1, waited };
             let failure = Failure { op: arrival.proposal.op, culprit: peer, reporter: rank, fault };
-            self.meeting.answer(rank, Err(Error::Failed(failure)));
+            self.answer(rank, Err(Error::Failed(failure)));
         }
     }
 
-    /// Answers all when everybody has come.
-    fn conclude(&mut self) {
-        let mask = self.meeting.mask();
-        let come: Vec<Rank> = self.meeting.present().map(|(rank, _)| rank).collect();
-        if come.is_empty() || self.meeting.missing(&mask).is_some() {
-            return;
+    /// Answers all when everybody has come, and says who the members are.
+    fn conclude(&mut self) -> Option<Vec<Rank>> {
+        let mask = self.mask();
+        let come: Vec<Rank> = self.present().map(|(rank, _)| rank).collect();
+        if come.is_empty() || self.missing(&mask).is_some() {
+            return None;
         }
         let (excluded, members): (Vec<Rank>, Vec<Rank>) = come.into_iter().partition(|&rank| mask.contains(rank));
-        let proposals = self.meeting.present().filter(|(rank, _)| !mask.contains(*rank));
+        let proposals = self.present().filter(|(rank, _)| !mask.contains(*rank));
         let (generation, op) = proposals.fold((0, 0), |(generation, op), (_, arrival)| {
             (arrival.proposal.generation.max(generation), arrival.proposal.op.max(op))
         });
-        // What a crashed rank left in flight was settled when it crashed, so the members come after that too.
-        let crashed = self.ranks.iter().zip(0..).filter(|(state, _)| state.crashed).map(|(_, rank)| Rank(rank));
-        let met: Vec<Rank> = members.iter().copied().chain(crashed).collect();
-        if let Some(race) = &mut self.race {
-            race.met(&met);
-        }
-        self.meeting.out = mask.clone();
+        self.out = mask.clone();
         for rank in excluded {
-            self.meeting.answer(rank, Err(Error::Excluded { rank }));
+            self.answer(rank, Err(Error::Excluded { rank }));
         }
-        for rank in members {
+        for &rank in &members {
             let generation = generation + 1;
-            self.meeting.answer(rank, Ok(Agreement { mask: mask.clone(), generation, op }));
+            self.answer(rank, Ok(Agreement { mask: mask.clone(), generation, op }));
         }
+        Some(members)
     }
 }

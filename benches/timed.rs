@@ -1,0 +1,98 @@
+//! The simulator's timed scheduler: events a second, an event being one entry taken from its heap. Recording is off,
+//! payload elided, hidden 7168, top-8. Making the cluster is timed with the run, routing is not.
+//!
+//! *dispatch*: engines of 64 ranks, one node and eight, 128 tokens each. *slots*: 1024 ranks that put rows to each other
+//! as a low-latency dispatch does, on the machine contract alone: to the slot of each of 8 ranks, then a publish.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ep_core::engine::{Combine, Engine, Routing};
+use ep_core::machine::{Machine as _, Opening};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role, Work};
+use ep_core::{Endpoint, Nanos, Rank, Settings, Shape, Topology};
+use ep_sim::{Cluster, Machine, Model, Run};
+
+const TOKENS: u32 = 128;
+
+fn shape(experts: u32) -> Shape {
+    Shape::builder().experts(experts).topk(8).hidden(7168).max_tokens(TOKENS).build().expect("a valid shape")
+}
+
+fn cluster(nodes: u32, locals: u32, arena: u64) -> Cluster {
+    let topology = Topology::new(nodes, locals).expect("a valid topology");
+    let shape = shape(topology.ranks().max(256));
+    let settings = Settings::builder(&shape, &topology).arena_bytes(arena).build().expect("valid settings");
+    let builder = Cluster::builder(topology).settings(settings).timed(Model::h800_cx7()).elide_payload(true);
+    builder.max_events(u64::MAX).build(shape).expect("a cluster")
+}
+
+/// One dispatch and combine.
+async fn layer(mut ep: Engine<Machine>, topk_idx: &[i64]) {
+    let row = ep.shape().row_bytes() as usize;
+    let x = ep.rows(&vec![0; TOKENS as usize * row], TOKENS).expect("rows");
+    let routing = Routing::TopK { topk_idx: topk_idx.to_vec(), topk_weights: None };
+    let got = ep.dispatch(&x, &routing).await.expect("a dispatch");
+    let y = ep.rows(&vec![0; got.rows as usize * row], got.rows).expect("rows");
+    black_box(ep.combine(&y, &got.handle, Combine::default()).await.expect("a combine"));
+}
+
+/// Rows to slots of the peers that hold a token's experts, and a publish to each peer at the end.
+async fn slots(machine: Machine, topk_idx: &[i64]) {
+    let (me, layout) = (machine.rank(), machine.layout().clone());
+    let (ranks, bytes) = (layout.topology().ranks(), layout.row().wire_bytes());
+    let opening = Opening { role: Role::new(Duty::Probe), op: 1, generation: 1, deadline: Nanos::from_secs(1) };
+    let mut port = machine.port(opening);
+    let lane = |peer| LaneId { peer, kind: LaneKind::Data(0) };
+    let cell = |writer| Cell::new(writer, LaneKind::Data(0), Counter::Probe);
+    let base = layout.arena().offset;
+    for (token, experts) in (0u64..).zip(topk_idx.chunks(layout.shape().topk() as usize)) {
+        for &expert in experts {
+            let peer = layout.rank_of_expert(expert as u32);
+            port.charge(Work::Row { bytes });
+            let slot = base.plus((u64::from(me.0) * u64::from(TOKENS) + token) * layout.row().slot_bytes());
+            port.put(lane(peer), slot.span(bytes), slot).await.expect("a put");
+        }
+    }
+    for peer in (1..ranks).map(|step| Rank((me.0 + step) % ranks)) {
+        port.publish(lane(peer), cell(me), 1).await.expect("a publish");
+    }
+    for peer in (1..ranks).map(|step| Rank((me.0 + step) % ranks)) {
+        port.wait_any(&[Need { cell: cell(peer), at_least: 1 }]).await.expect("a publish comes");
+    }
+}
+
+/// Times `times` runs, and says what one is made of.
+fn time<T>(times: u64, run: impl Fn() -> Run<T>) -> Duration {
+    let began = Instant::now();
+    for _ in 0..times {
+        black_box(run().events);
+    }
+    began.elapsed()
+}
+
+fn timed(c: &mut Criterion) {
+    let mut group = c.benchmark_group("timed");
+    group.sample_size(10);
+    for (nodes, locals) in [(1, 64), (8, 8)] {
+        let cluster = cluster(nodes, locals, 0);
+        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+        let run = || cluster.run(async |ep| layer(ep, &topk_idx).await).expect("a run without findings");
+        let once = run();
+        println!("{nodes} x {locals}: {} events in {} of virtual time", once.events, once.time);
+        group.throughput(Throughput::Elements(once.events));
+        group.bench_function(format!("layer/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+    }
+    let cluster = cluster(128, 8, 1 << 30);
+    let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+    let run = || cluster.run_machines(async |machine| slots(machine, &topk_idx).await).expect("a run without findings");
+    let once = run();
+    println!("128 x 8: {} events in {} of virtual time", once.events, once.time);
+    group.throughput(Throughput::Elements(once.events));
+    group.bench_function("slots/128x8", |b| b.iter_custom(|times| time(times, run)));
+    group.finish();
+}
+
+criterion_group!(benches, timed);
+criterion_main!(benches);

@@ -1,0 +1,111 @@
+//! Links: what is on its way, in the order in which it left.
+
+use std::collections::VecDeque;
+
+use ep_core::{Nanos, Rank};
+
+use super::agenda::Class;
+use super::model::{Link, Model, Rate};
+
+/// One direction of a rank's connection to a link: passes one transfer after the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gate {
+    free: Nanos,
+    /// The part of a nanosecond by which it is free later ([`Rate::time`]).
+    rest: u64,
+}
+
+impl Gate {
+    /// Passes `bytes` from `from` on, or as soon as it is free: when they begin and when they end.
+    pub(super) fn pass(&mut self, from: Nanos, bytes: u64, rate: Rate) -> (Nanos, Nanos) {
+        if self.free < from {
+            *self = Self { free: from, rest: 0 };
+        }
+        let begin = self.free;
+        self.free = begin + rate.time(bytes, &mut self.rest);
+        (begin, self.free)
+    }
+}
+
+/// Which verb a transfer belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) lane: u32,
+    pub(super) ticket: u64,
+    /// Whether it travels from the lane's peer to its poster.
+    pub(super) get: bool,
+    pub(super) to: Rank,
+    /// As counted.
+    pub(super) bytes: u64,
+}
+
+/// A cell to be raised.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Notice {
+    pub(super) lane: u32,
+    pub(super) cell: u32,
+    pub(super) bits: u64,
+    /// Puts of the lane that come before.
+    pub(super) after: u64,
+}
+
+/// A get on its way to the rank that has the bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) from: Rank,
+    pub(super) flight: Flight,
+}
+
+/// One rank's side of one link.
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    pub(super) out: Gate,
+    pub(super) inn: Gate,
+    /// Transfers that have left, by when their first byte reaches the target.
+    pub(super) flying: VecDeque<(Nanos, Flight)>,
+    /// Transfers that enter here, by when their last byte has.
+    pub(super) entering: VecDeque<(Nanos, Flight)>,
+    /// Publishes that have left, by when they arrive.
+    pub(super) notices: VecDeque<(Nanos, Notice)>,
+}
+
+/// One rank's connections.
+#[derive(Debug, Default)]
+pub(super) struct Sides {
+    near: Side,
+    far: Side,
+    /// Gets that have left, by when they reach the rank that has the bytes. Near only.
+    pub(super) requests: VecDeque<(Nanos, Request)>,
+}
+
+impl Sides {
+    pub(super) const fn side(&mut self, class: Class) -> &mut Side {
+        match class {
+            Class::Near => &mut self.near,
+            Class::Far => &mut self.far,
+        }
+    }
+}
+
+impl Model {
+    pub(super) const fn link(&self, class: Class) -> Link {
+        match class {
+            Class::Near => self.near,
+            Class::Far => self.far,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_passes_one_after_the_other() {
+        let (mut gate, rate) = (Gate::default(), Rate(2_000_000_000));
+        assert_eq!(gate.pass(Nanos(10), 100, rate), (Nanos(10), Nanos(60)));
+        assert_eq!(gate.pass(Nanos(20), 3, rate), (Nanos(60), Nanos(61)));
+        assert_eq!(gate.pass(Nanos(20), 3, rate), (Nanos(61), Nanos(63)), "half a nanosecond was left");
+        assert_eq!(gate.pass(Nanos(100), 3, rate), (Nanos(100), Nanos(101)));
+    }
+}

@@ -1,0 +1,226 @@
+//! The timed scheduler: virtual time over the very same roles, deterministic to the nanosecond.
+//!
+//! The world has one time, which the agenda's events advance; each port has its own clock, which may be ahead of it: a
+//! role that works ([`Port::charge`]) or posts runs its clock ahead and is held at its next verb until the world has come
+//! there. So verbs happen in the order of time, whoever does them. A look that is no verb (`peek`) sees what has arrived
+//! up to the role's last verb.
+//!
+//! Bytes are copied when a put or get is posted: no role that keeps the rules can tell, since it looks at them only after
+//! a publish or flush. What travels is only the time. Everything between two ranks takes the same way and arrives in
+//! the order of its posting, publishes behind the puts of their lane; but publishes, which are short, pass what other
+//! lanes have queued at the ports. What breaks the rules is explore's to find.
+
+mod agenda;
+mod cells;
+mod elide;
+mod lanes;
+mod links;
+mod model;
+mod port;
+mod ports;
+mod schedule;
+mod verbs;
+mod waits;
+
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use ep_core::machine::Proposal;
+use ep_core::port::{Offset, Role};
+use ep_core::trace::{Record, Verb};
+use ep_core::{Fault, Layout, Nanos, Rank};
+
+use self::agenda::Agenda;
+use self::cells::Cells;
+pub(crate) use self::elide::{Elision, stand_in};
+use self::lanes::Lanes;
+use self::links::Sides;
+pub use self::model::{Link, Model, ModelBuilder, Rate};
+pub(crate) use self::port::Port;
+use self::ports::Slot;
+use crate::meeting::Meeting;
+use crate::memory::Memory;
+use crate::violation::{Broken, Violation};
+use crate::wakers::keep_waker;
+use crate::world::Config;
+
+/// What a cluster is told about time.
+#[derive(Clone, Debug)]
+pub(crate) struct Timing {
+    pub(crate) model: Model,
+    pub(crate) elision: Elision,
+}
+
+/// A time that never comes.
+const NEVER: Nanos = Nanos(u64::MAX);
+
+/// One rank.
+#[derive(Debug, Default)]
+struct RankState {
+    /// The clock of its main line: user code and what comes after closed ports.
+    main: Nanos,
+    /// The last operation that was launched.
+    launched: u64,
+    /// Effects that it posted and that are on their way.
+    in_flight: u64,
+    /// Waits until nothing is.
+    resetting: Option<Waker>,
+}
+
+/// Everything that ranks share.
+#[derive(Debug)]
+pub(crate) struct World {
+    layout: Rc<Layout>,
+    timing: Timing,
+    seed: u64,
+    max_events: u64,
+    /// Whether time may jump to a deadline when nothing else happens.
+    deadlines: bool,
+    now: Nanos,
+    events: u64,
+    agenda: Agenda,
+    windows: Vec<Memory>,
+    cells: Cells,
+    lanes: Lanes,
+    sides: Vec<Sides>,
+    ranks: Vec<RankState>,
+    /// Ranks whose future has not ended.
+    running: u32,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// No wait ends at a deadline before.
+    no_deadline_before: Nanos,
+    meeting: Meeting,
+    records: Option<Vec<Record>>,
+    verdict: Option<Violation>,
+}
+
+impl World {
+    pub(crate) fn new(layout: &Rc<Layout>, config: &Config, timing: &Timing) -> Self {
+        let topology = layout.topology();
+        let cells_end = layout.regions()[0].span.end();
+        Self {
+            layout: Rc::clone(layout),
+            timing: timing.clone(),
+            seed: config.seed,
+            max_events: config.max_events,
+            deadlines: config.deadlines,
+            now: Nanos(0),
+            events: 0,
+            agenda: Agenda::default(),
+            windows: topology.all().map(|_| Memory::new(layout.window_bytes(), cells_end)).collect(),
+            cells: Cells::default(),
+            lanes: Lanes::default(),
+            sides: topology.all().map(|_| Sides::default()).collect(),
+            ranks: topology.all().map(|_| RankState::default()).collect(),
+            running: topology.ranks(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            no_deadline_before: NEVER,
+            meeting: Meeting::new(topology.ranks()),
+            records: config.record.then(Vec::new),
+            verdict: None,
+        }
+    }
+
+    /// The time on a rank's main line.
+    pub(crate) fn now_of(&self, rank: Rank) -> Nanos {
+        self.now.max(self.ranks[rank.index()].main)
+    }
+
+    /// The time at which the last rank ended.
+    pub(crate) fn end(&self) -> Nanos {
+        self.ranks.iter().map(|rank| rank.main).fold(self.now, Nanos::max)
+    }
+
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    pub(crate) fn take_records(&mut self) -> Vec<Record> {
+        self.records.take().unwrap_or_default()
+    }
+
+    /// What the run has found so far.
+    pub(crate) fn verdict(&self) -> Option<&Violation> {
+        self.verdict.as_ref()
+    }
+
+    /// Bytes of memory that stand behind all windows.
+    pub(crate) fn resident(&self) -> u64 {
+        self.windows.iter().map(Memory::resident).sum()
+    }
+
+    /// A rank's future has ended.
+    pub(crate) fn finish(&mut self) {
+        self.running -= 1;
+    }
+
+    /// The main line of a rank computes for a while.
+    pub(crate) fn spend(&mut self, rank: Rank, time: Nanos) {
+        self.ranks[rank.index()].main = self.now_of(rank) + time;
+    }
+
+    /// Copies out of a rank's window.
+    pub(crate) fn read(&mut self, rank: Rank, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        from.span(into.len() as u64).within(self.layout.window_bytes())?;
+        self.windows[rank.index()].read(from.0, into);
+        Ok(())
+    }
+
+    /// Copies into a rank's window.
+    pub(crate) fn write(&mut self, rank: Rank, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
+        to.span(bytes.len() as u64).within(self.layout.window_bytes())?;
+        self.windows[rank.index()].write(to.0, bytes);
+        Ok(())
+    }
+
+    /// Over when nothing that the rank posted is on its way.
+    pub(crate) fn poll_reset(&mut self, rank: Rank, context: &Context<'_>) -> Poll<()> {
+        let state = &mut self.ranks[rank.index()];
+        if state.in_flight == 0 {
+            return Poll::Ready(());
+        }
+        keep_waker(&mut state.resetting, context);
+        Poll::Pending
+    }
+
+    /// An effect that `rank` posted has arrived.
+    fn landed(&mut self, rank: Rank) {
+        let state = &mut self.ranks[rank.index()];
+        state.in_flight -= 1;
+        if state.in_flight == 0
+            && let Some(waker) = state.resetting.take()
+        {
+            waker.wake();
+        }
+    }
+
+    /// A rank comes to agree with the others: all go on when the last has come.
+    pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
+        self.no_deadline_before = self.no_deadline_before.min(deadline);
+        let Some(members) = self.meeting.arrive(rank, proposal, deadline, self.now_of(rank)) else { return };
+        let last = members.iter().map(|&rank| self.now_of(rank)).fold(self.now, Nanos::max);
+        members.iter().for_each(|rank| self.ranks[rank.index()].main = last);
+    }
+
+    /// Where ranks meet.
+    pub(crate) fn meeting(&mut self) -> &mut Meeting {
+        &mut self.meeting
+    }
+
+    /// Records a verb at the port's own time.
+    fn record(&mut self, port: u32, verb: Verb) {
+        if let Some(records) = &mut self.records {
+            let Slot { rank, role, op, clock, .. } = self.slots[port as usize];
+            records.push(Record { at: clock.max(self.now), rank, role, op, verb });
+        }
+    }
+
+    /// Ends the run; what was found first stands.
+    fn broken(&mut self, rule: &'static str, (rank, role): (Rank, Role), what: String) {
+        let seed = self.seed;
+        let violation = Violation::Rule(Box::new(Broken { seed, rule, rank, role, what }));
+        self.verdict.get_or_insert(violation);
+    }
+}

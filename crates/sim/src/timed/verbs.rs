@@ -1,0 +1,145 @@
+//! What ports post.
+
+use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::trace::Verb;
+use ep_core::{Fault, layout, topology::Reach};
+
+use super::World;
+use super::agenda::{Class, Event};
+use super::lanes::Settled;
+use super::links::{Flight, Notice, Request};
+use super::ports::Slot;
+use crate::memory;
+
+impl World {
+    pub(crate) fn put(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
+        let to = to.span(from.len);
+        let Some(number) = self.admit(port, "put", lane, &[from, to])? else {
+            return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
+        };
+        let rank = self.slots[port as usize].rank;
+        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
+        self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
+        let posted = self.now + self.timing.model.post;
+        self.slots[port as usize].clock = posted;
+        let (class, bytes) = (self.lanes.lane(number).class, self.counted(lane.kind, from.len));
+        let link = self.timing.model.link(class);
+        let (begin, end) = self.sides[rank.index()].side(class).out.pass(posted, bytes, link.rate);
+        let state = self.lanes.lane_mut(number);
+        state.puts += 1;
+        let ticket = state.issue(self.now, Settled::At(end));
+        self.ranks[rank.index()].in_flight += 1;
+        let flight = Flight { lane: number, ticket, get: false, to: lane.peer, bytes };
+        self.depart(rank, class, begin + link.latency, flight);
+        Ok(Ticket(ticket))
+    }
+
+    pub(crate) fn get(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
+        let to = to.span(from.len);
+        let rank = self.slots[port as usize].rank;
+        if self.has_lane(lane) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
+            return Err(Fault::NotOffered { verb: "get", lane });
+        }
+        let Some(number) = self.admit(port, "get", lane, &[from, to])? else {
+            return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
+        };
+        memory::copy(&mut self.windows, (lane.peer.index(), from.offset.0), (rank.index(), to.offset.0), from.len);
+        self.record(port, Verb::Get { lane, from: from.offset.0, len: from.len });
+        let posted = self.now + self.timing.model.post;
+        self.slots[port as usize].clock = posted;
+        let ticket = self.lanes.lane_mut(number).issue(self.now, Settled::Open);
+        self.ranks[rank.index()].in_flight += 1;
+        let bytes = self.counted(lane.kind, from.len);
+        let flight = Flight { lane: number, ticket, get: true, to: rank, bytes };
+        let at = posted + self.timing.model.near.latency;
+        let requests = &mut self.sides[rank.index()].requests;
+        requests.push_back((at, Request { from: lane.peer, flight }));
+        if requests.len() == 1 {
+            self.agenda.enter(at, Event::Ask(rank));
+        }
+        Ok(Ticket(ticket))
+    }
+
+    pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
+        let Slot { rank, role, generation, .. } = self.slots[port as usize];
+        if cell.writer != rank || cell.lane != lane.kind {
+            self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
+            return Ok(());
+        }
+        if value >> layout::VALUE_BITS != 0 {
+            self.broken("F4", (rank, role), format!("published {value}, which does not fit a cell"));
+            return Ok(());
+        }
+        let Some(number) = self.admit(port, "publish", lane, &[])? else { return Ok(()) };
+        let bits = layout::stamp(generation, value);
+        let target = self.cell_number(lane.peer, cell, generation);
+        let published = &mut self.cells.cell_mut(target).published;
+        if *published > bits {
+            let seen = layout::value_in(generation, *published);
+            self.broken("F4", (rank, role), format!("lowered {cell:?} of rank {} from {seen} to {value}", lane.peer));
+            return Ok(());
+        }
+        *published = bits;
+        self.record(port, Verb::Publish { lane, cell, value });
+        let posted = self.now + self.timing.model.publish;
+        self.slots[port as usize].clock = posted;
+        self.ranks[rank.index()].in_flight += 1;
+        let state = self.lanes.lane(number);
+        let notice = Notice { lane: number, cell: target, bits, after: state.puts };
+        let class = state.class;
+        let at = posted + self.timing.model.link(class).latency;
+        let notices = &mut self.sides[rank.index()].side(class).notices;
+        notices.push_back((at, notice));
+        if notices.len() == 1 {
+            self.agenda.enter(at, Event::Raise(rank, class));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn peek(&mut self, port: u32, cell: Cell) -> u64 {
+        let Slot { rank, role, generation, .. } = self.slots[port as usize];
+        if !self.layout.has_cell(cell) {
+            self.broken("F8", (rank, role), format!("peeked at {cell:?}, which is not in the layout"));
+            return 0;
+        }
+        let at = self.layout.cell(cell, generation).0;
+        layout::value_in(generation, self.cells.bits(rank, at))
+    }
+
+    /// The number of a lane that the port posts to, if there is such a lane.
+    pub(super) fn lane_number(&mut self, port: u32, lane: LaneId) -> Option<u32> {
+        let Slot { rank, lane: last, .. } = self.slots[port as usize];
+        if let Some((_, number)) = last.filter(|(id, _)| *id == lane) {
+            return Some(number);
+        }
+        if !self.has_lane(lane) {
+            return None;
+        }
+        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
+        let number = self.lanes.number(rank, lane, if far { Class::Far } else { Class::Near });
+        self.slots[port as usize].lane = Some((lane, number));
+        Some(number)
+    }
+
+    fn has_lane(&self, lane: LaneId) -> bool {
+        lane.peer.0 < self.layout.topology().ranks() && lane.kind.index() < LaneKind::count(self.layout.tracks())
+    }
+
+    /// Checks a verb that posts; none when there is nothing to transfer.
+    fn admit(&mut self, port: u32, verb: &'static str, lane: LaneId, spans: &[Span]) -> Result<Option<u32>, Fault> {
+        let Some(number) = self.lane_number(port, lane) else { return Err(Fault::NotOffered { verb, lane }) };
+        if spans.iter().any(|span| span.len == 0) {
+            return Ok(None);
+        }
+        spans.iter().try_for_each(|span| span.within(self.layout.window_bytes()))?;
+        Ok(Some(number))
+    }
+
+    /// The bytes to count for a transfer: rows travel on data lanes and, when they are pulled, on credit lanes.
+    fn counted(&self, kind: LaneKind, bytes: u64) -> u64 {
+        match kind {
+            LaneKind::Data(_) | LaneKind::Credit(_) => self.timing.elision.counted(bytes),
+            _ => bytes,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Waits and flushes: when they are over, and how they end.
+
+use std::task::{Context, Poll};
+
+use ep_core::port::{Cell, LaneId, LaneKind, Need, Ticket};
+use ep_core::trace::Verb;
+use ep_core::{Fault, Nanos, Phase, layout};
+
+use super::World;
+use super::lanes::Progress;
+use super::ports::{Held, Slot};
+use crate::violation::{Awaited, Report, Waiting};
+use crate::world::lane_phase;
+
+impl World {
+    /// Starts a wait at the port's clock.
+    pub(crate) fn begin_wait(
+        &mut self,
+        port: u32,
+        needs: &[Need],
+        context: &Context<'_>,
+    ) -> Poll<Result<usize, Fault>> {
+        let Slot { rank, role, .. } = self.slots[port as usize];
+        if let Some(need) = needs.iter().find(|need| !self.layout.has_cell(need.cell)) {
+            self.broken("F8", (rank, role), format!("waits for {:?}, which is not in the layout", need.cell));
+            return Poll::Pending;
+        }
+        if let Some(need) = needs.first() {
+            self.record(port, Verb::Wait { cell: need.cell, at_least: need.at_least });
+        }
+        self.slots[port as usize].since = self.now;
+        self.watch(port, needs);
+        self.end_wait(port, context)
+    }
+
+    /// Polls a role that [`World::begin_wait`] held.
+    pub(crate) fn resume_wait(&mut self, port: u32, context: &Context<'_>) -> Poll<Result<usize, Fault>> {
+        if self.granted(port, context) { self.end_wait(port, context) } else { Poll::Pending }
+    }
+
+    /// Ends a wait if it is over, or holds the role.
+    fn end_wait(&mut self, port: u32, context: &Context<'_>) -> Poll<Result<usize, Fault>> {
+        let Slot { rank, generation, deadline, since, needs, .. } = &self.slots[port as usize];
+        let value = |number: u32| layout::value_in(*generation, self.cells.cell(number).bits);
+        let met = needs.iter().position(|watched| value(watched.number) >= watched.need.at_least);
+        let outcome = if let Some(index) = met {
+            Ok(index)
+        } else if self.now < *deadline {
+            self.hold(port, Held::Needs, context);
+            return Poll::Pending;
+        } else {
+            let waited = self.now - *since;
+            let own = LaneId { peer: *rank, kind: LaneKind::Watch };
+            Err(needs.first().map_or(
+                Fault::Timeout { phase: Phase::Probe, peer: *rank, lane: own, seen: 0, awaited: 0, waited },
+                |watched| {
+                    let Cell { writer, lane, counter } = watched.need.cell;
+                    let lane = LaneId { peer: writer, kind: lane };
+                    let (seen, awaited) = (value(watched.number), watched.need.at_least);
+                    Fault::Timeout { phase: counter.phase(), peer: writer, lane, seen, awaited, waited }
+                },
+            ))
+        };
+        if outcome.is_ok() {
+            self.slots[port as usize].clock = self.now + self.timing.model.poll;
+        }
+        self.record(port, Verb::Woke { index: outcome.ok() });
+        Poll::Ready(outcome)
+    }
+
+    /// Flushes a lane: for puts it is known when, so that only the port's clock moves; for gets the role waits.
+    pub(crate) fn begin_flush(
+        &mut self,
+        port: u32,
+        lane: LaneId,
+        upto: Ticket,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), Fault>> {
+        let Some(number) = self.lane_number(port, lane) else {
+            return Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane }));
+        };
+        self.release(port);
+        self.slots[port as usize].since = self.clock(port);
+        self.end_flush(port, number, upto.0, context)
+    }
+
+    /// Polls a role that [`World::begin_flush`] held.
+    pub(crate) fn resume_flush(
+        &mut self,
+        port: u32,
+        lane: LaneId,
+        upto: Ticket,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), Fault>> {
+        if !self.granted(port, context) {
+            return Poll::Pending;
+        }
+        match self.lane_number(port, lane) {
+            Some(number) => self.end_flush(port, number, upto.0, context),
+            None => Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane })),
+        }
+    }
+
+    /// Ends a flush if it is over, or holds the role.
+    fn end_flush(&mut self, port: u32, number: u32, upto: u64, context: &Context<'_>) -> Poll<Result<(), Fault>> {
+        let clock = self.clock(port);
+        let Slot { deadline, since, .. } = self.slots[port as usize];
+        let lane = self.lanes.lane(number);
+        let (id, phase) = (LaneId { peer: lane.to, kind: lane.kind }, lane_phase(lane.kind));
+        let timeout = |seen, waited| Fault::Timeout { phase, peer: id.peer, lane: id, seen, awaited: upto, waited };
+        let outcome = match lane.progress(upto) {
+            // A ticket that needs no wait is settled whatever the time.
+            Progress::By(time) if time <= clock.max(deadline) => {
+                self.slots[port as usize].clock = clock.max(time);
+                Ok(())
+            }
+            Progress::By(_) => {
+                self.slots[port as usize].clock = clock.max(deadline);
+                Err(timeout(upto, clock.max(deadline) - since))
+            }
+            Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
+            Progress::Awaits(_) => {
+                self.lanes.lane_mut(number).flusher = Some(port);
+                self.hold(port, Held::Gets { lane: number, upto }, context);
+                return Poll::Pending;
+            }
+        };
+        if outcome.is_ok() {
+            self.record(port, Verb::Flushed { lane: id });
+        }
+        Poll::Ready(outcome)
+    }
+
+    /// Lets waits end whose deadline has come, and finds the next deadline.
+    pub(super) fn expire(&mut self) {
+        let mut next = self.meeting.first_deadline().filter(|&deadline| deadline > self.now);
+        for port in 0..self.slots.len() as u32 {
+            let Slot { held, granted, deadline, .. } = self.slots[port as usize];
+            if granted || !matches!(held, Held::Needs | Held::Gets { .. }) {
+                continue;
+            }
+            if deadline <= self.now {
+                self.deadlines = true;
+                self.wake(port);
+            } else {
+                next = Some(next.map_or(deadline, |next: Nanos| next.min(deadline)));
+            }
+        }
+        self.meeting.expire(self.now);
+        self.no_deadline_before = next.unwrap_or(super::NEVER);
+    }
+
+    /// Who waits for what.
+    pub(super) fn report(&self) -> Box<Report> {
+        let held = self.slots.iter().filter(|slot| slot.held != Held::Not);
+        let mut waiting: Vec<Waiting> = held.map(|slot| self.waiting(slot)).chain(self.meeting.waiting()).collect();
+        waiting.sort_by_key(|waiting| (waiting.rank, waiting.role));
+        let mut unfinished: Vec<_> = waiting.iter().map(|waiting| waiting.rank).collect();
+        unfinished.dedup();
+        Box::new(Report { seed: self.seed, events: self.events, time: self.now, unfinished, waiting })
+    }
+
+    fn waiting(&self, slot: &Slot) -> Waiting {
+        let awaits = match slot.held {
+            Held::Not | Held::Clock(_) => vec![Awaited::Turn],
+            Held::Needs => {
+                let cell = |number| layout::value_in(slot.generation, self.cells.cell(number).bits);
+                let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
+                slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
+            }
+            Held::Gets { lane, upto } => {
+                let lane = self.lanes.lane(lane);
+                let seen = match lane.progress(upto) {
+                    Progress::By(_) => upto,
+                    Progress::Awaits(ticket) => ticket,
+                };
+                vec![Awaited::Flush { lane: LaneId { peer: lane.to, kind: lane.kind }, seen, awaited: upto }]
+            }
+        };
+        Waiting { rank: slot.rank, role: Some(slot.role), op: slot.op, awaits }
+    }
+}
