@@ -123,13 +123,15 @@ impl Reactor {
                 closing = Some(now + LAST_WORDS);
                 self.close_all(now);
             }
-            if closing.is_none() && self.accept_at.is_some_and(|at| at <= now) {
+            let open = closing.is_none() || self.hall.owes_verdict();
+            if open && self.accept_at.is_some_and(|at| at <= now) {
                 self.accept(now);
             }
             self.listen_all(now);
             self.expire(now);
             self.answer_all(now);
-            if closing.is_some_and(|at| at <= now || self.open.is_empty()) {
+            let done = self.open.is_empty() && !self.hall.owes_verdict();
+            if closing.is_some_and(|at| at <= now || done) {
                 return;
             }
         }
@@ -316,11 +318,12 @@ impl Reactor {
         }
     }
 
-    /// Rank 0 leaves, and with it everybody else.
+    /// Rank 0 leaves, and with it everybody else; those who have not asked to join yet stay to hear why that is in vain.
     fn close_all(&mut self, now: Instant) {
         self.hall.host_leaves();
         self.act(now);
-        let guests: Vec<Guest> = self.open.keys().copied().collect();
-        guests.into_iter().for_each(|guest| self.dismiss(guest, now));
+        let stays = |open: &Open| self.hall.owes_verdict() && open.deadline.is_some();
+        let leave: Vec<Guest> = self.open.iter().filter(|(_, open)| !stays(open)).map(|(&guest, _)| guest).collect();
+        leave.into_iter().for_each(|guest| self.dismiss(guest, now));
     }
 }

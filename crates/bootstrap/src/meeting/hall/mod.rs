@@ -76,6 +76,8 @@ pub(super) struct Hall {
     round: Round,
     meeting: Meeting,
     turned_away: Vec<String>,
+    /// Processes that were told why they cannot join, since the meeting failed.
+    refused: usize,
     actions: Vec<Action>,
 }
 
@@ -92,6 +94,7 @@ impl Hall {
             round: Round::new(world),
             meeting: Meeting::new(world),
             turned_away: Vec::new(),
+            refused: 0,
             actions: Vec::new(),
         }
     }
@@ -137,7 +140,6 @@ impl Hall {
 
     fn join(&mut self, guest: Guest, rank: u32, said: &Terms, deadline: Instant) {
         if let Some(verdict) = self.objection(rank, said) {
-            self.refuse(guest, &verdict);
             // Two ranks that differ can never meet, so all who wait are told. Only one of two processes that claim the
             // same rank is wrong, and the other may yet meet everybody.
             if matches!(verdict, Verdict::Mismatch(_)) {
@@ -145,6 +147,7 @@ impl Hall {
             } else {
                 self.turned_away(verdict.to_string());
             }
+            self.refuse(guest, &verdict);
             return;
         }
         self.seats[rank as usize] = Some(Seat { guest, deadline });
@@ -180,7 +183,13 @@ impl Hall {
         mine.identity.differs(0, &said.identity, rank).map(Verdict::Mismatch)
     }
 
+    /// Whether ranks that differ have ended the meeting, and not every process of it has come to hear that yet.
+    pub(super) fn owes_verdict(&self) -> bool {
+        matches!(self.stage, Stage::Failed(Verdict::Mismatch(_))) && self.refused < self.seats.len()
+    }
+
     fn refuse(&mut self, guest: Guest, verdict: &Verdict) {
+        self.refused += usize::from(matches!(self.stage, Stage::Failed(_)));
         self.actions.push(Action::Tell(guest, Body::new(&Reply::NotJoined(verdict.clone()))));
         self.actions.push(Action::Dismiss(guest));
     }
