@@ -1,8 +1,9 @@
 //! The simulator's timed scheduler: events a second, an event being one entry taken from its heap. Recording is off,
 //! payload elided, hidden 7168, top-8. Making the cluster is timed with the run, routing is not.
 //!
-//! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *slots*: 1024 ranks that put rows to each other
-//! as a low-latency dispatch does, on the machine contract alone: to the slot of each of 8 ranks, then a publish.
+//! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *slots*: 64 and 1024
+//! ranks that put rows to each other as a low-latency dispatch does, on the machine contract alone: each token to a slot at
+//! each of 8 experts' ranks, then a publish to every rank. So *slots* shows the scheduler, *layers* the roles on it.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -88,13 +89,21 @@ fn timed(c: &mut Criterion) {
         group.throughput(Throughput::Elements(once.events));
         group.bench_function(format!("layers/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
     }
-    let cluster = cluster(128, 8, 1 << 30);
-    let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
-    let run = || cluster.run_machines(async |machine| slots(machine, &topk_idx).await).expect("a run without findings");
-    let once = run();
-    println!("128 x 8: {} events in {} of virtual time", once.events, once.time);
-    group.throughput(Throughput::Elements(once.events));
-    group.bench_function("slots/128x8", |b| b.iter_custom(|times| time(times, run)));
+    for (nodes, locals) in [(1, 64), (128, 8)] {
+        let cluster = cluster(nodes, locals, 1 << 30);
+        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+        let each = async |machine| slots(machine, &topk_idx).await;
+        let run = || cluster.run_machines(each).expect("a run without findings");
+        let once = run();
+        println!(
+            "{nodes} x {locals}: {} events in {} of virtual time, {} MB",
+            once.events,
+            once.time,
+            once.resident / 1_000_000
+        );
+        group.throughput(Throughput::Elements(once.events));
+        group.bench_function(format!("slots/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+    }
     group.finish();
 }
 
