@@ -1,8 +1,9 @@
 //! The simulator's timed scheduler: events a second, an event being one entry taken from its heap. Recording is off,
 //! payload elided, hidden 7168, top-8. Making the cluster is timed with the run, routing is not.
 //!
-//! *dispatch*: engines of 64 ranks, one node and eight, 128 tokens each. *slots*: 1024 ranks that put rows to each other
-//! as a low-latency dispatch does, on the machine contract alone: to the slot of each of 8 ranks, then a publish.
+//! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *slots*: 64 and 1024
+//! ranks that put rows to each other as a low-latency dispatch does, on the machine contract alone: each token to a slot at
+//! each of 8 experts' ranks, then a publish to every rank. So *slots* shows the scheduler, *layers* the roles on it.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use ep_core::{Endpoint, Nanos, Rank, Settings, Shape, Topology};
 use ep_sim::{Cluster, Machine, Model, Run};
 
 const TOKENS: u32 = 128;
+/// Dispatches and combines of one run.
+const LAYERS: u32 = 5;
 
 fn shape(experts: u32) -> Shape {
     Shape::builder().experts(experts).topk(8).hidden(7168).max_tokens(TOKENS).build().expect("a valid shape")
@@ -28,14 +31,16 @@ fn cluster(nodes: u32, locals: u32, arena: u64) -> Cluster {
     builder.max_events(u64::MAX).build(shape).expect("a cluster")
 }
 
-/// One dispatch and combine.
-async fn layer(mut ep: Engine<Machine>, topk_idx: &[i64]) {
+/// Dispatches and combines.
+async fn layers(mut ep: Engine<Machine>, topk_idx: &[i64]) {
     let row = ep.shape().row_bytes() as usize;
     let x = ep.rows(&vec![0; TOKENS as usize * row], TOKENS).expect("rows");
     let routing = Routing::TopK { topk_idx: topk_idx.to_vec(), topk_weights: None };
-    let got = ep.dispatch(&x, &routing).await.expect("a dispatch");
-    let y = ep.rows(&vec![0; got.rows as usize * row], got.rows).expect("rows");
-    black_box(ep.combine(&y, &got.handle, Combine::default()).await.expect("a combine"));
+    for _ in 0..LAYERS {
+        let got = ep.dispatch(&x, &routing).await.expect("a dispatch");
+        let y = ep.rows(&vec![0; got.rows as usize * row], got.rows).expect("rows");
+        black_box(ep.combine(&y, &got.handle, Combine::default()).await.expect("a combine"));
+    }
 }
 
 /// Rows to slots of the peers that hold a token's experts, and a publish to each peer at the end.
@@ -63,7 +68,7 @@ async fn slots(machine: Machine, topk_idx: &[i64]) {
     }
 }
 
-/// Times `times` runs, and says what one is made of.
+/// Times `times` runs.
 fn time<T>(times: u64, run: impl Fn() -> Run<T>) -> Duration {
     let began = Instant::now();
     for _ in 0..times {
@@ -78,19 +83,27 @@ fn timed(c: &mut Criterion) {
     for (nodes, locals) in [(1, 64), (8, 8)] {
         let cluster = cluster(nodes, locals, 0);
         let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
-        let run = || cluster.run(async |ep| layer(ep, &topk_idx).await).expect("a run without findings");
+        let run = || cluster.run(async |ep| layers(ep, &topk_idx).await).expect("a run without findings");
         let once = run();
         println!("{nodes} x {locals}: {} events in {} of virtual time", once.events, once.time);
         group.throughput(Throughput::Elements(once.events));
-        group.bench_function(format!("layer/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+        group.bench_function(format!("layers/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
     }
-    let cluster = cluster(128, 8, 1 << 30);
-    let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
-    let run = || cluster.run_machines(async |machine| slots(machine, &topk_idx).await).expect("a run without findings");
-    let once = run();
-    println!("128 x 8: {} events in {} of virtual time", once.events, once.time);
-    group.throughput(Throughput::Elements(once.events));
-    group.bench_function("slots/128x8", |b| b.iter_custom(|times| time(times, run)));
+    for (nodes, locals) in [(1, 64), (128, 8)] {
+        let cluster = cluster(nodes, locals, 1 << 30);
+        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+        let each = async |machine| slots(machine, &topk_idx).await;
+        let run = || cluster.run_machines(each).expect("a run without findings");
+        let once = run();
+        println!(
+            "{nodes} x {locals}: {} events in {} of virtual time, {} MB",
+            once.events,
+            once.time,
+            once.resident / 1_000_000
+        );
+        group.throughput(Throughput::Elements(once.events));
+        group.bench_function(format!("slots/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+    }
     group.finish();
 }
 

@@ -1,4 +1,5 @@
-//! The simulator: any number of ranks in one process and one thread, the very roles of [`ep_core`], and an adversary.
+//! The simulator: any number of ranks in one process and one thread, the very roles of [`ep_core`], and one of two
+//! schedulers: an adversary that explores what the rules allow, or a model of time.
 //!
 //! ```
 //! use ep_core::machine::{Machine as _, Opening};
@@ -22,7 +23,8 @@
 //!
 //! # A run
 //!
-//! [`Cluster::run_machines`] makes one future per rank from an async closure and polls them, one at a time, until all
+//! What follows is about explore, the scheduler of a builder that is told nothing else; *Virtual time* below is about the
+//! other. [`Cluster::run_machines`] makes one future per rank from an async closure and polls them, one at a time, until all
 //! have ended. Ranks meet in a *world*: a window per rank, the lanes between them, and time. A verb that posts puts an
 //! *effect* in flight; effects are delivered later. Everything random derives from the seed: the same cluster runs the
 //! same way every time, whether or not races are tracked or verbs recorded.
@@ -65,6 +67,39 @@
 //! posted, however they were delivered. What breaks the contract outright, as lowering a cell, is a [`Violation::Rule`].
 //! Tracking costs time and, per clock, a number for each role and transferring lane that runs; large clusters may
 //! switch it off ([`Builder::race_tracking`]).
+//!
+//! # Virtual time
+//!
+//! [`Builder::timed`] replaces the adversary by a [`Model`]: rates and latencies of links, what copies, sums and verbs cost
+//! a role. Then the same roles run in virtual time, in integer nanoseconds, ties broken by order: two runs are the same.
+//! It is for figures; rules, races and faults are explore's.
+//!
+//! ```
+//! use ep_core::engine::{Endpoint, Routing};
+//! use ep_core::{Shape, Topology};
+//! use ep_sim::{Cluster, Model};
+//!
+//! let shape = Shape::builder().experts(16).topk(2).max_tokens(128).build()?;
+//! let builder = Cluster::builder(Topology::new(1, 4)?).timed(Model::h200_node()).elide_payload(true);
+//! let run = builder.build(shape)?.run(async |mut ep| {
+//!     let x = ep.rows(&vec![0; 128 * ep.shape().row_bytes() as usize], 128)?;
+//!     let topk_idx = (0..128).flat_map(|token| [token % 8, 8 + token % 7]).collect();
+//!     ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await?;
+//!     Ok::<_, ep_core::Error>(ep.now())
+//! })?;
+//! let ended = run.finished().into_iter().collect::<Result<Vec<_>, _>>()?;
+//! assert!(ended.iter().all(|time| (5_000..200_000).contains(&time.0)), "{ended:?}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - Every rank has a port out and a port in to the near link and to the far one (its network card), each of which passes
+//!   one transfer after the other. Publishes take the latency, behind the puts of their lane, and no room at the ports.
+//! - Every role is a core of its own. What it charges or posts runs its clock ahead; a port's clock is [`ep_core::Port::now`].
+//!   The main line of a rank goes on when the last of its closed ports ended; user code spends time by [`Machine::spend`].
+//! - [`Builder::elide_payload`]: rows take the time of their payload but have none, so that thousands of ranks fit.
+//! - Nothing is to come and a rank waits: a deadlock, as under explore. A deadline that others' doings outlast ends its
+//!   waits at its time.
+//! - [`Builder::record`] keeps every verb with its virtual time, for [`ep_core::trace::perfetto`].
 //!
 //! # Failing seeds
 //!

@@ -1,12 +1,30 @@
 //! Windows as sparse pages: memory exists only where it was written.
 
-/// Bytes of a page. Small, because a page is filled when it is first written, and most windows of tests use little of
-/// each region.
-const PAGE: usize = 8 << 10;
-/// Pages of one directory.
-const DIRECTORY: usize = 1024;
+use rustc_hash::FxHashMap;
+
 /// What a byte that nobody wrote reads as: no number, no count and no bfloat16 that a protocol would hold by chance.
 pub(crate) const POISON: u8 = 0xA5;
+
+/// Bytes of a page, a power of two, as its exponent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PageSize(u32);
+
+impl PageSize {
+    /// For rows with payload. Small, because a page is filled when it is first written, and most windows of tests use
+    /// little of each region.
+    pub(crate) const ROWS: Self = Self(13);
+    /// For rows without payload, which may lie far apart.
+    pub(crate) const HEADERS: Self = Self(8);
+
+    const fn bytes(self) -> usize {
+        1 << self.0
+    }
+
+    /// The page of a byte, and its place there.
+    const fn place(self, at: u64) -> (u64, usize) {
+        (at >> self.0, at as usize & (self.bytes() - 1))
+    }
+}
 
 type Page = Box<[u8]>;
 
@@ -15,21 +33,19 @@ type Page = Box<[u8]>;
 pub(crate) struct Memory {
     /// First byte after the cells, which read zero before they are written.
     cells_end: u64,
-    /// Directories of pages; empty until one of their pages is written.
-    directories: Vec<Vec<Option<Page>>>,
+    size: PageSize,
+    pages: FxHashMap<u64, Page>,
 }
 
 impl Memory {
-    /// A window of `bytes` bytes that begins with `cells_end` bytes of cells.
-    pub(crate) fn new(bytes: u64, cells_end: u64) -> Self {
-        let directories = bytes.div_ceil((PAGE * DIRECTORY) as u64) as usize;
-        Self { cells_end, directories: vec![Vec::new(); directories] }
+    /// A window that begins with `cells_end` bytes of cells. All windows that are copied between have pages of one size.
+    pub(crate) fn new(cells_end: u64, size: PageSize) -> Self {
+        Self { cells_end, size, pages: FxHashMap::default() }
     }
 
     /// Bytes of memory that stand behind the window.
     pub(crate) fn resident(&self) -> u64 {
-        let pages = self.directories.iter().flatten().filter(|page| page.is_some()).count();
-        (pages * PAGE) as u64
+        (self.pages.len() * self.size.bytes()) as u64
     }
 
     /// Copies bytes out; the range lies inside the window.
@@ -37,9 +53,9 @@ impl Memory {
         let mut at = from;
         let mut rest = into;
         while !rest.is_empty() {
-            let (page, start) = place(at);
-            let (piece, later) = rest.split_at_mut(rest.len().min(PAGE - start));
-            match self.page(page) {
+            let (page, start) = self.size.place(at);
+            let (piece, later) = rest.split_at_mut(rest.len().min(self.size.bytes() - start));
+            match self.pages.get(&page) {
                 Some(bytes) => piece.copy_from_slice(&bytes[start..start + piece.len()]),
                 None => fill_untouched(at, self.cells_end, piece),
             }
@@ -53,8 +69,8 @@ impl Memory {
         let mut at = to;
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (page, start) = place(at);
-            let (piece, later) = rest.split_at(rest.len().min(PAGE - start));
+            let (page, start) = self.size.place(at);
+            let (piece, later) = rest.split_at(rest.len().min(self.size.bytes() - start));
             self.page_mut(page)[start..start + piece.len()].copy_from_slice(piece);
             at += piece.len() as u64;
             rest = later;
@@ -73,56 +89,42 @@ impl Memory {
         self.write(at, &bits.to_le_bytes());
     }
 
-    fn page(&self, page: usize) -> Option<&Page> {
-        self.directories[page / DIRECTORY].get(page % DIRECTORY)?.as_ref()
-    }
-
-    fn entry(&mut self, page: usize) -> &mut Option<Page> {
-        let directory = &mut self.directories[page / DIRECTORY];
-        if directory.is_empty() {
-            directory.resize_with(DIRECTORY, || None);
-        }
-        &mut directory[page % DIRECTORY]
-    }
-
-    fn page_mut(&mut self, page: usize) -> &mut Page {
-        let cells_end = self.cells_end;
-        self.entry(page).get_or_insert_with(|| fresh(page, cells_end))
+    fn page_mut(&mut self, page: u64) -> &mut Page {
+        let (cells_end, size) = (self.cells_end, self.size);
+        self.pages.entry(page).or_insert_with(|| fresh(page, size, cells_end))
     }
 }
 
 /// Copies `len` bytes from one window to another, or within one, page by page and without a buffer in between.
 pub(crate) fn copy(windows: &mut [Memory], source: (usize, u64), target: (usize, u64), len: u64) {
+    let (size, cells_end) = (windows[target.0].size, windows[target.0].cells_end);
     let mut done = 0;
     while done < len {
         let (from, to) = (source.1 + done, target.1 + done);
-        let ((from_page, from_start), (to_page, to_start)) = (place(from), place(to));
-        let piece = ((len - done) as usize).min(PAGE - from_start).min(PAGE - to_start);
-        if source.0 == target.0 && from_page == to_page {
+        let ((from_page, from_start), (to_page, to_start)) = (size.place(from), size.place(to));
+        let piece = ((len - done) as usize).min(size.bytes() - from_start).min(size.bytes() - to_start);
+        let into = to_start..to_start + piece;
+        if let Ok([reader, writer]) = windows.get_disjoint_mut([source.0, target.0]) {
+            reader.read(from, &mut writer.page_mut(to_page)[into]);
+        } else if from_page == to_page {
             windows[source.0].page_mut(to_page).copy_within(from_start..from_start + piece, to_start);
         } else {
-            // The target page leaves its window while it is written, so that source and target may be the same window.
-            let cells_end = windows[target.0].cells_end;
-            let taken = windows[target.0].entry(to_page).take();
-            let mut page = taken.unwrap_or_else(|| fresh(to_page, cells_end));
-            let into = &mut page[to_start..to_start + piece];
-            match windows[source.0].page(from_page) {
-                Some(bytes) => into.copy_from_slice(&bytes[from_start..from_start + piece]),
-                None => fill_untouched(from, windows[source.0].cells_end, into),
-            }
-            *windows[target.0].entry(to_page) = Some(page);
+            // The target page leaves its window while it is written.
+            let taken = windows[target.0].pages.remove(&to_page);
+            let mut page = taken.unwrap_or_else(|| fresh(to_page, size, cells_end));
+            windows[source.0].read(from, &mut page[into]);
+            windows[target.0].pages.insert(to_page, page);
         }
         done += piece as u64;
     }
 }
 
-fn place(at: u64) -> (usize, usize) {
-    ((at / PAGE as u64) as usize, (at % PAGE as u64) as usize)
-}
-
-fn fresh(page: usize, cells_end: u64) -> Page {
-    let mut bytes = vec![POISON; PAGE].into_boxed_slice();
-    fill_untouched((page * PAGE) as u64, cells_end, &mut bytes);
+fn fresh(page: u64, size: PageSize, cells_end: u64) -> Page {
+    let mut bytes = vec![POISON; size.bytes()].into_boxed_slice();
+    let first = page << size.0;
+    if first < cells_end {
+        fill_untouched(first, cells_end, &mut bytes);
+    }
     bytes
 }
 
@@ -139,7 +141,7 @@ mod tests {
 
     #[test]
     fn untouched_cells_are_zero_and_untouched_bytes_poison() {
-        let mut memory = Memory::new(1 << 20, 128);
+        let mut memory = Memory::new(128, PageSize::ROWS);
         let mut bytes = [1; 4];
         memory.read(126, &mut bytes);
         assert_eq!(bytes, [0, 0, POISON, POISON]);
@@ -151,7 +153,7 @@ mod tests {
 
     #[test]
     fn copies_cross_pages_and_windows() {
-        let mut windows = [Memory::new(1 << 20, 0), Memory::new(1 << 20, 0)];
+        let mut windows = [(); 2].map(|()| Memory::new(0, PageSize::ROWS));
         let bytes: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
         windows[0].write(60_001, &bytes);
         copy(&mut windows, (0, 60_001), (1, 3), 100_000);
@@ -163,8 +165,8 @@ mod tests {
 
     #[test]
     fn memory_exists_only_where_it_was_written() {
-        let mut memory = Memory::new(1 << 40, 0);
+        let mut memory = Memory::new(0, PageSize::HEADERS);
         memory.write((1 << 40) - 1, &[1]);
-        assert_eq!(memory.resident(), PAGE as u64);
+        assert_eq!(memory.resident(), PageSize::HEADERS.bytes() as u64);
     }
 }

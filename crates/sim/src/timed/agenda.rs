@@ -17,29 +17,26 @@ pub(super) enum Class {
 pub(super) enum Event {
     /// A port has spent the time up to its own clock.
     Resume(u32),
+    /// What a role posted happens: the number that [`super::posts::Posts`] gave it.
+    Post(u32),
     /// The first transfer on its way from the rank begins to reach its target.
     Reach(Rank, Class),
     /// The first transfer that enters the rank has entered.
     Enter(Rank, Class),
-    /// The rank's first publish on its way arrives.
-    Raise(Rank, Class),
-    /// The rank's first request of a get arrives.
-    Ask(Rank),
 }
 
-/// Bits of the number of a port, or of a rank and class.
+/// Bits of the number of a port or post, or of a rank and class.
 const NUMBER: u32 = 25;
-const KIND: u32 = 3;
+const KIND: u32 = 2;
 
 impl Event {
     fn pack(self) -> u128 {
         let link = |rank: Rank, class: Class| u128::from(rank.0) << 1 | class as u128;
         let (kind, number) = match self {
             Self::Resume(port) => (0, u128::from(port)),
-            Self::Reach(rank, class) => (1, link(rank, class)),
-            Self::Enter(rank, class) => (2, link(rank, class)),
-            Self::Raise(rank, class) => (3, link(rank, class)),
-            Self::Ask(rank) => (4, u128::from(rank.0)),
+            Self::Post(post) => (1, u128::from(post)),
+            Self::Reach(rank, class) => (2, link(rank, class)),
+            Self::Enter(rank, class) => (3, link(rank, class)),
         };
         kind << NUMBER | number
     }
@@ -50,10 +47,9 @@ impl Event {
         let class = if number & 1 == 0 { Class::Near } else { Class::Far };
         match bits >> NUMBER & ((1 << KIND) - 1) {
             0 => Self::Resume(number),
-            1 => Self::Reach(rank, class),
-            2 => Self::Enter(rank, class),
-            3 => Self::Raise(rank, class),
-            _ => Self::Ask(Rank(number)),
+            1 => Self::Post(number),
+            2 => Self::Reach(rank, class),
+            _ => Self::Enter(rank, class),
         }
     }
 }
@@ -66,8 +62,8 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Ports that may be open at a time.
-    pub(super) const PORTS: usize = 1 << NUMBER;
+    /// Ports that may be open, and posts that may be under way, at a time.
+    pub(super) const NUMBERS: usize = 1 << NUMBER;
 
     pub(super) fn enter(&mut self, at: Nanos, event: Event) {
         self.sequence += 1;
@@ -93,10 +89,10 @@ mod tests {
     fn events_come_by_time_and_then_as_entered() {
         let mut agenda = Agenda::default();
         let events = [
-            (7, Event::Raise(Rank(16_383), Class::Far)),
+            (7, Event::Reach(Rank(16_383), Class::Far)),
             (5, Event::Resume(1 << 20)),
             (5, Event::Enter(Rank(3), Class::Near)),
-            (5, Event::Ask(Rank(2))),
+            (5, Event::Post(2)),
             (6, Event::Reach(Rank(0), Class::Far)),
         ];
         events.iter().for_each(|&(at, event)| agenda.enter(Nanos(at), event));

@@ -61,6 +61,11 @@ impl Elision {
         Ok(Self { missing })
     }
 
+    /// Whether any payload is missing.
+    pub(super) fn is_on(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
     /// The bytes to count for a put, get or piece of work of `bytes` bytes.
     pub(super) fn counted(&self, bytes: u64) -> u64 {
         let form = self.missing.iter().find(|(short, _)| *short == bytes);

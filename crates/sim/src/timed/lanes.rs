@@ -7,14 +7,14 @@ use ep_core::{Nanos, Rank};
 use rustc_hash::FxHashMap;
 
 use super::agenda::Class;
-use super::links::Notice;
+use super::posts::Notice;
 
 /// When a ticket needs nothing of its poster's window any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Settled {
-    /// A put: when its source has left.
+    /// A put: when its source has left. A get: when it came.
     At(Nanos),
-    /// A get that has not come.
+    /// Nobody knows yet: a put that was not handed to the rank's port, or a get that has not come.
     Open,
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Settled {
 pub(super) enum Progress {
     /// Settled by then.
     By(Nanos),
-    /// Waits for the get with this ticket.
+    /// Waits for this ticket.
     Awaits(u64),
 }
 
@@ -43,8 +43,10 @@ pub(super) struct Lane {
     pub(super) arrived: u64,
     /// Publishes that have come before a put that they follow.
     pub(super) held: VecDeque<Notice>,
-    /// The port that waits for gets.
+    /// The port that flushes it.
     pub(super) flusher: Option<u32>,
+    /// Cells that it publishes to: where they lie in the peer's window, and their numbers.
+    pub(super) cells: Vec<(u64, u32)>,
 }
 
 impl Lane {
@@ -54,28 +56,37 @@ impl Lane {
     }
 
     /// Gives out a ticket at `now`.
-    pub(super) fn issue(&mut self, now: Nanos, settled: Settled) -> u64 {
+    pub(super) fn issue(&mut self, now: Nanos) -> u64 {
         while let Some(&Settled::At(time)) = self.open.front()
             && time <= now
         {
             self.open.pop_front();
             self.settled += 1;
         }
-        self.open.push_back(settled);
+        self.open.push_back(Settled::Open);
         self.issued()
     }
 
-    /// A get has come.
-    pub(super) fn settle(&mut self, ticket: u64, now: Nanos) {
+    /// A ticket needs nothing from `time` on.
+    pub(super) fn settle(&mut self, ticket: u64, time: Nanos) {
         if let Some(at) = ticket.checked_sub(self.settled + 1)
             && let Some(open) = self.open.get_mut(at as usize)
         {
-            *open = Settled::At(now);
+            *open = Settled::At(time);
         }
     }
 
     /// How far the tickets up to `upto` are.
     pub(super) fn progress(&self, upto: u64) -> Progress {
+        // Puts are settled in order, and gets are.
+        if self.puts == 0 || self.puts == self.issued() {
+            let last = upto.min(self.issued());
+            return match last.checked_sub(self.settled + 1).map(|at| self.open[at as usize]) {
+                None => Progress::By(Nanos(0)),
+                Some(Settled::At(time)) => Progress::By(time),
+                Some(Settled::Open) => Progress::Awaits(last),
+            };
+        }
         let mut by = Nanos(0);
         let count = upto.saturating_sub(self.settled) as usize;
         for (open, ticket) in self.open.iter().take(count).zip(self.settled + 1..) {
@@ -110,6 +121,7 @@ impl Lanes {
                 arrived: 0,
                 held: VecDeque::new(),
                 flusher: None,
+                cells: Vec::new(),
             });
             (self.lanes.len() - 1) as u32
         })

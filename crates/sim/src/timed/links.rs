@@ -39,23 +39,6 @@ pub(super) struct Flight {
     pub(super) bytes: u64,
 }
 
-/// A cell to be raised.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Notice {
-    pub(super) lane: u32,
-    pub(super) cell: u32,
-    pub(super) bits: u64,
-    /// Puts of the lane that come before.
-    pub(super) after: u64,
-}
-
-/// A get on its way to the rank that has the bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) from: Rank,
-    pub(super) flight: Flight,
-}
-
 /// One rank's side of one link.
 #[derive(Debug, Default)]
 pub(super) struct Side {
@@ -65,8 +48,6 @@ pub(super) struct Side {
     pub(super) flying: VecDeque<(Nanos, Flight)>,
     /// Transfers that enter here, by when their last byte has.
     pub(super) entering: VecDeque<(Nanos, Flight)>,
-    /// Publishes that have left, by when they arrive.
-    pub(super) notices: VecDeque<(Nanos, Notice)>,
 }
 
 /// One rank's connections.
@@ -74,8 +55,6 @@ pub(super) struct Side {
 pub(super) struct Sides {
     near: Side,
     far: Side,
-    /// Gets that have left, by when they reach the rank that has the bytes. Near only.
-    pub(super) requests: VecDeque<(Nanos, Request)>,
 }
 
 impl Sides {

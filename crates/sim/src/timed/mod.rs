@@ -1,9 +1,10 @@
 //! The timed scheduler: virtual time over the very same roles, deterministic to the nanosecond.
 //!
 //! The world has one time, which the agenda's events advance; each port has its own clock, which may be ahead of it: a
-//! role that works ([`Port::charge`]) or posts runs its clock ahead and is held at its next verb until the world has come
-//! there. So verbs happen in the order of time, whoever does them. A look that is no verb (`peek`) sees what has arrived
-//! up to the role's last verb.
+//! role that works ([`Port::charge`]) or posts runs its clock ahead. What it posts happens when the world has come there,
+//! so that shared links serve all roles in the order of time. A role that waits is held until the world has come to its
+//! clock, one that posts when it is ahead by more than the least latency. So a look that is no wait (`peek`) may miss
+//! what arrived in the last such stretch.
 //!
 //! Bytes are copied when a put or get is posted: no role that keeps the rules can tell, since it looks at them only after
 //! a publish or flush. What travels is only the time. Everything between two ranks takes the same way and arrives in
@@ -18,6 +19,7 @@ mod links;
 mod model;
 mod port;
 mod ports;
+mod posts;
 mod schedule;
 mod verbs;
 mod waits;
@@ -38,8 +40,9 @@ use self::links::Sides;
 pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
+use self::posts::Posts;
 use crate::meeting::Meeting;
-use crate::memory::Memory;
+use crate::memory::{Memory, PageSize};
 use crate::violation::{Broken, Violation};
 use crate::wakers::keep_waker;
 use crate::world::Config;
@@ -79,6 +82,7 @@ pub(crate) struct World {
     now: Nanos,
     events: u64,
     agenda: Agenda,
+    posts: Posts,
     windows: Vec<Memory>,
     cells: Cells,
     lanes: Lanes,
@@ -98,6 +102,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(layout: &Rc<Layout>, config: &Config, timing: &Timing) -> Self {
         let topology = layout.topology();
+        let pages = if timing.elision.is_on() { PageSize::HEADERS } else { PageSize::ROWS };
         let cells_end = layout.regions()[0].span.end();
         Self {
             layout: Rc::clone(layout),
@@ -108,7 +113,8 @@ impl World {
             now: Nanos(0),
             events: 0,
             agenda: Agenda::default(),
-            windows: topology.all().map(|_| Memory::new(layout.window_bytes(), cells_end)).collect(),
+            posts: Posts::default(),
+            windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
             cells: Cells::default(),
             lanes: Lanes::default(),
             sides: topology.all().map(|_| Sides::default()).collect(),

@@ -22,9 +22,14 @@ impl Port {
         Self { world, rank, number }
     }
 
-    /// Starts a verb: waits until the world has come to this port's clock.
-    async fn turn(&mut self) {
-        poll_fn(|context| self.world.borrow_mut().poll_turn(self.number, context)).await;
+    /// Starts a verb that sees.
+    async fn look(&mut self) {
+        poll_fn(|context| self.world.borrow_mut().poll_look(self.number, context)).await;
+    }
+
+    /// Starts a verb that posts.
+    async fn post(&mut self) {
+        poll_fn(|context| self.world.borrow_mut().poll_post(self.number, context)).await;
     }
 }
 
@@ -38,7 +43,7 @@ impl ep_core::Port for Port {
     }
 
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
-        self.turn().await;
+        self.look().await;
         let mut begun = false;
         poll_fn(|context| {
             let mut world = self.world.borrow_mut();
@@ -52,17 +57,17 @@ impl ep_core::Port for Port {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.turn().await;
+        self.post().await;
         self.world.borrow_mut().put(self.number, lane, from, to)
     }
 
     async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.turn().await;
+        self.post().await;
         self.world.borrow_mut().get(self.number, lane, from, to)
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.turn().await;
+        self.post().await;
         self.world.borrow_mut().publish(self.number, lane, cell, value)
     }
 

@@ -10,6 +10,7 @@ use ep_core::{Nanos, Rank};
 use super::World;
 use super::agenda::{Agenda, Event};
 use super::cells::CellState;
+use super::model::Model;
 use crate::wakers::keep_waker;
 
 /// What a port is held for.
@@ -21,8 +22,8 @@ pub(super) enum Held {
     Clock(Nanos),
     /// For one of its needs.
     Needs,
-    /// For gets of a lane up to a ticket.
-    Gets { lane: u32, upto: u64 },
+    /// For tickets of a lane up to one.
+    Flush { lane: u32, upto: u64 },
 }
 
 /// A need that is registered with its cell.
@@ -85,8 +86,8 @@ impl World {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
-        if self.slots.len() > Agenda::PORTS {
-            self.broken("bounds", (rank, role), format!("more than {} ports are open", Agenda::PORTS));
+        if self.slots.len() > Agenda::NUMBERS {
+            self.broken("bounds", (rank, role), format!("more than {} ports are open", Agenda::NUMBERS));
         }
         self.record(port, Verb::Open);
         port
@@ -125,12 +126,22 @@ impl World {
         slot.clock = begin + model.row + rate.time(bytes, &mut slot.rests[which]);
     }
 
-    /// Begins a verb: holds the role until the world has come to its clock.
-    pub(crate) fn poll_turn(&mut self, port: u32, context: &Context<'_>) -> Poll<()> {
+    /// Begins a verb that posts: the role may be ahead of the world by as long as the fastest effect travels.
+    pub(crate) fn poll_post(&mut self, port: u32, context: &Context<'_>) -> Poll<()> {
+        let Model { near, far, .. } = self.timing.model;
+        self.poll_turn(port, near.latency.min(far.latency), context)
+    }
+
+    /// Begins a verb that sees: holds the role until the world has come to its clock.
+    pub(crate) fn poll_look(&mut self, port: u32, context: &Context<'_>) -> Poll<()> {
+        self.poll_turn(port, Nanos(0), context)
+    }
+
+    fn poll_turn(&mut self, port: u32, ahead: Nanos, context: &Context<'_>) -> Poll<()> {
         let now = self.now;
         let slot = &mut self.slots[port as usize];
-        if slot.clock <= now && self.verdict.is_none() {
-            slot.clock = now;
+        if slot.clock <= now + ahead && self.verdict.is_none() {
+            slot.clock = slot.clock.max(now);
             self.release(port);
             return Poll::Ready(());
         }
@@ -162,7 +173,7 @@ impl World {
     pub(super) fn release(&mut self, port: u32) {
         let slot = &mut self.slots[port as usize];
         slot.granted = false;
-        if let Held::Gets { lane, .. } = std::mem::replace(&mut slot.held, Held::Not) {
+        if let Held::Flush { lane, .. } = std::mem::replace(&mut slot.held, Held::Not) {
             let flusher = &mut self.lanes.lane_mut(lane).flusher;
             *flusher = flusher.filter(|&flushing| flushing != port);
         }

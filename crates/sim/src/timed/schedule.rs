@@ -5,8 +5,9 @@ use ep_core::{Nanos, Rank, layout};
 use super::World;
 use super::agenda::{Class, Event};
 use super::lanes::Progress;
-use super::links::{Flight, Notice, Request};
+use super::links::Flight;
 use super::ports::{Held, Slot};
+use super::posts::{Notice, Post};
 use crate::violation::Violation;
 use crate::wakers::Woken;
 use crate::world::Step;
@@ -55,21 +56,30 @@ impl World {
         self.now = time;
         match self.agenda.pop() {
             Some(Event::Resume(port)) => self.resume(port),
+            Some(Event::Post(number)) => match self.posts.take(number) {
+                Post::Leave { from, class, flight } => self.leave(from, class, flight),
+                Post::Arrive(notice) => self.arrived(notice),
+            },
             Some(Event::Reach(rank, class)) => self.reach(rank, class),
             Some(Event::Enter(rank, class)) => self.entered(rank, class),
-            Some(Event::Raise(rank, class)) => self.raised(rank, class),
-            Some(Event::Ask(rank)) => self.asked(rank),
             None => {}
         }
         Ok(())
     }
 
-    /// A transfer leaves `rank`; it reaches its target at `at`.
-    pub(super) fn depart(&mut self, rank: Rank, class: Class, at: Nanos, flight: Flight) {
-        let flying = &mut self.sides[rank.index()].side(class).flying;
-        flying.push_back((at, flight));
-        if flying.len() == 1 {
+    /// A transfer is handed to the port of `rank`, and leaves as soon as it can.
+    fn leave(&mut self, rank: Rank, class: Class, flight: Flight) {
+        let link = self.timing.model.link(class);
+        let side = self.sides[rank.index()].side(class);
+        let (begin, end) = side.out.pass(self.now, flight.bytes, link.rate);
+        let at = begin + link.latency;
+        side.flying.push_back((at, flight));
+        if side.flying.len() == 1 {
             self.agenda.enter(at, Event::Reach(rank, class));
+        }
+        if !flight.get {
+            self.lanes.lane_mut(flight.lane).settle(flight.ticket, end);
+            self.notify_flusher(flight.lane);
         }
     }
 
@@ -109,13 +119,8 @@ impl World {
         self.landed(poster);
     }
 
-    /// The first publish of `rank` on its way has come; it waits for puts of its lane that have not.
-    fn raised(&mut self, rank: Rank, class: Class) {
-        let notices = &mut self.sides[rank.index()].side(class).notices;
-        let Some((_, notice)) = notices.pop_front() else { return };
-        if let Some(&(at, _)) = notices.front() {
-            self.agenda.enter(at, Event::Raise(rank, class));
-        }
+    /// A publish has come; it waits for puts of its lane that have not.
+    fn arrived(&mut self, notice: Notice) {
         let lane = self.lanes.lane_mut(notice.lane);
         if notice.after > lane.arrived {
             lane.held.push_back(notice);
@@ -153,23 +158,11 @@ impl World {
         self.landed(self.lanes.lane(notice.lane).from);
     }
 
-    /// The first get of `rank` on its way reaches the rank that has the bytes: they leave there as soon as they can.
-    fn asked(&mut self, rank: Rank) {
-        let requests = &mut self.sides[rank.index()].requests;
-        let Some((_, Request { from, flight })) = requests.pop_front() else { return };
-        if let Some(&(at, _)) = requests.front() {
-            self.agenda.enter(at, Event::Ask(rank));
-        }
-        let link = self.timing.model.link(Class::Near);
-        let (begin, _) = self.sides[from.index()].side(Class::Near).out.pass(self.now, flight.bytes, link.rate);
-        self.depart(from, Class::Near, begin + link.latency, flight);
-    }
-
-    /// Wakes the port that waits for gets of a lane, if they have all come.
+    /// Wakes the port that flushes a lane, if it is known when that is over.
     fn notify_flusher(&mut self, number: u32) {
         let lane = self.lanes.lane(number);
         let Some(port) = lane.flusher else { return };
-        if let Held::Gets { upto, .. } = self.slots[port as usize].held
+        if let Held::Flush { upto, .. } = self.slots[port as usize].held
             && matches!(lane.progress(upto), Progress::By(_))
         {
             self.wake(port);

@@ -2,13 +2,14 @@
 
 use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, layout, topology::Reach};
+use ep_core::{Fault, Nanos, layout, topology::Reach};
 
 use super::World;
-use super::agenda::{Class, Event};
-use super::lanes::Settled;
-use super::links::{Flight, Notice, Request};
+use super::agenda::{Agenda, Class, Event};
+use super::links::Flight;
+use super::model::Model;
 use super::ports::Slot;
+use super::posts::{Notice, Post};
 use crate::memory;
 
 impl World {
@@ -20,17 +21,12 @@ impl World {
         let rank = self.slots[port as usize].rank;
         memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
-        let posted = self.now + self.timing.model.post;
-        self.slots[port as usize].clock = posted;
-        let (class, bytes) = (self.lanes.lane(number).class, self.counted(lane.kind, from.len));
-        let link = self.timing.model.link(class);
-        let (begin, end) = self.sides[rank.index()].side(class).out.pass(posted, bytes, link.rate);
+        let bytes = self.counted(lane.kind, from.len);
         let state = self.lanes.lane_mut(number);
         state.puts += 1;
-        let ticket = state.issue(self.now, Settled::At(end));
-        self.ranks[rank.index()].in_flight += 1;
+        let (class, ticket) = (state.class, state.issue(self.now));
         let flight = Flight { lane: number, ticket, get: false, to: lane.peer, bytes };
-        self.depart(rank, class, begin + link.latency, flight);
+        self.post(port, self.timing.model.post, Nanos(0), Post::Leave { from: rank, class, flight });
         Ok(Ticket(ticket))
     }
 
@@ -45,18 +41,11 @@ impl World {
         };
         memory::copy(&mut self.windows, (lane.peer.index(), from.offset.0), (rank.index(), to.offset.0), from.len);
         self.record(port, Verb::Get { lane, from: from.offset.0, len: from.len });
-        let posted = self.now + self.timing.model.post;
-        self.slots[port as usize].clock = posted;
-        let ticket = self.lanes.lane_mut(number).issue(self.now, Settled::Open);
-        self.ranks[rank.index()].in_flight += 1;
+        let ticket = self.lanes.lane_mut(number).issue(self.now);
         let bytes = self.counted(lane.kind, from.len);
         let flight = Flight { lane: number, ticket, get: true, to: rank, bytes };
-        let at = posted + self.timing.model.near.latency;
-        let requests = &mut self.sides[rank.index()].requests;
-        requests.push_back((at, Request { from: lane.peer, flight }));
-        if requests.len() == 1 {
-            self.agenda.enter(at, Event::Ask(rank));
-        }
+        let Model { post, near, .. } = self.timing.model;
+        self.post(port, post, near.latency, Post::Leave { from: lane.peer, class: Class::Near, flight });
         Ok(Ticket(ticket))
     }
 
@@ -72,7 +61,7 @@ impl World {
         }
         let Some(number) = self.admit(port, "publish", lane, &[])? else { return Ok(()) };
         let bits = layout::stamp(generation, value);
-        let target = self.cell_number(lane.peer, cell, generation);
+        let target = self.target(number, cell, generation);
         let published = &mut self.cells.cell_mut(target).published;
         if *published > bits {
             let seen = layout::value_in(generation, *published);
@@ -81,23 +70,44 @@ impl World {
         }
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
-        let posted = self.now + self.timing.model.publish;
-        self.slots[port as usize].clock = posted;
-        self.ranks[rank.index()].in_flight += 1;
         let state = self.lanes.lane(number);
         let notice = Notice { lane: number, cell: target, bits, after: state.puts };
-        let class = state.class;
-        let at = posted + self.timing.model.link(class).latency;
-        let notices = &mut self.sides[rank.index()].side(class).notices;
-        notices.push_back((at, notice));
-        if notices.len() == 1 {
-            self.agenda.enter(at, Event::Raise(rank, class));
-        }
+        let latency = self.timing.model.link(state.class).latency;
+        self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
         Ok(())
     }
 
+    /// The role spends `cost`; `latency` after that the post happens.
+    fn post(&mut self, port: u32, cost: Nanos, latency: Nanos, post: Post) {
+        let slot = &mut self.slots[port as usize];
+        slot.clock = slot.clock + cost;
+        let (rank, role, at) = (slot.rank, slot.role, slot.clock + latency);
+        self.ranks[rank.index()].in_flight += 1;
+        let number = self.posts.add(post);
+        self.agenda.enter(at, Event::Post(number));
+        if self.posts.most() > Agenda::NUMBERS {
+            self.broken("bounds", (rank, role), format!("more than {} posts are under way", Agenda::NUMBERS));
+        }
+    }
+
+    /// The number of the cell that a lane publishes to.
+    fn target(&mut self, number: u32, cell: Cell, generation: u16) -> u32 {
+        let at = self.layout.cell(cell, generation).0;
+        let lane = self.lanes.lane_mut(number);
+        if let Some(&(_, target)) = lane.cells.iter().find(|(place, _)| *place == at) {
+            return target;
+        }
+        let target = self.cells.number(lane.to, at);
+        lane.cells.push((at, target));
+        target
+    }
+
     pub(crate) fn peek(&mut self, port: u32, cell: Cell) -> u64 {
-        let Slot { rank, role, generation, .. } = self.slots[port as usize];
+        let Slot { rank, role, generation, ref needs, .. } = self.slots[port as usize];
+        // Mostly it is the cell that the role waited for last.
+        if let Some(watched) = needs.first().filter(|watched| watched.need.cell == cell) {
+            return layout::value_in(generation, self.cells.cell(watched.number).bits);
+        }
         if !self.layout.has_cell(cell) {
             self.broken("F8", (rank, role), format!("peeked at {cell:?}, which is not in the layout"));
             return 0;

@@ -68,7 +68,8 @@ impl World {
         Poll::Ready(outcome)
     }
 
-    /// Flushes a lane: for puts it is known when, so that only the port's clock moves; for gets the role waits.
+    /// Flushes a lane. Once puts have been handed to the rank's port it is known when they have left, so that only the
+    /// clock of the role moves; for that, and for gets, it waits.
     pub(crate) fn begin_flush(
         &mut self,
         port: u32,
@@ -121,7 +122,7 @@ impl World {
             Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
             Progress::Awaits(_) => {
                 self.lanes.lane_mut(number).flusher = Some(port);
-                self.hold(port, Held::Gets { lane: number, upto }, context);
+                self.hold(port, Held::Flush { lane: number, upto }, context);
                 return Poll::Pending;
             }
         };
@@ -136,7 +137,7 @@ impl World {
         let mut next = self.meeting.first_deadline().filter(|&deadline| deadline > self.now);
         for port in 0..self.slots.len() as u32 {
             let Slot { held, granted, deadline, .. } = self.slots[port as usize];
-            if granted || !matches!(held, Held::Needs | Held::Gets { .. }) {
+            if granted || !matches!(held, Held::Needs | Held::Flush { .. }) {
                 continue;
             }
             if deadline <= self.now {
@@ -168,7 +169,7 @@ impl World {
                 let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
                 slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
             }
-            Held::Gets { lane, upto } => {
+            Held::Flush { lane, upto } => {
                 let lane = self.lanes.lane(lane);
                 let seen = match lane.progress(upto) {
                     Progress::By(_) => upto,

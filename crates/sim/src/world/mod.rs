@@ -25,7 +25,7 @@ pub(crate) use self::schedule::{Step, Wakes};
 use crate::explore::Adversary;
 use crate::lane::Lanes;
 use crate::meeting::Meeting;
-use crate::memory::Memory;
+use crate::memory::{Memory, PageSize};
 use crate::race::{Conflict, Tracker};
 use crate::timed::Timing;
 use crate::violation::{Broken, Race, Violation};
@@ -112,7 +112,7 @@ impl World {
             deadlines: config.deadlines,
             now: Nanos(0),
             events: 0,
-            windows: topology.all().map(|_| Memory::new(layout.window_bytes(), cells_end)).collect(),
+            windows: topology.all().map(|_| Memory::new(cells_end, PageSize::ROWS)).collect(),
             lanes: Lanes::new(topology.ranks(), kinds),
             ranks: Vec::new(),
             running: topology.ranks(),
