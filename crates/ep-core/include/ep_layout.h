@@ -36,6 +36,9 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_ELEMENT_FP8 1u
 #define EP_ELEMENT_FP8_POWER_OF_TWO 2u
 #define EP_ELEMENT_FP8_UE8M0 3u
+#define EP_LOW_DISPATCH 0u
+#define EP_LOW_PER_CHOICE 1u
+#define EP_LOW_PER_RANK 2u
 #define EP_KIND_DISPATCH 1u
 #define EP_KIND_CACHED_DISPATCH 2u
 #define EP_KIND_COMBINE 3u
@@ -48,6 +51,10 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_COUNTER_TAIL 0u
 #define EP_COUNTER_PLACED 1u
 #define EP_COUNTER_HEAD 0u
+#define EP_COUNTER_EVEN 0u
+#define EP_COUNTER_ODD 1u
+#define EP_COUNTER_RECEIVED 0u
+#define EP_COUNTER_MASKED 1u
 #define EP_COUNTER_PROBE 7u
 #define EP_PHASE_BANK 0u
 #define EP_PHASE_COUNTS 1u
@@ -60,6 +67,8 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_PHASE_PROBE 8u
 #define EP_LANE_WATCH 0u
 #define EP_LANE_CONTROL 1u
+#define EP_LANE_LOW_ROWS 2u
+#define EP_LANE_LOW_DONE 3u
 
 /* Opens every message and every ring of an operation. */
 struct EpOpHeader {
@@ -140,6 +149,9 @@ struct EpWindow {
     ep_u64 near_staging;
     ep_u64 far_staging;
     ep_u64 pulls;
+    ep_u64 low_rows;
+    ep_u64 low_results;
+    ep_u64 low_staging;
     ep_u64 arena;
     ep_u64 arena_bytes;
     ep_u64 window_bytes;
@@ -157,6 +169,10 @@ struct EpWindow {
     ep_u64 slot_bytes;
     ep_u64 far_wire_bytes;
     ep_u64 far_slot_bytes;
+    ep_u64 low_row_bytes;
+    ep_u64 low_result_bytes;
+    ep_u64 low_staging_bytes;
+    ep_u64 low_result_header_bytes;
     ep_u64 near_part_slots;
     ep_u64 far_part_slots;
     ep_u64 near_staging_part_slots;
@@ -168,13 +184,15 @@ struct EpWindow {
     ep_u32 local_experts;
     ep_u32 topk;
     ep_u32 hidden;
+    ep_u32 max_tokens;
+    ep_u32 low_staging_slots;
     ep_u32 element;
     ep_u32 scale_groups;
     ep_u32 channels;
     ep_u32 pull_depth;
     ep_u32 tracks;
 };
-static_assert(sizeof(EpWindow) == 288, "layout");
+static_assert(sizeof(EpWindow) == 352, "layout");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "layout");
@@ -184,39 +202,48 @@ static_assert(__builtin_offsetof(EpWindow, far_rings) == 40, "layout");
 static_assert(__builtin_offsetof(EpWindow, near_staging) == 48, "layout");
 static_assert(__builtin_offsetof(EpWindow, far_staging) == 56, "layout");
 static_assert(__builtin_offsetof(EpWindow, pulls) == 64, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena) == 72, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 80, "layout");
-static_assert(__builtin_offsetof(EpWindow, window_bytes) == 88, "layout");
-static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 96, "layout");
-static_assert(__builtin_offsetof(EpWindow, note_bytes) == 104, "layout");
-static_assert(__builtin_offsetof(EpWindow, header_bytes) == 112, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 120, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_stride) == 128, "layout");
-static_assert(__builtin_offsetof(EpWindow, scales_offset) == 136, "layout");
-static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 144, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 152, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_bytes) == 160, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_stride) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 192, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 200, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 208, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 216, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 224, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 232, "layout");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 240, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 244, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 248, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 252, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 256, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 260, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 264, "layout");
-static_assert(__builtin_offsetof(EpWindow, element) == 268, "layout");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 272, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 276, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 280, "layout");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 284, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_rows) == 72, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_results) == 80, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_staging) == 88, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena) == 96, "layout");
+static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 104, "layout");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 112, "layout");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 120, "layout");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 128, "layout");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 136, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 144, "layout");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 152, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 160, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 168, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 200, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 208, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 216, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 224, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 232, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 240, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 248, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 256, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 264, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 272, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 280, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 288, "layout");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 296, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 300, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 304, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 308, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 312, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 316, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 320, "layout");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 324, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 328, "layout");
+static_assert(__builtin_offsetof(EpWindow, element) == 332, "layout");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 336, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 340, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 344, "layout");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 348, "layout");
 
 /* The rings of a call; all but channels in rows. */
 struct EpRings {
@@ -255,13 +282,13 @@ EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
 }
 
 /* Index of a track's data lane. */
-EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 2 + 2 * track; }
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 4 + 2 * track; }
 
 /* Index of a track's credit lane. */
-EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 3 + 2 * track; }
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 5 + 2 * track; }
 
 /* Lanes from one rank to one peer with so many tracks. */
-EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 2 + 2 * tracks; }
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 4 + 2 * tracks; }
 
 /* The track within a node that carries rows of node on channel. */
 EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 channel) {
@@ -347,6 +374,41 @@ EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 
     const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
     const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
     return w.pulls + at * w.slot_bytes;
+}
+
+/* --- Low latency: fixed slots in two banks; op counts from 1 in each generation. --- */
+
+/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
+EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    const ep_u64 part = op % 2 * w.ranks + source;
+    return w.low_rows + (part * w.max_tokens + position) * w.low_row_bytes;
+}
+
+/* The result in column of token, in the window of the token's rank. */
+EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 token, ep_u32 column) {
+    return w.low_results + (op % 2 * w.max_tokens * w.topk + (ep_u64)token * w.topk + column) * w.low_result_bytes;
+}
+
+/* A staging slot. */
+EP_HD static inline ep_u64 ep_low_staging(const EpWindow& w, ep_u32 slot) {
+    return w.low_staging + (ep_u64)slot * w.low_staging_bytes;
+}
+
+/* The most rows that one rank sends another in one operation. */
+EP_HD static inline ep_u64 ep_low_limit(const EpWindow& w) { return (ep_u64)w.max_tokens * w.topk; }
+
+/* The value that says that all rows of an operation have been put; kind is EP_LOW_... */
+EP_HD static inline ep_u64 ep_arrival(const EpWindow& w, ep_u64 op, ep_u32 kind, ep_u32 rows) {
+    return (op * 4 + kind) * (ep_low_limit(w) + 1) + rows;
+}
+
+/* Fields of such a value; it belongs to op when it is at least ep_arrival(w, op, 0, 0). */
+EP_HD static inline ep_u64 ep_arrival_op(const EpWindow& w, ep_u64 value) { return value / (ep_low_limit(w) + 1) / 4; }
+EP_HD static inline ep_u32 ep_arrival_kind(const EpWindow& w, ep_u64 value) {
+    return (ep_u32)(value / (ep_low_limit(w) + 1) % 4);
+}
+EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
+    return (ep_u32)(value % (ep_low_limit(w) + 1));
 }
 
 /* --- Blocks of rows in an arena: all payloads, then all headers. --- */

@@ -68,6 +68,7 @@ pub struct Settings {
     rings: Rings,
     placement: Placement,
     arena_bytes: u64,
+    low_latency: bool,
     deadline: Nanos,
     #[cfg(feature = "plant")]
     plant: Option<crate::plant::Plant>,
@@ -97,6 +98,11 @@ impl Settings {
     /// Bytes of the arena in each window, from which grants and output buffers come.
     pub const fn arena_bytes(&self) -> u64 {
         self.arena_bytes
+    }
+
+    /// Whether windows have room for low latency.
+    pub const fn low_latency(&self) -> bool {
+        self.low_latency
     }
 
     /// How long one operation may take, a peer's slow experts included.
@@ -134,6 +140,7 @@ pub struct SettingsBuilder {
     far_credit: Option<u32>,
     placement: Placement,
     arena_bytes: Option<u64>,
+    low_latency: bool,
     deadline: Nanos,
 }
 
@@ -151,6 +158,7 @@ impl Default for SettingsBuilder {
             far_credit: None,
             placement: Placement::Ring,
             arena_bytes: None,
+            low_latency: false,
             deadline: Nanos::from_secs(60),
         }
     }
@@ -217,6 +225,13 @@ impl SettingsBuilder {
         self
     }
 
+    /// Room in each window for low latency: slots for `max_tokens` rows of every rank, and for their results, twice.
+    /// Automatic: none.
+    pub const fn low_latency(mut self, low_latency: bool) -> Self {
+        self.low_latency = low_latency;
+        self
+    }
+
     /// How long one operation may take. Automatic: 60 s.
     pub const fn deadline(mut self, deadline: Nanos) -> Self {
         self.deadline = deadline;
@@ -250,6 +265,7 @@ impl SettingsBuilder {
             },
             placement: self.placement,
             arena_bytes: self.arena_bytes.unwrap_or(arena),
+            low_latency: self.low_latency,
             deadline: self.deadline,
             #[cfg(feature = "plant")]
             plant: None,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use ep_core::layout::{Alarm, KernelRings, KernelWindow, c_header, generation_of, stamp, value_in};
+use ep_core::layout::{Alarm, Arrival, KernelRings, KernelWindow, LowKind, c_header, generation_of, stamp, value_in};
 use ep_core::plan::channel_tokens;
 use ep_core::port::{Cell, Counter, LaneKind, Offset};
 use ep_core::{Layout, Node, Phase, Rank, Rings};
@@ -82,7 +82,7 @@ fn cases() -> impl Strategy<Value = Case> {
             op: u64::from(raw[1]),
             writer: below(2, layout.topology().ranks()),
             lane: below(3, LaneKind::count(layout.tracks()) as u32) as usize,
-            counter: Counter::ALL[below(4, 9) as usize],
+            counter: Counter::ALL[below(4, Counter::ALL.len() as u32) as usize],
             channel,
             node,
             track,
@@ -111,6 +111,8 @@ fn expected(case: &Case) -> Vec<u64> {
     let bits = stamp(case.generation, case.count);
     let tokens = channel_tokens(case.tokens, rings.channels, case.channel);
     let alarm = case.alarm;
+    let kind = [LowKind::Dispatch, LowKind::PerChoice, LowKind::PerRank][op as usize % 3];
+    let arrival = Arrival { op, kind, rows: case.count as u32 % 64 };
     vec![
         layout.cell(cell, case.generation).0,
         layout.counts(op, writer).offset.0,
@@ -148,6 +150,15 @@ fn expected(case: &Case) -> Vec<u64> {
         value_in(case.generation, bits),
         value_in(case.generation.wrapping_add(1), bits),
         u64::from(generation_of(bits)),
+        layout.low_row(op, writer, case.count as u32 % 64).offset.0,
+        layout.low_result(op, case.count as u32 % 64, 0).offset.0,
+        layout.low_result(op, 0, 0).len - layout.row().results().payload_stride(),
+        layout.low_staging(case.staging_slot).offset.0,
+        arrival.encode(layout.shape()),
+        Arrival::due(op + 1, layout.shape()),
+        arrival.op,
+        arrival.kind as u64,
+        arrival.rows.into(),
         alarm.encode(),
         u64::from(alarm.serial),
         u64::from(alarm.verdict),
@@ -239,6 +250,18 @@ int main() {
         out(ep_value_in(c.generation, bits));
         out(ep_value_in((c.generation + 1) % 65536, bits));
         out(ep_generation_of(bits));
+        const ep_u32 kind = c.op % 3 == 0 ? EP_LOW_DISPATCH : c.op % 3 == 1 ? EP_LOW_PER_CHOICE : EP_LOW_PER_RANK;
+        const ep_u32 few = (ep_u32)(c.count % 64);
+        out(ep_low_row(w, c.op, c.writer, few));
+        out(ep_low_result(w, c.op, few, 0));
+        out(w.low_result_header_bytes);
+        out(ep_low_staging(w, c.staging_slot));
+        const ep_u64 arrival = ep_arrival(w, c.op, kind, few);
+        out(arrival);
+        out(ep_arrival(w, c.op + 1, 0, 0));
+        out(ep_arrival_op(w, arrival));
+        out(ep_arrival_kind(w, arrival));
+        out(ep_arrival_rows(w, arrival));
         const ep_u64 alarm = ep_alarm(c.serial, c.verdict, c.op, c.phase, c.peer);
         out(alarm);
         out(ep_alarm_serial(alarm));

@@ -164,6 +164,32 @@ proptest! {
     }
 
     #[test]
+    fn slots_of_low_latency_are_disjoint(layout in common::layouts().prop_filter("low latency", |l| l.settings().low_latency())) {
+        let (tokens, topk) = (layout.shape().max_tokens(), layout.shape().topk());
+        let banks = [6u64, 7];
+        let rows = banks.into_iter().flat_map(|op| ranks(&layout).map(move |rank| (op, rank)));
+        let rows = rows.flat_map(|(op, rank)| (0..tokens).map(move |at| (op, rank, at)));
+        let rows = rows.map(|(op, rank, at)| layout.low_row(op, rank, at)).collect();
+        assert_disjoint_in(region(&layout, "low rows"), rows);
+        let results = banks.into_iter().flat_map(|op| (0..tokens).map(move |token| (op, token)));
+        let results = results.flat_map(|(op, token)| (0..topk).map(move |column| (op, token, column)));
+        let results = results.map(|(op, token, column)| layout.low_result(op, token, column)).collect();
+        assert_disjoint_in(region(&layout, "low results"), results);
+        let staging: Vec<_> = (0..layout.low_staging_slots()).map(|slot| layout.low_staging(slot)).collect();
+        prop_assert!(staging.len() >= tokens as usize, "every token of a batch can be staged");
+        let longest = layout.low_row(0, Rank(0), 0).len.max(layout.low_result(0, 0, 0).len);
+        prop_assert!(staging.iter().all(|slot| slot.len >= longest));
+        assert_disjoint_in(region(&layout, "low staging"), staging);
+    }
+
+    #[test]
+    fn without_low_latency_there_is_no_room_for_it(layout in common::layouts()) {
+        let bytes: u64 = ["low rows", "low results", "low staging"].map(|name| region(&layout, name).len).iter().sum();
+        prop_assert_eq!(bytes > 0, layout.settings().low_latency());
+        prop_assert_eq!(layout.check_low_latency().is_ok(), layout.settings().low_latency());
+    }
+
+    #[test]
     fn rings_beyond_the_window_are_refused(layout in common::layouts(), more in 1u32..5) {
         let mut rings = layout.settings().rings();
         rings.near.slots += more;

@@ -6,7 +6,7 @@
 
 use super::kernel::{KernelRings, KernelWindow};
 use super::{
-    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader, SLOT_ALIGN,
+    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, LowKind, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader, SLOT_ALIGN,
     Share, VALUE_BITS,
 };
 use crate::error::Phase;
@@ -118,6 +118,9 @@ fn structs(out: &mut String) {
             near_staging,
             far_staging,
             pulls,
+            low_rows,
+            low_results,
+            low_staging,
             arena,
             arena_bytes,
             window_bytes,
@@ -135,6 +138,10 @@ fn structs(out: &mut String) {
             slot_bytes,
             far_wire_bytes,
             far_slot_bytes,
+            low_row_bytes,
+            low_result_bytes,
+            low_staging_bytes,
+            low_result_header_bytes,
             near_part_slots,
             far_part_slots,
             near_staging_part_slots,
@@ -146,6 +153,8 @@ fn structs(out: &mut String) {
             local_experts,
             topk,
             hidden,
+            max_tokens,
+            low_staging_slots,
             element,
             scale_groups,
             channels,
@@ -175,12 +184,18 @@ fn constants(out: &mut String) {
     let mut small = vec![("VALUE_BITS", VALUE_BITS), ("MAX_ALARM_SERIAL", u32::from(super::Alarm::MAX_SERIAL))];
     small.push(("SCALE_GROUP", GROUP as u32));
     small.extend(Element::ALL.map(|element| (element_name(element), element.number())));
+    small.extend(LOW_KINDS.map(|(name, kind)| (name, kind as u32)));
     small.extend(KINDS.map(|kind| (kind_name(kind), kind as u32)));
     small.extend(Counter::ALL.map(|counter| (counter_name(counter), counter.slot() as u32)));
     small.extend(PHASES.map(|phase| (phase_name(phase), phase as u32)));
     small.extend(
-        [("LANE_WATCH", LaneKind::Watch), ("LANE_CONTROL", LaneKind::Control)]
-            .map(|(name, lane)| (name, lane.index() as u32)),
+        [
+            ("LANE_WATCH", LaneKind::Watch),
+            ("LANE_CONTROL", LaneKind::Control),
+            ("LANE_LOW_ROWS", LaneKind::LowRows),
+            ("LANE_LOW_DONE", LaneKind::LowDone),
+        ]
+        .map(|(name, lane)| (name, lane.index() as u32)),
     );
     for (name, value) in small {
         *out += &format!("#define EP_{name} {value}u\n");
@@ -195,6 +210,12 @@ const fn element_name(element: Element) -> &'static str {
         Element::Fp8(Scaling::Ue8m0) => "ELEMENT_FP8_UE8M0",
     }
 }
+
+const LOW_KINDS: [(&str, LowKind); 3] = [
+    ("LOW_DISPATCH", LowKind::Dispatch),
+    ("LOW_PER_CHOICE", LowKind::PerChoice),
+    ("LOW_PER_RANK", LowKind::PerRank),
+];
 
 const KINDS: [Kind; 4] = [Kind::Dispatch, Kind::CachedDispatch, Kind::Combine, Kind::MembershipDispatch];
 
@@ -217,6 +238,10 @@ const fn counter_name(counter: Counter) -> &'static str {
         Counter::Tail => "COUNTER_TAIL",
         Counter::Placed => "COUNTER_PLACED",
         Counter::Head => "COUNTER_HEAD",
+        Counter::Even => "COUNTER_EVEN",
+        Counter::Odd => "COUNTER_ODD",
+        Counter::Received => "COUNTER_RECEIVED",
+        Counter::Masked => "COUNTER_MASKED",
         Counter::Probe => "COUNTER_PROBE",
     }
 }

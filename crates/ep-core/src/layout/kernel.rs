@@ -28,6 +28,12 @@ pub struct KernelWindow {
     pub far_staging: u64,
     /// Offset of where gets land.
     pub pulls: u64,
+    /// Offset of the rows of low latency.
+    pub low_rows: u64,
+    /// Offset of the results of low latency.
+    pub low_results: u64,
+    /// Offset of the staging memory of low latency.
+    pub low_staging: u64,
     /// Offset of the arena.
     pub arena: u64,
     /// Size of the arena.
@@ -62,6 +68,14 @@ pub struct KernelWindow {
     pub far_wire_bytes: u64,
     /// From one ring slot between nodes to the next.
     pub far_slot_bytes: u64,
+    /// From one row slot of low latency to the next.
+    pub low_row_bytes: u64,
+    /// From one result slot of low latency to the next.
+    pub low_result_bytes: u64,
+    /// From one staging slot of low latency to the next.
+    pub low_staging_bytes: u64,
+    /// Header of a result of low latency; its payload follows.
+    pub low_result_header_bytes: u64,
     /// Row slots of all rings from one writer of the node.
     pub near_part_slots: u64,
     /// Row slots of all rings from one node.
@@ -84,6 +98,10 @@ pub struct KernelWindow {
     pub topk: u32,
     /// Elements of a row.
     pub hidden: u32,
+    /// Most tokens of a rank in low latency.
+    pub max_tokens: u32,
+    /// Staging slots of low latency.
+    pub low_staging_slots: u32,
     /// How dispatched rows travel: `EP_ELEMENT_...`.
     pub element: u32,
     /// Scales of a dispatched row, one for every `EP_SCALE_GROUP` elements; 0 where it has none.
@@ -111,6 +129,9 @@ impl From<&Layout> for KernelWindow {
             near_staging: layout.near_staging.base.0,
             far_staging: layout.far_staging.base.0,
             pulls: layout.pulls.base.0,
+            low_rows: layout.low.rows.base.0,
+            low_results: layout.low.results.base.0,
+            low_staging: layout.low.staging.base.0,
             arena: layout.arena.0,
             arena_bytes: layout.settings().arena_bytes(),
             window_bytes: layout.window_bytes(),
@@ -128,6 +149,10 @@ impl From<&Layout> for KernelWindow {
             slot_bytes: row.slot_bytes(),
             far_wire_bytes: layout.far_wire_bytes(),
             far_slot_bytes: layout.far_rings.bytes,
+            low_row_bytes: layout.low.rows.bytes,
+            low_result_bytes: layout.low.results.bytes,
+            low_staging_bytes: layout.low.staging.bytes,
+            low_result_header_bytes: super::RESULT_HEADER,
             near_part_slots: layout.near_rings.per_part,
             far_part_slots: layout.far_rings.per_part,
             near_staging_part_slots: layout.near_staging.per_part,
@@ -139,6 +164,8 @@ impl From<&Layout> for KernelWindow {
             local_experts: layout.local_experts(),
             topk: shape.topk(),
             hidden: shape.hidden(),
+            max_tokens: shape.max_tokens(),
+            low_staging_slots: layout.low_staging_slots(),
             element: shape.element().number(),
             scale_groups: shape.element().scales(shape.hidden()),
             channels: rings.channels,

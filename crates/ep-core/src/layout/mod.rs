@@ -10,12 +10,14 @@
 //! rings     writers x (channels x slots) row slots; filled by the writer, emptied by the owner
 //! staging   peers x (channels x staging slots) row slots; the sources of the owner's puts
 //! pulls     channels x writers x 2 row slots; where the owner's gets land
+//! low ...   slots of low latency and their staging memory ([`Arrival`]); without room unless the settings ask for it
 //! arena     blocks of received rows (direct placement) and of experts' output (pulled by combine)
 //! ```
 //!
 //! Who may write what, in the window of rank `o` (the *owner*): rank `w` puts into the parts of *writer* `w` in cells,
-//! counts, notes and rings, and into blocks that `o` granted to it; everything else is written by `o` alone. So no two
-//! ranks ever write the same bytes, and no agreement is needed.
+//! counts, notes, rings and low rows, into the slots of low results that `o` left to it by its routing, and into blocks that
+//! `o` granted to it; everything else is written by `o` alone. So no two ranks write the same bytes, and no agreement is
+//! needed.
 //!
 //! *Banks.* Cells have one bank for even and one for odd generations: what a lane of the generation before last still
 //! had under way is long gone when its bank is used again. Counts and notes have one bank for even and one for odd
@@ -33,6 +35,7 @@ mod c_header;
 mod cells;
 mod cut;
 mod kernel;
+mod low_latency;
 mod messages;
 mod row;
 mod window;
@@ -41,6 +44,8 @@ pub use alarm::Alarm;
 pub use c_header::c_header;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
 pub use kernel::{KernelRings, KernelWindow};
+pub(crate) use low_latency::RESULT_HEADER;
+pub use low_latency::{Arrival, LowKind};
 pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader, Share};
 pub use row::{Block, Choice, RowFormat, RowHeader};
 pub(crate) use window::PULL_DEPTH;

@@ -3,6 +3,7 @@
 use std::hash::Hasher;
 
 use super::cut::{Cut, Slots};
+use super::low_latency::LowRegions;
 use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, round_up};
 use crate::error::Error;
 use crate::port::{Cell, LaneKind, Offset, Span};
@@ -37,6 +38,7 @@ pub struct Layout {
     pub(super) near_staging: Slots,
     pub(super) far_staging: Slots,
     pub(super) pulls: Slots,
+    pub(super) low: LowRegions,
     pub(super) arena: Offset,
     window: u64,
 }
@@ -74,6 +76,7 @@ impl Layout {
         let near_staging = cut.slots(locals, near * u64::from(rings.near.staging_slots()), row.slot_bytes());
         let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
         let pulls = cut.slots(locals, near * u64::from(PULL_DEPTH), row.slot_bytes());
+        let low = LowRegions::cut(&mut cut, shape, topology, &row, settings.low_latency());
         let arena = cut.take(Some(settings.arena_bytes()));
         let window =
             cut.end().ok_or_else(|| Error::invalid("window", "more than 2^63 bytes", "less than 2^63 bytes"))?;
@@ -92,6 +95,7 @@ impl Layout {
             near_staging,
             far_staging,
             pulls,
+            low,
             arena,
             window,
         })
@@ -144,6 +148,9 @@ impl Layout {
             ("near staging", self.near_staging.base),
             ("far staging", self.far_staging.base),
             ("pulls", self.pulls.base),
+            ("low rows", self.low.rows.base),
+            ("low results", self.low.results.base),
+            ("low staging", self.low.staging.base),
             ("arena", self.arena),
         ];
         let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
@@ -321,6 +328,7 @@ impl Layout {
             u64::from(own.far.slots),
             u64::from(own.far.staging_slots()),
             self.settings.placement() as u64,
+            self.settings.low_latency().into(),
             self.settings.arena_bytes(),
             u64::from(rings.channels),
             u64::from(rings.near.slots),

@@ -134,6 +134,10 @@ pub enum LaneKind {
     Watch,
     /// Counts, notes and `done` of the control role.
     Control,
+    /// Low latency: rows into the peer's slots, and their arrivals.
+    LowRows,
+    /// Low latency: `done` and masks.
+    LowDone,
     /// Rows of one track, and the tails of its ring.
     Data(u16),
     /// Credit of one track's ring, and gets.
@@ -141,13 +145,15 @@ pub enum LaneKind {
 }
 
 impl LaneKind {
-    /// Dense index: watch, control, then data and credit of each track.
+    /// Dense index: watch, control, the two of low latency, then data and credit of each track.
     pub const fn index(self) -> usize {
         match self {
             Self::Watch => 0,
             Self::Control => 1,
-            Self::Data(track) => 2 + 2 * track as usize,
-            Self::Credit(track) => 3 + 2 * track as usize,
+            Self::LowRows => 2,
+            Self::LowDone => 3,
+            Self::Data(track) => 4 + 2 * track as usize,
+            Self::Credit(track) => 5 + 2 * track as usize,
         }
     }
 
@@ -156,8 +162,10 @@ impl LaneKind {
         match index {
             0 => Self::Watch,
             1 => Self::Control,
-            _ if index.is_multiple_of(2) => Self::Data(((index - 2) / 2) as u16),
-            _ => Self::Credit(((index - 3) / 2) as u16),
+            2 => Self::LowRows,
+            3 => Self::LowDone,
+            _ if index.is_multiple_of(2) => Self::Data(((index - 4) / 2) as u16),
+            _ => Self::Credit(((index - 5) / 2) as u16),
         }
     }
 
@@ -166,6 +174,8 @@ impl LaneKind {
         match self {
             Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Probe],
             Self::Control => &[Counter::Counts, Counter::Note, Counter::Done, Counter::Probe],
+            Self::LowRows => &[Counter::Even, Counter::Odd, Counter::Probe],
+            Self::LowDone => &[Counter::Received, Counter::Masked, Counter::Probe],
             Self::Data(_) => &[Counter::Tail, Counter::Placed, Counter::Probe],
             Self::Credit(_) => &[Counter::Head, Counter::Probe],
         }
@@ -173,7 +183,7 @@ impl LaneKind {
 
     /// Lanes from one rank to one peer with `tracks` tracks.
     pub const fn count(tracks: u32) -> usize {
-        2 + 2 * tracks as usize
+        4 + 2 * tracks as usize
     }
 }
 
@@ -191,6 +201,8 @@ impl fmt::Display for LaneId {
         match self.kind {
             LaneKind::Watch => write!(f, "the watch lane of rank {}", self.peer),
             LaneKind::Control => write!(f, "the control lane of rank {}", self.peer),
+            LaneKind::LowRows => write!(f, "the low-latency lane of rank {}", self.peer),
+            LaneKind::LowDone => write!(f, "the low-latency done lane of rank {}", self.peer),
             LaneKind::Data(c) => write!(f, "data lane {c} of rank {}", self.peer),
             LaneKind::Credit(c) => write!(f, "credit lane {c} of rank {}", self.peer),
         }
@@ -216,13 +228,21 @@ pub enum Counter {
     Placed,
     /// Credit lane: rows and header slots the writer has consumed from the reader's ring, ever.
     Head,
+    /// Low-latency lane: the writer's last [`crate::layout::Arrival`] in the bank of even operations.
+    Even,
+    /// Low-latency lane: the writer's last [`crate::layout::Arrival`] in the bank of odd operations.
+    Odd,
+    /// Low-latency done lane: the last low-latency operation of which the writer has read everything it was given.
+    Received,
+    /// Low-latency done lane: 1 once the writer has masked the reader.
+    Masked,
     /// Any lane: free for probes and tests.
     Probe,
 }
 
 impl Counter {
     /// Every counter.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::Alarm,
         Self::Opening,
         Self::Counts,
@@ -231,14 +251,18 @@ impl Counter {
         Self::Tail,
         Self::Placed,
         Self::Head,
+        Self::Even,
+        Self::Odd,
+        Self::Received,
+        Self::Masked,
         Self::Probe,
     ];
 
     /// Its place in the 64-byte line of its lane, 0 to 7. Counters of different lanes may share a place.
     pub const fn slot(self) -> u64 {
         match self {
-            Self::Alarm | Self::Counts | Self::Tail | Self::Head => 0,
-            Self::Opening | Self::Note | Self::Placed => 1,
+            Self::Alarm | Self::Counts | Self::Tail | Self::Head | Self::Even | Self::Received => 0,
+            Self::Opening | Self::Note | Self::Placed | Self::Odd | Self::Masked => 1,
             Self::Done => 2,
             Self::Probe => 7,
         }
@@ -247,11 +271,11 @@ impl Counter {
     /// The phase in which a role waits on this counter.
     pub const fn phase(self) -> Phase {
         match self {
-            Self::Alarm | Self::Opening => Phase::Alarm,
+            Self::Alarm | Self::Opening | Self::Masked => Phase::Alarm,
             Self::Counts => Phase::Counts,
             Self::Note => Phase::Note,
-            Self::Done => Phase::Bank,
-            Self::Tail | Self::Placed => Phase::Rows,
+            Self::Done | Self::Received => Phase::Bank,
+            Self::Tail | Self::Placed | Self::Even | Self::Odd => Phase::Rows,
             Self::Head => Phase::Credit,
             Self::Probe => Phase::Probe,
         }

@@ -52,21 +52,27 @@ pub enum LaneClass {
     Watch = 0,
     /// [`LaneKind::Control`].
     Control = 1,
+    /// [`LaneKind::LowRows`].
+    LowRows = 2,
+    /// [`LaneKind::LowDone`].
+    LowDone = 3,
     /// [`LaneKind::Data`] of any channel.
-    Data = 2,
+    Data = 4,
     /// [`LaneKind::Credit`] of any channel.
-    Credit = 3,
+    Credit = 5,
 }
 
 impl LaneClass {
     /// Every class, in the order of the discriminants.
-    pub const ALL: [Self; 4] = [Self::Watch, Self::Control, Self::Data, Self::Credit];
+    pub const ALL: [Self; 6] = [Self::Watch, Self::Control, Self::LowRows, Self::LowDone, Self::Data, Self::Credit];
 
     /// The class of a lane.
     pub const fn of(kind: LaneKind) -> Self {
         match kind {
             LaneKind::Watch => Self::Watch,
             LaneKind::Control => Self::Control,
+            LaneKind::LowRows => Self::LowRows,
+            LaneKind::LowDone => Self::LowDone,
             LaneKind::Data(_) => Self::Data,
             LaneKind::Credit(_) => Self::Credit,
         }

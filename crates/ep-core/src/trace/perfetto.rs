@@ -248,6 +248,10 @@ const fn counter_name(counter: Counter) -> &'static str {
         Counter::Tail => "tail",
         Counter::Placed => "placed",
         Counter::Head => "head",
+        Counter::Even => "arrivals of even operations",
+        Counter::Odd => "arrivals of odd operations",
+        Counter::Received => "received",
+        Counter::Masked => "masked",
         Counter::Probe => "probe",
     }
 }

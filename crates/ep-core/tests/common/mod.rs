@@ -19,8 +19,9 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
     let topology = (1u32..=4, 1u32..=6);
     let element = proptest::sample::select(&Element::ALL[..]);
     let shape = (1u32..=5, 1u32..=8, 1u32..=300, element);
-    (topology, shape, rings(5, 24), any::<bool>(), 0u64..5000).prop_map(
-        |((nodes, per_node), (local, topk, hidden, element), rings, direct, arena)| {
+    let switches = (any::<bool>(), any::<bool>());
+    (topology, shape, rings(5, 24), switches, 0u64..5000).prop_map(
+        |((nodes, per_node), (local, topk, hidden, element), rings, (direct, low_latency), arena)| {
             let topology = Topology::new(nodes, per_node).expect("a valid topology");
             let experts = local * topology.ranks();
             let shape = Shape::builder().experts(experts).topk(topk.min(experts)).hidden(hidden).max_tokens(64);
@@ -30,7 +31,7 @@ pub fn layouts() -> impl Strategy<Value = Layout> {
             let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);
             let settings =
                 settings.credit(near.credit).far_slots(far.slots).far_chunk(far.chunk).far_credit(far.credit);
-            let settings = settings.placement(placement).arena_bytes(arena).build();
+            let settings = settings.placement(placement).arena_bytes(arena).low_latency(low_latency).build();
             Layout::new(&shape, &topology, &settings.expect("valid settings")).expect("a valid layout")
         },
     )

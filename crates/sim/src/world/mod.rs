@@ -227,6 +227,8 @@ pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
     match kind {
         LaneKind::Watch => Counter::Alarm,
         LaneKind::Control => Counter::Counts,
+        LaneKind::LowRows => Counter::Even,
+        LaneKind::LowDone => Counter::Received,
         LaneKind::Data(_) => Counter::Tail,
         LaneKind::Credit(_) => Counter::Head,
     }

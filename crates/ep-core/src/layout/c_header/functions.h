@@ -15,13 +15,13 @@ EP_HD static inline ep_u64 ep_value_in(ep_u32 generation, ep_u64 bits) {
 }
 
 /* Index of a track's data lane. */
-EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 2 + 2 * track; }
+EP_HD static inline ep_u32 ep_lane_data(ep_u32 track) { return 4 + 2 * track; }
 
 /* Index of a track's credit lane. */
-EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 3 + 2 * track; }
+EP_HD static inline ep_u32 ep_lane_credit(ep_u32 track) { return 5 + 2 * track; }
 
 /* Lanes from one rank to one peer with so many tracks. */
-EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 2 + 2 * tracks; }
+EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 4 + 2 * tracks; }
 
 /* The track within a node that carries rows of node on channel. */
 EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 channel) {
@@ -107,6 +107,41 @@ EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 
     const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
     const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
     return w.pulls + at * w.slot_bytes;
+}
+
+/* --- Low latency: fixed slots in two banks; op counts from 1 in each generation. --- */
+
+/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
+EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    const ep_u64 part = op % 2 * w.ranks + source;
+    return w.low_rows + (part * w.max_tokens + position) * w.low_row_bytes;
+}
+
+/* The result in column of token, in the window of the token's rank. */
+EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 token, ep_u32 column) {
+    return w.low_results + (op % 2 * w.max_tokens * w.topk + (ep_u64)token * w.topk + column) * w.low_result_bytes;
+}
+
+/* A staging slot. */
+EP_HD static inline ep_u64 ep_low_staging(const EpWindow& w, ep_u32 slot) {
+    return w.low_staging + (ep_u64)slot * w.low_staging_bytes;
+}
+
+/* The most rows that one rank sends another in one operation. */
+EP_HD static inline ep_u64 ep_low_limit(const EpWindow& w) { return (ep_u64)w.max_tokens * w.topk; }
+
+/* The value that says that all rows of an operation have been put; kind is EP_LOW_... */
+EP_HD static inline ep_u64 ep_arrival(const EpWindow& w, ep_u64 op, ep_u32 kind, ep_u32 rows) {
+    return (op * 4 + kind) * (ep_low_limit(w) + 1) + rows;
+}
+
+/* Fields of such a value; it belongs to op when it is at least ep_arrival(w, op, 0, 0). */
+EP_HD static inline ep_u64 ep_arrival_op(const EpWindow& w, ep_u64 value) { return value / (ep_low_limit(w) + 1) / 4; }
+EP_HD static inline ep_u32 ep_arrival_kind(const EpWindow& w, ep_u64 value) {
+    return (ep_u32)(value / (ep_low_limit(w) + 1) % 4);
+}
+EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
+    return (ep_u32)(value % (ep_low_limit(w) + 1));
 }
 
 /* --- Blocks of rows in an arena: all payloads, then all headers. --- */

@@ -1,0 +1,188 @@
+//! Low latency: fixed slots instead of counts and rings, and the value that says that they are filled.
+//!
+//! Every region has two banks, one for even and one for odd operations:
+//!
+//! ```text
+//! low rows      2 banks x sources x max_tokens        a dispatched row each; filled by the source
+//! low results   2 banks x max_tokens x topk           a row of results each; filled by the ranks of a token's experts
+//! low staging   slots                                 the sources of the owner's puts, used in turn
+//! ```
+//!
+//! A row is a [`RowHeader`](super::RowHeader), its choices over *all* ranks (the same bytes go to every rank that the
+//! token goes to) and the payload; a result is a header without choices and the payload.
+
+use super::cut::{Cut, Slots};
+use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
+use crate::error::Error;
+use crate::port::Span;
+use crate::shape::Shape;
+use crate::topology::{Rank, Topology};
+
+/// What a low-latency operation brings.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum LowKind {
+    /// Tokens to their experts' ranks.
+    Dispatch = 0,
+    /// Results, one row for each choice of a token; the token's rank applies the weights.
+    PerChoice = 1,
+    /// Results, one row for each rank of a token, weighted and summed there.
+    PerRank = 2,
+}
+
+impl LowKind {
+    const ALL: [Self; 3] = [Self::Dispatch, Self::PerChoice, Self::PerRank];
+
+    /// Lower-case name, as logs print it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dispatch => "low-latency dispatch",
+            Self::PerChoice => "low-latency combine per choice",
+            Self::PerRank => "low-latency combine per rank",
+        }
+    }
+}
+
+/// The value of a bank's cell: all rows of an operation from one rank have been put.
+///
+/// ```text
+/// value = (op * 4 + kind) * (limit + 1) + rows        limit: Arrival::limit, the most rows one rank sends another
+/// ```
+///
+/// Operations of low latency are counted from 1 in each generation, so values only rise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    /// The operation, counted from 1 in each generation.
+    pub op: u64,
+    /// What it brings.
+    pub kind: LowKind,
+    /// Rows that were put.
+    pub rows: u32,
+}
+
+impl Arrival {
+    /// The most rows that one rank sends another in one operation: a result for each choice of each token.
+    pub const fn limit(shape: &Shape) -> u64 {
+        shape.max_tokens() as u64 * shape.topk() as u64
+    }
+
+    /// The last operation of a generation: the next one would not fit a cell.
+    pub const fn last_op(shape: &Shape) -> u64 {
+        ((1 << VALUE_BITS) - 1) / (4 * (Self::limit(shape) + 1)) - 1
+    }
+
+    /// The value of the cell.
+    pub const fn encode(self, shape: &Shape) -> u64 {
+        (self.op * 4 + self.kind as u64) * (Self::limit(shape) + 1) + self.rows as u64
+    }
+
+    /// The least value that operation `op` may have.
+    pub const fn due(op: u64, shape: &Shape) -> u64 {
+        op * 4 * (Self::limit(shape) + 1)
+    }
+
+    /// What a cell's value says; none where no such operation exists.
+    pub fn decode(value: u64, shape: &Shape) -> Option<Self> {
+        let limit = Self::limit(shape) + 1;
+        let (opened, rows) = (value / limit, value % limit);
+        let kind = *LowKind::ALL.get((opened % 4) as usize)?;
+        Some(Self { op: opened / 4, kind, rows: rows as u32 })
+    }
+}
+
+/// Staging memory that the automatic choice does not exceed, in bytes, beyond a slot for each token.
+const STAGING_BYTES: u64 = 64 << 20;
+
+/// The regions of low latency; without room where the settings leave it out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LowRegions {
+    pub(super) rows: Slots,
+    pub(super) results: Slots,
+    pub(super) staging: Slots,
+}
+
+impl LowRegions {
+    pub(super) fn cut(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Self {
+        let (row_bytes, result_bytes) = (row_slot(row), result_slot(row));
+        let (tokens, ranks) = (u64::from(shape.max_tokens()), u64::from(topology.ranks()));
+        let results = tokens * u64::from(shape.topk());
+        let staged = row_bytes.max(result_bytes);
+        let staging = tokens.max(results.min(STAGING_BYTES / staged));
+        let banks = if on { 2 } else { 0 };
+        Self {
+            rows: cut.slots(banks * ranks, tokens, row_bytes),
+            results: cut.slots(banks, results, result_bytes),
+            staging: cut.slots(banks.min(1), staging, staged),
+        }
+    }
+}
+
+fn row_slot(row: &RowFormat) -> u64 {
+    round_up(row.wire_bytes(), SLOT_ALIGN)
+}
+
+fn result_slot(row: &RowFormat) -> u64 {
+    round_up(RESULT_HEADER + row.results().payload_stride(), SLOT_ALIGN)
+}
+
+/// Bytes of a result before its payload.
+pub(crate) const RESULT_HEADER: u64 = round_up(size_of::<RowHeader>() as u64, ROW_ALIGN);
+
+/// Places of low latency. `op` counts from 1 in each generation; its bank is `op % 2`.
+impl Layout {
+    /// Refuses what needs regions that the settings left out.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check_low_latency(&self) -> Result<(), Error> {
+        if self.settings().low_latency() {
+            return Ok(());
+        }
+        Err(Error::unsupported("low latency", "a communicator whose settings say low_latency(true)"))
+    }
+
+    /// Where the row at `position` among those of `source` lies in the receiver's window.
+    pub fn low_row(&self, op: u64, source: Rank, position: u32) -> Span {
+        let part = (op % 2) as u32 * self.topology().ranks() + source.0;
+        self.low.rows.slot(part, 0, 0, position, self.row().wire_bytes())
+    }
+
+    /// Where the result in `column` of `token` lies in the window of the token's rank: that of the choice `column`, or of
+    /// the rank that is number `column` of the token's.
+    pub fn low_result(&self, op: u64, token: u32, column: u32) -> Span {
+        let slot = token * self.shape().topk() + column;
+        self.low.results.slot((op % 2) as u32, 0, 0, slot, RESULT_HEADER + self.row().results().payload_stride())
+    }
+
+    /// A slot of the staging memory of low latency.
+    pub fn low_staging(&self, slot: u32) -> Span {
+        self.low.staging.slot(0, 0, 0, slot, self.low.staging.bytes)
+    }
+
+    /// Slots of that staging memory.
+    pub fn low_staging_slots(&self) -> u32 {
+        self.low.staging.per_part as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_rise_with_the_operation_and_say_what_came() {
+        let shape = Shape::builder().experts(64).topk(8).hidden(16).max_tokens(128).build().unwrap();
+        let mut last = 0;
+        for op in [1, 2, 3, 1 << 30, Arrival::last_op(&shape)] {
+            for (kind, rows) in [(LowKind::Dispatch, 0), (LowKind::PerChoice, 1024), (LowKind::PerRank, 77)] {
+                let arrival = Arrival { op, kind, rows };
+                let value = arrival.encode(&shape);
+                assert!(value >> VALUE_BITS == 0 && value >= Arrival::due(op, &shape) && value > last);
+                assert_eq!(Arrival::decode(value, &shape), Some(arrival));
+                last = value;
+            }
+        }
+        assert!(Arrival::last_op(&shape) > 60_000_000_000, "two months of operations of 10 us, and more");
+        assert_eq!(Arrival::decode(3 * (Arrival::limit(&shape) + 1), &shape), None);
+    }
+}
