@@ -36,6 +36,12 @@ pub enum Error {
         /// The failure that poisoned it.
         by: Failure,
     },
+    /// Two low-latency operations were sent and not received: a third would overwrite what they brought. Nothing moved.
+    #[error("low-latency operation {op} was not sent: operations {} and {} have not been received", op - 2, op - 1)]
+    TooManyInFlight {
+        /// The operation that was refused; its number is still free.
+        op: u64,
+    },
     /// The survivors agreed on a communicator without this rank.
     #[error("rank {rank} was masked out by the other ranks")]
     Excluded {
@@ -185,6 +191,12 @@ pub enum Fault {
     /// The future of the operation was dropped before it had ended.
     #[error("the call was dropped before it had ended")]
     Abandoned,
+    /// A peer goes on in low latency without this rank.
+    #[error("rank {peer} has masked this rank: rejoin, or mask it too")]
+    MaskedBy {
+        /// The rank that did.
+        peer: Rank,
+    },
     /// A peer reported the failure.
     #[error("rank {reporter} gave up on rank {culprit}")]
     Aborted {
@@ -205,7 +217,10 @@ impl Fault {
     /// The peer that the fault points at, if it points at one.
     pub const fn peer(&self) -> Option<Rank> {
         match *self {
-            Self::Timeout { peer, .. } | Self::PeerGone { peer, .. } | Self::Mismatch { peer, .. } => Some(peer),
+            Self::Timeout { peer, .. }
+            | Self::PeerGone { peer, .. }
+            | Self::Mismatch { peer, .. }
+            | Self::MaskedBy { peer } => Some(peer),
             Self::Aborted { culprit, .. } => Some(culprit),
             Self::NotOffered { lane, .. } => Some(lane.peer),
             Self::OutOfRange { .. } | Self::Abandoned | Self::StillOffered => None,

@@ -77,6 +77,7 @@ pub mod topology;
 pub mod trace;
 
 pub use engine::endpoint::Endpoint;
+pub use engine::low_latency::LowLatency;
 pub use error::{Error, Failure, Fault, Phase};
 pub use layout::Layout;
 pub use port::{Nanos, Port};

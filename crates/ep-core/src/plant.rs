@@ -25,4 +25,6 @@ pub enum Plant {
     PartialNotRounded,
     /// A row travels twice to a node.
     SentTwiceToNode,
+    /// A low-latency sender fills the bank of the next operation.
+    OpInWrongBank,
 }

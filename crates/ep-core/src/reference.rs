@@ -15,7 +15,10 @@
 //! experts                 acc = 0; acc += (weight * factor) * f32(x), local experts in topk order;   y = bf16(acc)
 //! ```
 //!
-//! All of it in f32, one rounding an operation, no fused multiply-add; bf16 rounds to nearest, ties to even.
+//! Low latency ([`low_latency_combine`]) has weights at combine, or weighs where the experts are ([`Weighing`]), and there
+//! `fma(weight, y, acc)`.
+//!
+//! All the rest in f32, one rounding an operation, no fused multiply-add; bf16 rounds to nearest, ties to even.
 //!
 //! Rows that travel as FP8 ([`dispatch_fp8`]) arrive as the bytes that were sent; experts take `f32(code) * scale` for
 //! `f32(x)` ([`apply_experts_fp8`]); what they return is bf16 and combines as above. [`quantize`] and [`dequantize`] say
@@ -25,11 +28,13 @@ mod combine;
 mod dispatch;
 mod experts;
 mod fp8;
+mod low_latency;
 
 pub use combine::{Combined, Returned, combine};
 pub use dispatch::{Batch, Fp8Batch, Fp8Received, Received, Routing, dispatch, dispatch_fp8};
 pub use experts::{apply_experts, apply_experts_fp8, expert_factor};
 pub use fp8::{Fp8Rows, dequantize, e4m3_nearest, e4m3_value, quantize};
+pub use low_latency::{ExpertRows, Weighing, low_latency_combine, low_latency_dispatch};
 
 use crate::error::Error;
 use crate::shape::Shape;

@@ -139,11 +139,11 @@ impl Home {
         }
     }
 
-    /// The rank stops its lanes.
-    pub(crate) fn poll_reset(&self, rank: Rank, context: &Context<'_>) -> Poll<()> {
+    /// The rank stops its lanes, to one peer or to all.
+    pub(crate) fn poll_reset(&self, rank: Rank, peer: Option<Rank>, context: &Context<'_>) -> Poll<()> {
         match self {
             Self::Explore(world) => {
-                world.borrow_mut().reset(rank);
+                world.borrow_mut().reset(rank, peer);
                 Poll::Ready(())
             }
             Self::Timed(world) => world.borrow_mut().poll_reset(rank, context),

@@ -63,7 +63,11 @@ impl ep_core::machine::Machine for Machine {
 
     /// What is in flight is applied, torn or dropped by the adversary's draw. The timed scheduler waits until it has come.
     async fn reset(&self) {
-        poll_fn(|context| self.home.poll_reset(self.rank, context)).await;
+        poll_fn(|context| self.home.poll_reset(self.rank, None, context)).await;
+    }
+
+    async fn reset_peer(&self, peer: Rank) {
+        poll_fn(|context| self.home.poll_reset(self.rank, Some(peer), context)).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {

@@ -1,4 +1,4 @@
-//! Throughput-mode dispatch and combine, composed of plan and roles.
+//! Dispatch and combine, composed of plan and roles: throughput mode here, low latency in [`low_latency`].
 //!
 //! [`Endpoint`] is what users see; [`Engine`] implements it over any [`Machine`] whose roles run on a CPU. Operations are
 //! numbered, the same on all ranks; each runs its roles and, beside them, a watch role. When a role fails, all stop, the
@@ -10,6 +10,7 @@ mod dispatch;
 pub mod endpoint;
 pub mod handle;
 mod links;
+pub mod low_latency;
 mod movers;
 mod recover;
 pub mod rows;
@@ -26,6 +27,7 @@ use tracing::Instrument;
 pub use arena::Lease;
 pub use endpoint::{Combine, Combined, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::Handle;
+pub use low_latency::LowLatency;
 pub use rows::HostRows;
 pub use stats::{PeerStats, Stats};
 
@@ -40,6 +42,7 @@ use crate::topology::{Rank, RankSet, Reach, Topology};
 use arena::Arena;
 use handle::Inner;
 use links::Links;
+use low_latency::Low;
 
 /// An endpoint whose roles run as futures on the thread of its rank, over the ports of a [`Machine`].
 #[derive(Debug)]
@@ -57,6 +60,7 @@ pub struct Engine<M: Machine> {
     /// The next operation.
     op: u64,
     links: Links,
+    low: Low,
     vigil: Vigil,
     arena: Arena,
     /// The block that the running operation granted, or one that was dropped half-way.
@@ -110,6 +114,7 @@ impl<M: Machine> Engine<M> {
             first_op: 1,
             op: 1,
             links: Links::new(&layout, me),
+            low: Low::new(&layout, me, &RankSet::new()),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
             granted: None,

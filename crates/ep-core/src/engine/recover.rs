@@ -1,5 +1,6 @@
 //! Going on after a failure: a new generation without the ranks that were given up.
 
+use super::low_latency::Low;
 use super::{Engine, Links, Neighbours};
 use crate::error::{Error, Failure, Fault};
 use crate::machine::{Agreement, Machine, Proposal};
@@ -29,6 +30,10 @@ impl<M: Machine> Engine<M> {
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
         let deadline = self.machine.now() + self.settings().deadline();
         let Agreement { mask, generation, op } = self.machine.bootstrap().agree(proposal, deadline).await?;
+        // Low latency may have left something under way, which nobody waits for any more.
+        if self.settings().low_latency() {
+            self.machine.reset().await;
+        }
         let lost = mask.iter().any(|rank| !self.mask.contains(rank));
         self.arena.recovered(lost);
         let ranks = topology.ranks() as usize;
@@ -38,6 +43,7 @@ impl<M: Machine> Engine<M> {
         self.first_op = op;
         self.op = op;
         self.links = Links::new(&self.layout, self.me);
+        self.low = Low::new(&self.layout, self.me, &self.mask);
         self.vigil = Vigil::new(ranks);
         self.poisoned = None;
         Ok(())

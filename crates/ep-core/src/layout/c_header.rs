@@ -6,8 +6,8 @@
 
 use super::kernel::{KernelRings, KernelWindow};
 use super::{
-    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, LowKind, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader, SLOT_ALIGN,
-    Share, VALUE_BITS,
+    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, LowKind, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader,
+    SLOT_ALIGN, Share, VALUE_BITS,
 };
 use crate::error::Phase;
 use crate::port::{Counter, LaneKind};
@@ -211,11 +211,8 @@ const fn element_name(element: Element) -> &'static str {
     }
 }
 
-const LOW_KINDS: [(&str, LowKind); 3] = [
-    ("LOW_DISPATCH", LowKind::Dispatch),
-    ("LOW_PER_CHOICE", LowKind::PerChoice),
-    ("LOW_PER_RANK", LowKind::PerRank),
-];
+const LOW_KINDS: [(&str, LowKind); 3] =
+    [("LOW_DISPATCH", LowKind::Dispatch), ("LOW_PER_CHOICE", LowKind::PerChoice), ("LOW_PER_RANK", LowKind::PerRank)];
 
 const KINDS: [Kind; 4] = [Kind::Dispatch, Kind::CachedDispatch, Kind::Combine, Kind::MembershipDispatch];
 

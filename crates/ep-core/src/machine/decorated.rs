@@ -63,6 +63,10 @@ impl<M: Machine, D: Decorate> Machine for Decorated<M, D> {
         self.machine.reset().await;
     }
 
+    async fn reset_peer(&self, peer: Rank) {
+        self.machine.reset_peer(peer).await;
+    }
+
     fn bootstrap(&self) -> &dyn Bootstrap {
         self.machine.bootstrap()
     }

@@ -87,6 +87,9 @@ pub trait Machine {
     /// the user's memory for puts issued before, and none of them changes a peer's window later.
     async fn reset(&self);
 
+    /// Stops the lanes of this rank to `peer` alone, as [`Machine::reset`] does for all.
+    async fn reset_peer(&self, peer: Rank);
+
     /// The control plane.
     fn bootstrap(&self) -> &dyn Bootstrap;
 }

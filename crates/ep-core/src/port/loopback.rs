@@ -183,6 +183,8 @@ impl Machine for LoopbackMachine {
 
     async fn reset(&self) {}
 
+    async fn reset_peer(&self, _peer: Rank) {}
+
     fn bootstrap(&self) -> &dyn Bootstrap {
         self
     }

@@ -34,6 +34,13 @@ impl Accumulator {
         }
     }
 
+    /// Adds a row times `weight`, each product and sum rounded once (fused).
+    pub(crate) fn add_scaled(&mut self, weight: f32, row: &[u8]) {
+        for (sum, value) in self.sum.iter_mut().zip(values(row)) {
+            *sum = weight.mul_add(value, *sum);
+        }
+    }
+
     /// Adds the weights that a header carries.
     pub(crate) fn add_weights(&mut self, header: &HeaderBytes) {
         for (at, sum) in self.weights.iter_mut().enumerate() {

@@ -18,6 +18,7 @@ mod gather;
 mod gatherer;
 mod inlet;
 mod intake;
+pub(crate) mod low_latency;
 mod operation;
 mod outlet;
 mod placer;

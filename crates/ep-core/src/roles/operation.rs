@@ -79,8 +79,7 @@ impl<'a, M: Machine> Operation<'a, M> {
     /// Opens the port of a role whose waits end at `deadline`.
     pub(crate) fn port_until(&self, role: Role, deadline: Nanos) -> Attended<M::Port> {
         let opening = Opening { role, op: self.op, generation: self.generation, deadline };
-        let seat = self.board.sit();
-        Attended { inner: self.machine.port(opening), board: Rc::clone(&self.board), seat, op: self.op }
+        Attended::new(self.machine.port(opening), &self.board, self.op)
     }
 
     /// The ranks that this one has lanes with: its node, then its rail.
@@ -186,6 +185,11 @@ pub(crate) struct Attended<P> {
 }
 
 impl<P: Port> Attended<P> {
+    /// A port of operation `op` that takes a seat at its board.
+    pub(crate) fn new(inner: P, board: &Rc<Board>, op: u64) -> Self {
+        Self { inner, board: Rc::clone(board), seat: board.sit(), op }
+    }
+
     /// Waits until `cell` has reached `at_least`.
     pub(crate) async fn wait(&mut self, cell: Cell, at_least: u64) -> Result<(), Fault> {
         self.wait_any(&[Need { cell, at_least }]).await.map(drop)

@@ -65,9 +65,12 @@ impl World {
 
     /// Each effect in flight on the lanes that `rank` posted to is applied, wholly or in part, or dropped; then nothing
     /// of it is left.
-    pub(super) fn settle(&mut self, rank: Rank) {
+    pub(super) fn settle(&mut self, rank: Rank, peer: Option<Rank>) {
         let numbers: Vec<u32> = self.lanes.of(rank).collect();
         for number in numbers {
+            if peer.is_some_and(|peer| self.lanes.lane(number).to != peer) {
+                continue;
+            }
             let lane = self.lanes.lane(number);
             let in_flight = lane.transfers.len() + lane.publishes.len();
             for _ in 0..self.adversary.below(in_flight + 1) {

@@ -64,7 +64,7 @@ impl World {
         self.crashing = Some(rank);
         self.ranks[rank.index()].crashed = true;
         self.running -= 1;
-        self.settle(rank);
+        self.settle(rank, None);
         for number in 0..self.lanes.len() {
             let lane = self.lanes.lane_mut(number);
             if lane.to == rank {
@@ -78,10 +78,10 @@ impl World {
         }
     }
 
-    /// The rank stops its lanes.
-    pub(crate) fn reset(&mut self, rank: Rank) {
+    /// The rank stops its lanes, to one peer or to all.
+    pub(crate) fn reset(&mut self, rank: Rank, peer: Option<Rank>) {
         if !self.ranks[rank.index()].crashed {
-            self.settle(rank);
+            self.settle(rank, peer);
         }
     }
 }

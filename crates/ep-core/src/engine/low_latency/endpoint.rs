@@ -1,0 +1,154 @@
+//! [`LowLatency`]: what users and the shared suite see of low latency.
+
+use std::fmt::Debug;
+
+use crate::engine::endpoint::Endpoint;
+use crate::error::Error;
+use crate::topology::{Rank, RankSet};
+
+/// Where each token of a low-latency batch goes.
+#[derive(Clone, Debug)]
+pub struct LowRouting<I, F> {
+    /// `[tokens, topk]`: expert of each choice over all ranks, or -1 for a dropped choice. A token names an expert at most
+    /// once.
+    pub topk_idx: I,
+    /// `[tokens, topk]`: weight of each choice. Where they are given, each rank weighs and sums its experts' results, and
+    /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights.
+    pub topk_weights: Option<F>,
+}
+
+/// The low-latency routing of endpoint `E`.
+pub type LowRoutingOf<E> = LowRouting<<E as Endpoint>::Array<i64>, <E as Endpoint>::Array<f32>>;
+
+/// What a rank received from a low-latency dispatch: for each local expert rows packed from the first on, in order of
+/// source rank and token.
+#[derive(Debug)]
+pub struct LowReceived<E: LowLatency + ?Sized> {
+    /// `[local experts, ranks * max_tokens, hidden]`: rows as they travelled. Undefined beyond each expert's rows.
+    pub x: E::Buf,
+    /// `[local experts]`: rows of each expert.
+    pub expert_counts: E::Array<i32>,
+    /// `[local experts, ranks]`: the rows of each source rank, `first << 32 | rows`.
+    pub segments: E::Array<i64>,
+    /// `[local experts, ranks * max_tokens]`: token at its source. Undefined beyond each expert's rows.
+    pub source_token: E::Array<i32>,
+    /// Says combine where the rows came from.
+    pub handle: E::LowHandle,
+    /// When the buffers are filled.
+    pub event: E::Event,
+}
+
+/// What a low-latency combine gave back.
+#[derive(Debug)]
+pub struct LowCombined<E: Endpoint + ?Sized> {
+    /// `[tokens, hidden]` bf16: the weighted sum of each token's results.
+    pub x: E::Buf,
+    /// When the buffer is filled.
+    pub event: E::Event,
+}
+
+/// Low latency: dispatch and combine of at most [`crate::Shape::max_tokens`] tokens a rank, over fixed slots and a full
+/// mesh of lanes, without an exchange of counts. Needs [`crate::Settings::low_latency`].
+///
+/// All ranks make the same calls in the same order. Each operation has two halves, so that computation overlaps: `send_...`
+/// posts everything and returns; `receive_...` waits for what the others have sent. At most two operations may be sent and
+/// not received ([`Error::TooManyInFlight`]); they are received in the order in which they were sent.
+///
+/// **Arithmetic**, bit for bit, `y` the experts' results: without weights at dispatch
+/// `acc = 0; acc = fma(weight, f32(y), acc)`, choices ascending, rounded to bf16 once. With weights at dispatch each rank
+/// does that for its own experts' results and rounds; these are added in f32, ranks ascending, and rounded.
+///
+/// **Failures** poison nothing. What went wrong in sending is told by the receiving half. After an error the user may mask
+/// the peer that it names ([`LowLatency::mask_rank`]) and receive again: masked ranks are neither sent to nor waited for,
+/// and their part of every result is left out. Masks are this rank's own; a masked rank that is alive finds out in its next
+/// call ([`crate::Fault::MaskedBy`]). All come together again by [`LowLatency::rejoin`].
+#[allow(async_fn_in_trait)] // Endpoints stay on the thread of their rank.
+pub trait LowLatency: Endpoint {
+    /// Says combine where rows came from. Valid in the generation that made it, for any number of combines.
+    type LowHandle: Debug + Clone;
+    /// A dispatch that was sent.
+    type Dispatching: Debug;
+    /// A combine that was sent.
+    type Combining: Debug;
+
+    /// Sends each row of `x [tokens, hidden]`, bf16, to the ranks that hold its experts, once to each rank; as FP8 where the
+    /// shape says so.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for bad input, [`Error::Unsupported`] without room for low latency, [`Error::TooManyInFlight`]:
+    /// nothing moved. [`Error::Poisoned`].
+    async fn send_dispatch(&mut self, x: &Self::Buf, routing: &LowRoutingOf<Self>) -> Result<Self::Dispatching, Error>;
+
+    /// Receives what the others sent in that dispatch.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when a peer that is not masked did not deliver, or could not be sent to: may be called again.
+    /// [`Error::Invalid`] out of order, or for a dispatch of an earlier generation.
+    async fn receive_dispatch(&mut self, sent: &Self::Dispatching) -> Result<LowReceived<Self>, Error>;
+
+    /// Sends the experts' results `y [local experts, ranks * max_tokens, hidden]`, bf16, in the order of the received rows,
+    /// back to the tokens' ranks. `topk_weights [tokens, topk]` are those of this rank's own tokens; given here if and only
+    /// if they were not given at dispatch.
+    ///
+    /// # Errors
+    /// As [`LowLatency::send_dispatch`].
+    async fn send_combine(
+        &mut self,
+        y: &Self::Buf,
+        handle: &Self::LowHandle,
+        topk_weights: Option<&Self::Array<f32>>,
+    ) -> Result<Self::Combining, Error>;
+
+    /// Receives and sums the results of this rank's tokens.
+    ///
+    /// # Errors
+    /// As [`LowLatency::receive_dispatch`].
+    async fn receive_combine(&mut self, sent: &Self::Combining) -> Result<LowCombined<Self>, Error>;
+
+    /// Both halves of a dispatch.
+    ///
+    /// # Errors
+    /// Those of the halves.
+    async fn low_latency_dispatch(
+        &mut self,
+        x: &Self::Buf,
+        routing: &LowRoutingOf<Self>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let sent = self.send_dispatch(x, routing).await?;
+        self.receive_dispatch(&sent).await
+    }
+
+    /// Both halves of a combine.
+    ///
+    /// # Errors
+    /// Those of the halves.
+    async fn low_latency_combine(
+        &mut self,
+        y: &Self::Buf,
+        handle: &Self::LowHandle,
+        topk_weights: Option<&Self::Array<f32>>,
+    ) -> Result<LowCombined<Self>, Error> {
+        let sent = self.send_combine(y, handle, topk_weights).await?;
+        self.receive_combine(&sent).await
+    }
+
+    /// The ranks that this rank leaves out of low latency: those that it masked, and those given up by
+    /// [`Endpoint::recover`].
+    fn low_latency_mask(&self) -> &RankSet;
+
+    /// Goes on without `rank` in low latency, until [`LowLatency::rejoin`]. Stops what is under way to it, and tells it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for this rank itself, or one that does not exist.
+    async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error>;
+
+    /// Brings all ranks together again that were not given up by [`Endpoint::recover`]: all of them call it, the masked
+    /// ones too. Afterwards no rank is masked; what was in flight is gone, and handles of before are refused, as by
+    /// [`Endpoint::recover`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::recover`].
+    async fn rejoin(&mut self) -> Result<(), Error> {
+        self.recover(&RankSet::new()).await
+    }
+}

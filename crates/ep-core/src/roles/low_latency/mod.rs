@@ -1,0 +1,254 @@
+//! The roles of low latency. Each call of the user runs one of them, and that serves all peers:
+//!
+//! ```text
+//! dispatch   send: send_tokens    ==puts into fixed slots, an arrival==>   receive: receive_tokens, received
+//! combine    send: return_results ==puts into fixed slots, an arrival==>   receive: reduce_results, received
+//! ```
+//!
+//! There are no counts, grants or credits. A bank may be filled for operation `op` once its owner has *received*
+//! operation `op - 2`; that is all that a sender ever waits for.
+//!
+//! **A peer that fails** fails nothing but what involves it: everything is still sent to the others. What went wrong with
+//! whom is kept ([`Faults`]) and told by the receiving half, where the user may mask the peer and go on.
+
+mod outbox;
+mod receiver;
+mod reducer;
+mod returner;
+mod sender;
+
+use std::rc::Rc;
+
+use zerocopy::{FromZeros, IntoBytes};
+
+pub(crate) use outbox::Outbox;
+pub(crate) use receiver::{Intake, Pick, Row, receive_tokens};
+pub(crate) use reducer::{Asked, reduce_results};
+pub(crate) use returner::{Results, return_results};
+pub(crate) use sender::{Tokens, send_tokens};
+
+use super::{Attended, Board};
+use crate::error::Fault;
+use crate::layout::{Arrival, Layout, LowKind, RowHeader};
+use crate::machine::{Machine, Opening};
+use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
+use crate::topology::{Rank, RankSet};
+
+/// One half of a low-latency operation on one rank: its sending or its receiving.
+pub(crate) struct Call<'a, M> {
+    pub(crate) machine: &'a M,
+    pub(crate) layout: &'a Layout,
+    pub(crate) me: Rank,
+    /// The ranks that take no part, and those that this rank has masked.
+    pub(crate) mask: &'a RankSet,
+    /// The other ranks, ascending.
+    pub(crate) peers: &'a [Rank],
+    /// Counted from 1 in each generation.
+    pub(crate) op: u64,
+    pub(crate) generation: u16,
+    pub(crate) kind: LowKind,
+    pub(crate) deadline: Nanos,
+    pub(crate) board: Rc<Board>,
+}
+
+/// The peers that something went wrong with, and what.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults(Vec<(Rank, Fault)>);
+
+impl Faults {
+    /// Takes note of a fault that concerns `peer`; any other is returned.
+    fn note(&mut self, peer: Rank, fault: Fault) -> Result<(), Fault> {
+        if fault.peer() != Some(peer) {
+            return Err(fault);
+        }
+        if !self.involve(peer) {
+            self.0.push((peer, fault));
+        }
+        Ok(())
+    }
+
+    fn involve(&self, peer: Rank) -> bool {
+        self.0.iter().any(|&(rank, _)| rank == peer)
+    }
+
+    /// The first fault with a rank that is not in `mask`.
+    pub(crate) fn unmasked(&self, mask: &RankSet) -> Option<Fault> {
+        self.0.iter().find(|(rank, _)| !mask.contains(*rank)).map(|&(_, fault)| fault)
+    }
+}
+
+impl<M: Machine> Call<'_, M> {
+    pub(crate) fn port(&self, duty: Duty) -> Attended<M::Port> {
+        let Self { op, generation, deadline, .. } = *self;
+        let port = self.machine.port(Opening { role: Role::new(duty), op, generation, deadline });
+        Attended::new(port, &self.board, op)
+    }
+
+    const fn rows_lane(peer: Rank) -> LaneId {
+        LaneId { peer, kind: LaneKind::LowRows }
+    }
+
+    /// The cell of this operation's bank that `writer` publishes its arrival to.
+    const fn arrival_cell(&self, writer: Rank) -> Cell {
+        let counter = if self.op.is_multiple_of(2) { Counter::Even } else { Counter::Odd };
+        Cell::new(writer, LaneKind::LowRows, counter)
+    }
+
+    const fn masked_cell(writer: Rank) -> Cell {
+        Cell::new(writer, LaneKind::LowDone, Counter::Masked)
+    }
+
+    /// What must be seen before this operation's bank at `peer` may be filled.
+    fn bank_need(&self, peer: Rank) -> Need {
+        let cell = Cell::new(peer, LaneKind::LowDone, Counter::Received);
+        Need { cell, at_least: self.op.saturating_sub(2) }
+    }
+
+    /// The peers, beginning with the one after this rank: not all ranks serve rank 0 at once.
+    fn rotated(&self) -> Vec<Rank> {
+        let after = self.peers.partition_point(|&rank| rank < self.me);
+        self.peers[after..].iter().chain(&self.peers[..after]).copied().collect()
+    }
+
+    /// Tells `peer` that `rows` rows of this operation have been put.
+    async fn announce(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
+        let arrival = Arrival { op: self.op, kind: self.kind, rows };
+        let value = arrival.encode(self.layout.shape());
+        port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
+    }
+
+    /// Waits until all rows of `peer` have come, and returns how many.
+    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
+        let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
+        let due = Need { cell, at_least: Arrival::due(self.op, shape) };
+        let masked = Need { cell: Self::masked_cell(peer), at_least: 1 };
+        if port.wait_any(&[due, masked]).await? == 1 {
+            return Err(Fault::MaskedBy { peer });
+        }
+        let value = port.peek(cell);
+        let mismatch = |field, mine, theirs| Fault::Mismatch { field, mine, theirs, peer };
+        let arrival = Arrival::decode(value, shape);
+        let arrival = arrival.ok_or(mismatch("value of an arrival", Arrival::due(self.op, shape), value))?;
+        for (field, mine, theirs) in [
+            ("number of the low-latency operation", self.op, arrival.op),
+            ("kind of the low-latency operation", self.kind as u64, arrival.kind as u64),
+        ] {
+            if mine != theirs {
+                return Err(mismatch(field, mine, theirs));
+            }
+        }
+        Ok(arrival.rows)
+    }
+
+    /// Reads the header of a result.
+    fn result_header(&self, port: &Attended<M::Port>, at: Offset) -> Result<RowHeader, Fault> {
+        let mut header = RowHeader::new_zeroed();
+        port.read(at, header.as_mut_bytes())?;
+        Ok(header)
+    }
+
+    /// Refuses a row that is not the one due here.
+    fn check(&self, header: &RowHeader, peer: Rank, token: Option<u32>) -> Result<(), Fault> {
+        for (field, mine, theirs) in [
+            ("operation of a low-latency row", self.op as u32, header.op),
+            ("source of a low-latency row", peer.0, header.source_rank),
+            ("token of a low-latency row", token.unwrap_or(header.source_token), header.source_token),
+        ] {
+            if mine != theirs {
+                return Err(Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells every peer that this rank has read all that it was given for this operation.
+    pub(crate) async fn received(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        let cell = Cell::new(self.me, LaneKind::LowDone, Counter::Received);
+        for &peer in self.peers {
+            match port.publish(LaneId { peer, kind: LaneKind::LowDone }, cell, self.op).await {
+                // Everything is here: whoever is gone will be missed in the next operation.
+                Err(Fault::PeerGone { .. }) | Ok(()) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells `peer` that this rank goes on without it.
+    pub(crate) async fn mask(&self, peer: Rank) {
+        let mut port = self.port(Duty::Control);
+        let lane = LaneId { peer, kind: LaneKind::LowDone };
+        // Whether it can still hear that is its own trouble.
+        let _ = port.publish(lane, Self::masked_cell(self.me), 1).await;
+    }
+
+    /// Whether tests planted this fault.
+    #[cfg(feature = "plant")]
+    fn plants(&self, plant: crate::plant::Plant) -> bool {
+        self.layout.settings().plant() == Some(plant)
+    }
+}
+
+/// The peers whose banks may not be filled yet.
+struct Banks {
+    waiting: Vec<Rank>,
+}
+
+impl Banks {
+    fn new<M: Machine>(call: &Call<'_, M>) -> Self {
+        Self { waiting: call.rotated() }
+    }
+
+    /// The peers whose banks are free now; each is returned once.
+    fn free<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &Attended<M::Port>,
+        faults: &mut Faults,
+    ) -> Result<Vec<Rank>, Fault> {
+        let mut free = Vec::new();
+        let mut still = Vec::new();
+        for peer in self.waiting.drain(..) {
+            let need = call.bank_need(peer);
+            if port.peek(Call::<M>::masked_cell(peer)) > 0 {
+                faults.note(peer, Fault::MaskedBy { peer })?;
+            } else if need.at_least == 0 || port.peek(need.cell) >= need.at_least || plants_reuse(call) {
+                free.push(peer);
+            } else {
+                still.push(peer);
+            }
+        }
+        self.waiting = still;
+        Ok(free)
+    }
+
+    /// Waits until something has changed for one of the peers that are waited for; false when there is none.
+    async fn wait<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &mut Attended<M::Port>,
+        faults: &mut Faults,
+    ) -> Result<bool, Fault> {
+        if self.waiting.is_empty() {
+            return Ok(false);
+        }
+        let masked = |peer| Need { cell: Call::<M>::masked_cell(peer), at_least: 1 };
+        let needs: Vec<Need> = self.waiting.iter().flat_map(|&peer| [call.bank_need(peer), masked(peer)]).collect();
+        if let Err(fault) = port.wait_any(&needs).await {
+            let Some(peer) = fault.peer().filter(|peer| self.waiting.contains(peer)) else { return Err(fault) };
+            faults.note(peer, fault)?;
+            self.waiting.retain(|&rank| rank != peer);
+        }
+        Ok(true)
+    }
+}
+
+fn plants_reuse<M: Machine>(call: &Call<'_, M>) -> bool {
+    #[cfg(feature = "plant")]
+    return call.plants(crate::plant::Plant::BankReusedWithoutDone);
+    #[cfg(not(feature = "plant"))]
+    {
+        let _ = call;
+        false
+    }
+}

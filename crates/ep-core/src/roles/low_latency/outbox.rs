@@ -1,0 +1,55 @@
+//! Staging memory of low latency: slots that are used in turn, across operations.
+
+use super::{Call, Faults};
+use crate::error::Fault;
+use crate::layout::Layout;
+use crate::machine::Machine;
+use crate::port::{Port, Ticket};
+use crate::roles::Attended;
+use crate::topology::Rank;
+
+/// Which puts may still read each slot. A slot may be the source of puts to several peers.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    readers: Vec<Vec<(Rank, Ticket)>>,
+    current: usize,
+}
+
+impl Outbox {
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let slots = if layout.settings().low_latency() { layout.low_staging_slots() } else { 0 };
+        Self { readers: vec![Vec::new(); slots as usize], current: 0 }
+    }
+
+    /// The next slot, once nothing reads it any more (F5). The lanes of a peer that keeps reading are reset: it is cut off
+    /// from this operation.
+    pub(super) async fn slot<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &mut Attended<M::Port>,
+        faults: &mut Faults,
+    ) -> Result<u32, Fault> {
+        self.current = (self.current + 1) % self.readers.len();
+        let readers = &mut self.readers[self.current];
+        for (peer, ticket) in readers.drain(..) {
+            // A masked peer's lanes have been reset.
+            if call.mask.contains(peer) || faults.involve(peer) {
+                continue;
+            }
+            #[cfg(feature = "plant")]
+            if call.plants(crate::plant::Plant::SkippedFlush) {
+                continue;
+            }
+            if let Err(fault) = port.flush(Call::<M>::rows_lane(peer), ticket).await {
+                call.machine.reset_peer(peer).await;
+                faults.note(peer, fault)?;
+            }
+        }
+        Ok(self.current as u32)
+    }
+
+    /// The current slot is the source of this put.
+    pub(super) fn sent(&mut self, peer: Rank, ticket: Ticket) {
+        self.readers[self.current].push((peer, ticket));
+    }
+}

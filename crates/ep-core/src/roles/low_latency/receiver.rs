@@ -1,0 +1,160 @@
+//! Dispatch: takes the rows out of the slots and spreads them to the local experts.
+
+use std::ops::Range;
+
+use super::Call;
+use crate::engine::rows::HostRows;
+use crate::error::Fault;
+use crate::machine::{Machine, Window};
+use crate::port::{Duty, Offset, Port, Work};
+use crate::roles::{Attended, HeaderBytes};
+use crate::topology::Rank;
+
+/// One choice of a received row: the expert's row that was made of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Pick {
+    /// Which of the token's choices.
+    pub(crate) choice: u32,
+    /// Row in `[local experts, ranks * max_tokens]`.
+    pub(crate) row: u32,
+    pub(crate) weight: f32,
+}
+
+/// One received row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Row {
+    /// The token at its source.
+    pub(crate) token: u32,
+    /// This rank's number among the token's ranks, ascending.
+    pub(crate) column: u32,
+    /// Its choices of local experts, ascending: a range of all picks.
+    pub(crate) picks: Range<u32>,
+}
+
+/// What a rank received.
+pub(crate) struct Intake<W: Window> {
+    /// `[local experts, ranks * max_tokens]` rows as they travelled.
+    pub(crate) x: HostRows<W>,
+    /// `[local experts, ranks * max_tokens]`: token at its source; 0 where there is no row.
+    pub(crate) source_token: Vec<i32>,
+    /// `[local experts, ranks]`: first row of the rank's segment and its length.
+    pub(crate) segments: Vec<(u32, u32)>,
+    /// `[local experts]`: rows of each.
+    pub(crate) counts: Vec<u32>,
+    /// `[ranks]`: the rows of each rank, a range of all rows.
+    pub(crate) sources: Vec<Range<u32>>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) picks: Vec<Pick>,
+}
+
+/// Receives all rows: the sources in ascending order, so that every expert's rows lie in order of source and token,
+/// whatever the order in which they came. `own` rows stay on this rank.
+pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, own: u32) -> Result<Intake<W>, Fault> {
+    let mut port = call.port(Duty::Receiver);
+    let mut intake = Intake::new(call);
+    for source in call.layout.topology().all() {
+        let rows = if source == call.me {
+            own
+        } else if !call.mask.contains(source) {
+            call.arrival(&mut port, source).await?
+        } else {
+            0
+        };
+        if rows > call.layout.shape().max_tokens() {
+            let mine = call.layout.shape().max_tokens().into();
+            return Err(Fault::Mismatch { field: "rows of a source", mine, theirs: rows.into(), peer: source });
+        }
+        intake.take(call, &port, source, rows)?;
+    }
+    call.received(&mut port).await?;
+    Ok(intake)
+}
+
+impl<W: Window> Intake<W> {
+    fn new<M: Machine>(call: &Call<'_, M>) -> Self {
+        let (layout, ranks) = (call.layout, call.layout.topology().ranks() as usize);
+        let experts = layout.local_experts() as usize;
+        let stride = ranks * layout.shape().max_tokens() as usize;
+        Self {
+            x: HostRows::zeroed((experts * stride) as u32, layout.row().payload_bytes() as usize),
+            source_token: vec![0; experts * stride],
+            segments: vec![(0, 0); experts * ranks],
+            counts: vec![0; experts],
+            sources: Vec::with_capacity(ranks),
+            rows: Vec::new(),
+            picks: Vec::new(),
+        }
+    }
+
+    /// Takes the rows of one source.
+    fn take<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &Attended<M::Port>,
+        source: Rank,
+        rows: u32,
+    ) -> Result<(), Fault> {
+        let first = self.rows.len() as u32;
+        let before = self.counts.clone();
+        let mut header = HeaderBytes::new(call.layout.row());
+        let mut least = 0;
+        for position in 0..rows {
+            let at = call.layout.low_row(call.op, source, position).offset;
+            port.read(at, header.as_mut_bytes())?;
+            let own = header.header();
+            call.check(&own, source, None)?;
+            if own.source_token < least {
+                let (mine, theirs) = (least.into(), own.source_token.into());
+                return Err(Fault::Mismatch { field: "least token of the next row", mine, theirs, peer: source });
+            }
+            least = own.source_token + 1;
+            self.spread(call, port, &header, at.plus(call.layout.row().header_bytes()))?;
+        }
+        self.sources.push(first..self.rows.len() as u32);
+        let ranks = call.layout.topology().ranks() as usize;
+        for (expert, (&start, &end)) in before.iter().zip(&self.counts).enumerate() {
+            self.segments[expert * ranks + source.index()] = (start, end - start);
+        }
+        Ok(())
+    }
+
+    /// Copies a row to each of its local experts.
+    fn spread<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &Attended<M::Port>,
+        header: &HeaderBytes,
+        payload: Offset,
+    ) -> Result<(), Fault> {
+        let layout = call.layout;
+        let (local, topk) = (layout.local_experts(), layout.shape().topk());
+        let stride = layout.topology().ranks() * layout.shape().max_tokens();
+        let first = self.picks.len() as u32;
+        let token = header.header().source_token;
+        for (choice, picked) in (0..topk).map(|choice| (choice, header.choice(choice as usize))) {
+            let Ok(expert) = u32::try_from(picked.expert) else { continue };
+            if layout.rank_of_expert(expert) != call.me {
+                continue;
+            }
+            let expert = expert % local;
+            let row = expert * stride + self.counts[expert as usize];
+            self.counts[expert as usize] += 1;
+            let into = self.x.slot(row)?;
+            port.charge(Work::Row { bytes: into.len() as u64 });
+            port.read(payload, into)?;
+            self.source_token[row as usize] = token as i32;
+            self.picks.push(Pick { choice, row, weight: picked.weight });
+        }
+        let column = columns_before(call, header);
+        self.rows.push(Row { token, column, picks: first..self.picks.len() as u32 });
+        Ok(())
+    }
+}
+
+/// How many ranks below this one the token goes to.
+fn columns_before<M: Machine>(call: &Call<'_, M>, header: &HeaderBytes) -> u32 {
+    let topk = call.layout.shape().topk() as usize;
+    let rank = |at: usize| u32::try_from(header.choice(at).expert).ok().map(|e| call.layout.rank_of_expert(e));
+    let first_of_its_rank = |at: &usize| !(0..*at).any(|earlier| rank(earlier) == rank(*at));
+    (0..topk).filter(first_of_its_rank).filter(|&at| rank(at).is_some_and(|rank| rank < call.me)).count() as u32
+}

@@ -1,0 +1,112 @@
+//! Combine: the rank whose tokens they are sums what came back.
+
+use super::Call;
+use crate::error::Fault;
+use crate::layout::{LowKind, RESULT_HEADER};
+use crate::machine::Machine;
+use crate::plan::Plan;
+use crate::port::{Duty, Port, Work};
+use crate::roles::{Accumulator, Attended};
+use crate::topology::Rank;
+
+/// What a rank asked for, and how it weighs it.
+pub(crate) struct Asked<'a> {
+    pub(crate) plan: &'a Plan,
+    /// `[tokens, topk]`: experts over all ranks.
+    pub(crate) topk_idx: &'a [i64],
+    /// `[tokens, topk]`; unused where each rank has weighed its own.
+    pub(crate) topk_weights: &'a [f32],
+}
+
+impl Asked<'_> {
+    /// Rows of results that `rank`, which has `local` experts, owes.
+    pub(crate) fn owed(&self, kind: LowKind, local: u32, rank: Rank) -> u32 {
+        match kind {
+            LowKind::PerRank | LowKind::Dispatch => self.plan.rows()[rank.index()],
+            LowKind::PerChoice => {
+                let first = (rank.0 * local) as usize;
+                self.plan.experts()[first..first + local as usize].iter().sum()
+            }
+        }
+    }
+}
+
+/// A reducer at work.
+struct Reducer<'a, 'b, M: Machine> {
+    call: &'a Call<'b, M>,
+    port: Attended<M::Port>,
+    sum: Accumulator,
+    row: Vec<u8>,
+}
+
+/// Waits for the results of every rank that got tokens of this one, and sums them: `[tokens, hidden]` bf16. Masked ranks
+/// add nothing.
+pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked<'_>) -> Result<Vec<u8>, Fault> {
+    let layout = call.layout;
+    let (topk, tokens) = (layout.shape().topk() as usize, asked.plan.tokens() as usize);
+    let bytes = layout.row().results().payload_bytes() as usize;
+    let mut reducer = Reducer {
+        call,
+        port: call.port(Duty::Reducer),
+        sum: Accumulator::new(layout.shape().hidden(), 0),
+        row: vec![0; bytes],
+    };
+    for &peer in call.peers {
+        reducer.arrived(asked, peer).await?;
+    }
+    let here = |rank: Rank| !call.mask.contains(rank);
+    let mut x = vec![0; tokens * bytes];
+    for (token, x) in (0u32..).zip(x.chunks_exact_mut(bytes)) {
+        reducer.sum.clear();
+        let reached = asked.plan.reached(token);
+        if call.kind == LowKind::PerRank {
+            for (column, &(rank, _)) in (0u32..).zip(reached).filter(|(_, (rank, _))| here(*rank)) {
+                reducer.add(rank, token, column, None)?;
+            }
+        } else {
+            let choices = token as usize * topk..(token as usize + 1) * topk;
+            let weighed = asked.topk_idx[choices.clone()].iter().zip(&asked.topk_weights[choices]);
+            for (column, (&expert, &weight)) in (0u32..).zip(weighed) {
+                let Ok(expert) = u32::try_from(expert) else { continue };
+                let rank = layout.rank_of_expert(expert);
+                // Choices that were dropped when they were sent have no rank among the token's.
+                if here(rank) && reached.iter().any(|&(reached, _)| reached == rank) {
+                    reducer.add(rank, token, column, Some(weight))?;
+                }
+            }
+        }
+        reducer.sum.finish(x);
+    }
+    call.received(&mut reducer.port).await?;
+    Ok(x)
+}
+
+impl<M: Machine> Reducer<'_, '_, M> {
+    /// Waits for the results of `peer`, if it owes any.
+    async fn arrived(&mut self, asked: &Asked<'_>, peer: Rank) -> Result<(), Fault> {
+        let owed = asked.owed(self.call.kind, self.call.layout.local_experts(), peer);
+        if owed == 0 {
+            return Ok(());
+        }
+        let rows = self.call.arrival(&mut self.port, peer).await?;
+        if rows != owed {
+            let (mine, theirs) = (owed.into(), rows.into());
+            return Err(Fault::Mismatch { field: "results of a rank", mine, theirs, peer });
+        }
+        Ok(())
+    }
+
+    /// Adds a result of `rank`: times `weight`, or as it is.
+    fn add(&mut self, rank: Rank, token: u32, column: u32, weight: Option<f32>) -> Result<(), Fault> {
+        let at = self.call.layout.low_result(self.call.op, token, column).offset;
+        let header = self.call.result_header(&self.port, at)?;
+        self.call.check(&header, rank, Some(token))?;
+        self.port.read(at.plus(RESULT_HEADER), &mut self.row)?;
+        self.port.charge(Work::Reduce { bytes: self.row.len() as u64 });
+        match weight {
+            Some(weight) => self.sum.add_scaled(weight, &self.row),
+            None => self.sum.add(&self.row),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Dispatch: puts each token once to every rank that holds one of its experts.
+
+use super::{Banks, Call, Faults, Outbox};
+use crate::engine::rows::HostRows;
+use crate::error::Fault;
+use crate::layout::{Choice, RowFormat, RowHeader};
+use crate::machine::{Machine, Window};
+use crate::plan::Plan;
+use crate::port::{Duty, Offset, Port, Work};
+use crate::quant::quantize;
+use crate::roles::{Attended, HeaderBytes};
+use crate::shape::Element;
+
+/// What a rank sends.
+pub(crate) struct Tokens<'a, W: Window> {
+    /// `[tokens, hidden]` bf16.
+    pub(crate) x: &'a HostRows<W>,
+    pub(crate) plan: &'a Plan,
+    /// `[tokens, topk]`: experts over all ranks.
+    pub(crate) topk_idx: &'a [i64],
+    pub(crate) topk_weights: Option<&'a [f32]>,
+}
+
+/// A row being made: its header, and its payload as it travels.
+struct Staged {
+    header: HeaderBytes,
+    scratch: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+/// Sends all tokens: to the peers whose banks are free at once, to the others as theirs become free.
+pub(crate) async fn send_tokens<M: Machine, W: Window>(
+    call: &Call<'_, M>,
+    tokens: &Tokens<'_, W>,
+    outbox: &mut Outbox,
+    faults: &mut Faults,
+) -> Result<(), Fault> {
+    let mut port = call.port(Duty::Sender);
+    let row = call.layout.row();
+    let mut staged = Staged {
+        header: HeaderBytes::new(row),
+        scratch: vec![0; row.results().payload_bytes() as usize],
+        payload: vec![0; row.payload_bytes() as usize],
+    };
+    let mut banks = Banks::new(call);
+    // The own bank is free: what it held has been received before.
+    let mut to = vec![false; call.layout.topology().ranks() as usize];
+    to[call.me.index()] = true;
+    loop {
+        let free = banks.free(call, &port, faults)?;
+        free.iter().for_each(|peer| to[peer.index()] = true);
+        if to.contains(&true) {
+            send_to(call, &mut port, tokens, &mut staged, outbox, &to, faults).await?;
+        }
+        for peer in free {
+            let sent = match faults.involve(peer) {
+                true => Ok(()),
+                false => call.announce(&mut port, peer, tokens.plan.rows()[peer.index()]).await,
+            };
+            sent.or_else(|fault| faults.note(peer, fault))?;
+        }
+        to.fill(false);
+        if !banks.wait(call, &mut port, faults).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// Sends every token to those of its ranks that `to` names.
+async fn send_to<M: Machine, W: Window>(
+    call: &Call<'_, M>,
+    port: &mut Attended<M::Port>,
+    tokens: &Tokens<'_, W>,
+    staged: &mut Staged,
+    outbox: &mut Outbox,
+    to: &[bool],
+    faults: &mut Faults,
+) -> Result<(), Fault> {
+    let row = call.layout.row();
+    for token in 0..tokens.plan.tokens() {
+        let reached = tokens.plan.reached(token).iter().filter(|(rank, _)| to[rank.index()]);
+        let (mut made, mut place) = (false, None);
+        for &(rank, position) in reached {
+            let slot = |op| call.layout.low_row(op, call.me, position).offset;
+            if !made {
+                staged.make(call, tokens, token)?;
+                made = true;
+            }
+            if rank == call.me {
+                staged.write(port, slot(call.op), row)?;
+                continue;
+            }
+            let from = match place {
+                Some(from) => from,
+                None => {
+                    let free = outbox.slot(call, port, faults).await?;
+                    let from = call.layout.low_staging(free).offset;
+                    staged.write(port, from, row)?;
+                    place = Some(from);
+                    from
+                }
+            };
+            if faults.involve(rank) {
+                continue;
+            }
+            #[cfg(feature = "plant")]
+            let op = call.op + u64::from(call.plants(crate::plant::Plant::OpInWrongBank));
+            #[cfg(not(feature = "plant"))]
+            let op = call.op;
+            match port
+                .put(Call::<M>::rows_lane(rank), from.span(row.header_bytes() + row.payload_bytes()), slot(op))
+                .await
+            {
+                Ok(ticket) => outbox.sent(rank, ticket),
+                Err(fault) => faults.note(rank, fault)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Staged {
+    /// Makes the row of `token`.
+    fn make<M: Machine, W: Window>(
+        &mut self,
+        call: &Call<'_, M>,
+        tokens: &Tokens<'_, W>,
+        token: u32,
+    ) -> Result<(), Fault> {
+        let own = RowHeader { source_rank: call.me.0, source_token: token, position: 0, op: call.op as u32 };
+        let topk = call.layout.shape().topk() as usize;
+        let reached = tokens.plan.reached(token);
+        self.header.set(&own, |at| {
+            let at = token as usize * topk + at;
+            // Choices of masked ranks are dropped here, so that all ranks of the token see the same.
+            let Some(expert) = u32::try_from(tokens.topk_idx[at]).ok() else { return Choice::NONE };
+            let rank = call.layout.rank_of_expert(expert);
+            if !reached.iter().any(|&(reached, _)| reached == rank) {
+                return Choice::NONE;
+            }
+            Choice { expert: expert as i32, weight: tokens.topk_weights.map_or(1.0, |weights| weights[at]) }
+        });
+        let x = tokens.x.borrow(token, &mut self.scratch)?;
+        match call.layout.shape().element() {
+            Element::Bf16 => self.payload.copy_from_slice(x),
+            Element::Fp8(scaling) => {
+                let (codes, scales) = self.payload.split_at_mut(call.layout.row().scales_offset() as usize);
+                let (elements, _) = x.as_chunks::<2>();
+                let codes = &mut codes[..elements.len()];
+                quantize(scaling, elements, codes, scales).map_err(|_| Fault::Mismatch {
+                    field: "elements of a row",
+                    mine: call.layout.shape().hidden().into(),
+                    theirs: elements.len() as u64,
+                    peer: call.me,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes it into the own window.
+    fn write(&self, port: &mut impl Port, to: Offset, row: &RowFormat) -> Result<(), Fault> {
+        port.charge(Work::Row { bytes: self.payload.len() as u64 });
+        port.write(to, self.header.as_bytes())?;
+        port.write(to.plus(row.header_bytes()), &self.payload)
+    }
+}
