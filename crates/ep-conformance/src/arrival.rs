@@ -25,6 +25,28 @@ pub fn travelling(shape: &Shape, x: &[u16]) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
+/// [`travelling`] by the oracle, which quantises by definition.
+pub(crate) fn quantised(world: &World, x: &[u16]) -> Vec<u8> {
+    if world.shape().element() == Element::Bf16 {
+        return bytes_of(x);
+    }
+    joined(world.shape(), &reference::quantize(world, x))
+}
+
+/// Codes and scales as one row's bytes after the other.
+fn joined(shape: &Shape, rows: &Fp8Rows) -> Vec<u8> {
+    let format = RowFormat::new(shape);
+    let scales = rows.scales.chunks_exact(format.scales_bytes() as usize);
+    let mut bytes = Vec::new();
+    for (codes, scales) in rows.codes.chunks_exact(shape.hidden() as usize).zip(scales) {
+        let row = bytes.len();
+        bytes.extend_from_slice(codes);
+        bytes.resize(row + format.scales_offset() as usize, 0);
+        bytes.extend_from_slice(scales);
+    }
+    bytes
+}
+
 /// What one rank received, seen or expected.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Arrival {
@@ -62,17 +84,10 @@ impl Arrival {
 
     /// The bytes of the rows as they travel.
     pub fn bytes(&self, shape: &Shape) -> Vec<u8> {
-        let Some(Fp8Rows { codes, scales }) = &self.fp8 else { return bytes_of(&self.received.x) };
-        let format = RowFormat::new(shape);
-        let scales = scales.chunks_exact(format.scales_bytes() as usize);
-        let mut bytes = Vec::new();
-        for (codes, scales) in codes.chunks_exact(shape.hidden() as usize).zip(scales) {
-            let row = bytes.len();
-            bytes.extend_from_slice(codes);
-            bytes.resize(row + format.scales_offset() as usize, 0);
-            bytes.extend_from_slice(scales);
+        match &self.fp8 {
+            None => bytes_of(&self.received.x),
+            Some(rows) => joined(shape, rows),
         }
-        bytes
     }
 
     /// What the reference experts of `rank` return, `[rows, hidden]` bits of bf16.

@@ -1,7 +1,7 @@
 //! What the suite needs from a backend.
 
 use ep_core::incident::Incident;
-use ep_core::{Endpoint, Error, Settings, Shape, Topology};
+use ep_core::{Error, LowLatency, Settings, Shape, Topology};
 
 use crate::script::{Script, Seen};
 
@@ -49,6 +49,8 @@ impl Setup {
 pub enum Requirement {
     /// Near lanes offer `get`.
     Get,
+    /// The backend has low latency.
+    LowLatency,
     /// The backend has several nodes.
     Nodes,
     /// The backend can make incidents happen.
@@ -59,8 +61,8 @@ pub enum Requirement {
 
 /// A backend under test.
 pub trait Backend: Send + Sync + 'static {
-    /// Endpoints of this backend.
-    type Endpoint: Endpoint;
+    /// Endpoints of this backend. One without low latency says so by [`Requirement::LowLatency`].
+    type Endpoint: LowLatency;
 
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;

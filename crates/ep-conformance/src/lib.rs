@@ -17,7 +17,7 @@
 //! | `EP_SEED` | first seed of the campaign; by default it is fixed |
 //! | `EP_TIME_FACTOR` | multiplies the time limits |
 //!
-//! Without the feature `suite` (on by default) only [`workload`], [`drive`] and [`verify`] are there: batches and routings
+//! Without the feature `suite` (on by default) only [`workload`], [`drive`], [`verify`] and [`low_latency`] are there: batches and routings
 //! from a seed, one round of a layer, and the comparison with the oracle.
 //!
 //! ```
@@ -40,6 +40,7 @@ mod cases;
 pub mod drive;
 #[cfg(feature = "suite")]
 pub mod harness;
+pub mod low_latency;
 #[cfg(feature = "suite")]
 pub mod scenario;
 #[cfg(feature = "suite")]

@@ -203,12 +203,12 @@ pub fn combined(world: &World, expected: &[Combined], observed: &[Observed]) -> 
 }
 
 /// Where a comparison takes place.
-struct Place {
-    rank: Rank,
+pub(crate) struct Place {
+    pub(crate) rank: Rank,
 }
 
 impl Place {
-    fn numbers<T: PartialEq + Copy + fmt::Display>(
+    pub(crate) fn numbers<T: PartialEq + Copy + fmt::Display>(
         &self,
         what: &str,
         columns: usize,
@@ -218,12 +218,12 @@ impl Place {
         self.each(what, columns, got, expected, |a, b| a == b, T::to_string)
     }
 
-    fn weights(&self, what: &str, columns: usize, got: &[f32], expected: &[f32]) -> Result<u64, Mismatch> {
+    pub(crate) fn weights(&self, what: &str, columns: usize, got: &[f32], expected: &[f32]) -> Result<u64, Mismatch> {
         let show = |weight: &f32| format!("{weight} ({:#010x})", weight.to_bits());
         self.each(what, columns, got, expected, |a, b| same_f32(*a, *b), show)
     }
 
-    fn rows(&self, world: &World, what: &str, got: &[u8], expected: &[u16]) -> Result<u64, Mismatch> {
+    pub(crate) fn rows(&self, world: &World, what: &str, got: &[u8], expected: &[u16]) -> Result<u64, Mismatch> {
         let show = |bits: &u16| format!("{} ({bits:#06x})", bf16::from_bits(*bits));
         self.length(format_args!("bytes of {what}"), got.len(), expected.len() * 2)?;
         self.each(what, world.shape().hidden() as usize, &bits_of(got), expected, |a, b| same_bf16(*a, *b), show)

@@ -45,6 +45,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_KIND_MEMBERSHIP_DISPATCH 4u
 #define EP_COUNTER_ALARM 0u
 #define EP_COUNTER_OPENING 1u
+#define EP_COUNTER_WAITING 2u
 #define EP_COUNTER_COUNTS 0u
 #define EP_COUNTER_NOTE 1u
 #define EP_COUNTER_DONE 2u

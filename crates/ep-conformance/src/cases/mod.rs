@@ -5,6 +5,7 @@ mod campaign;
 mod engine;
 mod failures;
 mod fixture;
+mod low_latency;
 mod memory;
 mod nodes;
 #[cfg(feature = "plant")]
@@ -20,6 +21,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(memory::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
+    all.extend(low_latency::cases());
     all.extend(nodes::cases());
     #[cfg(feature = "plant")]
     all.extend(planted::cases());

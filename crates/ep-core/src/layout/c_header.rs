@@ -229,6 +229,7 @@ const fn counter_name(counter: Counter) -> &'static str {
     match counter {
         Counter::Alarm => "COUNTER_ALARM",
         Counter::Opening => "COUNTER_OPENING",
+        Counter::Waiting => "COUNTER_WAITING",
         Counter::Counts => "COUNTER_COUNTS",
         Counter::Note => "COUNTER_NOTE",
         Counter::Done => "COUNTER_DONE",

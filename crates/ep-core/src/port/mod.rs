@@ -172,7 +172,7 @@ impl LaneKind {
     /// The counters that are published on lanes of this kind.
     pub const fn counters(self) -> &'static [Counter] {
         match self {
-            Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Probe],
+            Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Waiting, Counter::Probe],
             Self::Control => &[Counter::Counts, Counter::Note, Counter::Done, Counter::Probe],
             Self::LowRows => &[Counter::Even, Counter::Odd, Counter::Probe],
             Self::LowDone => &[Counter::Received, Counter::Masked, Counter::Probe],
@@ -216,6 +216,8 @@ pub enum Counter {
     Alarm,
     /// Watch lane: the last operation that the writer has begun, and its kind ([`crate::layout::Kind::opening`]).
     Opening,
+    /// Watch lane, low latency: whom the writer waits for: `serial << 16 | rank`, itself when it no longer waits.
+    Waiting,
     /// Control lane: the last operation whose counts the writer has put.
     Counts,
     /// Control lane: the last operation whose note (grant or offer) the writer has put.
@@ -242,9 +244,10 @@ pub enum Counter {
 
 impl Counter {
     /// Every counter.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Alarm,
         Self::Opening,
+        Self::Waiting,
         Self::Counts,
         Self::Note,
         Self::Done,
@@ -263,7 +266,7 @@ impl Counter {
         match self {
             Self::Alarm | Self::Counts | Self::Tail | Self::Head | Self::Even | Self::Received => 0,
             Self::Opening | Self::Note | Self::Placed | Self::Odd | Self::Masked => 1,
-            Self::Done => 2,
+            Self::Done | Self::Waiting => 2,
             Self::Probe => 7,
         }
     }
@@ -271,7 +274,7 @@ impl Counter {
     /// The phase in which a role waits on this counter.
     pub const fn phase(self) -> Phase {
         match self {
-            Self::Alarm | Self::Opening | Self::Masked => Phase::Alarm,
+            Self::Alarm | Self::Opening | Self::Waiting | Self::Masked => Phase::Alarm,
             Self::Counts => Phase::Counts,
             Self::Note => Phase::Note,
             Self::Done | Self::Received => Phase::Bank,

@@ -242,6 +242,7 @@ const fn counter_name(counter: Counter) -> &'static str {
     match counter {
         Counter::Alarm => "alarm",
         Counter::Opening => "opening",
+        Counter::Waiting => "waiting",
         Counter::Counts => "counts",
         Counter::Note => "note",
         Counter::Done => "done",

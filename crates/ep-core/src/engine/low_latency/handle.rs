@@ -1,5 +1,6 @@
 //! What a low-latency dispatch leaves behind, and operations that were sent and not received.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ pub(super) struct Mark {
 pub(super) struct Sent {
     pub(super) mark: Mark,
     pub(super) op: u64,
-    /// What went wrong in sending.
-    pub(super) faults: Faults,
+    /// What went wrong in sending; the receiving half tries again what it can.
+    pub(super) faults: RefCell<Faults>,
 }
 
 /// A low-latency dispatch that was sent and is to be received.

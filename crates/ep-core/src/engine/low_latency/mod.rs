@@ -3,8 +3,13 @@
 mod endpoint;
 mod handle;
 
+use std::cell::RefCell;
+use std::mem::take;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+
+use futures_util::future::{Either, select};
 
 pub use endpoint::{LowCombined, LowLatency, LowReceived, LowRouting, LowRoutingOf};
 pub use handle::{Combining, Dispatching, LowHandle};
@@ -14,10 +19,10 @@ use crate::error::{Error, Failure, Fault};
 use crate::layout::{Arrival, Layout, LowKind};
 use crate::machine::Machine;
 use crate::plan::{Plan, TopK};
-use crate::port::Nanos;
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Asked, Call, Faults, Intake, Outbox, Results, Tokens, receive_tokens, reduce_results, return_results, send_tokens,
+    Asked, Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens,
+    reduce_results, return_results, send_tokens,
 };
 use crate::topology::{Rank, RankSet};
 use handle::{Inner, Mark, Routed, Sent};
@@ -34,6 +39,7 @@ pub(super) struct Low {
     /// The other ranks, ascending.
     peers: Vec<Rank>,
     outbox: Outbox,
+    voice: Voice,
 }
 
 /// Operations that may be sent and not received.
@@ -41,7 +47,14 @@ const BANKS: u64 = 2;
 
 impl Low {
     pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet) -> Self {
-        let mut low = Self { op: 1, received: 0, mask: mask.clone(), peers: Vec::new(), outbox: Outbox::new(layout) };
+        let mut low = Self {
+            op: 1,
+            received: 0,
+            mask: mask.clone(),
+            peers: Vec::new(),
+            outbox: Outbox::new(layout),
+            voice: Voice::default(),
+        };
         low.peers = layout.topology().all().filter(|&rank| rank != me && !mask.contains(rank)).collect();
         low
     }
@@ -93,6 +106,7 @@ impl<M: Machine> Engine<M> {
 
     /// A half of operation `op`, which begins now.
     fn call(&self, op: u64, kind: LowKind) -> Call<'_, M> {
+        let started = self.machine.now();
         Call {
             machine: &self.machine,
             layout: &self.layout,
@@ -102,7 +116,8 @@ impl<M: Machine> Engine<M> {
             op,
             generation: self.generation,
             kind,
-            deadline: self.machine.now() + self.settings().deadline(),
+            started,
+            deadline: started + self.settings().deadline(),
             board: Rc::new(Board::new(self.topology().ranks() as usize)),
         }
     }
@@ -115,25 +130,12 @@ impl<M: Machine> Engine<M> {
     ) -> Result<Sent, Error> {
         let op = self.low.op;
         self.low.op += 1;
-        // Until it is through: who drops the future half-way has sent an unknown part.
-        self.poisoned = Some(failure(self.me, op, Fault::Abandoned));
-        let mut outbox = std::mem::take(&mut self.low.outbox);
         let mut faults = Faults::default();
-        let (result, waited) = {
-            let call = self.call(op, kind);
-            let result = post(&call, &mut outbox, &mut faults).await;
-            (result, call.board.waited())
-        };
-        self.low.outbox = outbox;
-        self.note_waits(&waited);
-        match result {
-            Ok(()) => {
-                self.poisoned = None;
-                Ok(Sent { mark: self.mark(), op, faults })
-            }
+        let sent = self.half(op, kind, async |call, outbox| post(call, outbox, &mut faults).await).await;
+        match sent {
+            Ok(()) => Ok(Sent { mark: self.mark(), op, faults: RefCell::new(faults) }),
             // Not a peer's doing: what was sent is not known.
-            Err(fault) => {
-                let failure = failure(self.me, op, fault);
+            Err(failure) => {
                 self.poisoned = Some(failure);
                 Err(failure.into())
             }
@@ -148,33 +150,62 @@ impl<M: Machine> Engine<M> {
         take: impl AsyncFnOnce(&Call<'_, M>) -> Result<T, Fault>,
     ) -> Result<T, Error> {
         self.check_receive(sent)?;
-        if let Some(fault) = sent.faults.unmasked(&self.low.mask) {
-            return Err(failure(self.me, sent.op, fault).into());
-        }
-        let (result, waited) = {
-            let call = self.call(sent.op, kind);
-            let result = take(&call).await;
-            (result, call.board.waited())
-        };
-        self.note_waits(&waited);
-        match result {
+        let taken = self.half(sent.op, kind, async |call, outbox| {
+            let mut faults = sent.faults.take();
+            let delivered = deliver(call, outbox, &mut faults).await;
+            let fault = delivered.err().or_else(|| faults.unmasked(call.mask));
+            sent.faults.replace(faults);
+            match fault {
+                Some(fault) => Err(fault),
+                None => take(call).await,
+            }
+        });
+        match taken.await {
             Ok(value) => {
                 self.low.received = sent.op;
                 self.stats.operations += 1;
                 Ok(value)
             }
-            Err(fault) => {
-                let failure = failure(self.me, sent.op, fault);
+            Err(failure) => {
                 tracing::warn!(%failure, "low-latency operation failed");
                 Err(failure.into())
             }
         }
     }
 
-    fn note_waits(&mut self, waited: &[Nanos]) {
-        for (peer, &waited) in self.stats.peers.iter_mut().zip(waited) {
+    /// Runs one half of operation `op` beside its lookout.
+    async fn half<T>(
+        &mut self,
+        op: u64,
+        kind: LowKind,
+        work: impl AsyncFnOnce(&Call<'_, M>, &mut Outbox) -> Result<T, Fault>,
+    ) -> Result<T, Failure> {
+        // Until it is through: who drops the future half-way has posted an unknown part.
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        let (mut outbox, mut voice) = (take(&mut self.low.outbox), take(&mut self.low.voice));
+        let (result, waited) = {
+            let call = self.call(op, kind);
+            let outcome = {
+                let (work, lookout) = (pin!(work(&call, &mut outbox)), pin!(lookout(&call, &mut voice)));
+                match select(work, lookout).await {
+                    Either::Left((result, _)) => result,
+                    Either::Right((fault, _)) => Err(fault),
+                }
+            };
+            let result = match outcome {
+                Ok(value) => {
+                    voice.retract(&call).await;
+                    Ok(value)
+                }
+                Err(fault) => Err(Failure { op, culprit: culprit(&call, &fault), reporter: self.me, fault }),
+            };
+            (result, call.board.waited())
+        };
+        (self.low.outbox, self.low.voice, self.poisoned) = (outbox, voice, None);
+        for (peer, waited) in self.stats.peers.iter_mut().zip(waited) {
             peer.waited = peer.waited + waited;
         }
+        result
     }
 
     /// Refuses weights that are not one for each choice.
@@ -199,10 +230,6 @@ impl<M: Machine> Engine<M> {
             peer.bytes_received += received * row_bytes;
         }
     }
-}
-
-fn failure(me: Rank, op: u64, fault: Fault) -> Failure {
-    Failure { op, culprit: fault.peer().unwrap_or(me), reporter: me, fault }
 }
 
 impl<M: Machine> LowLatency for Engine<M> {

@@ -9,8 +9,14 @@
 //! operation `op - 2`; that is all that a sender ever waits for.
 //!
 //! **A peer that fails** fails nothing but what involves it: everything is still sent to the others. What went wrong with
-//! whom is kept ([`Faults`]) and told by the receiving half, where the user may mask the peer and go on.
+//! whom is kept ([`Faults`]) and told by the receiving half, where the user may mask the peer and go on. What a peer could
+//! not be sent because its bank was not free in time is held, and the receiving half tries again: whoever is late may only
+//! wait for the one who is dead.
+//!
+//! **Who is to blame**: a rank that waits long says for whom ([`lookout`]); the one at the end of that chain is named.
 
+mod faults;
+mod lookout;
 mod outbox;
 mod receiver;
 mod reducer;
@@ -21,6 +27,8 @@ use std::rc::Rc;
 
 use zerocopy::{FromZeros, IntoBytes};
 
+pub(crate) use faults::{Faults, deliver};
+pub(crate) use lookout::{Voice, culprit, lookout};
 pub(crate) use outbox::Outbox;
 pub(crate) use receiver::{Intake, Pick, Row, receive_tokens};
 pub(crate) use reducer::{Asked, reduce_results};
@@ -47,34 +55,9 @@ pub(crate) struct Call<'a, M> {
     pub(crate) op: u64,
     pub(crate) generation: u16,
     pub(crate) kind: LowKind,
+    pub(crate) started: Nanos,
     pub(crate) deadline: Nanos,
     pub(crate) board: Rc<Board>,
-}
-
-/// The peers that something went wrong with, and what.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Faults(Vec<(Rank, Fault)>);
-
-impl Faults {
-    /// Takes note of a fault that concerns `peer`; any other is returned.
-    fn note(&mut self, peer: Rank, fault: Fault) -> Result<(), Fault> {
-        if fault.peer() != Some(peer) {
-            return Err(fault);
-        }
-        if !self.involve(peer) {
-            self.0.push((peer, fault));
-        }
-        Ok(())
-    }
-
-    fn involve(&self, peer: Rank) -> bool {
-        self.0.iter().any(|&(rank, _)| rank == peer)
-    }
-
-    /// The first fault with a rank that is not in `mask`.
-    pub(crate) fn unmasked(&self, mask: &RankSet) -> Option<Fault> {
-        self.0.iter().find(|(rank, _)| !mask.contains(*rank)).map(|&(_, fault)| fault)
-    }
 }
 
 impl<M: Machine> Call<'_, M> {
@@ -108,6 +91,15 @@ impl<M: Machine> Call<'_, M> {
     fn rotated(&self) -> Vec<Rank> {
         let after = self.peers.partition_point(|&rank| rank < self.me);
         self.peers[after..].iter().chain(&self.peers[..after]).copied().collect()
+    }
+
+    /// Waits until this operation's bank at `peer` may be filled.
+    async fn bank(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<(), Fault> {
+        let masked = Need { cell: Self::masked_cell(peer), at_least: 1 };
+        match port.wait_any(&[self.bank_need(peer), masked]).await? {
+            0 => Ok(()),
+            _ => Err(Fault::MaskedBy { peer }),
+        }
     }
 
     /// Tells `peer` that `rows` rows of this operation have been put.

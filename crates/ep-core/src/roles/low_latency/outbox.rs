@@ -33,7 +33,7 @@ impl Outbox {
         let readers = &mut self.readers[self.current];
         for (peer, ticket) in readers.drain(..) {
             // A masked peer's lanes have been reset.
-            if call.mask.contains(peer) || faults.involve(peer) {
+            if call.mask.contains(peer) {
                 continue;
             }
             #[cfg(feature = "plant")]

@@ -2,6 +2,7 @@
 
 use zerocopy::IntoBytes;
 
+use super::faults::Held;
 use super::{Banks, Call, Faults, Outbox, Pick, Row};
 use crate::engine::rows::HostRows;
 use crate::error::Fault;
@@ -19,6 +20,31 @@ pub(crate) struct Results<'a, W: Window> {
     pub(crate) sources: &'a [std::ops::Range<u32>],
     pub(crate) rows: &'a [Row],
     pub(crate) picks: &'a [Pick],
+}
+
+/// One row of results.
+struct Parcel<'a> {
+    token: u32,
+    /// The choice, or this rank's number among the token's.
+    column: u32,
+    /// What it is made of: one choice's result, or all of a rank's.
+    picks: &'a [Pick],
+}
+
+impl<'a, W: Window> Results<'a, W> {
+    /// What `source` is owed, in the order of its tokens.
+    fn parcels(&self, kind: LowKind, source: Rank) -> impl Iterator<Item = Parcel<'a>> + use<'a, W> {
+        let range = &self.sources[source.index()];
+        let (rows, picks) = (&self.rows[range.start as usize..range.end as usize], self.picks);
+        rows.iter().flat_map(move |row| {
+            let picks = &picks[row.picks.start as usize..row.picks.end as usize];
+            let step = if kind == LowKind::PerChoice { 1 } else { picks.len().max(1) };
+            picks.chunks(step).map(move |picks| {
+                let column = if kind == LowKind::PerChoice { picks[0].choice } else { row.column };
+                Parcel { token: row.token, column, picks }
+            })
+        })
+    }
 }
 
 /// Results on their way, one after the other.
@@ -63,35 +89,46 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
             break;
         }
     }
+    for peer in faults.late() {
+        let held = returner.hold(peer)?;
+        faults.hold(peer, held);
+    }
     returner.give_back(call.me, faults).await.map(drop)
 }
 
 impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
+    /// Keeps the results that `source` is owed.
+    fn hold(&mut self, source: Rank) -> Result<Held, Fault> {
+        let mut held = Held::default();
+        for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
+            self.load(picks)?;
+            let mut bytes = self.header(token, column).as_bytes().to_vec();
+            bytes.extend_from_slice(&self.payload);
+            held.rows.push((self.call.layout.low_result(self.call.op, token, column).offset, bytes));
+        }
+        held.announced = !held.rows.is_empty();
+        Ok(held)
+    }
+
     /// Puts the results that `source` is owed; returns how many.
     async fn give_back(&mut self, source: Rank, faults: &mut Faults) -> Result<u32, Fault> {
-        let results = self.results;
-        let range = &results.sources[source.index()];
         let mut sent = 0;
-        for row in &results.rows[range.start as usize..range.end as usize] {
-            let picks = &results.picks[row.picks.start as usize..row.picks.end as usize];
-            if self.call.kind == LowKind::PerRank {
-                self.sum(picks)?;
-                self.put(source, row.token, row.column, faults).await?;
-                sent += 1;
-                continue;
-            }
-            for pick in picks {
-                let result = results.y.borrow(pick.row, &mut self.scratch)?;
-                self.payload.copy_from_slice(result);
-                self.put(source, row.token, pick.choice, faults).await?;
-                sent += 1;
-            }
+        for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
+            self.load(picks)?;
+            self.put(source, token, column, faults).await?;
+            sent += 1;
         }
         Ok(sent)
     }
 
-    /// The weighted sum of a row's results, choices ascending, rounded to bf16.
-    fn sum(&mut self, picks: &[Pick]) -> Result<(), Fault> {
+    /// Makes a result: that of one choice, or the weighted sum of a rank's, choices ascending, rounded to bf16.
+    fn load(&mut self, picks: &[Pick]) -> Result<(), Fault> {
+        if self.call.kind == LowKind::PerChoice {
+            for pick in picks {
+                self.payload.copy_from_slice(self.results.y.borrow(pick.row, &mut self.scratch)?);
+            }
+            return Ok(());
+        }
         self.sum.clear();
         for pick in picks {
             let result = self.results.y.borrow(pick.row, &mut self.scratch)?;
@@ -100,6 +137,10 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         }
         self.sum.finish(&mut self.payload);
         Ok(())
+    }
+
+    fn header(&self, token: u32, column: u32) -> RowHeader {
+        RowHeader { source_rank: self.call.me.0, source_token: token, position: column, op: self.call.op as u32 }
     }
 
     async fn put(&mut self, to: Rank, token: u32, column: u32, faults: &mut Faults) -> Result<(), Fault> {
@@ -131,10 +172,8 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
 
     /// Writes the result at hand into the own window.
     fn write(&mut self, to: Offset, token: u32, column: u32) -> Result<(), Fault> {
-        let Call { me, op, .. } = *self.call;
-        let header = RowHeader { source_rank: me.0, source_token: token, position: column, op: op as u32 };
         self.port.charge(Work::Row { bytes: self.payload.len() as u64 });
-        self.port.write(to, header.as_bytes())?;
+        self.port.write(to, self.header(token, column).as_bytes())?;
         self.port.write(to.plus(RESULT_HEADER), &self.payload)
     }
 }

@@ -1,5 +1,6 @@
 //! Dispatch: puts each token once to every rank that holds one of its experts.
 
+use super::faults::Held;
 use super::{Banks, Call, Faults, Outbox};
 use crate::engine::rows::HostRows;
 use crate::error::Fault;
@@ -61,9 +62,18 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         }
         to.fill(false);
         if !banks.wait(call, &mut port, faults).await? {
-            return Ok(());
+            break;
         }
     }
+    for peer in faults.late() {
+        let mut held = Held { announced: true, ..Held::default() };
+        for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
+            staged.make(call, tokens, token)?;
+            held.rows.push((call.layout.low_row(call.op, call.me, position).offset, staged.to_vec(row)));
+        }
+        faults.hold(peer, held);
+    }
+    Ok(())
 }
 
 /// Sends every token to those of its ranks that `to` names.
@@ -156,6 +166,14 @@ impl Staged {
             }
         }
         Ok(())
+    }
+
+    /// Its bytes as they travel.
+    fn to_vec(&self, row: &RowFormat) -> Vec<u8> {
+        let mut bytes = self.header.as_bytes().to_vec();
+        bytes.resize(row.header_bytes() as usize, 0);
+        bytes.extend_from_slice(&self.payload);
+        bytes
     }
 
     /// Writes it into the own window.

@@ -1,0 +1,422 @@
+//! Low latency against the oracle: both forms, two operations in flight, bad input, masks and return.
+
+use ep_core::engine::low_latency::LowRouting;
+use ep_core::incident::Incident;
+use ep_core::reference::{Weighing, World};
+use ep_core::{Element, Endpoint, Error, Fault, LowLatency, Nanos, Rank, RankSet, Settings};
+
+use super::fixture::{Verdict, ensure, finished, text};
+use crate::backend::{Backend, Requirement, Setup};
+use crate::drive;
+use crate::harness::Case;
+use crate::low_latency::scenario::{Scenario, Turn};
+use crate::low_latency::{Seen, results, round, upload, verify};
+use crate::verify::Observed;
+use crate::workload::{Batch, RoutingKind};
+
+const LOW: &[Requirement] = &[Requirement::LowLatency];
+const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes];
+const INCIDENTS: &[Requirement] = &[Requirement::LowLatency, Requirement::Incidents];
+
+pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, needs, body| Case { name, needs, body };
+    vec![
+        case("low_latency_both_forms", LOW, both_forms::<B> as fn(&B) -> _),
+        case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
+        case("low_latency_over_nodes_is_a_full_mesh", NODES, over_nodes::<B>),
+        case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
+        case("low_latency_full_batches_and_empty_ones", LOW, full_and_empty::<B>),
+        case("low_latency_every_choice_dropped", LOW, dropped::<B>),
+        case("low_latency_topk_from_1_to_32", LOW, topk_sizes::<B>),
+        case("low_latency_two_operations_in_flight", LOW, in_flight::<B>),
+        case("low_latency_a_third_in_flight_is_refused", LOW, third::<B>),
+        case("low_latency_bad_input_is_refused", LOW, bad_input::<B>),
+        case("low_latency_beside_throughput_mode", LOW, beside_throughput::<B>),
+        case("low_latency_many_operations", LOW, many::<B>),
+        case("low_latency_statistics_count_what_moved", LOW, statistics::<B>),
+        case("low_latency_a_crashed_rank_is_masked_and_the_others_go_on", INCIDENTS, crash::<B>),
+        case("low_latency_a_masked_rank_is_told_and_rejoins", LOW, rejoin::<B>),
+        case("low_latency_a_delay_within_the_deadline_heals", INCIDENTS, delay::<B>),
+    ]
+}
+
+/// A plain turn.
+pub(super) const TURN: Turn = Turn { at_experts: false, ahead: false, twice: false };
+
+/// A small scenario, to be varied.
+pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
+    Scenario {
+        seed: 3,
+        nodes: 1,
+        local_experts: 3,
+        topk: 4.min(3 * ranks),
+        hidden: 40,
+        element: Element::Bf16,
+        max_tokens: tokens.max(1) + 2,
+        tokens: vec![tokens; ranks as usize],
+        routing: RoutingKind::Uniform,
+        drop: 0.0,
+        turns: vec![TURN, Turn { at_experts: true, ..TURN }],
+    }
+}
+
+/// Checks a scenario under several seeds of the backend's freedom.
+fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
+    (0..3).try_for_each(|more| {
+        let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
+        let compared = scenario.check(backend).map_err(|error| format!("seed {}: {error}", scenario.seed))?;
+        let expects_rows = scenario.tokens.iter().any(|&tokens| tokens > 0);
+        ensure(!expects_rows || compared.rows > 0, || "nothing was compared".into())
+    })
+}
+
+fn both_forms<B: Backend>(backend: &B) -> Verdict {
+    [1, 2, 4, 8].into_iter().try_for_each(|ranks| check(backend, &scenario(ranks, 12)))
+}
+
+fn odd_ranks<B: Backend>(backend: &B) -> Verdict {
+    [3, 5, 7].into_iter().try_for_each(|ranks| check(backend, &scenario(ranks, 9)))
+}
+
+fn over_nodes<B: Backend>(backend: &B) -> Verdict {
+    [(2, 2), (3, 1), (2, 3), (4, 2)].into_iter().try_for_each(|(nodes, ranks)| {
+        check(backend, &Scenario { nodes, turns: vec![Turn { ahead: true, ..TURN }; 3], ..scenario(nodes * ranks, 8) })
+    })
+}
+
+fn scalings<B: Backend>(backend: &B) -> Verdict {
+    for (element, hidden) in Element::ALL.into_iter().flat_map(|element| [1, 127, 128, 2880].map(|h| (element, h))) {
+        check(backend, &Scenario { element, hidden, ..scenario(3, 5) })?;
+    }
+    Ok(())
+}
+
+fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { max_tokens: 10, ..scenario(4, 10) })?;
+    check(backend, &Scenario { routing: RoutingKind::Single, max_tokens: 16, ..scenario(4, 16) })?;
+    check(backend, &scenario(4, 0))?;
+    (0..3).try_for_each(|empty| {
+        let mut tokens = vec![6; 3];
+        tokens[empty] = 0;
+        check(backend, &Scenario { tokens, ..scenario(3, 6) })
+    })
+}
+
+fn dropped<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { drop: 1.0, ..scenario(3, 7) })?;
+    check(backend, &Scenario { drop: 0.5, ..scenario(3, 7) })
+}
+
+fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
+    [1, 2, 11, 32]
+        .into_iter()
+        .try_for_each(|topk| check(backend, &Scenario { topk, local_experts: 11, ..scenario(3, 6) }))
+}
+
+fn in_flight<B: Backend>(backend: &B) -> Verdict {
+    let turns =
+        [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
+    (0..6).try_for_each(|seed| check(backend, &Scenario { seed: seed * 10, turns: turns.to_vec(), ..scenario(4, 9) }))
+}
+
+fn many<B: Backend>(backend: &B) -> Verdict {
+    let turn = |at: usize| Turn { at_experts: at % 3 == 1, ahead: at % 2 == 1, twice: at.is_multiple_of(7) };
+    check(backend, &Scenario { turns: (0..40).map(turn).collect(), ..scenario(3, 4) })
+}
+
+/// A communicator, its batches and the oracle's world, for cases of their own.
+struct Layer {
+    setup: Setup,
+    world: World,
+    batches: Vec<Batch>,
+}
+
+fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> {
+    let scenario = Scenario { seed, ..scenario(ranks, tokens) };
+    let mut setup = scenario.setup()?;
+    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(DEADLINE);
+    setup.settings = settings.build()?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new())?;
+    Ok(Layer { batches: scenario.batches(setup.shape, 0)?, setup, world })
+}
+
+/// Time allowed to one operation where it matters.
+const DEADLINE: Nanos = Nanos::from_secs(1);
+
+fn third<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(3, 6, 1).map_err(text)?;
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
+        let first = ep.send_dispatch(&x, &routing).await?;
+        let second = ep.send_dispatch(&x, &routing).await?;
+        let refused = ep.send_dispatch(&x, &routing).await.map(drop);
+        let early = ep.receive_dispatch(&second).await.map(drop);
+        let mut seen = Vec::new();
+        for sent in [&first, &second] {
+            let got = ep.receive_dispatch(sent).await?;
+            seen.push(Seen::of_dispatch(&ep, &got)?);
+        }
+        let again = ep.receive_dispatch(&second).await.map(drop);
+        let after = round(&mut ep, &layer.world, batch, Weighing::AtSource).await?;
+        Ok((refused, early, again, seen, after))
+    })?;
+    let mut after = Vec::new();
+    for (refused, early, again, seen, last) in finished(outcomes)? {
+        ensure(refused == Err(Error::TooManyInFlight { op: 3 }), || format!("the third send gave {refused:?}"))?;
+        let out_of_turn = "low-latency operation to receive is 2, allowed: 1, the oldest that was not received";
+        ensure(early.as_ref().is_err_and(|error| error.to_string() == out_of_turn), || format!("{early:?}"))?;
+        ensure(again.is_err(), || "an operation was received twice".into())?;
+        ensure(seen[0].experts == seen[1].experts, || "two dispatches of one batch differ".into())?;
+        ensure(seen[0].experts == last.experts, || "what was in flight differs from what was not".into())?;
+        after.push(last);
+    }
+    verify::run(&layer.world, &layer.batches, Weighing::AtSource, &after).map_err(text).map(drop)
+}
+
+fn bad_input<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(2, 5, 2).map_err(text)?;
+    let most = layer.setup.shape.max_tokens();
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let mut errors: Vec<String> = Vec::new();
+        let topk = ep.shape().topk() as usize;
+        let row_bytes = ep.shape().result_bytes() as usize;
+        let too_many = most + 1;
+        let long = ep.rows(&vec![0; too_many as usize * row_bytes], too_many)?;
+        let dropped = ep.array(&vec![-1i64; too_many as usize * topk])?;
+        let routing = LowRouting { topk_idx: dropped, topk_weights: None };
+        errors.extend(ep.send_dispatch(&long, &routing).await.err().map(|error| error.to_string()));
+        let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
+        let short = LowRouting { topk_weights: Some(ep.array(&[1.0f32])?), ..routing.clone() };
+        errors.extend(ep.send_dispatch(&x, &short).await.err().map(|error| error.to_string()));
+        let got = ep.low_latency_dispatch(&x, &routing).await?;
+        let seen = Seen::of_dispatch(&ep, &got)?;
+        let y = results(&mut ep, &layer.world, &seen)?;
+        errors.extend(ep.send_combine(&y, &got.handle, None).await.err().map(|error| error.to_string()));
+        let few = ep.rows(&vec![0; row_bytes], 1)?;
+        let weights = ep.array(&batch.topk_weights)?;
+        errors.extend(ep.send_combine(&few, &got.handle, Some(&weights)).await.err().map(|error| error.to_string()));
+        let me = ep.rank();
+        errors.extend(ep.mask_rank(me).await.err().map(|error| error.to_string()));
+        // Nothing moved: the layer goes on.
+        let back = ep.low_latency_combine(&y, &got.handle, Some(&weights)).await?;
+        Ok((errors, Seen { combined_x: ep.bytes(&back.x)?, ..seen }))
+    })?;
+    let mut seen = Vec::new();
+    for (rank, (errors, last)) in finished(outcomes)?.into_iter().enumerate() {
+        let expected = [
+            format!(
+                "tokens of a low-latency dispatch is {}, allowed: at most {most}, max_tokens of the shape",
+                most + 1
+            ),
+            "length of topk_weights is 1, allowed: 20, that of topk_idx".to_owned(),
+            "topk_weights is absent, allowed: given at dispatch or here".to_owned(),
+            format!("rows of y is 1, allowed: at least {}", 2 * most * 3),
+            format!("rank to mask is {rank}, allowed: another rank, 0 to 1"),
+        ];
+        ensure(errors == expected, || format!("rank {rank}: {errors:#?}"))?;
+        seen.push(last);
+    }
+    verify::run(&layer.world, &layer.batches, Weighing::AtSource, &seen).map_err(text).map(drop)
+}
+
+fn beside_throughput<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(4, 8, 3).map_err(text)?;
+    let how = drive::Round { return_weights: true, ..drive::Round::default() };
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let mut low = Vec::new();
+        let mut high = Vec::new();
+        for _ in 0..3 {
+            let (x, routing) = upload(&mut ep, batch, Weighing::AtExperts)?;
+            let sent = ep.send_dispatch(&x, &routing).await?;
+            // A whole round of throughput mode while the dispatch is in flight.
+            high.push(drive::round(&mut ep, &layer.world, batch, &how).await?.0);
+            let got = ep.receive_dispatch(&sent).await?;
+            let mut seen = Seen::of_dispatch(&ep, &got)?;
+            let y = results(&mut ep, &layer.world, &seen)?;
+            let back = ep.low_latency_combine(&y, &got.handle, None).await?;
+            seen.combined_x = ep.bytes(&back.x)?;
+            low.push(seen);
+        }
+        Ok((low, high))
+    })?;
+    let ranks = finished(outcomes)?;
+    for turn in 0..3 {
+        let low: Vec<Seen> = ranks.iter().map(|(low, _)| low[turn].clone()).collect();
+        let high: Vec<Observed> = ranks.iter().map(|(_, high)| high[turn].clone()).collect();
+        verify::run(&layer.world, &layer.batches, Weighing::AtExperts, &low).map_err(text)?;
+        crate::verify::run(&layer.world, &layer.batches, &high).map_err(text)?;
+    }
+    Ok(())
+}
+
+fn statistics<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(3, 7, 4).map_err(text)?;
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let seen = round(&mut ep, &layer.world, batch, Weighing::AtSource).await?;
+        Ok((seen, ep.stats()))
+    })?;
+    let ranks = finished(outcomes)?;
+    let shape = layer.setup.shape;
+    let result_bytes = 16 + shape.result_bytes();
+    for (rank, (seen, stats)) in (0u32..).zip(&ranks) {
+        let expert_rows: Vec<u64> = seen.experts.iter().map(|expert| expert.source_token.len() as u64).collect();
+        ensure(stats.expert_rows == expert_rows, || {
+            format!("rank {rank}: {:?} of {expert_rows:?}", stats.expert_rows)
+        })?;
+        ensure(stats.operations == 2, || format!("rank {rank}: {} operations", stats.operations))?;
+        for (peer, with) in (0u32..).zip(&stats.peers) {
+            let of = |owner: u32, source: u32| {
+                let experts = &ranks[owner as usize].0.experts;
+                let tokens = experts.iter().flat_map(|expert| {
+                    let rows = expert.source_rank.iter().zip(&expert.source_token);
+                    rows.filter(move |(from, _)| **from == source as i32).map(|(_, token)| *token)
+                });
+                let mut tokens: Vec<i32> = tokens.collect();
+                let choices = tokens.len() as u64;
+                tokens.sort_unstable();
+                tokens.dedup();
+                (tokens.len() as u64, choices)
+            };
+            // Rows of the dispatch once a rank, results one a choice.
+            let ((rows_out, choices_in), (rows_in, choices_out)) = (of(peer, rank), of(rank, peer));
+            let counted = (with.rows_sent, with.rows_received);
+            let expected = (rows_out + choices_out, rows_in + choices_in);
+            ensure(counted == expected, || format!("rank {rank}, peer {peer}: {counted:?}, expected {expected:?}"))?;
+            let row_bytes = (16 + 8 * u64::from(shape.topk())).next_multiple_of(16) + shape.row_bytes();
+            let bytes = rows_out * row_bytes + choices_out * result_bytes;
+            ensure(with.bytes_sent == bytes, || format!("rank {rank}, peer {peer}: {} of {bytes}", with.bytes_sent))?;
+        }
+    }
+    Ok(())
+}
+
+/// Receives; on failures masks the culprit and receives again.
+macro_rules! masking {
+    ($ep:ident, $masked:ident, $receive:expr) => {
+        loop {
+            match $receive {
+                Ok(value) => break value,
+                Err(Error::Failed(failure)) if !$masked.contains(failure.culprit) => {
+                    $masked.insert(failure.culprit);
+                    $ep.mask_rank(failure.culprit).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    };
+}
+
+/// Rounds in which culprits are masked; what the last saw, and whom this rank masked.
+async fn persist<E: LowLatency>(
+    ep: &mut E,
+    layer: &Layer,
+    weighing: Weighing,
+    rounds: u32,
+) -> Result<(Seen, RankSet), Error> {
+    let batch = &layer.batches[ep.rank().index()];
+    let (mut masked, mut last) = (RankSet::new(), Seen::default());
+    for _ in 0..rounds {
+        let (x, routing) = upload(ep, batch, weighing)?;
+        let sent = ep.send_dispatch(&x, &routing).await?;
+        let got = masking!(ep, masked, ep.receive_dispatch(&sent).await);
+        last = Seen::of_dispatch(ep, &got)?;
+        let y = results(ep, &layer.world, &last)?;
+        let weights = crate::low_latency::weights(ep, batch, weighing)?;
+        let sent = ep.send_combine(&y, &got.handle, weights.as_ref()).await?;
+        let back = masking!(ep, masked, ep.receive_combine(&sent).await);
+        last.combined_x = ep.bytes(&back.x)?;
+    }
+    Ok((last, masked))
+}
+
+fn crash<B: Backend>(backend: &B) -> Verdict {
+    let victim = Rank(3);
+    for (seed, noticed) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let weighing = if seed % 2 == 0 { Weighing::AtSource } else { Weighing::AtExperts };
+        let layer = layer(4, 6, seed).map_err(text)?;
+        let setup = layer.setup.clone().incident(Incident::Crash { rank: victim, after: 11 * seed, noticed });
+        let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, weighing, 6).await)?;
+        let mask: RankSet = [victim].into_iter().collect();
+        let world = World::new(layer.setup.shape, layer.setup.topology, mask.clone()).map_err(text)?;
+        let mut batches = layer.batches.clone();
+        batches[victim.index()] = Batch::default();
+        let mut seen = Vec::new();
+        for (rank, outcome) in layer.setup.topology.all().zip(outcomes) {
+            if rank == victim {
+                seen.push(Seen::default());
+                continue;
+            }
+            let outcome = outcome.ok_or_else(|| format!("seed {seed}: rank {rank} did not finish"))?;
+            let (last, masked) = outcome.map_err(|error| format!("seed {seed}: rank {rank}: {error}"))?;
+            ensure(masked == mask, || format!("seed {seed}: rank {rank} masked {masked:?}"))?;
+            seen.push(last);
+        }
+        verify::run(&world, &batches, weighing, &seen).map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    Ok(())
+}
+
+fn rejoin<B: Backend>(backend: &B) -> Verdict {
+    for seed in 0..8 {
+        let layer = layer(3, 5, seed).map_err(text)?;
+        let outcomes = backend.run(&layer.setup, async |mut ep| {
+            let batch = &layer.batches[ep.rank().index()];
+            round(&mut ep, &layer.world, batch, Weighing::AtSource).await?;
+            // Nobody gets through a round of throughput mode before all have begun it.
+            drive::round(&mut ep, &layer.world, batch, &drive::Round::default()).await?;
+            // Rank 0 goes on without rank 2, which finds out.
+            let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
+            if ep.rank() == Rank(0) {
+                ep.mask_rank(Rank(2)).await?;
+            }
+            let sent = ep.send_dispatch(&x, &routing).await?;
+            let told = ep.receive_dispatch(&sent).await.map(drop);
+            let stale = (ep.rank() == Rank(2)).then_some(sent);
+            ep.rejoin().await?;
+            let masked_after = ep.low_latency_mask().clone();
+            let refused = match &stale {
+                Some(sent) => ep.receive_dispatch(sent).await.err().map(|error| error.to_string()),
+                None => None,
+            };
+            let seen = round(&mut ep, &layer.world, batch, Weighing::AtExperts).await?;
+            Ok((told, masked_after, refused, seen))
+        })?;
+        let mut seen = Vec::new();
+        for (rank, (told, masked, refused, last)) in finished(outcomes)?.into_iter().enumerate() {
+            let by = |error: &Error| error.failure().map(|failure| failure.fault);
+            match rank {
+                2 => {
+                    let fault = told.as_ref().err().and_then(by);
+                    ensure(fault == Some(Fault::MaskedBy { peer: Rank(0) }), || format!("seed {seed}: {told:?}"))?;
+                    let old = "generation of the low-latency operation is 1, allowed: 2, the communicator's";
+                    ensure(refused.as_deref() == Some(old), || format!("seed {seed}: {refused:?}"))?;
+                }
+                _ => ensure(told.is_ok(), || format!("seed {seed}: rank {rank}: {told:?}"))?,
+            }
+            ensure(masked.is_empty(), || format!("seed {seed}: rank {rank} still masks {masked:?}"))?;
+            seen.push(last);
+        }
+        verify::run(&layer.world, &layer.batches, Weighing::AtExperts, &seen)
+            .map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    Ok(())
+}
+
+fn delay<B: Backend>(backend: &B) -> Verdict {
+    for seed in 0..8 {
+        let layer = layer(3, 5, seed).map_err(text)?;
+        let by = Nanos(DEADLINE.0 / 20);
+        let delay = Incident::Delay { from: Rank(2), to: Rank(0), kind: None, by, after: seed * 3 };
+        let setup = layer.setup.clone().incident(delay);
+        let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, Weighing::AtSource, 3).await)?;
+        let ranks = finished(outcomes)?;
+        ensure(ranks.iter().all(|(_, masked)| masked.is_empty()), || format!("seed {seed}: a slow rank was masked"))?;
+        let seen: Vec<Seen> = ranks.into_iter().map(|(seen, _)| seen).collect();
+        verify::run(&layer.world, &layer.batches, Weighing::AtSource, &seen).map_err(text)?;
+    }
+    Ok(())
+}

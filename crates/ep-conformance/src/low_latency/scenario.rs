@@ -1,0 +1,201 @@
+//! Random low-latency communicators, batches and turns, drawn by proptest so that they shrink.
+
+use ep_core::reference::{Weighing, World};
+use ep_core::{Element, Error, LowLatency, RankSet, Settings, Shape, Topology};
+use proptest::prelude::*;
+
+use super::{Seen, results, upload, verify, weights};
+use crate::backend::{Backend, Setup};
+use crate::verify::Compared;
+use crate::workload::{Batch, RoutingKind, Workload};
+
+/// A communicator, what it carries in low latency and how, all drawn at random.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scenario {
+    /// Batches and the backend's own freedom are drawn from this.
+    pub seed: u64,
+    /// Nodes; they divide the ranks.
+    pub nodes: u32,
+    /// Experts of each rank.
+    pub local_experts: u32,
+    /// Choices per token.
+    pub topk: u32,
+    /// Elements of a row.
+    pub hidden: u32,
+    /// How rows travel.
+    pub element: Element,
+    /// The shape's limit, at least the largest of `tokens`.
+    pub max_tokens: u32,
+    /// `[ranks]`: tokens of each rank.
+    pub tokens: Vec<u32>,
+    /// How tokens choose experts.
+    pub routing: RoutingKind,
+    /// Each choice is dropped with this probability.
+    pub drop: f64,
+    /// One dispatch and combine each, one after the other.
+    pub turns: Vec<Turn>,
+}
+
+/// One dispatch and combine of a scenario.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// The weights are given at dispatch: each rank weighs and sums its own results.
+    pub at_experts: bool,
+    /// The next turn's dispatch is sent before this turn's combine is received: two operations in flight.
+    pub ahead: bool,
+    /// The results are combined twice, along one handle.
+    pub twice: bool,
+}
+
+impl Turn {
+    fn weighing(self) -> Weighing {
+        if self.at_experts { Weighing::AtExperts } else { Weighing::AtSource }
+    }
+}
+
+/// Any scenario of at most `nodes` nodes and `ranks` ranks in all.
+pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
+    let topology = (1..=nodes).prop_flat_map(move |nodes| (Just(nodes), 1..=ranks / nodes));
+    let hidden = prop_oneof![6 => 16u32..64, 1 => 1u32..16, 1 => 64u32..400];
+    let sizes = (topology, 1u32..=4, 1u32..=16, hidden, any::<u64>());
+    sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
+        let ranks = nodes * per_node;
+        let topk = topk.min(ranks * local_experts);
+        let most = (64 / ranks).max(1);
+        let tokens = prop_oneof![
+            8 => prop::collection::vec(0..=most, ranks as usize),
+            1 => Just(vec![0; ranks as usize]),
+        ];
+        let routing = prop_oneof![
+            4 => Just(RoutingKind::Uniform),
+            2 => (0.5f64..3.0).prop_map(|exponent| RoutingKind::Skewed { exponent }),
+            1 => Just(RoutingKind::Single),
+        ];
+        let drop = prop_oneof![3 => Just(0.0), 1 => Just(0.3), 1 => Just(1.0)];
+        let element = prop_oneof![2 => Just(Element::Bf16), 3 => prop::sample::select(Element::ALL.to_vec())];
+        let turns = prop::collection::vec(turn(), 1..=5);
+        (element, tokens, 0u32..3, routing, drop, turns).prop_map(
+            move |(element, tokens, spare, routing, drop, turns)| Scenario {
+                seed,
+                nodes,
+                local_experts,
+                topk,
+                hidden,
+                element,
+                max_tokens: tokens.iter().copied().max().unwrap_or(0).max(1) + spare,
+                tokens,
+                routing,
+                drop,
+                turns,
+            },
+        )
+    })
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(at_experts, ahead, twice)| Turn {
+        at_experts,
+        ahead,
+        twice,
+    })
+}
+
+impl Scenario {
+    /// The communicator.
+    ///
+    /// # Errors
+    /// When the sizes do not fit; a scenario of [`scenarios`] fits.
+    pub fn setup(&self) -> Result<Setup, Error> {
+        let ranks = self.tokens.len() as u32;
+        let topology = Topology::new(self.nodes, ranks / self.nodes)?;
+        let shape = Shape::builder()
+            .experts(ranks * self.local_experts)
+            .topk(self.topk)
+            .hidden(self.hidden)
+            .max_tokens(self.max_tokens)
+            .element(self.element)
+            .build()?;
+        let settings = Settings::builder(&shape, &topology).slots(4).low_latency(true).build()?;
+        Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
+    }
+
+    /// The batches of turn `at`, `[ranks]`.
+    ///
+    /// # Errors
+    /// Those of [`Workload::batches`].
+    pub fn batches(&self, shape: Shape, at: usize) -> Result<Vec<Batch>, Error> {
+        let seed = self.seed.wrapping_add(at as u64);
+        Workload::new(shape, self.tokens.clone()).kind(self.routing).drop(self.drop).seed(seed).batches()
+    }
+
+    /// Runs it on `backend` and compares everything with the oracle.
+    ///
+    /// # Errors
+    /// What the backend or the comparison found.
+    pub fn check<B: Backend>(&self, backend: &B) -> Result<Compared, String> {
+        self.check_in(backend, &self.setup().map_err(|error| error.to_string())?)
+    }
+
+    /// [`Scenario::check`] in a communicator that differs from [`Scenario::setup`] in settings, seed or incidents.
+    ///
+    /// # Errors
+    /// As [`Scenario::check`].
+    pub fn check_in<B: Backend>(&self, backend: &B, setup: &Setup) -> Result<Compared, String> {
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(|error| error.to_string())?;
+        let batches: Vec<Vec<Batch>> = (0..self.turns.len())
+            .map(|at| self.batches(setup.shape, at))
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
+        let mut seen: Vec<Vec<Seen>> = Vec::new();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
+            seen.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
+        }
+        let mut compared = Compared::default();
+        for (at, turn) in self.turns.iter().enumerate() {
+            let turn_seen: Vec<Seen> = seen.iter().map(|turns| turns[at].clone()).collect();
+            compared += verify::run(&world, &batches[at], turn.weighing(), &turn_seen)
+                .map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
+        }
+        Ok(compared)
+    }
+
+    /// What one rank does.
+    async fn play<E: LowLatency>(&self, ep: &mut E, world: &World, batches: &[Vec<Batch>]) -> Result<Vec<Seen>, Error> {
+        let mut all = Vec::new();
+        let mut sent = None;
+        for (at, turn) in self.turns.iter().enumerate() {
+            let batch = &batches[at][ep.rank().index()];
+            let dispatch = match sent.take() {
+                Some(dispatch) => dispatch,
+                None => dispatch(ep, batch, *turn).await?,
+            };
+            let got = ep.receive_dispatch(&dispatch).await?;
+            let mut seen = Seen::of_dispatch(ep, &got)?;
+            let y = results(ep, world, &seen)?;
+            let weights = weights(ep, batch, turn.weighing())?;
+            if turn.twice {
+                let back = ep.low_latency_combine(&y, &got.handle, weights.as_ref()).await?;
+                seen.combined_x = ep.bytes(&back.x)?;
+            }
+            let combine = ep.send_combine(&y, &got.handle, weights.as_ref()).await?;
+            if let Some(next) = self.turns.get(at + 1).filter(|_| turn.ahead) {
+                sent = Some(self::dispatch(ep, &batches[at + 1][ep.rank().index()], *next).await?);
+            }
+            let back = ep.receive_combine(&combine).await?;
+            let back = ep.bytes(&back.x)?;
+            if turn.twice && back != seen.combined_x {
+                return Err(Error::invalid("second combine along a handle", "other bytes", "those of the first"));
+            }
+            seen.combined_x = back;
+            all.push(seen);
+        }
+        Ok(all)
+    }
+}
+
+async fn dispatch<E: LowLatency>(ep: &mut E, batch: &Batch, turn: Turn) -> Result<E::Dispatching, Error> {
+    let (x, routing) = upload(ep, batch, turn.weighing())?;
+    ep.send_dispatch(&x, &routing).await
+}
