@@ -57,9 +57,18 @@ pub struct Turn {
     pub channels: u32,
 }
 
-/// Any scenario of at most `nodes` nodes and `ranks` ranks in all.
-pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
-    let topology = (1..=nodes).prop_flat_map(move |nodes| (Just(nodes), 1..=ranks / nodes));
+/// Ranks that most random communicators have at most: large ones take long.
+pub const USUAL: u32 = 16;
+
+/// Nodes and ranks of each node.
+pub(crate) fn topologies(nodes: u32, per_node: u32) -> impl Strategy<Value = (u32, u32)> {
+    let usual = (1..=nodes).prop_flat_map(move |nodes| (Just(nodes), 1..=per_node.min((USUAL / nodes).max(1))));
+    prop_oneof![99 => usual, 1 => (1..=nodes, 1..=per_node)]
+}
+
+/// Any scenario of at most `nodes` nodes of `per_node` ranks; mostly of at most [`USUAL`] ranks in all.
+pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
+    let topology = topologies(nodes, per_node);
     let sizes = (topology, 1u32..=4, 1u32..=16, hidden(), any::<u64>());
     sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
         let ranks = nodes * per_node;

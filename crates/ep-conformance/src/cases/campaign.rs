@@ -2,38 +2,61 @@
 
 use std::fmt::Write as _;
 
-use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
+use crate::low_latency::scenario as low_latency;
 use crate::scenario::scenarios;
 
-/// Nodes and ranks of the largest communicator drawn.
-const LARGEST: (u32, u32) = (8, 16);
+/// Nodes, and ranks of each node, of the largest communicators drawn.
+const LARGEST: (u32, u32) = (8, 8);
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    vec![Case { name: "campaign_random_scenarios_match_the_oracle", needs: &[], body: campaign::<B> }]
+    vec![
+        Case { name: THROUGHPUT, needs: &[], body: throughput::<B> },
+        Case { name: LOW_LATENCY, needs: &[Requirement::LowLatency], body: low::<B> },
+    ]
 }
 
-fn campaign<B: Backend>(backend: &B) -> Result<(), String> {
-    let cases = env_number("EP_CASES").unwrap_or_else(|| backend.campaign());
+const THROUGHPUT: &str = "campaign_random_scenarios_match_the_oracle";
+const LOW_LATENCY: &str = "campaign_random_low_latency_scenarios_match_the_oracle";
+
+fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
+    let strategy = scenarios(LARGEST.0, LARGEST.1);
+    let file = "proptest-regressions/campaign.txt";
+    campaign(THROUGHPUT, file, backend.campaign(), strategy, |scenario| scenario.check(backend).map(drop))
+}
+
+fn low<B: Backend>(backend: &B) -> Result<(), String> {
+    let strategy = low_latency::scenarios(LARGEST.0, LARGEST.1);
+    let file = "proptest-regressions/campaign_low_latency.txt";
+    campaign(LOW_LATENCY, file, backend.campaign(), strategy, |scenario| scenario.check(backend).map(drop))
+}
+
+fn campaign<S: Strategy>(
+    name: &str,
+    file: &'static str,
+    share: u32,
+    strategy: S,
+    check: impl Fn(S::Value) -> Result<(), String>,
+) -> Result<(), String> {
+    let cases = env_number("EP_CASES").unwrap_or(share);
     let seed = env_number("EP_SEED").unwrap_or(1);
     let config = Config {
         cases,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("proptest-regressions/campaign.txt"))),
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(file))),
         ..Config::default()
     };
     let mut bytes = [0; 32];
     bytes[..4].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let result = runner.run(&scenarios(LARGEST.0, LARGEST.1), |scenario| {
-        scenario.check(backend).map_err(proptest::test_runner::TestCaseError::fail)?;
-        Ok(())
-    });
+    let result = runner.run(&strategy, |scenario| check(scenario).map_err(TestCaseError::fail));
     result.map_err(|error| {
         let mut message = format!("{error}\nagain: EP_SEED={seed} EP_CASES={cases}");
-        let _ = write!(message, ", this case: campaign_random_scenarios_match_the_oracle");
+        let _ = write!(message, ", this case: {name}");
         message
     })
 }

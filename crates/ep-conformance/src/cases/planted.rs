@@ -2,13 +2,15 @@
 
 use ep_core::plant::Plant;
 use ep_core::ring::Geometry;
-use ep_core::{Placement, Rings};
+use ep_core::{Error, Placement, Rings};
 
 use super::fixture::{Layer, TURN, Verdict, ensure, layer, scenario, text};
+use super::low_latency as low;
 use super::memory::{hold_leases, overwrite_output};
 use super::nodes::over;
-use crate::backend::{Backend, Requirement};
+use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
+use crate::low_latency::scenario::{self as low_latency, Turn};
 use crate::scenario::Scenario;
 
 /// Seeds that a planted fault may hide from before it counts as missed.
@@ -28,19 +30,42 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_forwarding_out_of_order_is_caught", out_of_order::<B>),
         case("planted_partial_not_rounded_is_caught", not_rounded::<B>),
         case("planted_row_sent_twice_to_a_node_is_caught", sent_twice::<B>),
+        case("planted_operation_in_the_wrong_bank_is_caught", wrong_bank::<B>),
+        case("planted_low_latency_reuse_without_done_is_caught", low_without_done::<B>),
+        case("planted_low_latency_skipped_flush_is_caught", low_skipped_flush::<B>),
     ]
 }
 
 /// Runs `scenario` with the fault under many seeds. Some must fail, and each failure must be one of `signs`; without
 /// the fault none may fail.
 fn caught<B: Backend>(backend: &B, plant: Plant, scenario: &Scenario, signs: &[&str]) -> Verdict {
+    hunt(plant, signs, |seed| {
+        let scenario = Scenario { seed, ..scenario.clone() };
+        (scenario.setup(), move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+    })
+}
+
+/// [`caught`] in low latency.
+fn low_caught<B: Backend>(backend: &B, plant: Plant, scenario: &low_latency::Scenario, signs: &[&str]) -> Verdict {
+    hunt(plant, signs, |seed| {
+        let scenario = low_latency::Scenario { seed, ..scenario.clone() };
+        (scenario.setup(), move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+    })
+}
+
+/// Runs what `of_seed` gives for each seed: a communicator, and what checks one.
+fn hunt<F: Fn(&Setup) -> Verdict>(
+    plant: Plant,
+    signs: &[&str],
+    of_seed: impl Fn(u64) -> (Result<Setup, Error>, F),
+) -> Verdict {
     let mut failures = 0;
     for seed in 0..SEEDS {
-        let scenario = Scenario { seed, ..scenario.clone() };
-        let mut setup = scenario.setup().map_err(text)?;
-        scenario.check_in(backend, &setup).map_err(|error| format!("seed {seed} fails without the fault: {error}"))?;
+        let (setup, check) = of_seed(seed);
+        let mut setup = setup.map_err(text)?;
+        check(&setup).map_err(|error| format!("seed {seed} fails without the fault: {error}"))?;
         setup.settings = setup.settings.with_plant(plant);
-        if let Err(error) = scenario.check_in(backend, &setup) {
+        if let Err(error) = check(&setup) {
             failures += 1;
             let known = signs.iter().any(|sign| error.contains(sign));
             ensure(known, || format!("seed {seed}: caught by `{error}`, expected one of {signs:?}"))?;
@@ -99,6 +124,23 @@ fn not_rounded<B: Backend>(backend: &B) -> Verdict {
 
 fn sent_twice<B: Backend>(backend: &B) -> Verdict {
     caught(backend, Plant::SentTwiceToNode, &over(2, 2, 14), &["position", "rows", "outside", "gave up on"])
+}
+
+/// Two operations in flight all the time.
+fn ahead() -> low_latency::Scenario {
+    low_latency::Scenario { turns: vec![Turn { ahead: true, ..low::TURN }; 4], ..low::scenario(3, 9) }
+}
+
+fn wrong_bank<B: Backend>(backend: &B) -> Verdict {
+    low_caught(backend, Plant::OpInWrongBank, &ahead(), &["race", "low-latency row", "gave up", "operation"])
+}
+
+fn low_without_done<B: Backend>(backend: &B) -> Verdict {
+    low_caught(backend, Plant::BankReusedWithoutDone, &ahead(), &["race", "low-latency", "results of a rank"])
+}
+
+fn low_skipped_flush<B: Backend>(backend: &B) -> Verdict {
+    low_caught(backend, Plant::SkippedFlush, &ahead(), &["race"])
 }
 
 /// As [`caught`], for a case of its own over [`layer`].

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::{Seen, results, upload, verify, weights};
 use crate::backend::{Backend, Setup};
+use crate::scenario::topologies;
 use crate::verify::Compared;
 use crate::workload::{Batch, RoutingKind, Workload};
 
@@ -53,9 +54,9 @@ impl Turn {
     }
 }
 
-/// Any scenario of at most `nodes` nodes and `ranks` ranks in all.
-pub fn scenarios(nodes: u32, ranks: u32) -> impl Strategy<Value = Scenario> {
-    let topology = (1..=nodes).prop_flat_map(move |nodes| (Just(nodes), 1..=ranks / nodes));
+/// Any scenario of at most `nodes` nodes of `per_node` ranks; mostly of at most [`USUAL`](crate::scenario::USUAL) ranks in all.
+pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
+    let topology = topologies(nodes, per_node);
     let hidden = prop_oneof![6 => 16u32..64, 1 => 1u32..16, 1 => 64u32..400];
     let sizes = (topology, 1u32..=4, 1u32..=16, hidden, any::<u64>());
     sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
