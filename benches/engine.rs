@@ -47,7 +47,7 @@ fn cluster(placement: Placement, seed: u32) -> Cluster {
 /// dispatch before the first moment brings them there at about the same time.
 async fn play(mut ep: Engine<Machine>, part: Part, times: u64) -> [Instant; 2] {
     let x = ep.rows(&vec![1; TOKENS as usize * ROW_BYTES], TOKENS).expect("rows");
-    let topk_idx = moexpress_benches::routing(&shape(), TOKENS);
+    let topk_idx = moexpress_benches::routing(&shape(), TOKENS, 0);
     let routing = Routing::TopK { topk_idx, topk_weights: None };
     let handle = ep.dispatch(&x, &routing).await.expect("a dispatch").handle;
     let rows = vec![1; handle.rows() as usize * ROW_BYTES];
@@ -82,7 +82,7 @@ fn timed(cluster: &Cluster, part: Part, times: u64) -> Duration {
 
 /// Payload bytes of the rows that all ranks receive in one dispatch, and in one combine.
 fn received() -> usize {
-    let topk_idx = moexpress_benches::routing(&shape(), TOKENS);
+    let topk_idx = moexpress_benches::routing(&shape(), TOKENS, 0);
     let local = i64::from(shape().experts() / RANKS);
     let ranks =
         |choices: &[i64]| (0..i64::from(RANKS)).filter(|rank| choices.iter().any(|e| e / local == *rank)).count();

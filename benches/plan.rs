@@ -12,7 +12,7 @@ const RANKS: u32 = 64;
 
 fn plan(c: &mut Criterion) {
     let shape = moexpress_benches::large_shape();
-    let topk_idx = moexpress_benches::routing(&shape, TOKENS);
+    let topk_idx = moexpress_benches::routing(&shape, TOKENS, 0);
     let none = RankSet::new();
     let of_topk = || Plan::of_topk(&shape, RANKS, &none, TopK { topk_idx: black_box(&topk_idx) }).expect("a plan");
     c.bench_function("plan/topk", |b| b.iter(of_topk));

@@ -1,18 +1,20 @@
 //! The simulator's timed scheduler: events a second, an event being one entry taken from its heap. Recording is off,
 //! payload elided, hidden 7168, top-8. Making the cluster is timed with the run, routing is not.
 //!
-//! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *slots*: 64 and 1024
-//! ranks that put rows to each other as a low-latency dispatch does, on the machine contract alone: each token to a slot at
-//! each of 8 experts' ranks, then a publish to every rank. So *slots* shows the scheduler, *layers* the roles on it.
+//! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *low_latency*: engines
+//! of 64 and 1024 ranks, one low-latency dispatch and combine, each rank with a routing of its own. *slots*: 64 and 1024 ranks
+//! that put rows to each other as a low-latency dispatch does, on the machine contract alone: each token to a slot at each of 8
+//! experts' ranks, then a publish to every rank. So *slots* shows the scheduler, the others the roles on it.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Engine, Routing};
 use ep_core::machine::{Machine as _, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role, Work};
-use ep_core::{Endpoint, Nanos, Rank, Settings, Shape, Topology};
+use ep_core::{Endpoint, LowLatency, Nanos, Rank, Settings, Shape, Topology};
 use ep_sim::{Cluster, Machine, Model, Run};
 
 const TOKENS: u32 = 128;
@@ -26,7 +28,8 @@ fn shape(experts: u32) -> Shape {
 fn cluster(nodes: u32, locals: u32, arena: u64) -> Cluster {
     let topology = Topology::new(nodes, locals).expect("a valid topology");
     let shape = shape(topology.ranks().max(256));
-    let settings = Settings::builder(&shape, &topology).arena_bytes(arena).build().expect("valid settings");
+    let settings =
+        Settings::builder(&shape, &topology).arena_bytes(arena).low_latency(true).build().expect("valid settings");
     let builder = Cluster::builder(topology).settings(settings).timed(Model::h800_cx7()).elide_payload(true);
     builder.max_events(u64::MAX).build(shape).expect("a cluster")
 }
@@ -41,6 +44,19 @@ async fn layers(mut ep: Engine<Machine>, topk_idx: &[i64]) {
         let y = ep.rows(&vec![0; got.rows as usize * row], got.rows).expect("rows");
         black_box(ep.combine(&y, &got.handle, Combine::default()).await.expect("a combine"));
     }
+}
+
+/// A low-latency dispatch and combine.
+async fn low_latency(mut ep: Engine<Machine>, choices: &[Vec<i64>]) {
+    let topk_idx = &choices[ep.rank().index()];
+    let (row, tokens) = (ep.shape().result_bytes() as usize, ep.shape().max_tokens());
+    let x = ep.rows(&vec![0; TOKENS as usize * row], TOKENS).expect("rows");
+    let routing = LowRouting { topk_idx: topk_idx.to_vec(), topk_weights: Some(vec![1.0; topk_idx.len()]) };
+    let got = ep.low_latency_dispatch(&x, &routing).await.expect("a dispatch");
+    let rows = ep.topology().ranks() * tokens * ep.layout().local_experts();
+    let y = ep.rows(&vec![0; rows as usize * row], rows).expect("rows");
+    drop(got.x);
+    black_box(ep.low_latency_combine(&y, &got.handle, None).await.expect("a combine"));
 }
 
 /// Rows to slots of the peers that hold a token's experts, and a publish to each peer at the end.
@@ -82,16 +98,34 @@ fn timed(c: &mut Criterion) {
     group.sample_size(10);
     for (nodes, locals) in [(1, 64), (8, 8)] {
         let cluster = cluster(nodes, locals, 0);
-        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS, 0);
         let run = || cluster.run(async |ep| layers(ep, &topk_idx).await).expect("a run without findings");
         let once = run();
         println!("{nodes} x {locals}: {} events in {} of virtual time", once.events, once.time);
         group.throughput(Throughput::Elements(once.events));
         group.bench_function(format!("layers/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
     }
+    for (nodes, locals) in [(1, 64), (8, 8), (128, 8)] {
+        let cluster = cluster(nodes, locals, 0);
+        let shape = *cluster.layout().shape();
+        let choices: Vec<_> =
+            (0..u64::from(nodes * locals)).map(|seed| moexpress_benches::routing(&shape, TOKENS, seed)).collect();
+        let run = || cluster.run(async |ep| low_latency(ep, &choices).await).expect("a run without findings");
+        let began = Instant::now();
+        let once = run();
+        println!(
+            "{nodes} x {locals}, low latency: {} events, {} of virtual time, {} MB of windows, {:?}",
+            once.events,
+            once.time,
+            once.resident / 1_000_000,
+            began.elapsed()
+        );
+        group.throughput(Throughput::Elements(once.events));
+        group.bench_function(format!("low_latency/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+    }
     for (nodes, locals) in [(1, 64), (128, 8)] {
         let cluster = cluster(nodes, locals, 1 << 30);
-        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS);
+        let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS, 0);
         let each = async |machine| slots(machine, &topk_idx).await;
         let run = || cluster.run_machines(each).expect("a run without findings");
         let once = run();

@@ -10,9 +10,9 @@ pub fn large_shape() -> Shape {
     Shape::builder().build().expect("the default shape is valid")
 }
 
-/// `[tokens, topk]` distinct experts for each token, spread evenly, the same in every run.
-pub fn routing(shape: &Shape, tokens: u32) -> Vec<i64> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+/// `[tokens, topk]` distinct experts for each token, spread evenly, the same in every run; another for each `seed`.
+pub fn routing(shape: &Shape, tokens: u32, seed: u64) -> Vec<i64> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ seed << 32;
     let mut experts: Vec<i64> = (0..i64::from(shape.experts())).collect();
     let topk = shape.topk() as usize;
     let mut topk_idx = Vec::with_capacity(tokens as usize * topk);
@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn no_token_chooses_an_expert_twice() {
         let shape = large_shape();
-        let topk_idx = routing(&shape, 500);
+        let topk_idx = routing(&shape, 500, 1);
         for token in topk_idx.chunks(shape.topk() as usize) {
             assert!(token.iter().zip(1..).all(|(expert, next)| !token[next..].contains(expert)), "{token:?}");
         }

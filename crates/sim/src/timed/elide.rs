@@ -5,7 +5,7 @@
 //! summed, the scheduler counts the bytes that the row would have.
 //!
 //! It knows rows by their length: a role handles a row's payload, header and payload, or header, payload and mask at once,
-//! and the stand-in's hidden size is chosen so that nothing else on a data or credit lane has one of these lengths. A new
+//! and the stand-in's hidden size is chosen so that nothing else on a lane that carries rows has one of these lengths. A new
 //! form in which rows travel has to be added to [`Elision::new`].
 
 use ep_core::layout::{Choice, OpHeader, RowFormat, RowHeader, Share};
@@ -44,8 +44,14 @@ impl Elision {
         let bare = (size_of::<RowHeader>() + shape.topk() as usize * size_of::<Choice>()) as u64;
         let forms = |row: &RowFormat| {
             let (header, payload) = (row.header_bytes(), row.payload_bytes());
-            // Alone; staged for direct placement; in a near ring; in a far ring.
-            [payload, bare + payload, header + payload, row.wire_bytes() + mask]
+            let (own, result) = (size_of::<RowHeader>() as u64, row.results().payload_bytes());
+            [
+                // Alone; staged for direct placement; in a near ring or a low-latency slot; in a far ring.
+                [payload, bare + payload, header + payload, row.wire_bytes() + mask],
+                // Results: alone; in an arena's block; in a ring; in a low-latency slot.
+                [result, bare + result, header + result, own + result],
+            ]
+            .concat()
         };
         let mut missing: Vec<(u64, u64)> = forms(short).into_iter().zip(forms(&whole)).collect();
         missing.iter_mut().for_each(|(short, whole)| *whole -= *short);
@@ -75,6 +81,8 @@ impl Elision {
 
 #[cfg(test)]
 mod tests {
+    use ep_core::{Element, Scaling};
+
     use super::*;
 
     fn elided(nodes: u32, locals: u32, topk: u32) -> (Layout, Elision) {
@@ -91,6 +99,17 @@ mod tests {
         assert_eq!(elision.counted(80 + 2), 80 + 14336);
         assert_eq!(elision.counted(layout.far_wire_bytes()), 80 + 14336 + 4);
         assert_eq!([0, 32, 64, 80, 8].map(|bytes| elision.counted(bytes)), [0, 32, 64, 80, 8]);
+    }
+
+    #[test]
+    fn fp8_rows_and_their_results_count_as_what_they_are() {
+        let shape = Shape::builder().experts(64).topk(8).hidden(7168).element(Element::Fp8(Scaling::Exact));
+        let (shape, topology) = (shape.build().unwrap(), Topology::new(2, 4).unwrap());
+        let (layout, elision) = stand_in(&shape, &topology, &Settings::auto(&shape, &topology)).unwrap();
+        let row = layout.row();
+        assert_eq!(elision.counted(80 + row.payload_bytes()), 80 + 7168 + 224);
+        assert_eq!(elision.counted(80 + row.results().payload_bytes()), 80 + 14336);
+        assert_eq!(elision.counted(16 + row.results().payload_bytes()), 16 + 14336);
     }
 
     #[test]

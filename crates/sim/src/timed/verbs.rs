@@ -148,7 +148,7 @@ impl World {
     /// The bytes to count for a transfer: rows travel on data lanes and, when they are pulled, on credit lanes.
     fn counted(&self, kind: LaneKind, bytes: u64) -> u64 {
         match kind {
-            LaneKind::Data(_) | LaneKind::Credit(_) => self.timing.elision.counted(bytes),
+            LaneKind::Data(_) | LaneKind::Credit(_) | LaneKind::LowRows => self.timing.elision.counted(bytes),
             _ => bytes,
         }
     }
