@@ -29,6 +29,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_ROW_ALIGN 16ull
 #define EP_SLOT_ALIGN 64ull
 #define EP_NO_BASE 18446744073709551615ull
+#define EP_MASKED 281474976710655ull
 #define EP_VALUE_BITS 48u
 #define EP_MAX_ALARM_SERIAL 32767u
 #define EP_SCALE_GROUP 128u
@@ -55,7 +56,6 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_COUNTER_EVEN 0u
 #define EP_COUNTER_ODD 1u
 #define EP_COUNTER_RECEIVED 0u
-#define EP_COUNTER_MASKED 1u
 #define EP_COUNTER_PROBE 7u
 #define EP_PHASE_BANK 0u
 #define EP_PHASE_COUNTS 1u

@@ -6,7 +6,7 @@
 
 use super::kernel::{KernelRings, KernelWindow};
 use super::{
-    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, LowKind, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader,
+    CELL_BYTES, Choice, CountsHeader, Kind, LINE_BYTES, LowKind, MASKED, NO_BASE, Note, OpHeader, ROW_ALIGN, RowHeader,
     SLOT_ALIGN, Share, VALUE_BITS,
 };
 use crate::error::Phase;
@@ -177,6 +177,7 @@ fn constants(out: &mut String) {
         ("ROW_ALIGN", ROW_ALIGN),
         ("SLOT_ALIGN", SLOT_ALIGN),
         ("NO_BASE", NO_BASE),
+        ("MASKED", MASKED),
     ];
     for (name, value) in wide {
         *out += &format!("#define EP_{name} {value}ull\n");
@@ -239,7 +240,6 @@ const fn counter_name(counter: Counter) -> &'static str {
         Counter::Even => "COUNTER_EVEN",
         Counter::Odd => "COUNTER_ODD",
         Counter::Received => "COUNTER_RECEIVED",
-        Counter::Masked => "COUNTER_MASKED",
         Counter::Probe => "COUNTER_PROBE",
     }
 }

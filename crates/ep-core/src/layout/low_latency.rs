@@ -43,6 +43,9 @@ impl LowKind {
     }
 }
 
+/// The last value of every cell of low latency, once its writer goes on without the reader. More than any other.
+pub const MASKED: u64 = (1 << VALUE_BITS) - 1;
+
 /// The value of a bank's cell: all rows of an operation from one rank have been put.
 ///
 /// ```text
@@ -68,7 +71,7 @@ impl Arrival {
 
     /// The last operation of a generation: the next one would not fit a cell.
     pub const fn last_op(shape: &Shape) -> u64 {
-        ((1 << VALUE_BITS) - 1) / (4 * (Self::limit(shape) + 1)) - 1
+        MASKED / (4 * (Self::limit(shape) + 1)) - 1
     }
 
     /// The value of the cell.

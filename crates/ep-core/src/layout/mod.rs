@@ -45,7 +45,7 @@ pub use c_header::c_header;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
 pub use kernel::{KernelRings, KernelWindow};
 pub(crate) use low_latency::RESULT_HEADER;
-pub use low_latency::{Arrival, LowKind};
+pub use low_latency::{Arrival, LowKind, MASKED};
 pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader, Share};
 pub use row::{Block, Choice, RowFormat, RowHeader};
 pub(crate) use window::PULL_DEPTH;

@@ -136,7 +136,7 @@ pub enum LaneKind {
     Control,
     /// Low latency: rows into the peer's slots, and their arrivals.
     LowRows,
-    /// Low latency: `done` and masks.
+    /// Low latency: what was received.
     LowDone,
     /// Rows of one track, and the tails of its ring.
     Data(u16),
@@ -175,7 +175,7 @@ impl LaneKind {
             Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Waiting, Counter::Probe],
             Self::Control => &[Counter::Counts, Counter::Note, Counter::Done, Counter::Probe],
             Self::LowRows => &[Counter::Even, Counter::Odd, Counter::Probe],
-            Self::LowDone => &[Counter::Received, Counter::Masked, Counter::Probe],
+            Self::LowDone => &[Counter::Received, Counter::Probe],
             Self::Data(_) => &[Counter::Tail, Counter::Placed, Counter::Probe],
             Self::Credit(_) => &[Counter::Head, Counter::Probe],
         }
@@ -236,15 +236,13 @@ pub enum Counter {
     Odd,
     /// Low-latency done lane: the last low-latency operation of which the writer has read everything it was given.
     Received,
-    /// Low-latency done lane: 1 once the writer has masked the reader.
-    Masked,
     /// Any lane: free for probes and tests.
     Probe,
 }
 
 impl Counter {
     /// Every counter.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 13] = [
         Self::Alarm,
         Self::Opening,
         Self::Waiting,
@@ -257,7 +255,6 @@ impl Counter {
         Self::Even,
         Self::Odd,
         Self::Received,
-        Self::Masked,
         Self::Probe,
     ];
 
@@ -265,7 +262,7 @@ impl Counter {
     pub const fn slot(self) -> u64 {
         match self {
             Self::Alarm | Self::Counts | Self::Tail | Self::Head | Self::Even | Self::Received => 0,
-            Self::Opening | Self::Note | Self::Placed | Self::Odd | Self::Masked => 1,
+            Self::Opening | Self::Note | Self::Placed | Self::Odd => 1,
             Self::Done | Self::Waiting => 2,
             Self::Probe => 7,
         }
@@ -274,7 +271,7 @@ impl Counter {
     /// The phase in which a role waits on this counter.
     pub const fn phase(self) -> Phase {
         match self {
-            Self::Alarm | Self::Opening | Self::Waiting | Self::Masked => Phase::Alarm,
+            Self::Alarm | Self::Opening | Self::Waiting => Phase::Alarm,
             Self::Counts => Phase::Counts,
             Self::Note => Phase::Note,
             Self::Done | Self::Received => Phase::Bank,

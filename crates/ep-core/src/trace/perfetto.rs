@@ -252,7 +252,6 @@ const fn counter_name(counter: Counter) -> &'static str {
         Counter::Even => "arrivals of even operations",
         Counter::Odd => "arrivals of odd operations",
         Counter::Received => "received",
-        Counter::Masked => "masked",
         Counter::Probe => "probe",
     }
 }

@@ -37,7 +37,7 @@ pub(crate) use sender::{Tokens, send_tokens};
 
 use super::{Attended, Board};
 use crate::error::Fault;
-use crate::layout::{Arrival, Layout, LowKind, RowHeader};
+use crate::layout::{Arrival, Layout, LowKind, MASKED, RowHeader};
 use crate::machine::{Machine, Opening};
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
@@ -77,10 +77,6 @@ impl<M: Machine> Call<'_, M> {
         Cell::new(writer, LaneKind::LowRows, counter)
     }
 
-    const fn masked_cell(writer: Rank) -> Cell {
-        Cell::new(writer, LaneKind::LowDone, Counter::Masked)
-    }
-
     /// What must be seen before this operation's bank at `peer` may be filled.
     fn bank_need(&self, peer: Rank) -> Need {
         let cell = Cell::new(peer, LaneKind::LowDone, Counter::Received);
@@ -95,11 +91,9 @@ impl<M: Machine> Call<'_, M> {
 
     /// Waits until this operation's bank at `peer` may be filled.
     async fn bank(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<(), Fault> {
-        let masked = Need { cell: Self::masked_cell(peer), at_least: 1 };
-        match port.wait_any(&[self.bank_need(peer), masked]).await? {
-            0 => Ok(()),
-            _ => Err(Fault::MaskedBy { peer }),
-        }
+        let need = self.bank_need(peer);
+        port.wait_any(&[need]).await?;
+        if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
     /// Tells `peer` that `rows` rows of this operation have been put.
@@ -112,12 +106,11 @@ impl<M: Machine> Call<'_, M> {
     /// Waits until all rows of `peer` have come, and returns how many.
     async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
         let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
-        let due = Need { cell, at_least: Arrival::due(self.op, shape) };
-        let masked = Need { cell: Self::masked_cell(peer), at_least: 1 };
-        if port.wait_any(&[due, masked]).await? == 1 {
+        port.wait(cell, Arrival::due(self.op, shape)).await?;
+        let value = port.peek(cell);
+        if value == MASKED {
             return Err(Fault::MaskedBy { peer });
         }
-        let value = port.peek(cell);
         let mismatch = |field, mine, theirs| Fault::Mismatch { field, mine, theirs, peer };
         let arrival = Arrival::decode(value, shape);
         let arrival = arrival.ok_or(mismatch("value of an arrival", Arrival::due(self.op, shape), value))?;
@@ -169,9 +162,14 @@ impl<M: Machine> Call<'_, M> {
     /// Tells `peer` that this rank goes on without it.
     pub(crate) async fn mask(&self, peer: Rank) {
         let mut port = self.port(Duty::Control);
-        let lane = LaneId { peer, kind: LaneKind::LowDone };
-        // Whether it can still hear that is its own trouble.
-        let _ = port.publish(lane, Self::masked_cell(self.me), 1).await;
+        for (kind, counter) in [
+            (LaneKind::LowRows, Counter::Even),
+            (LaneKind::LowRows, Counter::Odd),
+            (LaneKind::LowDone, Counter::Received),
+        ] {
+            // Whether it can still hear that is its own trouble.
+            let _ = port.publish(LaneId { peer, kind }, Cell::new(self.me, kind, counter), MASKED).await;
+        }
     }
 
     /// Whether tests planted this fault.
@@ -202,9 +200,10 @@ impl Banks {
         let mut still = Vec::new();
         for peer in self.waiting.drain(..) {
             let need = call.bank_need(peer);
-            if port.peek(Call::<M>::masked_cell(peer)) > 0 {
+            let seen = port.peek(need.cell);
+            if seen == MASKED {
                 faults.note(peer, Fault::MaskedBy { peer })?;
-            } else if need.at_least == 0 || port.peek(need.cell) >= need.at_least || plants_reuse(call) {
+            } else if seen >= need.at_least || plants_reuse(call) {
                 free.push(peer);
             } else {
                 still.push(peer);
@@ -224,8 +223,7 @@ impl Banks {
         if self.waiting.is_empty() {
             return Ok(false);
         }
-        let masked = |peer| Need { cell: Call::<M>::masked_cell(peer), at_least: 1 };
-        let needs: Vec<Need> = self.waiting.iter().flat_map(|&peer| [call.bank_need(peer), masked(peer)]).collect();
+        let needs: Vec<Need> = self.waiting.iter().map(|&peer| call.bank_need(peer)).collect();
         if let Err(fault) = port.wait_any(&needs).await {
             let Some(peer) = fault.peer().filter(|peer| self.waiting.contains(peer)) else { return Err(fault) };
             faults.note(peer, fault)?;
