@@ -5,8 +5,8 @@
 //! summed, the scheduler counts the bytes that the row would have.
 //!
 //! It knows rows by their length: a role handles a row's payload, header and payload, or header, payload and mask at once,
-//! and the stand-in's hidden size is chosen so that nothing else on a data or credit lane has one of these lengths. A new
-//! form in which rows travel has to be added to [`Elision::new`].
+//! of a row that is dispatched or of one that comes back, and the stand-in's hidden size is chosen so that nothing else on
+//! a data or credit lane has one of these lengths. A new form in which rows travel has to be added to [`Elision::new`].
 
 use ep_core::layout::{Choice, OpHeader, RowFormat, RowHeader, Share};
 use ep_core::{Error, Layout, Settings, Shape, Topology};
@@ -48,6 +48,7 @@ impl Elision {
             [payload, bare + payload, header + payload, row.wire_bytes() + mask]
         };
         let mut missing: Vec<(u64, u64)> = forms(short).into_iter().zip(forms(&whole)).collect();
+        missing.extend(forms(&short.results()).into_iter().zip(forms(&whole.results())));
         missing.iter_mut().for_each(|(short, whole)| *whole -= *short);
         missing.sort_unstable();
         missing.dedup();
