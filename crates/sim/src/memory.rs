@@ -1,5 +1,7 @@
 //! Windows as sparse pages: memory exists only where it was written.
 
+use std::cell::Cell;
+
 use rustc_hash::FxHashMap;
 
 /// What a byte that nobody wrote reads as: no number, no count and no bfloat16 that a protocol would hold by chance.
@@ -24,9 +26,16 @@ impl PageSize {
     const fn place(self, at: u64) -> (u64, usize) {
         (at >> self.0, at as usize & (self.bytes() - 1))
     }
+
+    /// The chunk that a page lies in, and where.
+    const fn chunk(self, number: u32) -> (usize, usize) {
+        let at = (number as usize) << self.0;
+        (at / CHUNK, at % CHUNK)
+    }
 }
 
-type Page = Box<[u8]>;
+/// Bytes that pages are taken from the allocator by: a whole number of pages.
+const CHUNK: usize = 1 << 16;
 
 /// One rank's window.
 #[derive(Debug)]
@@ -34,18 +43,60 @@ pub(crate) struct Memory {
     /// First byte after the cells, which read zero before they are written.
     cells_end: u64,
     size: PageSize,
-    pages: FxHashMap<u64, Page>,
+    numbers: FxHashMap<u64, u32>,
+    /// The page that was looked for last, and its number: a row's parts lie side by side.
+    last: Cell<(u64, u32)>,
+    /// Pages by their numbers, in the order in which they were first written.
+    chunks: Vec<Box<[u8]>>,
 }
 
 impl Memory {
     /// A window that begins with `cells_end` bytes of cells. All windows that are copied between have pages of one size.
     pub(crate) fn new(cells_end: u64, size: PageSize) -> Self {
-        Self { cells_end, size, pages: FxHashMap::default() }
+        Self { cells_end, size, numbers: FxHashMap::default(), last: Cell::new((u64::MAX, 0)), chunks: Vec::new() }
     }
 
     /// Bytes of memory that stand behind the window.
     pub(crate) fn resident(&self) -> u64 {
-        (self.pages.len() * self.size.bytes()) as u64
+        (self.numbers.len() * self.size.bytes()) as u64
+    }
+
+    /// The number of a page, if it was ever written.
+    fn number(&self, page: u64) -> Option<u32> {
+        let (last, number) = self.last.get();
+        if last == page {
+            return Some(number);
+        }
+        let number = *self.numbers.get(&page)?;
+        self.last.set((page, number));
+        Some(number)
+    }
+
+    /// The number of a page that is about to be written.
+    fn number_mut(&mut self, page: u64) -> u32 {
+        if let Some(number) = self.number(page) {
+            return number;
+        }
+        let number = self.numbers.len() as u32;
+        let (chunk, start) = self.size.chunk(number);
+        if chunk == self.chunks.len() {
+            self.chunks.push(vec![0; CHUNK].into_boxed_slice());
+        }
+        let bytes = &mut self.chunks[chunk][start..start + self.size.bytes()];
+        fill_untouched(page << self.size.0, self.cells_end, bytes);
+        self.numbers.insert(page, number);
+        self.last.set((page, number));
+        number
+    }
+
+    fn page(&self, number: u32) -> &[u8] {
+        let (chunk, start) = self.size.chunk(number);
+        &self.chunks[chunk][start..start + self.size.bytes()]
+    }
+
+    fn page_mut(&mut self, number: u32) -> &mut [u8] {
+        let (chunk, start) = self.size.chunk(number);
+        &mut self.chunks[chunk][start..start + self.size.bytes()]
     }
 
     /// Copies bytes out; the range lies inside the window.
@@ -55,8 +106,8 @@ impl Memory {
         while !rest.is_empty() {
             let (page, start) = self.size.place(at);
             let (piece, later) = rest.split_at_mut(rest.len().min(self.size.bytes() - start));
-            match self.pages.get(&page) {
-                Some(bytes) => piece.copy_from_slice(&bytes[start..start + piece.len()]),
+            match self.number(page) {
+                Some(number) => piece.copy_from_slice(&self.page(number)[start..start + piece.len()]),
                 None => fill_untouched(at, self.cells_end, piece),
             }
             at += piece.len() as u64;
@@ -71,7 +122,8 @@ impl Memory {
         while !rest.is_empty() {
             let (page, start) = self.size.place(at);
             let (piece, later) = rest.split_at(rest.len().min(self.size.bytes() - start));
-            self.page_mut(page)[start..start + piece.len()].copy_from_slice(piece);
+            let number = self.number_mut(page);
+            self.page_mut(number)[start..start + piece.len()].copy_from_slice(piece);
             at += piece.len() as u64;
             rest = later;
         }
@@ -88,14 +140,10 @@ impl Memory {
     pub(crate) fn store(&mut self, at: u64, bits: u64) {
         self.write(at, &bits.to_le_bytes());
     }
-
-    fn page_mut(&mut self, page: u64) -> &mut Page {
-        let (cells_end, size) = (self.cells_end, self.size);
-        self.pages.entry(page).or_insert_with(|| fresh(page, size, cells_end))
-    }
 }
 
-/// Copies `len` bytes from one window to another, or within one, page by page and without a buffer in between.
+/// Copies `len` bytes from one window to another, or within one, page by page and without a buffer in between. What was
+/// never written is the same everywhere: copying it to where nothing was written takes no memory.
 pub(crate) fn copy(windows: &mut [Memory], source: (usize, u64), target: (usize, u64), len: u64) {
     let (size, cells_end) = (windows[target.0].size, windows[target.0].cells_end);
     let mut done = 0;
@@ -103,29 +151,32 @@ pub(crate) fn copy(windows: &mut [Memory], source: (usize, u64), target: (usize,
         let (from, to) = (source.1 + done, target.1 + done);
         let ((from_page, from_start), (to_page, to_start)) = (size.place(from), size.place(to));
         let piece = ((len - done) as usize).min(size.bytes() - from_start).min(size.bytes() - to_start);
-        let into = to_start..to_start + piece;
-        if let Ok([reader, writer]) = windows.get_disjoint_mut([source.0, target.0]) {
-            reader.read(from, &mut writer.page_mut(to_page)[into]);
-        } else if from_page == to_page {
-            windows[source.0].page_mut(to_page).copy_within(from_start..from_start + piece, to_start);
-        } else {
-            // The target page leaves its window while it is written.
-            let taken = windows[target.0].pages.remove(&to_page);
-            let mut page = taken.unwrap_or_else(|| fresh(to_page, size, cells_end));
-            windows[source.0].read(from, &mut page[into]);
-            windows[target.0].pages.insert(to_page, page);
-        }
         done += piece as u64;
+        let read = windows[source.0].number(from_page);
+        if read.is_none() && from.min(to) >= cells_end && windows[target.0].number(to_page).is_none() {
+            continue;
+        }
+        let written = windows[target.0].number_mut(to_page);
+        let into = to_start..to_start + piece;
+        let Some(read) = read else {
+            fill_untouched(from, cells_end, &mut windows[target.0].page_mut(written)[into]);
+            continue;
+        };
+        let out = from_start..from_start + piece;
+        if let Ok([reader, writer]) = windows.get_disjoint_mut([source.0, target.0]) {
+            writer.page_mut(written)[into].copy_from_slice(&reader.page(read)[out]);
+        } else {
+            let own = &mut windows[source.0];
+            if read == written {
+                own.page_mut(read).copy_within(out, to_start);
+            } else {
+                // The bytes that are read leave their page while the other one is written.
+                let mut bytes = [0; 1 << PageSize::ROWS.0];
+                bytes[..piece].copy_from_slice(&own.page(read)[out]);
+                own.page_mut(written)[into].copy_from_slice(&bytes[..piece]);
+            }
+        }
     }
-}
-
-fn fresh(page: u64, size: PageSize, cells_end: u64) -> Page {
-    let mut bytes = vec![POISON; size.bytes()].into_boxed_slice();
-    let first = page << size.0;
-    if first < cells_end {
-        fill_untouched(first, cells_end, &mut bytes);
-    }
-    bytes
 }
 
 /// Fills `into` with what was never written at `at`.
@@ -161,6 +212,21 @@ mod tests {
         let mut seen = vec![0; 100_000];
         windows[1].read(300_000, &mut seen);
         assert!(seen == bytes);
+    }
+
+    #[test]
+    fn what_nobody_wrote_is_copied_as_it_reads() {
+        let mut windows = [(); 2].map(|()| Memory::new(128, PageSize::HEADERS));
+        copy(&mut windows, (0, 1000), (1, 2000), 5000);
+        assert_eq!(windows[1].resident(), 0, "poison is everywhere already");
+        windows[1].write(2001, &[7]);
+        copy(&mut windows, (0, 1000), (1, 2000), 5000);
+        copy(&mut windows, (0, 120), (1, 3000), 16);
+        let mut bytes = [1; 16];
+        windows[1].read(2000, &mut bytes[..2]);
+        assert_eq!(bytes[..2], [POISON; 2]);
+        windows[1].read(3000, &mut bytes);
+        assert_eq!(bytes, [[0; 8], [POISON; 8]].concat()[..]);
     }
 
     #[test]

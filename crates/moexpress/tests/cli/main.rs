@@ -2,12 +2,15 @@
 
 use std::process::{Command, Output};
 
+mod compare;
 mod dump;
 mod input;
 #[cfg(unix)]
 mod launch;
 mod plan;
 mod run;
+mod timed;
+mod tune;
 
 /// What `moexpress` did with `arguments`, which are separated by blanks.
 fn moexpress(arguments: &str) -> Done {

@@ -96,7 +96,8 @@ fn what_is_not_there_is_refused_by_name() {
         ("--mode low-latency", "possible values: throughput"),
         ("--dtype int8", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0"),
         ("--backend host", "possible values: sim"),
-        ("--schedule timed", "possible values: explore"),
+        ("--schedule fair", "possible values: explore, timed"),
+        ("--schedule timed --model tpu", "possible values: h800-cx7, h200-node"),
         ("--placement anywhere", "possible values: ring, direct"),
     ] {
         let refusal = moexpress(&format!("run {option}")).refusal();

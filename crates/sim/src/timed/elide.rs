@@ -5,8 +5,8 @@
 //! summed, the scheduler counts the bytes that the row would have.
 //!
 //! It knows rows by their length: a role handles a row's payload, header and payload, or header, payload and mask at once,
-//! and the stand-in's hidden size is chosen so that nothing else on a lane that carries rows has one of these lengths. A new
-//! form in which rows travel has to be added to [`Elision::new`].
+//! of a row that is dispatched or of one that comes back, and the stand-in's hidden size is chosen so that nothing else on
+//! a lane that carries rows has one of these lengths. A new form in which rows travel has to be added to [`Elision::new`].
 
 use ep_core::layout::{Choice, OpHeader, RowFormat, RowHeader, Share};
 use ep_core::{Error, Layout, Settings, Shape, Topology};
@@ -44,16 +44,12 @@ impl Elision {
         let bare = (size_of::<RowHeader>() + shape.topk() as usize * size_of::<Choice>()) as u64;
         let forms = |row: &RowFormat| {
             let (header, payload) = (row.header_bytes(), row.payload_bytes());
-            let (own, result) = (size_of::<RowHeader>() as u64, row.results().payload_bytes());
-            [
-                // Alone; staged for direct placement; in a near ring or a low-latency slot; in a far ring.
-                [payload, bare + payload, header + payload, row.wire_bytes() + mask],
-                // Results: alone; in an arena's block; in a ring; in a low-latency slot.
-                [result, bare + result, header + result, own + result],
-            ]
-            .concat()
+            let own = size_of::<RowHeader>() as u64;
+            // Alone; staged for direct placement; in a near ring or a low-latency slot; in a far ring; a low-latency result.
+            [payload, bare + payload, header + payload, row.wire_bytes() + mask, own + payload]
         };
         let mut missing: Vec<(u64, u64)> = forms(short).into_iter().zip(forms(&whole)).collect();
+        missing.extend(forms(&short.results()).into_iter().zip(forms(&whole.results())));
         missing.iter_mut().for_each(|(short, whole)| *whole -= *short);
         missing.sort_unstable();
         missing.dedup();

@@ -10,6 +10,10 @@ use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
 
+mod timed;
+
+pub(crate) use timed::{CompareArgs, ModelName, Part, Published, TuneArgs};
+
 /// Moves tokens to experts and back, and checks every bit of it.
 #[derive(Parser, Debug)]
 #[command(name = "moexpress", version, arg_required_else_help = true)]
@@ -20,13 +24,18 @@ pub(crate) struct Cli {
 
 const JSON_KEYS: &str = "\
 Keys of --json, among others:
-  verified             whether everything equals the oracle, bit for bit (any NaN equals any NaN)
+  verified             whether everything equals the oracle, bit for bit (any NaN equals any NaN); false where payload was
+                       elided, although error is null: then rows were compared in verified_values values only
   error                what went wrong, or null
   rows_own|near|far    rows that dispatch and combine moved within a rank, within a node, between nodes; each counted
                        once, at its sender
   bytes_own|near|far   bytes of these rows as they travel: header, payload and padding, without counts and signals
-  dispatch_ns          host time from the first rank's start of dispatch to the last one's end
+  clock                what times are of: host, or virtual with --schedule timed
+  dispatch_ns          host: from the first rank's start of dispatch to the last one's end; virtual: what it took the
+                       slowest rank, from its own start on
   combine_ns           likewise; ranks do not wait for each other in between, so the two may overlap
+  dispatch_near_gb_s   bytes that a rank sends near in the dispatch, mean of the ranks, by dispatch_ns; likewise
+                       dispatch_far_gb_s, combine_near_gb_s, combine_far_gb_s; null without --schedule timed
   events               verbs, deliveries and turns that the simulator let happen
   verified_rows        rows compared, received and combined; likewise _values, _weights, _indices
 Measured keys are null when a rank failed.";
@@ -35,11 +44,18 @@ Measured keys are null when a rank failed.";
 pub(crate) enum Command {
     /// Dispatches a batch, lets the experts work, combines, and checks everything against the scalar oracle.
     ///
-    /// Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input.
+    /// Exit codes: 0 verified, or with --elide-payload all that can be compared equals the oracle; 1 failed or not verified,
+    /// 2 bad arguments or input.
     #[command(after_long_help = JSON_KEYS)]
     Run(RunArgs),
     /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
     Plan(PlanArgs),
+    /// Proposes settings for a layer on a machine, by timed runs of dispatch and combine with elided payload.
+    ///
+    /// The same arguments propose the same settings on every machine: nothing is measured on this one.
+    Tune(TuneArgs),
+    /// Holds the timed scheduler against published figures.
+    Compare(CompareArgs),
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and a fresh
@@ -95,6 +111,13 @@ pub(crate) struct RunArgs {
     /// Order in which the simulator lets things happen
     #[arg(long, value_enum, default_value_t = Schedule::Explore)]
     pub(crate) schedule: Schedule,
+    /// With --schedule timed: the machine whose time it is [default: h800-cx7]
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub(crate) model: Option<ModelName>,
+    /// With --schedule timed: rows take the time of their payload but have next to none, so that thousands of ranks and
+    /// large batches fit. Rows' values cannot be verified then
+    #[arg(long)]
+    pub(crate) elide_payload: bool,
     /// What batch and schedule are drawn from; the same seed repeats a run exactly
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
@@ -257,6 +280,8 @@ pub(crate) enum Mode {
 pub(crate) enum Schedule {
     /// A seeded adversary
     Explore,
+    /// Virtual time on a model of links and cores, always the same
+    Timed,
 }
 
 /// Element types.

@@ -3,21 +3,35 @@
 use ep_conformance::workload::Batch;
 use ep_core::reference::World;
 use ep_core::trace::Record;
-use ep_core::{Settings, Topology};
+use ep_core::{Error, Settings, Shape, Topology};
 
-use crate::args::Backend;
+use crate::args::{Backend, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
 
 mod sim;
+pub(crate) mod timed;
+
+/// That time is virtual, and on which machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Timing {
+    pub(crate) model: ModelName,
+    /// Whether rows have no payload to speak of.
+    pub(crate) elide_payload: bool,
+}
 
 /// What is to be run.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
+    /// The layer that was asked for.
+    pub(crate) shape: Shape,
+    /// Of the layer that ranks see: [`seen_shape`].
     pub(crate) world: &'a World,
     pub(crate) topology: Topology,
     pub(crate) settings: Settings,
     pub(crate) seed: u64,
+    /// None: as the backend's time is.
+    pub(crate) timing: Option<Timing>,
     /// Whether to record every verb.
     pub(crate) record: bool,
     /// `[ranks]`
@@ -33,6 +47,21 @@ pub(crate) struct Ran {
     pub(crate) events: u64,
     /// Every verb, if recorded.
     pub(crate) records: Vec<Record>,
+}
+
+/// The layer that ranks see when one of `shape` is asked for: with elided payload rows are shorter.
+pub(crate) fn seen_shape(
+    shape: &Shape,
+    topology: &Topology,
+    settings: &Settings,
+    timing: Option<Timing>,
+) -> Result<Shape, Error> {
+    match timing {
+        Some(Timing { model, elide_payload: true }) => {
+            Ok(*timed::cluster(shape, topology, settings, model.model())?.build(*shape)?.layout().shape())
+        }
+        _ => Ok(*shape),
+    }
 }
 
 /// Runs `job`; `step` is called [`crate::rank::STEPS`] times a rank.

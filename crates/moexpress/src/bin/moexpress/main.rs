@@ -1,15 +1,18 @@
 //! The command line: `moexpress run` moves a batch to its experts and back and checks every bit of it; `moexpress plan`
-//! says how much memory a layout takes; `moexpress launch` starts the processes of a job on this machine.
+//! says how much memory a layout takes; `moexpress tune` proposes settings by runs in virtual time; `moexpress compare` holds
+//! such runs against published figures; `moexpress launch` starts the processes of a job on this machine.
 //!
 //! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input. Those of `launch` are its processes'.
 
 mod args;
 mod backend;
+mod compare;
 mod deepep;
 mod dump;
 mod failure;
 mod input;
 mod launch;
+mod layer;
 mod plan;
 mod rank;
 mod report;
@@ -17,6 +20,7 @@ mod run;
 mod show;
 mod traces;
 mod traffic;
+mod tune;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -36,6 +40,8 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Plan(args) => plan::plan(&args),
+        Command::Tune(args) => tune::tune(&args),
+        Command::Compare(args) => compare::compare(&args),
         Command::Launch(args) => launch::launch(&args),
     };
     match outcome {

@@ -15,8 +15,8 @@ pub(crate) const STEPS: u64 = 3;
 /// What all ranks of a run share.
 pub(crate) struct Shared<'a> {
     pub(crate) world: &'a World,
-    /// One clock for all ranks.
-    pub(crate) clock: &'a dyn Fn() -> Nanos,
+    /// The time, given that of the rank's own clock.
+    pub(crate) clock: &'a dyn Fn(Nanos) -> Nanos,
     /// Called after each of the [`STEPS`] of a rank.
     pub(crate) step: &'a dyn Fn(),
 }
@@ -54,9 +54,9 @@ pub(crate) struct Account {
 /// Dispatches `batch`, lets the reference experts work on what came, and combines, weights included.
 pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared<'_>) -> Result<Account, Error> {
     let (x, routing) = upload(ep, batch)?;
-    let start = (shared.clock)();
+    let start = (shared.clock)(ep.now());
     let got = ep.dispatch(&x, &routing).await?;
-    let dispatch = Interval { start, end: (shared.clock)() };
+    let dispatch = Interval { start, end: (shared.clock)(ep.now()) };
     let after_dispatch = ep.stats();
     let mut observed = Observed::of_dispatch(ep, &got)?;
     (shared.step)();
@@ -74,10 +74,10 @@ pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared
     };
     (shared.step)();
 
-    let start = (shared.clock)();
+    let start = (shared.clock)(ep.now());
     let options = Combine { topk_weights: Some(&weights), ..Combine::default() };
     let back = ep.combine(&y, &handle, options).await?;
-    let combine = Interval { start, end: (shared.clock)() };
+    let combine = Interval { start, end: (shared.clock)(ep.now()) };
     observed.combined_x = ep.bytes(&back.x)?;
     observed.combined_topk_weights = ep.values(&back.topk_weights)?;
     (shared.step)();

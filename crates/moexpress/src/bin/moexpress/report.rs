@@ -9,15 +9,20 @@ use ep_core::{Nanos, Placement, Settings, Shape, Topology};
 use serde_json::json;
 
 use crate::args::{RunArgs, name_of};
+use crate::backend::Timing;
 use crate::show;
 use crate::traffic::{Flow, Traffic};
 
 /// What a run was, and what came of it as far as it came.
 pub(crate) struct Report<'a> {
     pub(crate) args: &'a RunArgs,
+    /// The layer that was asked for.
     pub(crate) shape: Shape,
+    /// The layer that ranks saw: with elided payload another one.
+    pub(crate) seen: Shape,
     pub(crate) topology: Topology,
     pub(crate) settings: Settings,
+    pub(crate) timing: Option<Timing>,
     pub(crate) batches: &'a [Batch],
     /// Things that the backend let happen.
     pub(crate) events: u64,
@@ -32,7 +37,7 @@ pub(crate) struct Report<'a> {
 pub(crate) struct Measured {
     pub(crate) dispatch: Traffic,
     pub(crate) combine: Traffic,
-    /// From the first rank's start to the last one's end, on the host's clock.
+    /// On the host's clock, from the first rank's start to the last one's end; in virtual time, that of the slowest rank.
     pub(crate) dispatch_time: Nanos,
     /// Likewise.
     pub(crate) combine_time: Nanos,
@@ -69,6 +74,15 @@ impl Report<'_> {
         }
     }
 
+    fn is_elided(&self) -> bool {
+        self.timing.is_some_and(|timing| timing.elide_payload)
+    }
+
+    /// GB/s that a rank sends in virtual time, mean of the ranks.
+    fn rate(&self, flow: Flow, time: Nanos) -> f64 {
+        flow.bytes as f64 / f64::from(self.topology.ranks()) / time.0.max(1) as f64
+    }
+
     /// One JSON object on one line.
     pub(crate) fn json(&self) -> String {
         let measured = self.measured.as_ref();
@@ -77,12 +91,14 @@ impl Report<'_> {
         let bytes = |of| flow(of).map(|(there, back)| there.bytes + back.bytes);
         let rings = self.settings.rings();
         let compared = self.verdict.as_ref().ok();
-        let object = json!({
-            "verified": self.verdict.is_ok(),
+        let mut object = json!({
+            "verified": self.verdict.is_ok() && !self.is_elided(),
             "error": self.verdict.as_ref().err(),
             "backend": name_of(self.args.backend),
             "mode": name_of(self.args.mode),
             "schedule": name_of(self.args.schedule),
+            "model": self.timing.map(|timing| name_of(timing.model)),
+            "payload_elided": self.is_elided(),
             "seed": self.args.seed,
             "nodes": self.topology.nodes(),
             "ranks": self.topology.ranks(),
@@ -112,14 +128,34 @@ impl Report<'_> {
             "bytes_far": bytes(|t| t.far),
             "dispatch_ns": measured.map(|m| m.dispatch_time.0),
             "combine_ns": measured.map(|m| m.combine_time.0),
-            "clock": "host",
+            "clock": if self.timing.is_some() { "virtual" } else { "host" },
             "events": self.events,
-            "verified_rows": compared.map(|c| c.rows),
-            "verified_values": compared.map(|c| c.values),
-            "verified_weights": compared.map(|c| c.weights),
-            "verified_indices": compared.map(|c| c.indices),
         });
+        let verified = |of: fn(&Compared) -> u64| json!(compared.map(of));
+        for (key, count) in [
+            ("verified_rows", verified(|c| c.rows)),
+            ("verified_values", verified(|c| c.values)),
+            ("verified_weights", verified(|c| c.weights)),
+            ("verified_indices", verified(|c| c.indices)),
+        ] {
+            object[key] = count;
+        }
+        for (key, rate) in self.rates() {
+            object[key] = json!(rate);
+        }
         format!("{object}\n")
+    }
+
+    /// GB/s that a rank sends in virtual time, mean of the ranks, by their keys.
+    fn rates(&self) -> [(&'static str, Option<f64>); 4] {
+        let measured = self.measured.as_ref().filter(|_| self.timing.is_some());
+        let rate = |of: fn(&Measured) -> (Flow, Nanos)| measured.map(of).map(|(flow, time)| self.rate(flow, time));
+        [
+            ("dispatch_near_gb_s", rate(|m| (m.dispatch.near, m.dispatch_time))),
+            ("dispatch_far_gb_s", rate(|m| (m.dispatch.far, m.dispatch_time))),
+            ("combine_near_gb_s", rate(|m| (m.combine.near, m.combine_time))),
+            ("combine_far_gb_s", rate(|m| (m.combine.far, m.combine_time))),
+        ]
     }
 
     /// A table for people.
@@ -133,11 +169,12 @@ impl Report<'_> {
         let ranks = u64::from(self.topology.ranks());
         writeln!(
             out,
-            "{} on {}, {} ({}, seed {}), {}",
+            "{} on {}, {} ({}{}, seed {}), {}",
             show::plural(ranks, "rank"),
             show::plural(u64::from(self.topology.nodes()), "node"),
             name_of(self.args.backend),
             name_of(self.args.schedule),
+            self.timing.map_or(String::new(), |timing| format!(" on {}", name_of(timing.model))),
             self.args.seed,
             name_of(self.args.mode),
         )?;
@@ -175,6 +212,17 @@ impl Report<'_> {
             self.describe_measured(out, measured)?;
         }
         match &self.verdict {
+            Ok(compared) if self.is_elided() => writeln!(
+                out,
+                "\nPAYLOAD ELIDED: rows' values are NOT verified. Of each row {} of {} travelled, the rest took time only. What \
+                 is left equals the oracle: {} ({} values), {} weights, {} indices and counts",
+                self.seen.hidden(),
+                show::plural(u64::from(self.shape.hidden()), "value"),
+                show::plural(compared.rows, "row"),
+                show::count(compared.values),
+                show::count(compared.weights),
+                show::count(compared.indices),
+            ),
             Ok(compared) => writeln!(
                 out,
                 "\nVERIFIED  bit for bit against the oracle: {} ({} values), {} weights, {} indices and counts",
@@ -205,13 +253,19 @@ impl Report<'_> {
                 show::bytes(back.bytes)
             )?;
         }
-        writeln!(
-            out,
-            "{:<14}{:>26}{:>28}   host clock, first start to last end",
-            "time",
-            measured.dispatch_time.to_string(),
-            measured.combine_time.to_string()
-        )?;
+        let clock = match self.timing {
+            None => "host clock, first start to last end",
+            Some(_) => "virtual time of the slowest rank",
+        };
+        let (there, back) = (measured.dispatch_time, measured.combine_time);
+        writeln!(out, "{:<14}{:>26}{:>28}   {clock}", "time", there.to_string(), back.to_string())?;
+        for (name, of) in [("near rate", (|t| t.near) as fn(&Traffic) -> Flow), ("far rate", |t| t.far)] {
+            let [a, b] = [(of(dispatch), there), (of(combine), back)]
+                .map(|(flow, time)| format!("{:.1} GB/s", self.rate(flow, time)));
+            if self.timing.is_some() {
+                writeln!(out, "{name:<14}{a:>26}{b:>28}   sent by a rank in that time, mean of the ranks")?;
+            }
+        }
         let kept = (self.choices() - self.dropped()) as f64;
         let rows = (dispatch.own.rows + dispatch.near.rows + dispatch.far.rows) as f64;
         writeln!(
@@ -225,7 +279,11 @@ impl Report<'_> {
             show::plural(busiest.rank_rows, "row"),
             rows / f64::from(self.topology.ranks()),
         )?;
-        writeln!(out, "events    {} that the backend let happen", show::count(self.events))
+        let events = match self.timing {
+            None => "that the backend let happen",
+            Some(_) => "taken from the heap",
+        };
+        writeln!(out, "events    {} {events}", show::count(self.events))
     }
 }
 

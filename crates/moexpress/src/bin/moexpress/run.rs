@@ -1,26 +1,25 @@
 //! `moexpress run`: make or read a batch, move it, check everything.
 
-use std::time::Duration;
-
 use ep_conformance::verify;
 use ep_conformance::workload::{Batch, Workload};
+use ep_core::layout::RowFormat;
 use ep_core::reference::World;
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
-use crate::args::{LayerArgs, RunArgs};
-use crate::backend::{self, Job, Ran};
+use crate::args::{LayerArgs, ModelName, RunArgs, Schedule};
+use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
 use crate::rank::{Account, Interval, STEPS};
 use crate::report::{Busiest, Measured, Report};
 use crate::traffic::Traffic;
-use crate::{dump, input, traces};
+use crate::{dump, input, show, traces};
 
 /// The most bytes of rows in all batches: everything, the oracle's copies included, lies in this machine's memory.
 const MAX_BATCH_BYTES: u64 = 16 << 30;
 
 pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
-    let progress = progress_bar();
+    let progress = show::progress_bar();
     let outcome = run_shown(args, &progress);
     progress.finish_and_clear();
     outcome
@@ -35,14 +34,7 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     let trace = args.trace.as_ref().map(|path| Ok((traces::create(path)?, path))).transpose()?;
     progress.set_length(u64::from(task.topology.ranks()) * STEPS + 1);
     progress.set_message("moving rows");
-    let job = Job {
-        world: &task.world,
-        topology: task.topology,
-        settings: task.settings,
-        seed: args.seed,
-        record: trace.is_some(),
-        batches: &task.batches,
-    };
+    let job = task.job(args, trace.is_some());
     let ran = match backend::run(args.backend, &job, &|| progress.inc(1)) {
         Ok(ran) => ran,
         Err(failure) => return Err(task.explain(args, failure)),
@@ -56,18 +48,33 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
 
 /// Everything that is known before the run.
 struct Task {
+    /// Of the layer that ranks see.
     world: World,
+    /// The layer that was asked for.
     shape: Shape,
     topology: Topology,
     settings: Settings,
+    timing: Option<Timing>,
+    /// `[ranks]`: of the layer that ranks see.
     batches: Vec<Batch>,
 }
 
 impl Task {
     fn of(args: &RunArgs) -> Result<Self, Error> {
         let topology = args.topology.topology()?;
-        let (shape, batches) = match &args.input {
-            None => make(args, &topology)?,
+        let timing = timing(args)?;
+        let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
+            let settings = args.settings.settings(shape, &topology)?;
+            Ok((settings, backend::seen_shape(shape, &topology, &settings, timing)?))
+        };
+        let (shape, settings, seen, batches) = match &args.input {
+            None => {
+                let tokens = tokens(args, &topology)?;
+                let shape = args.layer.shape(tokens.iter().copied().max().unwrap_or(0).max(1))?;
+                shape.local_experts(topology.ranks())?;
+                let (settings, seen) = settled(&shape)?;
+                (shape, settings, seen, make(args, &seen, tokens)?)
+            }
             Some(path) => {
                 let mut input = input::read(path, topology.ranks(), args.layer.experts)?;
                 let layer = LayerArgs { hidden: input.hidden, topk: input.topk, ..args.layer };
@@ -75,12 +82,27 @@ impl Task {
                 for (rank, batch) in (0..).map(Rank).zip(&mut input.batches) {
                     batch.drop_choices(args.drop, args.seed, rank)?;
                 }
-                (layer.shape(most.max(1))?, input.batches)
+                let shape = layer.shape(most.max(1))?;
+                let (settings, seen) = settled(&shape)?;
+                input.batches.iter_mut().for_each(|batch| shorten(batch, &shape, &seen));
+                (shape, settings, seen, input.batches)
             }
         };
-        let settings = args.settings.settings(&shape, &topology)?;
-        let world = World::new(shape, topology, RankSet::new())?;
-        Ok(Self { world, shape, topology, settings, batches })
+        let world = World::new(seen, topology, RankSet::new())?;
+        Ok(Self { world, shape, topology, settings, timing, batches })
+    }
+
+    fn job(&self, args: &RunArgs, record: bool) -> Job<'_> {
+        Job {
+            shape: self.shape,
+            world: &self.world,
+            topology: self.topology,
+            settings: self.settings,
+            seed: args.seed,
+            timing: self.timing,
+            record,
+            batches: &self.batches,
+        }
     }
 
     /// Holds what came against the oracle, writes the dump, and reports.
@@ -124,18 +146,27 @@ impl Task {
         measured: Option<Measured>,
         verdict: Result<verify::Compared, String>,
     ) -> Report<'a> {
-        let Self { shape, topology, settings, .. } = *self;
-        Report { args, shape, topology, settings, batches: &self.batches, events, measured, verdict }
+        let Self { shape, topology, settings, timing, .. } = *self;
+        let seen = *self.world.shape();
+        Report { args, shape, seen, topology, settings, timing, batches: &self.batches, events, measured, verdict }
     }
 
     fn measure(&self, accounts: &[Account]) -> Measured {
         let dispatch = Traffic::of(&self.topology, accounts.iter().map(|account| &account.after_dispatch));
         let both = Traffic::of(&self.topology, accounts.iter().map(|account| &account.after_combine));
-        let time =
-            |of: fn(&Account) -> Interval| Interval::hull(accounts.iter().map(of)).map_or(Nanos(0), Interval::length);
+        let combine = both.since(&dispatch);
+        let row = RowFormat::new(&self.shape);
+        let time = |of: fn(&Account) -> Interval| {
+            let intervals = accounts.iter().map(of);
+            match self.timing {
+                None => Interval::hull(intervals).map_or(Nanos(0), Interval::length),
+                Some(_) => intervals.map(Interval::length).max().unwrap_or_default(),
+            }
+        };
+        let elided = self.timing.is_some_and(|timing| timing.elide_payload);
         Measured {
-            dispatch,
-            combine: both.since(&dispatch),
+            dispatch: if elided { dispatch.weighed(row.wire_bytes()) } else { dispatch },
+            combine: if elided { combine.weighed(row.results().wire_bytes()) } else { combine },
             dispatch_time: time(|account| account.dispatch),
             combine_time: time(|account| account.combine),
             busiest: busiest(accounts),
@@ -143,26 +174,55 @@ impl Task {
     }
 }
 
-/// Makes the batches that the arguments describe.
-fn make(args: &RunArgs, topology: &Topology) -> Result<(Shape, Vec<Batch>), Error> {
+/// Whether time is virtual, and that the arguments which need it have it.
+fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
+    if args.schedule == Schedule::Timed {
+        if args.elide_payload && args.dump.is_some() {
+            return Err(Error::invalid(
+                "--dump with --elide-payload",
+                "given",
+                "one of them: there is no payload to write",
+            ));
+        }
+        let model = args.model.unwrap_or(ModelName::H800Cx7);
+        return Ok(Some(Timing { model, elide_payload: args.elide_payload }));
+    }
+    let needs = |option: &str| Error::invalid(format_args!("--schedule with {option}"), "explore", "timed");
+    match args.model {
+        Some(_) => Err(needs("--model")),
+        None if args.elide_payload => Err(needs("--elide-payload")),
+        None => Ok(None),
+    }
+}
+
+/// `[ranks]`: tokens of each.
+fn tokens(args: &RunArgs, topology: &Topology) -> Result<Vec<u32>, Error> {
     let ranks = topology.ranks() as usize;
-    let tokens = match args.tokens[..] {
-        [each] => vec![each; ranks],
-        ref list if list.len() == ranks => list.to_vec(),
+    match args.tokens[..] {
+        [each] => Ok(vec![each; ranks]),
+        ref list if list.len() == ranks => Ok(list.to_vec()),
         ref list => {
             let allowed = format_args!("one number, or one for each of the {ranks} ranks");
-            return Err(Error::invalid("number of --tokens", list.len(), allowed));
+            Err(Error::invalid("number of --tokens", list.len(), allowed))
         }
-    };
-    let most = tokens.iter().copied().max().unwrap_or(0);
-    let shape = args.layer.shape(most.max(1))?;
-    shape.local_experts(topology.ranks())?;
+    }
+}
+
+/// Makes the batches that the arguments describe.
+fn make(args: &RunArgs, shape: &Shape, tokens: Vec<u32>) -> Result<Vec<Batch>, Error> {
     let bytes = tokens.iter().map(|&tokens| u64::from(tokens) * shape.row_bytes()).fold(0, u64::saturating_add);
     if bytes > MAX_BATCH_BYTES {
         return Err(Error::invalid("bytes of all batches", bytes, format_args!("at most {MAX_BATCH_BYTES}")));
     }
-    let work = Workload::new(shape, tokens).kind(args.routing).drop(args.drop).seed(args.seed);
-    Ok((shape, work.batches()?))
+    Workload::new(*shape, tokens).kind(args.routing).drop(args.drop).seed(args.seed).batches()
+}
+
+/// Leaves of each row as much as ranks see of it.
+fn shorten(batch: &mut Batch, shape: &Shape, seen: &Shape) {
+    let (whole, short) = (shape.hidden() as usize, seen.hidden() as usize);
+    if short < whole {
+        batch.x = batch.x.chunks_exact(whole).flat_map(|row| &row[..short]).copied().collect();
+    }
 }
 
 /// The accounts of all ranks, or why not all of them finished.
@@ -189,17 +249,6 @@ fn most(loads: &[u64]) -> (usize, u64) {
     first_of_largest.unwrap_or((0, 0))
 }
 
-/// A bar on stderr where that is a terminal.
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
-    let bar = ProgressBar::new(1);
-    if let Ok(style) = style {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -213,9 +262,7 @@ mod tests {
         let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
         let args = RunArgs { json, ..args };
         let task = Task::of(&args).unwrap();
-        let Task { topology, settings, .. } = task;
-        let job = Job { world: &task.world, topology, settings, seed: 0, record: false, batches: &task.batches };
-        let mut ran = backend::run(args.backend, &job, &|| ()).unwrap();
+        let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap();
         spoil(&mut ran);
         task.judge(&args, ran)
     }

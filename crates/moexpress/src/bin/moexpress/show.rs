@@ -1,4 +1,8 @@
-//! Numbers as people read them.
+//! Numbers as people read them, and how far the work is.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(value: u64) -> String {
@@ -31,6 +35,17 @@ pub(crate) fn bytes(value: u64) -> String {
 pub(crate) fn plural(value: u64, what: &str) -> String {
     let s = if value == 1 { "" } else { "s" };
     format!("{} {what}{s}", count(value))
+}
+
+/// A bar on stderr where that is a terminal.
+pub(crate) fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {msg:<12} {wide_bar} {percent:>3} % {elapsed}");
+    let bar = ProgressBar::new(1);
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 #[cfg(test)]

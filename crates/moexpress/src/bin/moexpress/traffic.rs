@@ -54,6 +54,12 @@ impl Traffic {
         Self { own: self.own.since(earlier.own), near: self.near.since(earlier.near), far: self.far.since(earlier.far) }
     }
 
+    /// The same rows, each of `bytes` bytes: with elided payload, ranks count shorter ones.
+    pub(crate) fn weighed(self, bytes: u64) -> Self {
+        let flow = |flow: Flow| Flow { bytes: flow.rows * bytes, ..flow };
+        Self { own: flow(self.own), near: flow(self.near), far: flow(self.far) }
+    }
+
     const fn flow(&mut self, reach: Reach) -> &mut Flow {
         match reach {
             Reach::Own => &mut self.own,
@@ -84,6 +90,7 @@ mod tests {
         ];
         let traffic = Traffic::of(&Topology::new(1, 2).unwrap(), stats.iter());
         assert_eq!((traffic.own, traffic.near), (Flow { rows: 4, bytes: 40 }, Flow { rows: 7, bytes: 70 }));
+        assert_eq!(traffic.weighed(16).near, Flow { rows: 7, bytes: 112 });
         let split = Traffic::of(&Topology::new(2, 1).unwrap(), stats.iter());
         assert_eq!((split.near, split.far), (Flow::default(), Flow { rows: 7, bytes: 70 }));
     }

@@ -1,25 +1,27 @@
-//! The simulator as a backend: the only module that knows it.
+//! The simulator as a backend.
 
 use std::time::Instant;
 
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
-use super::{Job, Ran};
+use super::{Job, Ran, Timing, timed};
 use crate::failure::Failure;
 use crate::rank::{Shared, work};
 
 pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
-    let cluster = Cluster::builder(job.topology)
-        .seed(job.seed)
-        .settings(job.settings)
-        .race_tracking(true)
-        .record(job.record)
-        .build(*job.world.shape())
-        .map_err(Failure::bad_input)?;
-    // Simulated time stands still while anything can run, so the host's clock is the one that says something.
-    let start = Instant::now();
-    let clock = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let builder = match job.timing {
+        None => Cluster::builder(job.topology).seed(job.seed).settings(job.settings).race_tracking(true),
+        Some(Timing { model, elide_payload: true }) => {
+            timed::cluster(&job.shape, &job.topology, &job.settings, model.model()).map_err(Failure::bad_input)?
+        }
+        Some(Timing { model, .. }) => Cluster::builder(job.topology).settings(job.settings).timed(model.model()),
+    };
+    let cluster = builder.record(job.record).build(job.shape).map_err(Failure::bad_input)?;
+    // Under explore simulated time stands still while anything can run, so the host's clock is the one that says something.
+    let (start, timed) = (Instant::now(), job.timing.is_some());
+    let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let clock = move |own: Nanos| if timed { own } else { host() };
     let shared = Shared { world: job.world, clock: &clock, step };
     let run = cluster
         .run(async |mut ep| {

@@ -1,0 +1,87 @@
+//! The arguments of what runs in virtual time.
+
+use clap::{Args, ValueEnum};
+use ep_conformance::workload::RoutingKind;
+use ep_sim::Model;
+
+use super::{LayerArgs, TopologyArgs};
+
+/// Machines whose rates and latencies the timed scheduler knows.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ModelName {
+    /// H800s, NVLink of 160 GB/s, one 400 Gb/s network card a GPU
+    H800Cx7,
+    /// H200s, NVLink of 354 GB/s; between nodes as above
+    H200Node,
+}
+
+impl ModelName {
+    pub(crate) const fn model(self) -> Model {
+        match self {
+            Self::H800Cx7 => Model::h800_cx7(),
+            Self::H200Node => Model::h200_node(),
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TuneArgs {
+    #[command(flatten)]
+    pub(crate) topology: TopologyArgs,
+    /// Tokens of each rank
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) tokens: u32,
+    #[command(flatten)]
+    pub(crate) layer: LayerArgs,
+    /// How tokens choose experts: uniform, grouped:G:L, skewed:A or single
+    #[arg(long, value_name = "KIND", default_value = "uniform")]
+    pub(crate) routing: RoutingKind,
+    /// What the choices are drawn from
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// The machine
+    #[arg(long, value_enum, default_value_t = ModelName::H800Cx7)]
+    pub(crate) model: ModelName,
+    /// Events that all timed runs together may take; 1 to 2 million a second. Events, not seconds, so that the proposal
+    /// is the same everywhere
+    #[arg(long, value_name = "EVENTS", default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) budget: u64,
+    /// Proposes no settings whose window is larger [default: any]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) max_window: Option<u64>,
+    /// Prints one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Whose published figures there are.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Published {
+    /// DeepEP V1, low latency and normal, on H800s with 400 Gb/s network cards
+    Deepep,
+}
+
+/// Parts of the published figures.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// 128 tokens a rank, microseconds
+    LowLatency,
+    /// 4096 tokens a rank, GB/s
+    Normal,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// Whose figures
+    #[arg(value_enum)]
+    pub(crate) published: Published,
+    /// One part of them [default: all]
+    #[arg(long, value_enum, value_name = "PART")]
+    pub(crate) only: Option<Part>,
+    /// Leaves out rows with more ranks than this
+    #[arg(long, value_name = "RANKS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..))]
+    pub(crate) up_to: u32,
+    /// Prints one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+}
