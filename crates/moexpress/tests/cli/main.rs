@@ -7,6 +7,7 @@ mod dump;
 mod input;
 #[cfg(unix)]
 mod launch;
+mod low_latency;
 mod plan;
 mod run;
 mod timed;

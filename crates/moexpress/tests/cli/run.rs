@@ -93,7 +93,7 @@ fn what_is_not_there_is_refused_by_name() {
     for (option, says) in [
         ("--nodes 0", "nodes is 0, allowed: at least 1"),
         ("--nodes 3", "experts is 64, allowed: a multiple of the 24 ranks"),
-        ("--mode low-latency", "possible values: throughput"),
+        ("--mode latency", "possible values: throughput, low-latency"),
         ("--dtype int8", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0"),
         ("--backend host", "possible values: sim"),
         ("--schedule fair", "possible values: explore, timed"),

@@ -94,6 +94,9 @@ pub(crate) struct RunArgs {
     /// Kind of operation
     #[arg(long, value_enum, default_value_t = Mode::Throughput)]
     pub(crate) mode: Mode,
+    /// With --mode low-latency: what comes back of a token [default: per-choice]
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) results: Option<Results>,
     #[command(flatten)]
     pub(crate) topology: TopologyArgs,
     /// Tokens of each rank, or of all ranks one by one: 128 or 128,0,64,...
@@ -235,12 +238,14 @@ pub(crate) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    pub(crate) fn settings(&self, shape: &Shape, topology: &Topology) -> Result<Settings, Error> {
+    /// The settings of a communicator, with room for low latency or without.
+    pub(crate) fn settings(&self, shape: &Shape, topology: &Topology, low_latency: bool) -> Result<Settings, Error> {
         let placement = match self.placement {
             PlacementArg::Ring => Placement::Ring,
             PlacementArg::Direct => Placement::Direct,
         };
-        let mut builder = Settings::builder(shape, topology).placement(placement).deadline(self.deadline);
+        let builder = Settings::builder(shape, topology).placement(placement).deadline(self.deadline);
+        let mut builder = builder.low_latency(low_latency);
         for (value, set) in [
             (self.channels, SettingsBuilder::channels as fn(SettingsBuilder, u32) -> SettingsBuilder),
             (self.slots, SettingsBuilder::slots),
@@ -273,6 +278,17 @@ pub(crate) enum Backend {
 pub(crate) enum Mode {
     /// Large batches
     Throughput,
+    /// Few tokens, fixed slots, sending and receiving apart
+    LowLatency,
+}
+
+/// What comes back in low latency.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Results {
+    /// A row for each choice, which the token's rank weighs
+    PerChoice,
+    /// A row for each rank, which weighs and sums those of its experts
+    PerRank,
 }
 
 /// Orders of the simulator.
@@ -360,7 +376,7 @@ mod tests {
         let line = "moexpress plan --placement direct --channels 2 --slots 8 --chunk 3 --credit 5 --arena-bytes 4096 --deadline 9s";
         let Command::Plan(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a plan") };
         let topology = args.topology.topology().unwrap();
-        let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology).unwrap();
+        let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology, false).unwrap();
         let rings = settings.rings();
         assert_eq!((rings.channels, rings.near.slots, rings.near.chunk, rings.near.credit), (2, 8, 3, 5));
         assert_eq!((settings.placement(), settings.arena_bytes()), (Placement::Direct, 4096));

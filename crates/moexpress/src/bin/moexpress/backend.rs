@@ -1,7 +1,7 @@
 //! Runs all ranks of a job on a backend.
 
 use ep_conformance::workload::Batch;
-use ep_core::reference::World;
+use ep_core::reference::{Weighing, World};
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
 
@@ -30,6 +30,8 @@ pub(crate) struct Job<'a> {
     pub(crate) topology: Topology,
     pub(crate) settings: Settings,
     pub(crate) seed: u64,
+    /// None: throughput mode.
+    pub(crate) low_latency: Option<Weighing>,
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
     /// Whether to record every verb.

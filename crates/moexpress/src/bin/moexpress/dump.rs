@@ -5,15 +5,17 @@ use std::fs;
 use std::path::Path;
 
 use ep_conformance::arrival::split;
+use ep_conformance::low_latency::Seen;
 use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
 use ep_core::quant::groups;
 use ep_core::reference::Fp8Rows;
-use ep_core::{Element, Shape};
+use ep_core::{Element, Shape, Topology};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError};
 
 use crate::failure::Failure;
+use crate::rank::Saw;
 
 /// Creates the directory of `--dump`, before a run whose results would be lost.
 pub(crate) fn create(dir: &Path) -> Result<(), Failure> {
@@ -22,10 +24,21 @@ pub(crate) fn create(dir: &Path) -> Result<(), Failure> {
 }
 
 /// Writes `rank{r}.safetensors`.
-pub(crate) fn write(dir: &Path, rank: usize, shape: &Shape, batch: &Batch, seen: &Observed) -> Result<(), Failure> {
+pub(crate) fn write(
+    dir: &Path,
+    rank: usize,
+    shape: &Shape,
+    topology: &Topology,
+    batch: &Batch,
+    saw: &Saw,
+) -> Result<(), Failure> {
     let path = dir.join(format!("rank{rank}.safetensors"));
     let fail = |error: &dyn Display| Failure::failed(format_args!("cannot write {}: {error}", path.display()));
-    let tensors = tensors(shape, batch, seen);
+    let mut tensors = inputs(shape, batch);
+    match saw {
+        Saw::Throughput(seen) => tensors.extend(throughput(shape, batch, seen)),
+        Saw::LowLatency(seen) => tensors.extend(low_latency(shape, topology, batch, seen)),
+    }
     let views: Result<Vec<_>, _> = tensors.iter().map(|tensor| Ok((tensor.name, tensor.view()?))).collect();
     let views = views.map_err(|error: SafeTensorError| fail(&error))?;
     safetensors::serialize_to_file(views, None, &path).map_err(|error| fail(&error))
@@ -44,16 +57,42 @@ impl Tensor {
     }
 }
 
-fn tensors(shape: &Shape, batch: &Batch, seen: &Observed) -> Vec<Tensor> {
-    let tokens = batch.tokens as usize;
-    let rows = seen.source_token.len();
-    let (hidden, topk) = (shape.hidden() as usize, shape.topk() as usize);
-    let tensor = |name, dtype, shape: &[usize], data| Tensor { name, dtype, shape: shape.to_vec(), data };
-    let counts: Vec<i32> = seen.expert_counts.iter().map(|&count| count as i32).collect();
-    let mut tensors = vec![
+fn tensor(name: &'static str, dtype: Dtype, shape: &[usize], data: Vec<u8>) -> Tensor {
+    Tensor { name, dtype, shape: shape.to_vec(), data }
+}
+
+/// What the rank had.
+fn inputs(shape: &Shape, batch: &Batch) -> Vec<Tensor> {
+    let (tokens, hidden, topk) = (batch.tokens as usize, shape.hidden() as usize, shape.topk() as usize);
+    vec![
         tensor("x", Dtype::BF16, &[tokens, hidden], bytes_of(&batch.x)),
         tensor("topk_idx", Dtype::I64, &[tokens, topk], le(&batch.topk_idx, i64::to_le_bytes)),
         tensor("topk_weights", Dtype::F32, &[tokens, topk], le(&batch.topk_weights, f32::to_le_bytes)),
+    ]
+}
+
+/// Received rows, `[leading dimensions, hidden]`, given as they travelled; and their scales.
+fn received(shape: &Shape, leading: &[usize], bytes: &[u8]) -> Vec<Tensor> {
+    let columns = |last: usize| [leading, &[last]].concat();
+    let hidden = shape.hidden() as usize;
+    let Element::Fp8(scaling) = shape.element() else {
+        return vec![tensor("recv_x", Dtype::BF16, &columns(hidden), bytes.to_vec())];
+    };
+    let Fp8Rows { codes, scales } = split(shape, bytes);
+    let scales: Vec<f32> = scales.chunks_exact(scaling.scale_bytes()).map(scale_of).collect();
+    let groups = columns(groups(shape.hidden()) as usize);
+    vec![
+        tensor("recv_x", Dtype::U8, &columns(hidden), codes),
+        tensor("recv_scales", Dtype::F32, &groups, le(&scales, f32::to_le_bytes)),
+    ]
+}
+
+fn throughput(shape: &Shape, batch: &Batch, seen: &Observed) -> Vec<Tensor> {
+    let tokens = batch.tokens as usize;
+    let rows = seen.source_token.len();
+    let (hidden, topk) = (shape.hidden() as usize, shape.topk() as usize);
+    let counts: Vec<i32> = seen.expert_counts.iter().map(|&count| count as i32).collect();
+    let mut tensors = vec![
         tensor("recv_src_rank", Dtype::I32, &[rows], le(&seen.source_rank, i32::to_le_bytes)),
         tensor("recv_src_token", Dtype::I32, &[rows], le(&seen.source_token, i32::to_le_bytes)),
         tensor("recv_topk_idx", Dtype::I64, &[rows, topk], le(&seen.topk_idx, i64::to_le_bytes)),
@@ -62,20 +101,33 @@ fn tensors(shape: &Shape, batch: &Batch, seen: &Observed) -> Vec<Tensor> {
         tensor("combined_x", Dtype::BF16, &[tokens, hidden], seen.combined_x.clone()),
         tensor("combined_topk_weights", Dtype::F32, &[tokens, topk], le(&seen.combined_topk_weights, f32::to_le_bytes)),
     ];
-    match shape.element() {
-        Element::Fp8(scaling) => {
-            let Fp8Rows { codes, scales } = split(shape, &seen.recv_x);
-            let scales: Vec<f32> = scales.chunks_exact(scaling.scale_bytes()).map(scale_of).collect();
-            tensors.push(tensor("recv_x", Dtype::U8, &[rows, hidden], codes));
-            tensors.push(tensor(
-                "recv_scales",
-                Dtype::F32,
-                &[rows, groups(shape.hidden()) as usize],
-                le(&scales, f32::to_le_bytes),
-            ));
-        }
-        _ => tensors.push(tensor("recv_x", Dtype::BF16, &[rows, hidden], seen.recv_x.clone())),
+    tensors.extend(received(shape, &[rows], &seen.recv_x));
+    tensors
+}
+
+/// Each expert's rows lie packed at the start of its part; the rest is 0, and -1 where a rank or token would be.
+fn low_latency(shape: &Shape, topology: &Topology, batch: &Batch, seen: &Seen) -> Vec<Tensor> {
+    let (experts, row_bytes) = (seen.experts.len(), shape.row_bytes() as usize);
+    let stride = topology.ranks() as usize * shape.max_tokens() as usize;
+    let mut x = vec![0; experts * stride * row_bytes];
+    let (mut source_rank, mut source_token) = (vec![-1i32; experts * stride], vec![-1i32; experts * stride]);
+    let mut counts = Vec::new();
+    for (at, expert) in seen.experts.iter().enumerate() {
+        let rows = expert.source_token.len();
+        x[at * stride * row_bytes..][..expert.x.len()].copy_from_slice(&expert.x);
+        source_rank[at * stride..][..rows].copy_from_slice(&expert.source_rank);
+        source_token[at * stride..][..rows].copy_from_slice(&expert.source_token);
+        counts.push(rows as i32);
     }
+    let (tokens, hidden) = (batch.tokens as usize, shape.hidden() as usize);
+    let places = [experts, stride];
+    let mut tensors = vec![
+        tensor("recv_src_rank", Dtype::I32, &places, le(&source_rank, i32::to_le_bytes)),
+        tensor("recv_src_token", Dtype::I32, &places, le(&source_token, i32::to_le_bytes)),
+        tensor("recv_counts", Dtype::I32, &[experts], le(&counts, i32::to_le_bytes)),
+        tensor("combined_x", Dtype::BF16, &[tokens, hidden], seen.combined_x.clone()),
+    ];
+    tensors.extend(received(shape, &places, &x));
     tensors
 }
 

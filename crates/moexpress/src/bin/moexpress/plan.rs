@@ -27,7 +27,7 @@ impl Sizes {
     fn of(args: &PlanArgs) -> Result<Self, ep_core::Error> {
         let topology = args.topology.topology()?;
         let shape = args.layer.shape(args.max_tokens)?;
-        let settings = args.settings.settings(&shape, &topology)?;
+        let settings = args.settings.settings(&shape, &topology, false)?;
         let layout = Layout::new(&shape, &topology, &settings)?;
         let deepep = deepep::needs(topology.ranks(), shape.experts(), shape.hidden(), shape.max_tokens());
         Ok(Self { shape, topology, settings, layout, deepep })

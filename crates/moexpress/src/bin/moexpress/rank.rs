@@ -2,12 +2,13 @@
 
 use ep_conformance::arrival::Arrival;
 use ep_conformance::drive::upload;
+use ep_conformance::low_latency::{self, Seen};
 use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
 use ep_core::engine::Combine;
 use ep_core::engine::stats::Stats;
-use ep_core::reference::World;
-use ep_core::{Endpoint, Error, Nanos};
+use ep_core::reference::{Weighing, World};
+use ep_core::{Endpoint, Error, LowLatency, Nanos};
 
 /// Steps that [`work`] reports to whoever shows progress.
 pub(crate) const STEPS: u64 = 3;
@@ -39,10 +40,27 @@ impl Interval {
     }
 }
 
+/// What one rank saw.
+#[derive(Debug)]
+pub(crate) enum Saw {
+    Throughput(Observed),
+    LowLatency(Seen),
+}
+
+impl Saw {
+    /// `[local experts]`: choices received for each.
+    pub(crate) fn expert_counts(&self) -> Vec<u64> {
+        match self {
+            Self::Throughput(observed) => observed.expert_counts.iter().map(|&count| count.into()).collect(),
+            Self::LowLatency(seen) => seen.experts.iter().map(|expert| expert.source_token.len() as u64).collect(),
+        }
+    }
+}
+
 /// What one rank saw and measured.
 #[derive(Debug)]
 pub(crate) struct Account {
-    pub(crate) observed: Observed,
+    pub(crate) saw: Saw,
     pub(crate) dispatch: Interval,
     pub(crate) combine: Interval,
     /// Traffic of the dispatch.
@@ -81,5 +99,33 @@ pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared
     observed.combined_x = ep.bytes(&back.x)?;
     observed.combined_topk_weights = ep.values(&back.topk_weights)?;
     (shared.step)();
-    Ok(Account { observed, dispatch, combine, after_dispatch, after_combine: ep.stats() })
+    let saw = Saw::Throughput(observed);
+    Ok(Account { saw, dispatch, combine, after_dispatch, after_combine: ep.stats() })
+}
+
+/// The same in low latency.
+pub(crate) async fn work_low_latency<E: LowLatency>(
+    ep: &mut E,
+    batch: &Batch,
+    weighing: Weighing,
+    shared: &Shared<'_>,
+) -> Result<Account, Error> {
+    let (x, routing) = low_latency::upload(ep, batch, weighing)?;
+    let start = (shared.clock)(ep.now());
+    let got = ep.low_latency_dispatch(&x, &routing).await?;
+    let dispatch = Interval { start, end: (shared.clock)(ep.now()) };
+    let after_dispatch = ep.stats();
+    let mut seen = Seen::of_dispatch(ep, &got)?;
+    (shared.step)();
+
+    let y = low_latency::results(ep, shared.world, &seen)?;
+    let weights = low_latency::weights(ep, batch, weighing)?;
+    (shared.step)();
+
+    let start = (shared.clock)(ep.now());
+    let back = ep.low_latency_combine(&y, &got.handle, weights.as_ref()).await?;
+    let combine = Interval { start, end: (shared.clock)(ep.now()) };
+    seen.combined_x = ep.bytes(&back.x)?;
+    (shared.step)();
+    Ok(Account { saw: Saw::LowLatency(seen), dispatch, combine, after_dispatch, after_combine: ep.stats() })
 }

@@ -8,7 +8,7 @@ use ep_core::ring::Geometry;
 use ep_core::{Nanos, Placement, Settings, Shape, Topology};
 use serde_json::json;
 
-use crate::args::{RunArgs, name_of};
+use crate::args::{Mode, Results, RunArgs, name_of};
 use crate::backend::Timing;
 use crate::show;
 use crate::traffic::{Flow, Traffic};
@@ -96,6 +96,7 @@ impl Report<'_> {
             "error": self.verdict.as_ref().err(),
             "backend": name_of(self.args.backend),
             "mode": name_of(self.args.mode),
+            "results": self.args.results.map(name_of),
             "schedule": name_of(self.args.schedule),
             "model": self.timing.map(|timing| name_of(timing.model)),
             "payload_elided": self.is_elided(),
@@ -190,24 +191,7 @@ impl Report<'_> {
             show::count(self.dropped() as u64),
             show::count(self.choices() as u64),
         )?;
-        let (rings, geometry) = (self.settings.rings(), self.settings.rings().near);
-        write!(
-            out,
-            "through   {} of {}, chunk {}, credit {}",
-            show::plural(u64::from(rings.channels), "ring channel"),
-            show::plural(u64::from(geometry.slots), "slot"),
-            geometry.chunk,
-            geometry.credit,
-        )?;
-        if self.topology.nodes() > 1 {
-            let Geometry { slots, chunk, credit } = rings.far;
-            let slots = show::plural(u64::from(slots), "slot");
-            write!(out, "; between nodes {slots}, chunk {chunk}, credit {credit}")?;
-        }
-        if self.settings.placement() == Placement::Direct {
-            write!(out, "; placed directly in arenas of {}", show::bytes(self.settings.arena_bytes()))?;
-        }
-        writeln!(out)?;
+        self.describe_way(out)?;
         if let Some(measured) = &self.measured {
             self.describe_measured(out, measured)?;
         }
@@ -233,6 +217,33 @@ impl Report<'_> {
             ),
             Err(_) => writeln!(out, "\nNOT VERIFIED"),
         }
+    }
+
+    /// What rows travel through.
+    fn describe_way(&self, out: &mut String) -> std::fmt::Result {
+        if self.args.mode == Mode::LowLatency {
+            let slots = show::plural(u64::from(self.shape.max_tokens()), "row");
+            let results = name_of(self.args.results.unwrap_or(Results::PerChoice));
+            return writeln!(out, "through   two banks of slots for {slots} of each rank; results {results}");
+        }
+        let (rings, geometry) = (self.settings.rings(), self.settings.rings().near);
+        write!(
+            out,
+            "through   {} of {}, chunk {}, credit {}",
+            show::plural(u64::from(rings.channels), "ring channel"),
+            show::plural(u64::from(geometry.slots), "slot"),
+            geometry.chunk,
+            geometry.credit,
+        )?;
+        if self.topology.nodes() > 1 {
+            let Geometry { slots, chunk, credit } = rings.far;
+            let slots = show::plural(u64::from(slots), "slot");
+            write!(out, "; between nodes {slots}, chunk {chunk}, credit {credit}")?;
+        }
+        if self.settings.placement() == Placement::Direct {
+            write!(out, "; placed directly in arenas of {}", show::bytes(self.settings.arena_bytes()))?;
+        }
+        writeln!(out)
     }
 
     fn describe_measured(&self, out: &mut String, measured: &Measured) -> std::fmt::Result {

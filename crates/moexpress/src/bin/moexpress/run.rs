@@ -1,16 +1,16 @@
 //! `moexpress run`: make or read a batch, move it, check everything.
 
-use ep_conformance::verify;
 use ep_conformance::workload::{Batch, Workload};
-use ep_core::layout::RowFormat;
-use ep_core::reference::World;
+use ep_conformance::{low_latency, verify};
+use ep_core::layout::{RowFormat, RowHeader};
+use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
 
-use crate::args::{LayerArgs, ModelName, RunArgs, Schedule};
+use crate::args::{LayerArgs, Mode, ModelName, Results, RunArgs, Schedule};
 use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
-use crate::rank::{Account, Interval, STEPS};
+use crate::rank::{Account, Interval, STEPS, Saw};
 use crate::report::{Busiest, Measured, Report};
 use crate::traffic::Traffic;
 use crate::{dump, input, show, traces};
@@ -55,6 +55,7 @@ struct Task {
     topology: Topology,
     settings: Settings,
     timing: Option<Timing>,
+    low_latency: Option<Weighing>,
     /// `[ranks]`: of the layer that ranks see.
     batches: Vec<Batch>,
 }
@@ -62,9 +63,9 @@ struct Task {
 impl Task {
     fn of(args: &RunArgs) -> Result<Self, Error> {
         let topology = args.topology.topology()?;
-        let timing = timing(args)?;
+        let (timing, low_latency) = (timing(args)?, low_latency(args)?);
         let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
-            let settings = args.settings.settings(shape, &topology)?;
+            let settings = args.settings.settings(shape, &topology, args.mode == Mode::LowLatency)?;
             Ok((settings, backend::seen_shape(shape, &topology, &settings, timing)?))
         };
         let (shape, settings, seen, batches) = match &args.input {
@@ -89,7 +90,7 @@ impl Task {
             }
         };
         let world = World::new(seen, topology, RankSet::new())?;
-        Ok(Self { world, shape, topology, settings, timing, batches })
+        Ok(Self { world, shape, topology, settings, timing, low_latency, batches })
     }
 
     fn job(&self, args: &RunArgs, record: bool) -> Job<'_> {
@@ -99,6 +100,7 @@ impl Task {
             topology: self.topology,
             settings: self.settings,
             seed: args.seed,
+            low_latency: self.low_latency,
             timing: self.timing,
             record,
             batches: &self.batches,
@@ -113,18 +115,32 @@ impl Task {
             Err(error) => return Err(self.reject(args, events, None, error)),
         };
         let measured = self.measure(&accounts);
-        let observed: Vec<_> = accounts.into_iter().map(|account| account.observed).collect();
+        let saw: Vec<Saw> = accounts.into_iter().map(|account| account.saw).collect();
         if let Some(dir) = &args.dump {
-            for (rank, (batch, seen)) in self.batches.iter().zip(&observed).enumerate() {
-                dump::write(dir, rank, &self.shape, batch, seen)?;
+            for (rank, (batch, saw)) in self.batches.iter().zip(&saw).enumerate() {
+                dump::write(dir, rank, &self.shape, &self.topology, batch, saw)?;
             }
         }
-        match verify::run(&self.world, &self.batches, &observed) {
+        match self.verify(saw) {
             Ok(compared) => {
                 let report = self.report(args, events, Some(measured), Ok(compared));
                 Ok(if args.json { report.json() } else { report.text() })
             }
             Err(mismatch) => Err(self.reject(args, events, Some(measured), format!("not verified: {mismatch}"))),
+        }
+    }
+
+    fn verify(&self, saw: Vec<Saw>) -> Result<verify::Compared, verify::Mismatch> {
+        let (mut observed, mut seen) = (Vec::new(), Vec::new());
+        for saw in saw {
+            match saw {
+                Saw::Throughput(rank) => observed.push(rank),
+                Saw::LowLatency(rank) => seen.push(rank),
+            }
+        }
+        match self.low_latency {
+            None => verify::run(&self.world, &self.batches, &observed),
+            Some(weighing) => low_latency::verify::run(&self.world, &self.batches, weighing, &seen),
         }
     }
 
@@ -156,6 +172,10 @@ impl Task {
         let both = Traffic::of(&self.topology, accounts.iter().map(|account| &account.after_combine));
         let combine = both.since(&dispatch);
         let row = RowFormat::new(&self.shape);
+        let (there, back) = match self.low_latency {
+            None => (row.wire_bytes(), row.results().wire_bytes()),
+            Some(_) => low_row_bytes(&row),
+        };
         let time = |of: fn(&Account) -> Interval| {
             let intervals = accounts.iter().map(of);
             match self.timing {
@@ -165,8 +185,8 @@ impl Task {
         };
         let elided = self.timing.is_some_and(|timing| timing.elide_payload);
         Measured {
-            dispatch: if elided { dispatch.weighed(row.wire_bytes()) } else { dispatch },
-            combine: if elided { combine.weighed(row.results().wire_bytes()) } else { combine },
+            dispatch: if elided { dispatch.weighed(there) } else { dispatch },
+            combine: if elided { combine.weighed(back) } else { combine },
             dispatch_time: time(|account| account.dispatch),
             combine_time: time(|account| account.combine),
             busiest: busiest(accounts),
@@ -193,6 +213,22 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
         None if args.elide_payload => Err(needs("--elide-payload")),
         None => Ok(None),
     }
+}
+
+/// What comes back in low latency, if it is that, and that the argument for it goes with it.
+fn low_latency(args: &RunArgs) -> Result<Option<Weighing>, Error> {
+    match (args.mode, args.results) {
+        (Mode::Throughput, None) => Ok(None),
+        (Mode::Throughput, Some(_)) => Err(Error::invalid("--mode with --results", "throughput", "low-latency")),
+        (Mode::LowLatency, Some(Results::PerRank)) => Ok(Some(Weighing::AtExperts)),
+        (Mode::LowLatency, Some(Results::PerChoice) | None) => Ok(Some(Weighing::AtSource)),
+    }
+}
+
+/// Bytes of a low-latency row and of its result as they travel.
+fn low_row_bytes(row: &RowFormat) -> (u64, u64) {
+    let header = size_of::<RowHeader>() as u64;
+    (row.header_bytes() + row.payload_bytes(), header + row.results().payload_bytes())
 }
 
 /// `[ranks]`: tokens of each.
@@ -235,9 +271,9 @@ fn whole(ran: Ran) -> Result<Vec<Account>, String> {
 }
 
 fn busiest(accounts: &[Account]) -> Busiest {
-    let loads: Vec<u64> =
-        accounts.iter().flat_map(|account| &account.observed.expert_counts).map(|&count| u64::from(count)).collect();
-    let rows: Vec<u64> = accounts.iter().map(|account| account.observed.source_token.len() as u64).collect();
+    let loads: Vec<u64> = accounts.iter().flat_map(|account| account.saw.expert_counts()).collect();
+    let received = |account: &Account| account.after_dispatch.peers.iter().map(|peer| peer.rows_received).sum();
+    let rows: Vec<u64> = accounts.iter().map(received).collect();
     let (expert, expert_choices) = most(&loads);
     let (rank, rank_rows) = most(&rows);
     Busiest { expert, expert_choices, idle_experts: loads.iter().filter(|&&load| load == 0).count(), rank, rank_rows }
@@ -270,7 +306,11 @@ mod tests {
     #[test]
     fn one_wrong_bit_is_not_verified() {
         assert!(judged(false, |_| ()).unwrap().contains("VERIFIED"));
-        let failure = judged(true, |ran| ran.accounts[1].as_mut().unwrap().observed.combined_x[9] ^= 1).unwrap_err();
+        let failure = judged(true, |ran| match &mut ran.accounts[1].as_mut().unwrap().saw {
+            Saw::Throughput(observed) => observed.combined_x[9] ^= 1,
+            Saw::LowLatency(_) => panic!("it was throughput mode"),
+        });
+        let failure = failure.unwrap_err();
         assert_eq!(failure.code, crate::failure::FAILED);
         assert!(failure.text.contains("rank 1: combined_x at row 0, column 4 is "), "{}", failure.text);
         let object: serde_json::Value = serde_json::from_str(&failure.report).unwrap();

@@ -7,7 +7,7 @@ use ep_sim::{Cluster, Outcome};
 
 use super::{Job, Ran, Timing, timed};
 use crate::failure::Failure;
-use crate::rank::{Shared, work};
+use crate::rank::{Shared, work, work_low_latency};
 
 pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
     let builder = match job.timing {
@@ -26,7 +26,10 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
     let run = cluster
         .run(async |mut ep| {
             let batch = &job.batches[ep.rank().index()];
-            work(&mut ep, batch, &shared).await
+            match job.low_latency {
+                None => work(&mut ep, batch, &shared).await,
+                Some(weighing) => work_low_latency(&mut ep, batch, weighing, &shared).await,
+            }
         })
         .map_err(Failure::failed)?;
     let accounts = run.outcomes.into_iter().map(|outcome| match outcome {

@@ -30,6 +30,7 @@ fn with_arena(shape: &Shape, topology: &Topology, settings: &Settings, bytes: u6
         .far_chunk(rings.far.chunk)
         .far_credit(rings.far.credit)
         .placement(settings.placement())
+        .low_latency(settings.low_latency())
         .deadline(settings.deadline())
         .arena_bytes(bytes)
         .build()
