@@ -222,6 +222,20 @@ impl<P: Port> Attended<P> {
         result
     }
 
+    /// Whether `peer` has said that it needs nothing more in this operation, and has given all: it may be gone.
+    pub(crate) fn is_done(&self, peer: Rank) -> bool {
+        self.inner.peek(Cell::new(peer, LaneKind::Control, Counter::Done)) >= self.op
+    }
+
+    /// Forgives a verb that told something to a peer which is gone, if that is done with this operation: the credit for
+    /// its last rows, say, that it did not wait for.
+    fn unless_done(&self, told: Result<(), Fault>) -> Result<(), Fault> {
+        match told {
+            Err(Fault::PeerGone { peer, .. }) if self.is_done(peer) => Ok(()),
+            told => told,
+        }
+    }
+
     /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled.
     fn phase(&self, need: &Need) -> Phase {
         if need.cell.counter == Counter::Done && need.at_least == self.op {
@@ -272,11 +286,13 @@ impl<P: Port> Port for Attended<P> {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await
+        let told = self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await;
+        self.unless_done(told)
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await
+        let flushed = self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await;
+        self.unless_done(flushed)
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

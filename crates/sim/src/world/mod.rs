@@ -53,6 +53,8 @@ struct RankState {
     crash_after: u64,
     /// Whether peers learn of its crash.
     noticed: bool,
+    /// Whether peers learn that its process has ended.
+    exits: bool,
     starved: bool,
     crashed: bool,
     finished: bool,
@@ -139,6 +141,7 @@ impl World {
             verbs: 0,
             crash_after: u64::MAX,
             noticed: false,
+            exits: false,
             starved: self.adversary.starves(rank, None),
             crashed: false,
             finished: false,
@@ -172,6 +175,9 @@ impl World {
     pub(crate) fn finish(&mut self, rank: Rank) {
         self.ranks[rank.index()].finished = true;
         self.running -= 1;
+        if self.ranks[rank.index()].exits {
+            self.exit(rank);
+        }
     }
 
     /// The rank whose future is to be dropped, once.
