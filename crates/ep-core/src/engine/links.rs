@@ -5,7 +5,7 @@ use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::port::{Cell, Counter, Duty, LaneKind, Role};
 use crate::ring::{Consumer, Producer};
-use crate::roles::Operation;
+use crate::roles::{Operation, RoleFuture, Standing, coordinate};
 use crate::settings::Rings;
 use crate::topology::{Rank, Reach};
 
@@ -35,6 +35,30 @@ impl Links {
         let inn =
             topology.all().map(|peer| all(peer).map(|track| Consumer::new(layout.geometry(&cut, track))).collect());
         Self { cut, out: out.collect(), inn: inn.collect() }
+    }
+
+    /// Where the rings with `peer`, of this rail, stand on each channel of a call.
+    pub(super) fn standings(&self, layout: &Layout, peer: Rank, channels: u32) -> Vec<Standing> {
+        let standing = |channel| {
+            let track = usize::from(layout.far_track(channel));
+            let (out, inn) = (&self.out[peer.index()][track], &self.inn[peer.index()][track]);
+            Standing { tail: out.tail(), index: out.index(), head: inn.head() }
+        };
+        (0..channels).map(standing).collect()
+    }
+
+    /// The coordinators of all rail peers, where there are any: from where the rings stand now.
+    pub(super) fn coordinators<'a, M: Machine>(&self, operation: &'a Operation<'_, M>) -> Vec<RoleFuture<'a>> {
+        if !operation.is_coordinated() {
+            return Vec::new();
+        }
+        let coordinator = |&peer: &Rank| {
+            let standings = self.standings(operation.layout, peer, operation.rings.channels);
+            let role = Role::serving(Duty::Coordinator, peer, operation.layout.far_track(0));
+            let port = operation.port(role);
+            operation.role(role, async move { coordinate(operation, port, peer, &standings).await })
+        };
+        operation.rail.iter().map(coordinator).collect()
     }
 
     /// The ends of all rings, to be handed to roles.

@@ -197,7 +197,7 @@ const fn full_phase(kind: LaneKind) -> Phase {
     match kind {
         LaneKind::Watch => Phase::Alarm,
         LaneKind::Control => Phase::Counts,
-        LaneKind::Data(_) => Phase::Credit,
+        LaneKind::Data(_) | LaneKind::Mailbox(..) => Phase::Credit,
         LaneKind::Credit(_) => Phase::Rows,
     }
 }

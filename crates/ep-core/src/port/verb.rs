@@ -56,11 +56,13 @@ pub enum LaneClass {
     Data = 2,
     /// [`LaneKind::Credit`] of any channel.
     Credit = 3,
+    /// [`LaneKind::Mailbox`] of any ring.
+    Mailbox = 4,
 }
 
 impl LaneClass {
     /// Every class, in the order of the discriminants.
-    pub const ALL: [Self; 4] = [Self::Watch, Self::Control, Self::Data, Self::Credit];
+    pub const ALL: [Self; 5] = [Self::Watch, Self::Control, Self::Data, Self::Credit, Self::Mailbox];
 
     /// The class of a lane.
     pub const fn of(kind: LaneKind) -> Self {
@@ -69,6 +71,7 @@ impl LaneClass {
             LaneKind::Control => Self::Control,
             LaneKind::Data(_) => Self::Data,
             LaneKind::Credit(_) => Self::Credit,
+            LaneKind::Mailbox(..) => Self::Mailbox,
         }
     }
 }

@@ -207,8 +207,8 @@ impl<P: Port> Attended<P> {
             let mut verb = pin!(verb(&mut self.inner));
             poll_fn(|context| {
                 let polled = verb.as_mut().poll(context);
-                // The watch role's own posts explain nothing.
-                if polled.is_pending() && !pended && lane.kind != LaneKind::Watch {
+                // The watch role's own posts explain nothing, nor does what roles of this rank tell each other.
+                if polled.is_pending() && !pended && lane.kind != LaneKind::Watch && !lane.kind.is_mailbox() {
                     pended = true;
                     board.waits(seat, wait);
                 }
@@ -258,8 +258,10 @@ impl<P: Port> Port for Attended<P> {
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
         let Some(unmet) = needs.first() else { return self.inner.wait_any(needs).await };
         let began = self.now();
-        // The watch role waits for alarms all the time: that explains nothing.
-        if unmet.cell.counter != Counter::Alarm {
+        // The watch role waits for alarms all the time: that explains nothing. Who waits for a role of its own rank is
+        // explained by what that one waits for.
+        let own = unmet.cell.lane.is_mailbox();
+        if unmet.cell.counter != Counter::Alarm && !own {
             let (phase, peer) = (self.phase(unmet), unmet.cell.writer);
             self.board.waits(self.seat, Wait { op: self.op, phase, peer });
         }
@@ -267,6 +269,10 @@ impl<P: Port> Port for Attended<P> {
             Ok(met) => {
                 self.board.goes_on(self.seat, self.now() - began);
                 Ok(met)
+            }
+            Err(Fault::Timeout { phase, peer, lane, seen, awaited, waited }) if own => {
+                let cause = self.board.foremost().map_or((phase, peer), |wait| (wait.phase, wait.peer));
+                Err(Fault::Timeout { phase: cause.0, peer: cause.1, lane, seen, awaited, waited })
             }
             // The wait stays on the board: a verdict is about to be made of it.
             Err(Fault::Timeout { peer, lane, seen, awaited, waited, .. }) => {

@@ -13,7 +13,7 @@ mod waits;
 
 use std::rc::Rc;
 
-use ep_core::machine::Proposal;
+use ep_core::machine::{FarLanes, Proposal};
 use ep_core::port::{Counter, LaneKind, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Layout, Nanos, Phase, Rank};
@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) record: bool,
     pub(crate) deadlines: bool,
     pub(crate) max_events: u64,
+    /// How far lanes are shared.
+    pub(crate) far_lanes: FarLanes,
     /// What the timed scheduler needs; none for explore.
     pub(crate) timed: Option<Timing>,
 }
@@ -75,6 +77,7 @@ pub(crate) struct World {
     layout: Rc<Layout>,
     seed: u64,
     max_events: u64,
+    far_lanes: FarLanes,
     /// Whether time may pass although no fault has acted.
     deadlines: bool,
     now: Nanos,
@@ -111,11 +114,12 @@ impl World {
             layout: Rc::clone(layout),
             seed: config.seed,
             max_events: config.max_events,
+            far_lanes: config.far_lanes,
             deadlines: config.deadlines,
             now: Nanos(0),
             events: 0,
             windows: topology.all().map(|_| Memory::new(cells_end, PageSize::ROWS)).collect(),
-            lanes: Lanes::new(topology.ranks(), kinds),
+            lanes: Lanes::new(topology.ranks(), kinds, layout.mailboxes()),
             ranks: Vec::new(),
             running: topology.ranks(),
             slots: Vec::new(),
@@ -228,12 +232,20 @@ impl World {
     }
 }
 
+/// The lane to a rank of another node on which what belongs to `kind` is posted.
+pub(crate) fn carrier(layout: &Layout, far_lanes: FarLanes, kind: LaneKind) -> LaneKind {
+    match (far_lanes, kind) {
+        (FarLanes::One, LaneKind::Data(_) | LaneKind::Credit(_)) => layout.rail_lane(),
+        _ => kind,
+    }
+}
+
 /// What a lane mostly carries, to name a wait on the lane itself.
 pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
     match kind {
         LaneKind::Watch => Counter::Alarm,
         LaneKind::Control => Counter::Counts,
-        LaneKind::Data(_) => Counter::Tail,
+        LaneKind::Data(_) | LaneKind::Mailbox(..) => Counter::Tail,
         LaneKind::Credit(_) => Counter::Head,
     }
     .phase()
