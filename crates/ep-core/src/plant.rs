@@ -25,4 +25,8 @@ pub enum Plant {
     PartialNotRounded,
     /// A row travels twice to a node.
     SentTwiceToNode,
+    /// A coordinator gives staging memory back before its lane has read it.
+    StagingFreedEarly,
+    /// A sender posts by itself where its lane's one poster is a coordinator.
+    SecondPoster,
 }

@@ -87,16 +87,16 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         let staged = self.staging_slot(port).await?;
         let from = layout.staging_slot(self.lane.peer, rings, self.track, staged).offset;
         let to = layout.ring_slot(*me, rings, self.track, slot).offset;
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::TailBeforeData) {
+            self.publish(port, self.ring.tail() + 1).await?;
+        }
         let mut len = 0;
         for &(at, bytes) in parts {
             port.write(from.plus(at), bytes)?;
             len = at + bytes.len() as u64;
         }
         port.charge(Work::Row { bytes: len });
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::TailBeforeData) {
-            self.publish(port, self.ring.tail() + 1).await?;
-        }
         if self.mailbox.is_none() {
             let ticket = port.put(self.lane, from.span(len), to).await?;
             self.staging.sent(ticket);
@@ -190,6 +190,11 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     }
 
     async fn publish(&self, port: &mut Attended<M::Port>, tail: u64) -> Result<(), Fault> {
+        #[cfg(feature = "plant")]
+        if self.mailbox.is_some() && self.operation.plants(crate::plant::Plant::SecondPoster) {
+            let cell = Cell::new(self.operation.me, self.lane.kind, Counter::Probe);
+            port.publish(LaneId { kind: self.operation.layout.rail_lane(), ..self.lane }, cell, tail).await?;
+        }
         let (lane, cell) = match self.mailbox {
             Some(mailbox) => self.operation.mail(Mail::Staged, mailbox, Counter::Tail),
             None => (self.lane, Cell::new(self.operation.me, self.lane.kind, Counter::Tail)),

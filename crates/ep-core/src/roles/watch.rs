@@ -166,7 +166,10 @@ pub(crate) async fn verdict<M: Machine>(
         Fault::Aborted { reporter, culprit } => (culprit, reporter),
         Fault::Timeout { phase, peer, .. } => match await_turn(operation, vigil).await {
             Some((culprit, reporter)) => (culprit, reporter),
-            None => (operation.board.culprit(me, Wait { op: operation.op, phase, peer }), me),
+            None => {
+                let hears = |rank| operation.neighbours().any(|neighbour| neighbour == rank);
+                (operation.board.culprit(me, hears, Wait { op: operation.op, phase, peer }), me)
+            }
         },
         _ => (fault.peer().unwrap_or(me), me),
     }

@@ -235,7 +235,7 @@ impl World {
 /// The lane to a rank of another node on which what belongs to `kind` is posted.
 pub(crate) fn carrier(layout: &Layout, far_lanes: FarLanes, kind: LaneKind) -> LaneKind {
     match (far_lanes, kind) {
-        (FarLanes::One, LaneKind::Data(_) | LaneKind::Credit(_)) => layout.rail_lane(),
+        (FarLanes::One, LaneKind::Data(track) | LaneKind::Credit(track)) if layout.is_far(track) => layout.rail_lane(),
         _ => kind,
     }
 }

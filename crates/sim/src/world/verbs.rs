@@ -167,19 +167,19 @@ impl World {
         Ok(Some((number, self.passage(rank, lane.peer, lane.kind))))
     }
 
-    /// Where all roles share one lane to a rank of another node, there is no other and it has one poster.
+    /// Where all far tracks to a rank share one lane, they have no other, and it has one poster.
     fn check_poster(&mut self, number: u32, (rank, role): (Rank, Role), lane: LaneId) {
-        let shared = self.carrier(rank, lane.peer, LaneKind::Data(0));
-        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
-        if self.far_lanes == FarLanes::PerRole || !far || matches!(lane.kind, LaneKind::Watch | LaneKind::Control) {
+        let shared = LaneId { kind: self.carrier(rank, lane.peer, lane.kind), ..lane };
+        if shared != lane {
+            self.broken("F4", (rank, role), format!("posted on {lane}, where all tracks share {shared}"));
             return;
         }
-        let poster = *self.lanes.lane_mut(number).poster.get_or_insert(role);
-        if lane.kind != shared {
-            let shared = LaneId { kind: shared, ..lane };
-            self.broken("F4", (rank, role), format!("posted on {lane}, where all tracks share {shared}"));
-        } else if poster != role {
-            self.broken("F4", (rank, role), format!("posted on {lane}, which admits one poster: {poster}"));
+        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
+        if far && self.far_lanes == FarLanes::One && lane.kind == self.layout.rail_lane() {
+            let poster = *self.lanes.lane_mut(number).poster.get_or_insert(role);
+            if poster != role {
+                self.broken("F4", (rank, role), format!("posted on {lane}, which admits one poster: {poster}"));
+            }
         }
     }
 

@@ -28,8 +28,9 @@ impl Simulator {
 impl Backend for Simulator {
     type Endpoint = Engine<Machine>;
 
-    fn lacks(&self, _what: Requirement) -> Option<&'static str> {
-        None
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        let per_role = what == Requirement::Coordinators && self.far_lanes == FarLanes::PerRole;
+        per_role.then_some("every role has a far lane of its own")
     }
 
     fn campaign(&self) -> u32 {
