@@ -110,8 +110,8 @@ proptest! {
                 let lane = LaneKind::Mailbox(mail, layout.mailbox(node, channel));
                 let cell = Cell::new(Rank(0), lane, lane.counters()[0]);
                 prop_assert!(layout.has_cell(cell));
-                prop_assert!(layout.has_lane(Rank(0), LaneId { peer: Rank(0), kind: lane }));
-                prop_assert!(!layout.has_lane(Rank(0), LaneId { peer: Rank(1), kind: lane }));
+                let to = |peer| LaneId { peer, kind: lane };
+                prop_assert!(layout.has_lane(Rank(0), to(Rank(0))) && !layout.has_lane(Rank(0), to(Rank(1))));
                 lines.push(layout.cell(cell, generation).span(LINE_BYTES));
             }
         }
