@@ -5,4 +5,4 @@ mod explore;
 use ep_core::machine::FarLanes;
 use explore::Simulator;
 
-ep_conformance::suite!(Simulator { far_lanes: FarLanes::One, campaign: 500 });
+ep_conformance::suite!(Simulator { far_lanes: FarLanes::One, campaign: 300 });
