@@ -57,6 +57,8 @@ pub enum Requirement {
     Incidents,
     /// The backend runs protocol faults that tests plant.
     Plants,
+    /// Lanes to ranks of other nodes admit one poster, so that there are coordinators.
+    Coordinators,
 }
 
 /// A backend under test.

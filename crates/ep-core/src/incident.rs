@@ -44,6 +44,12 @@ pub enum Incident {
         /// [`crate::Fault::PeerGone`], else only at the deadline.
         noticed: bool,
     },
+    /// The rank's process ends once its user's code has: what it posted still arrives, then its peers learn that it is gone,
+    /// as of a noticed crash.
+    Exit {
+        /// The rank.
+        rank: Rank,
+    },
     /// The rank runs (almost) only when nothing else can.
     Starve {
         /// The rank.
@@ -56,7 +62,7 @@ impl Incident {
     pub const fn ranks(&self) -> [Rank; 2] {
         match *self {
             Self::Delay { from, to, .. } | Self::LoseLane { from, to, .. } => [from, to],
-            Self::Crash { rank, .. } | Self::Starve { rank } => [rank, rank],
+            Self::Crash { rank, .. } | Self::Exit { rank } | Self::Starve { rank } => [rank, rank],
         }
     }
 }

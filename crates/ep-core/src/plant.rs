@@ -27,4 +27,8 @@ pub enum Plant {
     SentTwiceToNode,
     /// A low-latency sender fills the bank of the next operation.
     OpInWrongBank,
+    /// A coordinator gives staging memory back before its lane has read it.
+    StagingFreedEarly,
+    /// A sender posts by itself where its lane's one poster is a coordinator.
+    SecondPoster,
 }

@@ -1,7 +1,7 @@
 //! Regions and parts of a window: everything has bytes of its own, inside its region.
 
 use ep_core::layout::{CELL_BYTES, LINE_BYTES, Region, SLOT_ALIGN};
-use ep_core::port::{Cell, Counter, LaneKind, Offset, Span};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Mail, Offset, Span};
 use ep_core::{Layout, Node, Rank, Rings};
 use proptest::prelude::*;
 
@@ -103,6 +103,20 @@ proptest! {
                 lines.push(line);
             }
         }
+        let nodes = layout.topology().nodes();
+        let channels = if nodes > 1 { layout.settings().rings().channels } else { 0 };
+        for (node, channel) in layout.topology().all_nodes().flat_map(|node| (0..channels).map(move |c| (node, c))) {
+            for (mail, generation) in [Mail::Staged, Mail::Sent, Mail::Owed].into_iter().flat_map(|m| [(m, 6), (m, 7)]) {
+                let lane = LaneKind::Mailbox(mail, layout.mailbox(node, channel));
+                let cell = Cell::new(Rank(0), lane, lane.counters()[0]);
+                prop_assert!(layout.has_cell(cell));
+                let to = |peer| LaneId { peer, kind: lane };
+                prop_assert!(layout.has_lane(Rank(0), to(Rank(0))) && !layout.has_lane(Rank(0), to(Rank(1))));
+                lines.push(layout.cell(cell, generation).span(LINE_BYTES));
+            }
+        }
+        let beyond = LaneKind::Mailbox(Mail::Staged, (nodes * channels) as u16);
+        prop_assert!(!layout.has_cell(Cell::new(Rank(0), beyond, Counter::Tail)));
         assert_disjoint_in(whole, lines);
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use ep_core::engine::Engine;
+use ep_core::machine::FarLanes;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
@@ -76,6 +77,14 @@ impl Builder {
         self
     }
 
+    /// How lanes between nodes are shared: with [`FarLanes::One`] the rows, tails and credits of all tracks to one rank have
+    /// one lane, and it has one poster. Another one, or another lane, is a [`Violation::Rule`]. Automatic:
+    /// [`FarLanes::PerRole`].
+    pub fn far_lanes(mut self, far_lanes: FarLanes) -> Self {
+        self.config.far_lanes = far_lanes;
+        self
+    }
+
     /// Runs under the timed scheduler, on machines like this, instead of under the adversary: for times, not for faults.
     /// There is no adversary, no race tracking and no seed then.
     pub fn timed(mut self, model: Model) -> Self {
@@ -143,6 +152,7 @@ impl Cluster {
             record: false,
             deadlines: false,
             max_events: MAX_EVENTS,
+            far_lanes: FarLanes::PerRole,
             timed: None,
         };
         Builder { topology, settings: None, config, model: None, elide_payload: false }
@@ -173,8 +183,9 @@ impl Cluster {
         let (home, turns, wakers) = Home::new(&layout, &self.config);
         let _story = StoryOnPanic { seed: self.config.seed, home: home.clone() };
         let ranks = self.layout.topology().all();
-        let mut roots: Vec<Option<Root<'_, T>>> =
-            ranks.map(|rank| Some(Box::pin(each(Machine::new(&home, &layout, rank))) as Root<'_, T>)).collect();
+        let mut roots: Vec<Option<Root<'_, T>>> = ranks
+            .map(|rank| Some(Box::pin(each(Machine::new(&home, &layout, rank, self.config.far_lanes))) as Root<'_, T>))
+            .collect();
         let mut outcomes: Vec<Option<Outcome<T>>> = roots.iter().map(|_| None).collect();
         while let Step::Poll(rank) = home.next(&turns)? {
             if let Some(root) = &mut roots[rank.index()]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ep_core::port::{Cell, LaneKind};
+use ep_core::port::{Cell, LaneKind, Role};
 use ep_core::{Nanos, Rank};
 
 use crate::race::Carried;
@@ -59,6 +59,8 @@ pub(crate) struct Lane {
     pub(crate) late: bool,
     /// The port that flushes it.
     pub(crate) flusher: Option<u32>,
+    /// Where it admits one poster: who that is.
+    pub(crate) poster: Option<Role>,
     active_at: u32,
 }
 
@@ -73,6 +75,7 @@ impl Lane {
             publishes: VecDeque::new(),
             late: false,
             flusher: None,
+            poster: None,
             active_at: NONE,
         }
     }
@@ -143,32 +146,29 @@ impl Lane {
 /// All lanes, made when they are first posted to.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// `[from][to, kind]`: number of the lane, or none. Rows are empty until their rank posts.
+    /// `[from][to, kind]`, then mailboxes: number of the lane, or none. Rows are empty until their rank posts.
     table: Vec<Vec<u32>>,
     kinds: usize,
+    mailboxes: usize,
     lanes: Vec<Lane>,
     /// Lanes on which something may be delivered.
     active: Vec<u32>,
 }
 
 impl Lanes {
-    pub(crate) fn new(ranks: u32, kinds: usize) -> Self {
-        Self { table: vec![Vec::new(); ranks as usize], kinds, lanes: Vec::new(), active: Vec::new() }
+    pub(crate) fn new(ranks: u32, kinds: usize, mailboxes: usize) -> Self {
+        Self { table: vec![Vec::new(); ranks as usize], kinds, mailboxes, lanes: Vec::new(), active: Vec::new() }
     }
 
-    /// Whether there is such a lane.
-    pub(crate) fn has(&self, to: Rank, kind: LaneKind) -> bool {
-        to.index() < self.table.len() && kind.index() < self.kinds
-    }
-
-    /// The number of a lane that [`Lanes::has`].
+    /// The number of a lane that the layout has.
     pub(crate) fn number(&mut self, from: Rank, to: Rank, kind: LaneKind) -> u32 {
         let peers = self.table.len();
         let row = &mut self.table[from.index()];
         if row.is_empty() {
-            *row = vec![NONE; self.kinds * peers];
+            *row = vec![NONE; self.kinds * peers + self.mailboxes];
         }
-        let entry = &mut row[to.index() * self.kinds + kind.index()];
+        let first = if kind.is_mailbox() { peers } else { to.index() };
+        let entry = &mut row[first * self.kinds + kind.index()];
         if *entry == NONE {
             *entry = self.lanes.len() as u32;
             self.lanes.push(Lane::new(from, to, kind));

@@ -4,26 +4,28 @@ use std::future::poll_fn;
 use std::rc::Rc;
 
 use async_trait::async_trait;
-use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
+use ep_core::machine::{Agreement, Bootstrap, Capabilities, FarLanes, Opening, Proposal};
 use ep_core::port::Offset;
 use ep_core::{Error, Fault, Layout, Nanos, Rank};
 
 use crate::home::Home;
 use crate::port::Port;
 
-/// One rank of a simulated cluster; see [`ep_core::machine::Machine`]. It offers `get` within a node.
+/// One rank of a simulated cluster; see [`ep_core::machine::Machine`]. It offers `get` within a node, and lanes between nodes
+/// as [`crate::Builder::far_lanes`] says.
 #[derive(Debug)]
 pub struct Machine {
     home: Home,
     layout: Rc<Layout>,
     bootstrap: Meeting,
     rank: Rank,
+    far_lanes: FarLanes,
 }
 
 impl Machine {
-    pub(crate) fn new(home: &Home, layout: &Rc<Layout>, rank: Rank) -> Self {
+    pub(crate) fn new(home: &Home, layout: &Rc<Layout>, rank: Rank, far_lanes: FarLanes) -> Self {
         let bootstrap = Meeting { home: home.clone(), rank };
-        Self { home: home.clone(), layout: Rc::clone(layout), bootstrap, rank }
+        Self { home: home.clone(), layout: Rc::clone(layout), bootstrap, rank, far_lanes }
     }
 
     /// The rank computes for `time`: under the timed scheduler, what it does next begins that much later. Free under the
@@ -46,7 +48,7 @@ impl ep_core::machine::Machine for Machine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(true)
+        Capabilities::new(true).far_lanes(self.far_lanes)
     }
 
     fn now(&self) -> Nanos {

@@ -1,52 +1,8 @@
-//! The shared suite on the simulator.
+//! The shared suite on the simulator, where every role has a far lane of its own.
 
-use ep_conformance::script::{Script, Seen, execute};
-use ep_conformance::{Backend, Requirement, Setup};
-use ep_core::engine::Engine;
-use ep_core::machine::Machine as _;
-use ep_sim::{Cluster, Machine, Outcome};
+mod explore;
 
-struct Simulator;
+use ep_core::machine::FarLanes;
+use explore::Simulator;
 
-fn cluster(setup: &Setup) -> Result<Cluster, String> {
-    let mut builder = Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings);
-    for &incident in &setup.incidents {
-        builder = builder.incident(incident);
-    }
-    builder.build(setup.shape).map_err(|error| error.to_string())
-}
-
-impl Backend for Simulator {
-    type Endpoint = Engine<Machine>;
-
-    fn lacks(&self, _what: Requirement) -> Option<&'static str> {
-        None
-    }
-
-    fn campaign(&self) -> u32 {
-        2000
-    }
-
-    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
-    where
-        T: Send + 'static,
-        F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
-    {
-        let run = cluster(setup)?.run(user).map_err(|violation| violation.to_string())?;
-        Ok(run.outcomes.into_iter().map(Outcome::finished).collect())
-    }
-
-    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let run = cluster(setup)?
-            .run_machines(async |machine| {
-                let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
-                let runs = mine.map(|(number, script)| execute(&machine, script, number));
-                futures_util::future::join_all(runs).await
-            })
-            .map_err(|violation| violation.to_string())?;
-        let mut logs: Vec<_> = run.outcomes.into_iter().map(|rank| rank.finished().map(Vec::into_iter)).collect();
-        Ok(scripts.iter().map(|script| logs[script.rank.index()].as_mut().and_then(Iterator::next)).collect())
-    }
-}
-
-ep_conformance::suite!(Simulator);
+ep_conformance::suite!(Simulator { far_lanes: FarLanes::PerRole, campaign: 2000 });

@@ -3,7 +3,7 @@
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
-use ep_core::machine::Machine as _;
+use ep_core::machine::{FarLanes, Machine as _};
 use ep_sim::{Builder, Cluster, Machine, Model, Outcome};
 
 struct Timed;
@@ -11,7 +11,9 @@ struct Timed;
 fn builder(setup: &Setup) -> Builder {
     // Each seed has a machine of its own: whether links or cores are the narrow place changes who waits for whom.
     let model = if setup.seed.is_multiple_of(2) { Model::h200_node() } else { Model::h800_cx7() };
-    Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings).timed(model)
+    // And one seed of three has coordinators.
+    let far_lanes = if setup.seed.is_multiple_of(3) { FarLanes::One } else { FarLanes::PerRole };
+    Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings).far_lanes(far_lanes).timed(model)
 }
 
 impl Backend for Timed {
@@ -21,6 +23,7 @@ impl Backend for Timed {
         match what {
             Requirement::Get | Requirement::Nodes | Requirement::LowLatency => None,
             Requirement::Incidents => Some("incidents are the explore scheduler's"),
+            Requirement::Coordinators => Some("not in every run"),
             Requirement::Plants => Some("what breaks the rules is the explore scheduler's to find"),
         }
     }

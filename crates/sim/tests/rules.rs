@@ -5,10 +5,10 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{A, B, C, DATA, DEADLINE, cell, cluster, explore, explore_with, free, lane, need, probe, shape};
-use ep_core::machine::Machine as _;
-use ep_core::port::{Cell, Counter, LaneKind, Offset, Port as _, Span, Ticket};
-use ep_core::{Fault, Nanos, Phase};
-use ep_sim::{Machine, Violation};
+use ep_core::machine::{FarLanes, Machine as _};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Mail, Need, Offset, Port as _, Span, Ticket};
+use ep_core::{Fault, Nanos, Node, Phase, Rank};
+use ep_sim::{Builder, Machine, Violation};
 
 #[test]
 fn f1_a_put_changes_exactly_the_bytes_named() {
@@ -90,12 +90,17 @@ fn f3_who_sees_a_published_value_sees_all_puts_before_it() {
 
 /// The rule that one verb sequence of rank A breaks.
 fn broken(each: impl AsyncFn(&Machine)) -> &'static str {
+    broken_on(cluster(1, 2), each)
+}
+
+/// As [`broken`], on a cluster of one's own.
+fn broken_on(cluster: Builder, each: impl AsyncFn(&Machine)) -> &'static str {
     let each = async |machine: Machine| {
         if machine.rank() == A {
             each(&machine).await;
         }
     };
-    match cluster(1, 2).build(shape()).unwrap().run_machines(each) {
+    match cluster.build(shape()).unwrap().run_machines(each) {
         Err(Violation::Rule(broken)) => broken.rule,
         other => panic!("{other:?}"),
     }
@@ -125,6 +130,73 @@ fn f4_a_cell_is_never_lowered_and_has_one_lane_and_one_poster() {
         two.flush(lane(B), Ticket(0)).await.unwrap();
     });
     assert_eq!([lowered, foreign, another_lane, two_posters], ["F4"; 4]);
+}
+
+/// Rank A's lane to rank B of another node that carries `kind`.
+fn far(kind: LaneKind) -> LaneId {
+    LaneId { peer: B, kind }
+}
+
+#[test]
+fn f4_a_far_lane_that_is_shared_has_one_poster_and_the_lanes_it_replaces_do_not_exist() {
+    let shared = || cluster(2, 1).far_lanes(FarLanes::One);
+    let another_lane = broken_on(shared(), async |machine| {
+        let kind = LaneKind::Credit(machine.layout().far_track(0));
+        probe(machine, 0).publish(far(kind), Cell::new(A, kind, Counter::Probe), 1).await.unwrap();
+        probe(machine, 0).flush(far(kind), Ticket(0)).await.unwrap();
+    });
+    // One after the other, as the rules allow for other lanes.
+    let another_poster = broken_on(shared(), async |machine| {
+        let lane = far(machine.layout().rail_lane());
+        for channel in [0, 1] {
+            let mut port = probe(machine, channel);
+            port.publish(lane, Cell::new(A, lane.kind, Counter::Probe), 1).await.unwrap();
+            port.flush(lane, Ticket(0)).await.unwrap();
+        }
+    });
+    assert_eq!([another_lane, another_poster], ["F4"; 2]);
+}
+
+#[test]
+fn f3_a_far_lane_that_is_shared_carries_the_cells_of_all_its_tracks_in_order() {
+    explore_with(cluster(2, 1).far_lanes(FarLanes::One), async |machine: Machine| {
+        let mut port = probe(&machine, 0);
+        let track = machine.layout().far_track(0);
+        let cells = [LaneKind::Data(track), LaneKind::Credit(track)].map(|kind| Cell::new(A, kind, Counter::Probe));
+        if machine.rank() == B {
+            port.wait_any(&[Need { cell: cells[1], at_least: 1 }]).await.unwrap();
+            assert_eq!(port.peek(cells[0]), 1);
+            let mut seen = [0; 64];
+            port.read(free(&machine, 0), &mut seen).unwrap();
+            assert_eq!(seen, [3; 64]);
+        } else {
+            let lane = far(machine.layout().rail_lane());
+            port.write(free(&machine, 0), &[3; 64]).unwrap();
+            let ticket = port.put(lane, free(&machine, 0).span(64), free(&machine, 0)).await.unwrap();
+            for cell in cells {
+                port.publish(lane, cell, 1).await.unwrap();
+            }
+            port.flush(lane, ticket).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_rank_has_mailboxes_of_its_own_only() {
+    explore_with(cluster(2, 1), async |machine: Machine| {
+        let me = machine.rank();
+        let kind = LaneKind::Mailbox(Mail::Staged, machine.layout().mailbox(Node(1 - me.0), 0));
+        let (mut one, mut two) = (probe(&machine, 0), probe(&machine, 1));
+        let cell = Cell::new(me, kind, Counter::Tail);
+        one.write(free(&machine, 0), &[5; 8]).unwrap();
+        one.publish(LaneId { peer: me, kind }, cell, 7).await.unwrap();
+        two.wait_any(&[Need { cell, at_least: 7 }]).await.unwrap();
+        let mut seen = [0; 8];
+        two.read(free(&machine, 0), &mut seen).unwrap();
+        assert_eq!(seen, [5; 8]);
+        let refused = one.publish(LaneId { peer: Rank(1 - me.0), kind }, cell, 8).await;
+        assert!(matches!(refused, Err(Fault::NotOffered { .. })), "{refused:?}");
+    });
 }
 
 #[test]
@@ -306,7 +378,7 @@ fn f10_a_get_is_offered_within_a_node_only() {
         let peer = if machine.rank() == A { B } else { A };
         let got = probe(&machine, 0).get(lane(peer), free(&machine, 0).span(8), free(&machine, 64)).await;
         assert_eq!(got, Err(Fault::NotOffered { verb: "get", lane: lane(peer) }));
-        let far = ep_core::port::LaneId { peer: C, kind: DATA };
+        let far = LaneId { peer: C, kind: DATA };
         let put = probe(&machine, 0).put(far, free(&machine, 0).span(8), free(&machine, 64)).await;
         assert_eq!(put, Err(Fault::NotOffered { verb: "put", lane: far }));
     });

@@ -31,6 +31,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("failure_a_starved_rank_is_only_slow", starved::<B>),
         case("failure_a_crash_is_named_by_all_survivors_who_recover", crash::<B>),
         case("failure_a_noticed_crash_ends_waits_at_once", noticed_crash::<B>),
+        case("failure_a_rank_that_leaves_after_its_last_operation_fails_nobody", leaves_in_time::<B>),
+        case("failure_a_rank_that_leaves_too_early_is_named_at_once", leaves_early::<B>),
         case("failure_a_lost_lane_is_blamed_alike_at_both_ends", lost_lane::<B>),
         case("failure_a_poisoned_communicator_refuses_work", poisoned::<B>),
         case("failure_a_mask_before_any_failure", masked::<B>),
@@ -191,6 +193,42 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
+        survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
+        let slow = stories.iter().flatten().find(|story| story.took >= DEADLINE);
+        ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;
+    }
+    Ok(())
+}
+
+/// A process that ends right after its last call has left nobody in the lurch, however slow the others are.
+fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
+    for (seed, placement) in placements(60) {
+        let (mut layer, world) = fragile(seed, placement).map_err(text)?;
+        layer.setup = layer.setup.incident(Incident::Starve { rank: Rank(seed as u32 % (RANKS - 1)) });
+        let stories = stories(backend, &layer, &world, Incident::Exit { rank: VICTIM }, 1 + seed as u32 % 3)?;
+        let observed: Result<Vec<Observed>, String> = stories
+            .into_iter()
+            .map(|story| match story {
+                Some(Story { failure: None, after: Ok(observed), .. }) => Ok(observed),
+                Some(Story { failure: Some(failure), .. }) => Err(format!("seed {seed}, {placement:?}: {failure}")),
+                other => Err(format!("seed {seed}, {placement:?}: a rank ended with {other:?}")),
+            })
+            .collect();
+        verify::run(&world, &layer.batches, &observed?).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// The others need one operation more than the rank that leaves.
+fn leaves_early<B: Backend>(backend: &B) -> Verdict {
+    for (seed, placement) in placements(30) {
+        let (layer, world) = fragile(seed, placement).map_err(text)?;
+        let setup = layer.setup.clone().incident(Incident::Exit { rank: VICTIM });
+        let stories = backend.run(&setup, async |mut ep| {
+            let rounds = if ep.rank() == VICTIM { seed % 3 } else { 60 };
+            let batch = &layer.batches[ep.rank().index()];
+            live(&mut ep, &world, batch, rounds as u32).await
+        })?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
         let slow = stories.iter().flatten().find(|story| story.took >= DEADLINE);
         ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;

@@ -1,9 +1,10 @@
 //! Several nodes: rows travel once along the rail to each node, and the sums come back along it.
 
 use ep_core::incident::Incident;
+use ep_core::port::LaneKind;
 use ep_core::reference::World;
 use ep_core::ring::Geometry;
-use ep_core::{Endpoint, Error, Nanos, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+use ep_core::{Endpoint, Error, Layout, Nanos, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
 
 use super::fixture::{TURN, Verdict, check, direct, ensure, scenario, text};
 use crate::backend::{Backend, Requirement, Setup};
@@ -16,6 +17,7 @@ use crate::workload::{Batch, RoutingKind, Workload};
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     let nodes: &'static [Requirement] = &[Requirement::Nodes];
+    let breakable: &'static [Requirement] = &[Requirement::Nodes, Requirement::Incidents];
     vec![
         case("nodes_two_of_two", nodes, two_of_two::<B> as fn(&B) -> _),
         case("nodes_of_one_rank_each", nodes, single_ranks::<B>),
@@ -28,7 +30,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("nodes_cached_pulled_and_recut", nodes, many_rounds::<B>),
         case("nodes_an_arena_too_small_falls_back_to_rings", nodes, small_arena::<B>),
         case("nodes_a_row_travels_once_to_each_node", nodes, deduplicated::<B>),
-        case("nodes_a_lost_rank_takes_its_node_along", &[Requirement::Nodes, Requirement::Incidents], lost_rank::<B>),
+        case("nodes_a_lost_rank_takes_its_node_along", breakable, lost_rank::<B>),
+        case("nodes_a_lost_far_lane_is_blamed_alike_everywhere", breakable, lost_lane::<B>),
+        case("nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody", breakable, leaves_in_time::<B>),
     ]
 }
 
@@ -186,6 +190,68 @@ fn lost_rank<B: Backend>(backend: &B) -> Verdict {
         let mut batches = batches;
         batches[2..].fill(Batch::default());
         verify::run(&left, &batches, &observed).map_err(|error| named(&text(error)))?;
+    }
+    Ok(())
+}
+
+/// Any rank's process ends right after its last call, while another one, near or far, is slow.
+fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, pull: true, ..Round::default() };
+    for (seed, placement) in (0..60).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)]) {
+        let (setup, batches, world) = layer(2, 2, seed, placement).map_err(text)?;
+        let (leaves, slow) = (Rank(seed as u32 % 4), Rank(seed as u32 / 4 % 4));
+        let setup = setup.incident(Incident::Exit { rank: leaves }).incident(Incident::Starve { rank: slow });
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            round(&mut ep, &world, batch, &how).await.map(|(observed, _)| observed)
+        })?;
+        let named = |rank, what: &str| format!("seed {seed}, {placement:?}: rank {rank} {what}");
+        let mut observed = Vec::new();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            let outcome = outcome.ok_or_else(|| named(rank, "did not finish"))?;
+            observed.push(outcome.map_err(|error| named(rank, &text(error)))?);
+        }
+        verify::run(&world, &batches, &observed).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// A lane along the rail loses what it carries. (Where all tracks share one lane, there is none for credit alone.)
+fn lost_lane<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, ..Round::default() };
+    for (seed, which) in (0..30).flat_map(|seed| (0..3).map(move |which| (seed, which))) {
+        let (setup, batches, world) = layer(2, 2, seed, Placement::Ring).map_err(text)?;
+        let track = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(text)?.far_track(0);
+        let kind = [LaneKind::Control, LaneKind::Data(track), LaneKind::Credit(track)][which];
+        let named = |what: &str| format!("seed {seed}, {kind:?}: {what}");
+        let setup = setup.incident(Incident::LoseLane { from: Rank(0), to: Rank(2), kind: Some(kind), after: seed });
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let mut seen = Observed::default();
+            for _ in 0..20 {
+                match round(&mut ep, &world, batch, &how).await {
+                    Ok((observed, _)) => seen = observed,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(seen)
+        })?;
+        let mut observed = Vec::new();
+        let mut culprits = Vec::new();
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            match outcome.ok_or_else(|| named(&format!("rank {rank} did not finish")))? {
+                Ok(seen) => observed.push(seen),
+                Err(error) => culprits.push(error.failure().map(|failure| failure.culprit)),
+            }
+        }
+        if culprits.is_empty() {
+            verify::run(&world, &batches, &observed).map_err(|error| named(&text(error)))?;
+            continue;
+        }
+        let alike = culprits.len() == 4 && culprits.iter().all(|culprit| *culprit == culprits[0]);
+        ensure(alike, || named(&format!("blamed {culprits:?}")))?;
+        let ends = [Some(Rank(0)), Some(Rank(2))];
+        ensure(ends.contains(&culprits[0]), || named(&format!("blamed {culprits:?}")))?;
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ const SEEDS: u64 = 40;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[Requirement::Plants], body };
+    let coordinated = |name, body| Case { name, needs: &[Requirement::Plants, Requirement::Coordinators], body };
     vec![
         case("planted_tail_before_data_is_caught", tail_before_data::<B> as fn(&B) -> _),
         case("planted_credit_one_row_early_is_caught", credit_early::<B>),
@@ -33,6 +34,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_operation_in_the_wrong_bank_is_caught", wrong_bank::<B>),
         case("planted_low_latency_reuse_without_done_is_caught", low_without_done::<B>),
         case("planted_low_latency_skipped_flush_is_caught", low_skipped_flush::<B>),
+        case("planted_errors_on_far_rings_are_caught", far_rings::<B>),
+        coordinated("planted_staging_freed_early_is_caught", staging_freed_early::<B>),
+        coordinated("planted_second_poster_is_caught", second_poster::<B>),
     ]
 }
 
@@ -141,6 +145,30 @@ fn low_without_done<B: Backend>(backend: &B) -> Verdict {
 
 fn low_skipped_flush<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::SkippedFlush, &ahead(), &["race"])
+}
+
+/// Small rings between nodes of one rank: there are no others.
+fn busy_far() -> Scenario {
+    Scenario { rounds: vec![TURN; 2], ..over(2, 1, 14) }
+}
+
+fn far_rings<B: Backend>(backend: &B) -> Verdict {
+    let one = Rings::uniform(1, Geometry { slots: 2, chunk: 1, credit: 1 });
+    let tight = Rings::uniform(1, Geometry { slots: 3, chunk: 2, credit: 3 });
+    let signs = ["race", "gave up on", "of the operation is", "of a row is"];
+    caught(backend, Plant::TailBeforeData, &busy_far(), &signs)?;
+    caught(backend, Plant::SkippedFlush, &busy_far(), &["race"])?;
+    caught(backend, Plant::CellLowered, &busy_far(), &["F4"])?;
+    caught(backend, Plant::CreditOneRowEarly, &Scenario { rings: one, ..busy_far() }, &["race"])?;
+    caught(backend, Plant::ImpoliteWaiting, &Scenario { rings: tight, ..busy_far() }, &["deadlock"])
+}
+
+fn staging_freed_early<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::StagingFreedEarly, &busy_far(), &["race"])
+}
+
+fn second_poster<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::SecondPoster, &busy_far(), &["F4"])
 }
 
 /// As [`caught`], for a case of its own over [`layer`].

@@ -117,8 +117,8 @@ fn movers<'a, M: Machine>(
 ) -> Vec<RoleFuture<'a>> {
     let layout = operation.layout;
     let topology = layout.topology();
+    let mut roles = links.coordinators(operation);
     let mut ends = links.ends();
-    let mut roles = Vec::new();
     let own_node = topology.node_of(operation.me);
     for channel in 0..operation.rings.channels {
         let far = layout.far_track(channel);

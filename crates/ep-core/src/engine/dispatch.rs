@@ -31,7 +31,7 @@ struct Batch<'a, M: Machine> {
 /// What a dispatch's roles brought.
 struct Arrived<M: Machine> {
     taken: Taken<M::Window>,
-    exchange: Exchange,
+    exchange: Arc<Exchange>,
     by_node: Vec<Vec<u32>>,
     fanout: Vec<Fanout>,
 }
@@ -194,8 +194,8 @@ async fn transfer<M: Machine>(
     let mut control = Control::open(operation);
     control.bank().await?;
     let exchange = match batch.replayed {
-        Some(handle) => handle.exchange().clone(),
-        None => control.exchange(batch.outgoing.plan).await?,
+        Some(handle) => Arc::clone(&handle.inner.exchange),
+        None => Arc::new(control.exchange(batch.outgoing.plan).await?),
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;
     if operation.layout.settings().placement() == Placement::Direct {

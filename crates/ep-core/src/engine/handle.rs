@@ -21,7 +21,7 @@ pub(crate) struct Inner {
     /// What this rank sends.
     pub(crate) plan: Arc<Plan>,
     /// What all ranks send each other.
-    pub(crate) exchange: Exchange,
+    pub(crate) exchange: Arc<Exchange>,
     /// `[nodes]`: tokens of this rank that went to each node.
     pub(crate) by_node: Vec<Vec<u32>>,
     /// `[nodes]`: rows that came along the rail from each node and were fanned out here.

@@ -39,8 +39,8 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
 
     /// All roles.
     pub(super) fn roles(&self, links: &'a mut Links) -> Vec<RoleFuture<'a>> {
+        let mut roles = links.coordinators(self.operation);
         let mut ends = links.ends();
-        let mut roles = Vec::new();
         for channel in self.channels() {
             for &peer in self.operation.near {
                 roles.extend(self.near_sender(&mut ends, peer, channel));

@@ -4,7 +4,7 @@
 //! every region and every part named below starts at a multiple of 64 bytes:
 //!
 //! ```text
-//! cells     2 generation banks x writers x lanes, one 64-byte line each
+//! cells     2 generation banks x writers x lanes, one 64-byte line each; then 2 banks x mailboxes, likewise
 //! counts    2 operation banks x writers, one counts message each; and one outbox
 //! notes     2 operation banks x writers, 64 bytes each; and one outbox per peer
 //! rings     writers x (channels x slots) row slots; filled by the writer, emptied by the owner
@@ -26,6 +26,9 @@
 //! *Calls' rings.* The window is cut once, for the communicator's rings. A call may ask for others, as long as they fit
 //! into each writer's part ([`Layout::check_rings`]): the part is then cut anew from its start, channel by channel. The
 //! cut is the writer's alone to change, on empty rings (see [`crate::ring`]).
+//!
+//! *Mailboxes* are a rank's own affair: no peer knows of them, and kernels keep theirs in shared memory. So the C header does
+//! not have them.
 //!
 //! Kernels get the same numbers from [`KernelWindow`] and [`KernelRings`] and the same arithmetic from the header that
 //! [`c_header`] writes.

@@ -6,7 +6,7 @@ use super::cut::{Cut, Slots};
 use super::low_latency::LowRegions;
 use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, round_up};
 use crate::error::Error;
-use crate::port::{Cell, LaneKind, Offset, Span};
+use crate::port::{Cell, LaneId, LaneKind, Offset, Span};
 use crate::ring::Geometry;
 use crate::settings::{Rings, Settings};
 use crate::shape::Shape;
@@ -66,7 +66,8 @@ impl Layout {
         // One node has no network stage.
         let rails = if nodes > 1 { nodes } else { 0 };
         let mut cut = Cut::new();
-        let cells = cut.take(Some(2 * ranks * LaneKind::count(tracks as u32) as u64 * LINE_BYTES));
+        let lines = ranks * LaneKind::count(tracks as u32) as u64 + mailboxes(topology, rings.channels) as u64;
+        let cells = cut.take(Some(2 * lines * LINE_BYTES));
         let counts = cut.take((2 * ranks).checked_mul(counts_bytes(shape, topology)));
         let notes = cut.take(Some(2 * ranks * NOTE_BYTES));
         let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
@@ -178,19 +179,49 @@ impl Layout {
         u32::from(track) >= self.topology.nodes() * self.settings.rings().channels
     }
 
+    /// The number of the mailboxes for the rings on `channel` with the rank of this rail in `node`.
+    pub fn mailbox(&self, node: Node, channel: u32) -> u16 {
+        self.near_track(node, channel)
+    }
+
+    /// The lane to a rank of the rail that carries all far tracks, where there is one for all: that of the first one's rows.
+    pub fn rail_lane(&self) -> LaneKind {
+        LaneKind::Data(self.far_track(0))
+    }
+
     /// A cell of the own window in the bank of `generation`.
     pub fn cell(&self, cell: Cell, generation: u16) -> Offset {
         let lanes = LaneKind::count(self.tracks()) as u64;
-        let bank = u64::from(generation % 2) * u64::from(self.topology.ranks());
-        let line = (bank + u64::from(cell.writer.0)) * lanes + cell.lane.index() as u64;
-        self.cells.plus(line * LINE_BYTES + cell.counter.slot() * CELL_BYTES)
+        let (ranks, bank) = (u64::from(self.topology.ranks()), u64::from(generation % 2));
+        let line = if cell.lane.is_mailbox() {
+            2 * ranks * lanes + bank * self.mailboxes() as u64
+        } else {
+            (bank * ranks + u64::from(cell.writer.0)) * lanes
+        };
+        self.cells.plus((line + cell.lane.index() as u64) * LINE_BYTES + cell.counter.slot() * CELL_BYTES)
     }
 
     /// Whether this layout has such a cell.
     pub fn has_cell(&self, cell: Cell) -> bool {
         cell.writer.0 < self.topology.ranks()
-            && cell.lane.index() < LaneKind::count(self.tracks())
+            && cell.lane.index() < self.lanes_like(cell.lane)
             && cell.lane.counters().contains(&cell.counter)
+    }
+
+    /// Whether `from` may have such a lane: mailboxes lead to itself.
+    pub fn has_lane(&self, from: Rank, lane: LaneId) -> bool {
+        lane.peer.0 < self.topology.ranks()
+            && lane.kind.index() < self.lanes_like(lane.kind)
+            && (lane.peer == from || !lane.kind.is_mailbox())
+    }
+
+    fn lanes_like(&self, kind: LaneKind) -> usize {
+        if kind.is_mailbox() { self.mailboxes() } else { LaneKind::count(self.tracks()) }
+    }
+
+    /// Mailboxes of a rank.
+    pub fn mailboxes(&self) -> usize {
+        mailboxes(&self.topology, self.settings.rings().channels)
     }
 
     /// Where the counts message of `source` for operation `op` lies in every window, its own included.
@@ -351,6 +382,11 @@ pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
 fn tracks(topology: &Topology, channels: u32) -> u64 {
     let nodes = u64::from(topology.nodes());
     u64::from(channels) * if nodes > 1 { nodes + 1 } else { 1 }
+}
+
+/// One node has no network stage.
+fn mailboxes(topology: &Topology, channels: u32) -> usize {
+    if topology.nodes() > 1 { LaneKind::mailboxes(topology.nodes() * channels) } else { 0 }
 }
 
 fn mask_bytes(topology: &Topology) -> u64 {

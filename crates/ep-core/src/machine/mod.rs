@@ -11,18 +11,40 @@ mod decorated;
 
 pub use decorated::{Decorate, Decorated};
 
+/// How lanes to a rank of another node are shared among the roles of this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FarLanes {
+    /// Every role has its own, as within a node.
+    #[default]
+    PerRole,
+    /// There is one for the rows, tails and credits of all tracks, and it admits one poster: a queue pair. That is the lane
+    /// [`Layout::rail_lane`], on which the cells of all tracks are published; the other lanes of far tracks do not
+    /// exist. A coordinator posts on it, and the other roles tell it what by mailboxes. (The watch and the control role
+    /// keep their own: they must be heard when rows are stuck.)
+    One,
+}
+
 /// What a machine can do beyond the contract's minimum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Near lanes offer `get`, so that combine may pull.
     pub get: bool,
+    /// Who posts to ranks of other nodes.
+    pub far_lanes: FarLanes,
 }
 
 impl Capabilities {
     /// A machine that offers `get` on near lanes, or does not.
     pub const fn new(get: bool) -> Self {
-        Self { get }
+        Self { get, far_lanes: FarLanes::PerRole }
+    }
+
+    /// The same with far lanes shared like this.
+    #[must_use]
+    pub const fn far_lanes(mut self, far_lanes: FarLanes) -> Self {
+        self.far_lanes = far_lanes;
+        self
     }
 }
 

@@ -7,9 +7,8 @@ use crate::topology::Rank;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Exchange {
     ranks: u32,
-    /// `[ranks, ranks]`: rows from source (row) to destination (column).
-    rows: Vec<u32>,
-    /// `[ranks, ranks]`: rows that destination (column) gets from ranks `0..source` (row).
+    /// `[ranks + 1, ranks]`: rows that destination (column) gets from ranks `0..source` (row). What a source sends is the
+    /// difference of two of them.
     first: Vec<u32>,
     /// `[ranks]`: tokens of each rank's batch.
     tokens: Vec<u32>,
@@ -27,26 +26,28 @@ impl Exchange {
     ///
     /// # Panics
     /// When a slice has another length: a programming error of the caller.
-    pub fn new(rows: Vec<u32>, tokens: Vec<u32>, expert_counts: Vec<u32>) -> Result<Self, Error> {
+    pub fn new(mut rows: Vec<u32>, tokens: Vec<u32>, expert_counts: Vec<u32>) -> Result<Self, Error> {
         let ranks = tokens.len();
         assert_eq!(rows.len(), ranks * ranks, "rows must be [ranks, ranks]");
-        let mut first = vec![0u32; ranks * ranks];
         let mut sums = vec![0u32; ranks];
-        for source in 0..ranks {
-            let row = source * ranks..(source + 1) * ranks;
-            first[row.clone()].copy_from_slice(&sums);
-            for (destination, (sum, &rows)) in sums.iter_mut().zip(&rows[row]).enumerate() {
-                *sum = sum.checked_add(rows).filter(|&sum| sum < 1 << 31).ok_or_else(|| {
+        for row in rows.chunks_exact_mut(ranks.max(1)) {
+            for (destination, (sum, rows)) in sums.iter_mut().zip(row).enumerate() {
+                let before = *sum;
+                *sum = sum.checked_add(*rows).filter(|&sum| sum < 1 << 31).ok_or_else(|| {
                     Error::invalid(format_args!("rows to rank {destination}"), "2147483648 or more", "less than 2^31")
                 })?;
+                *rows = before;
             }
         }
-        Ok(Self { ranks: ranks as u32, rows, first, tokens, expert_counts })
+        rows.reserve_exact(ranks);
+        rows.extend_from_slice(&sums);
+        Ok(Self { ranks: ranks as u32, first: rows, tokens, expert_counts })
     }
 
     /// Rows from `source` to `destination`.
     pub fn rows(&self, source: Rank, destination: Rank) -> u32 {
-        self.rows[self.at(source, destination)]
+        let at = self.at(source, destination);
+        self.first[at + self.ranks as usize] - self.first[at]
     }
 
     /// Index, among the rows that `destination` receives, of the first from `source`.
@@ -56,8 +57,7 @@ impl Exchange {
 
     /// Rows that `destination` receives in all.
     pub fn received(&self, destination: Rank) -> u32 {
-        let last = Rank(self.ranks - 1);
-        self.first_row(last, destination) + self.rows(last, destination)
+        self.first[self.at(Rank(self.ranks), destination)]
     }
 
     /// Tokens of the batch of `rank`.

@@ -142,10 +142,26 @@ pub enum LaneKind {
     Data(u16),
     /// Credit of one track's ring, and gets.
     Credit(u16),
+    /// From a rank to itself: what a role and the coordinator of a rail peer tell each other about the ring with that
+    /// number ([`crate::Layout::mailbox`]), where lanes between nodes admit one poster ([`crate::machine::FarLanes`]).
+    Mailbox(Mail, u16),
+}
+
+/// What a mailbox carries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Mail {
+    /// To the coordinator, from the role that fills the ring: what lies in its staging memory.
+    Staged = 0,
+    /// From the coordinator, to that role: what has left the staging memory.
+    Sent = 1,
+    /// To the coordinator, from the role that empties the ring which the peer fills: the credit to return.
+    Owed = 2,
 }
 
 impl LaneKind {
-    /// Dense index: watch, control, the two of low latency, then data and credit of each track.
+    /// Dense index: watch, control, the two of low latency, then data and credit of each track. Mailboxes have a numbering of
+    /// their own.
     pub const fn index(self) -> usize {
         match self {
             Self::Watch => 0,
@@ -154,10 +170,16 @@ impl LaneKind {
             Self::LowDone => 3,
             Self::Data(track) => 4 + 2 * track as usize,
             Self::Credit(track) => 5 + 2 * track as usize,
+            Self::Mailbox(mail, ring) => 3 * ring as usize + mail as usize,
         }
     }
 
-    /// The kind with dense index `index`.
+    /// Whether it leads from a rank to itself.
+    pub const fn is_mailbox(self) -> bool {
+        matches!(self, Self::Mailbox(..))
+    }
+
+    /// The kind with dense index `index`; no mailbox.
     pub const fn from_index(index: usize) -> Self {
         match index {
             0 => Self::Watch,
@@ -178,12 +200,20 @@ impl LaneKind {
             Self::LowDone => &[Counter::Received, Counter::Probe],
             Self::Data(_) => &[Counter::Tail, Counter::Placed, Counter::Probe],
             Self::Credit(_) => &[Counter::Head, Counter::Probe],
+            Self::Mailbox(Mail::Staged, _) => &[Counter::Tail, Counter::Done, Counter::Probe],
+            Self::Mailbox(Mail::Sent, _) => &[Counter::Head, Counter::Probe],
+            Self::Mailbox(Mail::Owed, _) => &[Counter::Head, Counter::Done, Counter::Probe],
         }
     }
 
     /// Lanes from one rank to one peer with `tracks` tracks.
     pub const fn count(tracks: u32) -> usize {
         4 + 2 * tracks as usize
+    }
+
+    /// Mailboxes of a rank, for `rings` rings between nodes.
+    pub const fn mailboxes(rings: u32) -> usize {
+        3 * rings as usize
     }
 }
 
@@ -205,6 +235,14 @@ impl fmt::Display for LaneId {
             LaneKind::LowDone => write!(f, "the low-latency done lane of rank {}", self.peer),
             LaneKind::Data(c) => write!(f, "data lane {c} of rank {}", self.peer),
             LaneKind::Credit(c) => write!(f, "credit lane {c} of rank {}", self.peer),
+            LaneKind::Mailbox(mail, ring) => {
+                let what = match mail {
+                    Mail::Staged => "staged rows",
+                    Mail::Sent => "sent rows",
+                    Mail::Owed => "owed credit",
+                };
+                write!(f, "the mailbox for {what} {ring} of rank {}", self.peer)
+            }
         }
     }
 }
@@ -287,7 +325,8 @@ impl Counter {
 pub struct Cell {
     /// The only rank that publishes to it.
     pub writer: Rank,
-    /// The only lane, of the writer to the reader, that it is published on.
+    /// The only lane, of the writer to the reader, that it is published on. Where all tracks between nodes share one lane
+    /// ([`crate::machine::FarLanes::One`]), that one, and this is the lane that the track would have otherwise.
     pub lane: LaneKind,
     /// What it counts.
     pub counter: Counter,
@@ -414,6 +453,8 @@ pub enum Duty {
     Gatherer,
     /// Combine: sums the rows that come back.
     Reducer,
+    /// Posts to `peer`, a rank of another node, what the other roles hand over, where its lane admits one poster.
+    Coordinator,
     /// Runs a script of a test.
     Probe,
 }
@@ -432,6 +473,7 @@ impl Duty {
             Self::Returner => "returner",
             Self::Gatherer => "gatherer",
             Self::Reducer => "reducer",
+            Self::Coordinator => "coordinator",
             Self::Probe => "probe",
         }
     }

@@ -60,11 +60,14 @@ pub enum LaneClass {
     Data = 4,
     /// [`LaneKind::Credit`] of any channel.
     Credit = 5,
+    /// [`LaneKind::Mailbox`] of any ring.
+    Mailbox = 6,
 }
 
 impl LaneClass {
     /// Every class, in the order of the discriminants.
-    pub const ALL: [Self; 6] = [Self::Watch, Self::Control, Self::LowRows, Self::LowDone, Self::Data, Self::Credit];
+    pub const ALL: [Self; 7] =
+        [Self::Watch, Self::Control, Self::LowRows, Self::LowDone, Self::Data, Self::Credit, Self::Mailbox];
 
     /// The class of a lane.
     pub const fn of(kind: LaneKind) -> Self {
@@ -75,6 +78,7 @@ impl LaneClass {
             LaneKind::LowDone => Self::LowDone,
             LaneKind::Data(_) => Self::Data,
             LaneKind::Credit(_) => Self::Credit,
+            LaneKind::Mailbox(..) => Self::Mailbox,
         }
     }
 }

@@ -99,18 +99,25 @@ impl Board {
     }
 
     /// Whom to blame for a timeout of rank `me`, given everything that was said: by this rank too, whatever it waits for
-    /// by now, so that all judge by the same.
+    /// by now, so that all judge by the same. `hears` tells whose suspicions come to this rank.
     ///
     /// A rank that waits itself is explained by what it waits for; so the waits for ranks that wait for nobody come
-    /// first, and of several, or of a cycle (a lane that lost what it carried), the one nearest to the cause. All ranks
-    /// that have heard the same come to the same verdict.
-    pub(crate) fn culprit(&self, me: Rank, timeout: Wait) -> Rank {
+    /// first. Next the waits in a circle (a lane that lost what it carried), and those for ranks that this one does not
+    /// hear, which may wait as well. Of several, the one nearest to the cause. All ranks that have heard the same come
+    /// to the same verdict.
+    pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
         let mut waits = self.suspicions();
         waits.retain(|&(reporter, _)| reporter != me);
         waits.push((me, self.reported.get().unwrap_or(timeout)));
-        let explained = |peer: Rank| waits.iter().any(|&(reporter, _)| reporter == peer);
-        let roots = waits.iter().filter(|(_, wait)| !explained(wait.peer)).map(|&(_, wait)| wait).min();
-        roots.or_else(|| waits.iter().map(|&(_, wait)| wait).min()).map_or(timeout.peer, |wait| wait.peer)
+        let next = |rank: Rank| waits.iter().find(|&&(reporter, _)| reporter == rank).map(|&(_, wait)| wait.peer);
+        let roots = || waits.iter().filter(|(_, wait)| next(wait.peer).is_none()).map(|&(_, wait)| wait);
+        let circle = |reporter: Rank| {
+            let chain = std::iter::successors(next(reporter), |&rank| next(rank));
+            chain.take(waits.len()).any(|rank| rank == reporter)
+        };
+        let circles = waits.iter().filter(|&&(reporter, _)| circle(reporter)).map(|&(_, wait)| wait);
+        let heard = roots().filter(|wait| hears(wait.peer)).min();
+        heard.or_else(|| roots().chain(circles).min()).map_or(timeout.peer, |wait| wait.peer)
     }
 }
 
@@ -126,7 +133,7 @@ mod tests {
     fn a_rank_that_waits_itself_is_not_the_culprit() {
         let board = Board::new(3);
         board.suspect(Rank(1), wait(4, Phase::Rows, 2));
-        assert_eq!(board.culprit(Rank(0), wait(5, Phase::Counts, 1)), Rank(2));
+        assert_eq!(board.culprit(Rank(0), |_| true, wait(5, Phase::Counts, 1)), Rank(2));
     }
 
     #[test]
@@ -136,8 +143,20 @@ mod tests {
         sender.suspect(Rank(1), data);
         let receiver = Board::new(2);
         receiver.suspect(Rank(0), credit);
-        assert_eq!(sender.culprit(Rank(0), credit), Rank(0));
-        assert_eq!(receiver.culprit(Rank(1), data), Rank(0));
-        assert_eq!(Board::new(2).culprit(Rank(1), data), Rank(0));
+        assert_eq!(sender.culprit(Rank(0), |_| true, credit), Rank(0));
+        assert_eq!(receiver.culprit(Rank(1), |_| true, data), Rank(0));
+        assert_eq!(Board::new(2).culprit(Rank(1), |_| true, data), Rank(0));
+    }
+
+    /// Ranks 0 and 1 are one node, 2 and 3 the other: rank 0 does not hear rank 3.
+    #[test]
+    fn a_rank_that_cannot_be_heard_is_not_taken_for_one_that_waits_for_nobody() {
+        let hears = |rank: Rank| rank != Rank(3);
+        let board = Board::new(4);
+        board.suspect(Rank(1), wait(5, Phase::Rows, 3));
+        board.suspect(Rank(2), wait(4, Phase::Rows, 0));
+        assert_eq!(board.culprit(Rank(0), hears, wait(5, Phase::Rows, 2)), Rank(0), "the lane from 0 to 2 lost rows");
+        board.suspect(Rank(2), wait(4, Phase::Rows, 3));
+        assert_eq!(board.culprit(Rank(0), hears, wait(5, Phase::Rows, 2)), Rank(3), "nobody has heard rank 3");
     }
 }

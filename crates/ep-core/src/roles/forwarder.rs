@@ -284,7 +284,7 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
     }
 
     async fn close(&mut self, inlet: &mut Inlet<'a, 'o, M>) -> Result<(), Fault> {
-        inlet.return_credit(&mut self.port).await?;
+        inlet.close(&mut self.port).await?;
         for exit in &mut self.exits {
             match exit {
                 Exit::Own => {}

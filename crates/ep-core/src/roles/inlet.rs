@@ -6,7 +6,7 @@ use super::{Attended, Operation};
 use crate::error::Fault;
 use crate::layout::{OpHeader, Share};
 use crate::machine::Machine;
-use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Offset, Port};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Mail, Need, Offset, Port};
 use crate::ring::Consumer;
 use crate::topology::Rank;
 
@@ -18,11 +18,13 @@ pub(crate) struct Inlet<'a, 'o, M: Machine> {
     ring: &'a mut Consumer,
     peer: Rank,
     track: u16,
+    /// By which its credit is handed to a coordinator.
+    mailbox: Option<u16>,
 }
 
 impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
-    pub(crate) const fn new(operation: &'a Operation<'o, M>, ring: &'a mut Consumer, peer: Rank, track: u16) -> Self {
-        Self { operation, ring, peer, track }
+    pub(crate) fn new(operation: &'a Operation<'o, M>, ring: &'a mut Consumer, peer: Rank, track: u16) -> Self {
+        Self { operation, ring, peer, track, mailbox: operation.mailbox(peer, track) }
     }
 
     /// Takes the header slot of this operation and checks that the peer runs the same one. Between nodes it also fills
@@ -78,6 +80,14 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
         }
     }
 
+    /// Returns the credit that is still pending; there will be no more.
+    pub(crate) async fn close(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        self.return_credit(port).await?;
+        let Some(mailbox) = self.mailbox else { return Ok(()) };
+        let (lane, cell) = self.operation.mail(Mail::Owed, mailbox, Counter::Done);
+        port.publish(lane, cell, self.operation.op).await
+    }
+
     async fn be_polite(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         if self.operation.is_impolite() {
             return Ok(());
@@ -100,8 +110,10 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
 
     async fn publish(&mut self, port: &mut Attended<M::Port>, head: u64) -> Result<(), Fault> {
         let kind = LaneKind::Credit(self.track);
-        let lane = LaneId { peer: self.peer, kind };
-        let cell = Cell::new(self.operation.me, kind, Counter::Head);
+        let (lane, cell) = match self.mailbox {
+            Some(mailbox) => self.operation.mail(Mail::Owed, mailbox, Counter::Head),
+            None => (LaneId { peer: self.peer, kind }, Cell::new(self.operation.me, kind, Counter::Head)),
+        };
         port.publish(lane, cell, head).await?;
         #[cfg(feature = "plant")]
         if self.operation.plants(crate::plant::Plant::CellLowered) {

@@ -6,12 +6,14 @@
 //! combine   control: notes ......................................... done
 //!           returner ==ring==> reducer         (rows in the window) <==gets== reducer
 //! nodes     sender ==far ring==> forwarder ==rings==> receivers;  returners ==rings==> gatherer ==far ring==> reducer
+//!           far rows, tails and credits by way of a coordinator, where a far lane admits one poster
 //! always    watch: alarms
 //! ```
 
 mod accumulator;
 mod board;
 mod control;
+mod coordinator;
 mod dispatch;
 mod forwarder;
 mod gather;
@@ -29,6 +31,7 @@ mod watch;
 pub(crate) use accumulator::Accumulator;
 pub(crate) use board::Board;
 pub(crate) use control::Control;
+pub(crate) use coordinator::{Standing, coordinate};
 pub(crate) use dispatch::{collect, receive, send};
 pub(crate) use forwarder::{forward, send_far};
 pub(crate) use gatherer::gather_for;

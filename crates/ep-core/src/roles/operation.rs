@@ -211,8 +211,8 @@ impl<P: Port> Attended<P> {
             let mut verb = pin!(verb(&mut self.inner));
             poll_fn(|context| {
                 let polled = verb.as_mut().poll(context);
-                // The watch role's own posts explain nothing.
-                if polled.is_pending() && !pended && lane.kind != LaneKind::Watch {
+                // The watch role's own posts explain nothing, nor does what roles of this rank tell each other.
+                if polled.is_pending() && !pended && lane.kind != LaneKind::Watch && !lane.kind.is_mailbox() {
                     pended = true;
                     board.waits(seat, wait);
                 }
@@ -224,6 +224,20 @@ impl<P: Port> Attended<P> {
             self.board.goes_on(self.seat, self.now() - began);
         }
         result
+    }
+
+    /// Whether `peer` has said that it needs nothing more in this operation, and has given all: it may be gone.
+    pub(crate) fn is_done(&self, peer: Rank) -> bool {
+        self.inner.peek(Cell::new(peer, LaneKind::Control, Counter::Done)) >= self.op
+    }
+
+    /// Forgives a verb that told something to a peer which is gone, if that is done with this operation: the credit for
+    /// its last rows, say, that it did not wait for.
+    fn unless_done(&self, told: Result<(), Fault>) -> Result<(), Fault> {
+        match told {
+            Err(Fault::PeerGone { peer, .. }) if self.is_done(peer) => Ok(()),
+            told => told,
+        }
     }
 
     /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled.
@@ -248,8 +262,10 @@ impl<P: Port> Port for Attended<P> {
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
         let Some(unmet) = needs.first() else { return self.inner.wait_any(needs).await };
         let began = self.now();
-        // The watch role waits for alarms all the time: that explains nothing.
-        if unmet.cell.counter != Counter::Alarm {
+        // The watch role waits for alarms all the time: that explains nothing. Who waits for a role of its own rank is
+        // explained by what that one waits for.
+        let own = unmet.cell.lane.is_mailbox();
+        if unmet.cell.counter != Counter::Alarm && !own {
             let (phase, peer) = (self.phase(unmet), unmet.cell.writer);
             self.board.waits(self.seat, Wait { op: self.op, phase, peer });
         }
@@ -257,6 +273,10 @@ impl<P: Port> Port for Attended<P> {
             Ok(met) => {
                 self.board.goes_on(self.seat, self.now() - began);
                 Ok(met)
+            }
+            Err(Fault::Timeout { phase, peer, lane, seen, awaited, waited }) if own => {
+                let cause = self.board.foremost().map_or((phase, peer), |wait| (wait.phase, wait.peer));
+                Err(Fault::Timeout { phase: cause.0, peer: cause.1, lane, seen, awaited, waited })
             }
             // The wait stays on the board: a verdict is about to be made of it.
             Err(Fault::Timeout { peer, lane, seen, awaited, waited, .. }) => {
@@ -276,11 +296,13 @@ impl<P: Port> Port for Attended<P> {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await
+        let told = self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await;
+        self.unless_done(told)
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await
+        let flushed = self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await;
+        self.unless_done(flushed)
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

@@ -6,7 +6,7 @@ use super::{Attended, Operation};
 use crate::error::Fault;
 use crate::layout::Share;
 use crate::machine::Machine;
-use crate::port::{Cell, Counter, LaneId, LaneKind, Need, Port, Ticket, Work};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Mail, Need, Port, Ticket, Work};
 use crate::ring::Producer;
 use crate::topology::Rank;
 
@@ -19,6 +19,8 @@ pub(crate) struct Outlet<'a, 'o, M: Machine> {
     staging: Staging,
     lane: LaneId,
     track: u16,
+    /// By which its rows are handed to a coordinator, that posts them.
+    mailbox: Option<u16>,
 }
 
 /// Which staging slots still wait for a flush.
@@ -30,6 +32,10 @@ pub(crate) struct Staging {
 impl Staging {
     pub(crate) fn new(slots: u32) -> Self {
         Self { tickets: vec![None; slots as usize], next: 0 }
+    }
+
+    fn slots(&self) -> u64 {
+        self.tickets.len() as u64
     }
 
     /// The slot to fill next, and the put that must be flushed before.
@@ -57,6 +63,7 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
             staging: Staging::new(operation.layout.staging_slots(&operation.rings, track)),
             lane: LaneId { peer, kind: LaneKind::Data(track) },
             track,
+            mailbox: operation.mailbox(peer, track),
         }
     }
 
@@ -77,28 +84,57 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     pub(crate) async fn send(&mut self, port: &mut Attended<M::Port>, parts: &[(u64, &[u8])]) -> Result<(), Fault> {
         let slot = self.room(port).await?;
         let Operation { layout, me, rings, .. } = self.operation;
-        let (staged, busy) = self.staging.slot();
-        if let Some(ticket) = busy {
-            self.flush(port, ticket).await?;
-        }
+        let staged = self.staging_slot(port).await?;
         let from = layout.staging_slot(self.lane.peer, rings, self.track, staged).offset;
         let to = layout.ring_slot(*me, rings, self.track, slot).offset;
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::TailBeforeData) {
+            self.publish(port, self.ring.tail() + 1).await?;
+        }
         let mut len = 0;
         for &(at, bytes) in parts {
             port.write(from.plus(at), bytes)?;
             len = at + bytes.len() as u64;
         }
         port.charge(Work::Row { bytes: len });
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::TailBeforeData) {
-            self.publish(port, self.ring.tail() + 1).await?;
+        if self.mailbox.is_none() {
+            let ticket = port.put(self.lane, from.span(len), to).await?;
+            self.staging.sent(ticket);
         }
-        let ticket = port.put(self.lane, from.span(len), to).await?;
-        self.staging.sent(ticket);
         match self.ring.push() {
             Some(tail) => self.publish(port, tail).await,
             None => Ok(()),
         }
+    }
+
+    /// Waits for a free slot of the staging memory.
+    async fn staging_slot(&mut self, port: &mut Attended<M::Port>) -> Result<u32, Fault> {
+        if self.mailbox.is_some() {
+            let slots = self.staging.slots();
+            self.left(port, (self.ring.tail() + 1).saturating_sub(slots)).await?;
+            return Ok((self.ring.index() % slots) as u32);
+        }
+        let (slot, busy) = self.staging.slot();
+        if let Some(ticket) = busy {
+            self.flush(port, ticket).await?;
+        }
+        Ok(slot)
+    }
+
+    /// Waits until the coordinator has freed the staging memory of the first `count` slots, ever. It frees only what was
+    /// handed over.
+    async fn left(&mut self, port: &mut Attended<M::Port>, count: u64) -> Result<(), Fault> {
+        #[cfg(feature = "plant")]
+        if self.operation.plants(crate::plant::Plant::SkippedFlush) {
+            return Ok(());
+        }
+        let Some(mailbox) = self.mailbox else { return Ok(()) };
+        let (_, sent) = self.operation.mail(Mail::Sent, mailbox, Counter::Head);
+        if port.peek(sent) < count {
+            self.be_polite(port).await?;
+            port.wait(sent, count).await?;
+        }
+        Ok(())
     }
 
     async fn flush(&self, port: &mut Attended<M::Port>, ticket: Ticket) -> Result<(), Fault> {
@@ -154,13 +190,26 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     }
 
     async fn publish(&self, port: &mut Attended<M::Port>, tail: u64) -> Result<(), Fault> {
-        let cell = Cell::new(self.operation.me, self.lane.kind, Counter::Tail);
-        port.publish(self.lane, cell, tail).await
+        #[cfg(feature = "plant")]
+        if self.mailbox.is_some() && self.operation.plants(crate::plant::Plant::SecondPoster) {
+            let cell = Cell::new(self.operation.me, self.lane.kind, Counter::Probe);
+            port.publish(LaneId { kind: self.operation.layout.rail_lane(), ..self.lane }, cell, tail).await?;
+        }
+        let (lane, cell) = match self.mailbox {
+            Some(mailbox) => self.operation.mail(Mail::Staged, mailbox, Counter::Tail),
+            None => (self.lane, Cell::new(self.operation.me, self.lane.kind, Counter::Tail)),
+        };
+        port.publish(lane, cell, tail).await
     }
 
     /// Publishes what is pending and waits until nothing of the staging memory is read any more.
     pub(crate) async fn close(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         self.announce(port).await?;
+        if let Some(mailbox) = self.mailbox {
+            let (lane, cell) = self.operation.mail(Mail::Staged, mailbox, Counter::Done);
+            port.publish(lane, cell, self.operation.op).await?;
+            return self.left(port, self.ring.tail()).await;
+        }
         match self.staging.last() {
             Some(ticket) => self.flush(port, ticket).await,
             None => Ok(()),

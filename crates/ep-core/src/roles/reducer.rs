@@ -107,7 +107,7 @@ pub(crate) async fn reduce<'a, M: Machine, W: Window>(
         }
         reducer.token(token, plan.reached(token), reduction).await?;
     }
-    reducer.return_credit().await
+    reducer.close().await
 }
 
 impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
@@ -216,6 +216,14 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
             return Ok(());
         }
         self.return_credit().await
+    }
+
+    async fn close(&mut self) -> Result<(), Fault> {
+        self.gather.return_credit(&mut self.port).await?;
+        for (inlet, _) in self.rail.iter_mut().flatten() {
+            inlet.close(&mut self.port).await?;
+        }
+        Ok(())
     }
 
     async fn return_credit(&mut self) -> Result<(), Fault> {

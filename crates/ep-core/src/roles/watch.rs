@@ -9,6 +9,8 @@
 //! *verdict*; whoever hears a verdict takes it over and spreads it too. So ranks that see different halves of a broken
 //! lane still name the same culprit.
 //!
+//! A peer that is gone ends the operation at once, unless it is done with it.
+//!
 //! [`Board::culprit`]: super::Board::culprit
 
 use super::board::Wait;
@@ -131,6 +133,11 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 }
                 look = port.now();
             }
+            // A peer that is done may be gone: nobody needs it any more, and it has no more to say.
+            Err(Fault::PeerGone { peer, .. }) if port.is_done(peer) => {
+                needs.retain(|need| need.cell.writer != peer);
+                continue;
+            }
             Err(Fault::Timeout { .. }) if port.now() < times.deadline => {}
             Err(Fault::Timeout { .. }) => std::future::pending().await,
             Err(fault) => return fault,
@@ -159,7 +166,10 @@ pub(crate) async fn verdict<M: Machine>(
         Fault::Aborted { reporter, culprit } => (culprit, reporter),
         Fault::Timeout { phase, peer, .. } => match await_turn(operation, vigil).await {
             Some((culprit, reporter)) => (culprit, reporter),
-            None => (operation.board.culprit(me, Wait { op: operation.op, phase, peer }), me),
+            None => {
+                let hears = |rank| operation.neighbours().any(|neighbour| neighbour == rank);
+                (operation.board.culprit(me, hears, Wait { op: operation.op, phase, peer }), me)
+            }
         },
         _ => (fault.peer().unwrap_or(me), me),
     }
@@ -172,13 +182,19 @@ async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil)
     let turn = times.deadline + Nanos((times.ends - times.deadline).0 / ranks * u64::from(operation.me.0));
     let mut needs = vigil.unheard(operation);
     let mut port = operation.port_until(Role::new(Duty::Watch), turn);
-    while let Ok(at) = port.wait_any(&needs).await {
-        let value = port.peek(needs[at].cell);
-        if let Some(Fault::Aborted { reporter, culprit }) = vigil.hear(operation, &mut needs[at], value) {
-            return Some((culprit, reporter));
+    loop {
+        match port.wait_any(&needs).await {
+            Ok(at) => {
+                let value = port.peek(needs[at].cell);
+                if let Some(Fault::Aborted { reporter, culprit }) = vigil.hear(operation, &mut needs[at], value) {
+                    return Some((culprit, reporter));
+                }
+            }
+            // Who is gone says nothing more; the turn of the others is still to come.
+            Err(Fault::PeerGone { peer, .. }) => needs.retain(|need| need.cell.writer != peer),
+            Err(_) => return None,
         }
     }
-    None
 }
 
 /// Tells every peer what has begun here.

@@ -27,7 +27,7 @@ mod waits;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use ep_core::machine::Proposal;
+use ep_core::machine::{FarLanes, Proposal};
 use ep_core::port::{Offset, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Fault, Layout, Nanos, Rank};
@@ -77,6 +77,7 @@ pub(crate) struct World {
     timing: Timing,
     seed: u64,
     max_events: u64,
+    far_lanes: FarLanes,
     /// Whether time may jump to a deadline when nothing else happens.
     deadlines: bool,
     now: Nanos,
@@ -109,6 +110,7 @@ impl World {
             timing: timing.clone(),
             seed: config.seed,
             max_events: config.max_events,
+            far_lanes: config.far_lanes,
             deadlines: config.deadlines,
             now: Nanos(0),
             events: 0,

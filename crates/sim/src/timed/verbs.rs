@@ -11,6 +11,7 @@ use super::model::Model;
 use super::ports::Slot;
 use super::posts::{Notice, Post};
 use crate::memory;
+use crate::world::carrier;
 
 impl World {
     pub(crate) fn put(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
@@ -33,7 +34,7 @@ impl World {
     pub(crate) fn get(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
         let to = to.span(from.len);
         let rank = self.slots[port as usize].rank;
-        if self.has_lane(lane) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
+        if self.layout.has_lane(rank, lane) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
             return Err(Fault::NotOffered { verb: "get", lane });
         }
         let Some(number) = self.admit(port, "get", lane, &[from, to])? else {
@@ -51,7 +52,11 @@ impl World {
 
     pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
         let Slot { rank, role, generation, .. } = self.slots[port as usize];
-        if cell.writer != rank || cell.lane != lane.kind {
+        let carrier = match self.layout.topology().reach(rank, lane.peer) {
+            Reach::Far => carrier(&self.layout, self.far_lanes, cell.lane),
+            _ => cell.lane,
+        };
+        if cell.writer != rank || carrier != lane.kind {
             self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
             return Ok(());
         }
@@ -72,7 +77,8 @@ impl World {
         self.record(port, Verb::Publish { lane, cell, value });
         let state = self.lanes.lane(number);
         let notice = Notice { lane: number, cell: target, bits, after: state.puts };
-        let latency = self.timing.model.link(state.class).latency;
+        // A rank hears at once what it tells itself.
+        let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(state.class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
         Ok(())
     }
@@ -122,17 +128,13 @@ impl World {
         if let Some((_, number)) = last.filter(|(id, _)| *id == lane) {
             return Some(number);
         }
-        if !self.has_lane(lane) {
+        if !self.layout.has_lane(rank, lane) {
             return None;
         }
         let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
         let number = self.lanes.number(rank, lane, if far { Class::Far } else { Class::Near });
         self.slots[port as usize].lane = Some((lane, number));
         Some(number)
-    }
-
-    fn has_lane(&self, lane: LaneId) -> bool {
-        lane.peer.0 < self.layout.topology().ranks() && lane.kind.index() < LaneKind::count(self.layout.tracks())
     }
 
     /// Checks a verb that posts; none when there is nothing to transfer.

@@ -108,10 +108,15 @@ impl World {
     /// Delivers everything that is still in flight when all ranks have finished.
     pub(super) fn drain(&mut self) {
         for number in 0..self.lanes.len() {
-            while !self.lanes.lane(number).transfers.is_empty() || !self.lanes.lane(number).publishes.is_empty() {
-                self.deliver_any(number);
-            }
-            self.lanes.update(number, self.now);
+            self.deliver_all(number);
         }
+    }
+
+    /// Delivers everything that is in flight on a lane.
+    pub(super) fn deliver_all(&mut self, number: u32) {
+        while !self.lanes.lane(number).transfers.is_empty() || !self.lanes.lane(number).publishes.is_empty() {
+            self.deliver_any(number);
+        }
+        self.lanes.update(number, self.now);
     }
 }

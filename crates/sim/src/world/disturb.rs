@@ -34,6 +34,7 @@ impl World {
                 state.crash_after = after;
                 state.noticed = noticed;
             }
+            Incident::Exit { rank } => self.ranks[rank.index()].exits = true,
             Incident::Starve { rank } => self.ranks[rank.index()].starved = true,
         }
     }
@@ -65,6 +66,22 @@ impl World {
         self.ranks[rank.index()].crashed = true;
         self.running -= 1;
         self.settle(rank, None);
+        self.hang_up(rank);
+    }
+
+    /// The rank's process ends well: everything that it posted arrives, then its peers learn that it is gone.
+    pub(super) fn exit(&mut self, rank: Rank) {
+        self.disturbed = true;
+        let numbers: Vec<u32> = self.lanes.of(rank).collect();
+        numbers.into_iter().for_each(|number| self.deliver_all(number));
+        let state = &mut self.ranks[rank.index()];
+        state.crashed = true;
+        state.noticed = true;
+        self.hang_up(rank);
+    }
+
+    /// The rank is no more: gets from it never come, and who waits for it hears so if that is noticed.
+    fn hang_up(&mut self, rank: Rank) {
         for number in 0..self.lanes.len() {
             let lane = self.lanes.lane_mut(number);
             if lane.to == rank {

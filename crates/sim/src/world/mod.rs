@@ -13,7 +13,7 @@ mod waits;
 
 use std::rc::Rc;
 
-use ep_core::machine::Proposal;
+use ep_core::machine::{FarLanes, Proposal};
 use ep_core::port::{Counter, LaneKind, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Layout, Nanos, Phase, Rank};
@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) record: bool,
     pub(crate) deadlines: bool,
     pub(crate) max_events: u64,
+    /// How far lanes are shared.
+    pub(crate) far_lanes: FarLanes,
     /// What the timed scheduler needs; none for explore.
     pub(crate) timed: Option<Timing>,
 }
@@ -53,6 +55,8 @@ struct RankState {
     crash_after: u64,
     /// Whether peers learn of its crash.
     noticed: bool,
+    /// Whether peers learn that its process has ended.
+    exits: bool,
     starved: bool,
     crashed: bool,
     finished: bool,
@@ -73,6 +77,7 @@ pub(crate) struct World {
     layout: Rc<Layout>,
     seed: u64,
     max_events: u64,
+    far_lanes: FarLanes,
     /// Whether time may pass although no fault has acted.
     deadlines: bool,
     now: Nanos,
@@ -109,11 +114,12 @@ impl World {
             layout: Rc::clone(layout),
             seed: config.seed,
             max_events: config.max_events,
+            far_lanes: config.far_lanes,
             deadlines: config.deadlines,
             now: Nanos(0),
             events: 0,
             windows: topology.all().map(|_| Memory::new(cells_end, PageSize::ROWS)).collect(),
-            lanes: Lanes::new(topology.ranks(), kinds),
+            lanes: Lanes::new(topology.ranks(), kinds, layout.mailboxes()),
             ranks: Vec::new(),
             running: topology.ranks(),
             slots: Vec::new(),
@@ -139,6 +145,7 @@ impl World {
             verbs: 0,
             crash_after: u64::MAX,
             noticed: false,
+            exits: false,
             starved: self.adversary.starves(rank, None),
             crashed: false,
             finished: false,
@@ -172,6 +179,9 @@ impl World {
     pub(crate) fn finish(&mut self, rank: Rank) {
         self.ranks[rank.index()].finished = true;
         self.running -= 1;
+        if self.ranks[rank.index()].exits {
+            self.exit(rank);
+        }
     }
 
     /// The rank whose future is to be dropped, once.
@@ -222,6 +232,14 @@ impl World {
     }
 }
 
+/// The lane to a rank of another node on which what belongs to `kind` is posted.
+pub(crate) fn carrier(layout: &Layout, far_lanes: FarLanes, kind: LaneKind) -> LaneKind {
+    match (far_lanes, kind) {
+        (FarLanes::One, LaneKind::Data(track) | LaneKind::Credit(track)) if layout.is_far(track) => layout.rail_lane(),
+        _ => kind,
+    }
+}
+
 /// What a lane mostly carries, to name a wait on the lane itself.
 pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
     match kind {
@@ -229,7 +247,7 @@ pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
         LaneKind::Control => Counter::Counts,
         LaneKind::LowRows => Counter::Even,
         LaneKind::LowDone => Counter::Received,
-        LaneKind::Data(_) => Counter::Tail,
+        LaneKind::Data(_) | LaneKind::Mailbox(..) => Counter::Tail,
         LaneKind::Credit(_) => Counter::Head,
     }
     .phase()

@@ -1,6 +1,7 @@
 //! What ports and windows do at once: post effects, read and write the own window.
 
-use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
+use ep_core::machine::FarLanes;
+use ep_core::port::{Cell, LaneId, LaneKind, Offset, Role, Span, Ticket};
 use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
@@ -46,7 +47,7 @@ impl World {
     pub(crate) fn get(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
         let to = to.span(from.len);
         let Slot { rank, actor, .. } = self.slots[port as usize];
-        if self.lanes.has(lane.peer, lane.kind) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
+        if self.layout.has_lane(rank, lane) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
             return Err(Fault::NotOffered { verb: "get", lane });
         }
         let Some((number, passage)) = self.admit(port, "get", lane, &[from, to])? else {
@@ -69,7 +70,7 @@ impl World {
 
     pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
         let Slot { rank, role, generation, actor, .. } = self.slots[port as usize];
-        if cell.writer != rank || cell.lane != lane.kind {
+        if cell.writer != rank || self.carrier(rank, lane.peer, cell.lane) != lane.kind {
             self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
             return Ok(());
         }
@@ -146,7 +147,8 @@ impl World {
         lane: LaneId,
         spans: &[Span],
     ) -> Result<Option<(u32, Passage)>, Fault> {
-        if !self.lanes.has(lane.peer, lane.kind) {
+        let Slot { rank, role, actor, .. } = self.slots[port as usize];
+        if !self.layout.has_lane(rank, lane) {
             return Err(Fault::NotOffered { verb, lane });
         }
         if spans.iter().any(|span| span.len == 0) {
@@ -156,13 +158,36 @@ impl World {
         if self.ranks[lane.peer.index()].gone() {
             return Err(Fault::PeerGone { peer: lane.peer, phase: lane_phase(lane.kind) });
         }
-        let Slot { rank, role, actor, .. } = self.slots[port as usize];
         let number = self.lanes.number(rank, lane.peer, lane.kind);
+        self.check_poster(number, (rank, role), lane);
         if let Some(other) = self.race.as_mut().and_then(|race| race.posts(actor, number)) {
             let other = other.1.map_or_else(|| "main line".into(), |role| role.to_string());
             self.broken("F4", (rank, role), format!("posted on {lane} at the same time as {other}"));
         }
         Ok(Some((number, self.passage(rank, lane.peer, lane.kind))))
+    }
+
+    /// Where all far tracks to a rank share one lane, they have no other, and it has one poster.
+    fn check_poster(&mut self, number: u32, (rank, role): (Rank, Role), lane: LaneId) {
+        let shared = LaneId { kind: self.carrier(rank, lane.peer, lane.kind), ..lane };
+        if shared != lane {
+            self.broken("F4", (rank, role), format!("posted on {lane}, where all tracks share {shared}"));
+            return;
+        }
+        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
+        if far && self.far_lanes == FarLanes::One && lane.kind == self.layout.rail_lane() {
+            let poster = *self.lanes.lane_mut(number).poster.get_or_insert(role);
+            if poster != role {
+                self.broken("F4", (rank, role), format!("posted on {lane}, which admits one poster: {poster}"));
+            }
+        }
+    }
+
+    fn carrier(&self, rank: Rank, peer: Rank, kind: LaneKind) -> LaneKind {
+        match self.layout.topology().reach(rank, peer) {
+            Reach::Far => super::carrier(&self.layout, self.far_lanes, kind),
+            _ => kind,
+        }
     }
 
     fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {

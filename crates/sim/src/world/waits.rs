@@ -61,7 +61,7 @@ impl World {
         context: &Context<'_>,
     ) -> Poll<Result<(), Fault>> {
         let rank = self.slots[port as usize].rank;
-        if !self.lanes.has(lane.peer, lane.kind) {
+        if !self.layout.has_lane(rank, lane) {
             return Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane }));
         }
         let number = self.lanes.number(rank, lane.peer, lane.kind);
