@@ -70,7 +70,7 @@ struct EpLocal {
     ep_u32 arrived[4]; /* blocks that have come to a meeting of the grid; 0 again when all have */
     ep_u32 bad_token;  /* 1 + the first token whose choices are wrong; 0 for none */
     ep_u32 rings;      /* not 0 when a direct kernel left rows to the ring kernel that follows it */
-    ep_u64 reserved[2];
+    ep_u64 reserved[3];
 };
 
 /* One rank as its kernels see it. */

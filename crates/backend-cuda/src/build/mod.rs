@@ -8,6 +8,7 @@ mod sources;
 pub use cache::Cache;
 pub use cubin::{Resources, resources};
 pub use nvrtc::version;
+pub(crate) use sources::PULL_WIDTHS;
 pub use sources::{ALL, Source, headers};
 
 use crate::error::CudaError;
@@ -57,7 +58,7 @@ pub fn compile(target: &Target) -> Result<Vec<u8>, CudaError> {
 /// # Errors
 /// As [`compile`].
 pub fn code(cache: &Cache, target: &Target) -> Result<Vec<u8>, CudaError> {
-    let key = cache::Key::new(target, &target.options(), nvrtc::version()?);
+    let key = cache::Key::new(target, &target.options(), version()?);
     if let Some(cubin) = cache.load(&key) {
         return Ok(cubin);
     }
