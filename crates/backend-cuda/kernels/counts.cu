@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         bool free = true;
         if (lane == 0) {
             if (peer != r.me) ep_open(r, peer);
-            free = ep_wait_bank(r, peer, began);
+            free = peer == r.me || ep_wait_bank(r, peer, began);
         }
         if (!__shfl_sync(EP_FULL, free, 0)) continue;
         ep_u8* at = ep_window(r, peer) + ep_counts(r.w, op, r.me);

@@ -109,6 +109,15 @@ EP_DEV ep_u64 ep_ld_acquire(const void* at) {
 EP_DEV void ep_st_release(void* at, ep_u64 v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
+/* Within the own GPU. */
+EP_DEV ep_u64 ep_ld_acquire_gpu(const void* at) {
+    ep_u64 v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+EP_DEV void ep_st_release_gpu(void* at, ep_u64 v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
     ep_u32 v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");

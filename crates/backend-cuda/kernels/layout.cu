@@ -4,7 +4,8 @@
  *   launch   at most 64 blocks of 512 threads; a block serves a contiguous share of the tokens, a thread one token at a time
  *   memory   shared: rows of each warp for 32 ranks at a time; a histogram of the experts while these are at most 4096
  *   order    a block publishes the rows of its share, and then adds up those of the blocks before it: a block waits for blocks of
- *            lower index only, so any number of blocks makes progress. Flags carry the operation's number: nothing is zeroed
+ *            lower index only, which were started before it, so any number of blocks makes progress and the wait is bounded.
+ *            Flags carry the operation's number: nothing is zeroed
  *
  * A row's position is its index among the rows from this rank to that destination, in token order (ep_core::plan).
  */
@@ -39,16 +40,26 @@ EP_DEV ep_u32 ep_members(const EpRank& r, const EpLayoutArgs& a, ep_u32 token, e
     }
     const ep_i64* choices = (const ep_i64*)a.topk_idx + (ep_u64)token * a.topk;
     bool bad = false;
-    for (ep_u32 k = 0; k < a.topk; ++k) {
-        const ep_i64 expert = choices[k];
-        if (expert == -1) continue;
-        if (expert < 0 || expert >= (ep_i64)r.w.experts) { bad = true; continue; }
-        const ep_u32 rank = ep_rank_of_expert(r.w, (ep_u32)expert);
-        if (count)
-            for (ep_u32 other = 0; other < k; ++other) bad |= choices[other] == expert;
-        if (!ep_takes_part(r, rank)) continue;
-        if (rank - first < 32) members |= 1u << (rank - first);
-        if (count) atomicAdd(histogram ? histogram + expert : (ep_u32*)a.choices + expert, 1u);
+    for (ep_u32 base = 0; base < a.topk; base += 8) {
+        /* Eight at a time, loaded together; most routers choose no more. */
+        ep_i64 experts[8];
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) experts[i] = base + i < a.topk ? choices[base + i] : -1;
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) {
+            const ep_i64 expert = experts[i];
+            if (expert == -1) continue;
+            if (expert < 0 || expert >= (ep_i64)r.w.experts) { bad = true; continue; }
+            const ep_u32 rank = ep_rank_of_expert(r.w, (ep_u32)expert);
+            if (count) {
+#pragma unroll
+                for (ep_u32 other = 0; other < i; ++other) bad |= experts[other] == expert;
+                for (ep_u32 other = 0; other < base; ++other) bad |= choices[other] == expert;
+            }
+            if (!ep_takes_part(r, rank)) continue;
+            if (rank - first < 32) members |= 1u << (rank - first);
+            if (count) atomicAdd(histogram ? histogram + expert : (ep_u32*)a.choices + expert, 1u);
+        }
     }
     if (bad && count) {
         const ep_u32 mine = token + 1;
@@ -96,11 +107,11 @@ extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel
         if (tid < 32 && first + tid < r.w.ranks) partial[block * r.w.ranks + first + tid] = carried[tid];
         __syncthreads();
         const ep_u64 stamp = op * 2048 + first / 32 + 1;
-        if (tid == 0) ep_st_release(flags + block, stamp);
+        if (tid == 0) ep_st_release_gpu(flags + block, stamp);
         /* Rows of the blocks before. Each lane of warp 0 serves one rank. */
         if (warp == 0) {
             for (ep_u32 before = lane; before < block; before += 32)
-                while (ep_ld_acquire(flags + before) < stamp && !ep_failed(r)) {}
+                while (ep_ld_acquire_gpu(flags + before) < stamp) {}
             __syncwarp();
             ep_u32 sum = 0;
             if (first + lane < r.w.ranks)

@@ -133,4 +133,5 @@ pub(crate) struct Combine {
 #[repr(C)]
 pub(crate) struct Meet {
     pub(crate) number: u64,
+    pub(crate) pause: u64,
 }

@@ -167,6 +167,9 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     Ok(slowest)
 }
 
+/// Nanoseconds in which everything that is measured is enqueued.
+const PAUSE: u64 = 100_000;
+
 /// What a rank measures with.
 struct Bench<'a> {
     rank: RankDevice,
@@ -183,7 +186,7 @@ impl Bench<'_> {
             self.meetings += 1;
             self.rank.stream.synchronize()?;
             self.barrier.wait();
-            self.rank.meet(self.meetings)?;
+            self.rank.meet(self.meetings, PAUSE)?;
             let began = self.rank.stream.record(true)?;
             work(&self.rank)?;
             let ended = self.rank.stream.record(true)?;
@@ -305,9 +308,13 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         times.counts = median(counts_times.split_off(5));
         times.fresh = median(fresh_times.split_off(5));
         times.cached = bench.time(|rank| Ok(dispatch(rank, Kind::CachedDispatch)?))?;
-        let mut received = [0; 4];
-        stream.download(device_plan.first_of() + 4 * u64::from(plan.ranks), &mut received)?;
-        times.rows = u32::from_le_bytes(received);
+        let first_of = |rank: u32| {
+            let mut first = [0; 4];
+            stream.download(device_plan.first_of() + 4 * u64::from(rank), &mut first)?;
+            Ok::<_, Error>(u32::from_le_bytes(first))
+        };
+        times.rows = first_of(plan.ranks)?;
+        let own = (first_of(me)?, first_of(me + 1)?);
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
         times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
@@ -316,7 +323,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         }
         let width = row.results().payload_stride() as usize;
         times.anywhere = bench.time(|rank| {
-            rank.stream.copy_rows((window + results, width), (anywhere.address(), width), width, times.rows as usize)?;
+            // Own rows are read where they are.
+            for range in [0..own.0, own.1..times.rows] {
+                let at = u64::from(range.start) * width as u64;
+                let rows = range.len();
+                rank.stream.copy_rows((window + results + at, width), (anywhere.address() + at, width), width, rows)?;
+            }
             Ok(combine(rank, results)?)
         })?;
         all.push(times);

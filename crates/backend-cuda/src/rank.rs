@@ -289,11 +289,11 @@ impl RankDevice {
         self.launch(self.kernels.combine(self.ranks()), shape, call, args)
     }
 
-    /// Comes together with all ranks on the device.
-    pub(crate) fn meet(&self, number: u64) -> Result<(), CudaError> {
+    /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
+    pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
         let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.meet, shape, call, &args::Meet { number })
+        self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
     }
 
     /// Kernels that wait for nobody and move little.

@@ -110,9 +110,9 @@ impl Device {
         self.multiprocessors
     }
 
-    /// Bytes of shared memory that one block may have.
+    /// Bytes of dynamic shared memory that one block may have; a little is left to kernels' own variables.
     pub const fn shared_memory(&self) -> u32 {
-        self.shared_memory
+        self.shared_memory.saturating_sub(1024)
     }
 
     /// The architecture that kernels are compiled for, such as `sm_90a`.
