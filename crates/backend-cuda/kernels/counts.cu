@@ -1,0 +1,130 @@
+/*
+ * ep_counts_kernel: tells every rank this rank's counts, learns theirs, and gives the host the sizes it must know.
+ *
+ *   launch   one block of 512 threads, co-resident with those of the other ranks; a warp serves one peer at a time
+ *   memory   counts messages and cells of the windows; the exchange in device memory; the same in mapped host memory
+ *   rules    F3: a warp's stores, __syncwarp, one lane's st.release.sys. F6: ep_wait. Banks: ep_wait_bank before a peer's
+ *            counts bank of this operation's parity is written
+ *
+ * Bad choices that the layout kernel found end here, before anything has moved.
+ */
+#include "ep_verbs.h"
+
+#define EP_COUNTS_THREADS 512u
+
+struct EpCountsArgs {
+    ep_u64 rows;      /* u32 [ranks]: rows to each rank */
+    ep_u64 choices;   /* u32 [experts]: choices of each expert; zero again at the end */
+    ep_u64 matrix;    /* out: u32 [ranks, ranks]: rows from source to destination */
+    ep_u64 first_at;  /* out: u32 [ranks]: at each destination, the first row from here */
+    ep_u64 first_of;  /* out: u32 [ranks + 1]: here, the first row of each source; last: rows received */
+    ep_u64 host;      /* out, mapped: u64 op when done, then u32 tokens[ranks], matrix[ranks, ranks], local experts' choices */
+    ep_u32 tokens;
+    ep_u32 reserved;
+};
+EP_CHECK_ARGS(EpCountsArgs);
+
+extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_kernel(const __grid_constant__ EpRank r,
+                                                                                const __grid_constant__ EpCountsArgs a) {
+    if (ep_failed(r)) return;
+    const ep_u64 began = ep_now(), op = ep_op(r);
+    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
+    const ep_u32 ranks = r.w.ranks, experts = r.w.experts, local = r.w.local_experts;
+    const ep_u32 bad = ep_local(r)->bad_token;
+    if (bad != 0) {
+        __syncthreads();
+        if (tid == 0) {
+            ep_local(r)->bad_token = 0;
+            ep_fail(r, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
+        }
+        for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
+        return;
+    }
+    const ep_u32* rows = (const ep_u32*)a.rows;
+    const ep_u32* choices = (const ep_u32*)a.choices;
+    for (ep_u32 peer = warp; peer < ranks; peer += warps) {
+        if (!ep_takes_part(r, peer)) continue;
+        bool free = true;
+        if (lane == 0) {
+            if (peer != r.me) ep_open(r, peer);
+            free = peer == r.me || ep_wait_bank(r, peer, began);
+        }
+        if (!__shfl_sync(EP_FULL, free, 0)) continue;
+        ep_u8* at = ep_window(r, peer) + ep_counts(r.w, op, r.me);
+        ep_u32* numbers = (ep_u32*)(at + sizeof(EpCountsHeader));
+        if (lane == 0) {
+            EpCountsHeader h;
+            h.opening = ep_header(r, 0, 0);
+            h.tokens = a.tokens;
+            h.reserved[0] = h.reserved[1] = h.reserved[2] = 0;
+            *(EpCountsHeader*)at = h;
+        }
+        for (ep_u32 i = lane; i < ranks; i += 32) numbers[i] = rows[i];
+        for (ep_u32 i = lane; i < experts; i += 32) numbers[ranks + i] = choices[i];
+        __syncwarp();
+        if (lane == 0) {
+            ep_fence_sys();
+            ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op);
+        }
+    }
+    __syncthreads();
+    ep_u32* matrix = (ep_u32*)a.matrix;
+    volatile ep_u32* host = (volatile ep_u32*)a.host + 2;
+    for (ep_u32 source = warp; source < ranks; source += warps) {
+        bool there = true;
+        if (ep_takes_part(r, source)) {
+            const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source);
+            if (lane == 0) {
+                there = ep_wait(r, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
+                        ep_check_header(r, ((const EpCountsHeader*)at)->opening, source);
+                if (there) host[source] = ((const EpCountsHeader*)at)->tokens;
+            }
+            there = __shfl_sync(EP_FULL, there, 0);
+            __syncwarp();
+            const ep_u32* numbers = (const ep_u32*)(at + sizeof(EpCountsHeader));
+            if (there)
+                for (ep_u32 i = lane; i < ranks; i += 32) {
+                    const ep_u32 sent = numbers[i];
+                    matrix[source * ranks + i] = sent;
+                    host[ranks + source * ranks + i] = sent;
+                }
+        } else {
+            if (lane == 0) host[source] = 0;
+            for (ep_u32 i = lane; i < ranks; i += 32) {
+                matrix[source * ranks + i] = 0;
+                host[ranks + source * ranks + i] = 0;
+            }
+        }
+    }
+    __syncthreads();
+    if (ep_failed(r)) return;
+    /* Prefix sums. */
+    for (ep_u32 dst = tid; dst <= ranks; dst += EP_COUNTS_THREADS) {
+        ep_u64 sum = 0;
+        if (dst < ranks) {
+            for (ep_u32 source = 0; source < r.me; ++source) sum += matrix[source * ranks + dst];
+            ((ep_u32*)a.first_at)[dst] = (ep_u32)sum;
+            for (ep_u32 source = r.me; source < ranks; ++source) sum += matrix[source * ranks + dst];
+            if (sum >= 1ull << 31) ep_fail_mismatch(r, r.me, EP_FIELD_ROWS_2_31, 31, 32);
+        }
+        sum = 0;
+        for (ep_u32 source = 0; source < dst; ++source) sum += matrix[source * ranks + r.me];
+        ((ep_u32*)a.first_of)[dst] = (ep_u32)sum;
+    }
+    /* Choices of the own experts, of all sources; saturating. */
+    for (ep_u32 e = tid; e < local; e += EP_COUNTS_THREADS) {
+        ep_u64 sum = 0;
+        for (ep_u32 source = 0; source < ranks; ++source)
+            if (ep_takes_part(r, source)) {
+                const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source) + sizeof(EpCountsHeader);
+                sum += ((const ep_u32*)at)[ranks + r.me * local + e];
+            }
+        host[ranks + ranks * ranks + e] = sum < 0xffffffffull ? (ep_u32)sum : 0xffffffffu;
+    }
+    for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
+    __syncthreads();
+    if (tid == 0 && !ep_failed(r)) {
+        ep_fence_sys();
+        ep_st_release((void*)a.host, op);
+    }
+}

@@ -1,0 +1,246 @@
+/*
+ * ep_dispatch_kernel: direct placement. A row is read once and stored to the final place at every rank that granted one.
+ *
+ *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); warps 0 .. movers move payloads,
+ *            the others write headers (none where rows carry none)
+ *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row. x in any memory of the own GPU
+ *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Mover: bulk
+ *            load of a piece, then one bulk store for each destination, each by a lane of its own. The block that comes last
+ *            publishes Placed and waits for that of the peers
+ *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
+ *            F5: a stage is loaded again after wait_group.read and __syncwarp
+ *
+ * Ranks that granted nothing get their rows from ep_dispatch_ring_kernel, which follows on the stream.
+ */
+#include "ep_notes.h"
+#if __CUDA_ARCH__ >= 900
+#include "ep_bulk.h"
+#endif
+
+struct EpDispatchArgs {
+    ep_u64 x;              /* rows, x_stride bytes apart, in units of 16 bytes */
+    ep_u64 x_stride;
+    ep_u64 scales;         /* scales of a tensor of their own, or 0 where they follow the codes in x */
+    ep_u64 scales_token;   /* bytes from one token's scales to the next's */
+    ep_u64 scales_group;   /* bytes from one scale to the next */
+    ep_u64 position;       /* i32 [tokens, ranks] */
+    ep_u64 topk_idx;       /* i64 [tokens, topk], or 0: rows carry no choices */
+    ep_u64 topk_weights;   /* f32 [tokens, topk], or 0: weights of 1 */
+    ep_u64 first_at;       /* u32 [ranks]: at each destination, the first row from here */
+    ep_u64 base;           /* the block granted to the peers, or EP_NO_BASE */
+    ep_u32 base_rows;
+    ep_u32 tokens;
+    ep_u32 movers;         /* warps of a block that move payloads */
+    ep_u32 stages;         /* 2 or more */
+    ep_u32 piece;          /* bytes of a piece of a row, a multiple of 16 */
+    ep_u32 pieces;         /* of a row */
+    ep_u32 headers;        /* whether headers are written */
+    ep_u32 reserved;
+};
+EP_CHECK_ARGS(EpDispatchArgs);
+
+/* Where this rank's rows go at one rank: addresses of the first row's payload and header; 0 where nothing was granted. */
+struct EpPlace {
+    ep_u64 payload;
+    ep_u64 header;
+};
+
+extern __shared__ __align__(128) ep_u8 ep_pool[];
+
+EP_DEV void ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
+    const ep_u32* first_at = (const ep_u32*)a.first_at;
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x) {
+        EpPlace place = {0, 0};
+        EpNote note;
+        note.base = a.base;
+        note.opening.rows = a.base_rows;
+        const bool there = peer == r.me || (ep_takes_part(r, peer) && ep_take_note(r, peer, began, &note));
+        if (there && ep_check_block(r, peer, note, ep_block_bytes(r.w, note.opening.rows)) && note.base != EP_NO_BASE) {
+            const ep_u64 window = (ep_u64)ep_window(r, peer);
+            place.payload = window + ep_block_payload(r.w, note.base, first_at[peer]);
+            place.header = window + ep_block_header(r.w, note.base, note.opening.rows, first_at[peer]);
+        }
+        places[peer] = place;
+    }
+}
+
+/* Writes the headers of the rows of the tokens first, first + step, ... */
+EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 first, ep_u32 step) {
+    const ep_u32 lane = threadIdx.x % 32, parts = (ep_u32)(r.w.header_bytes / 16), ranks = r.w.ranks, topk = r.w.topk;
+    const ep_u32 op = (ep_u32)ep_op(r);
+    for (ep_u32 token = first; token < a.tokens; token += step) {
+        for (ep_u32 item = lane; item < ranks * parts; item += 32) {
+            const ep_u32 rank = item / parts, part = item % parts;
+            const ep_i32 position = ((const ep_i32*)a.position)[(ep_u64)token * ranks + rank];
+            if (position < 0 || places[rank].header == 0) continue;
+            int4 bytes = make_int4((int)r.me, (int)token, position, (int)op);
+            if (part > 0) {
+                EpChoice two[2];
+                for (ep_u32 i = 0; i < 2; ++i) {
+                    const ep_u32 k = 2 * (part - 1) + i;
+                    two[i].expert = -1;
+                    two[i].weight = 0.0f;
+                    if (k < topk && a.topk_idx != 0) {
+                        const ep_u64 at = (ep_u64)token * topk + k;
+                        const ep_i64 expert = ((const ep_i64*)a.topk_idx)[at] - (ep_i64)rank * r.w.local_experts;
+                        if (expert >= 0 && expert < (ep_i64)r.w.local_experts) {
+                            two[i].expert = (ep_i32)expert;
+                            two[i].weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
+                        }
+                    }
+                }
+                bytes = make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
+            }
+            ep_st16((void*)(places[rank].header + (ep_u64)position * r.w.header_bytes + part * 16), bytes);
+        }
+    }
+}
+
+#if __CUDA_ARCH__ >= 900
+
+/* Starts to bring a piece of a row into shared memory. By all lanes of a warp. */
+EP_DEV void ep_load_piece(const EpRank& r, const EpDispatchArgs& a, ep_u32 unit, ep_u8* to, ep_u64* bar) {
+    const ep_u32 lane = threadIdx.x % 32, token = unit / a.pieces, begin = unit % a.pieces * a.piece;
+    const ep_u32 stride = (ep_u32)r.w.payload_stride, codes = a.scales ? (ep_u32)r.w.scales_offset : stride;
+    const ep_u32 end = begin + a.piece < stride ? begin + a.piece : stride;
+    const ep_u8* row = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+    const ep_u32 codes_end = end < codes ? end : codes;
+    const ep_u32 from_codes = codes_end > begin ? codes_end - begin : 0;
+    if (a.scales && end > codes) {
+        /* The last piece ends with the scales; pieces are cut so that one holds all of them. */
+        const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
+        const ep_u32 size = (ep_u32)r.w.scales_bytes / r.w.scale_groups;
+        ep_u8* at = to + (codes - begin);
+        for (ep_u32 g = lane; g < r.w.scale_groups; g += 32) {
+            if (size == 4) ((ep_u32*)at)[g] = *(const ep_u32*)(scales + g * a.scales_group);
+            else at[g] = scales[g * a.scales_group];
+        }
+        ep_fence_bulk();
+        __syncwarp();
+    }
+    if (lane == 0) {
+        ep_bulk_expect(bar, from_codes);
+        if (from_codes) ep_bulk_load(to, row + begin, from_codes, bar);
+    }
+}
+
+EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8* stages, ep_u64* bars) {
+    const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
+    const ep_u32 units = a.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + warp;
+    const ep_u32 stride = (ep_u32)r.w.payload_stride;
+    const ep_i32* positions = (const ep_i32*)a.position;
+    const bool few = ranks <= 32;
+    ep_u64 unit_in = first; /* 64 bits: may run past the end */
+    for (ep_u32 s = 0; s + 1 < a.stages; ++s, unit_in += step)
+        if (unit_in < units) ep_load_piece(r, a, (ep_u32)unit_in, stages + s * a.piece, bars + s);
+    ep_i32 next = few && lane < ranks && first < units ? positions[(ep_u64)(first / a.pieces) * ranks + lane] : -1;
+    ep_u32 stage = 0, parity = 0, stage_in = a.stages - 1;
+    for (ep_u64 unit = first; unit < units; unit += step, unit_in += step) {
+        const ep_u32 token = (ep_u32)unit / a.pieces, begin = (ep_u32)unit % a.pieces * a.piece;
+        const ep_u32 bytes = begin + a.piece < stride ? a.piece : stride - begin;
+        ep_u8* from = stages + stage * a.piece;
+        const ep_i32 mine = next;
+        if (few && lane < ranks && unit + step < units)
+            next = positions[(ep_u64)((ep_u32)(unit + step) / a.pieces) * ranks + lane];
+        ep_barrier_wait(bars + stage, parity);
+        if (few) {
+            if (mine >= 0 && places[lane].payload)
+                ep_bulk_store((void*)(places[lane].payload + (ep_u64)mine * stride + begin), from, bytes);
+        } else {
+            for (ep_u32 rank = lane; rank < ranks; rank += 32) {
+                const ep_i32 position = positions[(ep_u64)token * ranks + rank];
+                if (position >= 0 && places[rank].payload)
+                    ep_bulk_store((void*)(places[rank].payload + (ep_u64)position * stride + begin), from, bytes);
+            }
+        }
+        ep_bulk_commit();
+        /* The stage that is loaded next was stored one turn ago. */
+        ep_bulk_wait_read<1>();
+        __syncwarp();
+        if (unit_in < units) ep_load_piece(r, a, (ep_u32)unit_in, stages + stage_in * a.piece, bars + stage_in);
+        if (++stage == a.stages) { stage = 0; parity ^= 1; }
+        if (++stage_in == a.stages) stage_in = 0;
+    }
+    ep_bulk_wait_all();
+}
+
+#else
+
+/* Without the bulk copy engine: through registers, eight units of 16 bytes in flight. */
+EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8*, ep_u64*) {
+    const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
+    const ep_u32 stride = (ep_u32)r.w.payload_stride, codes = a.scales ? (ep_u32)r.w.scales_offset : stride;
+    for (ep_u32 token = blockIdx.x * a.movers + warp; token < a.tokens; token += gridDim.x * a.movers) {
+        const ep_u8* row = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+        const ep_i32* positions = (const ep_i32*)a.position + (ep_u64)token * ranks;
+        for (ep_u32 begin = lane * 16; begin < codes; begin += 32 * 16 * 8) {
+            int4 held[8];
+#pragma unroll
+            for (ep_u32 i = 0; i < 8; ++i)
+                if (begin + i * 512 < codes) held[i] = ep_ld16(row + begin + i * 512);
+            for (ep_u32 rank = 0; rank < ranks; ++rank) {
+                if (positions[rank] < 0 || places[rank].payload == 0) continue;
+                ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + begin;
+#pragma unroll
+                for (ep_u32 i = 0; i < 8; ++i)
+                    if (begin + i * 512 < codes) ep_st16(to + i * 512, held[i]);
+            }
+        }
+        if (a.scales) {
+            const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
+            const ep_u32 size = (ep_u32)r.w.scales_bytes / r.w.scale_groups;
+            for (ep_u32 g = lane; g < r.w.scale_groups; g += 32)
+                for (ep_u32 rank = 0; rank < ranks; ++rank) {
+                    if (positions[rank] < 0 || places[rank].payload == 0) continue;
+                    ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + codes;
+                    if (size == 4) ((ep_u32*)to)[g] = *(const ep_u32*)(scales + g * a.scales_group);
+                    else to[g] = scales[g * a.scales_group];
+                }
+        }
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
+                                                                        const __grid_constant__ EpDispatchArgs a) {
+    if (ep_failed(r)) return;
+    const ep_u64 began = ep_now(), op = ep_op(r);
+    const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks;
+    ep_u64* bars = (ep_u64*)ep_pool; /* [movers, stages] */
+    EpPlace* places = (EpPlace*)(ep_pool + (a.movers * a.stages * 8 + 15) / 16 * 16);
+    ep_u8* stages = ep_pool + ep_round_128((a.movers * a.stages * 8 + 15) / 16 * 16 + ranks * sizeof(EpPlace));
+#if __CUDA_ARCH__ >= 900
+    if (tid < a.movers * a.stages) ep_barrier_init(bars + tid, 1);
+    ep_barrier_init_done();
+#endif
+    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, began);
+    ep_learn_places(r, a, places, began);
+    __syncthreads();
+    if (warp < a.movers)
+        ep_move_rows(r, a, places, stages + (ep_u64)warp * a.stages * a.piece, bars + warp * a.stages);
+    else if (a.headers) {
+        const ep_u32 others = blockDim.x / 32 - a.movers;
+        ep_write_headers(r, a, places, blockIdx.x * others + warp - a.movers, gridDim.x * others);
+    }
+    if (!ep_last_block(r, EP_MEETING_MOVED)) return;
+    if (ep_failed(r)) return;
+    const ep_u32 lane = ep_lane_data(ep_near_track(r.w, 0, 0));
+    for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
+        if (peer != r.me && ep_takes_part(r, peer)) {
+            ep_fence_sys();
+            ep_publish(r, peer, lane, EP_COUNTER_PLACED, op);
+        }
+    bool rings = a.base == EP_NO_BASE;
+    for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x) {
+        if (peer == r.me || !ep_takes_part(r, peer)) continue;
+        rings |= places[peer].payload == 0;
+        if (a.base != EP_NO_BASE) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
+    }
+    rings = __syncthreads_or(rings);
+    if (ep_failed(r)) return;
+    if (tid == 0) ep_local(r)->rings = rings;
+    if (rings) return;
+    ep_say_done(r);
+    ep_count_op(r);
+}

@@ -1,0 +1,49 @@
+/*
+ * ep_notes.h: what opens and ends an operation in every kernel that moves rows: notes, Done, the count of operations.
+ */
+#ifndef EP_NOTES_H
+#define EP_NOTES_H
+#include "ep_verbs.h"
+
+EP_DEV ep_u32 ep_round_128(ep_u32 bytes) { return (bytes + 127) / 128 * 128; }
+
+/* Tells every peer where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By all threads of one
+   block, a thread a peer. `first` is 1 where the rows of an offer have headers. */
+EP_DEV void ep_send_notes(const EpRank& r, ep_u64 base, ep_u32 rows, ep_u32 first, ep_u64 began) {
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x) {
+        if (peer == r.me || !ep_takes_part(r, peer)) continue;
+        ep_open(r, peer);
+        if (!ep_wait_bank(r, peer, began)) continue;
+        EpNote* at = (EpNote*)(ep_window(r, peer) + ep_note(r.w, ep_op(r), r.me));
+        at->opening = ep_header(r, rows, first);
+        at->base = base;
+        ep_fence_sys();
+        ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_NOTE, ep_op(r));
+    }
+}
+
+/* Refuses a block that leaves the window of its owner (F8): a note is input. */
+EP_DEV bool ep_check_block(const EpRank& r, ep_u32 peer, const EpNote& note, ep_u64 bytes) {
+    if (note.base == EP_NO_BASE || (note.base <= r.w.window_bytes && bytes <= r.w.window_bytes - note.base)) return true;
+    ep_fail_mismatch(r, peer, EP_FIELD_BLOCK, r.w.window_bytes, note.base + bytes);
+    return false;
+}
+
+/* Says that everything that peers gave has been read. By all threads of the last block, which have read it. */
+EP_DEV void ep_say_done(const EpRank& r) {
+    const ep_u64 op = ep_op(r);
+    __syncthreads();
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x)
+        if (peer != r.me && ep_takes_part(r, peer)) {
+            ep_fence_sys();
+            ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, op);
+        }
+}
+
+/* Counts the operation as ended. By all threads of the last block; not after a failure. */
+EP_DEV void ep_count_op(const EpRank& r) {
+    const ep_u64 op = ep_op(r);
+    __syncthreads();
+    if (threadIdx.x == 0 && !ep_failed(r)) ep_local(r)->ops_done = op;
+}
+#endif

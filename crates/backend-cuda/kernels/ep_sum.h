@@ -1,0 +1,39 @@
+/*
+ * ep_sum.h: the canonical arithmetic of a combine: bias first, then rows of ascending rank, in f32, rounded to bf16 once.
+ */
+#ifndef EP_SUM_H
+#define EP_SUM_H
+#include "ep_verbs.h"
+
+/* Eight elements of a sum. */
+struct EpSum {
+    float v[8];
+};
+
+EP_DEV float ep_low(int two) { return __int_as_float(two << 16); }
+EP_DEV float ep_high(int two) { return __int_as_float(two & 0xffff0000); }
+
+EP_DEV void ep_sum_clear(EpSum& s) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) s.v[i] = 0.0f;
+}
+/* A row that is first: the sum takes its value, sign of zero included. */
+EP_DEV void ep_sum_start(EpSum& s, const int4& row) {
+    s.v[0] = ep_low(row.x); s.v[1] = ep_high(row.x); s.v[2] = ep_low(row.y); s.v[3] = ep_high(row.y);
+    s.v[4] = ep_low(row.z); s.v[5] = ep_high(row.z); s.v[6] = ep_low(row.w); s.v[7] = ep_high(row.w);
+}
+EP_DEV void ep_sum_add(EpSum& s, const int4& row) {
+    s.v[0] += ep_low(row.x); s.v[1] += ep_high(row.x); s.v[2] += ep_low(row.y); s.v[3] += ep_high(row.y);
+    s.v[4] += ep_low(row.z); s.v[5] += ep_high(row.z); s.v[6] += ep_low(row.w); s.v[7] += ep_high(row.w);
+}
+/* Rounds to nearest even. */
+EP_DEV int ep_round_two(float low, float high) {
+    int two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+EP_DEV int4 ep_sum_round(const EpSum& s) {
+    return make_int4(ep_round_two(s.v[0], s.v[1]), ep_round_two(s.v[2], s.v[3]), ep_round_two(s.v[4], s.v[5]),
+                     ep_round_two(s.v[6], s.v[7]));
+}
+#endif

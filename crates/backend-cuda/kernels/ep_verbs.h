@@ -1,0 +1,292 @@
+/*
+ * ep_verbs.h: the device verbs of the machine contract within a node: put, publish, wait, peek; and how a kernel fails.
+ *
+ * Windows of a node's ranks are mapped into each other, so a put is a store and a cell is a 64-bit word of the reader's window.
+ *
+ *   F3 signal   all stores of the publishing threads, a barrier among them, then `st.release.sys` by one thread. Bulk stores
+ *               (ep_bulk.h) are stores of another proxy: each issuing thread waits for their completion before the barrier.
+ *   F4          one warp or block posts to a lane; one thread of it publishes.
+ *   F6 bounded  ep_wait looks at the clock. When time is up, or a peer has given up, it reports once and returns false, and
+ *               so does every later wait of this rank: all roles run to their end, no kernel ever traps.
+ *   F10 get     loads of peer memory come after the acquire of ep_wait and never take the non-coherent path.
+ */
+#ifndef EP_VERBS_H
+#define EP_VERBS_H
+
+#define EP_HD __device__ __attribute__((always_inline))
+/* NVRTC has no __builtin_offsetof; its front end folds this. */
+#define __builtin_offsetof(type, field) ((unsigned long)__INTADDR__(&((type*)0)->field))
+#include "ep_layout.h"
+
+#define EP_DEV __device__ __forceinline__
+#define EP_FULL 0xffffffffu
+
+typedef unsigned char ep_u8;
+typedef long long ep_i64;
+
+/* What went wrong: EpReport.status. */
+#define EP_STATUS_TIMEOUT 1u
+#define EP_STATUS_MISMATCH 2u
+#define EP_STATUS_ABORTED 3u
+#define EP_STATUS_BAD_ROUTING 4u
+
+/* Which field differed: EpReport.field of a mismatch. The host has their names in this order. */
+#define EP_FIELD_OP 0u
+#define EP_FIELD_KIND 1u
+#define EP_FIELD_SETTINGS 2u
+#define EP_FIELD_ROWS_SENT 3u
+#define EP_FIELD_ROW_OP 4u
+#define EP_FIELD_ROW_SOURCE 5u
+#define EP_FIELD_ROW_POSITION 6u
+#define EP_FIELD_ROWS_2_31 7u
+#define EP_FIELD_BLOCK 8u
+#define EP_FIELD_HEAD 9u
+#define EP_FIELD_TAIL 10u
+#define EP_FIELD_ROW_TOKEN 11u
+
+/* Meetings of a grid: EpLocal.arrived. */
+#define EP_MEETING_MOVED 0u
+#define EP_MEETING_READ 1u
+
+/* The first failure of a rank, in host memory that the device writes. `status` is written last. */
+struct EpReport {
+    ep_u32 status;
+    ep_u32 phase;
+    ep_u32 peer;
+    ep_u32 lane;
+    ep_u64 op;
+    ep_u64 seen;
+    ep_u64 awaited;
+    ep_u64 waited;
+    ep_u32 field;
+    ep_u32 culprit;
+};
+
+/* What the kernels of one rank keep between launches, in its own device memory. Zero at first. */
+struct EpLocal {
+    ep_u64 ops_done;   /* operations completed: the running one is ops_done + 1 */
+    ep_u32 failed;     /* not 0: this rank has failed; every kernel ends at once */
+    ep_u32 serial;     /* alarms published */
+    ep_u32 arrived[4]; /* blocks that have come to a meeting of the grid; 0 again when all have */
+    ep_u32 bad_token;  /* 1 + the first token whose choices are wrong; 0 for none */
+    ep_u32 rings;      /* not 0 when a direct kernel left rows to the ring kernel that follows it */
+    ep_u64 reserved[3];
+};
+
+/* One rank as its kernels see it. */
+struct EpRank {
+    EpWindow w;
+    ep_u64 windows;  /* address of an array [ranks]: where the windows lie, the own included; 0 for masked ranks */
+    ep_u64 local;    /* address of the EpLocal */
+    ep_u64 report;   /* device address of the EpReport */
+    ep_u64 cursors;  /* address of an array [2, ranks, channels]: slots sent to, and taken from, each ring, ever */
+    ep_u64 first_op; /* of this generation */
+    ep_u64 settings; /* hash of the call: what all ranks must agree on */
+    ep_u64 allowed;  /* nanoseconds that the waits of a kernel may take */
+    ep_u32 me;
+    ep_u32 generation;
+    ep_u32 kind;
+    ep_u32 reserved;
+};
+
+/* The host has the same structs: it says how large it takes them to be. */
+#ifdef EP_SIZE_ARGS
+#define EP_CHECK_ARGS(args) static_assert(sizeof(args) == EP_SIZE_ARGS, "the parameters differ from the host's")
+static_assert(sizeof(EpRank) == EP_SIZE_RANK, "EpRank differs from the host's");
+static_assert(sizeof(EpLocal) == EP_SIZE_LOCAL, "EpLocal differs from the host's");
+static_assert(sizeof(EpReport) == EP_SIZE_REPORT, "EpReport differs from the host's");
+#else
+#define EP_CHECK_ARGS(args) static_assert(sizeof(args) > 0, "")
+#endif
+
+/* ---- plain access ---- */
+
+EP_DEV ep_u64 ep_ld_acquire(const void* at) {
+    ep_u64 v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+EP_DEV void ep_st_release(void* at, ep_u64 v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
+/* Within the own GPU. */
+EP_DEV ep_u64 ep_ld_acquire_gpu(const void* at) {
+    ep_u64 v;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+EP_DEV void ep_st_release_gpu(void* at, ep_u64 v) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
+EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
+    ep_u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+EP_DEV ep_u64 ep_now() {
+    ep_u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+EP_DEV void ep_fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+EP_DEV EpLocal* ep_local(const EpRank& r) { return (EpLocal*)r.local; }
+EP_DEV ep_u8* ep_window(const EpRank& r, ep_u32 rank) { return (ep_u8*)((const ep_u64*)r.windows)[rank]; }
+EP_DEV ep_u8* ep_own(const EpRank& r) { return ep_window(r, r.me); }
+EP_DEV bool ep_takes_part(const EpRank& r, ep_u32 rank) { return ((const ep_u64*)r.windows)[rank] != 0; }
+EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0; }
+EP_DEV ep_u64 ep_op(const EpRank& r) { return ep_local(r)->ops_done + 1; }
+
+/* ---- publish and peek ---- */
+
+/* Raises a cell at peer. The caller has ordered everything that it announces before this (a barrier after the stores). */
+EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    ep_st_release(ep_window(r, peer) + ep_cell(r.w, r.generation, r.me, lane, counter), ep_stamp(r.generation, value));
+}
+EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
+    return ep_value_in(r.generation, ep_ld_acquire(ep_own(r) + ep_cell(r.w, r.generation, writer, lane, counter)));
+}
+
+/* ---- failing ---- */
+
+/* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
+EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
+                    ep_u64 awaited, ep_u64 waited, ep_u32 field) {
+    EpLocal* local = ep_local(r);
+    if (atomicCAS(&local->failed, 0u, 1u) != 0) return;
+    EpReport* out = (EpReport*)r.report;
+    const ep_u64 op = local->ops_done + 1;
+    out->phase = phase;
+    out->peer = peer;
+    out->lane = lane;
+    out->op = op;
+    out->seen = seen;
+    out->awaited = awaited;
+    out->waited = waited;
+    out->field = field;
+    out->culprit = culprit;
+    ep_fence_sys();
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&out->status), "r"(status) : "memory");
+    if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
+    const ep_u32 serial = ++local->serial;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(r, other))
+            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, 1, op, phase, culprit));
+}
+
+EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
+    ep_fail(r, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
+}
+
+/* The rare part of a wait: has anybody given up, does the peer do something else, is time up? */
+EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 phase, ep_u64 seen, ep_u64 awaited,
+                            ep_u64 began) {
+    if (ep_failed(r)) return true;
+    const ep_u64 op = ep_op(r);
+    const ep_u64 waited = ep_now() - began;
+    ep_u32 status = waited < r.allowed ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other) {
+        if (other == r.me || !ep_takes_part(r, other)) continue;
+        const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_op(alarm) == (ep_u32)(op % 4096)) {
+            status = EP_STATUS_ABORTED;
+            peer = other;
+            culprit = ep_alarm_peer(alarm);
+        }
+    }
+    const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
+    if (opening >> 3 == op && (opening & 7) != r.kind) {
+        status = EP_STATUS_MISMATCH;
+        field = EP_FIELD_KIND;
+        awaited = r.kind;
+        seen = opening & 7;
+    }
+    if (status == 0) return false;
+    ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
+    return true;
+}
+
+/* Waits until the cell of writer has reached at_least; false when that will not happen. `began`: ep_now() at the kernel's
+   start. What was put before the publish is visible to the calling thread, and after a barrier to those that join it. */
+EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
+                    ep_u64 began) {
+    for (ep_u32 spin = 1;; ++spin) {
+        const ep_u64 seen = ep_peek(r, writer, lane, counter);
+        if (seen >= at_least) return true;
+        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, phase, seen, at_least, began)) return false;
+    }
+}
+
+/* ---- messages ---- */
+
+EP_DEV EpOpHeader ep_header(const EpRank& r, ep_u32 rows, ep_u32 first) {
+    EpOpHeader h;
+    h.op = ep_op(r);
+    h.kind = r.kind;
+    h.rows = rows;
+    h.settings = r.settings;
+    h.first = first;
+    h.reserved = 0;
+    return h;
+}
+
+/* Refuses a message of another operation. */
+EP_DEV bool ep_check_header(const EpRank& r, const EpOpHeader& h, ep_u32 peer) {
+    const ep_u64 op = ep_op(r);
+    if (h.op != op) { ep_fail_mismatch(r, peer, EP_FIELD_OP, op, h.op); return false; }
+    if (h.kind != r.kind) { ep_fail_mismatch(r, peer, EP_FIELD_KIND, r.kind, h.kind); return false; }
+    if (h.settings != r.settings) { ep_fail_mismatch(r, peer, EP_FIELD_SETTINGS, r.settings, h.settings); return false; }
+    return true;
+}
+
+/* The note of peer, by one thread; false when it does not come. */
+EP_DEV bool ep_take_note(const EpRank& r, ep_u32 peer, ep_u64 began, EpNote* into) {
+    if (!ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_NOTE, ep_op(r), EP_PHASE_NOTE, began)) return false;
+    *into = *(const EpNote*)(ep_own(r) + ep_note(r.w, ep_op(r), peer));
+    return ep_check_header(r, into->opening, peer);
+}
+
+/* Tells all peers number and kind of the operation that begins. By one thread for each rank. */
+EP_DEV void ep_open(const EpRank& r, ep_u32 peer) {
+    ep_publish(r, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, ep_op(r) << 3 | r.kind);
+}
+
+/* Waits until peer is done with the operation before last: the bank of this one may be written. */
+EP_DEV bool ep_wait_bank(const EpRank& r, ep_u32 peer, ep_u64 began) {
+    const ep_u64 op = ep_op(r);
+    if (op < r.first_op + 2) return true;
+    return ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, op - 2, EP_PHASE_BANK, began);
+}
+
+/* ---- meetings of a grid ---- */
+
+/* True in every thread of the block that comes last. What all blocks did before is visible to that block. Every thread of
+   every block must call it. */
+EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
+    __shared__ ep_u32 last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        const ep_u32 before = atomicAdd(&ep_local(r)->arrived[meeting], 1u);
+        last = before + 1 == gridDim.x;
+        if (last) {
+            ep_local(r)->arrived[meeting] = 0;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    return last != 0;
+}
+
+/* 16 bytes. */
+EP_DEV int4 ep_ld16(const void* at) { return *(const int4*)at; }
+EP_DEV void ep_st16(void* at, int4 v) { *(int4*)at = v; }
+/* 16 bytes of a peer that are read once; coherent. */
+EP_DEV int4 ep_ld16_peer(const void* at) {
+    int4 v;
+    asm volatile("ld.relaxed.sys.global.L1::no_allocate.v4.s32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+#endif

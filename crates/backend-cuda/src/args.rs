@@ -1,0 +1,137 @@
+//! The parameters of the kernels, as the structs of the same names in `kernels/` have them. The compilation of a kernel fails
+//! where the sizes differ.
+
+use ep_core::layout::KernelWindow;
+
+/// Bytes of `EpLocal`.
+pub(crate) const LOCAL_BYTES: usize = 64;
+/// Bytes of `EpReport`.
+pub(crate) const REPORT_BYTES: usize = 56;
+
+/// `EpRank`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct RankView {
+    pub(crate) window: KernelWindow,
+    pub(crate) windows: u64,
+    pub(crate) local: u64,
+    pub(crate) report: u64,
+    pub(crate) cursors: u64,
+    pub(crate) first_op: u64,
+    pub(crate) settings: u64,
+    pub(crate) allowed: u64,
+    pub(crate) me: u32,
+    pub(crate) generation: u32,
+    pub(crate) kind: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpLayoutArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Layout {
+    pub(crate) topk_idx: u64,
+    pub(crate) in_rank: u64,
+    pub(crate) position: u64,
+    pub(crate) rows: u64,
+    pub(crate) choices: u64,
+    pub(crate) partial: u64,
+    pub(crate) flags: u64,
+    pub(crate) tokens: u32,
+    pub(crate) topk: u32,
+}
+
+/// `EpCountsArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Counts {
+    pub(crate) rows: u64,
+    pub(crate) choices: u64,
+    pub(crate) matrix: u64,
+    pub(crate) first_at: u64,
+    pub(crate) first_of: u64,
+    pub(crate) host: u64,
+    pub(crate) tokens: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpDispatchArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Dispatch {
+    pub(crate) x: u64,
+    pub(crate) x_stride: u64,
+    pub(crate) scales: u64,
+    pub(crate) scales_token: u64,
+    pub(crate) scales_group: u64,
+    pub(crate) position: u64,
+    pub(crate) topk_idx: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) first_at: u64,
+    pub(crate) base: u64,
+    pub(crate) base_rows: u32,
+    pub(crate) tokens: u32,
+    pub(crate) movers: u32,
+    pub(crate) stages: u32,
+    pub(crate) piece: u32,
+    pub(crate) pieces: u32,
+    pub(crate) headers: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpUnpackArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Unpack {
+    pub(crate) base: u64,
+    pub(crate) first_of: u64,
+    pub(crate) topk_idx: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) source_token: u64,
+    pub(crate) source_rank: u64,
+    pub(crate) op: u64,
+    pub(crate) rows: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpOfferArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Offer {
+    pub(crate) base: u64,
+    pub(crate) first_of: u64,
+    pub(crate) source_token: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) rows: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpCombineArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Combine {
+    pub(crate) y: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) position: u64,
+    pub(crate) first_at: u64,
+    pub(crate) matrix: u64,
+    pub(crate) bias: [u64; 2],
+    pub(crate) bias_stride: u64,
+    pub(crate) out: u64,
+    pub(crate) out_stride: u64,
+    pub(crate) weights: u64,
+    pub(crate) own_weights: u64,
+    pub(crate) base: u64,
+    pub(crate) base_rows: u32,
+    pub(crate) offers_weights: u32,
+    pub(crate) tokens: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpMeetArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Meet {
+    pub(crate) number: u64,
+    pub(crate) pause: u64,
+}

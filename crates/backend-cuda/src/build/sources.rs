@@ -1,0 +1,119 @@
+//! The kernel files, and the headers they include.
+
+use super::Target;
+use crate::args;
+
+/// A kernel file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Source {
+    /// Positions and counts.
+    Layout,
+    /// Exchange of counts.
+    Counts,
+    /// Direct placement.
+    Dispatch,
+    /// Headers of placed rows.
+    Unpack,
+    /// Headers of offered rows.
+    Offer,
+    /// Sums of pulled rows.
+    Combine,
+    /// Meeting of all ranks, for measurements.
+    Meet,
+}
+
+/// All kernel files.
+pub const ALL: [Source; 7] = [
+    Source::Layout,
+    Source::Counts,
+    Source::Dispatch,
+    Source::Unpack,
+    Source::Offer,
+    Source::Combine,
+    Source::Meet,
+];
+
+/// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
+pub(crate) const PULL_WIDTHS: [u32; 4] = [1, 2, 4, 8];
+
+impl Source {
+    /// Its file name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Layout => "layout.cu",
+            Self::Counts => "counts.cu",
+            Self::Dispatch => "dispatch.cu",
+            Self::Unpack => "unpack.cu",
+            Self::Offer => "offer.cu",
+            Self::Combine => "combine.cu",
+            Self::Meet => "meet.cu",
+        }
+    }
+
+    /// The kernel in it.
+    pub const fn kernel(self) -> &'static str {
+        match self {
+            Self::Layout => "ep_layout_kernel",
+            Self::Counts => "ep_counts_kernel",
+            Self::Dispatch => "ep_dispatch_kernel",
+            Self::Unpack => "ep_unpack_kernel",
+            Self::Offer => "ep_offer_kernel",
+            Self::Combine => "ep_combine_kernel",
+            Self::Meet => "ep_meet_kernel",
+        }
+    }
+
+    /// Its text.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Layout => include_str!("../../kernels/layout.cu"),
+            Self::Counts => include_str!("../../kernels/counts.cu"),
+            Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
+            Self::Unpack => include_str!("../../kernels/unpack.cu"),
+            Self::Offer => include_str!("../../kernels/offer.cu"),
+            Self::Combine => include_str!("../../kernels/combine.cu"),
+            Self::Meet => include_str!("../../kernels/meet.cu"),
+        }
+    }
+
+    /// Sizes of its parameters as Rust has them, which it compares with its own.
+    pub(super) fn sizes(self) -> Vec<String> {
+        let args = match self {
+            Self::Layout => size_of::<args::Layout>(),
+            Self::Counts => size_of::<args::Counts>(),
+            Self::Dispatch => size_of::<args::Dispatch>(),
+            Self::Unpack => size_of::<args::Unpack>(),
+            Self::Offer => size_of::<args::Offer>(),
+            Self::Combine => size_of::<args::Combine>(),
+            Self::Meet => size_of::<args::Meet>(),
+        };
+        vec![
+            format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),
+            format!("EP_SIZE_LOCAL={}", args::LOCAL_BYTES),
+            format!("EP_SIZE_REPORT={}", args::REPORT_BYTES),
+            format!("EP_SIZE_ARGS={args}"),
+        ]
+    }
+
+    /// Everything that it is compiled to for an architecture.
+    pub fn variants(self, arch: &str) -> Vec<Target> {
+        let plain = Target::new(self, arch);
+        match self {
+            Self::Combine => {
+                PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect()
+            }
+            _ => vec![plain],
+        }
+    }
+}
+
+/// The headers, by the names by which they are included. That of the layout is written anew: it is never stale.
+pub fn headers() -> Vec<(&'static str, String)> {
+    vec![
+        ("ep_layout.h", ep_core::layout::c_header()),
+        ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
+        ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
+        ("ep_notes.h", include_str!("../../kernels/ep_notes.h").to_owned()),
+        ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),
+    ]
+}

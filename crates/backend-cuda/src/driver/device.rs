@@ -1,0 +1,151 @@
+//! A GPU and its primary context.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::check;
+use crate::error::CudaError;
+
+/// One GPU. The same value for everybody in the process who opens the same ordinal; its context lives as long as the process.
+#[derive(Debug)]
+pub struct Device {
+    ordinal: usize,
+    context: sys::CUcontext,
+    capability: (u32, u32),
+    multiprocessors: u32,
+    shared_memory: u32,
+    pub(crate) kept: Mutex<super::memory::Kept>,
+}
+
+// SAFETY: contexts may be used from any thread; all that is mutable is behind the mutex.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+static OPEN: Mutex<Option<HashMap<usize, Arc<Device>>>> = Mutex::new(None);
+
+impl Device {
+    /// Opens GPU `ordinal`.
+    ///
+    /// # Errors
+    /// Those of [`super::devices`]; [`CudaError::NoSuchDevice`], [`CudaError::TooOld`], [`CudaError::Driver`].
+    pub fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        let present = super::devices()?;
+        if ordinal >= present {
+            return Err(CudaError::NoSuchDevice { ordinal, present });
+        }
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        if let Some(device) = open.get(&ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let device = Arc::new(Self::retain(ordinal)?);
+        open.insert(ordinal, Arc::clone(&device));
+        Ok(device)
+    }
+
+    fn retain(ordinal: usize) -> Result<Self, CudaError> {
+        let mut device = 0;
+        // SAFETY: the driver is open; `device` is written to.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: as above.
+            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
+            Ok::<_, CudaError>(u32::try_from(value).unwrap_or(0))
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            return Err(CudaError::TooOld { ordinal, major, minor });
+        }
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let shared_memory = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `context` is written to. It is never released: kept memory lives in it.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
+        let this = Self {
+            ordinal,
+            context,
+            capability: (major, minor),
+            multiprocessors,
+            shared_memory,
+            kept: Mutex::default(),
+        };
+        this.keep_pool(device)?;
+        Ok(this)
+    }
+
+    /// Lets the stream-ordered pool keep what is given back: returning memory to the system would synchronise.
+    fn keep_pool(&self, device: sys::CUdevice) -> Result<(), CudaError> {
+        self.bind()?;
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: `pool` is written to.
+        check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) })?;
+        let mut threshold = u64::MAX;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: this attribute is a u64, which is read from.
+        let code = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()) };
+        check("cuMemPoolSetAttribute", code)
+    }
+
+    /// Makes its context that of the calling thread.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for ever.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Its number among the visible GPUs.
+    pub const fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Streaming multiprocessors.
+    pub const fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Bytes of dynamic shared memory that one block may have; a little is left to kernels' own variables.
+    pub const fn shared_memory(&self) -> u32 {
+        self.shared_memory.saturating_sub(1024)
+    }
+
+    /// The architecture that kernels are compiled for, such as `sm_90a`.
+    pub fn arch(&self) -> String {
+        let (major, minor) = self.capability;
+        format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
+    }
+
+    /// Whether kernels may use the bulk copy engine.
+    pub const fn has_bulk_copies(&self) -> bool {
+        self.capability.0 >= 9
+    }
+
+    /// Lets this GPU's kernels reach `peer`'s memory.
+    ///
+    /// # Errors
+    /// [`CudaError::NoPeerAccess`], [`CudaError::Driver`].
+    pub fn reach(&self, peer: &Self) -> Result<(), CudaError> {
+        if self.ordinal == peer.ordinal {
+            return Ok(());
+        }
+        let mut possible = 0;
+        let (from, to) = (self.ordinal as i32, peer.ordinal as i32);
+        // SAFETY: ordinals are those of devices, which are their numbers; `possible` is written to.
+        check("cuDeviceCanAccessPeer", unsafe { sys::cuDeviceCanAccessPeer(&raw mut possible, from, to) })?;
+        if possible == 0 {
+            return Err(CudaError::NoPeerAccess { from: self.ordinal, to: peer.ordinal });
+        }
+        self.bind()?;
+        // SAFETY: the peer's context is retained for ever; flags must be 0.
+        match unsafe { sys::cuCtxEnablePeerAccess(peer.context, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => check("cuCtxEnablePeerAccess", code),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
+
+mod device;
+mod memory;
+mod module;
+mod stream;
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys;
+
+pub use device::Device;
+pub use memory::{DeviceMemory, Mapped, Scratch};
+pub use module::{Kernel, Launch, Module};
+pub use stream::{Event, Stream};
+
+use crate::error::CudaError;
+
+/// Makes an error of what a driver call returned.
+fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver is open, as a call of it has returned; it sets `text` to a static string or leaves it null.
+    let named = unsafe { sys::cuGetErrorString(code, &raw mut text) };
+    let text = if named == sys::CUresult::CUDA_SUCCESS && !text.is_null() {
+        // SAFETY: the driver's strings are static and end with zero.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        String::new()
+    };
+    Err(CudaError::Driver { call, code: format!("{code:?} ({text})") })
+}
+
+/// Opens the driver and says how many GPUs it shows.
+///
+/// # Errors
+/// [`CudaError::LibraryMissing`] without a driver, [`CudaError::Driver`] where it does not start.
+pub fn devices() -> Result<usize, CudaError> {
+    // SAFETY: only tries to open libraries by their names.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::LibraryMissing {
+            library: "libcuda.so.1",
+            install: "install NVIDIA's driver, release 580 or later (CUDA 13)",
+        });
+    }
+    // SAFETY: the library is there; flags must be 0.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    let mut count = 0;
+    // SAFETY: `count` is written to.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}

@@ -1,0 +1,117 @@
+//! Modules and launches.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::{Device, Stream, check};
+use crate::error::CudaError;
+
+/// Kernels loaded into a GPU. Never unloaded: unloading waits for the device.
+#[derive(Debug)]
+pub struct Module {
+    device: Arc<Device>,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a cubin.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self, CudaError> {
+        device.bind()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a cubin says its own length; the driver copies it.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) })?;
+        Ok(Self { device: Arc::clone(device), raw })
+    }
+
+    /// The kernel `name`, brought to the device now: a lazy load at its first launch could wait for kernels that wait for it.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn kernel(&self, name: &str, shared_memory: u32) -> Result<Kernel, CudaError> {
+        self.device.bind()?;
+        let name = CString::new(name).map_err(|_| CudaError::Driver { call: "name of a kernel", code: name.into() })?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module lives for ever; the name ends with zero.
+        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
+        // SAFETY: the function is the module's.
+        check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
+        if shared_memory > 48 << 10 {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: as above.
+            let code = unsafe { sys::cuFuncSetAttribute(raw, attribute, shared_memory as i32) };
+            check("cuFuncSetAttribute", code)?;
+        }
+        Ok(Kernel { raw })
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    raw: sys::CUfunction,
+}
+
+// SAFETY: functions may be used from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_memory: u32,
+    /// Whether all blocks must run at the same time, because they wait for others.
+    pub cooperative: bool,
+}
+
+impl Kernel {
+    /// Enqueues it. `rank` and `args` are its two parameters, by value.
+    ///
+    /// # Safety
+    /// `R` and `A` are the kernel's parameter types, and the addresses in them stay valid until it has ended.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub unsafe fn launch<R, A>(&self, stream: &Stream, shape: Launch, rank: &R, args: &A) -> Result<(), CudaError> {
+        stream.device().bind()?;
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: i32::from(shape.cooperative) },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: shape.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: shape.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_memory,
+            hStream: stream.raw(),
+            attrs: &raw mut attribute,
+            numAttrs: 1,
+        };
+        let mut parameters =
+            [std::ptr::from_ref(rank).cast_mut().cast::<c_void>(), std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller vouches for the parameters; the driver copies them before it returns.
+        let code = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, self.raw, parameters.as_mut_ptr(), std::ptr::null_mut())
+        };
+        check("cuLaunchKernelEx", code)
+    }
+}

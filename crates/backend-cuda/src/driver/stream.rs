@@ -1,0 +1,153 @@
+//! Streams and events.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys;
+
+use super::{Device, check};
+use crate::error::CudaError;
+
+/// A queue of work of one GPU. Does not wait for the default stream.
+#[derive(Debug)]
+pub struct Stream {
+    device: Arc<Device>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: the driver's streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream. Lower numbers come first: 0 is the lowest priority, negative ones are higher.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn new(device: &Arc<Device>, priority: i32) -> Result<Arc<Self>, CudaError> {
+        device.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: `raw` is written to; the context is current.
+        check("cuStreamCreateWithPriority", unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, flags, priority) })?;
+        Ok(Arc::new(Self { device: Arc::clone(device), raw }))
+    }
+
+    /// The GPU.
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The driver's handle, for other libraries' calls.
+    pub const fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Waits until everything enqueued has ended.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`], also for what failed before.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Makes what is enqueued from now on wait for `event`.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        self.device.bind()?;
+        // SAFETY: stream and event live; flags must be 0.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    /// An event after everything enqueued so far. `timed`: for [`Event::since`].
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn record(self: &Arc<Self>, timed: bool) -> Result<Event, CudaError> {
+        self.device.bind()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+        // SAFETY: `raw` is written to; the context is current.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        let event = Event { stream: Arc::clone(self), raw };
+        // SAFETY: event and stream live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(raw, self.raw) })?;
+        Ok(event)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: nobody else has it; the driver lets what is enqueued end.
+            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A moment in a stream.
+#[derive(Debug)]
+pub struct Event {
+    stream: Arc<Stream>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: the driver's events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Whether it has come.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn has_come(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event lives.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Waits for it, at most `timeout`; false when it did not come.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn wait(&self, timeout: Duration) -> Result<bool, CudaError> {
+        let began = Instant::now();
+        while !self.has_come()? {
+            if began.elapsed() > timeout {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+        Ok(true)
+    }
+
+    /// Microseconds from `earlier` to this event. Both were recorded with timing and have come.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn since(&self, earlier: &Self) -> Result<f64, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both events live; the number is written to.
+        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
+        check("cuEventElapsedTime", code)?;
+        Ok(f64::from(milliseconds) * 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.stream.device.bind().is_ok() {
+            // SAFETY: nobody else has it.
+            unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What can go wrong with a GPU, its driver, or the compilation of kernels.
+
+use std::path::PathBuf;
+
+/// Why something of the CUDA layer did not work.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// A library that is opened at run time is not there.
+    #[error("{library} is missing: {install}")]
+    LibraryMissing {
+        /// Its file name.
+        library: &'static str,
+        /// What to install.
+        install: &'static str,
+    },
+    /// A GPU that does not exist was asked for.
+    #[error("GPU {ordinal} was asked for, {present} are visible (CUDA_VISIBLE_DEVICES limits them)")]
+    NoSuchDevice {
+        /// The ordinal asked for.
+        ordinal: usize,
+        /// GPUs that the driver shows.
+        present: usize,
+    },
+    /// The GPU is older than the kernels.
+    #[error("GPU {ordinal} has compute capability {major}.{minor}, the kernels need 8.0 or later")]
+    TooOld {
+        /// Its ordinal.
+        ordinal: usize,
+        /// Of its compute capability.
+        major: u32,
+        /// Of its compute capability.
+        minor: u32,
+    },
+    /// One GPU cannot reach another's memory.
+    #[error("GPU {from} cannot reach the memory of GPU {to}: they need NVLink or PCIe peer access")]
+    NoPeerAccess {
+        /// The GPU that would read and write.
+        from: usize,
+        /// The GPU whose memory it is.
+        to: usize,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed: {code}")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// The driver's name for the error.
+        code: String,
+    },
+    /// A kernel does not compile.
+    #[error("{kernel} does not compile for {arch}:\n{log}")]
+    Compile {
+        /// Its file.
+        kernel: &'static str,
+        /// The architecture.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A file of the kernel cache could not be written.
+    #[error("{path}: {problem}")]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        problem: String,
+    },
+}
+
+impl From<CudaError> for ep_core::Error {
+    fn from(error: CudaError) -> Self {
+        Self::unsupported("the CUDA backend", error)
+    }
+}

@@ -1,0 +1,66 @@
+//! The kernels, loaded into a GPU.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::build::{self, Cache, PULL_WIDTHS, Source, Target};
+use crate::driver::{Device, Kernel, Module};
+use crate::error::CudaError;
+
+/// All kernels of one GPU.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    pub(crate) layout: Kernel,
+    pub(crate) counts: Kernel,
+    pub(crate) dispatch: Kernel,
+    pub(crate) unpack: Kernel,
+    pub(crate) offer: Kernel,
+    pub(crate) meet: Kernel,
+    /// By width, ascending.
+    combine: [(u32, Kernel); PULL_WIDTHS.len()],
+}
+
+static LOADED: Mutex<Option<HashMap<usize, Arc<Kernels>>>> = Mutex::new(None);
+
+impl Kernels {
+    /// The kernels of a GPU, compiled and loaded when they are asked for the first time in this process.
+    pub(crate) fn of(device: &Arc<Device>) -> Result<Arc<Self>, CudaError> {
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = loaded.get_or_insert_default();
+        if let Some(kernels) = loaded.get(&device.ordinal()) {
+            return Ok(Arc::clone(kernels));
+        }
+        let kernels = Arc::new(Self::load(device)?);
+        loaded.insert(device.ordinal(), Arc::clone(&kernels));
+        Ok(kernels)
+    }
+
+    fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let cache = Cache::of_user();
+        let arch = device.arch();
+        let load = |target: &Target, shared_memory| {
+            Module::load(device, &build::code(&cache, target)?)?.kernel(target.source.kernel(), shared_memory)
+        };
+        let plain = |source| load(&Target::new(source, &arch), 0);
+        let wide = |width: u32| {
+            let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
+            Ok::<_, CudaError>((width, load(&target, device.shared_memory() / 4)?))
+        };
+        let [one, two, four, eight] = PULL_WIDTHS;
+        Ok(Self {
+            layout: plain(Source::Layout)?,
+            counts: plain(Source::Counts)?,
+            dispatch: load(&Target::new(Source::Dispatch, &arch), device.shared_memory())?,
+            unpack: plain(Source::Unpack)?,
+            offer: plain(Source::Offer)?,
+            meet: plain(Source::Meet)?,
+            combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
+        })
+    }
+
+    /// The combine kernel that has the rows of `ranks` ranks in flight, or as many as there is one for.
+    pub(crate) fn combine(&self, ranks: u32) -> Kernel {
+        let fits = self.combine.iter().find(|(width, _)| *width >= ranks);
+        fits.unwrap_or(&self.combine[self.combine.len() - 1]).1
+    }
+}

@@ -1,0 +1,310 @@
+//! One rank: its stream, window and state on the device, and the launches of every kernel.
+//!
+//! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
+//! until the stream has passed.
+
+use std::sync::Arc;
+
+use ep_core::layout::{Kind, KernelWindow};
+use ep_core::{Layout, Rank, RankSet};
+
+use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
+use crate::error::CudaError;
+use crate::kernels::Kernels;
+
+/// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
+const LAYOUT_BLOCKS: u32 = 64;
+/// Tokens that a block of the layout kernel serves at a time: `EP_LAYOUT_THREADS`.
+const LAYOUT_THREADS: u32 = 512;
+/// Threads of the counts kernel: `EP_COUNTS_THREADS`.
+const COUNTS_THREADS: u32 = 512;
+/// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
+const PIECE: u64 = 16 << 10;
+/// Warps of a dispatch block that write headers.
+const HEADER_WARPS: u32 = 4;
+
+/// How the blocks of a dispatch are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DispatchShape {
+    /// Warps of a block that move payloads.
+    pub(crate) movers: u32,
+    /// Pieces that a mover has in shared memory.
+    pub(crate) stages: u32,
+    /// Bytes of a piece.
+    pub(crate) piece: u32,
+    /// Pieces of a row.
+    pub(crate) pieces: u32,
+}
+
+impl DispatchShape {
+    /// For rows of `stride` bytes, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
+    pub(crate) fn new(stride: u64, ranks: u32, shared_memory: u32, movers: u32, stages: u32) -> Self {
+        let pieces = stride.div_ceil(PIECE).max(1);
+        let piece = stride.div_ceil(pieces).next_multiple_of(16).max(16);
+        // Barriers of at most 32 movers with 8 stages, places of all ranks, alignment.
+        let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * 16 + 256);
+        let fitting = (room / piece) as u32;
+        let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
+        let movers = (fitting / stages).clamp(1, movers.clamp(1, 24));
+        Self { movers, stages, piece: piece as u32, pieces: pieces as u32 }
+    }
+
+    const fn shared_memory(&self, ranks: u32) -> u32 {
+        let bars = (self.movers * self.stages * 8).next_multiple_of(16);
+        (bars + ranks * 16).next_multiple_of(128) + self.movers * self.stages * self.piece
+    }
+}
+
+/// What a call's kernels have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    /// What all ranks must agree on.
+    pub(crate) settings: u64,
+}
+
+/// Where a handle's plan lies on the device.
+#[derive(Debug)]
+pub(crate) struct DevicePlan {
+    /// i32 `[tokens, ranks]`.
+    pub(crate) position: Scratch,
+    /// u32 `[ranks, ranks]`, then first_at `[ranks]`, then first_of `[ranks + 1]`.
+    numbers: Scratch,
+    ranks: u32,
+}
+
+impl DevicePlan {
+    pub(crate) fn new(stream: &Arc<Stream>, tokens: u32, ranks: u32) -> Result<Self, CudaError> {
+        let (tokens, wide) = (tokens as usize, ranks as usize);
+        Ok(Self {
+            position: Scratch::new(stream, tokens * wide * 4)?,
+            numbers: Scratch::new(stream, (wide * wide + 2 * wide + 1) * 4)?,
+            ranks,
+        })
+    }
+
+    pub(crate) const fn matrix(&self) -> u64 {
+        self.numbers.address()
+    }
+
+    pub(crate) const fn first_at(&self) -> u64 {
+        self.matrix() + 4 * self.ranks as u64 * self.ranks as u64
+    }
+
+    pub(crate) const fn first_of(&self) -> u64 {
+        self.first_at() + 4 * self.ranks as u64
+    }
+}
+
+/// One rank on its GPU.
+#[derive(Debug)]
+pub(crate) struct RankDevice {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) layout: Layout,
+    pub(crate) window: DeviceMemory,
+    pub(crate) kernels: Arc<Kernels>,
+    pub(crate) report: Mapped,
+    /// Counts on the host: op, tokens, matrix, choices of the own experts.
+    pub(crate) counts: Mapped,
+    local: DeviceMemory,
+    windows: DeviceMemory,
+    cursors: DeviceMemory,
+    /// rows `[ranks]`, choices `[experts]`, partial `[LAYOUT_BLOCKS, ranks]`; u32.
+    numbers: DeviceMemory,
+    flags: DeviceMemory,
+    view: RankView,
+    /// Blocks of the kernels that move rows.
+    pub(crate) blocks: u32,
+    pub(crate) movers: u32,
+    pub(crate) stages: u32,
+}
+
+impl RankDevice {
+    /// A rank whose peers' windows are not known yet.
+    pub(crate) fn new(device: &Arc<Device>, layout: &Layout, me: Rank, blocks: u32, priority: i32) -> Result<Self, CudaError> {
+        let stream = Stream::new(device, priority)?;
+        let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
+        let channels = layout.settings().rings().channels as usize;
+        let memory = |bytes| DeviceMemory::zeroed(&stream, bytes);
+        let local_experts = layout.local_experts() as usize;
+        let (local, windows, cursors) = (memory(LOCAL_BYTES)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
+        let report = Mapped::zeroed(device, REPORT_BYTES)?;
+        let view = RankView {
+            window: KernelWindow::from(layout),
+            windows: windows.address(),
+            local: local.address(),
+            report: report.address(),
+            cursors: cursors.address(),
+            first_op: 1,
+            settings: 0,
+            allowed: layout.settings().deadline().0,
+            me: me.0,
+            generation: 1,
+            kind: 0,
+            reserved: 0,
+        };
+        let this = Self {
+            window: memory(usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?,
+            kernels: Kernels::of(device)?,
+            counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
+            flags: memory(LAYOUT_BLOCKS as usize * 8)?,
+            layout: layout.clone(),
+            local,
+            windows,
+            cursors,
+            report,
+            view,
+            blocks,
+            movers: 24,
+            stages: 2,
+            stream,
+        };
+        this.stream.synchronize()?;
+        Ok(this)
+    }
+
+    fn ranks(&self) -> u32 {
+        self.view.window.ranks
+    }
+
+    /// Takes note of where the windows of all ranks lie; masked ranks take no part. Waits.
+    pub(crate) fn connect(&self, windows: &[u64], mask: &RankSet) -> Result<(), CudaError> {
+        let bytes: Vec<u8> = (0..)
+            .map(Rank)
+            .zip(windows)
+            .flat_map(|(rank, &window)| if mask.contains(rank) { 0 } else { window }.to_le_bytes())
+            .collect();
+        self.stream.upload(self.windows.address(), &bytes)
+    }
+
+    /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
+    pub(crate) fn restart(&mut self, generation: u16, op: u64) -> Result<(), CudaError> {
+        for memory in [&self.local, &self.cursors, &self.numbers, &self.flags] {
+            memory.zero(&self.stream)?;
+        }
+        self.stream.upload(self.local.address(), &(op - 1).to_le_bytes())?;
+        self.report.clear();
+        self.view.generation = generation.into();
+        self.view.first_op = op;
+        Ok(())
+    }
+
+    fn view(&self, call: Call) -> RankView {
+        RankView { kind: call.kind as u32, settings: call.settings, ..self.view }
+    }
+
+    fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
+        // SAFETY: every method below passes the arguments that its kernel takes (the sizes were compared when it was compiled);
+        // the view names memory of this value, which lives until the stream has been synchronised (see Drop), and callers
+        // keep what else is named.
+        unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
+    }
+
+    fn rows(&self) -> u64 {
+        self.numbers.address()
+    }
+
+    fn choices(&self) -> u64 {
+        self.rows() + 4 * u64::from(self.ranks())
+    }
+
+    /// Positions and counts of `tokens` tokens.
+    pub(crate) fn plan(&self, call: Call, topk_idx: u64, in_rank: u64, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
+        let window = &self.view.window;
+        let args = args::Layout {
+            topk_idx,
+            in_rank,
+            position: plan.position.address(),
+            rows: self.rows(),
+            choices: self.choices(),
+            partial: self.choices() + 4 * u64::from(window.experts),
+            flags: self.flags.address(),
+            tokens,
+            topk: window.topk,
+        };
+        let blocks = tokens.div_ceil(LAYOUT_THREADS).clamp(1, LAYOUT_BLOCKS);
+        let shape = Launch { blocks, threads: LAYOUT_THREADS, shared_memory: 0, cooperative: false };
+        self.launch(self.kernels.layout, shape, call, &args)
+    }
+
+    /// Replaces the choices of the experts, for memberships.
+    pub(crate) fn set_choices(&self, choices: &[u32]) -> Result<(), CudaError> {
+        let bytes: Vec<u8> = choices.iter().flat_map(|choice| choice.to_le_bytes()).collect();
+        self.stream.upload(self.choices(), &bytes)
+    }
+
+    /// Exchange of counts.
+    pub(crate) fn exchange(&self, call: Call, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
+        let args = args::Counts {
+            rows: self.rows(),
+            choices: self.choices(),
+            matrix: plan.matrix(),
+            first_at: plan.first_at(),
+            first_of: plan.first_of(),
+            host: self.counts.address(),
+            tokens,
+            reserved: 0,
+        };
+        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
+        self.launch(self.kernels.counts, shape, call, &args)
+    }
+
+    /// Direct placement; `args` without what this fills in: the shape.
+    pub(crate) fn dispatch(&self, call: Call, args: args::Dispatch) -> Result<(), CudaError> {
+        let device = self.stream.device();
+        let stride = self.view.window.payload_stride;
+        let shape = DispatchShape::new(stride, self.ranks(), device.shared_memory(), self.movers, self.stages);
+        let DispatchShape { movers, stages, piece, pieces } = shape;
+        let args = args::Dispatch { movers, stages, piece, pieces, ..args };
+        let threads = 32 * (movers + if args.headers != 0 { HEADER_WARPS } else { 0 });
+        let shape = Launch {
+            blocks: self.blocks,
+            threads,
+            shared_memory: shape.shared_memory(self.ranks()),
+            cooperative: true,
+        };
+        self.launch(self.kernels.dispatch, shape, call, &args)
+    }
+
+    /// Headers of a block of placed rows.
+    pub(crate) fn unpack(&self, call: Call, args: &args::Unpack) -> Result<(), CudaError> {
+        self.launch(self.kernels.unpack, self.light(), call, args)
+    }
+
+    /// Headers of a block that is offered.
+    pub(crate) fn offer(&self, call: Call, args: &args::Offer) -> Result<(), CudaError> {
+        self.launch(self.kernels.offer, self.light(), call, args)
+    }
+
+    /// Pulls and sums.
+    pub(crate) fn combine(&self, call: Call, args: &args::Combine) -> Result<(), CudaError> {
+        let columns = (self.view.window.result_stride / 16) as u32;
+        // A block serves whole tokens where a token fits into one.
+        let threads = if columns <= 1024 { (1024 / columns * columns).next_multiple_of(32).min(1024) } else { 1024 };
+        let threads = if columns <= 1024 && columns > 512 { columns.next_multiple_of(32) } else { threads };
+        let shape =
+            Launch { blocks: self.blocks, threads, shared_memory: self.ranks() * 32, cooperative: true };
+        self.launch(self.kernels.combine(self.ranks()), shape, call, args)
+    }
+
+    /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
+    pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
+        let call = Call { kind: Kind::Dispatch, settings: 0 };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
+        self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
+    }
+
+    /// Kernels that wait for nobody and move little.
+    const fn light(&self) -> Launch {
+        Launch { blocks: self.blocks, threads: 256, shared_memory: 0, cooperative: false }
+    }
+}
+
+impl Drop for RankDevice {
+    fn drop(&mut self) {
+        // What the kernels use is kept for others from here on.
+        let _ = self.stream.synchronize();
+    }
+}
