@@ -179,7 +179,7 @@ fn starved<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(300) {
+    for (seed, placement) in placements(60) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: false };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -189,7 +189,7 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(300) {
+    for (seed, placement) in placements(60) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -202,7 +202,7 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
 
 /// A process that ends right after its last call has left nobody in the lurch, however slow the others are.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(300) {
+    for (seed, placement) in placements(60) {
         let (mut layer, world) = fragile(seed, placement).map_err(text)?;
         layer.setup = layer.setup.incident(Incident::Starve { rank: Rank(seed as u32 % (RANKS - 1)) });
         let stories = stories(backend, &layer, &world, Incident::Exit { rank: VICTIM }, 1 + seed as u32 % 3)?;
@@ -238,7 +238,7 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
 
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let kinds = [None, Some(LaneKind::Control), Some(LaneKind::Data(0)), Some(LaneKind::Credit(0))];
-    for ((seed, placement), kind) in placements(60).flat_map(|at| kinds.map(|kind| (at, kind))) {
+    for ((seed, placement), kind) in placements(12).flat_map(|at| kinds.map(|kind| (at, kind))) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::LoseLane { from: VICTIM, to: Rank(0), kind, after: seed };
         let stories = stories(backend, &layer, &world, incident, 40)?;
