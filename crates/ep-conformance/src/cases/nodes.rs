@@ -153,7 +153,7 @@ fn deduplicated<B: Backend>(backend: &B) -> Verdict {
 /// Rank 3 of two nodes of two is lost: all name it, rank 2 learns that its node has left, ranks 0 and 1 go on.
 fn lost_rank<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, ..Round::default() };
-    for (seed, placement, noticed) in (0..40).flat_map(|seed| {
+    for (seed, placement, noticed) in (0..80).flat_map(|seed| {
         [Placement::Ring, Placement::Direct].into_iter().flat_map(move |p| [(seed, p, false), (seed, p, true)])
     }) {
         let named = |what: &str| format!("seed {seed}, {placement:?}, noticed {noticed}: {what}");

@@ -7,7 +7,7 @@ use crate::error::Fault;
 use crate::layout::{Block, CountsHeader, NO_BASE, Note};
 use crate::machine::Machine;
 use crate::plan::{Exchange, Plan};
-use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Offset, Port, Role, Ticket};
+use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Offset, Port, Role, Span, Ticket};
 use crate::topology::Rank;
 
 /// The control role of one operation. Owns the control lanes to all neighbours.
@@ -55,14 +55,34 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
             self.send(peer, Counter::Counts, own, own.offset).await?;
         }
         self.wait_all(rail, Counter::Counts, op).await?;
-        let all = layout.rail_counts(op, layout.topology().local_of(me));
+        let came = self.rail_counts();
         for &peer in near {
-            self.send(peer, Counter::Counts, all, all.offset).await?;
+            for &counts in &came {
+                self.put(peer, counts, counts.offset).await?;
+            }
+            self.publish(peer, Counter::Counts).await?;
         }
         self.wait_all(near, Counter::Counts, op).await?;
         let exchange = self.read_counts(plan)?;
         self.flush().await?;
         Ok(exchange)
+    }
+
+    /// The counts that came along the rail, and the own: side by side, except where a node takes no part. What one that
+    /// was given up put there may still be arriving.
+    fn rail_counts(&self) -> Vec<Span> {
+        let Operation { layout, op, me, rail, .. } = *self.operation;
+        let topology = layout.topology();
+        let takes_part = |rank: &Rank| *rank == me || rail.contains(rank);
+        let ranks = topology.all_nodes().map(|node| topology.rank_at(node, topology.local_of(me))).filter(takes_part);
+        let mut pieces: Vec<Span> = Vec::new();
+        for counts in ranks.map(|rank| layout.counts(op, rank)) {
+            match pieces.last_mut().filter(|piece| piece.end() == counts.offset.0) {
+                Some(piece) => piece.len += counts.len,
+                None => pieces.push(counts),
+            }
+        }
+        pieces
     }
 
     fn write_counts(&mut self, at: Offset, plan: &Plan) -> Result<(), Fault> {
@@ -151,10 +171,15 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         &mut self.port
     }
 
-    async fn send(&mut self, peer: Rank, counter: Counter, from: crate::port::Span, to: Offset) -> Result<(), Fault> {
+    async fn send(&mut self, peer: Rank, counter: Counter, from: Span, to: Offset) -> Result<(), Fault> {
+        self.put(peer, from, to).await?;
+        self.publish(peer, counter).await
+    }
+
+    async fn put(&mut self, peer: Rank, from: Span, to: Offset) -> Result<(), Fault> {
         let lane = LaneId { peer, kind: LaneKind::Control };
         self.sent[peer.index()] = Some(self.port.put(lane, from, to).await?);
-        self.publish(peer, counter).await
+        Ok(())
     }
 
     async fn publish(&mut self, peer: Rank, counter: Counter) -> Result<(), Fault> {
