@@ -62,6 +62,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Endpoints of this backend.
     type Endpoint: Endpoint;
 
+    /// Why no case can run here at all, for want of a device; none when cases can.
+    fn absent(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;
 

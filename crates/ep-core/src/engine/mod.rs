@@ -23,9 +23,9 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
-pub use arena::Lease;
+pub use arena::{Arena, Lease};
 pub use endpoint::{Combine, Combined, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
-pub use handle::Handle;
+pub use handle::{Handle, Replay};
 pub use rows::HostRows;
 pub use stats::{PeerStats, Stats};
 
@@ -37,7 +37,6 @@ use crate::roles::{Board, Operation, Times, Vigil, verdict, watch};
 use crate::settings::{Rings, Settings};
 use crate::shape::Shape;
 use crate::topology::{Rank, RankSet, Reach, Topology};
-use arena::Arena;
 use handle::Inner;
 use links::Links;
 
