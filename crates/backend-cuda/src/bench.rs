@@ -331,7 +331,14 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
 }
 
 /// Rows that went to k ranks and straight back are k times what they were.
-fn check(plan: &Plan, me: u32, stream: &Arc<crate::driver::Stream>, out: &Scratch, device_plan: &DevicePlan, stride: usize) -> Result<u64, Error> {
+fn check(
+    plan: &Plan,
+    me: u32,
+    stream: &Arc<crate::driver::Stream>,
+    out: &Scratch,
+    device_plan: &DevicePlan,
+    stride: usize,
+) -> Result<u64, Error> {
     let mut sums = vec![0; out.bytes()];
     stream.download(out.address(), &mut sums)?;
     let mut positions = vec![0; device_plan.position.bytes()];
@@ -340,9 +347,14 @@ fn check(plan: &Plan, me: u32, stream: &Arc<crate::driver::Stream>, out: &Scratc
     let mut wrong = 0;
     for token in 0..plan.tokens as usize {
         let line = &positions[token * plan.ranks as usize * 4..(token + 1) * plan.ranks as usize * 4];
-        let ranks = line.chunks_exact(4).filter(|position| i32::from_le_bytes([position[0], position[1], position[2], position[3]]) >= 0).count();
+        let ranks = line
+            .chunks_exact(4)
+            .filter(|position| i32::from_le_bytes([position[0], position[1], position[2], position[3]]) >= 0)
+            .count();
         let value = |bytes: &[u8]| half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-        for (sum, x) in sums[token * stride..(token + 1) * stride].chunks_exact(2).zip(sent[token * stride..].chunks_exact(2)) {
+        for (sum, x) in
+            sums[token * stride..(token + 1) * stride].chunks_exact(2).zip(sent[token * stride..].chunks_exact(2))
+        {
             wrong += u64::from(value(sum) != half::bf16::from_f32(value(x) * ranks as f32).to_f32());
         }
     }

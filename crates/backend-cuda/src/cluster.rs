@@ -76,7 +76,8 @@ impl Builder {
             return Err(Error::invalid("GPUs named", gpus.len(), format_args!("{ranks}, one for each rank")));
         }
         let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
-        let sharing = gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
+        let sharing =
+            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
         let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
         if blocks < 1 || blocks > most {
@@ -103,14 +104,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster of `topology`, which has one node.
     pub const fn builder(topology: Topology) -> Builder {
-        Builder {
-            topology,
-            settings: None,
-            gpus: None,
-            multiprocessors: None,
-            priority: 0,
-            wait_for_kernels: false,
-        }
+        Builder { topology, settings: None, gpus: None, multiprocessors: None, priority: 0, wait_for_kernels: false }
     }
 
     /// The endpoints, one a rank, for threads of the caller's own.
@@ -129,11 +123,8 @@ impl Cluster {
     {
         let user = &user;
         thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .endpoints
-                .into_iter()
-                .map(|endpoint| scope.spawn(move || poll::finish(user(endpoint))))
-                .collect();
+            let threads: Vec<_> =
+                self.endpoints.into_iter().map(|endpoint| scope.spawn(move || poll::finish(user(endpoint)))).collect();
             threads
                 .into_iter()
                 .map(|thread| thread.join().map_err(|_| Error::unsupported("a panic in a rank's thread", "none")))

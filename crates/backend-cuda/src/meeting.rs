@@ -36,7 +36,6 @@ impl Meeting {
     /// Meets the others, at most for `allowed`.
     pub(crate) async fn agree(&self, me: Rank, proposal: Proposal, allowed: Nanos) -> Result<Agreement, Error> {
         let began = Instant::now();
-        let op = proposal.op;
         self.state().arrive(me, proposal);
         super::endpoint::poll::until(|| {
             let mut state = self.state();
@@ -47,11 +46,10 @@ impl Meeting {
             if waited < allowed {
                 return None;
             }
-            state.proposals[me.index()] = None;
-            let peer = state.missing().unwrap_or(me);
-            let lane = LaneId { peer, kind: LaneKind::Control };
-            let fault = Fault::Timeout { phase: Phase::Recovery, peer, lane, seen: 0, awaited: 1, waited };
-            Some(Err(Error::Failed(Failure { op, culprit: peer, reporter: me, fault })))
+            // With the first whose time is up all learn who is missing: who has left would seem to be missing, too.
+            let missing = state.missing().unwrap_or(me);
+            state.give_up(missing, waited);
+            state.answers[me.index()].take()
         })
         .await
     }
@@ -83,16 +81,27 @@ impl State {
         }
     }
 
+    /// Answers all who have come that `peer` has not.
+    fn give_up(&mut self, peer: Rank, waited: Nanos) {
+        for (at, proposal) in self.proposals.iter_mut().enumerate() {
+            let Some(proposal) = proposal.take() else { continue };
+            let lane = LaneId { peer, kind: LaneKind::Control };
+            let fault = Fault::Timeout { phase: Phase::Recovery, peer, lane, seen: 0, awaited: 1, waited };
+            let failure = Failure { op: proposal.op, culprit: peer, reporter: Rank(at as u32), fault };
+            self.answers[at] = Some(Err(Error::Failed(failure)));
+        }
+    }
+
     /// Everybody has come: answers all.
     fn conclude(&mut self) {
         let mask = self.mask();
         let takes_part = |at: &usize| !mask.contains(Rank(*at as u32));
         let members: Vec<usize> =
             (0..self.proposals.len()).filter(|at| self.proposals[*at].is_some() && takes_part(at)).collect();
-        let (generation, op) = members.iter().filter_map(|at| self.proposals[*at].as_ref()).fold(
-            (0, 0),
-            |(generation, op), proposal| (proposal.generation.max(generation), proposal.op.max(op)),
-        );
+        let (generation, op) = members
+            .iter()
+            .filter_map(|at| self.proposals[*at].as_ref())
+            .fold((0, 0), |(generation, op), proposal| (proposal.generation.max(generation), proposal.op.max(op)));
         for (at, proposal) in self.proposals.iter_mut().enumerate() {
             if proposal.take().is_some() {
                 let excluded = Err(Error::Excluded { rank: Rank(at as u32) });
@@ -119,7 +128,9 @@ mod tests {
                 .iter()
                 .map(|(rank, proposal)| {
                     let meeting = &meeting;
-                    scope.spawn(move || crate::endpoint::poll::finish(meeting.agree(Rank(*rank), proposal.clone(), allowed)))
+                    scope.spawn(move || {
+                        crate::endpoint::poll::finish(meeting.agree(Rank(*rank), proposal.clone(), allowed))
+                    })
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

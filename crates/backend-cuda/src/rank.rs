@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ep_core::layout::{Kind, KernelWindow};
+use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
@@ -160,7 +160,13 @@ pub(crate) struct RankDevice {
 
 impl RankDevice {
     /// The rank `me` of those whose windows are `node`.
-    pub(crate) fn new(device: &Arc<Device>, layout: &Layout, me: Rank, node: &Arc<Vec<DeviceMemory>>, options: Options) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        layout: &Layout,
+        me: Rank,
+        node: &Arc<Vec<DeviceMemory>>,
+        options: Options,
+    ) -> Result<Self, CudaError> {
         let Options { blocks, priority } = options;
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
@@ -255,7 +261,14 @@ impl RankDevice {
     }
 
     /// Positions and counts of `tokens` tokens.
-    pub(crate) fn plan(&self, call: Call, topk_idx: u64, in_rank: u64, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
+    pub(crate) fn plan(
+        &self,
+        call: Call,
+        topk_idx: u64,
+        in_rank: u64,
+        tokens: u32,
+        plan: &DevicePlan,
+    ) -> Result<(), CudaError> {
         let window = &self.view.window;
         let args = args::Layout {
             topk_idx,

@@ -120,9 +120,7 @@ impl Source {
     pub fn variants(self, arch: &str) -> Vec<Target> {
         let plain = Target::new(self, arch);
         match self {
-            Self::Combine => {
-                PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect()
-            }
+            Self::Combine => PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect(),
             _ => vec![plain],
         }
     }

@@ -88,15 +88,8 @@ impl CudaEndpoint {
             source_token: landing.source_token.clone(),
             source_rank: landing.source_rank.clone(),
         };
-        let replay = Replay {
-            op: self.op - 1,
-            generation: self.generation,
-            rings,
-            plan,
-            exchange,
-            rows,
-            kept: Arc::new(kept),
-        };
+        let replay =
+            Replay { op: self.op - 1, generation: self.generation, rings, plan, exchange, rows, kept: Arc::new(kept) };
         let handle = Handle::of_backend(&self.identity, replay);
         Ok(self.received(landing, rows, expert_counts, handle, event))
     }
@@ -337,4 +330,3 @@ pub(super) fn kept(handle: &Handle) -> Result<&Replayed, Error> {
 fn foreign() -> Error {
     Error::invalid("handle", "of another backend", "one that this endpoint's dispatch gave")
 }
-

@@ -21,9 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ep_core::engine::{
-    Arena, Combine, Combined, Dispatch, Handle, Lease, PeerStats, Received, Routing, Scalar, Stats,
-};
+use ep_core::engine::{Arena, Combine, Combined, Dispatch, Handle, Lease, PeerStats, Received, Routing, Scalar, Stats};
 use ep_core::layout::{Block, Kind};
 use ep_core::plan::Exchange;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};

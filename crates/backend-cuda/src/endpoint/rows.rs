@@ -140,7 +140,11 @@ impl Rows {
         }
         let last = first as usize + bytes.len() / size;
         if last > room as usize {
-            return Err(Error::invalid("last row to store", last, format_args!("at most the {room} rows of the buffer")));
+            return Err(Error::invalid(
+                "last row to store",
+                last,
+                format_args!("at most the {room} rows of the buffer"),
+            ));
         }
         match self {
             Self::Owned { memory, row_bytes, .. } => {
