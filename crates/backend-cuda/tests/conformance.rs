@@ -43,7 +43,8 @@ impl Backend for Cuda {
             Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
             Requirement::Incidents => Some("nothing makes incidents happen on a GPU yet"),
             Requirement::Plants => Some("kernels have no planted faults yet"),
-            _ => None,
+            Requirement::Scripts => Some("there is no probe kernel that executes scripts of verbs yet"),
+            Requirement::Get => None,
         }
     }
 
@@ -57,8 +58,7 @@ impl Backend for Cuda {
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let _ = (setup, scripts);
-        Err("no probe kernel yet".into())
+        Err(format!("{} scripts for {} ranks: no probe kernel", scripts.len(), setup.topology.ranks()))
     }
 }
 

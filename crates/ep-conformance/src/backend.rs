@@ -55,6 +55,8 @@ pub enum Requirement {
     Incidents,
     /// The backend runs protocol faults that tests plant.
     Plants,
+    /// The backend executes scripts of verbs ([`Backend::probe`]).
+    Scripts,
 }
 
 /// A backend under test.

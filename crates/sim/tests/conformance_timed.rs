@@ -19,7 +19,7 @@ impl Backend for Timed {
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Get | Requirement::Nodes => None,
+            Requirement::Get | Requirement::Nodes | Requirement::Scripts => None,
             Requirement::Incidents => Some("incidents are the explore scheduler's"),
             Requirement::Plants => Some("what breaks the rules is the explore scheduler's to find"),
         }

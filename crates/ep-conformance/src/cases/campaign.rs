@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use proptest::test_runner::{Config, FileFailurePersistence, RngAlgorithm, TestRng, TestRunner};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
 use crate::scenario::scenarios;
 
-/// Nodes and ranks of the largest communicator drawn.
+/// Nodes and ranks of the largest communicator drawn; one node where the backend has no more.
 const LARGEST: (u32, u32) = (8, 16);
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -27,7 +27,8 @@ fn campaign<B: Backend>(backend: &B) -> Result<(), String> {
     bytes[..4].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let result = runner.run(&scenarios(LARGEST.0, LARGEST.1), |scenario| {
+    let nodes = if backend.lacks(Requirement::Nodes).is_some() { 1 } else { LARGEST.0 };
+    let result = runner.run(&scenarios(nodes, LARGEST.1), |scenario| {
         scenario.check(backend).map_err(proptest::test_runner::TestCaseError::fail)?;
         Ok(())
     });
