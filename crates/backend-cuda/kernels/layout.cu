@@ -73,7 +73,7 @@ EP_DEV ep_u32 ep_members(const EpRank& r, const EpLayoutArgs& a, ep_u32 token, e
     return members;
 }
 
-extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel(const __grid_constant__ EpRank r,
+extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS, 1) ep_layout_kernel(const __grid_constant__ EpRank r,
                                                                                 const __grid_constant__ EpLayoutArgs a) {
     __shared__ ep_u32 histogram[EP_HISTOGRAM];
     __shared__ ep_u32 of_warp[EP_LAYOUT_WARPS][32];
