@@ -11,71 +11,17 @@
  *
  * Compiled for each EP_PULL_WIDTH.
  */
-#include "ep_notes.h"
+#include "ep_offers.h"
 #include "ep_sum.h"
 
 #ifndef EP_PULL_WIDTH
 #define EP_PULL_WIDTH 4
 #endif
 
-struct EpCombineArgs {
-    ep_u64 y;          /* own rows; y_stride bytes apart */
-    ep_u64 y_stride;
-    ep_u64 position;   /* i32 [tokens, ranks] */
-    ep_u64 first_at;   /* u32 [ranks]: at each rank, the first row from here */
-    ep_u64 matrix;     /* u32 [ranks, ranks]: rows from source to destination of the dispatch */
-    ep_u64 bias[2];    /* rows, bias_stride bytes apart, or 0; the first is given where the second is */
-    ep_u64 bias_stride;
-    ep_u64 out;        /* [tokens] rows, out_stride bytes apart */
-    ep_u64 out_stride;
-    ep_u64 weights;    /* out: f32 [tokens, topk], or 0 */
-    ep_u64 own_weights; /* f32 [rows, topk] of the own rows, or 0 */
-    ep_u64 base;       /* the offered block, or EP_NO_BASE */
-    ep_u32 base_rows;
-    ep_u32 offers_weights; /* whether the block has headers */
-    ep_u32 tokens;
-    ep_u32 reserved;
-};
+
 EP_CHECK_ARGS(EpCombineArgs);
 
 extern __shared__ __align__(16) ep_u8 ep_pool[];
-
-/* Where the rows of one rank for this one lie: addresses of the first row and of its first choice. 0: elsewhere, or none. */
-struct EpSource {
-    ep_u64 payload;
-    ep_u64 choices;
-    ep_u64 payload_step;
-    ep_u64 choices_step;
-};
-
-/* Whether all rows can be pulled. By all threads of a block. */
-EP_DEV bool ep_learn_sources(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u64 began) {
-    const ep_u32* first_at = (const ep_u32*)a.first_at;
-    bool all = true;
-    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += blockDim.x) {
-        EpSource source = {0, 0, r.w.result_stride, r.w.header_bytes};
-        const ep_u32 first = first_at[rank];
-        EpNote note;
-        if (rank == r.me) {
-            source.payload = a.y + first * a.y_stride;
-            source.payload_step = a.y_stride;
-            source.choices = a.own_weights ? a.own_weights + (ep_u64)first * r.w.topk * 4 : 0;
-            source.choices_step = r.w.topk * 4;
-        } else if (ep_takes_part(r, rank) && ep_take_note(r, rank, began, &note) &&
-                   ep_check_block(r, rank, note, ep_results_bytes(r.w, note.opening.rows))) {
-            if (note.base != EP_NO_BASE) {
-                const ep_u64 window = (ep_u64)ep_window(r, rank);
-                source.payload = window + ep_results_payload(r.w, note.base, first);
-                if (note.opening.first)
-                    source.choices = window + ep_results_header(r.w, note.base, note.opening.rows, first) + sizeof(EpRowHeader);
-            } else {
-                all &= ((const ep_u32*)a.matrix)[r.me * r.w.ranks + rank] == 0;
-            }
-        }
-        sources[rank] = source;
-    }
-    return __syncthreads_and(all);
-}
 
 EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource* sources) {
     const ep_u32 ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
@@ -95,9 +41,7 @@ EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource*
                 const ep_i32 position = first + i < ranks ? positions[(ep_u64)token * ranks + first + i] : -1;
                 there[i] = position >= 0;
                 rows[i] = make_int4(0, 0, 0, 0);
-                if (there[i])
-                    rows[i] = ep_ld16_peer((const ep_u8*)sources[first + i].payload +
-                                           (ep_u64)position * sources[first + i].payload_step + at);
+                if (there[i]) rows[i] = ep_ld16_peer(ep_source_row(sources[first + i], position) + at);
             }
 #pragma unroll
             for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i)
@@ -116,9 +60,7 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
         float sum = 0.0f;
         for (ep_u32 rank = 0; rank < ranks; ++rank) {
             const ep_i32 position = ((const ep_i32*)a.position)[(ep_u64)token * ranks + rank];
-            if (position < 0 || sources[rank].choices == 0) continue;
-            const ep_u8* row = (const ep_u8*)sources[rank].choices + (ep_u64)position * sources[rank].choices_step;
-            sum += *(const volatile float*)(rank == r.me ? row + k * 4 : row + k * sizeof(EpChoice) + 4);
+            if (position >= 0) sum += ep_source_weight(sources[rank], position, k, rank == r.me);
         }
         ((float*)a.weights)[item] = sum;
     }

@@ -18,6 +18,7 @@ struct EpCountsArgs {
     ep_u64 matrix;    /* out: u32 [ranks, ranks]: rows from source to destination */
     ep_u64 first_at;  /* out: u32 [ranks]: at each destination, the first row from here */
     ep_u64 first_of;  /* out: u32 [ranks + 1]: here, the first row of each source; last: rows received */
+    ep_u64 tokens_of; /* out: u32 [ranks]: tokens of each rank's batch */
     ep_u64 host;      /* out, mapped: u64 op when done, then u32 tokens[ranks], matrix[ranks, ranks], local experts' choices */
     ep_u32 tokens;
     ep_u32 reserved;
@@ -77,7 +78,10 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
             if (lane == 0) {
                 there = ep_wait(r, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
                         ep_check_header(r, ((const EpCountsHeader*)at)->opening, source);
-                if (there) host[source] = ((const EpCountsHeader*)at)->tokens;
+                if (there) {
+                    host[source] = ((const EpCountsHeader*)at)->tokens;
+                    ((ep_u32*)a.tokens_of)[source] = ((const EpCountsHeader*)at)->tokens;
+                }
             }
             there = __shfl_sync(EP_FULL, there, 0);
             __syncwarp();
@@ -89,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                     host[ranks + source * ranks + i] = sent;
                 }
         } else {
-            if (lane == 0) host[source] = 0;
+            if (lane == 0) host[source] = ((ep_u32*)a.tokens_of)[source] = 0;
             for (ep_u32 i = lane; i < ranks; i += 32) {
                 matrix[source * ranks + i] = 0;
                 host[ranks + source * ranks + i] = 0;

@@ -43,6 +43,7 @@ typedef long long ep_i64;
 #define EP_FIELD_HEAD 9u
 #define EP_FIELD_TAIL 10u
 #define EP_FIELD_ROW_TOKEN 11u
+#define EP_FIELD_WORST_ROWS 12u
 
 /* Meetings of a grid: EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u

@@ -5,7 +5,7 @@
  *   memory   shared: rows of each warp for 32 ranks at a time; a histogram of the experts while these are at most 4096
  *   order    a block publishes the rows of its share, and then adds up those of the blocks before it: a block waits for blocks of
  *            lower index only, which were started before it, so any number of blocks makes progress and the wait is bounded.
- *            Flags carry the operation's number: nothing is zeroed
+ *            The last block to end lowers the flags for the next launch
  *
  * A row's position is its index among the rows from this rank to that destination, in token order (ep_core::plan).
  */
@@ -23,7 +23,7 @@ struct EpLayoutArgs {
     ep_u64 rows;      /* out: u32 [ranks] */
     ep_u64 choices;   /* in and out: u32 [experts], added to; zero before */
     ep_u64 partial;   /* scratch: u32 [EP_LAYOUT_BLOCKS, ranks] */
-    ep_u64 flags;     /* scratch: u64 [EP_LAYOUT_BLOCKS] */
+    ep_u64 flags;     /* scratch: u64 [EP_LAYOUT_BLOCKS]; zero before and after */
     ep_u32 tokens;
     ep_u32 topk;
 };
@@ -73,7 +73,7 @@ EP_DEV ep_u32 ep_members(const EpRank& r, const EpLayoutArgs& a, ep_u32 token, e
     return members;
 }
 
-extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel(const __grid_constant__ EpRank r,
+extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS, 1) ep_layout_kernel(const __grid_constant__ EpRank r,
                                                                                 const __grid_constant__ EpLayoutArgs a) {
     __shared__ ep_u32 histogram[EP_HISTOGRAM];
     __shared__ ep_u32 of_warp[EP_LAYOUT_WARPS][32];
@@ -82,7 +82,6 @@ extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel
     const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, block = blockIdx.x;
     const ep_u32 begin = ep_channel_first(a.tokens, gridDim.x, block), end = ep_channel_first(a.tokens, gridDim.x, block + 1);
     const bool small = r.w.experts <= EP_HISTOGRAM && a.topk_idx != 0;
-    const ep_u64 op = ep_op(r);
     if (small) {
         for (ep_u32 e = tid; e < r.w.experts; e += EP_LAYOUT_THREADS) histogram[e] = 0;
     }
@@ -106,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel
         ep_u64* flags = (ep_u64*)a.flags;
         if (tid < 32 && first + tid < r.w.ranks) partial[block * r.w.ranks + first + tid] = carried[tid];
         __syncthreads();
-        const ep_u64 stamp = op * 2048 + first / 32 + 1;
+        const ep_u64 stamp = first / 32 + 1;
         if (tid == 0) ep_st_release_gpu(flags + block, stamp);
         /* Rows of the blocks before. Each lane of warp 0 serves one rank. */
         if (warp == 0) {
@@ -155,4 +154,6 @@ extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS) ep_layout_kernel
     if (small)
         for (ep_u32 e = tid; e < r.w.experts; e += EP_LAYOUT_THREADS)
             if (histogram[e]) atomicAdd((ep_u32*)a.choices + e, histogram[e]);
+    if (ep_last_block(r, EP_MEETING_READ))
+        for (ep_u32 block = tid; block < gridDim.x; block += EP_LAYOUT_THREADS) ((ep_u64*)a.flags)[block] = 0;
 }

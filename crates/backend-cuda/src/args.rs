@@ -1,7 +1,7 @@
 //! The parameters of the kernels, as the structs of the same names in `kernels/` have them. The compilation of a kernel fails
 //! where the sizes differ.
 
-use ep_core::layout::KernelWindow;
+use ep_core::layout::{KernelRings, KernelWindow};
 
 /// Bytes of `EpLocal`.
 pub(crate) const LOCAL_BYTES: usize = 64;
@@ -50,6 +50,7 @@ pub(crate) struct Counts {
     pub(crate) matrix: u64,
     pub(crate) first_at: u64,
     pub(crate) first_of: u64,
+    pub(crate) tokens_of: u64,
     pub(crate) host: u64,
     pub(crate) tokens: u32,
     pub(crate) reserved: u32,
@@ -126,6 +127,50 @@ pub(crate) struct Combine {
     pub(crate) offers_weights: u32,
     pub(crate) tokens: u32,
     pub(crate) reserved: u32,
+}
+
+/// `EpDispatchRingArgs`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct DispatchRing {
+    pub(crate) rings: KernelRings,
+    pub(crate) x: u64,
+    pub(crate) x_stride: u64,
+    pub(crate) scales: u64,
+    pub(crate) scales_token: u64,
+    pub(crate) scales_group: u64,
+    pub(crate) position: u64,
+    pub(crate) topk_idx: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) first_of: u64,
+    pub(crate) out: u64,
+    pub(crate) out_idx: u64,
+    pub(crate) out_weights: u64,
+    pub(crate) out_token: u64,
+    pub(crate) out_rank: u64,
+    pub(crate) tokens: u32,
+    pub(crate) notes: u32,
+}
+
+/// `EpCombineRingArgs`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CombineRing {
+    pub(crate) combine: Combine,
+    pub(crate) rings: KernelRings,
+    pub(crate) first_of: u64,
+    pub(crate) source_token: u64,
+    pub(crate) tokens_of: u64,
+}
+
+/// `EpFailArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Fail {
+    pub(crate) field: u32,
+    pub(crate) reserved: u32,
+    pub(crate) mine: u64,
+    pub(crate) theirs: u64,
 }
 
 /// `EpMeetArgs`.

@@ -5,11 +5,11 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use ep_core::layout::Kind;
-use ep_core::{Element, Error, Layout, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
 
 use crate::args;
 use crate::driver::{Device, Scratch};
-use crate::rank::{Call, DevicePlan, RankDevice};
+use crate::rank::{Call, DevicePlan, Options, RankDevice, windows};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -123,19 +123,13 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    for from in &devices {
-        for to in &devices {
-            from.reach(to)?;
-        }
-    }
+    let node = windows(&devices, &layout)?;
+    let options = Options { blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)
-        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), 1, 0))
+        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options))
         .collect::<Result<Vec<_>, _>>()?;
-    let windows: Vec<u64> = ranks.iter().map(|rank| rank.window.address()).collect();
-    for rank in &ranks {
-        rank.connect(&windows, &RankSet::new())?;
-    }
+    drop(node);
     let barrier = Arc::new(Barrier::new(plan.ranks as usize));
     let results: Vec<Result<Vec<Times>, Error>> = thread::scope(|scope| {
         let threads: Vec<_> = (0u32..)
@@ -221,7 +215,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
     let anywhere = Scratch::new(&stream, most as usize * row.results().payload_stride() as usize)?;
     let call = |kind| Call { kind, settings: 7 };
     let mut bench = Bench { rank, barrier, meetings: 0, repetitions: plan.repetitions };
-    let window = bench.rank.window.address();
+    let window = bench.rank.window();
 
     let dispatch = |rank: &RankDevice, kind: Kind| {
         let fresh = kind == Kind::Dispatch;
@@ -337,7 +331,14 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
 }
 
 /// Rows that went to k ranks and straight back are k times what they were.
-fn check(plan: &Plan, me: u32, stream: &Arc<crate::driver::Stream>, out: &Scratch, device_plan: &DevicePlan, stride: usize) -> Result<u64, Error> {
+fn check(
+    plan: &Plan,
+    me: u32,
+    stream: &Arc<crate::driver::Stream>,
+    out: &Scratch,
+    device_plan: &DevicePlan,
+    stride: usize,
+) -> Result<u64, Error> {
     let mut sums = vec![0; out.bytes()];
     stream.download(out.address(), &mut sums)?;
     let mut positions = vec![0; device_plan.position.bytes()];
@@ -346,9 +347,14 @@ fn check(plan: &Plan, me: u32, stream: &Arc<crate::driver::Stream>, out: &Scratc
     let mut wrong = 0;
     for token in 0..plan.tokens as usize {
         let line = &positions[token * plan.ranks as usize * 4..(token + 1) * plan.ranks as usize * 4];
-        let ranks = line.chunks_exact(4).filter(|position| i32::from_le_bytes([position[0], position[1], position[2], position[3]]) >= 0).count();
+        let ranks = line
+            .chunks_exact(4)
+            .filter(|position| i32::from_le_bytes([position[0], position[1], position[2], position[3]]) >= 0)
+            .count();
         let value = |bytes: &[u8]| half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-        for (sum, x) in sums[token * stride..(token + 1) * stride].chunks_exact(2).zip(sent[token * stride..].chunks_exact(2)) {
+        for (sum, x) in
+            sums[token * stride..(token + 1) * stride].chunks_exact(2).zip(sent[token * stride..].chunks_exact(2))
+        {
             wrong += u64::from(value(sum) != half::bf16::from_f32(value(x) * ranks as f32).to_f32());
         }
     }

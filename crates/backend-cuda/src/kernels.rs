@@ -15,6 +15,9 @@ pub(crate) struct Kernels {
     pub(crate) dispatch: Kernel,
     pub(crate) unpack: Kernel,
     pub(crate) offer: Kernel,
+    pub(crate) dispatch_ring: Kernel,
+    pub(crate) combine_ring: Kernel,
+    pub(crate) fail: Kernel,
     pub(crate) meet: Kernel,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
@@ -53,6 +56,9 @@ impl Kernels {
             dispatch: load(&Target::new(Source::Dispatch, &arch), device.shared_memory())?,
             unpack: plain(Source::Unpack)?,
             offer: plain(Source::Offer)?,
+            dispatch_ring: plain(Source::DispatchRing)?,
+            combine_ring: load(&Target::new(Source::CombineRing, &arch), device.shared_memory())?,
+            fail: plain(Source::Fail)?,
             meet: plain(Source::Meet)?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })

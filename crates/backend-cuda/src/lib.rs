@@ -1,9 +1,16 @@
 //! NVIDIA backend.
+pub mod bench;
 pub mod build;
 pub mod driver;
+
 mod args;
+mod cluster;
+mod endpoint;
 mod error;
 mod kernels;
+mod meeting;
 mod rank;
-pub mod bench;
+
+pub use cluster::{Builder, Cluster};
+pub use endpoint::{Array, CudaEndpoint, DeviceWindow, Event, Rows};
 pub use error::CudaError;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ep_core::layout::{Kind, KernelWindow};
+use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
@@ -23,6 +23,13 @@ const COUNTS_THREADS: u32 = 512;
 const PIECE: u64 = 16 << 10;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
+
+/// Warps of a block of the ring kernels: `__launch_bounds__`.
+const WARPS: u32 = 8;
+/// Bytes of `EpSource`.
+const SOURCE_BYTES: u32 = 32;
+/// Bytes of `EpRoute`.
+const ROUTE_BYTES: u32 = 72;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +63,32 @@ impl DispatchShape {
     }
 }
 
+/// How a rank uses its GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Blocks of the kernels that move rows.
+    pub(crate) blocks: u32,
+    /// Of the stream.
+    pub(crate) priority: i32,
+}
+
+/// The windows of all ranks, zeroed, each on its rank's GPU, all of which reach each other.
+pub(crate) fn windows(devices: &[Arc<Device>], layout: &Layout) -> Result<Arc<Vec<DeviceMemory>>, CudaError> {
+    for from in devices {
+        for to in devices {
+            from.reach(to)?;
+        }
+    }
+    let bytes = usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX);
+    let windows = devices.iter().map(|device| {
+        let stream = Stream::new(device, 0)?;
+        let window = DeviceMemory::zeroed(&stream, bytes)?;
+        stream.synchronize()?;
+        Ok(window)
+    });
+    Ok(Arc::new(windows.collect::<Result<_, CudaError>>()?))
+}
+
 /// What a call's kernels have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
@@ -69,7 +102,7 @@ pub(crate) struct Call {
 pub(crate) struct DevicePlan {
     /// i32 `[tokens, ranks]`.
     pub(crate) position: Scratch,
-    /// u32 `[ranks, ranks]`, then first_at `[ranks]`, then first_of `[ranks + 1]`.
+    /// u32 `[ranks, ranks]`, then first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`.
     numbers: Scratch,
     ranks: u32,
 }
@@ -79,7 +112,7 @@ impl DevicePlan {
         let (tokens, wide) = (tokens as usize, ranks as usize);
         Ok(Self {
             position: Scratch::new(stream, tokens * wide * 4)?,
-            numbers: Scratch::new(stream, (wide * wide + 2 * wide + 1) * 4)?,
+            numbers: Scratch::new(stream, (wide * wide + 3 * wide + 1) * 4)?,
             ranks,
         })
     }
@@ -95,6 +128,10 @@ impl DevicePlan {
     pub(crate) const fn first_of(&self) -> u64 {
         self.first_at() + 4 * self.ranks as u64
     }
+
+    pub(crate) const fn tokens_of(&self) -> u64 {
+        self.first_of() + 4 * (self.ranks as u64 + 1)
+    }
 }
 
 /// One rank on its GPU.
@@ -102,7 +139,6 @@ impl DevicePlan {
 pub(crate) struct RankDevice {
     pub(crate) stream: Arc<Stream>,
     pub(crate) layout: Layout,
-    pub(crate) window: DeviceMemory,
     pub(crate) kernels: Arc<Kernels>,
     pub(crate) report: Mapped,
     /// Counts on the host: op, tokens, matrix, choices of the own experts.
@@ -114,6 +150,8 @@ pub(crate) struct RankDevice {
     numbers: DeviceMemory,
     flags: DeviceMemory,
     view: RankView,
+    /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
+    pub(crate) node: Arc<Vec<DeviceMemory>>,
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
     pub(crate) movers: u32,
@@ -121,8 +159,15 @@ pub(crate) struct RankDevice {
 }
 
 impl RankDevice {
-    /// A rank whose peers' windows are not known yet.
-    pub(crate) fn new(device: &Arc<Device>, layout: &Layout, me: Rank, blocks: u32, priority: i32) -> Result<Self, CudaError> {
+    /// The rank `me` of those whose windows are `node`.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        layout: &Layout,
+        me: Rank,
+        node: &Arc<Vec<DeviceMemory>>,
+        options: Options,
+    ) -> Result<Self, CudaError> {
+        let Options { blocks, priority } = options;
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
         let channels = layout.settings().rings().channels as usize;
@@ -145,7 +190,6 @@ impl RankDevice {
             reserved: 0,
         };
         let this = Self {
-            window: memory(usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?,
             kernels: Kernels::of(device)?,
             counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
@@ -159,9 +203,10 @@ impl RankDevice {
             blocks,
             movers: 24,
             stages: 2,
+            node: Arc::clone(node),
             stream,
         };
-        this.stream.synchronize()?;
+        this.connect(&RankSet::new())?;
         Ok(this)
     }
 
@@ -169,12 +214,17 @@ impl RankDevice {
         self.view.window.ranks
     }
 
-    /// Takes note of where the windows of all ranks lie; masked ranks take no part. Waits.
-    pub(crate) fn connect(&self, windows: &[u64], mask: &RankSet) -> Result<(), CudaError> {
+    /// Where the own window lies.
+    pub(crate) fn window(&self) -> u64 {
+        self.node[self.view.me as usize].address()
+    }
+
+    /// Takes note of which ranks take part. Waits.
+    pub(crate) fn connect(&self, mask: &RankSet) -> Result<(), CudaError> {
         let bytes: Vec<u8> = (0..)
             .map(Rank)
-            .zip(windows)
-            .flat_map(|(rank, &window)| if mask.contains(rank) { 0 } else { window }.to_le_bytes())
+            .zip(self.node.iter())
+            .flat_map(|(rank, window)| if mask.contains(rank) { 0 } else { window.address() }.to_le_bytes())
             .collect();
         self.stream.upload(self.windows.address(), &bytes)
     }
@@ -211,7 +261,14 @@ impl RankDevice {
     }
 
     /// Positions and counts of `tokens` tokens.
-    pub(crate) fn plan(&self, call: Call, topk_idx: u64, in_rank: u64, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
+    pub(crate) fn plan(
+        &self,
+        call: Call,
+        topk_idx: u64,
+        in_rank: u64,
+        tokens: u32,
+        plan: &DevicePlan,
+    ) -> Result<(), CudaError> {
         let window = &self.view.window;
         let args = args::Layout {
             topk_idx,
@@ -243,6 +300,7 @@ impl RankDevice {
             matrix: plan.matrix(),
             first_at: plan.first_at(),
             first_of: plan.first_of(),
+            tokens_of: plan.tokens_of(),
             host: self.counts.address(),
             tokens,
             reserved: 0,
@@ -285,8 +343,32 @@ impl RankDevice {
         let threads = if columns <= 1024 { (1024 / columns * columns).next_multiple_of(32).min(1024) } else { 1024 };
         let threads = if columns <= 1024 && columns > 512 { columns.next_multiple_of(32) } else { threads };
         let shape =
-            Launch { blocks: self.blocks, threads, shared_memory: self.ranks() * 32, cooperative: true };
+            Launch { blocks: self.blocks, threads, shared_memory: self.ranks() * SOURCE_BYTES, cooperative: true };
         self.launch(self.kernels.combine(self.ranks()), shape, call, args)
+    }
+
+    /// Rows that were not placed, through rings.
+    pub(crate) fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
+        let roles = 2 * self.ranks() * args.rings.channels;
+        self.launch(self.kernels.dispatch_ring, self.for_roles(roles, 0), call, args)
+    }
+
+    /// Rows that were not offered, through rings.
+    pub(crate) fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
+        let roles = self.ranks() * args.rings.channels;
+        let shared_memory = self.ranks() * (SOURCE_BYTES + WARPS * ROUTE_BYTES);
+        self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
+    }
+
+    /// Reports a failure that the host found: of `field`, which is `theirs` where `mine` is allowed.
+    pub(crate) fn fail(&self, call: Call, field: u32, mine: u64, theirs: u64) -> Result<(), CudaError> {
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+        self.launch(self.kernels.fail, shape, call, &args::Fail { field, reserved: 0, mine, theirs })
+    }
+
+    /// A warp for each role.
+    const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
+        Launch { blocks: roles.div_ceil(WARPS), threads: 32 * WARPS, shared_memory, cooperative: true }
     }
 
     /// Comes together with all ranks on the device, and pauses for so many nanoseconds.

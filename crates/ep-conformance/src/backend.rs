@@ -59,12 +59,19 @@ pub enum Requirement {
     Plants,
     /// Lanes to ranks of other nodes admit one poster, so that there are coordinators.
     Coordinators,
+    /// The backend executes scripts of verbs ([`Backend::probe`]).
+    Scripts,
 }
 
 /// A backend under test.
 pub trait Backend: Send + Sync + 'static {
     /// Endpoints of this backend. One without low latency says so by [`Requirement::LowLatency`].
     type Endpoint: LowLatency;
+
+    /// Why no case can run here at all, for want of a device; none when cases can.
+    fn absent(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;

@@ -37,7 +37,7 @@ pub fn main<B: Backend>(backend: B) -> ExitCode {
 }
 
 fn trial<B: Backend>(backend: &Arc<B>, case: Case<B>) -> Trial {
-    let lack = case.needs.iter().find_map(|&need| backend.lacks(need));
+    let lack = backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)));
     let backend = Arc::clone(backend);
     match lack {
         // Whoever insists on running ignored tests hears the reason too: a case that cannot run must never pass.

@@ -82,7 +82,9 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
     let is_kernel = |name: &str| sections.iter().any(|section| section.name.strip_prefix(".text.") == Some(name));
     let mut all: BTreeMap<String, Resources> = BTreeMap::new();
     let mut at = 0;
-    while let (Some(&[form, attribute]), Some(size)) = (info.get(at..at + 2).map(|two| two.as_array().unwrap_or(&[0; 2])), u16_at(info, at + 2)) {
+    while let (Some(&[form, attribute]), Some(size)) =
+        (info.get(at..at + 2).map(|two| two.as_array().unwrap_or(&[0; 2])), u16_at(info, at + 2))
+    {
         let value = at + 4;
         at = if form == SIZED { value + size } else { value };
         if form != SIZED || size < 8 {

@@ -16,20 +16,29 @@ pub enum Source {
     Unpack,
     /// Headers of offered rows.
     Offer,
+    /// Rows through rings.
+    DispatchRing,
     /// Sums of pulled rows.
     Combine,
+    /// Results through rings.
+    CombineRing,
+    /// A failure that the host found.
+    Fail,
     /// Meeting of all ranks, for measurements.
     Meet,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 7] = [
+pub const ALL: [Source; 10] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
     Source::Offer,
+    Source::DispatchRing,
     Source::Combine,
+    Source::CombineRing,
+    Source::Fail,
     Source::Meet,
 ];
 
@@ -46,6 +55,9 @@ impl Source {
             Self::Unpack => "unpack.cu",
             Self::Offer => "offer.cu",
             Self::Combine => "combine.cu",
+            Self::DispatchRing => "dispatch_ring.cu",
+            Self::CombineRing => "combine_ring.cu",
+            Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
         }
     }
@@ -59,6 +71,9 @@ impl Source {
             Self::Unpack => "ep_unpack_kernel",
             Self::Offer => "ep_offer_kernel",
             Self::Combine => "ep_combine_kernel",
+            Self::DispatchRing => "ep_dispatch_ring_kernel",
+            Self::CombineRing => "ep_combine_ring_kernel",
+            Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
         }
     }
@@ -72,6 +87,9 @@ impl Source {
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
             Self::Offer => include_str!("../../kernels/offer.cu"),
             Self::Combine => include_str!("../../kernels/combine.cu"),
+            Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
+            Self::CombineRing => include_str!("../../kernels/combine_ring.cu"),
+            Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
         }
     }
@@ -85,6 +103,9 @@ impl Source {
             Self::Unpack => size_of::<args::Unpack>(),
             Self::Offer => size_of::<args::Offer>(),
             Self::Combine => size_of::<args::Combine>(),
+            Self::DispatchRing => size_of::<args::DispatchRing>(),
+            Self::CombineRing => size_of::<args::CombineRing>(),
+            Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
         };
         vec![
@@ -99,9 +120,7 @@ impl Source {
     pub fn variants(self, arch: &str) -> Vec<Target> {
         let plain = Target::new(self, arch);
         match self {
-            Self::Combine => {
-                PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect()
-            }
+            Self::Combine => PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect(),
             _ => vec![plain],
         }
     }
@@ -114,6 +133,8 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
         ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
         ("ep_notes.h", include_str!("../../kernels/ep_notes.h").to_owned()),
+        ("ep_offers.h", include_str!("../../kernels/ep_offers.h").to_owned()),
+        ("ep_ring.h", include_str!("../../kernels/ep_ring.h").to_owned()),
         ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),
     ]
 }

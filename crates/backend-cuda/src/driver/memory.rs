@@ -98,17 +98,16 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Takes `bytes` bytes. Undefined at first.
+    /// Takes `bytes` bytes, at least some: an address is never 0. Undefined at first.
     ///
     /// # Errors
     /// [`CudaError::Driver`], for want of memory for one.
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
         let mut address = 0;
-        if bytes > 0 {
-            stream.device().bind()?;
-            // SAFETY: `address` is written to.
-            check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, bytes, stream.raw()) })?;
-        }
+        stream.device().bind()?;
+        // SAFETY: `address` is written to.
+        let code = unsafe { sys::cuMemAllocAsync(&raw mut address, bytes.max(16), stream.raw()) };
+        check("cuMemAllocAsync", code)?;
         Ok(Self { stream: Arc::clone(stream), address, bytes })
     }
 
@@ -122,7 +121,7 @@ impl Scratch {
         Ok(this)
     }
 
-    /// Where it lies; 0 when it is empty.
+    /// Where it lies.
     pub const fn address(&self) -> u64 {
         self.address
     }
@@ -135,7 +134,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if self.bytes > 0 && self.stream.device().bind().is_ok() {
+        if self.stream.device().bind().is_ok() {
             // SAFETY: it came from the pool; work enqueued before may still use it, later work may not, as it is gone.
             unsafe { sys::cuMemFreeAsync(self.address, self.stream.raw()) };
         }
@@ -157,6 +156,19 @@ impl Stream {
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw()) };
         check("cuMemcpyHtoDAsync", code)?;
         self.synchronize()
+    }
+
+    /// Fills device memory with a byte, enqueued.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn fill(&self, at: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device().bind()?;
+        // SAFETY: callers name memory of this process of that size.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, byte, bytes, self.raw()) })
     }
 
     /// Copies device memory into `into`, after everything enqueued.

@@ -106,8 +106,10 @@ impl Kernel {
             attrs: &raw mut attribute,
             numAttrs: 1,
         };
-        let mut parameters =
-            [std::ptr::from_ref(rank).cast_mut().cast::<c_void>(), std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+        let mut parameters = [
+            std::ptr::from_ref(rank).cast_mut().cast::<c_void>(),
+            std::ptr::from_ref(args).cast_mut().cast::<c_void>(),
+        ];
         // SAFETY: the caller vouches for the parameters; the driver copies them before it returns.
         let code = unsafe {
             sys::cuLaunchKernelEx(&raw const config, self.raw, parameters.as_mut_ptr(), std::ptr::null_mut())

@@ -16,16 +16,16 @@ const LEN: u64 = 9000;
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     vec![
-        case("f1_a_put_changes_exactly_the_bytes_named", &[], f1::<B> as fn(&B) -> _),
-        case("f2_puts_of_a_lane_all_land_in_any_order", &[], f2::<B>),
-        case("f3_who_sees_the_value_sees_the_puts_before_it", &[], f3::<B>),
-        case("f4_cells_never_fall_and_values_may_repeat", &[], f4::<B>),
-        case("f5_a_flushed_source_may_be_overwritten", &[], f5::<B>),
-        case("f6_a_wait_ends_at_its_deadline_and_says_for_what", &[], f6::<B>),
-        case("f7_a_lost_peer_fails_only_what_involves_it", &[Requirement::Incidents], f7::<B>),
-        case("f8_ranges_outside_the_window_are_refused", &[], f8::<B>),
-        case("f9_a_read_before_credit_is_safe_from_what_follows", &[], f9::<B>),
-        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Get], f10::<B>),
+        case("f1_a_put_changes_exactly_the_bytes_named", &[Requirement::Scripts], f1::<B> as fn(&B) -> _),
+        case("f2_puts_of_a_lane_all_land_in_any_order", &[Requirement::Scripts], f2::<B>),
+        case("f3_who_sees_the_value_sees_the_puts_before_it", &[Requirement::Scripts], f3::<B>),
+        case("f4_cells_never_fall_and_values_may_repeat", &[Requirement::Scripts], f4::<B>),
+        case("f5_a_flushed_source_may_be_overwritten", &[Requirement::Scripts], f5::<B>),
+        case("f6_a_wait_ends_at_its_deadline_and_says_for_what", &[Requirement::Scripts], f6::<B>),
+        case("f7_a_lost_peer_fails_only_what_involves_it", &[Requirement::Scripts, Requirement::Incidents], f7::<B>),
+        case("f8_ranges_outside_the_window_are_refused", &[Requirement::Scripts], f8::<B>),
+        case("f9_a_read_before_credit_is_safe_from_what_follows", &[Requirement::Scripts], f9::<B>),
+        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], f10::<B>),
     ]
 }
 

@@ -45,14 +45,18 @@ impl Free {
     }
 }
 
-/// Hands out blocks of the arena.
+/// Hands out blocks of an arena. Clones hand out the same memory.
+///
+/// What a failed operation granted or offered is *held*, not given back: peers may still touch it until all have recovered,
+/// and for ever if a rank was lost.
 #[derive(Clone, Debug)]
-pub(crate) struct Arena {
+pub struct Arena {
     free: Arc<Mutex<Free>>,
 }
 
 impl Arena {
-    pub(crate) fn new(span: Span) -> Self {
+    /// The arena of a window: [`Layout::arena`](crate::Layout::arena).
+    pub fn new(span: Span) -> Self {
         let start = span.offset.0.next_multiple_of(SLOT_ALIGN);
         let len = span.end().saturating_sub(start) / SLOT_ALIGN * SLOT_ALIGN;
         let ranges = if len > 0 { vec![Offset(start).span(len)] } else { Vec::new() };
@@ -60,27 +64,27 @@ impl Arena {
     }
 
     /// A block of `rows` rows, or none when there is no room. A block of no rows needs no room.
-    pub(crate) fn take(&self, format: &RowFormat, rows: u32) -> Option<Block> {
+    pub fn take(&self, format: &RowFormat, rows: u32) -> Option<Block> {
         let len = format.block_bytes(u64::from(rows));
         let base = if len == 0 { Offset(0) } else { self.free().take(len)? };
         Some(format.block(base, rows))
     }
 
     /// Makes a block's memory available again.
-    pub(crate) fn give(&self, block: &Block) {
+    pub fn give(&self, block: &Block) {
         if block.span().len > 0 {
             self.free().give(block.span());
         }
     }
 
     /// Keeps a block of a failed operation until the next recovery.
-    pub(crate) fn hold(&self, block: Block) {
+    pub fn hold(&self, block: Block) {
         self.free().stuck.push(block);
     }
 
     /// Everybody has stopped what it did before, except ranks newly `lost`: what these were granted or offered is never
     /// handed out again.
-    pub(crate) fn recovered(&self, lost: bool) {
+    pub fn recovered(&self, lost: bool) {
         let stuck = {
             let mut free = self.free();
             if lost {
@@ -116,21 +120,23 @@ pub struct Lease<W> {
 }
 
 impl<W: Window> Lease<W> {
-    pub(crate) fn new(arena: &Arena, block: Block, row_bytes: u64, window: W) -> Self {
+    /// A lease of `block`, which `arena` gave, in `window`; `row_bytes` bytes of each of its rows carry data.
+    pub fn new(arena: &Arena, block: Block, row_bytes: u64, window: W) -> Self {
         Self { arena: arena.clone(), block, row_bytes, window, offered: Cell::new(None) }
     }
 
-    pub(crate) fn block_in(&self, arena: &Arena) -> Option<Block> {
+    /// Its block, if it is of `arena`.
+    pub fn block_in(&self, arena: &Arena) -> Option<Block> {
         self.arena.same(arena).then_some(self.block)
     }
 
     /// Peers are about to be told that they may read it.
-    pub(crate) fn offer(&self) {
+    pub fn offer(&self) {
         self.offered.set(Some(self.arena.free().epoch));
     }
 
     /// No peer reads it any more.
-    pub(crate) fn take_back(&self) {
+    pub fn take_back(&self) {
         self.offered.set(None);
     }
 

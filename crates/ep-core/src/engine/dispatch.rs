@@ -165,7 +165,9 @@ impl<M: Machine> Engine<M> {
             exchange,
             by_node,
             fanout,
+            rows,
             source_token,
+            kept: None,
         };
         self.count_rows(&inner, true);
         Ok(Received {

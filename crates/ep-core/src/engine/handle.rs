@@ -1,5 +1,6 @@
 //! What a dispatch leaves behind for combine and cached dispatch.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::plan::{Exchange, Fanout, Plan};
@@ -26,11 +27,73 @@ pub(crate) struct Inner {
     pub(crate) by_node: Vec<Vec<u32>>,
     /// `[nodes]`: rows that came along the rail from each node and were fanned out here.
     pub(crate) fanout: Vec<Fanout>,
-    /// `[rows]`: token of each received row at its source.
+    /// Rows received.
+    pub(crate) rows: u32,
+    /// `[rows]`: token of each received row at its source. Empty where the backend keeps them elsewhere.
     pub(crate) source_token: Vec<u32>,
+    /// What a backend with an endpoint of its own keeps with it.
+    pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// What a handle is made of by a backend that implements [`Endpoint`](super::Endpoint) itself, on one node.
+#[derive(Debug)]
+pub struct Replay {
+    /// The dispatch.
+    pub op: u64,
+    /// Generation of the communicator.
+    pub generation: u16,
+    /// Rings of the dispatch.
+    pub rings: Rings,
+    /// What this rank sent.
+    pub plan: Arc<Plan>,
+    /// What all ranks sent each other.
+    pub exchange: Exchange,
+    /// Rows that this rank received.
+    pub rows: u32,
+    /// Whatever the backend needs to replay the routing.
+    pub kept: Arc<dyn Any + Send + Sync>,
 }
 
 impl Handle {
+    /// A handle of the endpoint that `endpoint` stands for: the same value for all of its handles, and for nobody else's.
+    pub fn of_backend(endpoint: &Arc<()>, replay: Replay) -> Self {
+        let Replay { op, generation, rings, plan, exchange, rows, kept } = replay;
+        let inner = Inner {
+            endpoint: Arc::clone(endpoint),
+            op,
+            generation,
+            rings,
+            plan,
+            exchange: Arc::new(exchange),
+            by_node: Vec::new(),
+            fanout: Vec::new(),
+            rows,
+            source_token: Vec::new(),
+            kept: Some(kept),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Whether the endpoint that `endpoint` stands for made it.
+    pub fn is_of(&self, endpoint: &Arc<()>) -> bool {
+        Arc::ptr_eq(&self.inner.endpoint, endpoint)
+    }
+
+    /// What this rank sent, to be shared with another handle.
+    pub fn shared_plan(&self) -> Arc<Plan> {
+        Arc::clone(&self.inner.plan)
+    }
+
+    /// [`Replay::kept`], to be shared with another handle; none where no backend kept anything.
+    pub fn shared_kept(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.inner.kept.clone()
+    }
+
+    /// What the backend kept in [`Replay::kept`], if it is a `T`.
+    pub fn kept<T: Any>(&self) -> Option<&T> {
+        self.inner.kept.as_deref()?.downcast_ref()
+    }
+
     /// The dispatch that made it.
     pub fn op(&self) -> u64 {
         self.inner.op
@@ -43,7 +106,7 @@ impl Handle {
 
     /// Rows this rank received.
     pub fn rows(&self) -> u32 {
-        self.inner.source_token.len() as u32
+        self.inner.rows
     }
 
     /// Tokens of this rank's batch.
@@ -66,7 +129,7 @@ impl Handle {
         &self.inner.plan
     }
 
-    /// `[rows]`: token of each received row at its source.
+    /// `[rows]`: token of each received row at its source. Empty where the backend keeps them in its machine's memory.
     pub fn source_tokens(&self) -> &[u32] {
         &self.inner.source_token
     }

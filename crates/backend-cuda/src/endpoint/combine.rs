@@ -1,0 +1,117 @@
+//! Combine: rows are pulled where they lie in the windows, and go through rings where they do not.
+
+use std::sync::Arc;
+
+use ep_core::engine::{Combine, Combined, Handle};
+use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
+use ep_core::{Endpoint as _, Error};
+
+use super::dispatch::kept;
+use super::{Array, CudaEndpoint, Rows};
+use crate::args;
+
+impl CudaEndpoint {
+    pub(super) async fn combine_rows(
+        &mut self,
+        y: &Rows,
+        handle: &Handle,
+        options: &Combine<'_, Self>,
+    ) -> Result<Combined<Self>, Error> {
+        self.ready()?;
+        self.check_handle(handle)?;
+        let kept = kept(handle)?;
+        let rings = options.rings.unwrap_or(handle.rings());
+        self.layout().check_rings(&rings)?;
+        let result = self.shape().result_bytes();
+        self.check_rows("y", y, result, handle.rows())?;
+        for bias in options.bias.into_iter().flatten() {
+            self.check_rows("bias", bias, result, handle.tokens())?;
+        }
+        let topk = self.shape().topk();
+        if let Some(weights) = options.topk_weights {
+            let expected = handle.rows() as usize * topk as usize;
+            if weights.len() < expected {
+                let limit = format!("{} rows x topk {topk} = {expected}", handle.rows());
+                return Err(Error::invalid("length of topk_weights", weights.len(), limit));
+            }
+        }
+        let stream = Arc::clone(self.stream());
+        let out = Rows::new(&stream, handle.tokens(), result as usize)?;
+        let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
+        let sums: Array<f32> = Array::new(&stream, weighed)?;
+        let call = self.start(Kind::Combine, &rings, Some(handle));
+        let offered = self.offer(y, handle)?;
+        let lease = y.lease().filter(|_| offered.is_some());
+        lease.inspect(|lease| lease.offer());
+        let plan = &kept.plan;
+        let own_weights = options.topk_weights.map_or(0, Array::address);
+        if let Some((block, _)) = offered.filter(|_| own_weights != 0) {
+            let args = args::Offer {
+                base: block.base().0,
+                first_of: plan.first_of(),
+                source_token: kept.source_token.address(),
+                topk_weights: own_weights,
+                rows: block.rows(),
+                reserved: 0,
+            };
+            self.device.offer(call, &args)?;
+        }
+        let bias = options.bias.map(|bias| bias.map_or(0, |bias| self.address(bias)));
+        let bias = if bias[0] == 0 { [bias[1], 0] } else { bias };
+        let args = args::Combine {
+            y: self.address(y),
+            y_stride: y.stride() as u64,
+            position: plan.position.address(),
+            first_at: plan.first_at(),
+            matrix: plan.matrix(),
+            bias,
+            bias_stride: out.stride() as u64,
+            out: self.address(&out),
+            out_stride: out.stride() as u64,
+            weights: if weighed > 0 { sums.address() } else { 0 },
+            own_weights,
+            base: offered.map_or(NO_BASE, |(block, _)| block.base().0),
+            base_rows: offered.map_or(0, |(block, _)| block.rows()),
+            offers_weights: (own_weights != 0).into(),
+            tokens: handle.tokens(),
+            reserved: 0,
+        };
+        self.device.combine(call, &args)?;
+        let ring = args::CombineRing {
+            combine: args,
+            rings: KernelRings::from(&rings),
+            first_of: plan.first_of(),
+            source_token: kept.source_token.address(),
+            tokens_of: plan.tokens_of(),
+        };
+        self.device.combine_ring(call, &ring)?;
+        let event = self.end().await?;
+        lease.inspect(|lease| lease.take_back());
+        if let Some(block) = self.granted.take() {
+            // Whoever gets it next does so on this stream, after the peers have pulled.
+            self.arena.give(&block);
+        }
+        self.count_rows(handle.exchange(), false);
+        Ok(Combined { x: out, topk_weights: sums, event })
+    }
+
+    /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room; and whether it is
+    /// such a copy.
+    fn offer(&mut self, y: &Rows, handle: &Handle) -> Result<Option<(Block, bool)>, Error> {
+        if let Some(block) = y.lease().and_then(|lease| lease.block_in(&self.arena)) {
+            return Ok(Some((block, false)));
+        }
+        let results = self.layout().row().results();
+        let Some(block) = self.arena.take(&results, handle.rows()) else { return Ok(None) };
+        self.granted = Some(block);
+        let (to, from, step) = (self.window.address(block.base()), self.address(y), y.stride());
+        // The own rows are read where they are.
+        let exchange = handle.exchange();
+        let first = exchange.first_row(self.me, self.me);
+        for range in [0..first, first + exchange.rows(self.me, self.me)..handle.rows()] {
+            let at = u64::from(range.start) * step as u64;
+            self.stream().copy_rows((to + at, step), (from + at, step), step, range.len())?;
+        }
+        Ok(Some((block, true)))
+    }
+}

@@ -1,0 +1,321 @@
+//! [`CudaEndpoint`]: throughput-mode dispatch and combine of one rank, as kernels on its stream.
+//!
+//! A call checks its input, enqueues its kernels and ends; everything it names lies in device memory and is used in the order of
+//! the endpoint's stream ([`CudaEndpoint::stream`]). The host waits for one thing only: the counts of a dispatch that is not
+//! cached, which the counts kernel writes to host memory.
+//!
+//! | call | kernels |
+//! |---|---|
+//! | dispatch | layout, counts; then as a cached dispatch; unpack where rows were placed |
+//! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
+//! | combine | a local copy of rows that lie elsewhere; offer where weights travel; combine, combine ring |
+
+mod combine;
+mod dispatch;
+mod low_latency;
+pub(crate) mod poll;
+mod recover;
+mod report;
+mod rows;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ep_core::engine::{Arena, Combine, Combined, Dispatch, Handle, Lease, PeerStats, Received, Routing, Scalar, Stats};
+use ep_core::layout::{Block, Kind};
+use ep_core::plan::Exchange;
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
+
+use crate::driver;
+use crate::meeting::Meeting;
+use crate::rank::{Call, DevicePlan, RankDevice};
+pub use rows::{Array, DeviceWindow, Rows};
+
+/// How much longer than the kernels the host waits before it takes the GPU for gone.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// When enqueued work of a stream is complete.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<driver::Event>);
+
+impl ep_core::engine::Event for Event {
+    fn wait(&self, timeout: Nanos) -> bool {
+        self.0.wait(Duration::from_nanos(timeout.0)).unwrap_or(false)
+    }
+}
+
+/// What a handle keeps on the device.
+#[derive(Debug)]
+struct Replayed {
+    plan: DevicePlan,
+    source_token: Array<i32>,
+    source_rank: Array<i32>,
+}
+
+/// One rank of a communicator on a GPU.
+pub struct CudaEndpoint {
+    device: RankDevice,
+    window: DeviceWindow,
+    /// Shared with the handles that it gives out, so that it knows them again.
+    identity: Arc<()>,
+    me: Rank,
+    mask: RankSet,
+    generation: u16,
+    /// The next operation.
+    op: u64,
+    arena: Arena,
+    /// The block of the running operation, or of one that failed.
+    granted: Option<Block>,
+    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
+    poisoned: Option<Failure>,
+    meeting: Arc<Meeting>,
+    wait_for_kernels: bool,
+    stats: Stats,
+    started: Instant,
+}
+
+impl fmt::Debug for CudaEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaEndpoint")
+            .field("rank", &self.me)
+            .field("gpu", &self.device.stream.device().ordinal())
+            .field("op", &self.op)
+            .field("poisoned", &self.poisoned)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CudaEndpoint {
+    pub(crate) fn new(device: RankDevice, me: Rank, meeting: Arc<Meeting>, wait_for_kernels: bool) -> Self {
+        let layout = &device.layout;
+        let stats = Stats {
+            peers: vec![PeerStats::default(); layout.topology().ranks() as usize],
+            expert_rows: vec![0; layout.local_experts() as usize],
+            operations: 0,
+        };
+        let window = DeviceWindow { stream: Arc::clone(&device.stream), node: Arc::clone(&device.node), me };
+        Self {
+            arena: Arena::new(layout.arena()),
+            window,
+            identity: Arc::default(),
+            me,
+            mask: RankSet::new(),
+            generation: 1,
+            op: 1,
+            granted: None,
+            poisoned: None,
+            meeting,
+            wait_for_kernels,
+            stats,
+            started: Instant::now(),
+            device,
+        }
+    }
+
+    /// The stream of its work. What the caller enqueues there is ordered with it; other streams wait for the events of results,
+    /// and this one for theirs.
+    pub const fn stream(&self) -> &Arc<driver::Stream> {
+        &self.device.stream
+    }
+
+    const fn layout(&self) -> &Layout {
+        &self.device.layout
+    }
+
+    /// Refuses to start while poisoned, and tells of a failure that kernels have reported since.
+    fn ready(&mut self) -> Result<(), Error> {
+        if let Some(by) = self.poisoned {
+            return Err(Error::Poisoned { by });
+        }
+        match report::failure(&self.device.report, self.me) {
+            Some(error) => Err(self.fail(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes note of a failure.
+    fn fail(&mut self, error: Error) -> Error {
+        if let Error::Failed(failure) = &error {
+            tracing::error!(%failure, "operation failed");
+            self.poisoned = Some(*failure);
+        }
+        error
+    }
+
+    /// Numbers and starts the next operation, which replays `replayed` if it is given.
+    fn start(&mut self, kind: Kind, rings: &Rings, replayed: Option<&Handle>) -> Call {
+        let op = self.op;
+        self.op += 1;
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        Call { kind, settings: self.layout().hash(rings).wrapping_add(replayed.map_or(0, Handle::op)) }
+    }
+
+    /// Ends an operation whose kernels are enqueued.
+    async fn end(&mut self) -> Result<Event, Error> {
+        let event = Event(Arc::new(self.device.stream.record(false)?));
+        if self.wait_for_kernels {
+            self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
+            if let Some(error) = report::failure(&self.device.report, self.me) {
+                return Err(self.fail(error));
+            }
+        }
+        self.poisoned = None;
+        self.stats.operations += 1;
+        Ok(event)
+    }
+
+    /// Waits for something of the device, a little longer than its kernels do.
+    async fn until<T>(&mut self, mut ask: impl FnMut(&RankDevice) -> Result<Option<T>, Error>) -> Result<T, Error> {
+        let (began, op, me) = (Instant::now(), self.op - 1, self.me);
+        let allowed = Duration::from_nanos(self.layout().settings().deadline().0).saturating_add(GRACE);
+        let device = &self.device;
+        let answer = poll::until(|| match ask(device) {
+            Ok(Some(value)) => Some(Ok(value)),
+            Err(error) => Some(Err(error)),
+            Ok(None) if began.elapsed() < allowed => None,
+            Ok(None) => {
+                let fault = Fault::PeerGone { peer: me, phase: ep_core::Phase::Rows };
+                Some(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+            }
+        });
+        match answer.await {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Refuses a handle that cannot be replayed.
+    fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
+        if !handle.is_of(&self.identity) {
+            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
+        }
+        if handle.generation() != self.generation {
+            let limit = format_args!("{}, the communicator's", self.generation);
+            return Err(Error::invalid("generation of the handle", handle.generation(), limit));
+        }
+        Ok(())
+    }
+
+    /// Refuses rows that are too few or of another size than `row_bytes`.
+    fn check_rows(&self, what: &str, rows: &Rows, row_bytes: u64, expected: u32) -> Result<(), Error> {
+        if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
+            let limit = format!("{row_bytes} bytes for hidden {}", self.shape().hidden());
+            return Err(Error::invalid(format_args!("row size of {what}"), rows.row_bytes(), limit));
+        }
+        if rows.rows() < expected {
+            let limit = format_args!("at least {expected}");
+            return Err(Error::invalid(format_args!("rows of {what}"), rows.rows(), limit));
+        }
+        Ok(())
+    }
+
+    fn address(&self, rows: &Rows) -> u64 {
+        rows.address(&self.arena, &self.window)
+    }
+
+    /// Counts the rows that an operation moves over each link; a combine moves as many the other way.
+    fn count_rows(&mut self, exchange: &Exchange, dispatch: bool) {
+        let row = *self.layout().row();
+        let wire = if dispatch { row } else { row.results() }.wire_bytes();
+        for (rank, peer) in (0..).map(Rank).zip(&mut self.stats.peers) {
+            let (sent, received) = (exchange.rows(self.me, rank), exchange.rows(rank, self.me));
+            let (sent, received) = if dispatch { (sent, received) } else { (received, sent) };
+            peer.rows_sent += u64::from(sent);
+            peer.rows_received += u64::from(received);
+            peer.bytes_sent += u64::from(sent) * wire;
+            peer.bytes_received += u64::from(received) * wire;
+        }
+    }
+}
+
+impl Endpoint for CudaEndpoint {
+    type Buf = Rows;
+    type Array<T: Scalar> = Array<T>;
+    type Stream = driver::Stream;
+    type Event = Event;
+
+    fn rank(&self) -> Rank {
+        self.me
+    }
+
+    fn shape(&self) -> &Shape {
+        self.layout().shape()
+    }
+
+    fn topology(&self) -> &Topology {
+        self.layout().topology()
+    }
+
+    fn settings(&self) -> &Settings {
+        self.layout().settings()
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.started.elapsed().as_nanos() as u64)
+    }
+
+    fn mask(&self) -> &RankSet {
+        &self.mask
+    }
+
+    fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Rows, Error> {
+        let result = self.shape().result_bytes() as usize;
+        let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
+        Rows::from_bytes(&self.device.stream, bytes, rows, row)
+    }
+
+    fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {
+        let bytes = rows.to_vec(&self.arena, &self.window)?;
+        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(bytes), Err)
+    }
+
+    fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Array<T>, Error> {
+        Array::from_values(&self.device.stream, values)
+    }
+
+    fn values<T: Scalar>(&self, array: &Array<T>) -> Result<Vec<T>, Error> {
+        let values = array.to_vec(&self.device.stream)?;
+        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(values), Err)
+    }
+
+    fn output(&mut self, handle: &Handle) -> Option<Rows> {
+        let block = self.arena.take(&self.layout().row().results(), handle.rows())?;
+        let bytes = self.shape().result_bytes();
+        Some(Rows::Leased(Lease::new(&self.arena, block, bytes, self.window.clone())))
+    }
+
+    fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {
+        buf.store(&self.device.stream, first, bytes)
+    }
+
+    async fn dispatch_with(
+        &mut self,
+        x: &Rows,
+        routing: &Routing<Array<i64>, Array<f32>, Array<u8>>,
+        options: &Dispatch,
+    ) -> Result<Received<Self>, Error> {
+        self.dispatch_routing(x, routing, options).await
+    }
+
+    async fn redispatch(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
+        self.dispatch_cached(x, handle).await
+    }
+
+    async fn combine(
+        &mut self,
+        y: &Rows,
+        handle: &Handle,
+        options: Combine<'_, Self>,
+    ) -> Result<Combined<Self>, Error> {
+        self.combine_rows(y, handle, &options).await
+    }
+
+    async fn recover(&mut self, mask: &RankSet) -> Result<(), Error> {
+        self.recover_without(mask).await
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats.clone()
+    }
+}

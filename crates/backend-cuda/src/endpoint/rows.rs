@@ -1,0 +1,238 @@
+//! Rows and arrays in a GPU's memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ep_core::engine::{Arena, Lease, Scalar};
+use ep_core::machine::Window;
+use ep_core::port::{Offset, Span};
+use ep_core::{Error, Fault, Phase, Rank};
+use zerocopy::IntoBytes;
+
+use crate::driver::{DeviceMemory, Scratch, Stream};
+
+/// Copying access to the own window, on the rank's stream.
+#[derive(Clone, Debug)]
+pub struct DeviceWindow {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) node: Arc<Vec<DeviceMemory>>,
+    pub(crate) me: Rank,
+}
+
+impl DeviceWindow {
+    /// Where byte `at` lies.
+    pub(crate) fn address(&self, at: Offset) -> u64 {
+        self.node[self.me.index()].address() + at.0
+    }
+
+    fn check(&self, span: Span) -> Result<u64, Fault> {
+        let window = self.node[self.me.index()].bytes() as u64;
+        match span.offset.0.checked_add(span.len) {
+            Some(end) if end <= window => Ok(self.address(span.offset)),
+            _ => Err(Fault::out_of_range(span, window)),
+        }
+    }
+
+    /// The own GPU does not answer.
+    const fn gone(&self) -> Fault {
+        Fault::PeerGone { peer: self.me, phase: Phase::Rows }
+    }
+}
+
+impl Window for DeviceWindow {
+    fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
+        let at = self.check(from.span(into.len() as u64))?;
+        self.stream.download(at, into).map_err(|_| self.gone())
+    }
+
+    fn write(&self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
+        let at = self.check(to.span(bytes.len() as u64))?;
+        self.stream.upload(at, bytes).map_err(|_| self.gone())
+    }
+}
+
+/// `[rows, hidden]` rows in a GPU's memory, each at a multiple of 16 bytes.
+pub enum Rows {
+    /// Anywhere.
+    Owned {
+        /// The memory.
+        memory: Scratch,
+        /// Rows it has room for.
+        rows: u32,
+        /// Bytes of a row that carry data.
+        row_bytes: usize,
+    },
+    /// In the arena of the own window.
+    Leased(Lease<DeviceWindow>),
+}
+
+/// From one row to the next.
+pub(crate) const fn stride(row_bytes: usize) -> usize {
+    row_bytes.next_multiple_of(16)
+}
+
+impl Rows {
+    pub(crate) fn new(stream: &Arc<Stream>, rows: u32, row_bytes: usize) -> Result<Self, Error> {
+        Ok(Self::Owned { memory: Scratch::new(stream, rows as usize * stride(row_bytes))?, rows, row_bytes })
+    }
+
+    pub(crate) fn from_bytes(stream: &Arc<Stream>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
+        if bytes.len() != rows as usize * row_bytes {
+            let limit = format_args!("{rows} rows of {row_bytes} bytes");
+            return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
+        }
+        let memory = Scratch::from_bytes(stream, &spread(bytes, row_bytes))?;
+        Ok(Self::Owned { memory, rows, row_bytes })
+    }
+
+    /// Rows it has room for.
+    pub fn rows(&self) -> u32 {
+        match self {
+            Self::Owned { rows, .. } => *rows,
+            Self::Leased(lease) => lease.rows(),
+        }
+    }
+
+    /// Bytes of a row that carry data.
+    pub const fn row_bytes(&self) -> usize {
+        match self {
+            Self::Owned { row_bytes, .. } => *row_bytes,
+            Self::Leased(lease) => lease.row_bytes(),
+        }
+    }
+
+    /// From one row to the next, in bytes.
+    pub const fn stride(&self) -> usize {
+        stride(self.row_bytes())
+    }
+
+    /// Where the first row lies.
+    pub(crate) fn address(&self, arena: &Arena, window: &DeviceWindow) -> u64 {
+        match self {
+            Self::Owned { memory, .. } => memory.address(),
+            Self::Leased(lease) => lease.block_in(arena).map_or(0, |block| window.address(block.base())),
+        }
+    }
+
+    /// The lease, where the rows lie in the window.
+    pub(crate) const fn lease(&self) -> Option<&Lease<DeviceWindow>> {
+        match self {
+            Self::Owned { .. } => None,
+            Self::Leased(lease) => Some(lease),
+        }
+    }
+
+    /// All rows, dense.
+    pub(crate) fn to_vec(&self, arena: &Arena, window: &DeviceWindow) -> Result<Vec<u8>, Error> {
+        let mut padded = vec![0; self.rows() as usize * self.stride()];
+        window.stream.download(self.address(arena, window), &mut padded)?;
+        let row_bytes = self.row_bytes();
+        Ok(padded.chunks_exact(self.stride()).flat_map(|row| &row[..row_bytes]).copied().collect())
+    }
+
+    /// Copies dense rows in, from row `first` on.
+    pub(crate) fn store(&mut self, stream: &Stream, first: u32, bytes: &[u8]) -> Result<(), Error> {
+        let (size, room) = (self.row_bytes(), self.rows());
+        if !bytes.len().is_multiple_of(size) {
+            let limit = format_args!("a multiple of {size}");
+            return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
+        }
+        let last = first as usize + bytes.len() / size;
+        if last > room as usize {
+            return Err(Error::invalid(
+                "last row to store",
+                last,
+                format_args!("at most the {room} rows of the buffer"),
+            ));
+        }
+        match self {
+            Self::Owned { memory, row_bytes, .. } => {
+                let at = memory.address() + (first as usize * stride(*row_bytes)) as u64;
+                Ok(stream.upload(at, &spread(bytes, *row_bytes))?)
+            }
+            Self::Leased(lease) => {
+                for (row, bytes) in (first..).zip(bytes.chunks_exact(size)) {
+                    lease.write(row, bytes).map_err(|fault| Error::invalid("row to store", row, fault))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Dense rows with padding between them.
+fn spread(bytes: &[u8], row_bytes: usize) -> Vec<u8> {
+    let stride = stride(row_bytes);
+    if stride == row_bytes {
+        return bytes.to_vec();
+    }
+    let mut padded = vec![0; bytes.len() / row_bytes.max(1) * stride];
+    for (to, from) in padded.chunks_exact_mut(stride).zip(bytes.chunks_exact(row_bytes)) {
+        to[..row_bytes].copy_from_slice(from);
+    }
+    padded
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rows")
+            .field("rows", &self.rows())
+            .field("row_bytes", &self.row_bytes())
+            .field("leased", &self.lease().is_some())
+            .finish()
+    }
+}
+
+/// Numbers in a GPU's memory.
+#[derive(Debug)]
+pub struct Array<T> {
+    memory: Arc<Scratch>,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+impl<T> Clone for Array<T> {
+    fn clone(&self) -> Self {
+        Self { memory: Arc::clone(&self.memory), len: self.len, of: PhantomData }
+    }
+}
+
+impl<T: Scalar> Array<T> {
+    /// Room for `len` numbers, undefined.
+    pub(crate) fn new(stream: &Arc<Stream>, len: usize) -> Result<Self, Error> {
+        Ok(Self { memory: Arc::new(Scratch::new(stream, len * size_of::<T>())?), len, of: PhantomData })
+    }
+
+    pub(crate) fn from_values(stream: &Arc<Stream>, values: &[T]) -> Result<Self, Error> {
+        let memory = Arc::new(Scratch::from_bytes(stream, values.as_bytes())?);
+        Ok(Self { memory, len: values.len(), of: PhantomData })
+    }
+
+    pub(crate) fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::new_zeroed(); self.len];
+        let mut bytes = vec![0; self.len * size_of::<T>()];
+        stream.download(self.address(), &mut bytes)?;
+        for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
+            if let Ok(read) = T::read_from_bytes(bytes) {
+                *value = read;
+            }
+        }
+        Ok(values)
+    }
+
+    /// Numbers in it.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+}

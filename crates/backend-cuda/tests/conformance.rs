@@ -1,0 +1,66 @@
+//! The shared suite on GPUs: ranks are threads of this process, on all GPUs that are visible, several on one where there are more
+//! ranks than GPUs.
+//!
+//! Ranks of one GPU must run at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, and `--test-threads=1`.
+
+use ep_conformance::script::{Script, Seen};
+use ep_conformance::{Backend, Requirement, Setup};
+use ep_cuda::{Cluster, CudaEndpoint};
+
+struct Cuda {
+    absent: Option<&'static str>,
+}
+
+impl Cuda {
+    fn new() -> Self {
+        let absent = match ep_cuda::driver::devices() {
+            Ok(0) => Some("a GPU; none is visible".to_owned()),
+            Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        Self { absent: absent.map(|reason| &*reason.leak()) }
+    }
+}
+
+fn cluster(setup: &Setup) -> Result<Cluster, String> {
+    let built = Cluster::builder(setup.topology)
+        .settings(setup.settings)
+        .multiprocessors(2)
+        .wait_for_kernels(true)
+        .build(setup.shape);
+    built.map_err(|error| error.to_string())
+}
+
+impl Backend for Cuda {
+    type Endpoint = CudaEndpoint;
+
+    fn absent(&self) -> Option<&'static str> {
+        self.absent
+    }
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        match what {
+            Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
+            Requirement::Incidents => Some("nothing makes incidents happen on a GPU yet"),
+            Requirement::Plants => Some("kernels have no planted faults yet"),
+            Requirement::Scripts => Some("there is no probe kernel that executes scripts of verbs yet"),
+            Requirement::LowLatency => Some("low latency is not there on GPUs yet"),
+            Requirement::Get => None,
+        }
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Send + 'static,
+        F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
+    {
+        let outcomes = cluster(setup)?.run(user).map_err(|error| error.to_string())?;
+        Ok(outcomes.into_iter().map(Some).collect())
+    }
+
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        Err(format!("{} scripts for {} ranks: no probe kernel", scripts.len(), setup.topology.ranks()))
+    }
+}
+
+ep_conformance::suite!(Cuda::new());
