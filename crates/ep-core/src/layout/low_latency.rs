@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A row is a [`RowHeader`](super::RowHeader), its choices over *all* ranks (the same bytes go to every rank that the
-//! token goes to) and the payload; a result is a header without choices and the payload.
+//! token goes to) and the payload; a result is a header without choices and the payload. `position` in a row's header is 0,
+//! as its position differs from rank to rank; in a result's it is the column.
 
 use super::cut::{Cut, Slots};
 use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
@@ -120,6 +121,16 @@ impl LowRegions {
     }
 }
 
+/// Refuses shapes of which the rows of a rank's experts, `[local experts, ranks * max_tokens]`, cannot be numbered.
+pub(super) fn check_low_rows(shape: &Shape) -> Result<(), Error> {
+    let rows = u64::from(shape.experts()) * u64::from(shape.max_tokens());
+    let most = i32::MAX as u64;
+    if rows > most {
+        return Err(Error::invalid("experts x max tokens in low latency", rows, format_args!("at most {most}")));
+    }
+    Ok(())
+}
+
 fn row_slot(row: &RowFormat) -> u64 {
     round_up(row.wire_bytes(), SLOT_ALIGN)
 }
@@ -171,6 +182,18 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_that_cannot_be_numbered_are_refused() {
+        let topology = Topology::new(1, 2).unwrap();
+        let refused = |low_latency| {
+            let shape = Shape::builder().experts(1 << 16).topk(1).hidden(1).max_tokens(1 << 15).build().unwrap();
+            let settings = crate::Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+            Layout::new(&shape, &topology, &settings).err().map(|error| error.to_string())
+        };
+        let limit = "experts x max tokens in low latency is 2147483648, allowed: at most 2147483647";
+        assert_eq!((refused(true).as_deref(), refused(false)), (Some(limit), None));
+    }
 
     #[test]
     fn arrivals_rise_with_the_operation_and_say_what_came() {

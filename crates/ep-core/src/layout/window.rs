@@ -3,7 +3,7 @@
 use std::hash::Hasher;
 
 use super::cut::{Cut, Slots};
-use super::low_latency::LowRegions;
+use super::low_latency::{LowRegions, check_low_rows};
 use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, round_up};
 use crate::error::Error;
 use crate::port::{Cell, LaneId, LaneKind, Offset, Span};
@@ -50,10 +50,13 @@ impl Layout {
     /// Cuts a window.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the ranks do not divide the experts, when nodes x channels need more than 65536 tracks, or
-    /// when the window would exceed 2^63 bytes.
+    /// [`Error::Invalid`] when the ranks do not divide the experts, when nodes x channels need more than 65536 tracks, when
+    /// low latency would need more than 2^31 - 1 rows, or when the window would exceed 2^63 bytes.
     pub fn new(shape: &Shape, topology: &Topology, settings: &Settings) -> Result<Self, Error> {
         let local_experts = shape.local_experts(topology.ranks())?;
+        if settings.low_latency() {
+            check_low_rows(shape)?;
+        }
         let row = RowFormat::new(shape);
         let rings = settings.rings();
         let (nodes, locals) = (u64::from(topology.nodes()), u64::from(topology.ranks_per_node()));

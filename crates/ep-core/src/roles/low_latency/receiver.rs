@@ -103,9 +103,17 @@ impl<W: Window> Intake<W> {
             port.read(at, header.as_mut_bytes())?;
             let own = header.header();
             call.check(&own, source, None)?;
+            let mismatch = |field, mine: u32| Fault::Mismatch {
+                field,
+                mine: mine.into(),
+                theirs: own.source_token.into(),
+                peer: source,
+            };
             if own.source_token < least {
-                let (mine, theirs) = (least.into(), own.source_token.into());
-                return Err(Fault::Mismatch { field: "least token of the next row", mine, theirs, peer: source });
+                return Err(mismatch("least token of the next row", least));
+            }
+            if own.source_token >= call.layout.shape().max_tokens() {
+                return Err(mismatch("tokens of a source", call.layout.shape().max_tokens()));
             }
             least = own.source_token + 1;
             self.spread(call, port, &header, at.plus(call.layout.row().header_bytes()))?;
