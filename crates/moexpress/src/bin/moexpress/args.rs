@@ -36,7 +36,7 @@ Keys of --json, among others:
   combine_ns           likewise; ranks do not wait for each other in between, so the two may overlap
   dispatch_near_gb_s   bytes that a rank sends near in the dispatch, mean of the ranks, by dispatch_ns; likewise
                        dispatch_far_gb_s, combine_near_gb_s, combine_far_gb_s; null without --schedule timed
-  events               verbs, deliveries and turns that the simulator let happen
+  events               verbs, deliveries and turns that the simulator let happen; null on other backends
   verified_rows        rows compared, received and combined; likewise _values, _weights, _indices
 Measured keys are null when a rank failed.";
 
@@ -111,9 +111,9 @@ pub(crate) struct RunArgs {
     /// Each choice is dropped (-1) with this probability
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) drop: f64,
-    /// Order in which the simulator lets things happen
-    #[arg(long, value_enum, default_value_t = Schedule::Explore)]
-    pub(crate) schedule: Schedule,
+    /// With --backend sim: order in which things happen [default: explore]
+    #[arg(long, value_enum)]
+    pub(crate) schedule: Option<Schedule>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) model: Option<ModelName>,
@@ -121,7 +121,7 @@ pub(crate) struct RunArgs {
     /// large batches fit. Rows' values cannot be verified then
     #[arg(long)]
     pub(crate) elide_payload: bool,
-    /// What batch and schedule are drawn from; the same seed repeats a run exactly
+    /// What batch and schedule are drawn from; the same seed repeats a run of the simulator exactly
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     #[command(flatten)]
@@ -133,7 +133,7 @@ pub(crate) struct RunArgs {
     /// Writes what each rank had, received and got back into DIR/rank{r}.safetensors
     #[arg(long, value_name = "DIR")]
     pub(crate) dump: Option<PathBuf>,
-    /// Writes a trace of all verbs, to be opened in Perfetto
+    /// With --backend sim: writes a trace of all verbs, to be opened in Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Prints one JSON object instead of a table
@@ -271,6 +271,8 @@ impl SettingsArgs {
 pub(crate) enum Backend {
     /// The simulator
     Sim,
+    /// The NVIDIA GPUs of this host, a rank on each, or several where there are fewer
+    Cuda,
 }
 
 /// Kinds of operation.

@@ -9,6 +9,8 @@ use crate::args::{Backend, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod sim;
 pub(crate) mod timed;
 
@@ -45,8 +47,8 @@ pub(crate) struct Job<'a> {
 pub(crate) struct Ran {
     /// `[ranks]`: what each saw, or why it failed.
     pub(crate) accounts: Vec<Result<Account, String>>,
-    /// Things that the backend let happen, for backends that count them.
-    pub(crate) events: u64,
+    /// Things that the backend let happen, if it counts them.
+    pub(crate) events: Option<u64>,
     /// Every verb, if recorded.
     pub(crate) records: Vec<Record>,
 }
@@ -70,8 +72,12 @@ pub(crate) fn seen_shape(
 ///
 /// Fails as bad input where the backend refuses the job before anything moved, and as failed where it found a rule of
 /// the protocol broken.
-pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
+pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     match backend {
         Backend::Sim => sim::run(job, step),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => cuda::run(job, step),
+        #[cfg(not(feature = "cuda"))]
+        Backend::Cuda => Err(Failure::bad_input("--backend cuda: this program was built without the feature cuda")),
     }
 }

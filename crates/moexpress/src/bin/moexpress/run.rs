@@ -7,7 +7,7 @@ use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
 
-use crate::args::{LayerArgs, Mode, ModelName, Results, RunArgs, Schedule};
+use crate::args::{Backend, LayerArgs, Mode, ModelName, Results, RunArgs, Schedule, name_of};
 use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
 use crate::rank::{Account, Interval, STEPS, Saw};
@@ -146,19 +146,22 @@ impl Task {
 
     /// A failure of the backend, with a report where the run itself failed.
     fn explain(&self, args: &RunArgs, failure: Failure) -> Failure {
-        if failure.is_bad_input() { failure } else { self.reject(args, 0, None, failure.text) }
+        if failure.is_bad_input() { failure } else { self.reject(args, None, None, failure.text) }
     }
 
-    fn reject(&self, args: &RunArgs, events: u64, measured: Option<Measured>, error: String) -> Failure {
+    fn reject(&self, args: &RunArgs, events: Option<u64>, measured: Option<Measured>, error: String) -> Failure {
         let report = self.report(args, events, measured, Err(error.clone()));
-        let again = format_args!("{error}\n(seed {}: the same arguments repeat this run exactly)", args.seed);
-        Failure::failed(again).with_report(if args.json { report.json() } else { report.text() })
+        let again = match args.backend {
+            Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", args.seed),
+            Backend::Cuda => String::new(),
+        };
+        Failure::failed(format_args!("{error}{again}")).with_report(if args.json { report.json() } else { report.text() })
     }
 
     fn report<'a>(
         &'a self,
         args: &'a RunArgs,
-        events: u64,
+        events: Option<u64>,
         measured: Option<Measured>,
         verdict: Result<verify::Compared, String>,
     ) -> Report<'a> {
@@ -196,7 +199,13 @@ impl Task {
 
 /// Whether time is virtual, and that the arguments which need it have it.
 fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
-    if args.schedule == Schedule::Timed {
+    if args.backend != Backend::Sim {
+        let given = [("--schedule", args.schedule.is_some()), ("--trace", args.trace.is_some())];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
+        }
+    }
+    if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
             return Err(Error::invalid(
                 "--dump with --elide-payload",

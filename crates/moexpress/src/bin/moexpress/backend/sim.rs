@@ -9,7 +9,7 @@ use super::{Job, Ran, Timing, timed};
 use crate::failure::Failure;
 use crate::rank::{Shared, work, work_low_latency};
 
-pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
+pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     let builder = match job.timing {
         None => Cluster::builder(job.topology).seed(job.seed).settings(job.settings).race_tracking(true),
         Some(Timing { model, elide_payload: true }) => {
@@ -36,5 +36,5 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
         Outcome::Finished(account) => account.map_err(|error| error.to_string()),
         Outcome::Crashed => Err("crashed".to_owned()),
     });
-    Ok(Ran { accounts: accounts.collect(), events: run.events, records: run.records })
+    Ok(Ran { accounts: accounts.collect(), events: Some(run.events), records: run.records })
 }
