@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ep_conformance::workload::RoutingKind;
+use ep_core::machine::FarLanes;
 use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
@@ -114,6 +115,9 @@ pub(crate) struct RunArgs {
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
     pub(crate) schedule: Option<Schedule>,
+    /// With --backend sim: who posts to a rail peer [default: per-role]
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) model: Option<ModelName>,
@@ -150,6 +154,9 @@ pub(crate) struct PlanArgs {
     pub(crate) max_tokens: u32,
     #[command(flatten)]
     pub(crate) layer: LayerArgs,
+    /// With room for low latency beside that for throughput
+    #[arg(long)]
+    pub(crate) low_latency: bool,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
     /// Prints one JSON object instead of tables
@@ -300,6 +307,24 @@ pub(crate) enum Schedule {
     Explore,
     /// Virtual time on a model of links and cores, always the same
     Timed,
+}
+
+/// Lanes from a rank to another of its rail.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FarLanesArg {
+    /// Every role on a lane of its own
+    PerRole,
+    /// A coordinator for all roles, on one lane; low latency keeps its own
+    One,
+}
+
+impl From<FarLanesArg> for FarLanes {
+    fn from(arg: FarLanesArg) -> Self {
+        match arg {
+            FarLanesArg::PerRole => Self::PerRole,
+            FarLanesArg::One => Self::One,
+        }
+    }
 }
 
 /// Element types.

@@ -1,6 +1,7 @@
 //! Runs all ranks of a job on a backend.
 
 use ep_conformance::workload::Batch;
+use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
@@ -36,6 +37,7 @@ pub(crate) struct Job<'a> {
     pub(crate) low_latency: Option<Weighing>,
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
+    pub(crate) far_lanes: FarLanes,
     /// Whether to record every verb.
     pub(crate) record: bool,
     /// `[ranks]`

@@ -103,6 +103,7 @@ impl Report<'_> {
             "mode": name_of(self.args.mode),
             "results": self.args.results.map(name_of),
             "schedule": self.schedule().map(name_of),
+            "far_lanes": self.args.far_lanes.map(name_of),
             "model": self.timing.map(|timing| name_of(timing.model)),
             "payload_elided": self.is_elided(),
             "seed": self.args.seed,

@@ -3,6 +3,7 @@
 use ep_conformance::workload::{Batch, Workload};
 use ep_conformance::{low_latency, verify};
 use ep_core::layout::{RowFormat, RowHeader};
+use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
@@ -102,6 +103,7 @@ impl Task {
             seed: args.seed,
             low_latency: self.low_latency,
             timing: self.timing,
+            far_lanes: args.far_lanes.map_or(FarLanes::PerRole, FarLanes::from),
             record,
             batches: &self.batches,
         }
@@ -155,7 +157,11 @@ impl Task {
             Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", args.seed),
             Backend::Cuda => String::new(),
         };
-        Failure::failed(format_args!("{error}{again}")).with_report(if args.json { report.json() } else { report.text() })
+        Failure::failed(format_args!("{error}{again}")).with_report(if args.json {
+            report.json()
+        } else {
+            report.text()
+        })
     }
 
     fn report<'a>(
@@ -200,7 +206,11 @@ impl Task {
 /// Whether time is virtual, and that the arguments which need it have it.
 fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.backend != Backend::Sim {
-        let given = [("--schedule", args.schedule.is_some()), ("--trace", args.trace.is_some())];
+        let given = [
+            ("--schedule", args.schedule.is_some()),
+            ("--trace", args.trace.is_some()),
+            ("--far-lanes", args.far_lanes.is_some()),
+        ];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
             return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
         }

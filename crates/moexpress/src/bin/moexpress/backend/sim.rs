@@ -17,7 +17,7 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failur
         }
         Some(Timing { model, .. }) => Cluster::builder(job.topology).settings(job.settings).timed(model.model()),
     };
-    let cluster = builder.record(job.record).build(job.shape).map_err(Failure::bad_input)?;
+    let cluster = builder.far_lanes(job.far_lanes).record(job.record).build(job.shape).map_err(Failure::bad_input)?;
     // Under explore simulated time stands still while anything can run, so the host's clock is the one that says something.
     let (start, timed) = (Instant::now(), job.timing.is_some());
     let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
