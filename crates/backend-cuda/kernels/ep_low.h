@@ -19,7 +19,10 @@
 #define EP_LOW_H
 #include "ep_verbs.h"
 
+/* Threads of a block. */
+#ifndef EP_LOW_THREADS
 #define EP_LOW_THREADS 1024u
+#endif
 #define EP_LOW_WARPS (EP_LOW_THREADS / 32)
 
 /* Which halves a launch does. */

@@ -1,7 +1,7 @@
 /*
  * ep_low_combine_kernel: low-latency combine. The experts' results go back into fixed slots of the tokens' ranks, which sum them.
  *
- *   launch   any number of blocks of 1024 threads, co-resident with those of the other ranks (cooperative); phases says which halves
+ *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
  *   memory   the experts' rows and the records of the dispatch in memory of the own GPU: nothing is staged; slots and cells of the
  *            windows; shared: the rows of a batch
  *   send     the received rows are cut into as many shares as there are blocks. Per choice: each expert's row is copied to the
@@ -10,6 +10,8 @@
  *            here, per rank as they are, ranks ascending; f32, rounded once
  *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
  */
+/* More threads would have too few registers. */
+#define EP_LOW_THREADS 512u
 #include "ep_low.h"
 #include "ep_sum.h"
 
@@ -30,40 +32,31 @@ struct EpLowCombineArgs {
 };
 EP_CHECK_ARGS(EpLowCombineArgs);
 
+/* Results that a thread has in flight. */
+#define EP_LOW_WIDTH 8u
+
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
-/* Shared memory: the rows or tokens of a batch, one of each warp, and what they are summed from. */
+/* The rows or tokens of a batch, one of each warp, and what they are summed from. */
 struct EpLowBatch {
-    ep_u64* place;  /* [EP_LOW_WARPS]: of the results of a token in its rank's window; 0 where they do not go now */
-    ep_u32* count;  /* [EP_LOW_WARPS]: parts */
-    ep_u32* token;  /* [EP_LOW_WARPS] */
-    ep_u32* own;    /* [EP_LOW_WARPS]: the column of this rank */
-    ep_u32* row;    /* [EP_LOW_WARPS, 32]: of each part: the expert's row; or the rank that it comes from */
-    ep_u32* column; /* [EP_LOW_WARPS, 32]: its slot among the token's */
-    float* weight;  /* [EP_LOW_WARPS, 32] */
-    ep_u32* state;  /* [ranks] */
-    ep_u32* owed;   /* [ranks]: results that are owed to each rank, or by it */
-    ep_u32* first;  /* [ranks + 1]: received rows before those of each source */
+    ep_u64 place[EP_LOW_WARPS];          /* of the results of a token in its rank's window; 0 where they do not go now */
+    ep_u32 count[EP_LOW_WARPS];          /* parts */
+    ep_u32 token[EP_LOW_WARPS];
+    ep_u32 own[EP_LOW_WARPS];            /* the column of this rank */
+    ep_u32 row[EP_LOW_WARPS * 32];       /* of each part: the expert's row; or the rank that it comes from */
+    ep_u32 column[EP_LOW_WARPS * 32];    /* its slot among the token's */
+    float weight[EP_LOW_WARPS * 32];
 };
-EP_DEV EpLowBatch ep_low_batch(const EpRank& r) {
-    EpLowBatch s;
-    s.place = (ep_u64*)ep_pool;
-    s.count = (ep_u32*)(s.place + EP_LOW_WARPS);
-    s.token = s.count + EP_LOW_WARPS;
-    s.own = s.token + EP_LOW_WARPS;
-    s.row = s.own + EP_LOW_WARPS;
-    s.column = s.row + EP_LOW_WARPS * 32;
-    s.weight = (float*)(s.column + EP_LOW_WARPS * 32);
-    s.state = (ep_u32*)(s.weight + EP_LOW_WARPS * 32);
-    s.owed = s.state + r.w.ranks;
-    s.first = s.owed + r.w.ranks;
-    return s;
-}
+
+/* Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
+EP_DEV ep_u32* ep_low_states() { return (ep_u32*)ep_pool; }
+EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + r.w.ranks; }
+EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
 
 /* A warp reads the record of a received row. */
-EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, ep_u32 row) {
-    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, source = ep_low_source(s.first, row);
-    const EpLowRow* record = (const EpLowRow*)ep_low_record(r, a.records, source, row - s.first[source]);
+EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 row) {
+    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, source = ep_low_source(ep_low_firsts(r), row);
+    const EpLowRow* record = (const EpLowRow*)ep_low_record(r, a.records, source, row - ep_low_firsts(r)[source]);
     EpLowPick pick = {-1, 0.0f};
     if (lane < r.w.topk) pick = ((const EpLowPick*)(record + 1))[lane];
     const EpLowRow own = *record;
@@ -77,7 +70,7 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, const Ep
     s.count[turn] = __popc(votes);
     s.token[turn] = own.token;
     s.own[turn] = own.column;
-    s.place[turn] = s.state[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+    s.place[turn] = ep_low_states()[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
 /* 16 bytes of a result: one unit of a row; the first unit brings the header. */
@@ -87,7 +80,7 @@ EP_DEV void ep_low_put(const EpRank& r, ep_u64 op, ep_u64 slot, ep_u32 token, ep
 }
 
 /* One unit of all parts of a row. */
-EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, ep_u32 turn,
+EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 turn,
                                ep_u32 at) {
     const ep_u32 parts = s.count[turn], token = s.token[turn];
     const ep_u64 place = s.place[turn];
@@ -113,19 +106,19 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, const
 }
 
 /* Puts this block's share of the results. */
-EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, bool again,
+EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again,
                                ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
     for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS)
-        s.owed[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
+        ep_low_owed(r)[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
     if (tid == 0) {
-        s.first[0] = 0;
-        for (ep_u32 rank = 0; rank < ranks; ++rank) s.first[rank + 1] = s.first[rank] + rows[rank];
+        ep_low_firsts(r)[0] = 0;
+        for (ep_u32 rank = 0; rank < ranks; ++rank) ep_low_firsts(r)[rank + 1] = ep_low_firsts(r)[rank] + rows[rank];
     }
-    ep_low_open(r, op, again, s.state);
-    const EpShareOfRows share = ep_low_share(s.first[ranks], columns, blockIdx.x, gridDim.x);
-    while (ep_low_next(r, op, s.owed, s.state, began)) {
+    ep_low_open(r, op, again, ep_low_states());
+    const EpShareOfRows share = ep_low_share(ep_low_firsts(r)[ranks], columns, blockIdx.x, gridDim.x);
+    while (ep_low_next(r, op, ep_low_owed(r), ep_low_states(), began)) {
         for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
             if (base + warp < share.last) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
@@ -138,12 +131,12 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, const
             }
             __syncthreads();
         }
-        ep_low_finish(r, op, a.kind, s.owed, false, gridDim.x, s.state);
+        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states());
     }
 }
 
 /* Waits for all that owe results; false after a fault. */
-EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, ep_u64 began) {
+EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
     bool there = true;
     const ep_u32* routed = (const ep_u32*)a.routed;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
@@ -154,13 +147,13 @@ EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, con
             if (came && rows != owed) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_RESULTS, owed, rows);
             there &= came && rows == owed;
         }
-        s.owed[rank] = owed;
+        ep_low_owed(r)[rank] = owed;
     }
     return __syncthreads_and(there);
 }
 
 /* A warp finds the results of a token. Ranks that are masked add nothing; those that were masked at dispatch are none of the token's. */
-EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u32 token) {
+EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 token) {
     const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, topk = r.w.topk;
     const ep_u64 at = (ep_u64)token * topk + lane;
     const ep_i64 expert = lane < topk ? ((const ep_i64*)a.topk_idx)[at] : -1;
@@ -208,7 +201,7 @@ EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, const ep_u8* slot, e
 }
 
 /* Sums this block's share of the tokens. */
-EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op) {
+EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
     const EpShareOfRows share = ep_low_share(a.tokens, columns, blockIdx.x, gridDim.x);
     for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
@@ -222,15 +215,15 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, const EpLo
             const ep_u8* slots = ep_own(r) + ep_low_result(r.w, op, token, 0);
             EpSum sum;
             ep_sum_clear(sum);
-            for (ep_u32 first = 0; first < parts; first += 8) {
-                int4 v[8];
+            for (ep_u32 first = 0; first < parts; first += EP_LOW_WIDTH) {
+                int4 v[EP_LOW_WIDTH];
 #pragma unroll
-                for (ep_u32 i = 0; i < 8; ++i)
+                for (ep_u32 i = 0; i < EP_LOW_WIDTH; ++i)
                     if (first + i < parts)
                         v[i] = ep_ld16_peer(slots + s.column[turn * 32 + first + i] * r.w.low_result_bytes +
                                             r.w.low_result_header_bytes + at);
 #pragma unroll
-                for (ep_u32 i = 0; i < 8; ++i)
+                for (ep_u32 i = 0; i < EP_LOW_WIDTH; ++i)
                     if (first + i < parts) ep_sum_add_scaled(sum, s.weight[turn * 32 + first + i], v[i]);
             }
             ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
@@ -250,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
-    const EpLowBatch s = ep_low_batch(r);
+    __shared__ EpLowBatch s;
     if (tries) ep_low_return_rows(r, a, s, op, !sends, began);
     if (receives) {
         __syncthreads();
@@ -263,6 +256,6 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends) counters[rank] += ((const ep_u32*)a.records)[part + rank];
-        if (received) counters[r.w.ranks + rank] += s.owed[rank];
+        if (received) counters[r.w.ranks + rank] += ep_low_owed(r)[rank];
     }
 }
