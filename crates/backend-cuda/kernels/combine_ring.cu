@@ -2,8 +2,8 @@
  * ep_combine_ring_kernel: rows of ranks that offered no block come back through rings; a token's rows may come either way.
  *
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
- *   roles    one warp each: returner of a source's rows on a channel (where this rank offered nothing); reducer of the tokens of a
- *            channel. The block that comes last ends the operation
+ *   roles    one warp each: returner of a source's rows on a channel (where this rank offered nothing, and has rows of that
+ *            source); reducer of the tokens of a channel. The block that comes last ends the operation
  *   memory   rings in the windows of the tokens' ranks; shared: for each reducer the rings it empties and where rows lie
  *   rules    the reducer takes tokens in ascending order, as all returners do, and holds no row while it waits: no circle of waits
  *
@@ -74,13 +74,18 @@ struct EpRoute {
     ep_u32 through_ring;
 };
 
+/* Whether rank has rows of source, which it must give back: the same answer at both ends of a ring. */
+EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
+    return rank != source && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
+}
+
 /* Opens the rings of a channel. Lanes serve ranks. */
 EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
                           ep_u64 began) {
     bool right = true;
     for (ep_u32 rank = threadIdx.x % 32; rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
-        route.through_ring = rank != r.me && ep_takes_part(r, rank) && sources[rank].payload == 0;
+        route.through_ring = ep_gives_back(r, a, r.me, rank) && sources[rank].payload == 0;
         if (!route.through_ring) continue;
         ep_consumer_open(r, route.ring, rank, channel);
         if (!ep_consumer_await(r, a.rings, route.ring, began)) { right = false; continue; }
@@ -181,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(cons
     if (channel < channels && ep_takes_part(r, peer)) {
         if (peer == r.me) {
             if (left == 1) ep_reduce(r, a, sources, routes, channel, began);
-        } else if (a.combine.base == EP_NO_BASE) {
+        } else if (a.combine.base == EP_NO_BASE && ep_gives_back(r, a, peer, r.me)) {
             ep_give_back(r, a, peer, channel, began);
         }
     }

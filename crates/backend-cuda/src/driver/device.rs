@@ -16,6 +16,8 @@ pub struct Device {
     capability: (u32, u32),
     multiprocessors: u32,
     shared_memory: u32,
+    /// Of stream-ordered memory.
+    pool: sys::CUmemoryPool,
     pub(crate) kept: Mutex<super::memory::Kept>,
 }
 
@@ -66,29 +68,17 @@ impl Device {
         let mut context = std::ptr::null_mut();
         // SAFETY: `context` is written to. It is never released: kept memory lives in it.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
-        let this = Self {
+        // SAFETY: the context is retained for ever.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })?;
+        Ok(Self {
             ordinal,
             context,
             capability: (major, minor),
             multiprocessors,
             shared_memory,
+            pool: pool(device)?,
             kept: Mutex::default(),
-        };
-        this.keep_pool(device)?;
-        Ok(this)
-    }
-
-    /// Lets the stream-ordered pool keep what is given back: returning memory to the system would synchronise.
-    fn keep_pool(&self, device: sys::CUdevice) -> Result<(), CudaError> {
-        self.bind()?;
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: `pool` is written to.
-        check("cuDeviceGetDefaultMemPool", unsafe { sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) })?;
-        let mut threshold = u64::MAX;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: this attribute is a u64, which is read from.
-        let code = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()) };
-        check("cuMemPoolSetAttribute", code)
+        })
     }
 
     /// Makes its context that of the calling thread.
@@ -98,6 +88,11 @@ impl Device {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained for ever.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Where stream-ordered memory comes from.
+    pub(crate) const fn pool(&self) -> sys::CUmemoryPool {
+        self.pool
     }
 
     /// Its number among the visible GPUs.
@@ -148,4 +143,32 @@ impl Device {
             code => check("cuCtxEnablePeerAccess", code),
         }
     }
+}
+
+/// A pool of a GPU's memory that keeps what is given back, since returning it to the system would synchronise, and that never
+/// makes one stream wait for another: what was given back behind a kernel that waits for a peer is not for that peer's stream.
+fn pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool, CudaError> {
+    let properties = sys::CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+        win32SecurityAttributes: std::ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: `pool` is written to; the properties are those of a GPU's memory.
+    check("cuMemPoolCreate", unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const properties) })?;
+    let mut threshold = u64::MAX;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: this attribute is a u64, which is read from.
+    let code = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()) };
+    check("cuMemPoolSetAttribute", code)?;
+    let mut no = 0_i32;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+    // SAFETY: this attribute is an int, which is read from.
+    let code = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut no).cast()) };
+    check("cuMemPoolSetAttribute", code)?;
+    Ok(pool)
 }

@@ -105,9 +105,10 @@ impl Scratch {
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
         let mut address = 0;
         stream.device().bind()?;
-        // SAFETY: `address` is written to.
-        let code = unsafe { sys::cuMemAllocAsync(&raw mut address, bytes.max(16), stream.raw()) };
-        check("cuMemAllocAsync", code)?;
+        let (room, pool) = (bytes.max(16), stream.device().pool());
+        // SAFETY: `address` is written to; the pool lives as long as the process.
+        let code = unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, room, pool, stream.raw()) };
+        check("cuMemAllocFromPoolAsync", code)?;
         Ok(Self { stream: Arc::clone(stream), address, bytes })
     }
 

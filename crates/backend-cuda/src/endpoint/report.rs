@@ -45,17 +45,6 @@ const fn phase(number: u32) -> Phase {
     }
 }
 
-const fn lane(index: u32) -> LaneKind {
-    match index {
-        0 => LaneKind::Watch,
-        1 => LaneKind::Control,
-        _ => {
-            let track = ((index - 2) / 2) as u16;
-            if index.is_multiple_of(2) { LaneKind::Data(track) } else { LaneKind::Credit(track) }
-        }
-    }
-}
-
 /// The failure in a report (`EpReport`), if there is one. `me`: whose report it is.
 pub(crate) fn failure(report: &Mapped, me: Rank) -> Option<Error> {
     let status = report.word(0);
@@ -67,7 +56,7 @@ pub(crate) fn failure(report: &Mapped, me: Rank) -> Option<Error> {
     let (field, culprit) = (report.word(48), Rank(report.word(52)));
     let (fault, reporter) = match status {
         TIMEOUT => {
-            let lane = LaneId { peer, kind: lane(report.word(12)) };
+            let lane = LaneId { peer, kind: LaneKind::from_index(report.word(12) as usize) };
             (Fault::Timeout { phase: phase(report.word(4)), peer, lane, seen, awaited, waited }, me)
         }
         MISMATCH => {

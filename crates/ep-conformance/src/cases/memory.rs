@@ -20,6 +20,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("memory_every_chunk_and_credit_up_to_slots", &[], every_step::<B>),
         case("memory_a_batch_a_thousand_times_the_rings", &[], thousandfold::<B>),
         case("memory_an_arena_too_small_falls_back_to_rings", &[], small_arena::<B>),
+        case("memory_some_have_a_block_for_their_rows_and_some_do_not", &[], some_blocks::<B>),
         case("memory_a_held_lease_is_never_overwritten", &[], held_leases::<B>),
         case("memory_a_dropped_lease_is_granted_again", &[], leases_return::<B>),
         case("memory_received_rows_go_back_as_they_lie", &[], identity::<B>),
@@ -57,6 +58,19 @@ fn small_arena<B: Backend>(backend: &B) -> Verdict {
     [0, 64, 1000, 5000]
         .into_iter()
         .try_for_each(|arena_bytes| check(backend, &Scenario { arena_bytes, rounds: vec![TURN; 3], ..direct(3, 20) }))
+}
+
+/// Without an arena only who has no rows has a block for them; who has rows may have none of some source.
+fn some_blocks<B: Backend>(backend: &B) -> Verdict {
+    let rings = Rings::uniform(3, Geometry { slots: 5, chunk: 2, credit: 3 });
+    let rounds: Vec<Turn> = (1..=3).map(|channels| Turn { channels, ..TURN }).collect();
+    for busy in 0..4 {
+        let tokens = (0..4).map(|rank| u32::from(rank == busy)).collect();
+        let few = Scenario { tokens, topk: 2, local_experts: 1, arena_bytes: 0, ..direct(4, 0) };
+        check(backend, &Scenario { rings, rounds: rounds.clone(), ..few })?;
+    }
+    let lopsided = Scenario { tokens: vec![0, 2, 9, 30], arena_bytes: 1000, drop: 0.6, ..direct(4, 0) };
+    check(backend, &Scenario { rings, rounds, ..lopsided })
 }
 
 fn pulled<B: Backend>(backend: &B) -> Verdict {
