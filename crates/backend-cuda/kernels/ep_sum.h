@@ -26,6 +26,13 @@ EP_DEV void ep_sum_add(EpSum& s, const int4& row) {
     s.v[0] += ep_low(row.x); s.v[1] += ep_high(row.x); s.v[2] += ep_low(row.y); s.v[3] += ep_high(row.y);
     s.v[4] += ep_low(row.z); s.v[5] += ep_high(row.z); s.v[6] += ep_low(row.w); s.v[7] += ep_high(row.w);
 }
+/* Adds a row times a weight, each product and sum rounded once (fused). */
+EP_DEV void ep_sum_add_scaled(EpSum& s, float weight, const int4& row) {
+    s.v[0] = __fmaf_rn(weight, ep_low(row.x), s.v[0]); s.v[1] = __fmaf_rn(weight, ep_high(row.x), s.v[1]);
+    s.v[2] = __fmaf_rn(weight, ep_low(row.y), s.v[2]); s.v[3] = __fmaf_rn(weight, ep_high(row.y), s.v[3]);
+    s.v[4] = __fmaf_rn(weight, ep_low(row.z), s.v[4]); s.v[5] = __fmaf_rn(weight, ep_high(row.z), s.v[5]);
+    s.v[6] = __fmaf_rn(weight, ep_low(row.w), s.v[6]); s.v[7] = __fmaf_rn(weight, ep_high(row.w), s.v[7]);
+}
 /* Rounds to nearest even. */
 EP_DEV int ep_round_two(float low, float high) {
     int two;

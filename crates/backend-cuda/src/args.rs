@@ -5,6 +5,8 @@ use ep_core::layout::{KernelRings, KernelWindow};
 
 /// Bytes of `EpLocal`.
 pub(crate) const LOCAL_BYTES: usize = 64;
+/// Bytes of `EpLow`.
+pub(crate) const LOW_BYTES: usize = 64;
 /// Bytes of `EpReport`.
 pub(crate) const REPORT_BYTES: usize = 56;
 
@@ -161,6 +163,53 @@ pub(crate) struct CombineRing {
     pub(crate) first_of: u64,
     pub(crate) source_token: u64,
     pub(crate) tokens_of: u64,
+}
+
+/// `EpLowDispatchArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct LowDispatch {
+    pub(crate) x: u64,
+    pub(crate) x_stride: u64,
+    pub(crate) topk_idx: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) routed: u64,
+    pub(crate) out: u64,
+    pub(crate) out_stride: u64,
+    pub(crate) expert_counts: u64,
+    pub(crate) segments: u64,
+    pub(crate) source_token: u64,
+    pub(crate) records: u64,
+    pub(crate) counters: u64,
+    pub(crate) tokens: u32,
+    pub(crate) phases: u32,
+}
+
+/// `EpLowCombineArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct LowCombine {
+    pub(crate) y: u64,
+    pub(crate) y_stride: u64,
+    pub(crate) records: u64,
+    pub(crate) topk_idx: u64,
+    pub(crate) topk_weights: u64,
+    pub(crate) routed: u64,
+    pub(crate) out: u64,
+    pub(crate) out_stride: u64,
+    pub(crate) counters: u64,
+    pub(crate) tokens: u32,
+    pub(crate) kind: u32,
+    pub(crate) phases: u32,
+    pub(crate) reserved: u32,
+}
+
+/// `EpLowMaskArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct LowMask {
+    pub(crate) peer: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `EpFailArgs`.

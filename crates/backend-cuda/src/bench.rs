@@ -1,5 +1,7 @@
 //! Times of the kernels on the GPUs of this host, with device events, and what the links could do.
 
+mod low;
+
 use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -9,6 +11,8 @@ use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology
 
 use crate::args;
 use crate::driver::{Device, Scratch};
+pub use low::{LowPlan, LowTimes, low_table, run_low};
+
 use crate::rank::{Call, DevicePlan, Options, RankDevice, windows};
 
 /// What is measured.
@@ -124,7 +128,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
     let node = windows(&devices, &layout)?;
-    let options = Options { blocks: 1, priority: 0 };
+    let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)
         .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options))
@@ -188,9 +192,9 @@ impl Bench<'_> {
             if repetition >= 5 {
                 times.push(ended.since(&began)?);
             }
-            let status = self.rank.report.word(0);
-            if status != 0 {
-                let report: Vec<u32> = (0..14).map(|word| self.rank.report.word(4 * word)).collect();
+            let reported = Some(&self.rank.report).filter(|report| report.word(0) != 0).or(self.rank.low_report());
+            if let Some(report) = reported {
+                let report: Vec<u32> = (0..14).map(|word| report.word(4 * word)).collect();
                 return Err(Error::unsupported("this run", format!("a kernel reported {report:?}")));
             }
         }

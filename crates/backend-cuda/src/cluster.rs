@@ -8,7 +8,7 @@ use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::meeting::Meeting;
-use crate::rank::{Options, RankDevice, windows};
+use crate::rank::{Options, RankDevice, check_low, windows};
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -18,6 +18,7 @@ pub struct Builder {
     settings: Option<Settings>,
     gpus: Option<Vec<usize>>,
     multiprocessors: Option<u32>,
+    low_latency_multiprocessors: Option<u32>,
     priority: i32,
     wait_for_kernels: bool,
 }
@@ -38,6 +39,12 @@ impl Builder {
     /// Multiprocessors of its GPU that a rank's kernels occupy, 2 or more. Automatic: 24, or less where ranks share a GPU.
     pub const fn multiprocessors(mut self, count: u32) -> Self {
         self.multiprocessors = Some(count);
+        self
+    }
+
+    /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one.
+    pub const fn low_latency_multiprocessors(mut self, count: u32) -> Self {
+        self.low_latency_multiprocessors = Some(count);
         self
     }
 
@@ -80,13 +87,17 @@ impl Builder {
             gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
         let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
-        if blocks < 1 || blocks > most {
-            let limit = format_args!("1 to {most}, with {sharing} ranks on a GPU");
-            return Err(Error::invalid("multiprocessors of a rank", blocks, limit));
+        let low_blocks = self.low_latency_multiprocessors.unwrap_or(most);
+        for (what, blocks) in [("multiprocessors of a rank", blocks), ("multiprocessors of low latency", low_blocks)] {
+            if blocks < 1 || blocks > most {
+                let limit = format_args!("1 to {most}, with {sharing} ranks on a GPU");
+                return Err(Error::invalid(what, blocks, limit));
+            }
         }
+        devices.iter().try_for_each(|device| check_low(device, &layout))?;
         let node = windows(&devices, &layout)?;
         let meeting = Arc::new(Meeting::new(ranks));
-        let options = Options { blocks, priority: self.priority };
+        let options = Options { blocks, low_blocks, priority: self.priority };
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
             let device = RankDevice::new(device, &layout, me, &node, options)?;
             Ok(CudaEndpoint::new(device, me, Arc::clone(&meeting), self.wait_for_kernels))
@@ -104,7 +115,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster of `topology`, which has one node.
     pub const fn builder(topology: Topology) -> Builder {
-        Builder { topology, settings: None, gpus: None, multiprocessors: None, priority: 0, wait_for_kernels: false }
+        Builder { topology, settings: None, gpus: None, multiprocessors: None, low_latency_multiprocessors: None, priority: 0, wait_for_kernels: false }
     }
 
     /// The endpoints, one a rank, for threads of the caller's own.

@@ -12,5 +12,5 @@ mod meeting;
 mod rank;
 
 pub use cluster::{Builder, Cluster};
-pub use endpoint::{Array, CudaEndpoint, DeviceWindow, Event, Rows};
+pub use endpoint::{Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
 pub use error::CudaError;

@@ -3,6 +3,8 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod low;
+
 use std::sync::Arc;
 
 use ep_core::layout::{KernelWindow, Kind};
@@ -12,6 +14,8 @@ use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
+use low::LowDevice;
+pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
 
 /// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
 const LAYOUT_BLOCKS: u32 = 64;
@@ -68,6 +72,8 @@ impl DispatchShape {
 pub(crate) struct Options {
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
+    /// Blocks of the kernels of low latency.
+    pub(crate) low_blocks: u32,
     /// Of the stream.
     pub(crate) priority: i32,
 }
@@ -150,6 +156,8 @@ pub(crate) struct RankDevice {
     numbers: DeviceMemory,
     flags: DeviceMemory,
     view: RankView,
+    /// None where the settings leave low latency out.
+    low: Option<LowDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
     pub(crate) node: Arc<Vec<DeviceMemory>>,
     /// Blocks of the kernels that move rows.
@@ -167,7 +175,7 @@ impl RankDevice {
         node: &Arc<Vec<DeviceMemory>>,
         options: Options,
     ) -> Result<Self, CudaError> {
-        let Options { blocks, priority } = options;
+        let Options { blocks, low_blocks, priority } = options;
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
         let channels = layout.settings().rings().channels as usize;
@@ -189,7 +197,9 @@ impl RankDevice {
             kind: 0,
             reserved: 0,
         };
+        let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {
+            low,
             kernels: Kernels::of(device)?,
             counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
@@ -226,6 +236,9 @@ impl RankDevice {
             .zip(self.node.iter())
             .flat_map(|(rank, window)| if mask.contains(rank) { 0 } else { window.address() }.to_le_bytes())
             .collect();
+        if let Some(low) = &self.low {
+            low.connect(&self.stream, &bytes)?;
+        }
         self.stream.upload(self.windows.address(), &bytes)
     }
 
@@ -235,6 +248,9 @@ impl RankDevice {
             memory.zero(&self.stream)?;
         }
         self.stream.upload(self.local.address(), &(op - 1).to_le_bytes())?;
+        if let Some(low) = &self.low {
+            low.restart(&self.stream)?;
+        }
         self.report.clear();
         self.view.generation = generation.into();
         self.view.first_op = op;

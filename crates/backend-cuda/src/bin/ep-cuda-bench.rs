@@ -1,12 +1,15 @@
-//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...]`.
+//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...]`, and of low latency: `ep-cuda-bench low [ranks] [SMs,SMs,...]`.
 
 use std::process::ExitCode;
 
 use ep_core::{Element, Scaling};
-use ep_cuda::bench::{Blocks, Plan, run, table};
+use ep_cuda::bench::{Blocks, LowPlan, Plan, low_table, run, run_low, table};
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
+    let mut words = std::env::args().skip(1).peekable();
+    if words.next_if(|word| word == "low").is_some() {
+        return low(words);
+    }
     let mut number = |default: u32| words.next().and_then(|word| word.parse().ok()).unwrap_or(default);
     let ranks = number(4);
     let tokens = number(4096);
@@ -24,6 +27,26 @@ fn main() -> ExitCode {
             Err(error) => {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Low latency; 0 multiprocessors are all of a GPU, or a rank's share.
+fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
+    let ranks = words.next().and_then(|word| word.parse().ok()).unwrap_or(4);
+    let list = words.next().unwrap_or_else(|| "0".into());
+    for blocks in list.split(',').filter_map(|word| word.parse().ok()) {
+        for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
+            let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
+            let plan = LowPlan { ranks, max_tokens: 128, hidden, topk, experts, element, blocks, repetitions };
+            match run_low(&plan, &[1, 128]) {
+                Ok(times) => print!("{}", low_table(&plan, &times)),
+                Err(error) => {
+                    eprintln!("{error}");
+                    return ExitCode::FAILURE;
+                }
             }
         }
     }

@@ -22,6 +22,12 @@ pub enum Source {
     Combine,
     /// Results through rings.
     CombineRing,
+    /// Low-latency dispatch.
+    LowDispatch,
+    /// Low-latency combine.
+    LowCombine,
+    /// Going on without a rank in low latency.
+    LowMask,
     /// A failure that the host found.
     Fail,
     /// Meeting of all ranks, for measurements.
@@ -29,7 +35,7 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 10] = [
+pub const ALL: [Source; 13] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
@@ -38,6 +44,9 @@ pub const ALL: [Source; 10] = [
     Source::DispatchRing,
     Source::Combine,
     Source::CombineRing,
+    Source::LowDispatch,
+    Source::LowCombine,
+    Source::LowMask,
     Source::Fail,
     Source::Meet,
 ];
@@ -57,6 +66,9 @@ impl Source {
             Self::Combine => "combine.cu",
             Self::DispatchRing => "dispatch_ring.cu",
             Self::CombineRing => "combine_ring.cu",
+            Self::LowDispatch => "low_dispatch.cu",
+            Self::LowCombine => "low_combine.cu",
+            Self::LowMask => "low_mask.cu",
             Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
         }
@@ -73,6 +85,9 @@ impl Source {
             Self::Combine => "ep_combine_kernel",
             Self::DispatchRing => "ep_dispatch_ring_kernel",
             Self::CombineRing => "ep_combine_ring_kernel",
+            Self::LowDispatch => "ep_low_dispatch_kernel",
+            Self::LowCombine => "ep_low_combine_kernel",
+            Self::LowMask => "ep_low_mask_kernel",
             Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
         }
@@ -89,6 +104,9 @@ impl Source {
             Self::Combine => include_str!("../../kernels/combine.cu"),
             Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
             Self::CombineRing => include_str!("../../kernels/combine_ring.cu"),
+            Self::LowDispatch => include_str!("../../kernels/low_dispatch.cu"),
+            Self::LowCombine => include_str!("../../kernels/low_combine.cu"),
+            Self::LowMask => include_str!("../../kernels/low_mask.cu"),
             Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
         }
@@ -105,6 +123,9 @@ impl Source {
             Self::Combine => size_of::<args::Combine>(),
             Self::DispatchRing => size_of::<args::DispatchRing>(),
             Self::CombineRing => size_of::<args::CombineRing>(),
+            Self::LowDispatch => size_of::<args::LowDispatch>(),
+            Self::LowCombine => size_of::<args::LowCombine>(),
+            Self::LowMask => size_of::<args::LowMask>(),
             Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
         };
@@ -112,6 +133,7 @@ impl Source {
             format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),
             format!("EP_SIZE_LOCAL={}", args::LOCAL_BYTES),
             format!("EP_SIZE_REPORT={}", args::REPORT_BYTES),
+            format!("EP_SIZE_LOW={}", args::LOW_BYTES),
             format!("EP_SIZE_ARGS={args}"),
         ]
     }
@@ -132,8 +154,10 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_layout.h", ep_core::layout::c_header()),
         ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
         ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
+        ("ep_low.h", include_str!("../../kernels/ep_low.h").to_owned()),
         ("ep_notes.h", include_str!("../../kernels/ep_notes.h").to_owned()),
         ("ep_offers.h", include_str!("../../kernels/ep_offers.h").to_owned()),
+        ("ep_quant.h", include_str!("../../kernels/ep_quant.h").to_owned()),
         ("ep_ring.h", include_str!("../../kernels/ep_ring.h").to_owned()),
         ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),
     ]

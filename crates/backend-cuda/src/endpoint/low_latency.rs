@@ -1,47 +1,525 @@
-//! Low latency, which is not there on GPUs yet: every call says so, and nothing moves.
+//! Low latency: fixed slots in two banks, sending and receiving apart.
+//!
+//! Everything is checked and enqueued; nothing of the routing comes to the host. Each half is a launch of a kernel that reads the number
+//! of its operation from the device. With [`wait_for_kernels`](crate::Builder::wait_for_kernels) a half ends when its kernel has,
+//! so that its failure is its own: the user may mask the peer that it names and receive again. Without, a failure is told by
+//! the next call, and poisons the communicator: what was enqueued behind it did nothing.
+//!
+//! Rows are read from the user's memory by the sending half, and once more by the receiving half where a peer was late: the operation
+//! keeps that memory from being given back, but not from being written to. Write to it after the receiving half only.
 
-use std::convert::Infallible;
+mod failure;
+
+use std::sync::Arc;
 
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
-use ep_core::{Endpoint, Error, LowLatency, Rank, RankSet};
+use ep_core::engine::{PeerStats, Stats};
+use ep_core::layout::{Arrival, KernelWindow, LowKind};
+use ep_core::plan::{Plan, TopK};
+use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
-use super::CudaEndpoint;
+use super::rows::stride;
+use super::{Array, CudaEndpoint, Event, Rows};
+use crate::args;
+use crate::driver::Scratch;
+use crate::error::CudaError;
+use crate::rank::{LOW_RECEIVE, LOW_SEND, RankDevice};
 
-fn missing() -> Error {
-    Error::unsupported("low latency on GPUs", "throughput mode, or another backend")
+/// Operations that may be sent and not received.
+const BANKS: u64 = 2;
+
+/// Low latency's part of an endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Low {
+    /// Operations that were sent in this generation.
+    sent: u64,
+    /// Operations that were received in this generation.
+    received: u64,
+    /// The ranks that take no part, and those masked here.
+    mask: RankSet,
+    /// What [`CudaEndpoint::low_latency_combine_buffer`] gives out.
+    buffer: Option<Arc<Scratch>>,
+}
+
+impl Low {
+    /// Begins a generation.
+    pub(super) fn restart(&mut self, mask: &RankSet) {
+        (self.sent, self.received, self.mask) = (0, 0, mask.clone());
+    }
+}
+
+/// Which endpoint and generation something belongs to.
+#[derive(Clone, Debug)]
+struct Mark {
+    endpoint: Arc<()>,
+    generation: u16,
+}
+
+/// Says combine where the rows of a low-latency dispatch came from. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct LowHandle {
+    inner: Arc<Inner>,
+}
+
+impl LowHandle {
+    /// Tokens of this rank's batch.
+    pub fn tokens(&self) -> u32 {
+        self.inner.routed.tokens
+    }
+
+    /// Whether each rank weighs and sums its own experts' results: the weights were given at dispatch.
+    pub fn reduces_per_rank(&self) -> bool {
+        self.inner.routed.topk_weights.is_some()
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    mark: Mark,
+    routed: Arc<Routed>,
+    /// What the receiver keeps of each row: `ep_low_record`.
+    records: Scratch,
+}
+
+/// Where this rank's own tokens went.
+#[derive(Debug)]
+struct Routed {
+    tokens: u32,
+    topk_idx: Array<i64>,
+    topk_weights: Option<Array<f32>>,
+    /// u32 `[2, ranks]`: rows to each rank, choices of its experts.
+    numbers: Scratch,
+}
+
+/// Rows that a kernel reads, kept for as long as it may.
+#[derive(Debug)]
+struct Kept {
+    memory: Arc<Scratch>,
+    stride: usize,
+}
+
+/// An operation that was sent.
+#[derive(Debug)]
+struct Sent {
+    mark: Mark,
+    op: u64,
+}
+
+/// A low-latency dispatch that was sent and is to be received.
+#[derive(Debug)]
+pub struct Dispatching {
+    sent: Sent,
+    routed: Arc<Routed>,
+    x: Kept,
+}
+
+/// A low-latency combine that was sent and is to be received.
+#[derive(Debug)]
+pub struct Combining {
+    sent: Sent,
+    handle: LowHandle,
+    /// `[tokens, topk]`: given with the combine.
+    topk_weights: Option<Array<f32>>,
+    y: Kept,
+}
+
+/// Where a dispatch's results go.
+struct Landing {
+    x: Rows,
+    expert_counts: Array<i32>,
+    segments: Array<i64>,
+    source_token: Array<i32>,
+    records: Scratch,
+}
+
+impl CudaEndpoint {
+    /// A buffer `[local experts, ranks * max_tokens, hidden]` bf16 for the experts' results: the same memory each time, taken at the
+    /// first request. A combine reads results where they lie, so none of them is ever copied; this one is for frameworks
+    /// that ask for such a buffer. What it held is overwritten once the combine of it was received.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without room for low latency, or for want of memory.
+    pub fn low_latency_combine_buffer(&mut self) -> Result<Rows, Error> {
+        self.layout().check_low_latency()?;
+        let (rows, row_bytes) = (self.expert_rows(), self.shape().result_bytes() as usize);
+        let memory = match &self.low.buffer {
+            Some(memory) => Arc::clone(memory),
+            None => Arc::new(Scratch::new(self.stream(), rows as usize * stride(row_bytes))?),
+        };
+        self.low.buffer = Some(Arc::clone(&memory));
+        Ok(Rows::Owned { memory, rows, row_bytes })
+    }
+
+    /// Rows of all local experts.
+    fn expert_rows(&self) -> u32 {
+        // Cutting the layout refused products that are too large.
+        self.layout().local_experts() * self.topology().ranks() * self.shape().max_tokens()
+    }
+
+    fn mark(&self) -> Mark {
+        Mark { endpoint: Arc::clone(&self.identity), generation: self.generation }
+    }
+
+    /// Refuses what another endpoint or an earlier generation made.
+    fn check_mark(&self, what: &str, mark: &Mark) -> Result<(), Error> {
+        if !Arc::ptr_eq(&mark.endpoint, &self.identity) {
+            return Err(Error::invalid(what, "of another endpoint", "one of this endpoint"));
+        }
+        if mark.generation != self.generation {
+            let limit = format_args!("{}, the communicator's", self.generation);
+            return Err(Error::invalid(format_args!("generation of the {what}"), mark.generation, limit));
+        }
+        Ok(())
+    }
+
+    /// Refuses to start while poisoned, and tells of what kernels of low latency have reported since.
+    fn low_ready(&mut self) -> Result<(), Error> {
+        self.ready()?;
+        let Some(report) = self.device.low_report() else { return Ok(()) };
+        let error = failure::of(report, self.me);
+        let fallback = Failure { op: self.low.received + 1, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
+        self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
+        Err(error)
+    }
+
+    /// Refuses to send when that cannot be; the operation's number.
+    fn check_send(&mut self) -> Result<u64, Error> {
+        self.low_ready()?;
+        self.layout().check_low_latency()?;
+        let op = self.low.sent + 1;
+        if op - self.low.received > BANKS {
+            return Err(Error::TooManyInFlight { op });
+        }
+        let last = Arrival::last_op(self.shape());
+        if op > last {
+            return Err(Error::invalid("low-latency operation", op, format_args!("at most {last}; rejoin to go on")));
+        }
+        Ok(op)
+    }
+
+    /// Refuses to receive what is not the next in turn.
+    fn check_receive(&mut self, sent: &Sent) -> Result<(), Error> {
+        self.low_ready()?;
+        self.check_mark("low-latency operation", &sent.mark)?;
+        let next = self.low.received + 1;
+        if sent.op != next {
+            let limit = format_args!("{next}, the oldest that was not received");
+            return Err(Error::invalid("low-latency operation to receive", sent.op, limit));
+        }
+        Ok(())
+    }
+
+    /// Refuses weights that are not one for each choice.
+    fn check_weights(weights: Option<&Array<f32>>, choices: usize) -> Result<(), Error> {
+        match weights.filter(|weights| weights.len() != choices) {
+            Some(weights) => {
+                let limit = format_args!("{choices}, that of topk_idx");
+                Err(Error::invalid("length of topk_weights", weights.len(), limit))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The memory of rows, so that it is not given back. Leased rows may be granted to others: they are copied.
+    fn keep(&self, rows: &Rows, count: u32) -> Result<Kept, Error> {
+        let stride = rows.stride();
+        if let Rows::Owned { memory, .. } = rows {
+            return Ok(Kept { memory: Arc::clone(memory), stride });
+        }
+        let memory = Arc::new(Scratch::new(self.stream(), count as usize * stride)?);
+        self.stream().copy_rows((memory.address(), stride), (self.address(rows), stride), stride, count as usize)?;
+        Ok(Kept { memory, stride })
+    }
+
+    /// Enqueues halves of operation `op`.
+    async fn low_half(
+        &mut self,
+        op: u64,
+        launch: impl FnOnce(&RankDevice) -> Result<(), CudaError>,
+    ) -> Result<Event, Error> {
+        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        launch(&self.device)?;
+        let event = Event(Arc::new(self.device.stream.record(false)?));
+        if self.wait_for_kernels {
+            self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
+            if let Some(report) = self.device.low_report() {
+                let error = failure::of(report, self.me);
+                self.device.low_resume()?;
+                self.poisoned = None;
+                tracing::warn!(%error, "low-latency operation failed");
+                return Err(error);
+            }
+        }
+        self.poisoned = None;
+        Ok(event)
+    }
+
+    /// Checks a batch and takes memory for it.
+    fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
+        let (topk_idx, topk_weights) = (&routing.topk_idx, &routing.topk_weights);
+        Self::check_weights(topk_weights.as_ref(), topk_idx.len())?;
+        let (topk, most) = (self.shape().topk(), self.shape().max_tokens());
+        if !topk_idx.len().is_multiple_of(topk as usize) {
+            let limit = format_args!("a multiple of the {topk} topk");
+            return Err(Error::invalid("length of topk_idx", topk_idx.len(), limit));
+        }
+        let tokens = topk_idx.len() / topk as usize;
+        if tokens > most as usize {
+            let limit = format_args!("at most {most}, max_tokens of the shape");
+            return Err(Error::invalid("tokens of a low-latency dispatch", tokens, limit));
+        }
+        let tokens = tokens as u32;
+        self.check_rows("x", x, self.shape().result_bytes(), tokens)?;
+        let numbers = Scratch::new(self.stream(), 8 * self.topology().ranks() as usize)?;
+        Ok(Routed { tokens, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone(), numbers })
+    }
+
+    fn low_landing(&self) -> Result<Landing, Error> {
+        let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
+        let (stream, rows) = (self.stream(), self.expert_rows());
+        let records = ranks * self.shape().max_tokens() as usize * 8 * (1 + self.shape().topk() as usize);
+        Ok(Landing {
+            x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
+            expert_counts: Array::new(stream, local)?,
+            segments: Array::new(stream, local * ranks)?,
+            source_token: Array::new(stream, rows as usize)?,
+            records: Scratch::new(stream, 8 * ranks + records)?,
+        })
+    }
+
+    fn low_dispatch_args(&self, routed: &Routed, x: &Kept, landing: Option<&Landing>) -> args::LowDispatch {
+        let args = args::LowDispatch {
+            x: x.memory.address(),
+            x_stride: x.stride as u64,
+            topk_idx: routed.topk_idx.address(),
+            topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
+            routed: routed.numbers.address(),
+            tokens: routed.tokens,
+            ..args::LowDispatch::default()
+        };
+        let Some(landing) = landing else { return args };
+        args::LowDispatch {
+            out: self.address(&landing.x),
+            out_stride: landing.x.stride() as u64,
+            expert_counts: landing.expert_counts.address(),
+            segments: landing.segments.address(),
+            source_token: landing.source_token.address(),
+            records: landing.records.address(),
+            ..args
+        }
+    }
+
+    /// Bad choices that a kernel found, named as on the host.
+    fn name_choices(&self, routed: &Routed, error: Error) -> Error {
+        if error.failure().is_some() {
+            return error;
+        }
+        let Ok(topk_idx) = routed.topk_idx.to_vec(self.stream()) else { return error };
+        let planned = Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
+        planned.err().unwrap_or(error)
+    }
+
+    /// A dispatch was received.
+    fn low_received(
+        &mut self,
+        mark: Mark,
+        routed: &Arc<Routed>,
+        landing: Landing,
+        event: Event,
+    ) -> LowReceived<Self> {
+        self.low.received += 1;
+        self.stats.operations += 1;
+        let Landing { x, expert_counts, segments, source_token, records } = landing;
+        let handle = LowHandle { inner: Arc::new(Inner { mark, routed: Arc::clone(routed), records }) };
+        LowReceived { x, expert_counts, segments, source_token, handle, event }
+    }
+
+    /// Checks a combine; which form it has.
+    fn check_combine(
+        &self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+    ) -> Result<LowKind, Error> {
+        let Inner { mark, routed, .. } = &*handle.inner;
+        self.check_mark("handle", mark)?;
+        let kind = match (&routed.topk_weights, topk_weights) {
+            (None, Some(_)) => LowKind::PerChoice,
+            (Some(_), None) => LowKind::PerRank,
+            (None, None) => return Err(Error::invalid("topk_weights", "absent", "given at dispatch or here")),
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid("topk_weights", "given twice", "given at dispatch or here"));
+            }
+        };
+        Self::check_weights(topk_weights, routed.topk_idx.len())?;
+        self.check_rows("y", y, self.shape().result_bytes(), self.expert_rows())?;
+        Ok(kind)
+    }
+
+    fn low_combine_args(combining: &Combining, out: Option<(u64, usize)>) -> args::LowCombine {
+        let Inner { routed, records, .. } = &*combining.handle.inner;
+        let kind = if combining.topk_weights.is_some() { LowKind::PerChoice } else { LowKind::PerRank };
+        let (out, out_stride) = out.unwrap_or((0, 0));
+        args::LowCombine {
+            y: combining.y.memory.address(),
+            y_stride: combining.y.stride as u64,
+            records: records.address(),
+            topk_idx: routed.topk_idx.address(),
+            topk_weights: combining.topk_weights.as_ref().map_or(0, Array::address),
+            routed: routed.numbers.address(),
+            out,
+            out_stride: out_stride as u64,
+            tokens: routed.tokens,
+            kind: kind as u32,
+            ..args::LowCombine::default()
+        }
+    }
+
+    /// Enqueues halves of a combine, the receiving one among them.
+    async fn low_reduce(&mut self, combining: &Combining, phases: u32) -> Result<LowCombined<Self>, Error> {
+        let bytes = self.shape().result_bytes() as usize;
+        let x = Rows::new(self.stream(), combining.handle.tokens(), bytes)?;
+        let args = Self::low_combine_args(combining, Some((self.address(&x), x.stride())));
+        let half = self.low_half(combining.sent.op, |device| device.low_combine(args::LowCombine { phases, ..args }));
+        let event = half.await?;
+        self.low.received += 1;
+        self.stats.operations += 1;
+        Ok(LowCombined { x, event })
+    }
+
+    /// Statistics with the rows of low latency, which are counted on the device.
+    pub(super) fn low_stats(&self, mut stats: Stats) -> Stats {
+        let Ok(counters) = self.device.low_counters() else { return stats };
+        let row = *self.layout().row();
+        let window = KernelWindow::from(self.layout());
+        let of_dispatch = row.header_bytes() + row.payload_bytes();
+        let of_combine = window.low_result_header_bytes + window.result_bytes;
+        for (rows, bytes) in [(&counters.dispatched, of_dispatch), (&counters.combined, of_combine)] {
+            for (peer, &(sent, received)) in stats.peers.iter_mut().zip(rows) {
+                let PeerStats { rows_sent, rows_received, bytes_sent, bytes_received, .. } = peer;
+                *rows_sent += sent;
+                *rows_received += received;
+                *bytes_sent += sent * bytes;
+                *bytes_received += received * bytes;
+            }
+        }
+        for (sum, rows) in stats.expert_rows.iter_mut().zip(&counters.expert_rows) {
+            *sum += rows;
+        }
+        stats
+    }
 }
 
 impl LowLatency for CudaEndpoint {
-    type LowHandle = Infallible;
-    type Dispatching = Infallible;
-    type Combining = Infallible;
+    type LowHandle = LowHandle;
+    type Dispatching = Dispatching;
+    type Combining = Combining;
 
-    async fn send_dispatch(&mut self, _x: &Self::Buf, _routing: &LowRoutingOf<Self>) -> Result<Infallible, Error> {
-        Err(missing())
+    async fn send_dispatch(&mut self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
+        let op = self.check_send()?;
+        let routed = Arc::new(self.routed(x, routing)?);
+        let x = self.keep(x, routed.tokens)?;
+        let args = args::LowDispatch { phases: LOW_SEND, ..self.low_dispatch_args(&routed, &x, None) };
+        let half = self.low_half(op, |device| device.low_dispatch(args)).await;
+        half.map_err(|error| self.name_choices(&routed, error))?;
+        self.low.sent = op;
+        Ok(Dispatching { sent: Sent { mark: self.mark(), op }, routed, x })
     }
 
-    async fn receive_dispatch(&mut self, sent: &Infallible) -> Result<LowReceived<Self>, Error> {
-        match *sent {}
+    async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
+        let Dispatching { sent, routed, x } = dispatching;
+        self.check_receive(sent)?;
+        let landing = self.low_landing()?;
+        let args = args::LowDispatch { phases: LOW_RECEIVE, ..self.low_dispatch_args(routed, x, Some(&landing)) };
+        let event = self.low_half(sent.op, |device| device.low_dispatch(args)).await?;
+        Ok(self.low_received(sent.mark.clone(), routed, landing, event))
     }
 
     async fn send_combine(
         &mut self,
-        _y: &Self::Buf,
-        handle: &Infallible,
-        _topk_weights: Option<&Self::Array<f32>>,
-    ) -> Result<Infallible, Error> {
-        match *handle {}
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+    ) -> Result<Combining, Error> {
+        let op = self.check_send()?;
+        self.check_combine(y, handle, topk_weights)?;
+        let y = self.keep(y, self.expert_rows())?;
+        let sent = Sent { mark: self.mark(), op };
+        let combining = Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y };
+        let args = args::LowCombine { phases: LOW_SEND, ..Self::low_combine_args(&combining, None) };
+        self.low_half(op, |device| device.low_combine(args)).await?;
+        self.low.sent = op;
+        Ok(combining)
     }
 
-    async fn receive_combine(&mut self, sent: &Infallible) -> Result<LowCombined<Self>, Error> {
-        match *sent {}
+    async fn receive_combine(&mut self, combining: &Combining) -> Result<LowCombined<Self>, Error> {
+        self.check_receive(&combining.sent)?;
+        self.low_reduce(combining, LOW_RECEIVE).await
+    }
+
+    /// Both halves of a dispatch, in one launch where nothing is in flight.
+    async fn low_latency_dispatch(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let op = self.check_send()?;
+        if self.low.received + 1 != op {
+            let sent = self.send_dispatch(x, routing).await?;
+            return self.receive_dispatch(&sent).await;
+        }
+        let routed = Arc::new(self.routed(x, routing)?);
+        let x = self.keep(x, routed.tokens)?;
+        let landing = self.low_landing()?;
+        let phases = LOW_SEND | LOW_RECEIVE;
+        let args = args::LowDispatch { phases, ..self.low_dispatch_args(&routed, &x, Some(&landing)) };
+        let half = self.low_half(op, |device| device.low_dispatch(args)).await;
+        // What failed in receiving was sent.
+        if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
+            self.low.sent = op;
+        }
+        let event = half.map_err(|error| self.name_choices(&routed, error))?;
+        Ok(self.low_received(self.mark(), &routed, landing, event))
+    }
+
+    /// Both halves of a combine, in one launch where nothing is in flight.
+    async fn low_latency_combine(
+        &mut self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+    ) -> Result<LowCombined<Self>, Error> {
+        let op = self.check_send()?;
+        if self.low.received + 1 != op {
+            let sent = self.send_combine(y, handle, topk_weights).await?;
+            return self.receive_combine(&sent).await;
+        }
+        self.check_combine(y, handle, topk_weights)?;
+        let y = self.keep(y, self.expert_rows())?;
+        let sent = Sent { mark: self.mark(), op };
+        let combining = Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y };
+        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE).await;
+        if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
+            self.low.sent = op;
+        }
+        reduced
     }
 
     fn low_latency_mask(&self) -> &RankSet {
-        self.mask()
+        &self.low.mask
     }
 
-    async fn mask_rank(&mut self, _rank: Rank) -> Result<(), Error> {
-        Err(missing())
+    async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error> {
+        if rank == self.me || rank.0 >= self.topology().ranks() {
+            let limit = format_args!("another rank, 0 to {}", self.topology().ranks() - 1);
+            return Err(Error::invalid("rank to mask", rank, limit));
+        }
+        if self.low.mask.contains(rank) {
+            return Ok(());
+        }
+        self.layout().check_low_latency()?;
+        self.device.low_mask(rank)?;
+        self.low.mask.insert(rank);
+        Ok(())
     }
 }

@@ -9,6 +9,7 @@
 //! | dispatch | layout, counts; then as a cached dispatch; unpack where rows were placed |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
 //! | combine | a local copy of rows that lie elsewhere; offer where weights travel; combine, combine ring |
+//! | either half of low latency, or both | low dispatch, or low combine |
 
 mod combine;
 mod dispatch;
@@ -30,6 +31,7 @@ use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rin
 use crate::driver;
 use crate::meeting::Meeting;
 use crate::rank::{Call, DevicePlan, RankDevice};
+pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
@@ -71,6 +73,7 @@ pub struct CudaEndpoint {
     poisoned: Option<Failure>,
     meeting: Arc<Meeting>,
     wait_for_kernels: bool,
+    low: low_latency::Low,
     stats: Stats,
     started: Instant,
 }
@@ -107,6 +110,7 @@ impl CudaEndpoint {
             poisoned: None,
             meeting,
             wait_for_kernels,
+            low: low_latency::Low::default(),
             stats,
             started: Instant::now(),
             device,
@@ -316,6 +320,6 @@ impl Endpoint for CudaEndpoint {
     }
 
     fn stats(&self) -> Stats {
-        self.stats.clone()
+        self.low_stats(self.stats.clone())
     }
 }

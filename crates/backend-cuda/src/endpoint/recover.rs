@@ -30,6 +30,7 @@ impl CudaEndpoint {
         self.arena.recovered(mask.iter().any(|rank| !self.mask.contains(rank)));
         self.device.restart(generation, op)?;
         self.device.connect(&mask)?;
+        self.low.restart(&mask);
         self.mask = mask;
         self.generation = generation;
         self.op = op;

@@ -56,8 +56,8 @@ impl Window for DeviceWindow {
 pub enum Rows {
     /// Anywhere.
     Owned {
-        /// The memory.
-        memory: Scratch,
+        /// The memory; shared with operations under way that may read it.
+        memory: Arc<Scratch>,
         /// Rows it has room for.
         rows: u32,
         /// Bytes of a row that carry data.
@@ -74,7 +74,8 @@ pub(crate) const fn stride(row_bytes: usize) -> usize {
 
 impl Rows {
     pub(crate) fn new(stream: &Arc<Stream>, rows: u32, row_bytes: usize) -> Result<Self, Error> {
-        Ok(Self::Owned { memory: Scratch::new(stream, rows as usize * stride(row_bytes))?, rows, row_bytes })
+        let memory = Arc::new(Scratch::new(stream, rows as usize * stride(row_bytes))?);
+        Ok(Self::Owned { memory, rows, row_bytes })
     }
 
     pub(crate) fn from_bytes(stream: &Arc<Stream>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
@@ -82,7 +83,7 @@ impl Rows {
             let limit = format_args!("{rows} rows of {row_bytes} bytes");
             return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
         }
-        let memory = Scratch::from_bytes(stream, &spread(bytes, row_bytes))?;
+        let memory = Arc::new(Scratch::from_bytes(stream, &spread(bytes, row_bytes))?);
         Ok(Self::Owned { memory, rows, row_bytes })
     }
 

@@ -1,0 +1,346 @@
+/*
+ * ep_low.h: what the kernels of low latency have in common: state, waits, faults, banks, arrivals, the end of a launch.
+ *
+ * The roles are those of ep_core::roles::low_latency. An operation has two halves, each a launch of its own, or both in one;
+ * its number is read from EpLow, so that a captured launch may be replayed.
+ *
+ *   banks     rows for operation op may be put once the reader's Received is at least op - 2
+ *   arrival   Even or Odd, by the parity of op: published to a peer by the block that is the last to have put its rows for that peer
+ *   end       Received = op, published to all peers by the block that ends last
+ *   F3        a block's stores, barrier, fence.acq_rel.sys, a count of blocks; the block that counts last: fence.acq_rel.sys,
+ *             st.release.sys
+ *   F6        every wait ends by the deadline. A fault is reported once, every block runs to its end, and later launches do
+ *             nothing until the host has heard of it. Nothing is said to the others, and nothing is poisoned
+ *
+ * In launches of low latency EpRank.windows has 0 for ranks that are masked here, EpRank.local is the EpLow, and EpRank.report
+ * a report of their own.
+ */
+#ifndef EP_LOW_H
+#define EP_LOW_H
+#include "ep_verbs.h"
+
+/* Threads of a block. */
+#ifndef EP_LOW_THREADS
+#define EP_LOW_THREADS 1024u
+#endif
+#define EP_LOW_WARPS (EP_LOW_THREADS / 32)
+
+/* Which halves a launch does. */
+#define EP_LOW_SEND 1u
+#define EP_LOW_RECEIVE 2u
+
+/* EpReport.status, beside those of ep_verbs.h. */
+#define EP_STATUS_MASKED 5u
+
+/* EpReport.field of a mismatch. The host has their names in this order. */
+#define EP_LOW_FIELD_OP 0u
+#define EP_LOW_FIELD_KIND 1u
+#define EP_LOW_FIELD_ARRIVAL 2u
+#define EP_LOW_FIELD_ROW_OP 3u
+#define EP_LOW_FIELD_ROW_SOURCE 4u
+#define EP_LOW_FIELD_ROW_TOKEN 5u
+#define EP_LOW_FIELD_LEAST_TOKEN 6u
+#define EP_LOW_FIELD_TOKENS 7u
+#define EP_LOW_FIELD_ROWS 8u
+#define EP_LOW_FIELD_RESULTS 9u
+#define EP_LOW_FIELD_EXPERT_ROWS 10u
+
+/* Low latency of one rank, in its own device memory; zero at first, and in each generation. After it lie u32 finished[ranks],
+   blocks that have put their rows for each rank, and for each bank u32 late[ranks]: not 0 where a rank was sent nothing. */
+struct EpLow {
+    ep_u64 sent;     /* operations that were sent */
+    ep_u64 received; /* operations that were received */
+    ep_u32 failed;   /* not 0: this launch has failed */
+    ep_u32 broken;   /* not 0: an earlier one has, and the host has not heard of it yet */
+    ep_u32 arrived;  /* blocks that have come to the end of the launch */
+    ep_u32 serial;   /* values of Waiting that were published */
+    ep_u32 voice;    /* 1 + the rank that this one has said it waits for; 0 for none */
+    ep_u32 said;     /* not 0: something was said and not taken back */
+    ep_u32 late[2];  /* for each bank: ranks that were sent nothing, because their banks were not free in time */
+    ep_u64 reserved[2];
+};
+#ifdef EP_SIZE_LOW
+static_assert(sizeof(EpLow) == EP_SIZE_LOW, "EpLow differs from the host's");
+#endif
+
+EP_DEV EpLow* ep_low_state(const EpRank& r) { return (EpLow*)r.local; }
+EP_DEV ep_u32* ep_low_finished(const EpRank& r) { return (ep_u32*)(ep_low_state(r) + 1); }
+EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) {
+    return ep_low_finished(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
+}
+
+/* ---- faults ---- */
+
+/* Reports a fault of op; the first of a launch counts. */
+EP_DEV void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
+                        ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
+    if (atomicCAS(&ep_low_state(r)->failed, 0u, 1u) != 0) return;
+    EpReport* out = (EpReport*)r.report;
+    out->phase = phase;
+    out->peer = peer;
+    out->lane = lane;
+    out->op = op;
+    out->seen = seen;
+    out->awaited = awaited;
+    out->waited = waited;
+    out->field = field;
+    out->culprit = culprit;
+    ep_fence_sys();
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&out->status), "r"(status) : "memory");
+}
+EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
+    ep_low_fail(r, op, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
+}
+EP_DEV bool ep_low_failed(const EpRank& r) { return ep_ld_relaxed(&ep_low_state(r)->failed) != 0; }
+
+/* ---- the lookout: who waits for whom ---- */
+
+/* The rank that `rank` has said it waits for; itself where it waits for nobody. */
+EP_DEV ep_u32 ep_low_named(const EpRank& r, ep_u32 rank) {
+    const ep_u64 said = ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_WAITING);
+    const ep_u32 named = (ep_u32)(said & 0xffff);
+    return said == 0 || named >= r.w.ranks ? rank : named;
+}
+
+EP_DEV void ep_low_say(const EpRank& r, ep_u32 rank) {
+    const ep_u64 serial = atomicAdd(&ep_low_state(r)->serial, 1u) + 1ull;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(r, other))
+            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_WAITING, serial << 16 | rank);
+}
+
+/* The end of the chain of those who wait for each other, which begins with `first`. */
+EP_DEV ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
+    ep_u32 last = first;
+    for (ep_u32 hops = 0; hops < r.w.ranks; ++hops) {
+        const ep_u32 next = ep_low_named(r, last);
+        if (next == last || next == r.me || !ep_takes_part(r, next)) break;
+        ep_u32 before = first;
+        for (ep_u32 hop = 0; hop < hops && before != next; ++hop) before = ep_low_named(r, before);
+        if (before == next) break;
+        last = next;
+    }
+    return last;
+}
+
+/* The rare part of a wait for peer: says that this rank waits, when it has waited long or is waited for; true when time is up or
+   the launch has failed. */
+EP_DEV bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
+    EpLow* low = ep_low_state(r);
+    if (ep_low_failed(r)) return true;
+    const ep_u64 waited = ep_now() - began;
+    if (waited < r.allowed / 2 || blockIdx.x != 0) return waited >= r.allowed;
+    bool speak = waited >= r.allowed / 4 * 3;
+    for (ep_u32 other = 0; other < r.w.ranks && !speak; ++other)
+        speak = other != r.me && ep_takes_part(r, other) && ep_low_named(r, other) == r.me;
+    if (speak && atomicCAS(&low->voice, 0u, peer + 1) == 0) {
+        low->said = 1;
+        ep_low_say(r, peer);
+    }
+    return waited >= r.allowed;
+}
+
+/* Peer has delivered. */
+EP_DEV void ep_low_came(const EpRank& r, ep_u32 peer) {
+    if (blockIdx.x == 0 && ep_ld_relaxed(&ep_low_state(r)->voice) == peer + 1) atomicCAS(&ep_low_state(r)->voice, peer + 1, 0u);
+}
+
+/* ---- sending ---- */
+
+/* What a block has still to do for a rank: `state` of the functions below, in shared memory. */
+#define EP_PEER_DONE 0u
+#define EP_PEER_WAITED_FOR 1u
+#define EP_PEER_NOW 2u
+
+EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
+        state[peer] = ep_takes_part(r, peer) && (!again || ep_low_late(r, op)[peer]) ? EP_PEER_WAITED_FOR : EP_PEER_DONE;
+    __syncthreads();
+}
+
+/* Finds the ranks whose banks are free, and waits while there is none; false when nothing is left to do. Where `owed` is given,
+   ranks that are owed nothing are not waited for. By all threads of a block. */
+EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began) {
+    for (ep_u32 spin = 1;; ++spin) {
+        bool now = false, waits = false;
+        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+            if (state[peer] == EP_PEER_DONE) continue;
+            const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
+                                    ? op
+                                    : ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+            if (seen == EP_MASKED) {
+                state[peer] = EP_PEER_DONE; /* the receiving half says so */
+            } else if (seen + 2 >= op) {
+                state[peer] = EP_PEER_NOW;
+                now = true;
+                ep_low_came(r, peer);
+            } else if (spin % 64 == 0 && ep_low_vain(r, peer, began)) {
+                state[peer] = EP_PEER_DONE; /* it is late */
+            } else {
+                waits = true;
+            }
+        }
+        if (__syncthreads_or(now)) return true;
+        if (!__syncthreads_or(waits)) return false;
+    }
+}
+
+/* This block, one of `blocks`, has put its rows for the ranks that are filled now. The last one publishes the arrival; where a rank
+   gets nothing, only when `always`. By all threads. */
+EP_DEV void ep_low_finish(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, ep_u32 blocks,
+                          ep_u32* state) {
+    __syncthreads();
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (state[peer] != EP_PEER_NOW) continue;
+        ep_fence_sys();
+        if (atomicAdd(ep_low_finished(r) + peer, 1u) + 1 == blocks && (always || rows[peer] > 0)) {
+            ep_fence_sys();
+            ep_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                       ep_arrival(r.w, op, kind, rows[peer]));
+        }
+        state[peer] = EP_PEER_DONE;
+    }
+    __syncthreads();
+}
+
+/* ---- receiving ---- */
+
+/* Waits until all rows of source have come; false after a fault. By one thread. */
+EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 began, ep_u32* rows) {
+    const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
+    const ep_u64 due = ep_arrival(r.w, op, 0, 0);
+    ep_u64 seen;
+    for (ep_u32 spin = 1;; ++spin) {
+        seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
+        if (seen >= due) break;
+        if (spin % 64 == 0 && ep_low_vain(r, source, began)) {
+            if (!ep_low_failed(r))
+                ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, source, ep_low_culprit(r, source), EP_LANE_LOW_ROWS, seen,
+                            due, ep_now() - began, 0);
+            return false;
+        }
+    }
+    ep_low_came(r, source);
+    *rows = (ep_u32)(seen - ep_arrival(r.w, op, kind, 0));
+    if (seen - ep_arrival(r.w, op, kind, 0) <= ep_low_limit(r.w)) return true;
+    if (seen == EP_MASKED)
+        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
+    else if (ep_arrival_op(r.w, seen) != op)
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, ep_arrival_op(r.w, seen));
+    else if (ep_arrival_kind(r.w, seen) != kind && ep_arrival_kind(r.w, seen) <= EP_LOW_PER_RANK)
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, ep_arrival_kind(r.w, seen));
+    else
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
+    return false;
+}
+
+/* A rank that has masked this one fails the receiving half. By all threads of a block. */
+EP_DEV void ep_low_check_masks(const EpRank& r, ep_u64 op) {
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
+        if (peer != r.me && ep_takes_part(r, peer) &&
+            ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED)
+            ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
+}
+
+/* ---- rows and columns ---- */
+
+/* The share of a block in `rows` rows of `columns` units of 16 bytes: units begin .. end, which lie in rows first .. last. */
+struct EpShareOfRows {
+    ep_u64 begin;
+    ep_u64 end;
+    ep_u32 first;
+    ep_u32 last;
+};
+EP_DEV EpShareOfRows ep_low_share(ep_u32 rows, ep_u32 columns, ep_u32 block, ep_u32 blocks) {
+    EpShareOfRows share;
+    const ep_u64 all = (ep_u64)rows * columns;
+    share.begin = block < blocks ? all * block / blocks : all;
+    share.end = block < blocks ? all * (block + 1) / blocks : all;
+    share.first = (ep_u32)(share.begin / columns);
+    share.last = (ep_u32)((share.end + columns - 1) / columns);
+    return share;
+}
+
+/* The source of row `row` of those that are counted in first[ranks + 1]. */
+EP_DEV ep_u32 ep_low_source(const ep_u32* first, ep_u32 row) {
+    ep_u32 source = 0;
+    while (first[source + 1] <= row) ++source;
+    return source;
+}
+
+/* What the receiver of a dispatch keeps for the combine, of the row at `position` of source: an EpLowRow and EpLowPick[topk].
+   In front of all rows: u32 rows[ranks], picks[ranks], the rows and choices that came from each rank. */
+struct EpLowRow {
+    ep_u32 token;
+    ep_u32 column; /* this rank's number among the token's ranks */
+};
+struct EpLowPick {
+    ep_i32 row; /* in [local experts, ranks * max_tokens]; -1 for a choice of another rank */
+    float weight;
+};
+EP_DEV ep_u64 ep_low_record(const EpRank& r, ep_u64 records, ep_u32 source, ep_u32 position) {
+    const ep_u64 at = (ep_u64)source * r.w.max_tokens + position;
+    return records + 8ull * r.w.ranks + at * (sizeof(EpLowRow) + r.w.topk * sizeof(EpLowPick));
+}
+
+/* ---- the end of a launch ---- */
+
+/* True in every thread of the block that comes last, which sees what the others did. Every thread of every block must call it. */
+EP_DEV bool ep_low_last_block(const EpRank& r) {
+    __shared__ ep_u32 last;
+    EpLow* low = ep_low_state(r);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(&low->arrived, 1u) + 1 == gridDim.x;
+        if (last) {
+            low->arrived = 0;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    return last != 0;
+}
+
+/* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
+   to be put, by so many blocks; `refused`: bad choices, so that nothing was. A rank that was sent nothing fails the receiving
+   half. True when the operation was received. */
+EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, ep_u32 blocks, ep_u64 began) {
+    EpLow* low = ep_low_state(r);
+    ep_u32 *finished = ep_low_finished(r), *late = ep_low_late(r, op);
+    bool is_late = false;
+    if (tried && !refused)
+        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+            const bool due = ep_takes_part(r, peer) && ((phases & EP_LOW_SEND) || late[peer]);
+            late[peer] = due && __ldcg(finished + peer) != blocks;
+            finished[peer] = 0;
+            if (!late[peer]) continue;
+            is_late = true;
+            if (phases & EP_LOW_RECEIVE)
+                ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, ep_low_culprit(r, peer), EP_LANE_LOW_DONE,
+                            ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
+        }
+    is_late = __syncthreads_or(is_late);
+    const bool failed = ep_low_failed(r), received = (phases & EP_LOW_RECEIVE) && !failed;
+    __syncthreads();
+    if (received)
+        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
+            if (peer != r.me && ep_takes_part(r, peer)) {
+                ep_fence_sys();
+                ep_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
+            }
+    if (threadIdx.x == 0) {
+        if (tried && !refused) low->late[op % 2] = is_late;
+        if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
+        if (received) low->received = op;
+        if (low->said && !failed) {
+            ep_low_say(r, r.me);
+            low->said = 0;
+        }
+        low->voice = 0;
+        low->broken = failed;
+        low->failed = 0;
+    }
+    return received;
+}
+#endif

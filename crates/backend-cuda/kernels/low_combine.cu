@@ -1,0 +1,261 @@
+/*
+ * ep_low_combine_kernel: low-latency combine. The experts' results go back into fixed slots of the tokens' ranks, which sum them.
+ *
+ *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
+ *   memory   the experts' rows and the records of the dispatch in memory of the own GPU: nothing is staged; slots and cells of the
+ *            windows; shared: the rows of a batch
+ *   send     the received rows are cut into as many shares as there are blocks. Per choice: each expert's row is copied to the
+ *            token's slot of that choice. Per rank: the rows of a token are weighed and summed, choices ascending, and rounded
+ *   receive  once all that owe results have delivered, the tokens are cut into shares and summed: per choice with the weights given
+ *            here, per rank as they are, ranks ascending; f32, rounded once
+ *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
+ */
+/* More threads would have too few registers. */
+#define EP_LOW_THREADS 512u
+#include "ep_low.h"
+#include "ep_sum.h"
+
+struct EpLowCombineArgs {
+    ep_u64 y;            /* bf16 [local experts, ranks * max_tokens, hidden], rows y_stride bytes apart */
+    ep_u64 y_stride;
+    ep_u64 records;      /* of the dispatch, see ep_low_record */
+    ep_u64 topk_idx;     /* i64 [tokens, topk], as dispatched */
+    ep_u64 topk_weights; /* f32 [tokens, topk], per choice */
+    ep_u64 routed;       /* u32 [2, ranks], of the dispatch: rows to each rank, choices of its experts */
+    ep_u64 out;          /* out: bf16 [tokens, hidden], rows out_stride bytes apart */
+    ep_u64 out_stride;
+    ep_u64 counters;     /* see EpLowDispatchArgs */
+    ep_u32 tokens;
+    ep_u32 kind;         /* EP_LOW_PER_CHOICE or EP_LOW_PER_RANK */
+    ep_u32 phases;
+    ep_u32 reserved;
+};
+EP_CHECK_ARGS(EpLowCombineArgs);
+
+/* Results that a thread has in flight. */
+#define EP_LOW_WIDTH 8u
+
+extern __shared__ __align__(128) ep_u8 ep_pool[];
+
+/* The rows or tokens of a batch, one of each warp, and what they are summed from. */
+struct EpLowBatch {
+    ep_u64 place[EP_LOW_WARPS];          /* of the results of a token in its rank's window; 0 where they do not go now */
+    ep_u32 count[EP_LOW_WARPS];          /* parts */
+    ep_u32 token[EP_LOW_WARPS];
+    ep_u32 own[EP_LOW_WARPS];            /* the column of this rank */
+    ep_u32 row[EP_LOW_WARPS * 32];       /* of each part: the expert's row; or the rank that it comes from */
+    ep_u32 column[EP_LOW_WARPS * 32];    /* its slot among the token's */
+    float weight[EP_LOW_WARPS * 32];
+};
+
+/* Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
+EP_DEV ep_u32* ep_low_states() { return (ep_u32*)ep_pool; }
+EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + r.w.ranks; }
+EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
+
+/* A warp reads the record of a received row. */
+EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 row) {
+    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, source = ep_low_source(ep_low_firsts(r), row);
+    const EpLowRow* record = (const EpLowRow*)ep_low_record(r, a.records, source, row - ep_low_firsts(r)[source]);
+    EpLowPick pick = {-1, 0.0f};
+    if (lane < r.w.topk) pick = ((const EpLowPick*)(record + 1))[lane];
+    const EpLowRow own = *record;
+    const ep_u32 votes = __ballot_sync(EP_FULL, pick.row >= 0), at = turn * 32 + __popc(votes & ((1u << lane) - 1));
+    if (pick.row >= 0) {
+        s.row[at] = (ep_u32)pick.row;
+        s.column[at] = lane;
+        s.weight[at] = pick.weight;
+    }
+    if (lane != 0) return;
+    s.count[turn] = __popc(votes);
+    s.token[turn] = own.token;
+    s.own[turn] = own.column;
+    s.place[turn] = ep_low_states()[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+}
+
+/* 16 bytes of a result: one unit of a row; the first unit brings the header. */
+EP_DEV void ep_low_put(const EpRank& r, ep_u64 op, ep_u64 slot, ep_u32 token, ep_u32 column, ep_u32 at, int4 v) {
+    ep_st16((ep_u8*)slot + r.w.low_result_header_bytes + at, v);
+    if (at == 0) ep_st16((ep_u8*)slot, make_int4((int)r.me, (int)token, (int)column, (int)(ep_u32)op));
+}
+
+/* One unit of all parts of a row. */
+EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 turn,
+                               ep_u32 at) {
+    const ep_u32 parts = s.count[turn], token = s.token[turn];
+    const ep_u64 place = s.place[turn];
+    const ep_u8* y = (const ep_u8*)a.y + at;
+    EpSum sum;
+    ep_sum_clear(sum);
+    for (ep_u32 base = 0; base < parts; base += 4) {
+        int4 v[4];
+#pragma unroll
+        for (ep_u32 i = 0; i < 4; ++i)
+            if (base + i < parts) v[i] = ep_ld16(y + s.row[turn * 32 + base + i] * a.y_stride);
+#pragma unroll
+        for (ep_u32 i = 0; i < 4; ++i) {
+            if (base + i >= parts) continue;
+            const ep_u32 part = turn * 32 + base + i;
+            if (a.kind == EP_LOW_PER_RANK) ep_sum_add_scaled(sum, s.weight[part], v[i]);
+            else ep_low_put(r, op, place + s.column[part] * r.w.low_result_bytes, token, s.column[part], at, v[i]);
+        }
+    }
+    const ep_u32 own = s.own[turn];
+    if (a.kind == EP_LOW_PER_RANK)
+        ep_low_put(r, op, place + own * r.w.low_result_bytes, token, own, at, ep_sum_round(sum));
+}
+
+/* Puts this block's share of the results. */
+EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again,
+                               ep_u64 began) {
+    const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
+    const ep_u32* rows = (const ep_u32*)a.records;
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS)
+        ep_low_owed(r)[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
+    if (tid == 0) {
+        ep_low_firsts(r)[0] = 0;
+        for (ep_u32 rank = 0; rank < ranks; ++rank) ep_low_firsts(r)[rank + 1] = ep_low_firsts(r)[rank] + rows[rank];
+    }
+    ep_low_open(r, op, again, ep_low_states());
+    const EpShareOfRows share = ep_low_share(ep_low_firsts(r)[ranks], columns, blockIdx.x, gridDim.x);
+    while (ep_low_next(r, op, ep_low_owed(r), ep_low_states(), began)) {
+        for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
+            if (base + warp < share.last) ep_low_load_row(r, a, s, op, base + warp);
+            __syncthreads();
+            const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
+            const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
+            const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
+            for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
+                const ep_u32 turn = unit / columns;
+                if (s.place[turn]) ep_low_return_unit(r, a, s, op, turn, (unit - turn * columns) * 16);
+            }
+            __syncthreads();
+        }
+        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states());
+    }
+}
+
+/* Waits for all that owe results; false after a fault. */
+EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
+    bool there = true;
+    const ep_u32* routed = (const ep_u32*)a.routed;
+    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        ep_u32 rows = 0;
+        const ep_u32 owed = ep_takes_part(r, rank) ? routed[(a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks) + rank] : 0;
+        if (owed > 0) {
+            const bool came = ep_low_await(r, op, a.kind, rank, began, &rows);
+            if (came && rows != owed) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_RESULTS, owed, rows);
+            there &= came && rows == owed;
+        }
+        ep_low_owed(r)[rank] = owed;
+    }
+    return __syncthreads_and(there);
+}
+
+/* A warp finds the results of a token. Ranks that are masked add nothing; those that were masked at dispatch are none of the token's. */
+EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 token) {
+    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, topk = r.w.topk;
+    const ep_u64 at = (ep_u64)token * topk + lane;
+    const ep_i64 expert = lane < topk ? ((const ep_i64*)a.topk_idx)[at] : -1;
+    ep_u32 rank = expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)expert) : EP_FULL;
+    if (rank != EP_FULL && ((const ep_u32*)a.routed)[rank] == 0) rank = EP_FULL;
+    bool counts = rank != EP_FULL;
+    ep_u32 column = lane;
+    float weight = 1.0f;
+    if (a.kind == EP_LOW_PER_RANK) {
+        counts &= lane + 1 == __ffs((int)__match_any_sync(EP_FULL, rank));
+        const ep_u32 leaders = __ballot_sync(EP_FULL, counts);
+        column = 0;
+        for (ep_u32 k = 0; k < topk; ++k) {
+            const ep_u32 other = __shfl_sync(EP_FULL, rank, k);
+            if (leaders >> k & 1) column += other < rank;
+        }
+    } else if (counts) {
+        weight = ((const float*)a.topk_weights)[at];
+    }
+    const bool adds = counts && ep_takes_part(r, rank);
+    /* Parts in the order of their columns. */
+    ep_u32 place = 0;
+    const ep_u32 all = __ballot_sync(EP_FULL, adds);
+    for (ep_u32 k = 0; k < topk; ++k) {
+        const ep_u32 other = __shfl_sync(EP_FULL, column, k);
+        if (all >> k & 1) place += other < column;
+    }
+    if (adds) {
+        s.row[turn * 32 + place] = rank;
+        s.column[turn * 32 + place] = column;
+        s.weight[turn * 32 + place] = weight;
+    }
+    if (lane == 0) {
+        s.count[turn] = __popc(all);
+        s.token[turn] = token;
+    }
+}
+
+/* Refuses a result that is not the one due. */
+EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, const ep_u8* slot, ep_u32 rank, ep_u32 token) {
+    const int4 own = ep_ld16_peer(slot);
+    if ((ep_u32)own.w != (ep_u32)op) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_OP, (ep_u32)op, (ep_u32)own.w);
+    else if ((ep_u32)own.x != rank) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_SOURCE, rank, (ep_u32)own.x);
+    else if ((ep_u32)own.y != token) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_TOKEN, token, (ep_u32)own.y);
+}
+
+/* Sums this block's share of the tokens. */
+EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op) {
+    const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
+    const EpShareOfRows share = ep_low_share(a.tokens, columns, blockIdx.x, gridDim.x);
+    for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
+        if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
+        __syncthreads();
+        const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
+        const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
+        const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
+        for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
+            const ep_u32 turn = unit / columns, at = (unit - turn * columns) * 16, parts = s.count[turn], token = s.token[turn];
+            const ep_u8* slots = ep_own(r) + ep_low_result(r.w, op, token, 0);
+            EpSum sum;
+            ep_sum_clear(sum);
+            for (ep_u32 first = 0; first < parts; first += EP_LOW_WIDTH) {
+                int4 v[EP_LOW_WIDTH];
+#pragma unroll
+                for (ep_u32 i = 0; i < EP_LOW_WIDTH; ++i)
+                    if (first + i < parts)
+                        v[i] = ep_ld16_peer(slots + s.column[turn * 32 + first + i] * r.w.low_result_bytes +
+                                            r.w.low_result_header_bytes + at);
+#pragma unroll
+                for (ep_u32 i = 0; i < EP_LOW_WIDTH; ++i)
+                    if (first + i < parts) ep_sum_add_scaled(sum, s.weight[turn * 32 + first + i], v[i]);
+            }
+            ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
+            if (at != 0) continue;
+            for (ep_u32 part = turn * 32; part < turn * 32 + parts; ++part)
+                ep_low_check_result(r, op, slots + s.column[part] * r.w.low_result_bytes, s.row[part], token);
+        }
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
+    ep_low_combine_kernel(const __grid_constant__ EpRank r, const __grid_constant__ EpLowCombineArgs a) {
+    const EpLow* low = ep_low_state(r);
+    if (low->broken) return;
+    const ep_u64 began = ep_now();
+    const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
+    const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
+    const bool tries = sends || low->late[op % 2];
+    __shared__ EpLowBatch s;
+    if (tries) ep_low_return_rows(r, a, s, op, !sends, began);
+    if (receives) {
+        __syncthreads();
+        if (blockIdx.x == 0) ep_low_check_masks(r, op);
+        if (ep_low_await_results(r, a, s, op, began)) ep_low_reduce(r, a, s, op);
+    }
+    if (!ep_low_last_block(r)) return;
+    const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
+    ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
+    const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
+    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        if (sends) counters[rank] += ((const ep_u32*)a.records)[part + rank];
+        if (received) counters[r.w.ranks + rank] += ep_low_owed(r)[rank];
+    }
+}
