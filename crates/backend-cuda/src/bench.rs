@@ -13,7 +13,8 @@ use crate::args;
 use crate::driver::{Device, Scratch};
 pub use low::{LowPlan, LowTimes, low_table, run_low};
 
-use crate::rank::{Call, DevicePlan, Options, RankDevice, windows};
+use crate::node::Node;
+use crate::rank::{Call, DevicePlan, Options, RankDevice};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +128,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    let node = windows(&devices, &layout)?;
+    let node = Node::here(&devices, &layout)?;
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)

@@ -14,6 +14,7 @@ use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
+use crate::node::Node;
 use low::LowDevice;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
 
@@ -76,23 +77,6 @@ pub(crate) struct Options {
     pub(crate) low_blocks: u32,
     /// Of the stream.
     pub(crate) priority: i32,
-}
-
-/// The windows of all ranks, zeroed, each on its rank's GPU, all of which reach each other.
-pub(crate) fn windows(devices: &[Arc<Device>], layout: &Layout) -> Result<Arc<Vec<DeviceMemory>>, CudaError> {
-    for from in devices {
-        for to in devices {
-            from.reach(to)?;
-        }
-    }
-    let bytes = usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX);
-    let windows = devices.iter().map(|device| {
-        let stream = Stream::new(device, 0)?;
-        let window = DeviceMemory::zeroed(&stream, bytes)?;
-        stream.synchronize()?;
-        Ok(window)
-    });
-    Ok(Arc::new(windows.collect::<Result<_, CudaError>>()?))
 }
 
 /// What a call's kernels have in common.
@@ -159,7 +143,7 @@ pub(crate) struct RankDevice {
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
-    pub(crate) node: Arc<Vec<DeviceMemory>>,
+    pub(crate) node: Arc<Node>,
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
     pub(crate) movers: u32,
@@ -172,7 +156,7 @@ impl RankDevice {
         device: &Arc<Device>,
         layout: &Layout,
         me: Rank,
-        node: &Arc<Vec<DeviceMemory>>,
+        node: &Arc<Node>,
         options: Options,
     ) -> Result<Self, CudaError> {
         let Options { blocks, low_blocks, priority } = options;
@@ -226,16 +210,13 @@ impl RankDevice {
 
     /// Where the own window lies.
     pub(crate) fn window(&self) -> u64 {
-        self.node[self.view.me as usize].address()
+        self.node.address(Rank(self.view.me))
     }
 
     /// Takes note of which ranks take part. Waits.
     pub(crate) fn connect(&self, mask: &RankSet) -> Result<(), CudaError> {
-        let bytes: Vec<u8> = (0..)
-            .map(Rank)
-            .zip(self.node.iter())
-            .flat_map(|(rank, window)| if mask.contains(rank) { 0 } else { window.address() }.to_le_bytes())
-            .collect();
+        let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
+        let bytes: Vec<u8> = self.node.ranks().flat_map(|rank| address(rank).to_le_bytes()).collect();
         if let Some(low) = &self.low {
             low.connect(&self.stream, &bytes)?;
         }
