@@ -16,3 +16,10 @@ fn what_only_the_simulator_has_is_refused() {
         assert_eq!(refusal.trim_end(), format!("error: --backend with {option} is cuda, allowed: sim"));
     }
 }
+
+#[test]
+fn processes_need_a_launcher_and_one_size() {
+    let refusal = moexpress("run --backend cuda --processes").refusal();
+    assert!(refusal.contains("moexpress launch -n 4 -- moexpress run --backend cuda --processes"), "{refusal}");
+    assert!(moexpress("run --backend cuda --processes --ranks-per-node 4").refusal().contains("--ranks-per-node"));
+}

@@ -32,8 +32,8 @@ Keys of --json, among others:
                        once, at its sender
   bytes_own|near|far   bytes of these rows as they travel: header, payload and padding, without counts and signals
   clock                what times are of: host, or virtual with --schedule timed
-  dispatch_ns          host: from the first rank's start of dispatch to the last one's end; virtual: what it took the
-                       slowest rank, from its own start on
+  dispatch_ns          host: from the first rank's start of dispatch to the last one's end; virtual, and with --processes:
+                       what it took the slowest rank, from its own start on
   combine_ns           likewise; ranks do not wait for each other in between, so the two may overlap
   dispatch_near_gb_s   bytes that a rank sends near in the dispatch, mean of the ranks, by dispatch_ns; likewise
                        dispatch_far_gb_s, combine_near_gb_s, combine_far_gb_s; null without --schedule timed
@@ -92,6 +92,10 @@ pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
     pub(crate) backend: Backend,
+    /// With --backend cuda: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started;
+    /// rank 0 reports
+    #[arg(long, conflicts_with_all = ["nodes", "ranks_per_node"])]
+    pub(crate) processes: bool,
     /// Kind of operation
     #[arg(long, value_enum, default_value_t = Mode::Throughput)]
     pub(crate) mode: Mode,

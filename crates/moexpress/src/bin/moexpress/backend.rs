@@ -1,5 +1,8 @@
 //! Runs all ranks of a job on a backend.
 
+use std::time::Instant;
+
+use ep_bootstrap::Environment;
 use ep_conformance::workload::Batch;
 use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
@@ -38,6 +41,11 @@ pub(crate) struct Job<'a> {
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
     pub(crate) far_lanes: FarLanes,
+    /// The place of this process, where every rank is one.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the simulator's ranks are tasks"))]
+    pub(crate) launched: Option<&'a Environment>,
+    /// Since when times are told.
+    pub(crate) began: Instant,
     /// Whether to record every verb.
     pub(crate) record: bool,
     /// `[ranks]`
@@ -70,13 +78,13 @@ pub(crate) fn seen_shape(
     }
 }
 
-/// Runs `job`; `step` is called [`crate::rank::STEPS`] times a rank.
+/// Runs `job`; `step` is called [`crate::rank::STEPS`] times a rank. None where another process tells what came of it.
 ///
 /// Fails as bad input where the backend refuses the job before anything moved, and as failed where it found a rule of
 /// the protocol broken.
-pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
+pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
     match backend {
-        Backend::Sim => sim::run(job, step),
+        Backend::Sim => sim::run(job, step).map(Some),
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::run(job, step),
         #[cfg(not(feature = "cuda"))]

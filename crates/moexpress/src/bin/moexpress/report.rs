@@ -37,7 +37,7 @@ pub(crate) struct Report<'a> {
 pub(crate) struct Measured {
     pub(crate) dispatch: Traffic,
     pub(crate) combine: Traffic,
-    /// On the host's clock, from the first rank's start to the last one's end; in virtual time, that of the slowest rank.
+    /// On the host's clock, from the first rank's start to the last one's end; in virtual time, and of processes, that of the slowest rank.
     pub(crate) dispatch_time: Nanos,
     /// Likewise.
     pub(crate) combine_time: Nanos,
@@ -275,8 +275,9 @@ impl Report<'_> {
             )?;
         }
         let clock = match self.timing {
-            None => "host clock, first start to last end",
             Some(_) => "virtual time of the slowest rank",
+            None if self.args.processes => "host clock of the slowest rank",
+            None => "host clock, first start to last end",
         };
         let (there, back) = (measured.dispatch_time, measured.combine_time);
         writeln!(out, "{:<14}{:>26}{:>28}   {clock}", "time", there.to_string(), back.to_string())?;

@@ -1,7 +1,5 @@
 //! The simulator as a backend.
 
-use std::time::Instant;
-
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
@@ -19,7 +17,7 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failur
     };
     let cluster = builder.far_lanes(job.far_lanes).record(job.record).build(job.shape).map_err(Failure::bad_input)?;
     // Under explore simulated time stands still while anything can run, so the host's clock is the one that says something.
-    let (start, timed) = (Instant::now(), job.timing.is_some());
+    let (start, timed) = (job.began, job.timing.is_some());
     let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let clock = move |own: Nanos| if timed { own } else { host() };
     let shared = Shared { world: job.world, clock: &clock, step };
