@@ -222,6 +222,15 @@ pub(crate) struct Fail {
     pub(crate) theirs: u64,
 }
 
+/// `EpCeilingArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Ceiling {
+    pub(crate) source: u64,
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+}
+
 /// `EpMeetArgs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -22,6 +22,7 @@ pub(crate) struct Kernels {
     pub(crate) low_mask: Kernel,
     pub(crate) fail: Kernel,
     pub(crate) meet: Kernel,
+    pub(crate) ceiling: Kernel,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
@@ -66,6 +67,7 @@ impl Kernels {
             low_mask: plain(Source::LowMask)?,
             fail: plain(Source::Fail)?,
             meet: plain(Source::Meet)?,
+            ceiling: plain(Source::Ceiling)?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
     }

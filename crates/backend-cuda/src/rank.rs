@@ -375,6 +375,13 @@ impl RankDevice {
         self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
     }
 
+    /// Stores as much to every peer as `args` say, for measurements.
+    pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
+        let call = Call { kind: Kind::Dispatch, settings: 0 };
+        let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
+        self.launch(self.kernels.ceiling, shape, call, args)
+    }
+
     /// Kernels that wait for nobody and move little.
     const fn light(&self) -> Launch {
         Launch { blocks: self.blocks, threads: 256, shared_memory: 0, cooperative: false }

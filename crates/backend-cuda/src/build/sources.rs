@@ -32,10 +32,12 @@ pub enum Source {
     Fail,
     /// Meeting of all ranks, for measurements.
     Meet,
+    /// What the links carry, for measurements.
+    Ceiling,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 13] = [
+pub const ALL: [Source; 14] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
@@ -49,6 +51,7 @@ pub const ALL: [Source; 13] = [
     Source::LowMask,
     Source::Fail,
     Source::Meet,
+    Source::Ceiling,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
@@ -71,6 +74,7 @@ impl Source {
             Self::LowMask => "low_mask.cu",
             Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
+            Self::Ceiling => "ceiling.cu",
         }
     }
 
@@ -90,6 +94,7 @@ impl Source {
             Self::LowMask => "ep_low_mask_kernel",
             Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
+            Self::Ceiling => "ep_ceiling_kernel",
         }
     }
 
@@ -109,6 +114,7 @@ impl Source {
             Self::LowMask => include_str!("../../kernels/low_mask.cu"),
             Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
+            Self::Ceiling => include_str!("../../kernels/ceiling.cu"),
         }
     }
 
@@ -128,6 +134,7 @@ impl Source {
             Self::LowMask => size_of::<args::LowMask>(),
             Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
+            Self::Ceiling => size_of::<args::Ceiling>(),
         };
         vec![
             format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),

@@ -23,3 +23,11 @@ fn processes_need_a_launcher_and_one_size() {
     assert!(refusal.contains("moexpress launch -n 4 -- moexpress run --backend cuda --processes"), "{refusal}");
     assert!(moexpress("run --backend cuda --processes --ranks-per-node 4").refusal().contains("--ranks-per-node"));
 }
+
+#[test]
+fn bench_names_what_it_needs() {
+    let refusal = moexpress("bench --backend cuda").refusal();
+    assert!(refusal.contains("libcuda.so.1") || refusal.contains("GPU"), "{refusal}");
+    assert!(moexpress("bench --backend sim").refusal().contains("moexpress run --schedule timed"));
+    assert!(moexpress("bench --backend cuda --multiprocessors 8,0").refusal().contains("invalid value '0'"));
+}

@@ -55,6 +55,8 @@ pub(crate) enum Command {
     ///
     /// The same arguments propose the same settings on every machine: nothing is measured on this one.
     Tune(TuneArgs),
+    /// Measures a backend beside what its machine could do: one table.
+    Bench(BenchArgs),
     /// Holds the timed scheduler against published figures.
     Compare(CompareArgs),
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
@@ -145,6 +147,43 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Prints one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// What is measured
+    #[arg(long, value_enum)]
+    pub(crate) backend: Backend,
+    /// Measures one kind of operation only
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<Mode>,
+    /// Ranks [default: the GPUs of this host]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ranks: Option<u32>,
+    /// Tokens of each rank, throughput
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "4096", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens of each rank, low latency
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) low_latency_tokens: Vec<u32>,
+    /// Multiprocessors of each rank, throughput; low latency uses all
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "8,12,16,24", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) multiprocessors: Vec<u32>,
+    /// Elements of a token's row
+    #[arg(long, value_name = "N", default_value_t = 7168)]
+    pub(crate) hidden: u32,
+    /// Experts in all
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) experts: u32,
+    /// Experts per token
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) topk: u32,
+    /// Repetitions, of which the median is told
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repetitions: u32,
+    /// Prints a JSON array with an object for each row instead of tables
     #[arg(long)]
     pub(crate) json: bool,
 }
