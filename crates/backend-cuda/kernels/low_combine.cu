@@ -10,8 +10,6 @@
  *            here, per rank as they are, ranks ascending; f32, rounded once
  *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
  */
-/* More threads would have too few registers. */
-#define EP_LOW_THREADS 512u
 #include "ep_low.h"
 #include "ep_sum.h"
 
@@ -48,10 +46,10 @@ struct EpLowBatch {
     float weight[EP_LOW_WARPS * 32];
 };
 
-/* Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
-EP_DEV ep_u32* ep_low_states() { return (ep_u32*)ep_pool; }
-EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + r.w.ranks; }
-EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
+/* After the windows' addresses, u64 [ranks]. Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
+EP_DEV ep_u32* ep_low_states(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
+EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + 3 * r.w.ranks; }
+EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 4 * r.w.ranks; }
 
 /* A warp reads the record of a received row. */
 EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 row) {
@@ -70,7 +68,7 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.count[turn] = __popc(votes);
     s.token[turn] = own.token;
     s.own[turn] = own.column;
-    s.place[turn] = ep_low_states()[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+    s.place[turn] = ep_low_states(r)[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
 /* 16 bytes of a result: one unit of a row; the first unit brings the header. */
@@ -110,15 +108,21 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
                                ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS)
+    ep_u32* first = ep_low_firsts(r);
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
         ep_low_owed(r)[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
-    if (tid == 0) {
-        ep_low_firsts(r)[0] = 0;
-        for (ep_u32 rank = 0; rank < ranks; ++rank) ep_low_firsts(r)[rank + 1] = ep_low_firsts(r)[rank] + rows[rank];
+        first[rank + 1] = rows[rank];
     }
-    ep_low_open(r, op, again, ep_low_states());
+    __syncthreads();
+    ep_low_open(r, op, again, ep_low_states(r));
+    int found = ep_low_look(r, op, ep_low_owed(r), ep_low_states(r), began, false);
+    if (tid == 0) {
+        first[0] = 0;
+        for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
+    }
+    __syncthreads();
     const EpShareOfRows share = ep_low_share(ep_low_firsts(r)[ranks], columns, blockIdx.x, gridDim.x);
-    while (ep_low_next(r, op, ep_low_owed(r), ep_low_states(), began)) {
+    for (; ep_low_next(r, op, ep_low_owed(r), ep_low_states(r), began, found); found = EP_FOUND_WAITING) {
         for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
             if (base + warp < share.last) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
@@ -131,7 +135,7 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
             }
             __syncthreads();
         }
-        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states());
+        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states(r));
     }
 }
 
@@ -200,13 +204,17 @@ EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, const ep_u8* slot, e
     else if ((ep_u32)own.y != token) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_TOKEN, token, (ep_u32)own.y);
 }
 
-/* Sums this block's share of the tokens. */
-EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op) {
+/* Waits for the results, and sums this block's share of the tokens. */
+EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
     const EpShareOfRows share = ep_low_share(a.tokens, columns, blockIdx.x, gridDim.x);
+    if (share.first + warp < share.last) ep_low_load_token(r, a, s, share.first + warp);
+    if (!ep_low_await_results(r, a, s, op, began)) return;
     for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
-        if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
-        __syncthreads();
+        if (base != share.first) {
+            if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
+            __syncthreads();
+        }
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
@@ -236,10 +244,11 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
 }
 
 extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
-    ep_low_combine_kernel(const __grid_constant__ EpRank r, const __grid_constant__ EpLowCombineArgs a) {
-    const EpLow* low = ep_low_state(r);
+    ep_low_combine_kernel(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
+    const EpLow* low = ep_low_state(rank);
     if (low->broken) return;
     const ep_u64 began = ep_now();
+    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -248,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (receives) {
         __syncthreads();
         if (blockIdx.x == 0) ep_low_check_masks(r, op);
-        if (ep_low_await_results(r, a, s, op, began)) ep_low_reduce(r, a, s, op);
+        ep_low_reduce(r, a, s, op, began);
     }
     if (!ep_low_last_block(r)) return;
     const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
