@@ -240,27 +240,39 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const ep_u64 due = ep_arrival(r.w, op, 0, 0);
     ep_u64 seen;
+    ep_u32 status = EP_STATUS_MISMATCH, field = EP_LOW_FIELD_ARRIVAL, culprit = source;
+    ep_u64 mine = due, theirs, waited = 0;
     for (ep_u32 spin = 1;; ++spin) {
         seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
         if (seen >= due) break;
-        if (spin % 64 == 0 && ep_low_vain(r, source, began)) {
-            if (!ep_low_failed(r))
-                ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, source, ep_low_culprit(r, source), EP_LANE_LOW_ROWS, seen,
-                            due, ep_now() - began, 0);
-            return false;
-        }
+        if (spin % 64 == 0 && ep_low_vain(r, source, began)) break;
     }
-    ep_low_came(r, source);
-    *rows = (ep_u32)(seen - ep_arrival(r.w, op, kind, 0));
-    if (seen - ep_arrival(r.w, op, kind, 0) <= ep_low_limit(r.w)) return true;
-    if (seen == EP_MASKED)
-        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
-    else if (ep_arrival_op(r.w, seen) != op)
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, ep_arrival_op(r.w, seen));
-    else if (ep_arrival_kind(r.w, seen) != kind && ep_arrival_kind(r.w, seen) <= EP_LOW_PER_RANK)
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, ep_arrival_kind(r.w, seen));
-    else
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
+    theirs = seen;
+    if (seen >= due) {
+        ep_low_came(r, source);
+        const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
+        *rows = (ep_u32)over;
+        if (over <= ep_low_limit(r.w)) return true;
+        const ep_u64 its_op = ep_arrival_op(r.w, seen);
+        const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
+        if (seen == EP_MASKED) {
+            status = EP_STATUS_MASKED;
+        } else if (its_op != op) {
+            field = EP_LOW_FIELD_OP;
+            mine = op;
+            theirs = its_op;
+        } else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK) {
+            field = EP_LOW_FIELD_KIND;
+            mine = kind;
+            theirs = its_kind;
+        }
+    } else {
+        if (ep_low_failed(r)) return false;
+        status = EP_STATUS_TIMEOUT;
+        culprit = ep_low_culprit(r, source);
+        waited = ep_now() - began;
+    }
+    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, theirs, mine, waited, field);
     return false;
 }
 
@@ -284,8 +296,16 @@ struct EpShareOfRows {
 EP_DEV EpShareOfRows ep_low_share(ep_u32 rows, ep_u32 columns, ep_u32 block, ep_u32 blocks) {
     EpShareOfRows share;
     const ep_u64 all = (ep_u64)rows * columns;
-    share.begin = block < blocks ? all * block / blocks : all;
-    share.end = block < blocks ? all * (block + 1) / blocks : all;
+    if (all * blocks < 1ull << 32) { /* short divisions */
+        const ep_u32 begin = (ep_u32)all * block / blocks, end = (ep_u32)all * (block + 1) / blocks;
+        share.begin = begin;
+        share.end = end;
+        share.first = begin / columns;
+        share.last = (end + columns - 1) / columns;
+        return share;
+    }
+    share.begin = all * block / blocks;
+    share.end = all * (block + 1) / blocks;
     share.first = (ep_u32)(share.begin / columns);
     share.last = (ep_u32)((share.end + columns - 1) / columns);
     return share;
@@ -340,6 +360,7 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     ep_u32 *finished = ep_low_finished(r), *late = ep_low_late(r, op);
     const bool receives = phases & EP_LOW_RECEIVE;
     bool failed = ep_low_failed(r), is_late = false;
+    const ep_u32 said = ep_ld_relaxed(&low->said);
     if (tried && !refused)
         for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
             const bool due = ep_takes_part(r, peer) && ((phases & EP_LOW_SEND) || late[peer]);
@@ -364,7 +385,7 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
         if (tried && !refused) low->late[op % 2] = is_late;
         if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
         if (received) low->received = op;
-        if (low->said && !failed) {
+        if (said && !failed) {
             ep_low_say(r, r.me);
             low->said = 0;
         }

@@ -196,12 +196,16 @@ EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowB
     }
 }
 
-/* Refuses a result that is not the one due. */
-EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, const ep_u8* slot, ep_u32 rank, ep_u32 token) {
-    const int4 own = ep_ld16_peer(slot);
-    if ((ep_u32)own.w != (ep_u32)op) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_OP, (ep_u32)op, (ep_u32)own.w);
-    else if ((ep_u32)own.x != rank) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_SOURCE, rank, (ep_u32)own.x);
-    else if ((ep_u32)own.y != token) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_TOKEN, token, (ep_u32)own.y);
+/* Refuses a result that is not the one due; `own` is its header. */
+EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, int4 own, ep_u32 rank, ep_u32 token) {
+    ep_u32 field = EP_LOW_FIELD_ROW_OP, mine = (ep_u32)op, theirs = (ep_u32)own.w;
+    if (mine == theirs) {
+        const bool source = (ep_u32)own.x != rank;
+        field = source ? EP_LOW_FIELD_ROW_SOURCE : EP_LOW_FIELD_ROW_TOKEN;
+        mine = source ? rank : token;
+        theirs = (ep_u32)(source ? own.x : own.y);
+    }
+    if (mine != theirs) ep_low_mismatch(r, op, rank, field, mine, theirs);
 }
 
 /* Waits for the results, and sums this block's share of the tokens. */
@@ -218,6 +222,12 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
+        /* The block with a token's beginning looks at the headers of its results, a warp a token. */
+        const bool keeps = base + warp < share.last && (ep_u64)(base + warp) * columns >= share.begin;
+        const bool checks = keeps && tid % 32 < s.count[warp];
+        int4 own = make_int4(0, 0, 0, 0);
+        if (checks)
+            own = ep_ld16_peer(ep_own(r) + ep_low_result(r.w, op, s.token[warp], 0) + s.column[tid] * r.w.low_result_bytes);
         for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
             const ep_u32 turn = unit / columns, at = (unit - turn * columns) * 16, parts = s.count[turn], token = s.token[turn];
             const ep_u8* slots = ep_own(r) + ep_low_result(r.w, op, token, 0);
@@ -235,10 +245,8 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
                     if (first + i < parts) ep_sum_add_scaled(sum, s.weight[turn * 32 + first + i], v[i]);
             }
             ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
-            if (at != 0) continue;
-            for (ep_u32 part = turn * 32; part < turn * 32 + parts; ++part)
-                ep_low_check_result(r, op, slots + s.column[part] * r.w.low_result_bytes, s.row[part], token);
         }
+        if (checks) ep_low_check_result(r, op, own, s.row[tid], s.token[warp]);
         __syncthreads();
     }
 }
@@ -246,9 +254,9 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
 extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     ep_low_combine_kernel(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
     const EpLow* low = ep_low_state(rank);
-    if (low->broken) return;
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (low->broken) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];

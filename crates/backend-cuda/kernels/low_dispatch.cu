@@ -355,11 +355,25 @@ struct EpLowRead {
 
 /* Refuses a row that is not the one due. */
 EP_DEV bool ep_low_check_row(const EpRank& r, ep_u64 op, const EpLowRead& row) {
-    if (row.op != (ep_u32)op) ep_low_mismatch(r, op, row.source, EP_LOW_FIELD_ROW_OP, (ep_u32)op, row.op);
-    else if (row.from != row.source) ep_low_mismatch(r, op, row.source, EP_LOW_FIELD_ROW_SOURCE, row.source, row.from);
-    else if (row.token < row.least) ep_low_mismatch(r, op, row.source, EP_LOW_FIELD_LEAST_TOKEN, row.least, row.token);
-    else if (row.token >= r.w.max_tokens) ep_low_mismatch(r, op, row.source, EP_LOW_FIELD_TOKENS, r.w.max_tokens, row.token);
-    else return true;
+    ep_u32 field, mine, theirs = row.token;
+    if (row.op != (ep_u32)op) {
+        field = EP_LOW_FIELD_ROW_OP;
+        mine = (ep_u32)op;
+        theirs = row.op;
+    } else if (row.from != row.source) {
+        field = EP_LOW_FIELD_ROW_SOURCE;
+        mine = row.source;
+        theirs = row.from;
+    } else if (row.token < row.least) {
+        field = EP_LOW_FIELD_LEAST_TOKEN;
+        mine = row.least;
+    } else if (row.token >= r.w.max_tokens) {
+        field = EP_LOW_FIELD_TOKENS;
+        mine = r.w.max_tokens;
+    } else {
+        return true;
+    }
+    ep_low_mismatch(r, op, row.source, field, mine, theirs);
     return false;
 }
 
@@ -511,9 +525,9 @@ EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const 
 extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     ep_low_dispatch_kernel(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowDispatchArgs a) {
     const EpLow* low = ep_low_state(rank);
-    if (low->broken) return;
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (low->broken) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
