@@ -19,10 +19,8 @@
 #define EP_LOW_H
 #include "ep_verbs.h"
 
-/* Threads of a block. */
-#ifndef EP_LOW_THREADS
-#define EP_LOW_THREADS 1024u
-#endif
+/* Threads of a block; more would have too few registers. */
+#define EP_LOW_THREADS 512u
 #define EP_LOW_WARPS (EP_LOW_THREADS / 32)
 
 /* Which halves a launch does. */
@@ -67,6 +65,22 @@ EP_DEV EpLow* ep_low_state(const EpRank& r) { return (EpLow*)r.local; }
 EP_DEV ep_u32* ep_low_finished(const EpRank& r) { return (ep_u32*)(ep_low_state(r) + 1); }
 EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) {
     return ep_low_finished(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
+}
+
+/* The rank with the windows' addresses in shared memory, `into` [ranks]: they are needed at every turn. Threads that read the
+   addresses of others than those they copied pass a barrier first. */
+EP_DEV EpRank ep_low_rank(const EpRank& r, ep_u64* into) {
+    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) into[rank] = ((const ep_u64*)r.windows)[rank];
+    EpRank own = r;
+    own.windows = (ep_u64)into;
+    return own;
+}
+
+/* Raises a cell at peer, after a fence of the caller's. */
+EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) +
+                                                            ep_cell(r.w, r.generation, r.me, lane, counter)),
+                 "l"(ep_stamp(r.generation, value)) : "memory");
 }
 
 /* ---- faults ---- */
@@ -152,36 +166,47 @@ EP_DEV void ep_low_came(const EpRank& r, ep_u32 peer) {
 #define EP_PEER_WAITED_FOR 1u
 #define EP_PEER_NOW 2u
 
+/* Threads serve ranks from the last thread on: the first are busy with rows. */
+EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
+
 EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
-    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
+    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
         state[peer] = ep_takes_part(r, peer) && (!again || ep_low_late(r, op)[peer]) ? EP_PEER_WAITED_FOR : EP_PEER_DONE;
-    __syncthreads();
 }
 
-/* Finds the ranks whose banks are free, and waits while there is none; false when nothing is left to do. Where `owed` is given,
-   ranks that are owed nothing are not waited for. By all threads of a block. */
-EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began) {
-    for (ep_u32 spin = 1;; ++spin) {
-        bool now = false, waits = false;
-        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
-            if (state[peer] == EP_PEER_DONE) continue;
-            const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
-                                    ? op
-                                    : ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
-            if (seen == EP_MASKED) {
-                state[peer] = EP_PEER_DONE; /* the receiving half says so */
-            } else if (seen + 2 >= op) {
-                state[peer] = EP_PEER_NOW;
-                now = true;
-                ep_low_came(r, peer);
-            } else if (spin % 64 == 0 && ep_low_vain(r, peer, began)) {
-                state[peer] = EP_PEER_DONE; /* it is late */
-            } else {
-                waits = true;
-            }
+/* What ep_low_look has found. */
+#define EP_FOUND_NOW 1
+#define EP_FOUND_WAITING 2
+
+/* Looks for ranks whose banks are free. Where `owed` is given, ranks that are owed nothing are not waited for. */
+EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, bool gives_up) {
+    int found = 0;
+    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (state[peer] == EP_PEER_DONE) continue;
+        const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
+                                ? op
+                                : ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+        if (seen == EP_MASKED) {
+            state[peer] = EP_PEER_DONE; /* the receiving half says so */
+        } else if (seen + 2 >= op) {
+            state[peer] = EP_PEER_NOW;
+            found |= EP_FOUND_NOW;
+            ep_low_came(r, peer);
+        } else if (gives_up && ep_low_vain(r, peer, began)) {
+            state[peer] = EP_PEER_DONE; /* it is late */
+        } else {
+            found |= EP_FOUND_WAITING;
         }
-        if (__syncthreads_or(now)) return true;
-        if (!__syncthreads_or(waits)) return false;
+    }
+    return found;
+}
+
+/* Waits until there are ranks whose banks are free; false when nothing is left to do. `found` by a first look. By all threads. */
+EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, int found) {
+    for (ep_u32 spin = 1;; ++spin) {
+        if (__syncthreads_or(found & EP_FOUND_NOW)) return true;
+        if (!__syncthreads_or(found & EP_FOUND_WAITING)) return false;
+        found = ep_low_look(r, op, owed, state, began, spin % 64 == 0);
     }
 }
 
@@ -190,14 +215,19 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
 EP_DEV void ep_low_finish(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, ep_u32 blocks,
                           ep_u32* state) {
     __syncthreads();
-    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (state[peer] != EP_PEER_NOW) continue;
         ep_fence_sys();
-        if (atomicAdd(ep_low_finished(r) + peer, 1u) + 1 == blocks && (always || rows[peer] > 0)) {
-            ep_fence_sys();
-            ep_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
-                       ep_arrival(r.w, op, kind, rows[peer]));
+        bool last = blocks == 1;
+        if (last) {
+            ep_low_finished(r)[peer] = 1;
+        } else {
+            last = atomicAdd(ep_low_finished(r) + peer, 1u) + 1 == blocks;
+            if (last) ep_fence_sys();
         }
+        if (last && (always || rows[peer] > 0))
+            ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                           ep_arrival(r.w, op, kind, rows[peer]));
         state[peer] = EP_PEER_DONE;
     }
     __syncthreads();
@@ -210,27 +240,39 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const ep_u64 due = ep_arrival(r.w, op, 0, 0);
     ep_u64 seen;
+    ep_u32 status = EP_STATUS_MISMATCH, field = EP_LOW_FIELD_ARRIVAL, culprit = source;
+    ep_u64 mine = due, theirs, waited = 0;
     for (ep_u32 spin = 1;; ++spin) {
         seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
         if (seen >= due) break;
-        if (spin % 64 == 0 && ep_low_vain(r, source, began)) {
-            if (!ep_low_failed(r))
-                ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, source, ep_low_culprit(r, source), EP_LANE_LOW_ROWS, seen,
-                            due, ep_now() - began, 0);
-            return false;
-        }
+        if (spin % 64 == 0 && ep_low_vain(r, source, began)) break;
     }
-    ep_low_came(r, source);
-    *rows = (ep_u32)(seen - ep_arrival(r.w, op, kind, 0));
-    if (seen - ep_arrival(r.w, op, kind, 0) <= ep_low_limit(r.w)) return true;
-    if (seen == EP_MASKED)
-        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
-    else if (ep_arrival_op(r.w, seen) != op)
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, ep_arrival_op(r.w, seen));
-    else if (ep_arrival_kind(r.w, seen) != kind && ep_arrival_kind(r.w, seen) <= EP_LOW_PER_RANK)
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, ep_arrival_kind(r.w, seen));
-    else
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
+    theirs = seen;
+    if (seen >= due) {
+        ep_low_came(r, source);
+        const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
+        *rows = (ep_u32)over;
+        if (over <= ep_low_limit(r.w)) return true;
+        const ep_u64 its_op = ep_arrival_op(r.w, seen);
+        const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
+        if (seen == EP_MASKED) {
+            status = EP_STATUS_MASKED;
+        } else if (its_op != op) {
+            field = EP_LOW_FIELD_OP;
+            mine = op;
+            theirs = its_op;
+        } else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK) {
+            field = EP_LOW_FIELD_KIND;
+            mine = kind;
+            theirs = its_kind;
+        }
+    } else {
+        if (ep_low_failed(r)) return false;
+        status = EP_STATUS_TIMEOUT;
+        culprit = ep_low_culprit(r, source);
+        waited = ep_now() - began;
+    }
+    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, theirs, mine, waited, field);
     return false;
 }
 
@@ -254,8 +296,16 @@ struct EpShareOfRows {
 EP_DEV EpShareOfRows ep_low_share(ep_u32 rows, ep_u32 columns, ep_u32 block, ep_u32 blocks) {
     EpShareOfRows share;
     const ep_u64 all = (ep_u64)rows * columns;
-    share.begin = block < blocks ? all * block / blocks : all;
-    share.end = block < blocks ? all * (block + 1) / blocks : all;
+    if (all * blocks < 1ull << 32) { /* short divisions */
+        const ep_u32 begin = (ep_u32)all * block / blocks, end = (ep_u32)all * (block + 1) / blocks;
+        share.begin = begin;
+        share.end = end;
+        share.first = begin / columns;
+        share.last = (end + columns - 1) / columns;
+        return share;
+    }
+    share.begin = all * block / blocks;
+    share.end = all * (block + 1) / blocks;
     share.first = (ep_u32)(share.begin / columns);
     share.last = (ep_u32)((share.end + columns - 1) / columns);
     return share;
@@ -308,7 +358,9 @@ EP_DEV bool ep_low_last_block(const EpRank& r) {
 EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, ep_u32 blocks, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     ep_u32 *finished = ep_low_finished(r), *late = ep_low_late(r, op);
-    bool is_late = false;
+    const bool receives = phases & EP_LOW_RECEIVE;
+    bool failed = ep_low_failed(r), is_late = false;
+    const ep_u32 said = ep_ld_relaxed(&low->said);
     if (tried && !refused)
         for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
             const bool due = ep_takes_part(r, peer) && ((phases & EP_LOW_SEND) || late[peer]);
@@ -316,24 +368,24 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
             finished[peer] = 0;
             if (!late[peer]) continue;
             is_late = true;
-            if (phases & EP_LOW_RECEIVE)
+            if (receives)
                 ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, ep_low_culprit(r, peer), EP_LANE_LOW_DONE,
                             ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
         }
     is_late = __syncthreads_or(is_late);
-    const bool failed = ep_low_failed(r), received = (phases & EP_LOW_RECEIVE) && !failed;
-    __syncthreads();
+    failed |= receives && is_late;
+    const bool received = receives && !failed;
     if (received)
         for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
             if (peer != r.me && ep_takes_part(r, peer)) {
                 ep_fence_sys();
-                ep_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
+                ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
             }
     if (threadIdx.x == 0) {
         if (tried && !refused) low->late[op % 2] = is_late;
         if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
         if (received) low->received = op;
-        if (low->said && !failed) {
+        if (said && !failed) {
             ep_low_say(r, r.me);
             low->said = 0;
         }

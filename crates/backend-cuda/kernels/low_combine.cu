@@ -10,8 +10,6 @@
  *            here, per rank as they are, ranks ascending; f32, rounded once
  *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
  */
-/* More threads would have too few registers. */
-#define EP_LOW_THREADS 512u
 #include "ep_low.h"
 #include "ep_sum.h"
 
@@ -48,10 +46,10 @@ struct EpLowBatch {
     float weight[EP_LOW_WARPS * 32];
 };
 
-/* Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
-EP_DEV ep_u32* ep_low_states() { return (ep_u32*)ep_pool; }
-EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + r.w.ranks; }
-EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
+/* After the windows' addresses, u64 [ranks]. Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
+EP_DEV ep_u32* ep_low_states(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
+EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + 3 * r.w.ranks; }
+EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 4 * r.w.ranks; }
 
 /* A warp reads the record of a received row. */
 EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 row) {
@@ -70,7 +68,7 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.count[turn] = __popc(votes);
     s.token[turn] = own.token;
     s.own[turn] = own.column;
-    s.place[turn] = ep_low_states()[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+    s.place[turn] = ep_low_states(r)[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
 /* 16 bytes of a result: one unit of a row; the first unit brings the header. */
@@ -110,15 +108,21 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
                                ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS)
+    ep_u32* first = ep_low_firsts(r);
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
         ep_low_owed(r)[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
-    if (tid == 0) {
-        ep_low_firsts(r)[0] = 0;
-        for (ep_u32 rank = 0; rank < ranks; ++rank) ep_low_firsts(r)[rank + 1] = ep_low_firsts(r)[rank] + rows[rank];
+        first[rank + 1] = rows[rank];
     }
-    ep_low_open(r, op, again, ep_low_states());
+    __syncthreads();
+    ep_low_open(r, op, again, ep_low_states(r));
+    int found = ep_low_look(r, op, ep_low_owed(r), ep_low_states(r), began, false);
+    if (tid == 0) {
+        first[0] = 0;
+        for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
+    }
+    __syncthreads();
     const EpShareOfRows share = ep_low_share(ep_low_firsts(r)[ranks], columns, blockIdx.x, gridDim.x);
-    while (ep_low_next(r, op, ep_low_owed(r), ep_low_states(), began)) {
+    for (; ep_low_next(r, op, ep_low_owed(r), ep_low_states(r), began, found); found = EP_FOUND_WAITING) {
         for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
             if (base + warp < share.last) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
@@ -131,7 +135,7 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
             }
             __syncthreads();
         }
-        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states());
+        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states(r));
     }
 }
 
@@ -192,24 +196,38 @@ EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowB
     }
 }
 
-/* Refuses a result that is not the one due. */
-EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, const ep_u8* slot, ep_u32 rank, ep_u32 token) {
-    const int4 own = ep_ld16_peer(slot);
-    if ((ep_u32)own.w != (ep_u32)op) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_OP, (ep_u32)op, (ep_u32)own.w);
-    else if ((ep_u32)own.x != rank) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_SOURCE, rank, (ep_u32)own.x);
-    else if ((ep_u32)own.y != token) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_ROW_TOKEN, token, (ep_u32)own.y);
+/* Refuses a result that is not the one due; `own` is its header. */
+EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, int4 own, ep_u32 rank, ep_u32 token) {
+    ep_u32 field = EP_LOW_FIELD_ROW_OP, mine = (ep_u32)op, theirs = (ep_u32)own.w;
+    if (mine == theirs) {
+        const bool source = (ep_u32)own.x != rank;
+        field = source ? EP_LOW_FIELD_ROW_SOURCE : EP_LOW_FIELD_ROW_TOKEN;
+        mine = source ? rank : token;
+        theirs = (ep_u32)(source ? own.x : own.y);
+    }
+    if (mine != theirs) ep_low_mismatch(r, op, rank, field, mine, theirs);
 }
 
-/* Sums this block's share of the tokens. */
-EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op) {
+/* Waits for the results, and sums this block's share of the tokens. */
+EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
     const EpShareOfRows share = ep_low_share(a.tokens, columns, blockIdx.x, gridDim.x);
+    if (share.first + warp < share.last) ep_low_load_token(r, a, s, share.first + warp);
+    if (!ep_low_await_results(r, a, s, op, began)) return;
     for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
-        if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
-        __syncthreads();
+        if (base != share.first) {
+            if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
+            __syncthreads();
+        }
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
+        /* The block with a token's beginning looks at the headers of its results, a warp a token. */
+        const bool keeps = base + warp < share.last && (ep_u64)(base + warp) * columns >= share.begin;
+        const bool checks = keeps && tid % 32 < s.count[warp];
+        int4 own = make_int4(0, 0, 0, 0);
+        if (checks)
+            own = ep_ld16_peer(ep_own(r) + ep_low_result(r.w, op, s.token[warp], 0) + s.column[tid] * r.w.low_result_bytes);
         for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
             const ep_u32 turn = unit / columns, at = (unit - turn * columns) * 16, parts = s.count[turn], token = s.token[turn];
             const ep_u8* slots = ep_own(r) + ep_low_result(r.w, op, token, 0);
@@ -227,19 +245,18 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
                     if (first + i < parts) ep_sum_add_scaled(sum, s.weight[turn * 32 + first + i], v[i]);
             }
             ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
-            if (at != 0) continue;
-            for (ep_u32 part = turn * 32; part < turn * 32 + parts; ++part)
-                ep_low_check_result(r, op, slots + s.column[part] * r.w.low_result_bytes, s.row[part], token);
         }
+        if (checks) ep_low_check_result(r, op, own, s.row[tid], s.token[warp]);
         __syncthreads();
     }
 }
 
 extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
-    ep_low_combine_kernel(const __grid_constant__ EpRank r, const __grid_constant__ EpLowCombineArgs a) {
-    const EpLow* low = ep_low_state(r);
-    if (low->broken) return;
+    ep_low_combine_kernel(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
+    const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
+    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (low->broken) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -248,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (receives) {
         __syncthreads();
         if (blockIdx.x == 0) ep_low_check_masks(r, op);
-        if (ep_low_await_results(r, a, s, op, began)) ep_low_reduce(r, a, s, op);
+        ep_low_reduce(r, a, s, op, began);
     }
     if (!ep_low_last_block(r)) return;
     const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);

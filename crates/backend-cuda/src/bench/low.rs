@@ -43,6 +43,8 @@ pub struct Halves {
     pub two: f64,
     /// The sending half alone.
     pub send: f64,
+    /// A launch that neither sends nor receives: what a launch costs.
+    pub none: f64,
 }
 
 /// Times with so many tokens a rank.
@@ -115,6 +117,7 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
                     one: most.one.max(halves.one),
                     two: most.two.max(halves.two),
                     send: most.send.max(halves.send),
+                    none: most.none.max(halves.none),
                 };
             }
         }
@@ -128,6 +131,7 @@ fn halves(
     launch: impl Fn(&RankDevice, u32) -> Result<(), crate::CudaError>,
 ) -> Result<Halves, Error> {
     let one = bench.time(|rank| Ok(launch(rank, LOW_SEND | LOW_RECEIVE)?))?;
+    let none = bench.time(|rank| Ok(launch(rank, 0)?))?;
     let (mut sends, mut both) = (Vec::new(), Vec::new());
     bench.time(|rank| {
         let began = rank.stream.record(true)?;
@@ -141,7 +145,7 @@ fn halves(
         Ok(())
     })?;
     // The first few warm up.
-    Ok(Halves { one, two: median(both.split_off(5)), send: median(sends.split_off(5)) })
+    Ok(Halves { one, two: median(both.split_off(5)), send: median(sends.split_off(5)), none })
 }
 
 fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barrier) -> Result<Vec<LowTimes>, Error> {
@@ -230,11 +234,11 @@ fn check(plan: &LowPlan, stream: &crate::driver::Stream, sums: &Scratch, sent: &
 /// The times as a table.
 pub fn low_table(plan: &LowPlan, times: &[LowTimes]) -> String {
     let mut text = format!("{plan:?}\n");
-    text += " tokens | dispatch: one launch, two, send | combine per choice | combine per rank us | wrong\n";
+    text += " tokens | dispatch: one launch, two, send, an empty launch | combine per choice | combine per rank us | wrong\n";
     for LowTimes { tokens, dispatch, per_choice, per_rank, wrong } in times {
         let _ = write!(text, "{tokens:7} |");
-        for Halves { one, two, send } in [dispatch, per_choice, per_rank] {
-            let _ = write!(text, " {one:6.1} {two:6.1} {send:6.1} |");
+        for Halves { one, two, send, none } in [dispatch, per_choice, per_rank] {
+            let _ = write!(text, " {one:6.1} {two:6.1} {send:6.1} {none:6.1} |");
         }
         let _ = writeln!(text, " {wrong}");
     }

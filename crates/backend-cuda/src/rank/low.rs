@@ -15,10 +15,8 @@ pub(crate) const LOW_SEND: u32 = 1;
 /// `EP_LOW_RECEIVE`.
 pub(crate) const LOW_RECEIVE: u32 = 2;
 
-/// `EP_LOW_THREADS` of the dispatch.
-const DISPATCH_THREADS: u32 = 1024;
-/// `EP_LOW_THREADS` of the combine.
-const COMBINE_THREADS: u32 = 512;
+/// `EP_LOW_THREADS`.
+const THREADS: u32 = 512;
 /// `EpLow.broken`.
 const BROKEN: u64 = 20;
 
@@ -75,10 +73,10 @@ impl LowDevice {
 
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
-    let (ranks, warps) = (u64::from(window.ranks), u64::from(DISPATCH_THREADS / 32));
-    let send = (28 * ranks).next_multiple_of(128) + window.wire_bytes;
+    let (ranks, warps) = (u64::from(window.ranks), u64::from(THREADS / 32));
+    let send = (36 * ranks).next_multiple_of(128) + window.wire_bytes;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
-    let receive = warps * (8 + 4 + 4 * 32) + 4 * (2 * ranks + 1 + counts);
+    let receive = warps * (8 + 4 + 4 * 32) + 4 * (4 * ranks + 1 + counts);
     send.max(receive)
 }
 
@@ -118,7 +116,7 @@ impl RankDevice {
         let low = self.low()?;
         let args = args::LowDispatch { counters: low.counters.address(), ..args };
         let shared_memory = dispatch_shared(&self.view.window) as u32;
-        let shape = Launch { blocks: low.blocks, threads: DISPATCH_THREADS, shared_memory, cooperative: true };
+        let shape = Launch { blocks: low.blocks, threads: THREADS, shared_memory, cooperative: true };
         self.launch_low(self.kernels.low_dispatch, shape, &args)
     }
 
@@ -126,8 +124,8 @@ impl RankDevice {
     pub(crate) fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
         let low = self.low()?;
         let args = args::LowCombine { counters: low.counters.address(), ..args };
-        let shared_memory = 4 * (3 * self.ranks() + 1);
-        let shape = Launch { blocks: low.blocks, threads: COMBINE_THREADS, shared_memory, cooperative: true };
+        let shared_memory = 4 * (5 * self.ranks() + 1);
+        let shape = Launch { blocks: low.blocks, threads: THREADS, shared_memory, cooperative: true };
         self.launch_low(self.kernels.low_combine, shape, &args)
     }
 
