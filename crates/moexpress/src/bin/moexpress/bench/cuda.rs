@@ -134,7 +134,7 @@ impl Report<'_> {
                 "{wrong} values came back wrong, {name}, {tokens} tokens, {plan:?}"
             )));
         }
-        let halves = |Halves { one, two, send }: Halves| format!("{one:>10.1} {two:>7.1} {send:>7.1}");
+        let halves = |Halves { one, two, send, .. }: Halves| format!("{one:>10.1} {two:>7.1} {send:>7.1}");
         self.line(format_args!(
             "{name:<5} {tokens:>7} {}   {} {}",
             halves(dispatch),
@@ -142,7 +142,7 @@ impl Report<'_> {
             halves(per_rank)
         ));
         let object =
-            |Halves { one, two, send }: Halves| json!({ "one_launch": one, "two_launches": two, "send": send });
+            |Halves { one, two, send, .. }: Halves| json!({ "one_launch": one, "two_launches": two, "send": send });
         self.rows.push(json!({
             "mode": "low-latency", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
             "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "dispatch_us": object(dispatch),
