@@ -317,21 +317,17 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             Ok::<_, Error>(u32::from_le_bytes(first))
         };
         times.rows = first_of(plan.ranks)?;
-        let own = (first_of(me)?, first_of(me + 1)?);
+        let own = first_of(me)?..first_of(me + 1)?;
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
         times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
         if bf16 {
             times.wrong = check(plan, me, &stream, &out, &device_plan, stride)?;
         }
-        let width = row.results().payload_stride() as usize;
+        let width = row.results().payload_stride();
         times.anywhere = bench.time(|rank| {
-            // Own rows are read where they are.
-            for range in [0..own.0, own.1..times.rows] {
-                let at = u64::from(range.start) * width as u64;
-                let rows = range.len();
-                rank.stream.copy_rows((window + results + at, width), (anywhere.address() + at, width), width, rows)?;
-            }
+            let places = (anywhere.address(), window + results);
+            rank.collect(call(Kind::Combine), places, width, times.rows, own.clone())?;
             Ok(combine(rank, results)?)
         })?;
         all.push(times);

@@ -5,6 +5,7 @@
 
 mod low;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ep_core::layout::{KernelWindow, Kind};
@@ -26,6 +27,8 @@ const LAYOUT_THREADS: u32 = 512;
 const COUNTS_THREADS: u32 = 512;
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
 const PIECE: u64 = 16 << 10;
+/// So many movers of a block keep its share of the links busy; with more memory they rather load further ahead.
+const MOVERS_THAT_FILL: u32 = 9;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
 
@@ -51,12 +54,14 @@ pub(crate) struct DispatchShape {
 
 impl DispatchShape {
     /// For rows of `stride` bytes, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
+    /// 0 stages: three, where that leaves enough movers, or two.
     pub(crate) fn new(stride: u64, ranks: u32, shared_memory: u32, movers: u32, stages: u32) -> Self {
         let pieces = stride.div_ceil(PIECE).max(1);
         let piece = stride.div_ceil(pieces).next_multiple_of(16).max(16);
         // Barriers of at most 32 movers with 8 stages, places of all ranks, alignment.
         let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * 16 + 256);
         let fitting = (room / piece) as u32;
+        let stages = if stages == 0 { 2 + u32::from(fitting / 3 >= MOVERS_THAT_FILL) } else { stages };
         let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
         let movers = (fitting / stages).clamp(1, movers.clamp(1, 24));
         Self { movers, stages, piece: piece as u32, pieces: pieces as u32 }
@@ -196,7 +201,7 @@ impl RankDevice {
             view,
             blocks,
             movers: 24,
-            stages: 2,
+            stages: 0,
             node: Arc::clone(node),
             stream,
         };
@@ -326,6 +331,28 @@ impl RankDevice {
     /// Headers of a block of placed rows.
     pub(crate) fn unpack(&self, call: Call, args: &args::Unpack) -> Result<(), CudaError> {
         self.launch(self.kernels.unpack, self.light(), call, args)
+    }
+
+    /// Copies `rows` results, `stride` bytes apart, into the window, all but those of the own rank.
+    pub(crate) fn collect(
+        &self,
+        call: Call,
+        (from, to): (u64, u64),
+        stride: u64,
+        rows: u32,
+        own: Range<u32>,
+    ) -> Result<(), CudaError> {
+        let at = |row: u32| u64::from(row) * stride;
+        let args = args::Collect { from, to, bytes: at(rows), skip_begin: at(own.start), skip_end: at(own.end) };
+        let pieces = (args.bytes - (args.skip_end - args.skip_begin)) / 16;
+        let most = u64::from(self.stream.device().multiprocessors());
+        let blocks = pieces.div_ceil(1024).clamp(1, most) as u32;
+        self.launch(
+            self.kernels.collect,
+            Launch { blocks, threads: 1024, shared_memory: 0, cooperative: false },
+            call,
+            &args,
+        )
     }
 
     /// Headers of a block that is offered.

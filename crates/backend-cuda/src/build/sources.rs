@@ -14,6 +14,8 @@ pub enum Source {
     Dispatch,
     /// Headers of placed rows.
     Unpack,
+    /// A copy of rows into the window.
+    Collect,
     /// Headers of offered rows.
     Offer,
     /// Rows through rings.
@@ -37,11 +39,12 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 14] = [
+pub const ALL: [Source; 15] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
+    Source::Collect,
     Source::Offer,
     Source::DispatchRing,
     Source::Combine,
@@ -65,6 +68,7 @@ impl Source {
             Self::Counts => "counts.cu",
             Self::Dispatch => "dispatch.cu",
             Self::Unpack => "unpack.cu",
+            Self::Collect => "collect.cu",
             Self::Offer => "offer.cu",
             Self::Combine => "combine.cu",
             Self::DispatchRing => "dispatch_ring.cu",
@@ -85,6 +89,7 @@ impl Source {
             Self::Counts => "ep_counts_kernel",
             Self::Dispatch => "ep_dispatch_kernel",
             Self::Unpack => "ep_unpack_kernel",
+            Self::Collect => "ep_collect_kernel",
             Self::Offer => "ep_offer_kernel",
             Self::Combine => "ep_combine_kernel",
             Self::DispatchRing => "ep_dispatch_ring_kernel",
@@ -105,6 +110,7 @@ impl Source {
             Self::Counts => include_str!("../../kernels/counts.cu"),
             Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
+            Self::Collect => include_str!("../../kernels/collect.cu"),
             Self::Offer => include_str!("../../kernels/offer.cu"),
             Self::Combine => include_str!("../../kernels/combine.cu"),
             Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
@@ -125,6 +131,7 @@ impl Source {
             Self::Counts => size_of::<args::Counts>(),
             Self::Dispatch => size_of::<args::Dispatch>(),
             Self::Unpack => size_of::<args::Unpack>(),
+            Self::Collect => size_of::<args::Collect>(),
             Self::Offer => size_of::<args::Offer>(),
             Self::Combine => size_of::<args::Combine>(),
             Self::DispatchRing => size_of::<args::DispatchRing>(),

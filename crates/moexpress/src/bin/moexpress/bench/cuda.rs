@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::show;
 
 /// Warps and stages of a block that kernels take by themselves: as many as fit.
-const FITTING: (u32, u32) = (24, 2);
+const FITTING: (u32, u32) = (24, 0);
 
 const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
 
