@@ -233,6 +233,16 @@ pub(crate) struct Collect {
     pub(crate) skip_end: u64,
 }
 
+/// `EpProbeArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Probe {
+    pub(crate) steps: u64,
+    pub(crate) saw: u64,
+    pub(crate) first_of: u64,
+    pub(crate) allowed: u64,
+}
+
 /// `EpCeilingArgs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

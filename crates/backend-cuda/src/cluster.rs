@@ -14,6 +14,7 @@ use crate::endpoint::{CudaEndpoint, poll};
 use crate::meeting::Meeting;
 use crate::node::Node;
 use crate::peers::Peers;
+use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
 
 /// Collects what a [`Cluster`] needs to know.
@@ -191,6 +192,15 @@ impl Cluster {
     /// The endpoints, one a rank, for threads of the caller's own.
     pub fn into_endpoints(self) -> Vec<CudaEndpoint> {
         self.endpoints
+    }
+
+    /// Runs scripts of verbs on the devices, all at the same time: `[scripts][steps]`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for ranks that there are not; [`Error::Unsupported`] where a device fails.
+    pub fn probe(&self, scripts: &[probe::Script]) -> Result<Vec<Vec<probe::Saw>>, Error> {
+        let ranks: Vec<_> = self.endpoints.iter().map(CudaEndpoint::device).collect();
+        probe::run(&ranks, scripts)
     }
 
     /// Runs `user` on a thread for each rank and gives what each returned.

@@ -24,6 +24,8 @@ pub(crate) struct Kernels {
     pub(crate) fail: Kernel,
     pub(crate) meet: Kernel,
     pub(crate) ceiling: Kernel,
+    /// Compiled when it is first asked for.
+    probe: Mutex<Option<Kernel>>,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
@@ -44,11 +46,8 @@ impl Kernels {
     }
 
     fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let cache = Cache::of_user();
-        let arch = device.arch();
-        let load = |target: &Target, shared_memory| {
-            Module::load(device, &build::code(&cache, target)?)?.kernel(target.source.kernel(), shared_memory)
-        };
+        let (cache, arch) = (Cache::of_user(), device.arch());
+        let load = |target: &Target, shared_memory| load(device, &cache, target, shared_memory);
         let plain = |source| load(&Target::new(source, &arch), 0);
         let wide = |width: u32| {
             let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
@@ -70,8 +69,20 @@ impl Kernels {
             fail: plain(Source::Fail)?,
             meet: plain(Source::Meet)?,
             ceiling: plain(Source::Ceiling)?,
+            probe: Mutex::default(),
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
+    }
+
+    /// The kernel that executes scripts of verbs.
+    pub(crate) fn probe(&self, device: &Arc<Device>) -> Result<Kernel, CudaError> {
+        let mut probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = *probe {
+            return Ok(kernel);
+        }
+        let kernel = load(device, &Cache::of_user(), &Target::new(Source::Probe, &device.arch()), 0)?;
+        *probe = Some(kernel);
+        Ok(kernel)
     }
 
     /// The combine kernel that has the rows of `ranks` ranks in flight, or as many as there is one for.
@@ -79,4 +90,8 @@ impl Kernels {
         let fits = self.combine.iter().find(|(width, _)| *width >= ranks);
         fits.unwrap_or(&self.combine[self.combine.len() - 1]).1
     }
+}
+
+fn load(device: &Arc<Device>, cache: &Cache, target: &Target, shared_memory: u32) -> Result<Kernel, CudaError> {
+    Module::load(device, &build::code(cache, target)?)?.kernel(target.source.kernel(), shared_memory)
 }

@@ -2,6 +2,7 @@
 pub mod bench;
 pub mod build;
 pub mod driver;
+pub mod probe;
 
 mod args;
 mod cluster;

@@ -402,6 +402,12 @@ impl RankDevice {
         self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
     }
 
+    /// Executes scripts of verbs.
+    pub(crate) fn probe(&self, kernel: Kernel, scripts: u32, args: &args::Probe) -> Result<(), CudaError> {
+        let call = Call { kind: Kind::Dispatch, settings: 0 };
+        self.launch(kernel, Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true }, call, args)
+    }
+
     /// Stores as much to every peer as `args` say, for measurements.
     pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
         let call = Call { kind: Kind::Dispatch, settings: 0 };

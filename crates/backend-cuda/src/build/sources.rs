@@ -36,10 +36,12 @@ pub enum Source {
     Meet,
     /// What the links carry, for measurements.
     Ceiling,
+    /// Scripts of verbs, for tests.
+    Probe,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 15] = [
+pub const ALL: [Source; 16] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
@@ -55,6 +57,7 @@ pub const ALL: [Source; 15] = [
     Source::Fail,
     Source::Meet,
     Source::Ceiling,
+    Source::Probe,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
@@ -79,6 +82,7 @@ impl Source {
             Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
             Self::Ceiling => "ceiling.cu",
+            Self::Probe => "probe.cu",
         }
     }
 
@@ -100,6 +104,7 @@ impl Source {
             Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
             Self::Ceiling => "ep_ceiling_kernel",
+            Self::Probe => "ep_probe_kernel",
         }
     }
 
@@ -121,6 +126,7 @@ impl Source {
             Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
             Self::Ceiling => include_str!("../../kernels/ceiling.cu"),
+            Self::Probe => include_str!("../../kernels/probe.cu"),
         }
     }
 
@@ -142,6 +148,7 @@ impl Source {
             Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
             Self::Ceiling => size_of::<args::Ceiling>(),
+            Self::Probe => size_of::<args::Probe>(),
         };
         vec![
             format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),

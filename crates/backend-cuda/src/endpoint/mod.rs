@@ -122,6 +122,10 @@ impl CudaEndpoint {
         }
     }
 
+    pub(crate) const fn device(&self) -> &RankDevice {
+        &self.device
+    }
+
     /// The stream of its work. What the caller enqueues there is ordered with it; other streams wait for the events of results,
     /// and this one for theirs.
     pub const fn stream(&self) -> &Arc<driver::Stream> {

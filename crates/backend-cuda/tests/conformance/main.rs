@@ -3,8 +3,11 @@
 //!
 //! Ranks of one GPU must run at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, and `--test-threads=1`.
 
+mod scripts;
+
 use ep_conformance::script::{Script, Seen};
 use ep_conformance::{Backend, Requirement, Setup};
+use ep_core::Layout;
 use ep_cuda::{Cluster, CudaEndpoint};
 
 struct Cuda {
@@ -43,9 +46,8 @@ impl Backend for Cuda {
             Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
             Requirement::Incidents => Some("nothing makes incidents happen on a GPU yet"),
             Requirement::Plants => Some("kernels have no planted faults yet"),
-            Requirement::Scripts => Some("there is no probe kernel that executes scripts of verbs yet"),
             Requirement::Coordinators => Some("one node has no lanes between nodes"),
-            Requirement::Get | Requirement::LowLatency => None,
+            Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
         }
     }
 
@@ -59,7 +61,11 @@ impl Backend for Cuda {
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        Err(format!("{} scripts for {} ranks: no probe kernel", scripts.len(), setup.topology.ranks()))
+        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
+        let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
+        let logs = cluster(setup)?.probe(&translated).map_err(|error| error.to_string())?;
+        let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, layout.window_bytes()));
+        Ok(scripts.iter().zip(&logs).map(seen).collect())
     }
 }
 

@@ -1,0 +1,216 @@
+//! Scripts of verbs on GPUs: the machine contract, tested with the primitives that the kernels move rows with.
+
+use ep_core::port::Nanos;
+use ep_core::{Error, Rank};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::args;
+use crate::driver::{Kernel, Scratch};
+use crate::error::CudaError;
+use crate::rank::RankDevice;
+
+/// What a step does: `EP_VERB_...`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Verb {
+    /// Writes `len` bytes of `fill` to `to` in the own window.
+    Write = 0,
+    /// Reads `len` bytes at `from` in the own window.
+    Read = 1,
+    /// Puts `len` bytes from `from` in the own window to `to` in that of `peer`.
+    Put = 2,
+    /// Gets `len` bytes from `from` in the window of `peer` to `to` in the own.
+    Get = 3,
+    /// Publishes `value` in the probe cell of `lane` at `peer`.
+    Publish = 4,
+    /// Waits until the probe cell of `lane` of `peer` is at least `value`.
+    Wait = 5,
+    /// Looks at that cell.
+    Peek = 6,
+    /// Waits until all puts are complete.
+    Flush = 7,
+}
+
+/// `EpStep`: one verb; what it does not name is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Step {
+    /// A [`Verb`].
+    pub verb: u32,
+    /// The other rank.
+    pub peer: u32,
+    /// Dense index of a lane's kind.
+    pub lane: u32,
+    /// Of a write.
+    pub fill: u32,
+    /// A place in a window.
+    pub from: u64,
+    /// A place in a window.
+    pub to: u64,
+    /// In bytes.
+    pub len: u64,
+    /// Published or awaited.
+    pub value: u64,
+    out: u64,
+}
+
+impl Step {
+    /// A step that names nothing yet.
+    pub fn new(verb: Verb) -> Self {
+        Self { verb: verb as u32, ..Self::default() }
+    }
+}
+
+/// What one role of a rank does.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// The rank.
+    pub rank: Rank,
+    /// Time allowed to the whole script.
+    pub allowed: Nanos,
+    /// In this order; a step that fails does not end the script.
+    pub steps: Vec<Step>,
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It did what it says.
+    Done,
+    /// The time was up.
+    Timeout,
+    /// Bytes at `from` are outside the window.
+    OutsideFrom,
+    /// Bytes at `to` are.
+    OutsideTo,
+}
+
+/// What a step saw.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Saw {
+    /// How it ended.
+    pub ended: Ended,
+    /// The value of a cell.
+    pub value: u64,
+    /// How long it waited.
+    pub waited: Nanos,
+    /// What a read copied.
+    pub bytes: Vec<u8>,
+}
+
+/// `EpSaw`.
+#[derive(Clone, Copy, FromBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct RawSaw {
+    status: u64,
+    value: u64,
+    waited: u64,
+}
+
+/// The scripts of one rank on its device.
+struct Loaded<'a> {
+    rank: &'a RankDevice,
+    kernel: Kernel,
+    scripts: Vec<(usize, &'a Script)>,
+    steps: Scratch,
+    saw: Scratch,
+    first_of: Scratch,
+    allowed: Scratch,
+    bytes: Scratch,
+}
+
+/// Runs all scripts at the same time: `[scripts][steps]`.
+pub(crate) fn run(ranks: &[&RankDevice], scripts: &[Script]) -> Result<Vec<Vec<Saw>>, Error> {
+    let most = ranks.len();
+    if let Some(script) = scripts.iter().find(|script| script.rank.index() >= most) {
+        return Err(Error::invalid("rank of a script", script.rank, format_args!("below {most}")));
+    }
+    if let Some(step) = scripts.iter().flat_map(|script| &script.steps).find(|step| step.peer as usize >= most) {
+        return Err(Error::invalid("peer of a step", step.peer, format_args!("below {most}")));
+    }
+    let loaded: Vec<Loaded<'_>> = ranks
+        .iter()
+        .enumerate()
+        .map(|(me, rank)| {
+            let own = scripts.iter().enumerate().filter(|(_, script)| script.rank.index() == me);
+            Loaded::new(rank, own.collect())
+        })
+        .collect::<Result<_, CudaError>>()?;
+    loaded.iter().try_for_each(Loaded::launch)?;
+    let mut all = vec![Vec::new(); scripts.len()];
+    for loaded in &loaded {
+        loaded.collect(&mut all)?;
+    }
+    Ok(all)
+}
+
+impl<'a> Loaded<'a> {
+    fn new(rank: &'a RankDevice, scripts: Vec<(usize, &'a Script)>) -> Result<Self, CudaError> {
+        let stream = &rank.stream;
+        let kernel = rank.kernels.probe(stream.device())?;
+        let read: u64 = scripts.iter().flat_map(|(_, script)| &script.steps).map(read_bytes).sum();
+        let bytes = Scratch::new(stream, read as usize)?;
+        let (mut steps, mut first_of, mut out) = (Vec::new(), vec![0u32], bytes.address());
+        for (_, script) in &scripts {
+            for step in &script.steps {
+                steps.push(Step { out, ..*step });
+                out += read_bytes(step);
+            }
+            first_of.push(steps.len() as u32);
+        }
+        let allowed: Vec<u64> = scripts.iter().map(|(_, script)| script.allowed.0).collect();
+        Ok(Self {
+            steps: Scratch::from_bytes(stream, steps.as_bytes())?,
+            saw: Scratch::new(stream, steps.len() * size_of::<RawSaw>())?,
+            first_of: Scratch::from_bytes(stream, first_of.as_bytes())?,
+            allowed: Scratch::from_bytes(stream, allowed.as_bytes())?,
+            rank,
+            kernel,
+            scripts,
+            bytes,
+        })
+    }
+
+    fn launch(&self) -> Result<(), CudaError> {
+        if self.scripts.is_empty() {
+            return Ok(());
+        }
+        let args = args::Probe {
+            steps: self.steps.address(),
+            saw: self.saw.address(),
+            first_of: self.first_of.address(),
+            allowed: self.allowed.address(),
+        };
+        self.rank.probe(self.kernel, self.scripts.len() as u32, &args)
+    }
+
+    fn collect(&self, all: &mut [Vec<Saw>]) -> Result<(), CudaError> {
+        let stream = &self.rank.stream;
+        let mut raw = vec![0; self.saw.bytes()];
+        let mut bytes = vec![0; self.bytes.bytes()];
+        stream.download(self.saw.address(), &mut raw)?;
+        stream.download(self.bytes.address(), &mut bytes)?;
+        let mut saw = raw.chunks_exact(size_of::<RawSaw>()).filter_map(|raw| RawSaw::read_from_bytes(raw).ok());
+        let mut bytes = &bytes[..];
+        for (number, script) in &self.scripts {
+            for (step, raw) in script.steps.iter().zip(&mut saw) {
+                let (read, rest) = bytes.split_at(read_bytes(step) as usize);
+                bytes = rest;
+                let ended = match raw.status {
+                    0 => Ended::Done,
+                    1 => Ended::Timeout,
+                    2 => Ended::OutsideFrom,
+                    _ => Ended::OutsideTo,
+                };
+                all[*number].push(Saw { ended, value: raw.value, waited: Nanos(raw.waited), bytes: read.to_vec() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that a step reads out. None where it is refused for its length alone.
+fn read_bytes(step: &Step) -> u64 {
+    const MOST: u64 = 1 << 24;
+    if step.verb == Verb::Read as u32 && step.len <= MOST { step.len } else { 0 }
+}
