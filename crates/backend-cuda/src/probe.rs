@@ -31,7 +31,7 @@ pub enum Verb {
     Flush = 7,
 }
 
-/// `EpStep`: one verb; what it does not name is 0.
+/// One verb; what it does not name is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Step {
@@ -51,7 +51,6 @@ pub struct Step {
     pub len: u64,
     /// Published or awaited.
     pub value: u64,
-    out: u64,
 }
 
 impl Step {
@@ -96,6 +95,14 @@ pub struct Saw {
     pub waited: Nanos,
     /// What a read copied.
     pub bytes: Vec<u8>,
+}
+
+/// `EpStep`: a step, and where a read copies to.
+#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct Placed {
+    step: Step,
+    out: u64,
 }
 
 /// `EpSaw`.
@@ -153,7 +160,7 @@ impl<'a> Loaded<'a> {
         let (mut steps, mut first_of, mut out) = (Vec::new(), vec![0u32], bytes.address());
         for (_, script) in &scripts {
             for step in &script.steps {
-                steps.push(Step { out, ..*step });
+                steps.push(Placed { step: *step, out });
                 out += read_bytes(step);
             }
             first_of.push(steps.len() as u32);
