@@ -267,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         if (blockIdx.x == 0) ep_low_check_masks(r, op);
         ep_low_reduce(r, a, s, op, began);
     }
-    if (!ep_low_last_block(r)) return;
+    if (!ep_low_last_block(r, false)) return;
     const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
