@@ -115,7 +115,15 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster of `topology`, which has one node.
     pub const fn builder(topology: Topology) -> Builder {
-        Builder { topology, settings: None, gpus: None, multiprocessors: None, low_latency_multiprocessors: None, priority: 0, wait_for_kernels: false }
+        Builder {
+            topology,
+            settings: None,
+            gpus: None,
+            multiprocessors: None,
+            low_latency_multiprocessors: None,
+            priority: 0,
+            wait_for_kernels: false,
+        }
     }
 
     /// The endpoints, one a rank, for threads of the caller's own.

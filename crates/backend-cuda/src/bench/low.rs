@@ -147,13 +147,7 @@ fn halves(
     Ok(Halves { one, two: median(both.split_off(5)), send: median(sends.split_off(5)), none })
 }
 
-fn one(
-    plan: &LowPlan,
-    tokens: &[u32],
-    rank: RankDevice,
-    me: u32,
-    barrier: &Barrier,
-) -> Result<Vec<LowTimes>, Error> {
+fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barrier) -> Result<Vec<LowTimes>, Error> {
     let stream = Arc::clone(&rank.stream);
     let layout = rank.layout.clone();
     let row = *layout.row();

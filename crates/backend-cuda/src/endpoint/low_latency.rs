@@ -177,7 +177,8 @@ impl CudaEndpoint {
         self.ready()?;
         let Some(report) = self.device.low_report() else { return Ok(()) };
         let error = failure::of(report, self.me);
-        let fallback = Failure { op: self.low.received + 1, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
+        let fallback =
+            Failure { op: self.low.received + 1, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
         self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
         Err(error)
     }
@@ -315,18 +316,13 @@ impl CudaEndpoint {
             return error;
         }
         let Ok(topk_idx) = routed.topk_idx.to_vec(self.stream()) else { return error };
-        let planned = Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
+        let planned =
+            Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
         planned.err().unwrap_or(error)
     }
 
     /// A dispatch was received.
-    fn low_received(
-        &mut self,
-        mark: Mark,
-        routed: &Arc<Routed>,
-        landing: Landing,
-        event: Event,
-    ) -> LowReceived<Self> {
+    fn low_received(&mut self, mark: Mark, routed: &Arc<Routed>, landing: Landing, event: Event) -> LowReceived<Self> {
         self.low.received += 1;
         self.stats.operations += 1;
         let Landing { x, expert_counts, segments, source_token, records } = landing;
@@ -335,12 +331,7 @@ impl CudaEndpoint {
     }
 
     /// Checks a combine; which form it has.
-    fn check_combine(
-        &self,
-        y: &Rows,
-        handle: &LowHandle,
-        topk_weights: Option<&Array<f32>>,
-    ) -> Result<LowKind, Error> {
+    fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<LowKind, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
         self.check_mark("handle", mark)?;
         let kind = match (&routed.topk_weights, topk_weights) {

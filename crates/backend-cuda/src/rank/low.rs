@@ -93,7 +93,9 @@ pub(crate) fn check_low(device: &Device, layout: &Layout) -> Result<(), Error> {
 impl RankDevice {
     fn low(&self) -> Result<&LowDevice, CudaError> {
         // Callers have asked the layout for its low latency first.
-        self.low.as_ref().ok_or_else(|| CudaError::Driver { call: "low latency", code: "left out of the settings".into() })
+        self.low
+            .as_ref()
+            .ok_or_else(|| CudaError::Driver { call: "low latency", code: "left out of the settings".into() })
     }
 
     fn launch_low<A>(&self, kernel: Kernel, shape: Launch, args: &A) -> Result<(), CudaError> {
@@ -155,10 +157,6 @@ impl RankDevice {
         let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
         let ranks = self.ranks() as usize;
         let pairs = |at: usize| (at..at + ranks).map(|rank| (words[rank], words[ranks + rank])).collect();
-        Ok(LowCounters {
-            dispatched: pairs(0),
-            combined: pairs(2 * ranks),
-            expert_rows: words[4 * ranks..].to_vec(),
-        })
+        Ok(LowCounters { dispatched: pairs(0), combined: pairs(2 * ranks), expert_rows: words[4 * ranks..].to_vec() })
     }
 }
