@@ -282,6 +282,13 @@ EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
 /* 16 bytes. */
 EP_DEV int4 ep_ld16(const void* at) { return *(const int4*)at; }
 EP_DEV void ep_st16(void* at, int4 v) { *(int4*)at = v; }
+/* 16 bytes that no kernel writes meanwhile, read once. */
+EP_DEV int4 ep_ld16_once(const void* at) {
+    int4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.s32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
 /* 16 bytes of a peer that are read once; coherent. */
 EP_DEV int4 ep_ld16_peer(const void* at) {
     int4 v;

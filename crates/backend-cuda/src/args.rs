@@ -222,6 +222,26 @@ pub(crate) struct Fail {
     pub(crate) theirs: u64,
 }
 
+/// `EpCollectArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Collect {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+    pub(crate) skip_begin: u64,
+    pub(crate) skip_end: u64,
+}
+
+/// `EpCeilingArgs`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Ceiling {
+    pub(crate) source: u64,
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+}
+
 /// `EpMeetArgs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

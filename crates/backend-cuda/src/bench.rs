@@ -11,9 +11,10 @@ use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology
 
 use crate::args;
 use crate::driver::{Device, Scratch};
-pub use low::{LowPlan, LowTimes, low_table, run_low};
+pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 
-use crate::rank::{Call, DevicePlan, Options, RankDevice, windows};
+use crate::node::Node;
+use crate::rank::{Call, DevicePlan, Options, RankDevice};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +49,8 @@ pub struct Blocks {
 /// Medians of the slowest rank, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
+    /// What stores of so many multiprocessors carry to all peers at once, in GB/s of a rank; 0 for one rank. Of the slowest.
+    pub ceiling: f64,
     /// Positions and counts.
     pub layout: f64,
     /// From the start of the exchange of counts to its end on the device.
@@ -127,7 +130,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    let node = windows(&devices, &layout)?;
+    let node = Node::here(&devices, &layout)?;
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)
@@ -158,6 +161,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
             ] {
                 *most = most.max(time);
             }
+            slowest.ceiling = if slowest.ceiling == 0.0 { times.ceiling } else { slowest.ceiling.min(times.ceiling) };
             slowest.rows = slowest.rows.max(times.rows);
             slowest.wrong += times.wrong;
         }
@@ -279,7 +283,8 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
     for shape in shapes {
         bench.rank.blocks = shape.blocks;
         (bench.rank.movers, bench.rank.stages) = (shape.movers, shape.stages);
-        let mut times = Times::default();
+        let ceiling = ceiling(&mut bench, &layout, &anywhere)?;
+        let mut times = Times { ceiling, ..Times::default() };
         // Layout and counts belong to a dispatch, which must follow for the count of operations.
         let (mut layout_times, mut counts_times, mut fresh_times) = (Vec::new(), Vec::new(), Vec::new());
         let mut stages = [const { None }; 4];
@@ -312,26 +317,32 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             Ok::<_, Error>(u32::from_le_bytes(first))
         };
         times.rows = first_of(plan.ranks)?;
-        let own = (first_of(me)?, first_of(me + 1)?);
+        let own = first_of(me)?..first_of(me + 1)?;
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
         times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
         if bf16 {
             times.wrong = check(plan, me, &stream, &out, &device_plan, stride)?;
         }
-        let width = row.results().payload_stride() as usize;
+        let width = row.results().payload_stride();
         times.anywhere = bench.time(|rank| {
-            // Own rows are read where they are.
-            for range in [0..own.0, own.1..times.rows] {
-                let at = u64::from(range.start) * width as u64;
-                let rows = range.len();
-                rank.stream.copy_rows((window + results + at, width), (anywhere.address() + at, width), width, rows)?;
-            }
+            let places = (anywhere.address(), window + results);
+            rank.collect(call(Kind::Combine), places, width, times.rows, own.clone())?;
             Ok(combine(rank, results)?)
         })?;
         all.push(times);
     }
     Ok(all)
+}
+
+/// What stores of the kernels' multiprocessors carry to all peers at once, in GB/s.
+fn ceiling(bench: &mut Bench<'_>, layout: &Layout, source: &Scratch) -> Result<f64, Error> {
+    let (ranks, arena) = (u64::from(layout.topology().ranks()), layout.arena());
+    let base = arena.offset.0.next_multiple_of(64);
+    let bytes = ((arena.end() - base) / ranks).min(source.bytes() as u64).min(64 << 20) / 16 * 16;
+    let args = args::Ceiling { source: source.address(), base, bytes };
+    let microseconds = bench.time(|rank| Ok(rank.ceiling(&args)?))?;
+    Ok((ranks - 1) as f64 * bytes as f64 / microseconds / 1e3)
 }
 
 /// Rows that went to k ranks and straight back are k times what they were.
@@ -365,28 +376,29 @@ fn check(
     Ok(wrong)
 }
 
+impl Times {
+    /// GB/s on the links from the rank with the most rows, in a cached dispatch and in a combine of rows in the window.
+    pub fn rates(&self, plan: &Plan) -> [f64; 2] {
+        let there = if plan.element == Element::Bf16 { 2.0 } else { 1.0 + 4.0 / 128.0 };
+        let rows = f64::from(self.rows) * f64::from(plan.ranks - 1) / f64::from(plan.ranks);
+        let values = rows * f64::from(plan.hidden);
+        [values * there / self.cached / 1e3, values * 2.0 / self.combine / 1e3]
+    }
+}
+
 /// The times as a table.
 pub fn table(plan: &Plan, shapes: &[Blocks], times: &[Times]) -> String {
     let mut text = format!("{plan:?}\n");
-    text += " SMs movers stages | layout counts  fresh cached combine anywhere us | dispatch GB/s on the link | rows wrong\n";
-    let row = f64::from(plan.hidden) * if plan.element == Element::Bf16 { 2.0 } else { 1.03125 };
+    text += " SMs movers stages | layout counts  fresh cached combine anywhere us | GB/s on the link: ceiling dispatch combine | rows \
+             wrong\n";
     for (shape, times) in shapes.iter().zip(times) {
-        let bytes = f64::from(times.rows) * row * f64::from(plan.ranks - 1) / f64::from(plan.ranks);
+        let Blocks { blocks, movers, stages } = shape;
+        let Times { ceiling, layout, counts, cached, fresh, combine, anywhere, rows, wrong } = times;
+        let [there, back] = times.rates(plan);
         let _ = writeln!(
             text,
-            "{:4} {:6} {:6} | {:6.1} {:6.1} {:6.1} {:6.1} {:7.1} {:8.1}    | {:6.1} | {} {}",
-            shape.blocks,
-            shape.movers,
-            shape.stages,
-            times.layout,
-            times.counts,
-            times.fresh,
-            times.cached,
-            times.combine,
-            times.anywhere,
-            bytes / times.cached / 1e3,
-            times.rows,
-            times.wrong
+            "{blocks:4} {movers:6} {stages:6} | {layout:6.1} {counts:6.1} {fresh:6.1} {cached:6.1} {combine:7.1} {anywhere:8.1}    \
+             | {ceiling:25.1} {there:8.1} {back:7.1} | {rows} {wrong}"
         );
     }
     text

@@ -1,14 +1,20 @@
 //! Ranks on the GPUs of this host, in one process.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
+
+use ep_bootstrap::Member;
 
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::meeting::Meeting;
-use crate::rank::{Options, RankDevice, check_low, windows};
+use crate::node::Node;
+use crate::peers::Peers;
+use crate::rank::{Options, RankDevice, check_low};
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -66,25 +72,77 @@ impl Builder {
     /// # Errors
     /// [`Error::Invalid`] for sizes; [`Error::Unsupported`] with what is missing: driver, NVRTC, GPU, peer access, memory.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
-        let topology = self.topology;
-        if topology.nodes() != 1 {
+        let ranks = self.topology.ranks();
+        let layout = self.layout(&shape)?;
+        let gpus = self.chosen_gpus(0..ranks)?;
+        let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
+        let sharing =
+            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
+        check_connections(sharing)?;
+        let options = self.options(&devices, sharing)?;
+        devices.iter().try_for_each(|device| check_low(device, &layout))?;
+        let node = Node::here(&devices, &layout)?;
+        let peers = Peers::Threads(Arc::new(Meeting::new(ranks)));
+        let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
+            let device = RankDevice::new(device, &layout, me, &node, options)?;
+            Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
+        });
+        Ok(Cluster { endpoints: endpoints.collect::<Result<_, Error>>()? })
+    }
+
+    /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
+    /// `member`. Its GPU is the one named in [`gpus`](Self::gpus), automatically that with its number; all GPUs of the ranks must be
+    /// visible to all. Returns when all ranks have met; may take the settings' deadline.
+    ///
+    /// Processes that share a GPU take turns on it, milliseconds each: for tests only.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, or has other settings.
+    pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<CudaEndpoint, Error> {
+        let (me, ranks) = (member.rank(), self.topology.ranks());
+        if member.world() != ranks {
+            return Err(Error::invalid(
+                "ranks of the topology",
+                ranks,
+                format_args!("{}, the processes", member.world()),
+            ));
+        }
+        let layout = self.layout(&shape)?;
+        let gpus = self.chosen_gpus(me.0..me.0 + 1)?;
+        let device = Device::open(gpus[0])?;
+        let options = self.options(std::slice::from_ref(&device), 1)?;
+        check_low(&device, &layout)?;
+        let within = Duration::from_nanos(layout.settings().deadline().0);
+        let node = Node::met(&device, &layout, member, within)?;
+        let rank = RankDevice::new(&device, &layout, me, &node, options)?;
+        Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
+    }
+
+    fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
+        if self.topology.nodes() != 1 {
             return Err(Error::unsupported("more than one node", "a transport between nodes; use one node"));
         }
-        let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &topology));
-        let layout = Layout::new(&shape, &topology, &settings)?;
+        let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
+        Layout::new(shape, &self.topology, &settings)
+    }
+
+    /// The GPU of each of some ranks.
+    fn chosen_gpus(&self, ranks: Range<u32>) -> Result<Vec<usize>, Error> {
         let present = driver::devices()?;
         if present == 0 {
             let needs = "a GPU; none is visible (CUDA_VISIBLE_DEVICES limits them)";
             return Err(Error::unsupported("the CUDA backend", needs));
         }
-        let ranks = topology.ranks();
-        let gpus = self.gpus.unwrap_or_else(|| (0..ranks as usize).map(|rank| rank % present).collect());
-        if gpus.len() != ranks as usize {
-            return Err(Error::invalid("GPUs named", gpus.len(), format_args!("{ranks}, one for each rank")));
+        let wanted = ranks.len();
+        let gpus = self.gpus.clone().unwrap_or_else(|| ranks.map(|rank| rank as usize % present).collect());
+        if gpus.len() != wanted {
+            return Err(Error::invalid("GPUs named", gpus.len(), format_args!("{wanted}, one for each rank")));
         }
-        let devices = gpus.iter().map(|&gpu| Device::open(gpu)).collect::<Result<Vec<_>, _>>()?;
-        let sharing =
-            gpus.iter().map(|gpu| gpus.iter().filter(|other| *other == gpu).count() as u32).max().unwrap_or(1);
+        Ok(gpus)
+    }
+
+    /// What kernels of a rank take of its GPU, which `sharing` ranks share.
+    fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
         let low_blocks = self.low_latency_multiprocessors.unwrap_or(most);
@@ -94,16 +152,20 @@ impl Builder {
                 return Err(Error::invalid(what, blocks, limit));
             }
         }
-        devices.iter().try_for_each(|device| check_low(device, &layout))?;
-        let node = windows(&devices, &layout)?;
-        let meeting = Arc::new(Meeting::new(ranks));
-        let options = Options { blocks, low_blocks, priority: self.priority };
-        let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let device = RankDevice::new(device, &layout, me, &node, options)?;
-            Ok(CudaEndpoint::new(device, me, Arc::clone(&meeting), self.wait_for_kernels))
-        });
-        Ok(Cluster { endpoints: endpoints.collect::<Result<_, Error>>()? })
+        Ok(Options { blocks, low_blocks, priority: self.priority })
     }
+}
+
+/// Streams of one process that the driver lets run beside each other on a GPU; more queue behind each other, and ranks that wait
+/// for each other would wait for ever.
+fn check_connections(sharing: u32) -> Result<(), Error> {
+    const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let connections = std::env::var(VARIABLE).ok().and_then(|value| value.parse().ok()).unwrap_or(8);
+    if sharing > connections {
+        let limit = format_args!("{connections}; {VARIABLE} sets it, at most 32");
+        return Err(Error::invalid("ranks on one GPU", sharing, limit));
+    }
+    Ok(())
 }
 
 /// Ranks on the GPUs of this host, as threads of one process.

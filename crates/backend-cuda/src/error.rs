@@ -48,6 +48,12 @@ pub enum CudaError {
         /// The driver's name for the error.
         code: String,
     },
+    /// The processes of the ranks did not come together.
+    #[error("the ranks have not met: {problem}")]
+    Meeting {
+        /// Which rank, and what it did.
+        problem: String,
+    },
     /// A kernel does not compile.
     #[error("{kernel} does not compile for {arch}:\n{log}")]
     Compile {
@@ -66,6 +72,12 @@ pub enum CudaError {
         /// What the system said.
         problem: String,
     },
+}
+
+impl CudaError {
+    pub(crate) fn meeting(error: ep_bootstrap::Error) -> Self {
+        Self::Meeting { problem: error.to_string() }
+    }
 }
 
 impl From<CudaError> for ep_core::Error {

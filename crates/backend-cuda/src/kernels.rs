@@ -14,6 +14,7 @@ pub(crate) struct Kernels {
     pub(crate) counts: Kernel,
     pub(crate) dispatch: Kernel,
     pub(crate) unpack: Kernel,
+    pub(crate) collect: Kernel,
     pub(crate) offer: Kernel,
     pub(crate) dispatch_ring: Kernel,
     pub(crate) combine_ring: Kernel,
@@ -22,6 +23,7 @@ pub(crate) struct Kernels {
     pub(crate) low_mask: Kernel,
     pub(crate) fail: Kernel,
     pub(crate) meet: Kernel,
+    pub(crate) ceiling: Kernel,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
@@ -58,6 +60,7 @@ impl Kernels {
             counts: plain(Source::Counts)?,
             dispatch: load(&Target::new(Source::Dispatch, &arch), device.shared_memory())?,
             unpack: plain(Source::Unpack)?,
+            collect: plain(Source::Collect)?,
             offer: plain(Source::Offer)?,
             dispatch_ring: plain(Source::DispatchRing)?,
             combine_ring: load(&Target::new(Source::CombineRing, &arch), device.shared_memory())?,
@@ -66,6 +69,7 @@ impl Kernels {
             low_mask: plain(Source::LowMask)?,
             fail: plain(Source::Fail)?,
             meet: plain(Source::Meet)?,
+            ceiling: plain(Source::Ceiling)?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
     }

@@ -9,6 +9,8 @@ mod endpoint;
 mod error;
 mod kernels;
 mod meeting;
+mod node;
+mod peers;
 mod rank;
 
 pub use cluster::{Builder, Cluster};

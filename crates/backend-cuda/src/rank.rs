@@ -5,6 +5,7 @@
 
 mod low;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ep_core::layout::{KernelWindow, Kind};
@@ -14,6 +15,7 @@ use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
+use crate::node::Node;
 use low::LowDevice;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
 
@@ -25,6 +27,8 @@ const LAYOUT_THREADS: u32 = 512;
 const COUNTS_THREADS: u32 = 512;
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
 const PIECE: u64 = 16 << 10;
+/// So many movers of a block keep its share of the links busy; with more memory they rather load further ahead.
+const MOVERS_THAT_FILL: u32 = 9;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
 
@@ -50,12 +54,14 @@ pub(crate) struct DispatchShape {
 
 impl DispatchShape {
     /// For rows of `stride` bytes, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
+    /// 0 stages: three, where that leaves enough movers, or two.
     pub(crate) fn new(stride: u64, ranks: u32, shared_memory: u32, movers: u32, stages: u32) -> Self {
         let pieces = stride.div_ceil(PIECE).max(1);
         let piece = stride.div_ceil(pieces).next_multiple_of(16).max(16);
         // Barriers of at most 32 movers with 8 stages, places of all ranks, alignment.
         let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * 16 + 256);
         let fitting = (room / piece) as u32;
+        let stages = if stages == 0 { 2 + u32::from(fitting / 3 >= MOVERS_THAT_FILL) } else { stages };
         let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
         let movers = (fitting / stages).clamp(1, movers.clamp(1, 24));
         Self { movers, stages, piece: piece as u32, pieces: pieces as u32 }
@@ -76,23 +82,6 @@ pub(crate) struct Options {
     pub(crate) low_blocks: u32,
     /// Of the stream.
     pub(crate) priority: i32,
-}
-
-/// The windows of all ranks, zeroed, each on its rank's GPU, all of which reach each other.
-pub(crate) fn windows(devices: &[Arc<Device>], layout: &Layout) -> Result<Arc<Vec<DeviceMemory>>, CudaError> {
-    for from in devices {
-        for to in devices {
-            from.reach(to)?;
-        }
-    }
-    let bytes = usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX);
-    let windows = devices.iter().map(|device| {
-        let stream = Stream::new(device, 0)?;
-        let window = DeviceMemory::zeroed(&stream, bytes)?;
-        stream.synchronize()?;
-        Ok(window)
-    });
-    Ok(Arc::new(windows.collect::<Result<_, CudaError>>()?))
 }
 
 /// What a call's kernels have in common.
@@ -159,7 +148,7 @@ pub(crate) struct RankDevice {
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
-    pub(crate) node: Arc<Vec<DeviceMemory>>,
+    pub(crate) node: Arc<Node>,
     /// Blocks of the kernels that move rows.
     pub(crate) blocks: u32,
     pub(crate) movers: u32,
@@ -172,7 +161,7 @@ impl RankDevice {
         device: &Arc<Device>,
         layout: &Layout,
         me: Rank,
-        node: &Arc<Vec<DeviceMemory>>,
+        node: &Arc<Node>,
         options: Options,
     ) -> Result<Self, CudaError> {
         let Options { blocks, low_blocks, priority } = options;
@@ -212,7 +201,7 @@ impl RankDevice {
             view,
             blocks,
             movers: 24,
-            stages: 2,
+            stages: 0,
             node: Arc::clone(node),
             stream,
         };
@@ -226,16 +215,13 @@ impl RankDevice {
 
     /// Where the own window lies.
     pub(crate) fn window(&self) -> u64 {
-        self.node[self.view.me as usize].address()
+        self.node.address(Rank(self.view.me))
     }
 
     /// Takes note of which ranks take part. Waits.
     pub(crate) fn connect(&self, mask: &RankSet) -> Result<(), CudaError> {
-        let bytes: Vec<u8> = (0..)
-            .map(Rank)
-            .zip(self.node.iter())
-            .flat_map(|(rank, window)| if mask.contains(rank) { 0 } else { window.address() }.to_le_bytes())
-            .collect();
+        let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
+        let bytes: Vec<u8> = self.node.ranks().flat_map(|rank| address(rank).to_le_bytes()).collect();
         if let Some(low) = &self.low {
             low.connect(&self.stream, &bytes)?;
         }
@@ -347,6 +333,28 @@ impl RankDevice {
         self.launch(self.kernels.unpack, self.light(), call, args)
     }
 
+    /// Copies `rows` results, `stride` bytes apart, into the window, all but those of the own rank.
+    pub(crate) fn collect(
+        &self,
+        call: Call,
+        (from, to): (u64, u64),
+        stride: u64,
+        rows: u32,
+        own: Range<u32>,
+    ) -> Result<(), CudaError> {
+        let at = |row: u32| u64::from(row) * stride;
+        let args = args::Collect { from, to, bytes: at(rows), skip_begin: at(own.start), skip_end: at(own.end) };
+        let pieces = (args.bytes - (args.skip_end - args.skip_begin)) / 16;
+        let most = u64::from(self.stream.device().multiprocessors());
+        let blocks = pieces.div_ceil(1024).clamp(1, most) as u32;
+        self.launch(
+            self.kernels.collect,
+            Launch { blocks, threads: 1024, shared_memory: 0, cooperative: false },
+            call,
+            &args,
+        )
+    }
+
     /// Headers of a block that is offered.
     pub(crate) fn offer(&self, call: Call, args: &args::Offer) -> Result<(), CudaError> {
         self.launch(self.kernels.offer, self.light(), call, args)
@@ -392,6 +400,13 @@ impl RankDevice {
         let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
         self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
+    }
+
+    /// Stores as much to every peer as `args` say, for measurements.
+    pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
+        let call = Call { kind: Kind::Dispatch, settings: 0 };
+        let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
+        self.launch(self.kernels.ceiling, shape, call, args)
     }
 
     /// Kernels that wait for nobody and move little.

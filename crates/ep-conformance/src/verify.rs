@@ -12,6 +12,7 @@ use crate::workload::Batch;
 
 /// What one rank saw, on the host. Empty for ranks that took no part.
 #[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Observed {
     /// `[rows, row bytes]`: bytes of the received rows as they travelled.
     pub recv_x: Vec<u8>,

@@ -8,6 +8,7 @@
 //! | feature | gives | ranks are |
 //! |---|---|---|
 //! | `sim` (default) | the module `sim` | any number of tasks in one process, under a seeded adversary |
+//! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs of one host; building needs no CUDA |
 //! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
 //!
 //! Four simulated ranks with two experts each, and experts that return what they get, so that a token comes back times
@@ -44,6 +45,9 @@ pub use ep_core::*;
 
 #[cfg(feature = "sim")]
 pub use ep_sim as sim;
+
+#[cfg(feature = "cuda")]
+pub use ep_cuda as cuda;
 
 /// The code in the README compiles and runs.
 #[cfg(all(doctest, feature = "sim"))]

@@ -10,7 +10,8 @@ use ep_core::{Element, Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 use super::{Bench, Plan, fill, median, route};
 use crate::args;
 use crate::driver::{Device, Scratch};
-use crate::rank::{LOW_RECEIVE, LOW_SEND, Options, RankDevice, check_low, windows};
+use crate::node::Node;
+use crate::rank::{LOW_RECEIVE, LOW_SEND, Options, RankDevice, check_low};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +80,7 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
         Settings::builder(&shape, &topology).slots(1).low_latency(true).deadline(Nanos::from_secs(2)).build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    let node = windows(&devices, &layout)?;
+    let node = Node::here(&devices, &layout)?;
     let sharing = plan.ranks.div_ceil(gpus);
     let ranks = (0..plan.ranks)
         .zip(&devices)

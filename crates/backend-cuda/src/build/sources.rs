@@ -14,6 +14,8 @@ pub enum Source {
     Dispatch,
     /// Headers of placed rows.
     Unpack,
+    /// A copy of rows into the window.
+    Collect,
     /// Headers of offered rows.
     Offer,
     /// Rows through rings.
@@ -32,14 +34,17 @@ pub enum Source {
     Fail,
     /// Meeting of all ranks, for measurements.
     Meet,
+    /// What the links carry, for measurements.
+    Ceiling,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 13] = [
+pub const ALL: [Source; 15] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
+    Source::Collect,
     Source::Offer,
     Source::DispatchRing,
     Source::Combine,
@@ -49,6 +54,7 @@ pub const ALL: [Source; 13] = [
     Source::LowMask,
     Source::Fail,
     Source::Meet,
+    Source::Ceiling,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
@@ -62,6 +68,7 @@ impl Source {
             Self::Counts => "counts.cu",
             Self::Dispatch => "dispatch.cu",
             Self::Unpack => "unpack.cu",
+            Self::Collect => "collect.cu",
             Self::Offer => "offer.cu",
             Self::Combine => "combine.cu",
             Self::DispatchRing => "dispatch_ring.cu",
@@ -71,6 +78,7 @@ impl Source {
             Self::LowMask => "low_mask.cu",
             Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
+            Self::Ceiling => "ceiling.cu",
         }
     }
 
@@ -81,6 +89,7 @@ impl Source {
             Self::Counts => "ep_counts_kernel",
             Self::Dispatch => "ep_dispatch_kernel",
             Self::Unpack => "ep_unpack_kernel",
+            Self::Collect => "ep_collect_kernel",
             Self::Offer => "ep_offer_kernel",
             Self::Combine => "ep_combine_kernel",
             Self::DispatchRing => "ep_dispatch_ring_kernel",
@@ -90,6 +99,7 @@ impl Source {
             Self::LowMask => "ep_low_mask_kernel",
             Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
+            Self::Ceiling => "ep_ceiling_kernel",
         }
     }
 
@@ -100,6 +110,7 @@ impl Source {
             Self::Counts => include_str!("../../kernels/counts.cu"),
             Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
+            Self::Collect => include_str!("../../kernels/collect.cu"),
             Self::Offer => include_str!("../../kernels/offer.cu"),
             Self::Combine => include_str!("../../kernels/combine.cu"),
             Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
@@ -109,6 +120,7 @@ impl Source {
             Self::LowMask => include_str!("../../kernels/low_mask.cu"),
             Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
+            Self::Ceiling => include_str!("../../kernels/ceiling.cu"),
         }
     }
 
@@ -119,6 +131,7 @@ impl Source {
             Self::Counts => size_of::<args::Counts>(),
             Self::Dispatch => size_of::<args::Dispatch>(),
             Self::Unpack => size_of::<args::Unpack>(),
+            Self::Collect => size_of::<args::Collect>(),
             Self::Offer => size_of::<args::Offer>(),
             Self::Combine => size_of::<args::Combine>(),
             Self::DispatchRing => size_of::<args::DispatchRing>(),
@@ -128,6 +141,7 @@ impl Source {
             Self::LowMask => size_of::<args::LowMask>(),
             Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
+            Self::Ceiling => size_of::<args::Ceiling>(),
         };
         vec![
             format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),

@@ -81,6 +81,13 @@ impl DeviceMemory {
     }
 }
 
+impl DeviceMemory {
+    /// The GPU.
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let mut kept = self.device.kept.lock().unwrap_or_else(PoisonError::into_inner);

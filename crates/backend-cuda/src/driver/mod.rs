@@ -1,6 +1,7 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
 mod device;
+mod ipc;
 mod memory;
 mod module;
 mod stream;
@@ -10,6 +11,7 @@ use std::ffi::CStr;
 use cudarc::driver::sys;
 
 pub use device::Device;
+pub use ipc::{Imported, MemoryHandle};
 pub use memory::{DeviceMemory, Mapped, Scratch};
 pub use module::{Kernel, Launch, Module};
 pub use stream::{Event, Stream};

@@ -9,6 +9,7 @@ use ep_core::{Endpoint as _, Error};
 use super::dispatch::kept;
 use super::{Array, CudaEndpoint, Rows};
 use crate::args;
+use crate::rank::Call;
 
 impl CudaEndpoint {
     pub(super) async fn combine_rows(
@@ -40,7 +41,7 @@ impl CudaEndpoint {
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
         let sums: Array<f32> = Array::new(&stream, weighed)?;
         let call = self.start(Kind::Combine, &rings, Some(handle));
-        let offered = self.offer(y, handle)?;
+        let offered = self.offer(call, y, handle)?;
         let lease = y.lease().filter(|_| offered.is_some());
         lease.inspect(|lease| lease.offer());
         let plan = &kept.plan;
@@ -97,21 +98,19 @@ impl CudaEndpoint {
 
     /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room; and whether it is
     /// such a copy.
-    fn offer(&mut self, y: &Rows, handle: &Handle) -> Result<Option<(Block, bool)>, Error> {
+    fn offer(&mut self, call: Call, y: &Rows, handle: &Handle) -> Result<Option<(Block, bool)>, Error> {
         if let Some(block) = y.lease().and_then(|lease| lease.block_in(&self.arena)) {
             return Ok(Some((block, false)));
         }
         let results = self.layout().row().results();
         let Some(block) = self.arena.take(&results, handle.rows()) else { return Ok(None) };
         self.granted = Some(block);
-        let (to, from, step) = (self.window.address(block.base()), self.address(y), y.stride());
         // The own rows are read where they are.
         let exchange = handle.exchange();
         let first = exchange.first_row(self.me, self.me);
-        for range in [0..first, first + exchange.rows(self.me, self.me)..handle.rows()] {
-            let at = u64::from(range.start) * step as u64;
-            self.stream().copy_rows((to + at, step), (from + at, step), step, range.len())?;
-        }
+        let own = first..first + exchange.rows(self.me, self.me);
+        let places = (self.address(y), self.window.address(block.base()));
+        self.device.collect(call, places, y.stride() as u64, handle.rows(), own)?;
         Ok(Some((block, true)))
     }
 }

@@ -29,7 +29,7 @@ use ep_core::plan::Exchange;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
 use crate::driver;
-use crate::meeting::Meeting;
+use crate::peers::Peers;
 use crate::rank::{Call, DevicePlan, RankDevice};
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
@@ -71,7 +71,7 @@ pub struct CudaEndpoint {
     granted: Option<Block>,
     /// Set while an operation runs, so that one whose future is dropped is not forgotten.
     poisoned: Option<Failure>,
-    meeting: Arc<Meeting>,
+    peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
     stats: Stats,
@@ -90,14 +90,19 @@ impl fmt::Debug for CudaEndpoint {
 }
 
 impl CudaEndpoint {
-    pub(crate) fn new(device: RankDevice, me: Rank, meeting: Arc<Meeting>, wait_for_kernels: bool) -> Self {
+    pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers, wait_for_kernels: bool) -> Self {
         let layout = &device.layout;
         let stats = Stats {
             peers: vec![PeerStats::default(); layout.topology().ranks() as usize],
             expert_rows: vec![0; layout.local_experts() as usize],
             operations: 0,
         };
-        let window = DeviceWindow { stream: Arc::clone(&device.stream), node: Arc::clone(&device.node), me };
+        let window = DeviceWindow {
+            stream: Arc::clone(&device.stream),
+            node: Arc::clone(&device.node),
+            bytes: layout.window_bytes(),
+            me,
+        };
         Self {
             arena: Arena::new(layout.arena()),
             window,
@@ -108,7 +113,7 @@ impl CudaEndpoint {
             op: 1,
             granted: None,
             poisoned: None,
-            meeting,
+            peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
             stats,

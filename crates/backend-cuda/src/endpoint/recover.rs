@@ -26,7 +26,7 @@ impl CudaEndpoint {
         self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
         let allowed = self.settings().deadline();
-        let Agreement { mask, generation, op } = self.meeting.agree(self.me, proposal, allowed).await?;
+        let Agreement { mask, generation, op } = self.peers.agree(self.me, proposal, allowed).await?;
         self.arena.recovered(mask.iter().any(|rank| !self.mask.contains(rank)));
         self.device.restart(generation, op)?;
         self.device.connect(&mask)?;

@@ -10,24 +10,26 @@ use ep_core::port::{Offset, Span};
 use ep_core::{Error, Fault, Phase, Rank};
 use zerocopy::IntoBytes;
 
-use crate::driver::{DeviceMemory, Scratch, Stream};
+use crate::driver::{Scratch, Stream};
+use crate::node::Node;
 
 /// Copying access to the own window, on the rank's stream.
 #[derive(Clone, Debug)]
 pub struct DeviceWindow {
     pub(crate) stream: Arc<Stream>,
-    pub(crate) node: Arc<Vec<DeviceMemory>>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) bytes: u64,
     pub(crate) me: Rank,
 }
 
 impl DeviceWindow {
     /// Where byte `at` lies.
     pub(crate) fn address(&self, at: Offset) -> u64 {
-        self.node[self.me.index()].address() + at.0
+        self.node.address(self.me) + at.0
     }
 
     fn check(&self, span: Span) -> Result<u64, Fault> {
-        let window = self.node[self.me.index()].bytes() as u64;
+        let window = self.bytes;
         match span.offset.0.checked_add(span.len) {
             Some(end) if end <= window => Ok(self.address(span.offset)),
             _ => Err(Fault::out_of_range(span, window)),

@@ -18,6 +18,7 @@ use crate::workload::Batch;
 
 /// The rows of one local expert.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SeenExpert {
     /// `[rows, row bytes]`: rows as they travelled.
     pub x: Vec<u8>,
@@ -29,6 +30,7 @@ pub struct SeenExpert {
 
 /// What one rank saw of a low-latency round, on the host. Empty for ranks that took no part.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Seen {
     /// `[local experts]`.
     pub experts: Vec<SeenExpert>,

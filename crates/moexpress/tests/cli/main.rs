@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 mod compare;
+mod cuda;
 mod dump;
 mod input;
 #[cfg(unix)]
@@ -21,7 +22,9 @@ fn moexpress(arguments: &str) -> Done {
 /// With more arguments, which may hold blanks.
 fn moexpress_with(arguments: &str, more: &[&str]) -> Done {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moexpress"));
-    let output = command.args(arguments.split_whitespace()).args(more).env_remove("RUST_LOG").output();
+    command.args(arguments.split_whitespace()).args(more);
+    // No GPU is visible, whether this machine has one or not.
+    let output = command.env_remove("RUST_LOG").env("CUDA_VISIBLE_DEVICES", "").output();
     Done(output.expect("the binary runs"))
 }
 

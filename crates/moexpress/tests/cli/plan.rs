@@ -43,3 +43,15 @@ fn bad_values_are_refused() {
     assert!(moexpress("plan --nodes 3").refusal().contains("a multiple of the 24 ranks"));
     assert!(moexpress("plan --max-tokens 0").refusal().contains("max tokens is 0, allowed: 1 to "));
 }
+
+#[test]
+fn low_latency_adds_its_regions() {
+    let low_bytes = |line: &str| {
+        let object = moexpress(line).json();
+        let regions = object["regions"].as_array().expect("an array").clone();
+        let low = regions.iter().filter(|region| region["name"].as_str().is_some_and(|name| name.starts_with("low ")));
+        low.map(|region| region["bytes"].as_u64().expect("a number")).collect::<Vec<_>>()
+    };
+    assert_eq!(low_bytes("plan --json"), [0; 3]);
+    assert!(low_bytes("plan --json --low-latency").iter().all(|&bytes| bytes > 0));
+}

@@ -153,3 +153,11 @@ fn a_trace_names_every_rank() {
         assert!(events.iter().any(|event| event["args"]["name"] == rank), "{rank}");
     }
 }
+
+#[test]
+fn a_coordinator_posts_for_all_roles() {
+    let line = "run --json --nodes 2 --ranks-per-node 3 --experts 12 --hidden 40 --tokens 9 --channels 2";
+    let object = moexpress(&format!("{line} --far-lanes one")).json();
+    assert_eq!((&object["verified"], &object["far_lanes"]), (&true.into(), &"one".into()));
+    assert_eq!(moexpress(line).json()["rows_far"], object["rows_far"]);
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ep_conformance::workload::RoutingKind;
+use ep_core::machine::FarLanes;
 use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
@@ -31,12 +32,12 @@ Keys of --json, among others:
                        once, at its sender
   bytes_own|near|far   bytes of these rows as they travel: header, payload and padding, without counts and signals
   clock                what times are of: host, or virtual with --schedule timed
-  dispatch_ns          host: from the first rank's start of dispatch to the last one's end; virtual: what it took the
-                       slowest rank, from its own start on
+  dispatch_ns          host: from the first rank's start of dispatch to the last one's end; virtual, and with --processes:
+                       what it took the slowest rank, from its own start on
   combine_ns           likewise; ranks do not wait for each other in between, so the two may overlap
   dispatch_near_gb_s   bytes that a rank sends near in the dispatch, mean of the ranks, by dispatch_ns; likewise
                        dispatch_far_gb_s, combine_near_gb_s, combine_far_gb_s; null without --schedule timed
-  events               verbs, deliveries and turns that the simulator let happen
+  events               verbs, deliveries and turns that the simulator let happen; null on other backends
   verified_rows        rows compared, received and combined; likewise _values, _weights, _indices
 Measured keys are null when a rank failed.";
 
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     ///
     /// The same arguments propose the same settings on every machine: nothing is measured on this one.
     Tune(TuneArgs),
+    /// Measures a backend beside what its machine could do: one table.
+    Bench(BenchArgs),
     /// Holds the timed scheduler against published figures.
     Compare(CompareArgs),
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
@@ -91,6 +94,10 @@ pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
     pub(crate) backend: Backend,
+    /// With --backend cuda: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started;
+    /// rank 0 reports
+    #[arg(long, conflicts_with_all = ["nodes", "ranks_per_node"])]
+    pub(crate) processes: bool,
     /// Kind of operation
     #[arg(long, value_enum, default_value_t = Mode::Throughput)]
     pub(crate) mode: Mode,
@@ -111,9 +118,12 @@ pub(crate) struct RunArgs {
     /// Each choice is dropped (-1) with this probability
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub(crate) drop: f64,
-    /// Order in which the simulator lets things happen
-    #[arg(long, value_enum, default_value_t = Schedule::Explore)]
-    pub(crate) schedule: Schedule,
+    /// With --backend sim: order in which things happen [default: explore]
+    #[arg(long, value_enum)]
+    pub(crate) schedule: Option<Schedule>,
+    /// With --backend sim: who posts to a rail peer [default: per-role]
+    #[arg(long, value_enum, value_name = "WHO")]
+    pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) model: Option<ModelName>,
@@ -121,7 +131,7 @@ pub(crate) struct RunArgs {
     /// large batches fit. Rows' values cannot be verified then
     #[arg(long)]
     pub(crate) elide_payload: bool,
-    /// What batch and schedule are drawn from; the same seed repeats a run exactly
+    /// What batch and schedule are drawn from; the same seed repeats a run of the simulator exactly
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     #[command(flatten)]
@@ -133,10 +143,47 @@ pub(crate) struct RunArgs {
     /// Writes what each rank had, received and got back into DIR/rank{r}.safetensors
     #[arg(long, value_name = "DIR")]
     pub(crate) dump: Option<PathBuf>,
-    /// Writes a trace of all verbs, to be opened in Perfetto
+    /// With --backend sim: writes a trace of all verbs, to be opened in Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Prints one JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// What is measured
+    #[arg(long, value_enum)]
+    pub(crate) backend: Backend,
+    /// Measures one kind of operation only
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<Mode>,
+    /// Ranks [default: the GPUs of this host]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ranks: Option<u32>,
+    /// Tokens of each rank, throughput
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "4096", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens of each rank, low latency
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) low_latency_tokens: Vec<u32>,
+    /// Multiprocessors of each rank, throughput; low latency uses all
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "8,12,16,24", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) multiprocessors: Vec<u32>,
+    /// Elements of a token's row
+    #[arg(long, value_name = "N", default_value_t = 7168)]
+    pub(crate) hidden: u32,
+    /// Experts in all
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) experts: u32,
+    /// Experts per token
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) topk: u32,
+    /// Repetitions, of which the median is told
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) repetitions: u32,
+    /// Prints a JSON array with an object for each row instead of tables
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -150,6 +197,9 @@ pub(crate) struct PlanArgs {
     pub(crate) max_tokens: u32,
     #[command(flatten)]
     pub(crate) layer: LayerArgs,
+    /// With room for low latency beside that for throughput
+    #[arg(long)]
+    pub(crate) low_latency: bool,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
     /// Prints one JSON object instead of tables
@@ -271,6 +321,8 @@ impl SettingsArgs {
 pub(crate) enum Backend {
     /// The simulator
     Sim,
+    /// The NVIDIA GPUs of this host, a rank on each, or several where there are fewer
+    Cuda,
 }
 
 /// Kinds of operation.
@@ -298,6 +350,24 @@ pub(crate) enum Schedule {
     Explore,
     /// Virtual time on a model of links and cores, always the same
     Timed,
+}
+
+/// Lanes from a rank to another of its rail.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FarLanesArg {
+    /// Every role on a lane of its own
+    PerRole,
+    /// A coordinator for all roles, on one lane; low latency keeps its own
+    One,
+}
+
+impl From<FarLanesArg> for FarLanes {
+    fn from(arg: FarLanesArg) -> Self {
+        match arg {
+            FarLanesArg::PerRole => Self::PerRole,
+            FarLanesArg::One => Self::One,
+        }
+    }
 }
 
 /// Element types.

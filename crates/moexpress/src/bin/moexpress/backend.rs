@@ -1,6 +1,10 @@
 //! Runs all ranks of a job on a backend.
 
+use std::time::Instant;
+
+use ep_bootstrap::Environment;
 use ep_conformance::workload::Batch;
+use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
@@ -9,6 +13,8 @@ use crate::args::{Backend, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod sim;
 pub(crate) mod timed;
 
@@ -34,6 +40,12 @@ pub(crate) struct Job<'a> {
     pub(crate) low_latency: Option<Weighing>,
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
+    pub(crate) far_lanes: FarLanes,
+    /// The place of this process, where every rank is one.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the simulator's ranks are tasks"))]
+    pub(crate) launched: Option<&'a Environment>,
+    /// Since when times are told.
+    pub(crate) began: Instant,
     /// Whether to record every verb.
     pub(crate) record: bool,
     /// `[ranks]`
@@ -45,8 +57,8 @@ pub(crate) struct Job<'a> {
 pub(crate) struct Ran {
     /// `[ranks]`: what each saw, or why it failed.
     pub(crate) accounts: Vec<Result<Account, String>>,
-    /// Things that the backend let happen, for backends that count them.
-    pub(crate) events: u64,
+    /// Things that the backend let happen, if it counts them.
+    pub(crate) events: Option<u64>,
     /// Every verb, if recorded.
     pub(crate) records: Vec<Record>,
 }
@@ -66,12 +78,16 @@ pub(crate) fn seen_shape(
     }
 }
 
-/// Runs `job`; `step` is called [`crate::rank::STEPS`] times a rank.
+/// Runs `job`; `step` is called [`crate::rank::STEPS`] times a rank. None where another process tells what came of it.
 ///
 /// Fails as bad input where the backend refuses the job before anything moved, and as failed where it found a rule of
 /// the protocol broken.
-pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
+pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
     match backend {
-        Backend::Sim => sim::run(job, step),
+        Backend::Sim => sim::run(job, step).map(Some),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => cuda::run(job, step),
+        #[cfg(not(feature = "cuda"))]
+        Backend::Cuda => Err(Failure::bad_input("--backend cuda: this program was built without the feature cuda")),
     }
 }

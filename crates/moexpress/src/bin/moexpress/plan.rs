@@ -12,7 +12,7 @@ use crate::show;
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<String, Failure> {
     let sizes = Sizes::of(args).map_err(Failure::bad_input)?;
-    Ok(if args.json { sizes.json(args) } else { sizes.text() })
+    Ok(if args.json { sizes.json(args) } else { sizes.text(args) })
 }
 
 struct Sizes {
@@ -27,25 +27,26 @@ impl Sizes {
     fn of(args: &PlanArgs) -> Result<Self, ep_core::Error> {
         let topology = args.topology.topology()?;
         let shape = args.layer.shape(args.max_tokens)?;
-        let settings = args.settings.settings(&shape, &topology, false)?;
+        let settings = args.settings.settings(&shape, &topology, args.low_latency)?;
         let layout = Layout::new(&shape, &topology, &settings)?;
         let deepep = deepep::needs(topology.ranks(), shape.experts(), shape.hidden(), shape.max_tokens());
         Ok(Self { shape, topology, settings, layout, deepep })
     }
 
-    fn text(&self) -> String {
+    fn text(&self, args: &PlanArgs) -> String {
         let mut out = String::new();
-        self.describe(&mut out).expect("writing to a string does not fail");
+        self.describe(args, &mut out).expect("writing to a string does not fail");
         out
     }
 
-    fn describe(&self, out: &mut String) -> std::fmt::Result {
+    fn describe(&self, args: &PlanArgs, out: &mut String) -> std::fmt::Result {
         let (shape, row, rings) = (&self.shape, self.layout.row(), self.settings.rings());
         let ranks = show::plural(u64::from(self.topology.ranks()), "rank");
         writeln!(
             out,
-            "plan for {ranks}, hidden {} bf16, top-{} of {} experts ({} a rank), at most {} a rank",
+            "plan for {ranks}, hidden {} {}, top-{} of {} experts ({} a rank), at most {} a rank",
             shape.hidden(),
+            name_of(args.layer.dtype),
             shape.topk(),
             shape.experts(),
             self.layout.local_experts(),
@@ -131,6 +132,7 @@ impl Sizes {
             "topk": shape.topk(),
             "max_tokens": shape.max_tokens(),
             "dtype": name_of(args.layer.dtype),
+            "low_latency": self.settings.low_latency(),
             "row": {
                 "header_bytes": row.header_bytes(),
                 "payload_bytes": row.payload_bytes(),

@@ -17,9 +17,9 @@ pub(crate) const STEPS: u64 = 3;
 pub(crate) struct Shared<'a> {
     pub(crate) world: &'a World,
     /// The time, given that of the rank's own clock.
-    pub(crate) clock: &'a dyn Fn(Nanos) -> Nanos,
+    pub(crate) clock: &'a (dyn Fn(Nanos) -> Nanos + Sync),
     /// Called after each of the [`STEPS`] of a rank.
-    pub(crate) step: &'a dyn Fn(),
+    pub(crate) step: &'a (dyn Fn() + Sync),
 }
 
 /// When something began and ended.

@@ -8,7 +8,7 @@ use ep_core::ring::Geometry;
 use ep_core::{Nanos, Placement, Settings, Shape, Topology};
 use serde_json::json;
 
-use crate::args::{Mode, Results, RunArgs, name_of};
+use crate::args::{Backend, Mode, Results, RunArgs, Schedule, name_of};
 use crate::backend::Timing;
 use crate::show;
 use crate::traffic::{Flow, Traffic};
@@ -24,8 +24,8 @@ pub(crate) struct Report<'a> {
     pub(crate) settings: Settings,
     pub(crate) timing: Option<Timing>,
     pub(crate) batches: &'a [Batch],
-    /// Things that the backend let happen.
-    pub(crate) events: u64,
+    /// Things that the backend let happen, if it counts them.
+    pub(crate) events: Option<u64>,
     /// None when a rank failed.
     pub(crate) measured: Option<Measured>,
     /// What was verified, or what went wrong.
@@ -37,7 +37,7 @@ pub(crate) struct Report<'a> {
 pub(crate) struct Measured {
     pub(crate) dispatch: Traffic,
     pub(crate) combine: Traffic,
-    /// On the host's clock, from the first rank's start to the last one's end; in virtual time, that of the slowest rank.
+    /// On the host's clock, from the first rank's start to the last one's end; in virtual time, and of processes, that of the slowest rank.
     pub(crate) dispatch_time: Nanos,
     /// Likewise.
     pub(crate) combine_time: Nanos,
@@ -74,6 +74,11 @@ impl Report<'_> {
         }
     }
 
+    /// The order in which things happened, where the backend sets it.
+    fn schedule(&self) -> Option<Schedule> {
+        (self.args.backend == Backend::Sim).then(|| self.args.schedule.unwrap_or(Schedule::Explore))
+    }
+
     fn is_elided(&self) -> bool {
         self.timing.is_some_and(|timing| timing.elide_payload)
     }
@@ -97,7 +102,8 @@ impl Report<'_> {
             "backend": name_of(self.args.backend),
             "mode": name_of(self.args.mode),
             "results": self.args.results.map(name_of),
-            "schedule": name_of(self.args.schedule),
+            "schedule": self.schedule().map(name_of),
+            "far_lanes": self.args.far_lanes.map(name_of),
             "model": self.timing.map(|timing| name_of(timing.model)),
             "payload_elided": self.is_elided(),
             "seed": self.args.seed,
@@ -170,12 +176,11 @@ impl Report<'_> {
         let ranks = u64::from(self.topology.ranks());
         writeln!(
             out,
-            "{} on {}, {} ({}{}, seed {}), {}",
+            "{} on {}, {} ({}seed {}), {}",
             show::plural(ranks, "rank"),
             show::plural(u64::from(self.topology.nodes()), "node"),
             name_of(self.args.backend),
-            name_of(self.args.schedule),
-            self.timing.map_or(String::new(), |timing| format!(" on {}", name_of(timing.model))),
+            self.describe_schedule(),
             self.args.seed,
             name_of(self.args.mode),
         )?;
@@ -217,6 +222,11 @@ impl Report<'_> {
             ),
             Err(_) => writeln!(out, "\nNOT VERIFIED"),
         }
+    }
+
+    fn describe_schedule(&self) -> String {
+        let model = self.timing.map_or(String::new(), |timing| format!(" on {}", name_of(timing.model)));
+        self.schedule().map_or(String::new(), |schedule| format!("{}{model}, ", name_of(schedule)))
     }
 
     /// What rows travel through.
@@ -265,8 +275,9 @@ impl Report<'_> {
             )?;
         }
         let clock = match self.timing {
-            None => "host clock, first start to last end",
             Some(_) => "virtual time of the slowest rank",
+            None if self.args.processes => "host clock of the slowest rank",
+            None => "host clock, first start to last end",
         };
         let (there, back) = (measured.dispatch_time, measured.combine_time);
         writeln!(out, "{:<14}{:>26}{:>28}   {clock}", "time", there.to_string(), back.to_string())?;
@@ -290,11 +301,12 @@ impl Report<'_> {
             show::plural(busiest.rank_rows, "row"),
             rows / f64::from(self.topology.ranks()),
         )?;
-        let events = match self.timing {
+        let Some(events) = self.events else { return Ok(()) };
+        let which = match self.timing {
             None => "that the backend let happen",
             Some(_) => "taken from the heap",
         };
-        writeln!(out, "events    {} {events}", show::count(self.events))
+        writeln!(out, "events    {} {which}", show::count(events))
     }
 }
 

@@ -1,13 +1,17 @@
 //! `moexpress run`: make or read a batch, move it, check everything.
 
+use std::time::Instant;
+
+use ep_bootstrap::Environment;
 use ep_conformance::workload::{Batch, Workload};
 use ep_conformance::{low_latency, verify};
 use ep_core::layout::{RowFormat, RowHeader};
+use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
 
-use crate::args::{LayerArgs, Mode, ModelName, Results, RunArgs, Schedule};
+use crate::args::{Backend, LayerArgs, Mode, ModelName, Results, RunArgs, Schedule, name_of};
 use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
 use crate::rank::{Account, Interval, STEPS, Saw};
@@ -27,7 +31,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
 
 fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> {
     progress.set_message("batches");
-    let task = Task::of(args).map_err(Failure::bad_input)?;
+    let launched = args.processes.then(launched).transpose()?;
+    let task = Task::of(args, launched).map_err(Failure::bad_input)?;
     if let Some(dir) = &args.dump {
         dump::create(dir)?;
     }
@@ -36,7 +41,8 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     progress.set_message("moving rows");
     let job = task.job(args, trace.is_some());
     let ran = match backend::run(args.backend, &job, &|| progress.inc(1)) {
-        Ok(ran) => ran,
+        Ok(Some(ran)) => ran,
+        Ok(None) => return Ok(String::new()),
         Err(failure) => return Err(task.explain(args, failure)),
     };
     if let Some((file, path)) = trace {
@@ -48,6 +54,8 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
 
 /// Everything that is known before the run.
 struct Task {
+    /// The place of this process, where every rank is one.
+    launched: Option<Environment>,
     /// Of the layer that ranks see.
     world: World,
     /// The layer that was asked for.
@@ -61,8 +69,8 @@ struct Task {
 }
 
 impl Task {
-    fn of(args: &RunArgs) -> Result<Self, Error> {
-        let topology = args.topology.topology()?;
+    fn of(args: &RunArgs, launched: Option<Environment>) -> Result<Self, Error> {
+        let topology = launched.as_ref().map_or_else(|| args.topology.topology(), Environment::topology)?;
         let (timing, low_latency) = (timing(args)?, low_latency(args)?);
         let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
             let settings = args.settings.settings(shape, &topology, args.mode == Mode::LowLatency)?;
@@ -90,7 +98,7 @@ impl Task {
             }
         };
         let world = World::new(seen, topology, RankSet::new())?;
-        Ok(Self { world, shape, topology, settings, timing, low_latency, batches })
+        Ok(Self { launched, world, shape, topology, settings, timing, low_latency, batches })
     }
 
     fn job(&self, args: &RunArgs, record: bool) -> Job<'_> {
@@ -102,6 +110,9 @@ impl Task {
             seed: args.seed,
             low_latency: self.low_latency,
             timing: self.timing,
+            launched: self.launched.as_ref(),
+            began: Instant::now(),
+            far_lanes: args.far_lanes.map_or(FarLanes::PerRole, FarLanes::from),
             record,
             batches: &self.batches,
         }
@@ -146,19 +157,26 @@ impl Task {
 
     /// A failure of the backend, with a report where the run itself failed.
     fn explain(&self, args: &RunArgs, failure: Failure) -> Failure {
-        if failure.is_bad_input() { failure } else { self.reject(args, 0, None, failure.text) }
+        if failure.is_bad_input() { failure } else { self.reject(args, None, None, failure.text) }
     }
 
-    fn reject(&self, args: &RunArgs, events: u64, measured: Option<Measured>, error: String) -> Failure {
+    fn reject(&self, args: &RunArgs, events: Option<u64>, measured: Option<Measured>, error: String) -> Failure {
         let report = self.report(args, events, measured, Err(error.clone()));
-        let again = format_args!("{error}\n(seed {}: the same arguments repeat this run exactly)", args.seed);
-        Failure::failed(again).with_report(if args.json { report.json() } else { report.text() })
+        let again = match args.backend {
+            Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", args.seed),
+            Backend::Cuda => String::new(),
+        };
+        Failure::failed(format_args!("{error}{again}")).with_report(if args.json {
+            report.json()
+        } else {
+            report.text()
+        })
     }
 
     fn report<'a>(
         &'a self,
         args: &'a RunArgs,
-        events: u64,
+        events: Option<u64>,
         measured: Option<Measured>,
         verdict: Result<verify::Compared, String>,
     ) -> Report<'a> {
@@ -178,9 +196,10 @@ impl Task {
         };
         let time = |of: fn(&Account) -> Interval| {
             let intervals = accounts.iter().map(of);
-            match self.timing {
-                None => Interval::hull(intervals).map_or(Nanos(0), Interval::length),
-                Some(_) => intervals.map(Interval::length).max().unwrap_or_default(),
+            match (self.timing, &self.launched) {
+                (None, None) => Interval::hull(intervals).map_or(Nanos(0), Interval::length),
+                // In virtual time ranks start together; clocks of processes cannot be compared.
+                _ => intervals.map(Interval::length).max().unwrap_or_default(),
             }
         };
         let elided = self.timing.is_some_and(|timing| timing.elide_payload);
@@ -194,9 +213,30 @@ impl Task {
     }
 }
 
+/// Where a launcher has put this process.
+fn launched() -> Result<Environment, Failure> {
+    Environment::detect().map_err(|error| {
+        let how = "moexpress launch -n 4 -- moexpress run --backend cuda --processes";
+        Failure::bad_input(format_args!("--processes: {error}; for instance: {how}"))
+    })
+}
+
 /// Whether time is virtual, and that the arguments which need it have it.
 fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
-    if args.schedule == Schedule::Timed {
+    if args.backend == Backend::Sim && args.processes {
+        return Err(Error::invalid("--backend with --processes", "sim", "cuda"));
+    }
+    if args.backend != Backend::Sim {
+        let given = [
+            ("--schedule", args.schedule.is_some()),
+            ("--trace", args.trace.is_some()),
+            ("--far-lanes", args.far_lanes.is_some()),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
+        }
+    }
+    if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
             return Err(Error::invalid(
                 "--dump with --elide-payload",
@@ -297,8 +337,8 @@ mod tests {
         let line = "moexpress run --ranks-per-node 2 --tokens 5 --hidden 8 --experts 4 --topk 2";
         let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
         let args = RunArgs { json, ..args };
-        let task = Task::of(&args).unwrap();
-        let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap();
+        let task = Task::of(&args, None).unwrap();
+        let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap().unwrap();
         spoil(&mut ran);
         task.judge(&args, ran)
     }

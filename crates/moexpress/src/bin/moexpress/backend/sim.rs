@@ -1,7 +1,5 @@
 //! The simulator as a backend.
 
-use std::time::Instant;
-
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
@@ -9,7 +7,7 @@ use super::{Job, Ran, Timing, timed};
 use crate::failure::Failure;
 use crate::rank::{Shared, work, work_low_latency};
 
-pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
+pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     let builder = match job.timing {
         None => Cluster::builder(job.topology).seed(job.seed).settings(job.settings).race_tracking(true),
         Some(Timing { model, elide_payload: true }) => {
@@ -17,9 +15,9 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
         }
         Some(Timing { model, .. }) => Cluster::builder(job.topology).settings(job.settings).timed(model.model()),
     };
-    let cluster = builder.record(job.record).build(job.shape).map_err(Failure::bad_input)?;
+    let cluster = builder.far_lanes(job.far_lanes).record(job.record).build(job.shape).map_err(Failure::bad_input)?;
     // Under explore simulated time stands still while anything can run, so the host's clock is the one that says something.
-    let (start, timed) = (Instant::now(), job.timing.is_some());
+    let (start, timed) = (job.began, job.timing.is_some());
     let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let clock = move |own: Nanos| if timed { own } else { host() };
     let shared = Shared { world: job.world, clock: &clock, step };
@@ -36,5 +34,5 @@ pub(super) fn run(job: &Job<'_>, step: &dyn Fn()) -> Result<Ran, Failure> {
         Outcome::Finished(account) => account.map_err(|error| error.to_string()),
         Outcome::Crashed => Err("crashed".to_owned()),
     });
-    Ok(Ran { accounts: accounts.collect(), events: run.events, records: run.records })
+    Ok(Ran { accounts: accounts.collect(), events: Some(run.events), records: run.records })
 }

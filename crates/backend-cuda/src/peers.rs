@@ -1,0 +1,28 @@
+//! How the ranks agree on how to go on after a failure, be they threads or processes.
+
+use std::sync::Arc;
+
+use ep_bootstrap::Member;
+use ep_core::machine::{Agreement, Bootstrap as _, Proposal};
+use ep_core::{Error, Nanos, Rank};
+
+use crate::meeting::Meeting;
+
+/// The other ranks, off the devices.
+#[derive(Clone, Debug)]
+pub(crate) enum Peers {
+    /// Of this process.
+    Threads(Arc<Meeting>),
+    /// Each of its own.
+    Processes(Arc<Member>),
+}
+
+impl Peers {
+    /// Meets the others, at most for `allowed`.
+    pub(crate) async fn agree(&self, me: Rank, proposal: Proposal, allowed: Nanos) -> Result<Agreement, Error> {
+        match self {
+            Self::Threads(meeting) => meeting.agree(me, proposal, allowed).await,
+            Self::Processes(member) => member.agree(proposal, member.now() + allowed).await,
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Kernels on the GPUs of this host, by device events.
+
+use std::fmt::Write;
+
+use ep_core::Element;
+use ep_core::quant::Scaling;
+use ep_cuda::bench::{Blocks, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
+use serde_json::{Value, json};
+
+use crate::args::{BenchArgs, Mode};
+use crate::failure::Failure;
+use crate::show;
+
+/// Warps and stages of a block that kernels take by themselves: as many as fit.
+const FITTING: (u32, u32) = (24, 0);
+
+const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
+
+pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
+    let gpus = ep_cuda::driver::devices().map_err(Failure::bad_input)?;
+    let ranks = match args.ranks {
+        Some(ranks) => ranks,
+        None if gpus > 0 => gpus as u32,
+        None => return Err(Failure::bad_input("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)")),
+    };
+    let mut report = Report { args, ranks, gpus, text: String::new(), rows: Vec::new() };
+    report.describe();
+    if args.mode != Some(Mode::LowLatency) {
+        report.throughput()?;
+    }
+    if args.mode != Some(Mode::Throughput) {
+        report.low_latency()?;
+    }
+    Ok(if args.json { format!("{}\n", Value::Array(report.rows)) } else { report.text })
+}
+
+struct Report<'a> {
+    args: &'a BenchArgs,
+    ranks: u32,
+    gpus: usize,
+    text: String,
+    rows: Vec<Value>,
+}
+
+impl Report<'_> {
+    fn line(&mut self, line: impl std::fmt::Display) {
+        writeln!(self.text, "{line}").expect("writing to a string does not fail");
+    }
+
+    fn describe(&mut self) {
+        let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
+        self.line(format_args!(
+            "{} on {}, hidden {hidden}, top-{topk} of {experts} experts chosen at random\nmicroseconds of the slowest rank by \
+             device events after all have met on their devices, median of {repetitions}",
+            show::plural(u64::from(self.ranks), "rank"),
+            show::plural(self.gpus as u64, "GPU"),
+        ));
+    }
+
+    fn throughput(&mut self) -> Result<(), Failure> {
+        self.line(
+            "\nthroughput: dispatch cached, and fresh after its counts, with headers; combine of rows in the window, and of rows \
+             anywhere\nGB/s on the link, and their share of what stores of the same multiprocessors carry in this run\n",
+        );
+        self.line(
+            "       tokens  SMs   layout  counts    fresh   cached  combine  anywhere   ceiling  dispatch  share   combine  share",
+        );
+        let shapes: Vec<Blocks> = self
+            .args
+            .multiprocessors
+            .iter()
+            .map(|&blocks| Blocks { blocks, movers: FITTING.0, stages: FITTING.1 })
+            .collect();
+        for (name, element) in ELEMENTS {
+            for &tokens in &self.args.tokens {
+                let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
+                let plan = Plan { ranks: self.ranks, tokens, hidden, topk, experts, element, repetitions };
+                let all = run(&plan, &shapes).map_err(Failure::failed)?;
+                for (shape, times) in shapes.iter().zip(&all) {
+                    self.throughput_row(name, &plan, shape, times)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn throughput_row(&mut self, name: &str, plan: &Plan, shape: &Blocks, times: &Times) -> Result<(), Failure> {
+        let Times { ceiling, layout, counts, cached, fresh, combine, anywhere, wrong, .. } = *times;
+        if wrong > 0 {
+            return Err(Failure::failed(format_args!("{wrong} values came back wrong, {name}, {plan:?}, {shape:?}")));
+        }
+        let [there, back] = times.rates(plan);
+        let (tokens, sms) = (plan.tokens, shape.blocks);
+        let share = |rate: f64| if ceiling > 0.0 { format!("{:.2}", rate / ceiling) } else { "-".to_owned() };
+        self.line(format_args!(
+            "{name:<5} {tokens:>7} {sms:>4} {layout:>8.1} {counts:>7.1} {fresh:>8.1} {cached:>8.1} {combine:>8.1} {anywhere:>9.1} \
+             {ceiling:>9.1} {there:>9.1} {:>6} {back:>9.1} {:>6}",
+            share(there),
+            share(back),
+        ));
+        self.rows.push(json!({
+            "mode": "throughput", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
+            "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": sms,
+            "layout_us": layout, "counts_us": counts, "fresh_dispatch_us": fresh, "cached_dispatch_us": cached,
+            "combine_us": combine, "combine_anywhere_us": anywhere, "ceiling_gb_s": ceiling,
+            "dispatch_gb_s": there, "combine_gb_s": back,
+        }));
+        Ok(())
+    }
+
+    fn low_latency(&mut self) -> Result<(), Failure> {
+        self.line(
+            "\nlow latency: both halves in one launch, in two, the sending half alone; combine with a row a choice, and a row a \
+             rank\n",
+        );
+        self.line("       tokens   dispatch     two    send   per choice     two    send   per rank     two    send");
+        for (name, element) in ELEMENTS {
+            let BenchArgs { hidden, topk, experts, repetitions, ref low_latency_tokens, .. } = *self.args;
+            let max_tokens = low_latency_tokens.iter().copied().max().unwrap_or(1);
+            let plan =
+                LowPlan { ranks: self.ranks, max_tokens, hidden, topk, experts, element, blocks: 0, repetitions };
+            let all = run_low(&plan, low_latency_tokens).map_err(Failure::failed)?;
+            for times in &all {
+                self.low_latency_row(name, &plan, times)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn low_latency_row(&mut self, name: &str, plan: &LowPlan, times: &LowTimes) -> Result<(), Failure> {
+        let LowTimes { tokens, dispatch, per_choice, per_rank, wrong } = *times;
+        if wrong > 0 {
+            return Err(Failure::failed(format_args!(
+                "{wrong} values came back wrong, {name}, {tokens} tokens, {plan:?}"
+            )));
+        }
+        let halves = |Halves { one, two, send, .. }: Halves| format!("{one:>10.1} {two:>7.1} {send:>7.1}");
+        self.line(format_args!(
+            "{name:<5} {tokens:>7} {}   {} {}",
+            halves(dispatch),
+            halves(per_choice),
+            halves(per_rank)
+        ));
+        let object =
+            |Halves { one, two, send, .. }: Halves| json!({ "one_launch": one, "two_launches": two, "send": send });
+        self.rows.push(json!({
+            "mode": "low-latency", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
+            "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "dispatch_us": object(dispatch),
+            "combine_per_choice_us": object(per_choice), "combine_per_rank_us": object(per_rank),
+        }));
+        Ok(())
+    }
+}
