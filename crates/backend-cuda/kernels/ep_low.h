@@ -148,7 +148,7 @@ EP_DEV bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     for (ep_u32 other = 0; other < r.w.ranks && !speak; ++other)
         speak = other != r.me && ep_takes_part(r, other) && ep_low_named(r, other) == r.me;
     if (speak && atomicCAS(&low->voice, 0u, peer + 1) == 0) {
-        low->said = 1;
+        atomicExch(&low->said, 1u);
         ep_low_say(r, peer);
     }
     return waited >= r.allowed;
@@ -335,13 +335,15 @@ EP_DEV ep_u64 ep_low_record(const EpRank& r, ep_u64 records, ep_u32 source, ep_u
 
 /* ---- the end of a launch ---- */
 
-/* True in every thread of the block that comes last, which sees what the others did. Every thread of every block must call it. */
-EP_DEV bool ep_low_last_block(const EpRank& r) {
+/* True in every thread of the block that comes last. It knows that the others have done with what they read, and sees what those
+   wrote that `tell`; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must
+   call it. */
+EP_DEV bool ep_low_last_block(const EpRank& r, bool tells) {
     __shared__ ep_u32 last;
     EpLow* low = ep_low_state(r);
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
+        if (tells) __threadfence();
         last = atomicAdd(&low->arrived, 1u) + 1 == gridDim.x;
         if (last) {
             low->arrived = 0;

@@ -46,7 +46,8 @@ struct EpLowBatch {
     float weight[EP_LOW_WARPS * 32];
 };
 
-/* After the windows' addresses, u64 [ranks]. Of each rank: what is to be done for it; results that are owed to it, or by it; received rows before its own, [ranks + 1]. */
+/* After the windows' addresses, u64 [ranks]. Of each rank: what is to be done for it; results that are owed to it, or by it; received
+   rows before its own, [ranks + 1]. */
 EP_DEV ep_u32* ep_low_states(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
 EP_DEV ep_u32* ep_low_owed(const EpRank& r) { return (ep_u32*)ep_pool + 3 * r.w.ranks; }
 EP_DEV ep_u32* ep_low_firsts(const EpRank& r) { return (ep_u32*)ep_pool + 4 * r.w.ranks; }
@@ -68,7 +69,8 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.count[turn] = __popc(votes);
     s.token[turn] = own.token;
     s.own[turn] = own.column;
-    s.place[turn] = ep_low_states(r)[source] == EP_PEER_NOW ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+    const bool now = ep_low_states(r)[source] == EP_PEER_NOW;
+    s.place[turn] = now ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
 /* 16 bytes of a result: one unit of a row; the first unit brings the header. */
@@ -156,7 +158,8 @@ EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, EpL
     return __syncthreads_and(there);
 }
 
-/* A warp finds the results of a token. Ranks that are masked add nothing; those that were masked at dispatch are none of the token's. */
+/* A warp finds the results of a token. Ranks that are masked add nothing; those that were masked at dispatch are none of the
+   token's. */
 EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 token) {
     const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, topk = r.w.topk;
     const ep_u64 at = (ep_u64)token * topk + lane;
@@ -267,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         if (blockIdx.x == 0) ep_low_check_masks(r, op);
         ep_low_reduce(r, a, s, op, began);
     }
-    if (!ep_low_last_block(r)) return;
+    if (!ep_low_last_block(r, false)) return;
     const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;

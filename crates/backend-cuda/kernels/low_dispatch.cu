@@ -545,7 +545,8 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             if (blockIdx.x + 1 == gridDim.x) ep_low_count_all(r, a, s, op);
         }
     }
-    if (!ep_low_last_block(r)) return;
+    /* The first block has written what was routed, the last one the experts' counts. */
+    if (!ep_low_last_block(r, blockIdx.x == 0 || blockIdx.x + 1 == gridDim.x)) return;
     const bool received = ep_low_end(r, op, a.phases, tries, refused, blocks, began);
     ep_u64* counters = (ep_u64*)a.counters;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
