@@ -88,19 +88,8 @@ EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 cou
 /* Reports a fault of op; the first of a launch counts. */
 EP_DEV void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
                         ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
-    if (atomicCAS(&ep_low_state(r)->failed, 0u, 1u) != 0) return;
-    EpReport* out = (EpReport*)r.report;
-    out->phase = phase;
-    out->peer = peer;
-    out->lane = lane;
-    out->op = op;
-    out->seen = seen;
-    out->awaited = awaited;
-    out->waited = waited;
-    out->field = field;
-    out->culprit = culprit;
-    ep_fence_sys();
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&out->status), "r"(status) : "memory");
+    if (atomicCAS(&ep_low_state(r)->failed, 0u, 1u) == 0)
+        ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
 }
 EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
     ep_low_fail(r, op, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);

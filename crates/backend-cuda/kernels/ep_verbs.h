@@ -150,13 +150,10 @@ EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counte
 
 /* ---- failing ---- */
 
-/* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
-EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
-                    ep_u64 awaited, ep_u64 waited, ep_u32 field) {
-    EpLocal* local = ep_local(r);
-    if (atomicCAS(&local->failed, 0u, 1u) != 0) return;
+/* Writes a report: what went wrong in operation op. By the one thread that found it first. */
+EP_DEV void ep_report(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
+                      ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
     EpReport* out = (EpReport*)r.report;
-    const ep_u64 op = local->ops_done + 1;
     out->phase = phase;
     out->peer = peer;
     out->lane = lane;
@@ -168,6 +165,15 @@ EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, e
     out->culprit = culprit;
     ep_fence_sys();
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&out->status), "r"(status) : "memory");
+}
+
+/* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
+EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
+                    ep_u64 awaited, ep_u64 waited, ep_u32 field) {
+    EpLocal* local = ep_local(r);
+    if (atomicCAS(&local->failed, 0u, 1u) != 0) return;
+    const ep_u64 op = local->ops_done + 1;
+    ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
     const ep_u32 serial = ++local->serial;
     for (ep_u32 other = 0; other < r.w.ranks; ++other)

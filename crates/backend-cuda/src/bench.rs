@@ -137,20 +137,10 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options))
         .collect::<Result<Vec<_>, _>>()?;
     drop(node);
-    let barrier = Arc::new(Barrier::new(plan.ranks as usize));
-    let results: Vec<Result<Vec<Times>, Error>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0u32..)
-            .zip(ranks)
-            .map(|(me, rank)| {
-                let barrier = Arc::clone(&barrier);
-                scope.spawn(move || one(plan, shapes, rank, me, &barrier))
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank's thread does not panic")).collect()
-    });
+    let results = on_threads(ranks, |rank, me, barrier| one(plan, shapes, rank, me, barrier))?;
     let mut slowest = vec![Times::default(); shapes.len()];
     for times in results {
-        for (slowest, times) in slowest.iter_mut().zip(times?) {
+        for (slowest, times) in slowest.iter_mut().zip(times) {
             for (most, time) in [
                 (&mut slowest.layout, times.layout),
                 (&mut slowest.counts, times.counts),
@@ -167,6 +157,26 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         }
     }
     Ok(slowest)
+}
+
+/// Runs `work` on a thread for each rank, with its number and a barrier for all of them.
+fn on_threads<T: Send>(
+    ranks: Vec<RankDevice>,
+    work: impl Fn(RankDevice, u32, &Barrier) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let (barrier, work) = (Barrier::new(ranks.len()), &work);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(ranks)
+            .map(|(me, rank)| {
+                scope.spawn({
+                    let barrier = &barrier;
+                    move || work(rank, me, barrier)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank's thread does not panic")).collect()
+    })
 }
 
 /// Nanoseconds in which everything that is measured is enqueued.

@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
-use std::thread;
 
 use ep_core::layout::LowKind;
 use ep_core::{Element, Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
-use super::{Bench, Plan, fill, median, route};
+use super::{Bench, Plan, fill, median, on_threads, route};
 use crate::args;
 use crate::driver::{Device, Scratch};
 use crate::node::Node;
@@ -92,20 +91,10 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
         })
         .collect::<Result<Vec<_>, Error>>()?;
     drop(node);
-    let barrier = Arc::new(Barrier::new(plan.ranks as usize));
-    let results: Vec<Result<Vec<LowTimes>, Error>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0u32..)
-            .zip(ranks)
-            .map(|(me, rank)| {
-                let barrier = Arc::clone(&barrier);
-                scope.spawn(move || one(plan, tokens, rank, me, &barrier))
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank's thread does not panic")).collect()
-    });
+    let results = on_threads(ranks, |rank, me, barrier| one(plan, tokens, rank, me, barrier))?;
     let mut slowest = vec![LowTimes::default(); tokens.len()];
     for times in results {
-        for (slowest, times) in slowest.iter_mut().zip(times?) {
+        for (slowest, times) in slowest.iter_mut().zip(times) {
             slowest.tokens = times.tokens;
             slowest.wrong += times.wrong;
             for (most, halves) in [
