@@ -15,6 +15,9 @@ const TOKENS: u32 = 4096;
 const MULTIPROCESSORS: [u32; 2] = [8, 24];
 const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
 
+/// Its name, and its time in microseconds among those measured.
+type Operation<T> = (&'static str, fn(&T) -> f64);
+
 /// The GPUs that are visible, or why nothing can be measured.
 fn gpus() -> Result<u32, String> {
     match ep_cuda::driver::devices() {
@@ -38,7 +41,7 @@ fn throughput(c: &mut Criterion) {
         Ok(ranks) => ranks,
         Err(reason) => return eprintln!("cuda: skipped: {reason}"),
     };
-    let operations: [(&str, fn(&Times) -> f64); 3] = [
+    let operations: [Operation<Times>; 3] = [
         ("dispatch", |times| times.cached),
         ("combine", |times| times.combine),
         ("combine_anywhere", |times| times.anywhere),
@@ -66,7 +69,7 @@ fn throughput(c: &mut Criterion) {
 
 fn low_latency(c: &mut Criterion) {
     let Ok(ranks) = gpus() else { return };
-    let operations: [(&str, fn(&LowTimes) -> f64); 3] = [
+    let operations: [Operation<LowTimes>; 3] = [
         ("dispatch", |times| times.dispatch.one),
         ("combine_per_choice", |times| times.per_choice.one),
         ("combine_per_rank", |times| times.per_rank.one),
