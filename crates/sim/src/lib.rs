@@ -114,6 +114,7 @@ mod lane;
 mod machine;
 mod meeting;
 mod memory;
+mod pages;
 mod port;
 mod race;
 mod timed;
