@@ -16,17 +16,15 @@ pub(super) enum Class {
     Far,
 }
 
-/// Something that happens. Queues of links have only their first entry on the agenda.
+/// Something that happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// A port has spent the time up to its own clock.
     Resume(u32),
     /// What a role posted happens: the number that [`super::posts::Posts`] gave it.
     Post(u32),
-    /// The first transfer on its way from the rank begins to reach its target.
+    /// A transfer begins to reach the rank, and somebody waits to know when it has entered.
     Reach(Rank, Class),
-    /// The first transfer that enters the rank has entered.
-    Enter(Rank, Class),
 }
 
 /// Bits of the number of a port or post, or of a rank and class.
@@ -34,12 +32,10 @@ const NUMBER: u32 = 25;
 
 impl Event {
     fn pack(self) -> u32 {
-        let link = |rank: Rank, class: Class| rank.0 << 1 | class as u32;
         let (kind, number) = match self {
             Self::Resume(port) => (0, port),
             Self::Post(post) => (1, post),
-            Self::Reach(rank, class) => (2, link(rank, class)),
-            Self::Enter(rank, class) => (3, link(rank, class)),
+            Self::Reach(rank, class) => (2, rank.0 << 1 | class as u32),
         };
         kind << NUMBER | number
     }
@@ -50,8 +46,7 @@ impl Event {
         match bits >> NUMBER {
             0 => Self::Resume(number),
             1 => Self::Post(number),
-            2 => Self::Reach(rank, class),
-            _ => Self::Enter(rank, class),
+            _ => Self::Reach(rank, class),
         }
     }
 }
@@ -113,6 +108,7 @@ impl Agenda {
 
     pub(super) fn enter(&mut self, at: Nanos, event: Event) {
         debug_assert!(at.0 >= self.now, "{event:?} at {at}, which is past");
+        let at = Nanos(at.0.max(self.now));
         if at.0 - self.now < SPAN {
             self.place(at.0, event.pack());
         } else {
@@ -211,7 +207,7 @@ mod tests {
         let events = [
             (7, Event::Reach(Rank(16_383), Class::Far)),
             (5, Event::Resume(1 << 20)),
-            (5, Event::Enter(Rank(3), Class::Near)),
+            (5, Event::Reach(Rank(3), Class::Near)),
             (5, Event::Post(2)),
             (6, Event::Reach(Rank(0), Class::Far)),
         ];

@@ -1,129 +1,109 @@
-//! Lanes: which of their tickets are settled, and which publishes wait for puts.
+//! Lanes: what was posted on them, what has come, and which publishes wait for puts.
 
-use std::collections::VecDeque;
-
+use ep_core::Rank;
 use ep_core::port::{LaneId, LaneKind};
-use ep_core::{Nanos, Rank};
-use rustc_hash::FxHashMap;
+use ep_core::{Layout, Nanos};
 
 use super::agenda::Class;
-use super::posts::Notice;
+use super::pairs::{Key, Pairs, low_latency};
 
-/// When a ticket needs nothing of its poster's window any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Settled {
-    /// A put: when its source has left. A get: when it came.
-    At(Nanos),
-    /// Nobody knows yet: a put that was not handed to the rank's port, or a get that has not come.
-    Open,
-}
+/// No cell, or no publish.
+const NONE: u32 = u32::MAX;
 
-/// How far a lane is with its tickets up to one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Progress {
-    /// Settled by then.
-    By(Nanos),
-    /// Waits for this ticket.
-    Awaits(u64),
-}
-
-/// One lane.
+/// One lane: one cache line, since a large cluster has millions of them.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) kind: LaneKind,
     pub(super) class: Class,
-    /// Tickets that are known to be settled, the first so many.
-    settled: u64,
-    /// The tickets after.
-    open: VecDeque<Settled>,
-    /// Puts posted, and puts arrived: they arrive in order.
-    pub(super) puts: u64,
-    pub(super) arrived: u64,
-    /// Publishes that have come before a put that they follow.
-    pub(super) held: VecDeque<Notice>,
-    /// The port that flushes it.
-    pub(super) flusher: Option<u32>,
-    /// Cells that it publishes to: where they lie in the peer's window, and their numbers.
-    pub(super) cells: Vec<(u64, u32)>,
+    /// The bank of the cells whose numbers it knows.
+    bank: u8,
+    /// Puts posted, and puts that have reached the peer: they do so in order. Both wrap.
+    pub(super) puts: u32,
+    pub(super) reached: u32,
+    /// When the last one that reached the peer has entered.
+    pub(super) entered: Nanos,
+    /// The last tickets of a put and of a get.
+    pub(super) put: u64,
+    pub(super) get: u64,
+    /// The first and last of the publishes that have come before a put that they follow, if any.
+    held: [u32; 2],
+    /// The numbers of the first two cells of its line at the peer.
+    cells: [u32; 2],
 }
 
 impl Lane {
     /// The last ticket given out.
     pub(super) fn issued(&self) -> u64 {
-        self.settled + self.open.len() as u64
+        self.put.max(self.get)
     }
 
-    /// Gives out a ticket at `now`.
-    pub(super) fn issue(&mut self, now: Nanos) -> u64 {
-        while let Some(&Settled::At(time)) = self.open.front()
-            && time <= now
-        {
-            self.open.pop_front();
-            self.settled += 1;
-        }
-        self.open.push_back(Settled::Open);
-        self.issued()
+    /// Whether put number `count` has reached the peer.
+    pub(super) const fn has_reached(&self, count: u32) -> bool {
+        (self.reached.wrapping_sub(count) as i32) >= 0
     }
 
-    /// A ticket needs nothing from `time` on.
-    pub(super) fn settle(&mut self, ticket: u64, time: Nanos) {
-        if let Some(at) = ticket.checked_sub(self.settled + 1)
-            && let Some(open) = self.open.get_mut(at as usize)
-        {
-            *open = Settled::At(time);
-        }
+    /// The first and last of the publishes that have come before a put that they follow.
+    pub(super) fn held(&self) -> Option<[u32; 2]> {
+        (self.held[0] != NONE).then_some(self.held)
     }
 
-    /// How far the tickets up to `upto` are.
-    pub(super) fn progress(&self, upto: u64) -> Progress {
-        // Puts are settled in order, and gets are.
-        if self.puts == 0 || self.puts == self.issued() {
-            let last = upto.min(self.issued());
-            return match last.checked_sub(self.settled + 1).map(|at| self.open[at as usize]) {
-                None => Progress::By(Nanos(0)),
-                Some(Settled::At(time)) => Progress::By(time),
-                Some(Settled::Open) => Progress::Awaits(last),
-            };
+    pub(super) fn set_held(&mut self, held: Option<[u32; 2]>) {
+        self.held = held.unwrap_or([NONE; 2]);
+    }
+
+    /// The number of the cell in place `slot` of its line, if it was published before.
+    pub(super) fn cell(&self, bank: u8, slot: u64) -> Option<u32> {
+        let number = *self.cells.get(slot as usize)?;
+        (self.bank == bank && number != NONE).then_some(number)
+    }
+
+    /// Remembers the number of a cell of its line.
+    pub(super) fn know_cell(&mut self, bank: u8, slot: u64, number: u32) {
+        if self.bank != bank {
+            (self.bank, self.cells) = (bank, [NONE; 2]);
         }
-        let mut by = Nanos(0);
-        let count = upto.saturating_sub(self.settled) as usize;
-        for (open, ticket) in self.open.iter().take(count).zip(self.settled + 1..) {
-            match open {
-                Settled::At(time) => by = by.max(*time),
-                Settled::Open => return Progress::Awaits(ticket),
-            }
+        if let Some(place) = self.cells.get_mut(slot as usize) {
+            *place = number;
         }
-        Progress::By(by)
     }
 }
 
 /// All lanes, made when they are first posted to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lanes {
-    numbers: FxHashMap<(Rank, LaneId), u32>,
+    /// By poster and peer.
+    numbers: Pairs<2>,
     lanes: Vec<Lane>,
 }
 
 impl Lanes {
+    pub(super) fn new(ranks: u32) -> Self {
+        Self { numbers: Pairs::new(ranks, ranks), lanes: Vec::new() }
+    }
+
     /// The number of a lane that the layout has.
-    pub(super) fn number(&mut self, from: Rank, id: LaneId, class: Class) -> u32 {
-        *self.numbers.entry((from, id)).or_insert_with(|| {
+    pub(super) fn number(&mut self, layout: &Layout, from: Rank, id: LaneId, class: Class) -> u32 {
+        let key = low_latency(id.kind).map_or_else(|| Key::Other(place(layout, id)), Key::Row);
+        self.numbers.get(from, id.peer, key).unwrap_or_else(|| {
+            let number = self.lanes.len() as u32;
             self.lanes.push(Lane {
                 from,
                 to: id.peer,
                 kind: id.kind,
                 class,
-                settled: 0,
-                open: VecDeque::new(),
+                bank: 0,
                 puts: 0,
-                arrived: 0,
-                held: VecDeque::new(),
-                flusher: None,
-                cells: Vec::new(),
+                reached: 0,
+                entered: Nanos(0),
+                put: 0,
+                get: 0,
+                held: [NONE; 2],
+                cells: [NONE; 2],
             });
-            (self.lanes.len() - 1) as u32
+            self.numbers.set(from, id.peer, key, number);
+            number
         })
     }
 
@@ -133,5 +113,22 @@ impl Lanes {
 
     pub(super) fn lane_mut(&mut self, number: u32) -> &mut Lane {
         &mut self.lanes[number as usize]
+    }
+}
+
+/// A number of its own for each lane of a rank.
+fn place(layout: &Layout, LaneId { peer, kind }: LaneId) -> u64 {
+    let lanes = LaneKind::count(layout.tracks()) as u64;
+    let before = if kind.is_mailbox() { u64::from(layout.topology().ranks()) } else { u64::from(peer.0) };
+    before * lanes + kind.index() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_one_cache_line() {
+        assert_eq!(size_of::<Lane>(), 64);
     }
 }

@@ -17,15 +17,18 @@ mod elide;
 mod lanes;
 mod links;
 mod model;
+mod pairs;
 mod port;
 mod ports;
 mod posts;
+mod reset;
 mod schedule;
+mod tickets;
 mod verbs;
 mod waits;
 
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use ep_core::machine::{FarLanes, Proposal};
 use ep_core::port::{Offset, Role};
@@ -41,10 +44,10 @@ pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
 use self::posts::Posts;
+use self::tickets::Tickets;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
 use crate::violation::{Broken, Violation};
-use crate::wakers::keep_waker;
 use crate::world::Config;
 
 /// What a cluster is told about time.
@@ -64,10 +67,15 @@ struct RankState {
     main: Nanos,
     /// The last operation that was launched.
     launched: u64,
-    /// Effects that it posted and that are on their way.
+    /// Effects that it posted and that are on their way: puts and gets until they begin to enter.
     in_flight: u64,
-    /// Waits until nothing is.
+    /// By when all that began to enter is there.
+    entered: Nanos,
+    /// Waits until nothing is on its way.
     resetting: Option<Waker>,
+    tickets: Tickets,
+    /// Its ports that are held in a flush.
+    flushing: Vec<u32>,
 }
 
 /// Everything that ranks share.
@@ -88,6 +96,8 @@ pub(crate) struct World {
     cells: Cells,
     lanes: Lanes,
     sides: Vec<Sides>,
+    /// Transfers that have left, ever.
+    departures: u64,
     ranks: Vec<RankState>,
     /// Ranks whose future has not ended.
     running: u32,
@@ -117,9 +127,10 @@ impl World {
             agenda: Agenda::default(),
             posts: Posts::default(),
             windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
-            cells: Cells::default(),
-            lanes: Lanes::default(),
+            cells: Cells::new(topology.ranks()),
+            lanes: Lanes::new(topology.ranks()),
             sides: topology.all().map(|_| Sides::default()).collect(),
+            departures: 0,
             ranks: topology.all().map(|_| RankState::default()).collect(),
             running: topology.ranks(),
             slots: Vec::new(),
@@ -181,27 +192,6 @@ impl World {
         to.span(bytes.len() as u64).within(self.layout.window_bytes())?;
         self.windows[rank.index()].write(to.0, bytes);
         Ok(())
-    }
-
-    /// Over when nothing that the rank posted is on its way.
-    pub(crate) fn poll_reset(&mut self, rank: Rank, context: &Context<'_>) -> Poll<()> {
-        let state = &mut self.ranks[rank.index()];
-        if state.in_flight == 0 {
-            return Poll::Ready(());
-        }
-        keep_waker(&mut state.resetting, context);
-        Poll::Pending
-    }
-
-    /// An effect that `rank` posted has arrived.
-    fn landed(&mut self, rank: Rank) {
-        let state = &mut self.ranks[rank.index()];
-        state.in_flight -= 1;
-        if state.in_flight == 0
-            && let Some(waker) = state.resetting.take()
-        {
-            waker.wake();
-        }
     }
 
     /// A rank comes to agree with the others: all go on when the last has come.

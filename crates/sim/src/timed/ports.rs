@@ -9,7 +9,6 @@ use ep_core::{Nanos, Rank};
 
 use super::World;
 use super::agenda::{Agenda, Event};
-use super::cells::CellState;
 use super::model::Model;
 use crate::wakers::keep_waker;
 
@@ -99,7 +98,7 @@ impl World {
         self.release(port);
         while let Some(watched) = self.slots[port as usize].needs.pop() {
             let at = self.slots[port as usize].needs.len() as u32;
-            forget(self.cells.cell_mut(watched.number), (port, at));
+            self.cells.cell_mut(watched.number).waiters.forget((port, at));
         }
         let slot = &mut self.slots[port as usize];
         slot.waker = None;
@@ -173,9 +172,8 @@ impl World {
     pub(super) fn release(&mut self, port: u32) {
         let slot = &mut self.slots[port as usize];
         slot.granted = false;
-        if let Held::Flush { lane, .. } = std::mem::replace(&mut slot.held, Held::Not) {
-            let flusher = &mut self.lanes.lane_mut(lane).flusher;
-            *flusher = flusher.filter(|&flushing| flushing != port);
+        if let Held::Flush { .. } = std::mem::replace(&mut slot.held, Held::Not) {
+            self.ranks[slot.rank.index()].flushing.retain(|&flushing| flushing != port);
         }
     }
 
@@ -212,29 +210,22 @@ impl World {
             let watched = Watched { need, number };
             match before {
                 Some(before) => {
-                    forget(self.cells.cell_mut(before.number), (port, at));
+                    self.cells.cell_mut(before.number).waiters.forget((port, at));
                     self.slots[port as usize].needs[at as usize] = watched;
                 }
                 None => self.slots[port as usize].needs.push(watched),
             }
-            self.cells.cell_mut(number).waiters.push((port, at));
+            self.cells.cell_mut(number).waiters.add((port, at));
         }
         while self.slots[port as usize].needs.len() > needs.len() {
             let Some(before) = self.slots[port as usize].needs.pop() else { break };
             let at = self.slots[port as usize].needs.len() as u32;
-            forget(self.cells.cell_mut(before.number), (port, at));
+            self.cells.cell_mut(before.number).waiters.forget((port, at));
         }
     }
 
     /// The number of a cell in a rank's window.
     pub(super) fn cell_number(&mut self, rank: Rank, cell: Cell, generation: u16) -> u32 {
-        let at = self.layout.cell(cell, generation).0;
-        self.cells.number(rank, at)
-    }
-}
-
-fn forget(cell: &mut CellState, waiter: (u32, u32)) {
-    if let Some(at) = cell.waiters.iter().position(|&other| other == waiter) {
-        cell.waiters.remove(at);
+        self.cells.number(&self.layout, rank, cell, generation)
     }
 }

@@ -2,12 +2,13 @@
 
 use ep_core::{Nanos, Rank, layout};
 
-use super::World;
 use super::agenda::{Class, Event};
-use super::lanes::Progress;
+use super::lanes::Lane;
 use super::links::Flight;
 use super::ports::{Held, Slot};
 use super::posts::{Notice, Post};
+use super::tickets::Progress;
+use super::{NEVER, World};
 use crate::violation::Violation;
 use crate::wakers::Woken;
 use crate::world::Step;
@@ -32,7 +33,7 @@ impl World {
                 Some(time) if time < self.no_deadline_before => self.happen(time)?,
                 Some(_) => self.reach_deadline(),
                 None if self.deadlines || self.meeting.first_deadline().is_some() => {
-                    if self.no_deadline_before == super::NEVER {
+                    if self.no_deadline_before == NEVER {
                         return Err(Violation::Deadlock(self.report()));
                     }
                     self.reach_deadline();
@@ -57,89 +58,127 @@ impl World {
         match self.agenda.pop() {
             Some(Event::Resume(port)) => self.resume(port),
             Some(Event::Post(number)) => match self.posts.take(number) {
-                Post::Leave { from, class, flight } => self.leave(from, class, flight),
+                Post::Leave { from, to, class, flight } => self.leave(from, to, class, flight),
                 Post::Arrive(notice) => self.arrived(notice),
+                Post::Raise(notice) | Post::Held { notice, .. } => self.raise(notice),
+                Post::Settled(rank) => self.settled(rank),
             },
             Some(Event::Reach(rank, class)) => self.reach(rank, class),
-            Some(Event::Enter(rank, class)) => self.entered(rank, class),
             None => {}
         }
         Ok(())
     }
 
-    /// A transfer is handed to the port of `rank`, and leaves as soon as it can.
-    fn leave(&mut self, rank: Rank, class: Class, flight: Flight) {
+    /// A transfer is handed to the port of `from`, and leaves as soon as it can.
+    fn leave(&mut self, from: Rank, to: Rank, class: Class, flight: Flight) {
         let link = self.timing.model.link(class);
-        let side = self.sides[rank.index()].side(class);
-        let (begin, end) = side.out.pass(self.now, flight.bytes, link.rate);
-        let at = begin + link.latency;
-        side.flying.push_back((at, flight));
-        if side.flying.len() == 1 {
-            self.agenda.enter(at, Event::Reach(rank, class));
-        }
-        if !flight.get {
-            self.lanes.lane_mut(flight.lane).settle(flight.ticket, end);
-            self.notify_flusher(flight.lane);
-        }
-    }
-
-    /// The first byte of what left `rank` first reaches its target, and enters as soon as it can.
-    fn reach(&mut self, rank: Rank, class: Class) {
-        let flying = &mut self.sides[rank.index()].side(class).flying;
-        let Some((_, flight)) = flying.pop_front() else { return };
-        if let Some(&(at, _)) = flying.front() {
-            self.agenda.enter(at, Event::Reach(rank, class));
-        }
-        let rate = self.timing.model.link(class).rate;
-        let side = self.sides[flight.to.index()].side(class);
-        let (_, end) = side.inn.pass(self.now, flight.bytes, rate);
-        side.entering.push_back((end, flight));
-        if side.entering.len() == 1 {
-            self.agenda.enter(end, Event::Enter(flight.to, class));
-        }
-    }
-
-    /// What entered `rank` first is there.
-    fn entered(&mut self, rank: Rank, class: Class) {
-        let entering = &mut self.sides[rank.index()].side(class).entering;
-        let Some((_, flight)) = entering.pop_front() else { return };
-        if let Some(&(at, _)) = entering.front() {
-            self.agenda.enter(at, Event::Enter(rank, class));
-        }
-        let now = self.now;
-        let lane = self.lanes.lane_mut(flight.lane);
-        let poster = lane.from;
+        let (begin, end) = self.sides[from.index()].side(class).out.pass(self.now, flight.bytes, link.rate);
+        self.departures += 1;
+        let side = self.sides[to.index()].side(class);
+        side.fly(begin + link.latency, self.departures, flight);
         if flight.get {
-            lane.settle(flight.ticket, now);
-            self.notify_flusher(flight.lane);
+            // Whoever flushes a get waits to know when it has entered.
+            side.watchers += 1;
         } else {
-            lane.arrived += 1;
-            self.raise_held(flight.lane);
+            self.ranks[from.index()].tickets.settle(flight.ticket, end);
+            self.notify_flushers(from, flight.lane);
         }
-        self.landed(poster);
+        self.expect(to, class);
     }
 
-    /// A publish has come; it waits for puts of its lane that have not.
+    /// Puts the next transfer to reach a rank on the agenda, if somebody waits to know when it has entered.
+    pub(super) fn expect(&mut self, rank: Rank, class: Class) {
+        let side = self.sides[rank.index()].side(class);
+        if side.watchers > 0
+            && let Some(at) = side.next_reach().filter(|&at| at < side.expected)
+        {
+            side.expected = at;
+            self.agenda.enter(at.max(self.now), Event::Reach(rank, class));
+        }
+    }
+
+    /// A transfer begins to reach a rank.
+    fn reach(&mut self, rank: Rank, class: Class) {
+        let side = self.sides[rank.index()].side(class);
+        if side.expected <= self.now {
+            side.expected = NEVER;
+            self.take_in(rank, class, Nanos(self.now.0 + 1));
+            self.expect(rank, class);
+        }
+    }
+
+    /// Finds out when that has entered, or will have, which began to reach `rank` before `until`, a time up to now.
+    pub(super) fn take_in(&mut self, rank: Rank, class: Class, until: Nanos) {
+        let rate = self.timing.model.link(class).rate;
+        while let Some((flight, end)) = self.sides[rank.index()].side(class).take_in(until, rate) {
+            self.events += 1;
+            let lane = self.lanes.lane_mut(flight.lane);
+            let poster = lane.from;
+            if flight.get {
+                self.sides[rank.index()].side(class).watchers -= 1;
+                self.ranks[poster.index()].tickets.settle(flight.ticket, end);
+                self.notify_flushers(poster, flight.lane);
+            } else {
+                lane.reached = lane.reached.wrapping_add(1);
+                lane.entered = end;
+                if lane.held().is_some() {
+                    self.let_go(flight.lane);
+                }
+            }
+            let state = &mut self.ranks[poster.index()];
+            state.entered = state.entered.max(end);
+            self.landed(poster);
+        }
+    }
+
+    /// A publish has come; it waits for puts of its lane that have not entered.
     fn arrived(&mut self, notice: Notice) {
-        let lane = self.lanes.lane_mut(notice.lane);
-        if notice.after > lane.arrived {
-            lane.held.push_back(notice);
-        } else {
+        let Some(after) = notice.after else { return self.raise(notice) };
+        let Lane { to, class, .. } = *self.lanes.lane(notice.lane);
+        // A put that was posted after the publish reaches the peer now at the earliest.
+        self.take_in(to, class, self.now);
+        let lane = self.lanes.lane(notice.lane);
+        if !lane.has_reached(after) {
+            self.hold_back(notice);
+        } else if lane.entered <= self.now {
             self.raise(notice);
+        } else {
+            let at = lane.entered;
+            let number = self.posts.add(Post::Raise(notice));
+            self.agenda.enter(at, Event::Post(number));
         }
     }
 
-    /// Raises the cells that waited for puts of a lane.
-    fn raise_held(&mut self, number: u32) {
-        loop {
+    /// Keeps a publish until the puts that it follows have reached its peer.
+    fn hold_back(&mut self, notice: Notice) {
+        let number = self.posts.add(Post::Held { notice, next: None });
+        let lane = self.lanes.lane_mut(notice.lane);
+        let (to, class) = (lane.to, lane.class);
+        let before = lane.held().map(|[_, last]| last);
+        lane.set_held(Some([lane.held().map_or(number, |[first, _]| first), number]));
+        if let Some(before) = before
+            && let Post::Held { next, .. } = self.posts.post_mut(before)
+        {
+            *next = Some(number);
+        }
+        self.sides[to.index()].side(class).watchers += 1;
+        self.expect(to, class);
+    }
+
+    /// Lets the publishes go that waited for what has reached the peer of a lane: they are raised when that has entered.
+    fn let_go(&mut self, number: u32) {
+        while let Some([first, last]) = self.lanes.lane(number).held() {
+            let post = self.posts.post_mut(first);
+            let Post::Held { notice, next } = *post else { return };
             let lane = self.lanes.lane_mut(number);
-            match lane.held.front() {
-                Some(notice) if notice.after <= lane.arrived => {}
-                _ => return,
+            if notice.after.is_some_and(|after| !lane.has_reached(after)) {
+                return;
             }
-            if let Some(notice) = lane.held.pop_front() {
-                self.raise(notice);
-            }
+            *post = Post::Raise(notice);
+            lane.set_held(next.map(|next| [next, last]));
+            let (to, class, at) = (lane.to, lane.class, lane.entered);
+            self.sides[to.index()].side(class).watchers -= 1;
+            self.agenda.enter(at, Event::Post(first));
         }
     }
 
@@ -147,25 +186,28 @@ impl World {
         let cell = self.cells.cell_mut(notice.cell);
         cell.bits = cell.bits.max(notice.bits);
         let bits = cell.bits;
-        for at in 0..cell.waiters.len() {
-            let (port, need) = self.cells.cell(notice.cell).waiters[at];
+        let mut next = 0;
+        while let Some((port, need)) = self.cells.cell(notice.cell).waiters.get(next) {
+            next += 1;
             let Slot { held, granted, generation, needs, .. } = &self.slots[port as usize];
             let enough = || layout::value_in(*generation, bits) >= needs[need as usize].need.at_least;
             if *held == Held::Needs && !granted && enough() {
                 self.wake(port);
             }
         }
-        self.landed(self.lanes.lane(notice.lane).from);
+        self.landed(notice.from);
     }
 
-    /// Wakes the port that flushes a lane, if it is known when that is over.
-    fn notify_flusher(&mut self, number: u32) {
-        let lane = self.lanes.lane(number);
-        let Some(port) = lane.flusher else { return };
-        if let Held::Flush { upto, .. } = self.slots[port as usize].held
-            && matches!(lane.progress(upto), Progress::By(_))
-        {
-            self.wake(port);
+    /// Wakes the ports that flush a lane of `rank`, where it is known when that is over.
+    fn notify_flushers(&mut self, rank: Rank, number: u32) {
+        for at in 0..self.ranks[rank.index()].flushing.len() {
+            let port = self.ranks[rank.index()].flushing[at];
+            if let Held::Flush { lane, upto } = self.slots[port as usize].held
+                && lane == number
+                && matches!(self.progress(lane, upto), Progress::By(_))
+            {
+                self.wake(port);
+            }
         }
     }
 }

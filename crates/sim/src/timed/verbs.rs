@@ -6,6 +6,7 @@ use ep_core::{Fault, Nanos, layout, topology::Reach};
 
 use super::World;
 use super::agenda::{Agenda, Class, Event};
+use super::lanes::Lane;
 use super::links::Flight;
 use super::model::Model;
 use super::ports::Slot;
@@ -23,11 +24,12 @@ impl World {
         memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
         let bytes = self.counted(lane.kind, from.len);
+        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
-        state.puts += 1;
-        let (class, ticket) = (state.class, state.issue(self.now));
-        let flight = Flight { lane: number, ticket, get: false, to: lane.peer, bytes };
-        self.post(port, self.timing.model.post, Nanos(0), Post::Leave { from: rank, class, flight });
+        (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
+        let flight = Flight { lane: number, get: false, ticket, bytes };
+        let leave = Post::Leave { from: rank, to: lane.peer, class: state.class, flight };
+        self.post(port, self.timing.model.post, Nanos(0), leave);
         Ok(Ticket(ticket))
     }
 
@@ -42,11 +44,13 @@ impl World {
         };
         memory::copy(&mut self.windows, (lane.peer.index(), from.offset.0), (rank.index(), to.offset.0), from.len);
         self.record(port, Verb::Get { lane, from: from.offset.0, len: from.len });
-        let ticket = self.lanes.lane_mut(number).issue(self.now);
+        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, true);
+        self.lanes.lane_mut(number).get = ticket;
         let bytes = self.counted(lane.kind, from.len);
-        let flight = Flight { lane: number, ticket, get: true, to: rank, bytes };
+        let flight = Flight { lane: number, get: true, ticket, bytes };
         let Model { post, near, .. } = self.timing.model;
-        self.post(port, post, near.latency, Post::Leave { from: lane.peer, class: Class::Near, flight });
+        let leave = Post::Leave { from: lane.peer, to: rank, class: Class::Near, flight };
+        self.post(port, post, near.latency, leave);
         Ok(Ticket(ticket))
     }
 
@@ -76,7 +80,8 @@ impl World {
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
         let state = self.lanes.lane(number);
-        let notice = Notice { lane: number, cell: target, bits, after: state.puts };
+        let after = (state.put > 0).then_some(state.puts);
+        let notice = Notice { from: rank, lane: number, cell: target, after, bits };
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(state.class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
@@ -98,14 +103,16 @@ impl World {
 
     /// The number of the cell that a lane publishes to.
     fn target(&mut self, number: u32, cell: Cell, generation: u16) -> u32 {
-        let at = self.layout.cell(cell, generation).0;
-        let lane = self.lanes.lane_mut(number);
-        if let Some(&(_, target)) = lane.cells.iter().find(|(place, _)| *place == at) {
-            return target;
+        let Lane { to, kind, .. } = *self.lanes.lane(number);
+        if kind != cell.lane {
+            return self.cells.number(&self.layout, to, cell, generation);
         }
-        let target = self.cells.number(lane.to, at);
-        lane.cells.push((at, target));
-        target
+        let (bank, slot) = ((generation % 2) as u8, cell.counter.slot());
+        self.lanes.lane(number).cell(bank, slot).unwrap_or_else(|| {
+            let target = self.cells.number(&self.layout, to, cell, generation);
+            self.lanes.lane_mut(number).know_cell(bank, slot, target);
+            target
+        })
     }
 
     pub(crate) fn peek(&mut self, port: u32, cell: Cell) -> u64 {
@@ -118,8 +125,8 @@ impl World {
             self.broken("F8", (rank, role), format!("peeked at {cell:?}, which is not in the layout"));
             return 0;
         }
-        let at = self.layout.cell(cell, generation).0;
-        layout::value_in(generation, self.cells.bits(rank, at))
+        let number = self.cells.find(&self.layout, rank, cell, generation);
+        layout::value_in(generation, number.map_or(0, |number| self.cells.cell(number).bits))
     }
 
     /// The number of a lane that the port posts to, if there is such a lane.
@@ -132,7 +139,7 @@ impl World {
             return None;
         }
         let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
-        let number = self.lanes.number(rank, lane, if far { Class::Far } else { Class::Near });
+        let number = self.lanes.number(&self.layout, rank, lane, if far { Class::Far } else { Class::Near });
         self.slots[port as usize].lane = Some((lane, number));
         Some(number)
     }

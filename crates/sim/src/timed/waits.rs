@@ -7,8 +7,8 @@ use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Phase, layout};
 
 use super::World;
-use super::lanes::Progress;
 use super::ports::{Held, Slot};
+use super::tickets::Progress;
 use crate::violation::{Awaited, Report, Waiting};
 use crate::world::lane_phase;
 
@@ -105,11 +105,11 @@ impl World {
     /// Ends a flush if it is over, or holds the role.
     fn end_flush(&mut self, port: u32, number: u32, upto: u64, context: &Context<'_>) -> Poll<Result<(), Fault>> {
         let clock = self.clock(port);
-        let Slot { deadline, since, .. } = self.slots[port as usize];
+        let Slot { rank, deadline, since, .. } = self.slots[port as usize];
         let lane = self.lanes.lane(number);
         let (id, phase) = (LaneId { peer: lane.to, kind: lane.kind }, lane_phase(lane.kind));
         let timeout = |seen, waited| Fault::Timeout { phase, peer: id.peer, lane: id, seen, awaited: upto, waited };
-        let outcome = match lane.progress(upto) {
+        let outcome = match self.progress(number, upto) {
             // A ticket that needs no wait is settled whatever the time.
             Progress::By(time) if time <= clock.max(deadline) => {
                 self.slots[port as usize].clock = clock.max(time);
@@ -121,7 +121,7 @@ impl World {
             }
             Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
             Progress::Awaits(_) => {
-                self.lanes.lane_mut(number).flusher = Some(port);
+                self.ranks[rank.index()].flushing.push(port);
                 self.hold(port, Held::Flush { lane: number, upto }, context);
                 return Poll::Pending;
             }
@@ -130,6 +130,14 @@ impl World {
             self.record(port, Verb::Flushed { lane: id });
         }
         Poll::Ready(outcome)
+    }
+
+    /// How far a lane is with its tickets up to one.
+    pub(super) fn progress(&self, number: u32, upto: u64) -> Progress {
+        let lane = self.lanes.lane(number);
+        let tickets = &self.ranks[lane.from.index()].tickets;
+        let of = |last: u64, get| if last == 0 { Progress::By(Nanos(0)) } else { tickets.progress(number, get, upto) };
+        of(lane.put, false).and(of(lane.get, true))
     }
 
     /// Lets waits end whose deadline has come, and finds the next deadline.
@@ -170,11 +178,11 @@ impl World {
                 slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
             }
             Held::Flush { lane, upto } => {
-                let lane = self.lanes.lane(lane);
-                let seen = match lane.progress(upto) {
+                let seen = match self.progress(lane, upto) {
                     Progress::By(_) => upto,
                     Progress::Awaits(ticket) => ticket,
                 };
+                let lane = self.lanes.lane(lane);
                 vec![Awaited::Flush { lane: LaneId { peer: lane.to, kind: lane.kind }, seen, awaited: upto }]
             }
         };
