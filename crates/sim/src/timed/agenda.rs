@@ -21,7 +21,7 @@ pub(super) enum Class {
 pub(super) enum Event {
     /// A port has spent the time up to its own clock.
     Resume(u32),
-    /// What a role posted happens: the number that [`super::posts::Posts`] gave it.
+    /// What a role posted happens: the number that [`super::posts::Slab`] gave it.
     Post(u32),
     /// A transfer begins to reach the rank, and somebody waits to know when it has entered.
     Reach(Rank, Class),

@@ -43,7 +43,7 @@ use self::links::Sides;
 pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
-use self::posts::Posts;
+use self::posts::{Notice, Post, Slab};
 use self::tickets::Tickets;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
@@ -91,7 +91,9 @@ pub(crate) struct World {
     now: Nanos,
     events: u64,
     agenda: Agenda,
-    posts: Posts,
+    posts: Slab<Post>,
+    /// Publishes that have come before a put that they follow, each with the next one of its lane.
+    held: Slab<(Notice, Option<u32>)>,
     windows: Vec<Memory>,
     cells: Cells,
     lanes: Lanes,
@@ -125,7 +127,8 @@ impl World {
             now: Nanos(0),
             events: 0,
             agenda: Agenda::default(),
-            posts: Posts::default(),
+            posts: Slab::default(),
+            held: Slab::default(),
             windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
             cells: Cells::new(topology.ranks()),
             lanes: Lanes::new(topology.ranks()),

@@ -58,9 +58,11 @@ impl World {
         match self.agenda.pop() {
             Some(Event::Resume(port)) => self.resume(port),
             Some(Event::Post(number)) => match self.posts.take(number) {
-                Post::Leave { from, to, class, flight } => self.leave(from, to, class, flight),
+                Post::Leave { from, to, class, get, lane, ticket, bytes } => {
+                    self.leave(from, to, class, Flight { lane, get, ticket, bytes });
+                }
                 Post::Arrive(notice) => self.arrived(notice),
-                Post::Raise(notice) | Post::Held { notice, .. } => self.raise(notice),
+                Post::Raise(notice) => self.raise(notice),
                 Post::Settled(rank) => self.settled(rank),
             },
             Some(Event::Reach(rank, class)) => self.reach(rank, class),
@@ -133,12 +135,14 @@ impl World {
 
     /// A publish has come; it waits for puts of its lane that have not entered.
     fn arrived(&mut self, notice: Notice) {
-        let Some(after) = notice.after else { return self.raise(notice) };
+        if notice.lane == Notice::NO_LANE {
+            return self.raise(notice);
+        }
         let Lane { to, class, .. } = *self.lanes.lane(notice.lane);
         // A put that was posted after the publish reaches the peer now at the earliest.
         self.take_in(to, class, self.now);
         let lane = self.lanes.lane(notice.lane);
-        if !lane.has_reached(after) {
+        if !lane.has_reached(notice.after) {
             self.hold_back(notice);
         } else if lane.entered <= self.now {
             self.raise(notice);
@@ -151,15 +155,12 @@ impl World {
 
     /// Keeps a publish until the puts that it follows have reached its peer.
     fn hold_back(&mut self, notice: Notice) {
-        let number = self.posts.add(Post::Held { notice, next: None });
+        let number = self.held.add((notice, None));
         let lane = self.lanes.lane_mut(notice.lane);
-        let (to, class) = (lane.to, lane.class);
-        let before = lane.held().map(|[_, last]| last);
-        lane.set_held(Some([lane.held().map_or(number, |[first, _]| first), number]));
-        if let Some(before) = before
-            && let Post::Held { next, .. } = self.posts.post_mut(before)
-        {
-            *next = Some(number);
+        let (to, class, before) = (lane.to, lane.class, lane.held());
+        lane.set_held(Some([before.map_or(number, |[first, _]| first), number]));
+        if let Some([_, last]) = before {
+            self.held.get_mut(last).1 = Some(number);
         }
         self.sides[to.index()].side(class).watchers += 1;
         self.expect(to, class);
@@ -168,17 +169,17 @@ impl World {
     /// Lets the publishes go that waited for what has reached the peer of a lane: they are raised when that has entered.
     fn let_go(&mut self, number: u32) {
         while let Some([first, last]) = self.lanes.lane(number).held() {
-            let post = self.posts.post_mut(first);
-            let Post::Held { notice, next } = *post else { return };
+            let (notice, next) = *self.held.get_mut(first);
             let lane = self.lanes.lane_mut(number);
-            if notice.after.is_some_and(|after| !lane.has_reached(after)) {
+            if !lane.has_reached(notice.after) {
                 return;
             }
-            *post = Post::Raise(notice);
             lane.set_held(next.map(|next| [next, last]));
             let (to, class, at) = (lane.to, lane.class, lane.entered);
             self.sides[to.index()].side(class).watchers -= 1;
-            self.agenda.enter(at, Event::Post(first));
+            self.held.take(first);
+            let raise = self.posts.add(Post::Raise(notice));
+            self.agenda.enter(at, Event::Post(raise));
         }
     }
 

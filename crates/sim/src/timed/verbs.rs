@@ -7,7 +7,6 @@ use ep_core::{Fault, Nanos, layout, topology::Reach};
 use super::World;
 use super::agenda::{Agenda, Class, Event};
 use super::lanes::Lane;
-use super::links::Flight;
 use super::model::Model;
 use super::ports::Slot;
 use super::posts::{Notice, Post};
@@ -27,8 +26,8 @@ impl World {
         let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
         (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
-        let flight = Flight { lane: number, get: false, ticket, bytes };
-        let leave = Post::Leave { from: rank, to: lane.peer, class: state.class, flight };
+        let (to, class) = (lane.peer, state.class);
+        let leave = Post::Leave { from: rank, to, class, get: false, lane: number, ticket, bytes };
         self.post(port, self.timing.model.post, Nanos(0), leave);
         Ok(Ticket(ticket))
     }
@@ -47,9 +46,9 @@ impl World {
         let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, true);
         self.lanes.lane_mut(number).get = ticket;
         let bytes = self.counted(lane.kind, from.len);
-        let flight = Flight { lane: number, get: true, ticket, bytes };
+        let (from, class) = (lane.peer, Class::Near);
         let Model { post, near, .. } = self.timing.model;
-        let leave = Post::Leave { from: lane.peer, to: rank, class: Class::Near, flight };
+        let leave = Post::Leave { from, to: rank, class, get: true, lane: number, ticket, bytes };
         self.post(port, post, near.latency, leave);
         Ok(Ticket(ticket))
     }
@@ -80,8 +79,8 @@ impl World {
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
         let state = self.lanes.lane(number);
-        let after = (state.put > 0).then_some(state.puts);
-        let notice = Notice { from: rank, lane: number, cell: target, after, bits };
+        let waits_for = if state.put > 0 { number } else { Notice::NO_LANE };
+        let notice = Notice { from: rank, lane: waits_for, cell: target, after: state.puts, bits };
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(state.class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
