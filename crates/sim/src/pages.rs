@@ -48,7 +48,7 @@ impl Pages {
     /// The entry of the page at `place`, or the free one where it would be.
     fn find(&self, place: u64) -> usize {
         let mask = self.entries.len() - 1;
-        let mut at = spread(place) & mask;
+        let mut at = (spread(place / LINE) * LINE as usize + (place % LINE) as usize) & mask;
         while self.entries[at] != FREE && self.entries[at] >> NUMBER != place {
             at = (at + 1) & mask;
         }
@@ -65,9 +65,12 @@ impl Pages {
     }
 }
 
-/// Pages lie in rows and at regular distances: the upper half of a product has all of their bits in it.
-fn spread(place: u64) -> usize {
-    (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+/// Entries in a cache line: neighbours share one.
+const LINE: u64 = 8;
+
+/// Rows lie at regular distances: the upper half of a product has all of their bits in it.
+const fn spread(line: u64) -> usize {
+    (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
 }
 
 #[cfg(test)]
