@@ -23,7 +23,7 @@ pub(super) enum Event {
     Resume(u32),
     /// What a role posted happens: the number that [`super::posts::Slab`] gave it.
     Post(u32),
-    /// A transfer begins to reach the rank, and somebody waits to know when it has entered.
+    /// The first transfer on its way from the rank begins to reach its target. Only the first one is on the agenda.
     Reach(Rank, Class),
 }
 

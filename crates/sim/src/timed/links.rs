@@ -1,11 +1,9 @@
-//! Links: what is on its way.
+//! Links: what is on its way, in the order in which it left.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::VecDeque;
 
-use ep_core::Nanos;
+use ep_core::{Nanos, Rank};
 
-use super::NEVER;
 use super::agenda::Class;
 use super::model::{Link, Model, Rate};
 
@@ -35,75 +33,19 @@ pub(super) struct Flight {
     pub(super) lane: u32,
     /// Whether it travels from the lane's peer to its poster.
     pub(super) get: bool,
+    pub(super) to: Rank,
     pub(super) ticket: u64,
     /// As counted.
     pub(super) bytes: u64,
 }
 
-/// A transfer that has left: ordered by when its first byte reaches the target, then by when it left.
-#[derive(Clone, Copy, Debug)]
-struct Flying {
-    at: Nanos,
-    sequence: u64,
-    flight: Flight,
-}
-
-impl Ord for Flying {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.sequence).cmp(&(other.at, other.sequence))
-    }
-}
-
-impl PartialOrd for Flying {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Flying {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Flying {}
-
 /// One rank's side of one link.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) out: Gate,
     pub(super) inn: Gate,
-    /// Transfers on their way here that have not been taken in.
-    flying: BinaryHeap<Reverse<Flying>>,
-    /// How many wait to know when something here enters. While nobody does, it is found out later, when somebody asks.
-    pub(super) watchers: u32,
-    /// When the agenda has the next transfer reach this side.
-    pub(super) expected: Nanos,
-}
-
-impl Default for Side {
-    fn default() -> Self {
-        Self { out: Gate::default(), inn: Gate::default(), flying: BinaryHeap::new(), watchers: 0, expected: NEVER }
-    }
-}
-
-impl Side {
-    pub(super) fn fly(&mut self, at: Nanos, sequence: u64, flight: Flight) {
-        self.flying.push(Reverse(Flying { at, sequence, flight }));
-    }
-
-    /// When the next transfer begins to reach this side.
-    pub(super) fn next_reach(&self) -> Option<Nanos> {
-        self.flying.peek().map(|Reverse(flying)| flying.at)
-    }
-
-    /// Lets the next transfer enter that began to reach this side before `until`: which, and when it is there.
-    pub(super) fn take_in(&mut self, until: Nanos, rate: Rate) -> Option<(Flight, Nanos)> {
-        let Flying { at, flight, .. } = self.flying.peek().filter(|Reverse(flying)| flying.at < until)?.0;
-        self.flying.pop();
-        let (_, end) = self.inn.pass(at, flight.bytes, rate);
-        Some((flight, end))
-    }
+    /// Transfers that have left, by when their first byte reaches the target.
+    pub(super) flying: VecDeque<(Nanos, Flight)>,
 }
 
 /// One rank's connections.
@@ -142,19 +84,5 @@ mod tests {
         assert_eq!(gate.pass(Nanos(20), 3, rate), (Nanos(60), Nanos(61)));
         assert_eq!(gate.pass(Nanos(20), 3, rate), (Nanos(61), Nanos(63)), "half a nanosecond was left");
         assert_eq!(gate.pass(Nanos(100), 3, rate), (Nanos(100), Nanos(101)));
-    }
-
-    #[test]
-    fn transfers_enter_in_the_order_in_which_they_reach() {
-        let (mut side, rate) = (Side::default(), Rate(1_000_000_000));
-        let flight = |lane| Flight { lane, get: false, ticket: 0, bytes: 10 };
-        for (lane, at) in [(0, 30), (1, 20), (2, 20)] {
-            side.fly(Nanos(at), lane, flight(lane as u32));
-        }
-        assert_eq!(side.next_reach(), Some(Nanos(20)));
-        assert!(side.take_in(Nanos(20), rate).is_none(), "before, not at");
-        let order: Vec<_> = std::iter::from_fn(|| side.take_in(Nanos(40), rate)).collect();
-        let order: Vec<_> = order.iter().map(|(flight, end)| (flight.lane, end.0)).collect();
-        assert_eq!(order, [(1, 30), (2, 40), (0, 50)]);
     }
 }

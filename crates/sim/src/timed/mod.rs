@@ -98,8 +98,6 @@ pub(crate) struct World {
     cells: Cells,
     lanes: Lanes,
     sides: Vec<Sides>,
-    /// Transfers that have left, ever.
-    departures: u64,
     ranks: Vec<RankState>,
     /// Ranks whose future has not ended.
     running: u32,
@@ -133,7 +131,6 @@ impl World {
             cells: Cells::new(topology.ranks()),
             lanes: Lanes::new(topology.ranks()),
             sides: topology.all().map(|_| Sides::default()).collect(),
-            departures: 0,
             ranks: topology.all().map(|_| RankState::default()).collect(),
             running: topology.ranks(),
             slots: Vec::new(),

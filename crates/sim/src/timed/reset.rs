@@ -5,29 +5,16 @@ use std::task::{Context, Poll, Waker};
 use ep_core::Rank;
 
 use super::World;
-use super::agenda::{Class, Event};
+use super::agenda::Event;
 use super::posts::Post;
 use crate::wakers::keep_waker;
 
 impl World {
-    /// Over when nothing that the rank posted is on its way. As long as it lasts, all that reaches any rank is an event.
+    /// Over when nothing that the rank posted is on its way.
     pub(crate) fn poll_reset(&mut self, rank: Rank, context: &Context<'_>) -> Poll<()> {
-        let began = self.ranks[rank.index()].resetting.is_some();
-        if !began {
-            // What has entered while nobody watched counts as on its way.
-            self.each_side(|world, rank, class| world.take_in(rank, class, world.now));
-        }
         if self.is_settled(rank) {
-            if self.ranks[rank.index()].resetting.take().is_some() {
-                self.each_side(|world, rank, class| world.sides[rank.index()].side(class).watchers -= 1);
-            }
+            self.ranks[rank.index()].resetting = None;
             return Poll::Ready(());
-        }
-        if !began {
-            self.each_side(|world, rank, class| {
-                world.sides[rank.index()].side(class).watchers += 1;
-                world.expect(rank, class);
-            });
         }
         keep_waker(&mut self.ranks[rank.index()].resetting, context);
         self.expect_settled(rank);
@@ -62,13 +49,6 @@ impl World {
             let at = state.entered.max(self.now);
             let number = self.posts.add(Post::Settled(rank));
             self.agenda.enter(at, Event::Post(number));
-        }
-    }
-
-    fn each_side(&mut self, mut each: impl FnMut(&mut Self, Rank, Class)) {
-        for rank in self.layout.topology().all() {
-            each(self, rank, Class::Near);
-            each(self, rank, Class::Far);
         }
     }
 }

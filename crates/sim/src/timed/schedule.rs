@@ -3,7 +3,6 @@
 use ep_core::{Nanos, Rank, layout};
 
 use super::agenda::{Class, Event};
-use super::lanes::Lane;
 use super::links::Flight;
 use super::ports::{Held, Slot};
 use super::posts::{Notice, Post};
@@ -59,7 +58,7 @@ impl World {
             Some(Event::Resume(port)) => self.resume(port),
             Some(Event::Post(number)) => match self.posts.take(number) {
                 Post::Leave { from, to, class, get, lane, ticket, bytes } => {
-                    self.leave(from, to, class, Flight { lane, get, ticket, bytes });
+                    self.leave(from, class, Flight { lane, get, to, ticket, bytes });
                 }
                 Post::Arrive(notice) => self.arrived(notice),
                 Post::Raise(notice) => self.raise(notice),
@@ -71,76 +70,56 @@ impl World {
         Ok(())
     }
 
-    /// A transfer is handed to the port of `from`, and leaves as soon as it can.
-    fn leave(&mut self, from: Rank, to: Rank, class: Class, flight: Flight) {
+    /// A transfer is handed to the port of `rank`, and leaves as soon as it can.
+    fn leave(&mut self, rank: Rank, class: Class, flight: Flight) {
         let link = self.timing.model.link(class);
-        let (begin, end) = self.sides[from.index()].side(class).out.pass(self.now, flight.bytes, link.rate);
-        self.departures += 1;
-        let side = self.sides[to.index()].side(class);
-        side.fly(begin + link.latency, self.departures, flight);
-        if flight.get {
-            // Whoever flushes a get waits to know when it has entered.
-            side.watchers += 1;
-        } else {
-            self.ranks[from.index()].tickets.settle(flight.ticket, end);
-            self.notify_flushers(from, flight.lane);
-        }
-        self.expect(to, class);
-    }
-
-    /// Puts the next transfer to reach a rank on the agenda, if somebody waits to know when it has entered.
-    pub(super) fn expect(&mut self, rank: Rank, class: Class) {
         let side = self.sides[rank.index()].side(class);
-        if side.watchers > 0
-            && let Some(at) = side.next_reach().filter(|&at| at < side.expected)
-        {
-            side.expected = at;
-            self.agenda.enter(at.max(self.now), Event::Reach(rank, class));
+        let (begin, end) = side.out.pass(self.now, flight.bytes, link.rate);
+        let at = begin + link.latency;
+        side.flying.push_back((at, flight));
+        if side.flying.len() == 1 {
+            self.agenda.enter(at, Event::Reach(rank, class));
+        }
+        if !flight.get {
+            self.ranks[rank.index()].tickets.settle(flight.ticket, end);
+            self.notify_flushers(rank, flight.lane);
         }
     }
 
-    /// A transfer begins to reach a rank.
+    /// The first byte of what left `rank` first reaches its target, and enters as soon as it can: from now on it is known when
+    /// that will be.
     fn reach(&mut self, rank: Rank, class: Class) {
-        let side = self.sides[rank.index()].side(class);
-        if side.expected <= self.now {
-            side.expected = NEVER;
-            self.take_in(rank, class, Nanos(self.now.0 + 1));
-            self.expect(rank, class);
+        let flying = &mut self.sides[rank.index()].side(class).flying;
+        let Some((_, flight)) = flying.pop_front() else { return };
+        if let Some(&(at, _)) = flying.front() {
+            self.agenda.enter(at, Event::Reach(rank, class));
         }
-    }
-
-    /// Finds out when that has entered, or will have, which began to reach `rank` before `until`, a time up to now.
-    pub(super) fn take_in(&mut self, rank: Rank, class: Class, until: Nanos) {
         let rate = self.timing.model.link(class).rate;
-        while let Some((flight, end)) = self.sides[rank.index()].side(class).take_in(until, rate) {
-            self.events += 1;
+        let (_, end) = self.sides[flight.to.index()].side(class).inn.pass(self.now, flight.bytes, rate);
+        // What it travels towards posted it, or what it comes from.
+        let poster = if flight.get { flight.to } else { rank };
+        if flight.get {
+            self.ranks[poster.index()].tickets.settle(flight.ticket, end);
+            self.notify_flushers(poster, flight.lane);
+        } else {
             let lane = self.lanes.lane_mut(flight.lane);
-            let poster = lane.from;
-            if flight.get {
-                self.sides[rank.index()].side(class).watchers -= 1;
-                self.ranks[poster.index()].tickets.settle(flight.ticket, end);
-                self.notify_flushers(poster, flight.lane);
-            } else {
-                lane.reached = lane.reached.wrapping_add(1);
-                lane.entered = end;
-                if lane.held().is_some() {
-                    self.let_go(flight.lane);
-                }
+            lane.reached = lane.reached.wrapping_add(1);
+            lane.entered = end;
+            if lane.held().is_some() {
+                self.let_go(flight.lane);
             }
-            let state = &mut self.ranks[poster.index()];
-            state.entered = state.entered.max(end);
-            self.landed(poster);
         }
+        let state = &mut self.ranks[poster.index()];
+        state.entered = state.entered.max(end);
+        self.landed(poster);
     }
 
-    /// A publish has come; it waits for puts of its lane that have not entered.
+    /// A publish has come; it waits for puts of its lane that have not entered. No put that was posted after it has reached
+    /// the peer before.
     fn arrived(&mut self, notice: Notice) {
         if notice.lane == Notice::NO_LANE {
             return self.raise(notice);
         }
-        let Lane { to, class, .. } = *self.lanes.lane(notice.lane);
-        // A put that was posted after the publish reaches the peer now at the earliest.
-        self.take_in(to, class, self.now);
         let lane = self.lanes.lane(notice.lane);
         if !lane.has_reached(notice.after) {
             self.hold_back(notice);
@@ -157,13 +136,11 @@ impl World {
     fn hold_back(&mut self, notice: Notice) {
         let number = self.held.add((notice, None));
         let lane = self.lanes.lane_mut(notice.lane);
-        let (to, class, before) = (lane.to, lane.class, lane.held());
+        let before = lane.held();
         lane.set_held(Some([before.map_or(number, |[first, _]| first), number]));
         if let Some([_, last]) = before {
             self.held.get_mut(last).1 = Some(number);
         }
-        self.sides[to.index()].side(class).watchers += 1;
-        self.expect(to, class);
     }
 
     /// Lets the publishes go that waited for what has reached the peer of a lane: they are raised when that has entered.
@@ -175,8 +152,7 @@ impl World {
                 return;
             }
             lane.set_held(next.map(|next| [next, last]));
-            let (to, class, at) = (lane.to, lane.class, lane.entered);
-            self.sides[to.index()].side(class).watchers -= 1;
+            let at = lane.entered;
             self.held.take(first);
             let raise = self.posts.add(Post::Raise(notice));
             self.agenda.enter(at, Event::Post(raise));
