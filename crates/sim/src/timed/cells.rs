@@ -62,48 +62,42 @@ impl Waiters {
 pub(super) struct Cells {
     ranks: u32,
     /// By reader, in each bank, and writer.
-    numbers: Pairs<3>,
-    cells: Vec<CellState>,
+    cells: Pairs<CellState, 3>,
 }
 
 impl Cells {
     pub(super) fn new(ranks: u32) -> Self {
-        Self { ranks, numbers: Pairs::new(2 * ranks, ranks), cells: Vec::new() }
+        Self { ranks, cells: Pairs::new(2 * ranks, ranks) }
     }
 
     /// The number of a cell of `reader`, if it was made.
     pub(super) fn find(&self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> Option<u32> {
-        let (row, key) = self.place(layout, reader, cell, generation);
-        self.numbers.get(row, cell.writer, key)
+        let (first, key) = self.place(layout, reader, cell, generation);
+        self.cells.find(first, cell.writer, key)
     }
 
     /// The number of a cell of `reader`.
     pub(super) fn number(&mut self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> u32 {
-        let (row, key) = self.place(layout, reader, cell, generation);
-        self.numbers.get(row, cell.writer, key).unwrap_or_else(|| {
-            let number = self.cells.len() as u32;
-            self.cells.push(CellState::default());
-            self.numbers.set(row, cell.writer, key, number);
-            number
-        })
+        let (first, key) = self.place(layout, reader, cell, generation);
+        self.cells.number(first, cell.writer, key)
     }
 
     fn place(&self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> (Rank, Key) {
         let key = match cell.counter {
-            Counter::Even => Key::Row(0),
-            Counter::Odd => Key::Row(1),
-            Counter::Received => Key::Row(2),
-            _ => Key::Other(layout.cell(cell, generation).0),
+            Counter::Even => Key::Every(0),
+            Counter::Odd => Key::Every(1),
+            Counter::Received => Key::Every(2),
+            _ => Key::Some(layout.cell(cell, generation).0),
         };
         (Rank(u32::from(generation % 2) * self.ranks + reader.0), key)
     }
 
     pub(super) fn cell(&self, number: u32) -> &CellState {
-        &self.cells[number as usize]
+        self.cells.get(number)
     }
 
     pub(super) fn cell_mut(&mut self, number: u32) -> &mut CellState {
-        &mut self.cells[number as usize]
+        self.cells.get_mut(number)
     }
 }
 

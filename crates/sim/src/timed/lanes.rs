@@ -1,24 +1,16 @@
 //! Lanes: what was posted on them, what has come, and which publishes wait for puts.
 
-use ep_core::Rank;
 use ep_core::port::{LaneId, LaneKind};
-use ep_core::{Layout, Nanos};
+use ep_core::{Layout, Nanos, Rank};
 
-use super::agenda::Class;
-use super::pairs::{Key, Pairs, low_latency};
+use super::pairs::{Key, Pairs};
 
-/// No cell, or no publish.
+/// No publish.
 const NONE: u32 = u32::MAX;
 
-/// One lane: one cache line, since a large cluster has millions of them.
+/// One lane. Small, since a large cluster has millions of them.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    pub(super) kind: LaneKind,
-    pub(super) class: Class,
-    /// The bank of the cells whose numbers it knows.
-    bank: u8,
     /// Puts posted, and puts that have reached the peer: they do so in order. Both wrap.
     pub(super) puts: u32,
     pub(super) reached: u32,
@@ -29,8 +21,12 @@ pub(super) struct Lane {
     pub(super) get: u64,
     /// The first and last of the publishes that have come before a put that they follow, if any.
     held: [u32; 2],
-    /// The numbers of the first two cells of its line at the peer.
-    cells: [u32; 2],
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self { puts: 0, reached: 0, entered: Nanos(0), put: 0, get: 0, held: [NONE; 2] }
+    }
 }
 
 impl Lane {
@@ -52,67 +48,49 @@ impl Lane {
     pub(super) fn set_held(&mut self, held: Option<[u32; 2]>) {
         self.held = held.unwrap_or([NONE; 2]);
     }
-
-    /// The number of the cell in place `slot` of its line, if it was published before.
-    pub(super) fn cell(&self, bank: u8, slot: u64) -> Option<u32> {
-        let number = *self.cells.get(slot as usize)?;
-        (self.bank == bank && number != NONE).then_some(number)
-    }
-
-    /// Remembers the number of a cell of its line.
-    pub(super) fn know_cell(&mut self, bank: u8, slot: u64, number: u32) {
-        if self.bank != bank {
-            (self.bank, self.cells) = (bank, [NONE; 2]);
-        }
-        if let Some(place) = self.cells.get_mut(slot as usize) {
-            *place = number;
-        }
-    }
 }
 
-/// All lanes, made when they are first posted to.
+/// All lanes.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    /// By poster and peer.
-    numbers: Pairs<2>,
-    lanes: Vec<Lane>,
+    ranks: u32,
+    /// By poster, on each of the two kinds of low latency, and peer.
+    lanes: Pairs<Lane, 1>,
 }
 
 impl Lanes {
     pub(super) fn new(ranks: u32) -> Self {
-        Self { numbers: Pairs::new(ranks, ranks), lanes: Vec::new() }
+        Self { ranks, lanes: Pairs::new(2 * ranks, ranks) }
     }
 
     /// The number of a lane that the layout has.
-    pub(super) fn number(&mut self, layout: &Layout, from: Rank, id: LaneId, class: Class) -> u32 {
-        let key = low_latency(id.kind).map_or_else(|| Key::Other(place(layout, id)), Key::Row);
-        self.numbers.get(from, id.peer, key).unwrap_or_else(|| {
-            let number = self.lanes.len() as u32;
-            self.lanes.push(Lane {
-                from,
-                to: id.peer,
-                kind: id.kind,
-                class,
-                bank: 0,
-                puts: 0,
-                reached: 0,
-                entered: Nanos(0),
-                put: 0,
-                get: 0,
-                held: [NONE; 2],
-                cells: [NONE; 2],
-            });
-            self.numbers.set(from, id.peer, key, number);
-            number
-        })
+    pub(super) fn number(&mut self, layout: &Layout, from: Rank, id: LaneId) -> u32 {
+        let (first, key) = self.place(layout, from, id);
+        self.lanes.number(first, id.peer, key)
+    }
+
+    /// The number of a lane that is about to be published on; none where it is known that nothing else was posted on it.
+    pub(super) fn published(&mut self, layout: &Layout, from: Rank, id: LaneId) -> Option<u32> {
+        match self.place(layout, from, id) {
+            (first, key @ Key::Every(_)) => self.lanes.find(first, id.peer, key),
+            (first, key) => Some(self.lanes.number(first, id.peer, key)),
+        }
+    }
+
+    fn place(&self, layout: &Layout, from: Rank, id: LaneId) -> (Rank, Key) {
+        match id.kind {
+            LaneKind::LowRows => (from, Key::Every(0)),
+            LaneKind::LowDone => (Rank(self.ranks + from.0), Key::Every(0)),
+            _ => (from, Key::Some(place(layout, id))),
+        }
     }
 
     pub(super) fn lane(&self, number: u32) -> &Lane {
-        &self.lanes[number as usize]
+        self.lanes.get(number)
     }
 
     pub(super) fn lane_mut(&mut self, number: u32) -> &mut Lane {
-        &mut self.lanes[number as usize]
+        self.lanes.get_mut(number)
     }
 }
 
@@ -128,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_is_one_cache_line() {
-        assert_eq!(size_of::<Lane>(), 64);
+    fn a_lane_fits_a_cache_line() {
+        assert!(size_of::<Lane>() <= 64);
     }
 }

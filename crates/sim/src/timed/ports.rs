@@ -21,8 +21,8 @@ pub(super) enum Held {
     Clock(Nanos),
     /// For one of its needs.
     Needs,
-    /// For tickets of a lane up to one.
-    Flush { lane: u32, upto: u64 },
+    /// For tickets of a lane, which has that number, up to one.
+    Flush { lane: LaneId, number: u32, upto: u64 },
 }
 
 /// A need that is registered with its cell.
@@ -52,6 +52,8 @@ pub(super) struct Slot {
     pub(super) since: Nanos,
     /// The lane it posted to last.
     pub(super) lane: Option<(LaneId, u32)>,
+    /// The rank and the cell that it published to last.
+    pub(super) target: Option<(Rank, Cell, u32)>,
 }
 
 impl World {
@@ -80,6 +82,7 @@ impl World {
             needs,
             since: clock,
             lane: None,
+            target: None,
         };
         match self.slots.get_mut(port as usize) {
             Some(place) => *place = slot,

@@ -179,9 +179,9 @@ impl World {
     fn notify_flushers(&mut self, rank: Rank, number: u32) {
         for at in 0..self.ranks[rank.index()].flushing.len() {
             let port = self.ranks[rank.index()].flushing[at];
-            if let Held::Flush { lane, upto } = self.slots[port as usize].held
-                && lane == number
-                && matches!(self.progress(lane, upto), Progress::By(_))
+            if let Held::Flush { number: flushed, upto, .. } = self.slots[port as usize].held
+                && flushed == number
+                && matches!(self.progress(rank, number, upto), Progress::By(_))
             {
                 self.wake(port);
             }

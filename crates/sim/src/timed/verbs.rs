@@ -2,11 +2,10 @@
 
 use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, layout, topology::Reach};
+use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
 use super::agenda::{Agenda, Class, Event};
-use super::lanes::Lane;
 use super::model::Model;
 use super::ports::Slot;
 use super::posts::{Notice, Post};
@@ -26,7 +25,7 @@ impl World {
         let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
         (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
-        let (to, class) = (lane.peer, state.class);
+        let (to, class) = (lane.peer, self.class(rank, lane.peer));
         let leave = Post::Leave { from: rank, to, class, get: false, lane: number, ticket, bytes };
         self.post(port, self.timing.model.post, Nanos(0), leave);
         Ok(Ticket(ticket))
@@ -55,9 +54,10 @@ impl World {
 
     pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
         let Slot { rank, role, generation, .. } = self.slots[port as usize];
-        let carrier = match self.layout.topology().reach(rank, lane.peer) {
-            Reach::Far => carrier(&self.layout, self.far_lanes, cell.lane),
-            _ => cell.lane,
+        let class = self.class(rank, lane.peer);
+        let carrier = match class {
+            Class::Far => carrier(&self.layout, self.far_lanes, cell.lane),
+            Class::Near => cell.lane,
         };
         if cell.writer != rank || carrier != lane.kind {
             self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
@@ -67,9 +67,11 @@ impl World {
             self.broken("F4", (rank, role), format!("published {value}, which does not fit a cell"));
             return Ok(());
         }
-        let Some(number) = self.admit(port, "publish", lane, &[])? else { return Ok(()) };
+        if !self.layout.has_lane(rank, lane) {
+            return Err(Fault::NotOffered { verb: "publish", lane });
+        }
         let bits = layout::stamp(generation, value);
-        let target = self.target(number, cell, generation);
+        let target = self.target(port, lane.peer, cell);
         let published = &mut self.cells.cell_mut(target).published;
         if *published > bits {
             let seen = layout::value_in(generation, *published);
@@ -78,11 +80,10 @@ impl World {
         }
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
-        let state = self.lanes.lane(number);
-        let waits_for = if state.put > 0 { number } else { Notice::NO_LANE };
-        let notice = Notice { from: rank, lane: waits_for, cell: target, after: state.puts, bits };
+        let (number, after) = self.puts_before(port, lane);
+        let notice = Notice { from: rank, lane: number, cell: target, after, bits };
         // A rank hears at once what it tells itself.
-        let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(state.class).latency };
+        let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
         Ok(())
     }
@@ -100,18 +101,36 @@ impl World {
         }
     }
 
-    /// The number of the cell that a lane publishes to.
-    fn target(&mut self, number: u32, cell: Cell, generation: u16) -> u32 {
-        let Lane { to, kind, .. } = *self.lanes.lane(number);
-        if kind != cell.lane {
-            return self.cells.number(&self.layout, to, cell, generation);
+    /// The number of a cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
+    fn target(&mut self, port: u32, reader: Rank, cell: Cell) -> u32 {
+        let Slot { generation, target, .. } = self.slots[port as usize];
+        if let Some((.., number)) = target.filter(|(to, last, _)| (*to, *last) == (reader, cell)) {
+            return number;
         }
-        let (bank, slot) = ((generation % 2) as u8, cell.counter.slot());
-        self.lanes.lane(number).cell(bank, slot).unwrap_or_else(|| {
-            let target = self.cells.number(&self.layout, to, cell, generation);
-            self.lanes.lane_mut(number).know_cell(bank, slot, target);
-            target
-        })
+        let number = self.cells.number(&self.layout, reader, cell, generation);
+        self.slots[port as usize].target = Some((reader, cell, number));
+        number
+    }
+
+    /// The lane of the puts that a publish follows, and how many there are.
+    fn puts_before(&mut self, port: u32, lane: LaneId) -> (u32, u32) {
+        let Slot { rank, lane: last, .. } = self.slots[port as usize];
+        let number = match last.filter(|(id, _)| *id == lane) {
+            Some((_, number)) => Some(number),
+            None => self.lanes.published(&self.layout, rank, lane),
+        };
+        let Some(number) = number else { return (Notice::NO_LANE, 0) };
+        self.slots[port as usize].lane = Some((lane, number));
+        let lane = self.lanes.lane(number);
+        if lane.put == 0 { (Notice::NO_LANE, 0) } else { (number, lane.puts) }
+    }
+
+    /// The link between two ranks.
+    fn class(&self, rank: Rank, peer: Rank) -> Class {
+        match self.layout.topology().reach(rank, peer) {
+            Reach::Far => Class::Far,
+            _ => Class::Near,
+        }
     }
 
     pub(crate) fn peek(&mut self, port: u32, cell: Cell) -> u64 {
@@ -137,8 +156,7 @@ impl World {
         if !self.layout.has_lane(rank, lane) {
             return None;
         }
-        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
-        let number = self.lanes.number(&self.layout, rank, lane, if far { Class::Far } else { Class::Near });
+        let number = self.lanes.number(&self.layout, rank, lane);
         self.slots[port as usize].lane = Some((lane, number));
         Some(number)
     }

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use ep_core::port::{Cell, LaneId, LaneKind, Need, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, Phase, layout};
+use ep_core::{Fault, Nanos, Phase, Rank, layout};
 
 use super::World;
 use super::ports::{Held, Slot};
@@ -82,7 +82,7 @@ impl World {
         };
         self.release(port);
         self.slots[port as usize].since = self.clock(port);
-        self.end_flush(port, number, upto.0, context)
+        self.end_flush(port, (lane, number), upto.0, context)
     }
 
     /// Polls a role that [`World::begin_flush`] held.
@@ -97,19 +97,24 @@ impl World {
             return Poll::Pending;
         }
         match self.lane_number(port, lane) {
-            Some(number) => self.end_flush(port, number, upto.0, context),
+            Some(number) => self.end_flush(port, (lane, number), upto.0, context),
             None => Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane })),
         }
     }
 
     /// Ends a flush if it is over, or holds the role.
-    fn end_flush(&mut self, port: u32, number: u32, upto: u64, context: &Context<'_>) -> Poll<Result<(), Fault>> {
+    fn end_flush(
+        &mut self,
+        port: u32,
+        (lane, number): (LaneId, u32),
+        upto: u64,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), Fault>> {
         let clock = self.clock(port);
         let Slot { rank, deadline, since, .. } = self.slots[port as usize];
-        let lane = self.lanes.lane(number);
-        let (id, phase) = (LaneId { peer: lane.to, kind: lane.kind }, lane_phase(lane.kind));
-        let timeout = |seen, waited| Fault::Timeout { phase, peer: id.peer, lane: id, seen, awaited: upto, waited };
-        let outcome = match self.progress(number, upto) {
+        let phase = lane_phase(lane.kind);
+        let timeout = |seen, waited| Fault::Timeout { phase, peer: lane.peer, lane, seen, awaited: upto, waited };
+        let outcome = match self.progress(rank, number, upto) {
             // A ticket that needs no wait is settled whatever the time.
             Progress::By(time) if time <= clock.max(deadline) => {
                 self.slots[port as usize].clock = clock.max(time);
@@ -122,20 +127,20 @@ impl World {
             Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
             Progress::Awaits(_) => {
                 self.ranks[rank.index()].flushing.push(port);
-                self.hold(port, Held::Flush { lane: number, upto }, context);
+                self.hold(port, Held::Flush { lane, number, upto }, context);
                 return Poll::Pending;
             }
         };
         if outcome.is_ok() {
-            self.record(port, Verb::Flushed { lane: id });
+            self.record(port, Verb::Flushed { lane });
         }
         Poll::Ready(outcome)
     }
 
-    /// How far a lane is with its tickets up to one.
-    pub(super) fn progress(&self, number: u32, upto: u64) -> Progress {
+    /// How far a lane of `rank` is with its tickets up to one.
+    pub(super) fn progress(&self, rank: Rank, number: u32, upto: u64) -> Progress {
         let lane = self.lanes.lane(number);
-        let tickets = &self.ranks[lane.from.index()].tickets;
+        let tickets = &self.ranks[rank.index()].tickets;
         let of = |last: u64, get| if last == 0 { Progress::By(Nanos(0)) } else { tickets.progress(number, get, upto) };
         of(lane.put, false).and(of(lane.get, true))
     }
@@ -177,13 +182,12 @@ impl World {
                 let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
                 slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
             }
-            Held::Flush { lane, upto } => {
-                let seen = match self.progress(lane, upto) {
+            Held::Flush { lane, number, upto } => {
+                let seen = match self.progress(slot.rank, number, upto) {
                     Progress::By(_) => upto,
                     Progress::Awaits(ticket) => ticket,
                 };
-                let lane = self.lanes.lane(lane);
-                vec![Awaited::Flush { lane: LaneId { peer: lane.to, kind: lane.kind }, seen, awaited: upto }]
+                vec![Awaited::Flush { lane, seen, awaited: upto }]
             }
         };
         Waiting { rank: slot.rank, role: Some(slot.role), op: slot.op, awaits }
