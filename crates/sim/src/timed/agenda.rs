@@ -105,6 +105,8 @@ impl Default for Agenda {
 impl Agenda {
     /// Ports that may be open, and posts that may be under way, at a time.
     pub(super) const NUMBERS: usize = 1 << NUMBER;
+    /// What is entered so much ahead, and a latency, lies on the wheel mostly.
+    pub(super) const NEAR: Nanos = Nanos(SPAN / 2);
 
     pub(super) fn enter(&mut self, at: Nanos, event: Event) {
         debug_assert!(at.0 >= self.now, "{event:?} at {at}, which is past");

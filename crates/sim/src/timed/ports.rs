@@ -46,6 +46,8 @@ pub(super) struct Slot {
     pub(super) rests: [u64; 2],
     pub(super) held: Held,
     pub(super) granted: bool,
+    /// Whether its role looks at nothing for now.
+    only_posts: bool,
     pub(super) waker: Option<Waker>,
     /// Registered needs; from the last wait on, until others take their places.
     pub(super) needs: Vec<Watched>,
@@ -78,6 +80,7 @@ impl World {
             rests: [0; 2],
             held: Held::Not,
             granted: false,
+            only_posts: false,
             waker: None,
             needs,
             since: clock,
@@ -128,10 +131,18 @@ impl World {
         slot.clock = begin + model.row + rate.time(bytes, &mut slot.rests[which]);
     }
 
-    /// Begins a verb that posts: the role may be ahead of the world by as long as the fastest effect travels.
+    /// The port's role looks at nothing for now, or does again.
+    pub(crate) fn only_posts(&mut self, port: u32, only: bool) {
+        self.slots[port as usize].only_posts = only;
+    }
+
+    /// Begins a verb that posts: the role may be ahead of the world by as long as the fastest effect travels, or further while
+    /// it looks at nothing: what it posts happens in its turn.
     pub(crate) fn poll_post(&mut self, port: u32, context: &Context<'_>) -> Poll<()> {
         let Model { near, far, .. } = self.timing.model;
-        self.poll_turn(port, near.latency.min(far.latency), context)
+        let ahead = near.latency.min(far.latency);
+        let ahead = if self.slots[port as usize].only_posts { ahead.max(Agenda::NEAR) } else { ahead };
+        self.poll_turn(port, ahead, context)
     }
 
     /// Begins a verb that sees: holds the role until the world has come to its clock.

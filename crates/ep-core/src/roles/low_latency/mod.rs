@@ -154,7 +154,8 @@ impl<M: Machine> Call<'_, M> {
     /// Tells every peer that this rank has read all that it was given for this operation.
     pub(crate) async fn received(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         let cell = Cell::new(self.me, LaneKind::LowDone, Counter::Received);
-        for &peer in self.peers {
+        for (left, &peer) in (0..self.peers.len()).rev().zip(self.peers) {
+            port.only_posts(left > 0);
             match port.publish(LaneId { peer, kind: LaneKind::LowDone }, cell, self.op).await {
                 // Everything is here: whoever is gone will be missed in the next operation.
                 Err(Fault::PeerGone { .. }) | Ok(()) => {}
