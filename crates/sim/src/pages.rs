@@ -9,7 +9,7 @@ const FREE: u64 = 0;
 /// line. Pages are never removed.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    /// A power of two, at least twice as many as pages; or none.
+    /// A power of two, at least 4/3 of the pages; or none.
     entries: Vec<u64>,
     len: u32,
 }
@@ -34,7 +34,7 @@ impl Pages {
     /// # Panics
     /// Beyond 2^26 pages: 16 GiB of one window.
     pub(crate) fn add(&mut self, place: u64) -> u32 {
-        if self.entries.len() <= 2 * self.len as usize {
+        if 3 * self.entries.len() <= 4 * self.len as usize {
             self.grow();
         }
         let number = self.len;

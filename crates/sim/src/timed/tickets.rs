@@ -57,6 +57,11 @@ impl Tickets {
         }
     }
 
+    /// Whether it is known that all tickets up to `upto` are settled, whatever their lanes.
+    pub(super) const fn are_settled(&self, upto: u64) -> bool {
+        upto <= self.settled
+    }
+
     /// How far a lane is with its puts, or its gets, up to `upto`. They settle in order.
     pub(super) fn progress(&self, lane: u32, get: bool, upto: u64) -> Progress {
         let count = upto.saturating_sub(self.settled).min(self.open.len() as u64) as usize;

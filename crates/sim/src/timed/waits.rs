@@ -77,10 +77,15 @@ impl World {
         upto: Ticket,
         context: &Context<'_>,
     ) -> Poll<Result<(), Fault>> {
+        self.release(port);
+        let Slot { rank, .. } = self.slots[port as usize];
+        if self.layout.has_lane(rank, lane) && self.ranks[rank.index()].tickets.are_settled(upto.0) {
+            self.record(port, Verb::Flushed { lane });
+            return Poll::Ready(Ok(()));
+        }
         let Some(number) = self.lane_number(port, lane) else {
             return Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane }));
         };
-        self.release(port);
         self.slots[port as usize].since = self.clock(port);
         self.end_flush(port, (lane, number), upto.0, context)
     }

@@ -89,6 +89,7 @@ async fn send_to<M: Machine, W: Window>(
 ) -> Result<(), Fault> {
     let row = call.layout.row();
     for token in 0..tokens.plan.tokens() {
+        port.only_posts(token + 1 < tokens.plan.tokens());
         let reached = tokens.plan.reached(token).iter().filter(|(rank, _)| to[rank.index()]);
         let (mut made, mut place) = (false, None);
         for &(rank, position) in reached {
