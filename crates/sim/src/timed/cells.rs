@@ -13,8 +13,6 @@ pub(super) type Waiter = (u32, u32);
 pub(super) struct CellState {
     /// What its reader sees.
     pub(super) bits: u64,
-    /// What was last published, arrived or not.
-    pub(super) published: u64,
     pub(super) waiters: Waiters,
 }
 
@@ -57,17 +55,28 @@ impl Waiters {
     }
 }
 
+/// What the writer of a cell needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    /// The number of the cell.
+    pub(super) cell: u32,
+    published: u32,
+}
+
 /// All cells.
 #[derive(Debug)]
 pub(super) struct Cells {
     ranks: u32,
     /// By reader, in each bank, and writer.
     cells: Pairs<CellState, 3>,
+    /// What was last published, arrived or not: by writer, in each bank, and reader, so that who publishes to all finds one
+    /// beside the other.
+    published: Pairs<u64, 3>,
 }
 
 impl Cells {
     pub(super) fn new(ranks: u32) -> Self {
-        Self { ranks, cells: Pairs::new(2 * ranks, ranks) }
+        Self { ranks, cells: Pairs::new(2 * ranks, ranks), published: Pairs::new(2 * ranks, ranks) }
     }
 
     /// The number of a cell of `reader`, if it was made.
@@ -82,14 +91,32 @@ impl Cells {
         self.cells.number(first, cell.writer, key)
     }
 
-    fn place(&self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> (Rank, Key) {
+    /// What the writer of a cell of `reader` needs: the number of the cell, and that of what was last published.
+    pub(super) fn target(&mut self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> Target {
+        let (first, key) = self.place(layout, cell.writer, cell, generation);
+        let key = match key {
+            // Readers of a writer's cell are told apart by more than its place.
+            Key::Some(at) => Key::Some(at << 14 | u64::from(reader.0)),
+            every => every,
+        };
+        let published = self.published.number(first, reader, key);
+        Target { cell: self.number(layout, reader, cell, generation), published }
+    }
+
+    /// Where a cell is found from the one or the other side.
+    fn place(&self, layout: &Layout, side: Rank, cell: Cell, generation: u16) -> (Rank, Key) {
         let key = match cell.counter {
             Counter::Even => Key::Every(0),
             Counter::Odd => Key::Every(1),
             Counter::Received => Key::Every(2),
             _ => Key::Some(layout.cell(cell, generation).0),
         };
-        (Rank(u32::from(generation % 2) * self.ranks + reader.0), key)
+        (Rank(u32::from(generation % 2) * self.ranks + side.0), key)
+    }
+
+    /// What was last published, arrived or not.
+    pub(super) fn published_mut(&mut self, target: Target) -> &mut u64 {
+        self.published.get_mut(target.published)
     }
 
     pub(super) fn cell(&self, number: u32) -> &CellState {

@@ -9,6 +9,7 @@ use ep_core::{Nanos, Rank};
 
 use super::World;
 use super::agenda::{Agenda, Event};
+use super::cells::Target;
 use super::model::Model;
 use crate::wakers::keep_waker;
 
@@ -55,7 +56,7 @@ pub(super) struct Slot {
     /// The lane it posted to last.
     pub(super) lane: Option<(LaneId, u32)>,
     /// The rank and the cell that it published to last.
-    pub(super) target: Option<(Rank, Cell, u32)>,
+    pub(super) target: Option<(Rank, Cell, Target)>,
 }
 
 impl World {

@@ -6,6 +6,7 @@ use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
 use super::agenda::{Agenda, Class, Event};
+use super::cells::Target;
 use super::model::Model;
 use super::ports::Slot;
 use super::posts::{Notice, Post};
@@ -72,7 +73,7 @@ impl World {
         }
         let bits = layout::stamp(generation, value);
         let target = self.target(port, lane.peer, cell);
-        let published = &mut self.cells.cell_mut(target).published;
+        let published = self.cells.published_mut(target);
         if *published > bits {
             let seen = layout::value_in(generation, *published);
             self.broken("F4", (rank, role), format!("lowered {cell:?} of rank {} from {seen} to {value}", lane.peer));
@@ -81,7 +82,7 @@ impl World {
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
         let (number, after) = self.puts_before(port, lane);
-        let notice = Notice { from: rank, lane: number, cell: target, after, bits };
+        let notice = Notice { from: rank, lane: number, cell: target.cell, after, bits };
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
@@ -101,15 +102,15 @@ impl World {
         }
     }
 
-    /// The number of a cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
-    fn target(&mut self, port: u32, reader: Rank, cell: Cell) -> u32 {
+    /// The cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
+    fn target(&mut self, port: u32, reader: Rank, cell: Cell) -> Target {
         let Slot { generation, target, .. } = self.slots[port as usize];
-        if let Some((.., number)) = target.filter(|(to, last, _)| (*to, *last) == (reader, cell)) {
-            return number;
+        if let Some((.., target)) = target.filter(|(to, last, _)| (*to, *last) == (reader, cell)) {
+            return target;
         }
-        let number = self.cells.number(&self.layout, reader, cell, generation);
-        self.slots[port as usize].target = Some((reader, cell, number));
-        number
+        let target = self.cells.target(&self.layout, reader, cell, generation);
+        self.slots[port as usize].target = Some((reader, cell, target));
+        target
     }
 
     /// The lane of the puts that a publish follows, and how many there are.
