@@ -109,6 +109,7 @@
 
 mod cluster;
 mod explore;
+mod faults;
 mod home;
 mod lane;
 mod machine;

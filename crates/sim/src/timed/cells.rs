@@ -1,6 +1,7 @@
 //! Cells, made when they are first published or waited on, and who waits for them.
 
 use ep_core::port::{Cell, Counter};
+use ep_core::topology::MAX_RANKS;
 use ep_core::{Layout, Rank};
 
 use super::pairs::{Key, Pairs};
@@ -96,7 +97,7 @@ impl Cells {
         let (first, key) = self.place(layout, cell.writer, cell, generation);
         let key = match key {
             // Readers of a writer's cell are told apart by more than its place.
-            Key::Some(at) => Key::Some(at << 14 | u64::from(reader.0)),
+            Key::Some(at) => Key::Some(at * u64::from(MAX_RANKS) + u64::from(reader.0)),
             every => every,
         };
         let published = self.published.number(first, reader, key);

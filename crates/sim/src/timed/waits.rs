@@ -2,15 +2,15 @@
 
 use std::task::{Context, Poll};
 
-use ep_core::port::{Cell, LaneId, LaneKind, Need, Ticket};
+use ep_core::port::{LaneId, Need, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, Phase, Rank, layout};
+use ep_core::{Fault, Nanos, Rank, layout};
 
 use super::World;
 use super::ports::{Held, Slot};
 use super::tickets::Progress;
+use crate::faults::{lane_phase, unmet};
 use crate::violation::{Awaited, Report, Waiting};
-use crate::world::lane_phase;
 
 impl World {
     /// Starts a wait at the port's clock.
@@ -49,17 +49,8 @@ impl World {
             self.hold(port, Held::Needs, context);
             return Poll::Pending;
         } else {
-            let waited = self.now - *since;
-            let own = LaneId { peer: *rank, kind: LaneKind::Watch };
-            Err(needs.first().map_or(
-                Fault::Timeout { phase: Phase::Probe, peer: *rank, lane: own, seen: 0, awaited: 0, waited },
-                |watched| {
-                    let Cell { writer, lane, counter } = watched.need.cell;
-                    let lane = LaneId { peer: writer, kind: lane };
-                    let (seen, awaited) = (value(watched.number), watched.need.at_least);
-                    Fault::Timeout { phase: counter.phase(), peer: writer, lane, seen, awaited, waited }
-                },
-            ))
+            let first = needs.first().map(|watched| (watched.need, value(watched.number)));
+            Err(unmet(*rank, first, self.now - *since))
         };
         if outcome.is_ok() {
             self.slots[port as usize].clock = self.now + self.timing.model.poll;
