@@ -1,4 +1,4 @@
-//! The simulator's timed scheduler: events a second, an event being one entry taken from its heap. Recording is off,
+//! The simulator's timed scheduler: events a second, an event being one entry taken from its agenda. Recording is off,
 //! payload elided, hidden 7168, top-8. Making the cluster is timed with the run, routing is not.
 //!
 //! *layers*: engines of 64 ranks, one node and eight, a few dispatches and combines of 128 tokens a rank. *low_latency*: engines

@@ -266,7 +266,7 @@ impl<T> Outcome<T> {
 pub struct Run<T> {
     /// `[ranks]`: how each rank ended.
     pub outcomes: Vec<Outcome<T>>,
-    /// Verbs, deliveries and polls; under the timed scheduler, what was taken from the heap of events.
+    /// Verbs, deliveries and polls; under the timed scheduler, what was taken from the agenda.
     pub events: u64,
     /// The virtual time at the end: of the last rank.
     pub time: Nanos,

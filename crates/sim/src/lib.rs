@@ -109,11 +109,13 @@
 
 mod cluster;
 mod explore;
+mod faults;
 mod home;
 mod lane;
 mod machine;
 mod meeting;
 mod memory;
+mod pages;
 mod port;
 mod race;
 mod timed;

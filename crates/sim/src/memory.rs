@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use rustc_hash::FxHashMap;
+use crate::pages::Pages;
 
 /// What a byte that nobody wrote reads as: no number, no count and no bfloat16 that a protocol would hold by chance.
 pub(crate) const POISON: u8 = 0xA5;
@@ -43,7 +43,7 @@ pub(crate) struct Memory {
     /// First byte after the cells, which read zero before they are written.
     cells_end: u64,
     size: PageSize,
-    numbers: FxHashMap<u64, u32>,
+    pages: Pages,
     /// The page that was looked for last, and its number: a row's parts lie side by side.
     last: Cell<(u64, u32)>,
     /// Pages by their numbers, in the order in which they were first written.
@@ -53,12 +53,12 @@ pub(crate) struct Memory {
 impl Memory {
     /// A window that begins with `cells_end` bytes of cells. All windows that are copied between have pages of one size.
     pub(crate) fn new(cells_end: u64, size: PageSize) -> Self {
-        Self { cells_end, size, numbers: FxHashMap::default(), last: Cell::new((u64::MAX, 0)), chunks: Vec::new() }
+        Self { cells_end, size, pages: Pages::default(), last: Cell::new((u64::MAX, 0)), chunks: Vec::new() }
     }
 
     /// Bytes of memory that stand behind the window.
     pub(crate) fn resident(&self) -> u64 {
-        (self.numbers.len() * self.size.bytes()) as u64
+        u64::from(self.pages.len()) * self.size.bytes() as u64
     }
 
     /// The number of a page, if it was ever written.
@@ -67,7 +67,7 @@ impl Memory {
         if last == page {
             return Some(number);
         }
-        let number = *self.numbers.get(&page)?;
+        let number = self.pages.number(page)?;
         self.last.set((page, number));
         Some(number)
     }
@@ -77,14 +77,13 @@ impl Memory {
         if let Some(number) = self.number(page) {
             return number;
         }
-        let number = self.numbers.len() as u32;
+        let number = self.pages.add(page);
         let (chunk, start) = self.size.chunk(number);
         if chunk == self.chunks.len() {
             self.chunks.push(vec![0; CHUNK].into_boxed_slice());
         }
         let bytes = &mut self.chunks[chunk][start..start + self.size.bytes()];
         fill_untouched(page << self.size.0, self.cells_end, bytes);
-        self.numbers.insert(page, number);
         self.last.set((page, number));
         number
     }

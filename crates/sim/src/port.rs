@@ -89,4 +89,10 @@ impl ep_core::Port for Port {
             Of::Timed(port) => port.charge(work),
         }
     }
+
+    fn only_posts(&mut self, only: bool) {
+        if let Of::Timed(port) = &mut self.0 {
+            port.only_posts(only);
+        }
+    }
 }

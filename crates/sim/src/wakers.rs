@@ -21,6 +21,8 @@ pub(crate) fn keep_waker(place: &mut Option<Waker>, context: &Context<'_>) {
 pub(crate) struct Woken {
     flags: Vec<AtomicBool>,
     queue: Mutex<VecDeque<u32>>,
+    /// Whether the queue has any: asked after every event.
+    any: AtomicBool,
 }
 
 /// Wakes the future of one rank.
@@ -37,6 +39,7 @@ impl Wake for RootWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.woken.flags[self.rank as usize].swap(true, Ordering::Relaxed) {
             self.woken.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.rank);
+            self.woken.any.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -45,7 +48,7 @@ impl Woken {
     /// All ranks, woken in ascending order, and a waker for each.
     pub(crate) fn new(ranks: u32) -> (Arc<Self>, Vec<Waker>) {
         let flags = (0..ranks).map(|_| AtomicBool::new(true)).collect();
-        let woken = Arc::new(Self { flags, queue: Mutex::new((0..ranks).collect()) });
+        let woken = Arc::new(Self { flags, queue: Mutex::new((0..ranks).collect()), any: AtomicBool::new(true) });
         let waker = |rank| Waker::from(Arc::new(RootWaker { woken: Arc::clone(&woken), rank }));
         let wakers = (0..ranks).map(waker).collect();
         (woken, wakers)
@@ -53,7 +56,12 @@ impl Woken {
 
     /// The next rank that was woken; it counts as not woken from then on.
     pub(crate) fn next(&self) -> Option<Rank> {
-        let rank = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let rank = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        self.any.store(rank.is_some(), Ordering::Relaxed);
+        let rank = rank?;
         self.flags[rank as usize].store(false, Ordering::Relaxed);
         Some(Rank(rank))
     }

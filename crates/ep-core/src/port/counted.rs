@@ -179,6 +179,10 @@ impl<P: Port> Port for Counted<P> {
     fn charge(&self, work: Work) {
         self.port.charge(work);
     }
+
+    fn only_posts(&mut self, only: bool) {
+        self.port.only_posts(only);
+    }
 }
 
 #[cfg(test)]

@@ -279,6 +279,10 @@ impl<P: Port> Port for Faulty<P> {
     fn charge(&self, work: Work) {
         self.port.charge(work);
     }
+
+    fn only_posts(&mut self, only: bool) {
+        self.port.only_posts(only);
+    }
 }
 
 #[cfg(test)]

@@ -218,4 +218,8 @@ pub trait Port {
 
     /// Accounts for a core's own time; free where time is real.
     fn charge(&self, work: Work);
+
+    /// Says whether from now on the role only posts: it looks at nothing before it has said that it does again and posted
+    /// once more. A hint, for machines that simulate time: such a role need not take turns with the others so often.
+    fn only_posts(&mut self, _only: bool) {}
 }

@@ -114,6 +114,10 @@ impl<P: Port, S: Sink> Port for Traced<P, S> {
     fn charge(&self, work: Work) {
         self.port.charge(work);
     }
+
+    fn only_posts(&mut self, only: bool) {
+        self.port.only_posts(only);
+    }
 }
 
 #[cfg(test)]

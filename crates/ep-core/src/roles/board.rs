@@ -14,11 +14,16 @@ pub(crate) struct Wait {
     pub(crate) peer: Rank,
 }
 
+/// Seats that every board has.
+const FIRST: usize = 2;
+
 /// One board for each operation of a rank, shared by its roles.
 #[derive(Debug)]
 pub(crate) struct Board {
-    /// One seat for each open port: what it waits for now.
-    seats: RefCell<Vec<Option<Wait>>>,
+    /// One seat for each open port: what it waits for now. The first ones here: of many small operations there is no other.
+    first: [Cell<Option<Wait>>; FIRST],
+    more: RefCell<Vec<Option<Wait>>>,
+    seats: Cell<usize>,
     /// What this rank last told the others that it waits for.
     reported: Cell<Option<Wait>>,
     /// `[ranks]`: what each peer last said it waits for.
@@ -30,7 +35,9 @@ pub(crate) struct Board {
 impl Board {
     pub(crate) fn new(ranks: usize) -> Self {
         Self {
-            seats: RefCell::default(),
+            first: Default::default(),
+            more: RefCell::default(),
+            seats: Cell::default(),
             reported: Cell::default(),
             suspicions: RefCell::new(vec![None; ranks]),
             waited: RefCell::new(vec![Nanos(0); ranks]),
@@ -39,18 +46,28 @@ impl Board {
 
     /// A seat for one port.
     pub(crate) fn sit(&self) -> usize {
-        let mut seats = self.seats.borrow_mut();
-        seats.push(None);
-        seats.len() - 1
+        let seat = self.seats.get();
+        self.seats.set(seat + 1);
+        if seat >= FIRST {
+            self.more.borrow_mut().push(None);
+        }
+        seat
     }
 
     pub(crate) fn waits(&self, seat: usize, wait: Wait) {
-        self.seats.borrow_mut()[seat] = Some(wait);
+        self.replace(seat, Some(wait));
+    }
+
+    fn replace(&self, seat: usize, wait: Option<Wait>) -> Option<Wait> {
+        match self.first.get(seat) {
+            Some(place) => place.replace(wait),
+            None => std::mem::replace(&mut self.more.borrow_mut()[seat - FIRST], wait),
+        }
     }
 
     /// The wait of a seat ended well after `waited`.
     pub(crate) fn goes_on(&self, seat: usize, waited: Nanos) {
-        if let Some(wait) = self.seats.borrow_mut()[seat].take() {
+        if let Some(wait) = self.replace(seat, None) {
             let mut all = self.waited.borrow_mut();
             let sum = &mut all[wait.peer.index()];
             *sum = *sum + waited;
@@ -59,7 +76,8 @@ impl Board {
 
     /// What this rank waits for: of all its roles' waits the one nearest to the cause.
     pub(crate) fn foremost(&self) -> Option<Wait> {
-        self.seats.borrow().iter().flatten().min().copied()
+        let first = self.first.iter().filter_map(Cell::get);
+        first.chain(self.more.borrow().iter().flatten().copied()).min()
     }
 
     /// What this rank waits for, if the others have not been told yet; now they are.

@@ -316,4 +316,8 @@ impl<P: Port> Port for Attended<P> {
     fn charge(&self, work: Work) {
         self.inner.charge(work);
     }
+
+    fn only_posts(&mut self, only: bool) {
+        self.inner.only_posts(only);
+    }
 }

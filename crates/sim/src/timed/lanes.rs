@@ -1,137 +1,112 @@
-//! Lanes: which of their tickets are settled, and which publishes wait for puts.
-
-use std::collections::VecDeque;
+//! Lanes: what was posted on them, what has come, and which publishes wait for puts.
 
 use ep_core::port::{LaneId, LaneKind};
-use ep_core::{Nanos, Rank};
-use rustc_hash::FxHashMap;
+use ep_core::{Layout, Nanos, Rank};
 
-use super::agenda::Class;
-use super::posts::Notice;
+use super::pairs::{Key, Pairs};
 
-/// When a ticket needs nothing of its poster's window any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Settled {
-    /// A put: when its source has left. A get: when it came.
-    At(Nanos),
-    /// Nobody knows yet: a put that was not handed to the rank's port, or a get that has not come.
-    Open,
-}
+/// No publish.
+const NONE: u32 = u32::MAX;
 
-/// How far a lane is with its tickets up to one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Progress {
-    /// Settled by then.
-    By(Nanos),
-    /// Waits for this ticket.
-    Awaits(u64),
-}
-
-/// One lane.
+/// One lane. Small, since a large cluster has millions of them.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    pub(super) kind: LaneKind,
-    pub(super) class: Class,
-    /// Tickets that are known to be settled, the first so many.
-    settled: u64,
-    /// The tickets after.
-    open: VecDeque<Settled>,
-    /// Puts posted, and puts arrived: they arrive in order.
-    pub(super) puts: u64,
-    pub(super) arrived: u64,
-    /// Publishes that have come before a put that they follow.
-    pub(super) held: VecDeque<Notice>,
-    /// The port that flushes it.
-    pub(super) flusher: Option<u32>,
-    /// Cells that it publishes to: where they lie in the peer's window, and their numbers.
-    pub(super) cells: Vec<(u64, u32)>,
+    /// Puts posted, and puts that have reached the peer: they do so in order. Both wrap.
+    pub(super) puts: u32,
+    pub(super) reached: u32,
+    /// When the last one that reached the peer has entered.
+    pub(super) entered: Nanos,
+    /// The last tickets of a put and of a get.
+    pub(super) put: u64,
+    pub(super) get: u64,
+    /// The first and last of the publishes that have come before a put that they follow, if any.
+    held: [u32; 2],
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self { puts: 0, reached: 0, entered: Nanos(0), put: 0, get: 0, held: [NONE; 2] }
+    }
 }
 
 impl Lane {
     /// The last ticket given out.
     pub(super) fn issued(&self) -> u64 {
-        self.settled + self.open.len() as u64
+        self.put.max(self.get)
     }
 
-    /// Gives out a ticket at `now`.
-    pub(super) fn issue(&mut self, now: Nanos) -> u64 {
-        while let Some(&Settled::At(time)) = self.open.front()
-            && time <= now
-        {
-            self.open.pop_front();
-            self.settled += 1;
-        }
-        self.open.push_back(Settled::Open);
-        self.issued()
+    /// Whether put number `count` has reached the peer.
+    pub(super) const fn has_reached(&self, count: u32) -> bool {
+        (self.reached.wrapping_sub(count) as i32) >= 0
     }
 
-    /// A ticket needs nothing from `time` on.
-    pub(super) fn settle(&mut self, ticket: u64, time: Nanos) {
-        if let Some(at) = ticket.checked_sub(self.settled + 1)
-            && let Some(open) = self.open.get_mut(at as usize)
-        {
-            *open = Settled::At(time);
-        }
+    /// The first and last of the publishes that have come before a put that they follow.
+    pub(super) fn held(&self) -> Option<[u32; 2]> {
+        (self.held[0] != NONE).then_some(self.held)
     }
 
-    /// How far the tickets up to `upto` are.
-    pub(super) fn progress(&self, upto: u64) -> Progress {
-        // Puts are settled in order, and gets are.
-        if self.puts == 0 || self.puts == self.issued() {
-            let last = upto.min(self.issued());
-            return match last.checked_sub(self.settled + 1).map(|at| self.open[at as usize]) {
-                None => Progress::By(Nanos(0)),
-                Some(Settled::At(time)) => Progress::By(time),
-                Some(Settled::Open) => Progress::Awaits(last),
-            };
-        }
-        let mut by = Nanos(0);
-        let count = upto.saturating_sub(self.settled) as usize;
-        for (open, ticket) in self.open.iter().take(count).zip(self.settled + 1..) {
-            match open {
-                Settled::At(time) => by = by.max(*time),
-                Settled::Open => return Progress::Awaits(ticket),
-            }
-        }
-        Progress::By(by)
+    pub(super) fn set_held(&mut self, held: Option<[u32; 2]>) {
+        self.held = held.unwrap_or([NONE; 2]);
     }
 }
 
-/// All lanes, made when they are first posted to.
-#[derive(Debug, Default)]
+/// All lanes.
+#[derive(Debug)]
 pub(super) struct Lanes {
-    numbers: FxHashMap<(Rank, LaneId), u32>,
-    lanes: Vec<Lane>,
+    ranks: u32,
+    /// By poster, on each of the two kinds of low latency, and peer.
+    lanes: Pairs<Lane, 1>,
 }
 
 impl Lanes {
+    pub(super) fn new(ranks: u32) -> Self {
+        Self { ranks, lanes: Pairs::new(2 * ranks, ranks) }
+    }
+
     /// The number of a lane that the layout has.
-    pub(super) fn number(&mut self, from: Rank, id: LaneId, class: Class) -> u32 {
-        *self.numbers.entry((from, id)).or_insert_with(|| {
-            self.lanes.push(Lane {
-                from,
-                to: id.peer,
-                kind: id.kind,
-                class,
-                settled: 0,
-                open: VecDeque::new(),
-                puts: 0,
-                arrived: 0,
-                held: VecDeque::new(),
-                flusher: None,
-                cells: Vec::new(),
-            });
-            (self.lanes.len() - 1) as u32
-        })
+    pub(super) fn number(&mut self, layout: &Layout, from: Rank, id: LaneId) -> u32 {
+        let (first, key) = self.place(layout, from, id);
+        self.lanes.number(first, id.peer, key)
+    }
+
+    /// The number of a lane that is about to be published on; none where it is known that nothing else was posted on it.
+    pub(super) fn published(&mut self, layout: &Layout, from: Rank, id: LaneId) -> Option<u32> {
+        match self.place(layout, from, id) {
+            (first, key @ Key::Every(_)) => self.lanes.find(first, id.peer, key),
+            (first, key) => Some(self.lanes.number(first, id.peer, key)),
+        }
+    }
+
+    fn place(&self, layout: &Layout, from: Rank, id: LaneId) -> (Rank, Key) {
+        match id.kind {
+            LaneKind::LowRows => (from, Key::Every(0)),
+            LaneKind::LowDone => (Rank(self.ranks + from.0), Key::Every(0)),
+            _ => (from, Key::Some(place(layout, id))),
+        }
     }
 
     pub(super) fn lane(&self, number: u32) -> &Lane {
-        &self.lanes[number as usize]
+        self.lanes.get(number)
     }
 
     pub(super) fn lane_mut(&mut self, number: u32) -> &mut Lane {
-        &mut self.lanes[number as usize]
+        self.lanes.get_mut(number)
+    }
+}
+
+/// A number of its own for each lane of a rank.
+fn place(layout: &Layout, LaneId { peer, kind }: LaneId) -> u64 {
+    let lanes = LaneKind::count(layout.tracks()) as u64;
+    let before = if kind.is_mailbox() { u64::from(layout.topology().ranks()) } else { u64::from(peer.0) };
+    before * lanes + kind.index() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_fits_a_cache_line() {
+        assert!(size_of::<Lane>() <= 64);
     }
 }

@@ -31,10 +31,10 @@ impl Gate {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
     pub(super) lane: u32,
-    pub(super) ticket: u64,
     /// Whether it travels from the lane's peer to its poster.
     pub(super) get: bool,
     pub(super) to: Rank,
+    pub(super) ticket: u64,
     /// As counted.
     pub(super) bytes: u64,
 }
@@ -46,8 +46,6 @@ pub(super) struct Side {
     pub(super) inn: Gate,
     /// Transfers that have left, by when their first byte reaches the target.
     pub(super) flying: VecDeque<(Nanos, Flight)>,
-    /// Transfers that enter here, by when their last byte has.
-    pub(super) entering: VecDeque<(Nanos, Flight)>,
 }
 
 /// One rank's connections.

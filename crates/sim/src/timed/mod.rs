@@ -4,7 +4,7 @@
 //! role that works ([`Port::charge`]) or posts runs its clock ahead. What it posts happens when the world has come there,
 //! so that shared links serve all roles in the order of time. A role that waits is held until the world has come to its
 //! clock, one that posts when it is ahead by more than the least latency. So a look that is no wait (`peek`) may miss
-//! what arrived in the last such stretch.
+//! what arrived in the last such stretch. A role that has said that it only posts may be further ahead.
 //!
 //! Bytes are copied when a put or get is posted: no role that keeps the rules can tell, since it looks at them only after
 //! a publish or flush. What travels is only the time. Everything between two ranks takes the same way and arrives in
@@ -17,15 +17,18 @@ mod elide;
 mod lanes;
 mod links;
 mod model;
+mod pairs;
 mod port;
 mod ports;
 mod posts;
+mod reset;
 mod schedule;
+mod tickets;
 mod verbs;
 mod waits;
 
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use ep_core::machine::{FarLanes, Proposal};
 use ep_core::port::{Offset, Role};
@@ -40,11 +43,11 @@ use self::links::Sides;
 pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
-use self::posts::Posts;
+use self::posts::{Notice, Post, Slab};
+use self::tickets::Tickets;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
 use crate::violation::{Broken, Violation};
-use crate::wakers::keep_waker;
 use crate::world::Config;
 
 /// What a cluster is told about time.
@@ -64,10 +67,15 @@ struct RankState {
     main: Nanos,
     /// The last operation that was launched.
     launched: u64,
-    /// Effects that it posted and that are on their way.
+    /// Effects that it posted and that are on their way: puts and gets until they begin to enter.
     in_flight: u64,
-    /// Waits until nothing is.
+    /// By when all that began to enter is there.
+    entered: Nanos,
+    /// Waits until nothing is on its way.
     resetting: Option<Waker>,
+    tickets: Tickets,
+    /// Its ports that are held in a flush.
+    flushing: Vec<u32>,
 }
 
 /// Everything that ranks share.
@@ -83,7 +91,9 @@ pub(crate) struct World {
     now: Nanos,
     events: u64,
     agenda: Agenda,
-    posts: Posts,
+    posts: Slab<Post>,
+    /// Publishes that have come before a put that they follow, each with the next one of its lane.
+    held: Slab<(Notice, Option<u32>)>,
     windows: Vec<Memory>,
     cells: Cells,
     lanes: Lanes,
@@ -115,10 +125,11 @@ impl World {
             now: Nanos(0),
             events: 0,
             agenda: Agenda::default(),
-            posts: Posts::default(),
+            posts: Slab::default(),
+            held: Slab::default(),
             windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
-            cells: Cells::default(),
-            lanes: Lanes::default(),
+            cells: Cells::new(topology.ranks()),
+            lanes: Lanes::new(topology.ranks()),
             sides: topology.all().map(|_| Sides::default()).collect(),
             ranks: topology.all().map(|_| RankState::default()).collect(),
             running: topology.ranks(),
@@ -181,27 +192,6 @@ impl World {
         to.span(bytes.len() as u64).within(self.layout.window_bytes())?;
         self.windows[rank.index()].write(to.0, bytes);
         Ok(())
-    }
-
-    /// Over when nothing that the rank posted is on its way.
-    pub(crate) fn poll_reset(&mut self, rank: Rank, context: &Context<'_>) -> Poll<()> {
-        let state = &mut self.ranks[rank.index()];
-        if state.in_flight == 0 {
-            return Poll::Ready(());
-        }
-        keep_waker(&mut state.resetting, context);
-        Poll::Pending
-    }
-
-    /// An effect that `rank` posted has arrived.
-    fn landed(&mut self, rank: Rank) {
-        let state = &mut self.ranks[rank.index()];
-        state.in_flight -= 1;
-        if state.in_flight == 0
-            && let Some(waker) = state.resetting.take()
-        {
-            waker.wake();
-        }
     }
 
     /// A rank comes to agree with the others: all go on when the last has come.

@@ -95,6 +95,10 @@ impl ep_core::Port for Port {
     fn charge(&self, work: Work) {
         self.world.borrow_mut().charge(self.number, work);
     }
+
+    fn only_posts(&mut self, only: bool) {
+        self.world.borrow_mut().only_posts(self.number, only);
+    }
 }
 
 impl Drop for Port {

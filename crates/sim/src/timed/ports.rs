@@ -9,7 +9,7 @@ use ep_core::{Nanos, Rank};
 
 use super::World;
 use super::agenda::{Agenda, Event};
-use super::cells::CellState;
+use super::cells::Target;
 use super::model::Model;
 use crate::wakers::keep_waker;
 
@@ -22,8 +22,8 @@ pub(super) enum Held {
     Clock(Nanos),
     /// For one of its needs.
     Needs,
-    /// For tickets of a lane up to one.
-    Flush { lane: u32, upto: u64 },
+    /// For tickets of a lane, which has that number, up to one.
+    Flush { lane: LaneId, number: u32, upto: u64 },
 }
 
 /// A need that is registered with its cell.
@@ -47,12 +47,16 @@ pub(super) struct Slot {
     pub(super) rests: [u64; 2],
     pub(super) held: Held,
     pub(super) granted: bool,
+    /// Whether its role looks at nothing for now.
+    only_posts: bool,
     pub(super) waker: Option<Waker>,
     /// Registered needs; from the last wait on, until others take their places.
     pub(super) needs: Vec<Watched>,
     pub(super) since: Nanos,
     /// The lane it posted to last.
     pub(super) lane: Option<(LaneId, u32)>,
+    /// The rank and the cell that it published to last.
+    pub(super) target: Option<(Rank, Cell, Target)>,
 }
 
 impl World {
@@ -77,10 +81,12 @@ impl World {
             rests: [0; 2],
             held: Held::Not,
             granted: false,
+            only_posts: false,
             waker: None,
             needs,
             since: clock,
             lane: None,
+            target: None,
         };
         match self.slots.get_mut(port as usize) {
             Some(place) => *place = slot,
@@ -99,7 +105,7 @@ impl World {
         self.release(port);
         while let Some(watched) = self.slots[port as usize].needs.pop() {
             let at = self.slots[port as usize].needs.len() as u32;
-            forget(self.cells.cell_mut(watched.number), (port, at));
+            self.cells.cell_mut(watched.number).waiters.forget((port, at));
         }
         let slot = &mut self.slots[port as usize];
         slot.waker = None;
@@ -126,10 +132,18 @@ impl World {
         slot.clock = begin + model.row + rate.time(bytes, &mut slot.rests[which]);
     }
 
-    /// Begins a verb that posts: the role may be ahead of the world by as long as the fastest effect travels.
+    /// The port's role looks at nothing for now, or does again.
+    pub(crate) fn only_posts(&mut self, port: u32, only: bool) {
+        self.slots[port as usize].only_posts = only;
+    }
+
+    /// Begins a verb that posts: the role may be ahead of the world by as long as the fastest effect travels, or further while
+    /// it looks at nothing: what it posts happens in its turn.
     pub(crate) fn poll_post(&mut self, port: u32, context: &Context<'_>) -> Poll<()> {
         let Model { near, far, .. } = self.timing.model;
-        self.poll_turn(port, near.latency.min(far.latency), context)
+        let ahead = near.latency.min(far.latency);
+        let ahead = if self.slots[port as usize].only_posts { ahead.max(Agenda::NEAR) } else { ahead };
+        self.poll_turn(port, ahead, context)
     }
 
     /// Begins a verb that sees: holds the role until the world has come to its clock.
@@ -173,9 +187,8 @@ impl World {
     pub(super) fn release(&mut self, port: u32) {
         let slot = &mut self.slots[port as usize];
         slot.granted = false;
-        if let Held::Flush { lane, .. } = std::mem::replace(&mut slot.held, Held::Not) {
-            let flusher = &mut self.lanes.lane_mut(lane).flusher;
-            *flusher = flusher.filter(|&flushing| flushing != port);
+        if let Held::Flush { .. } = std::mem::replace(&mut slot.held, Held::Not) {
+            self.ranks[slot.rank.index()].flushing.retain(|&flushing| flushing != port);
         }
     }
 
@@ -212,29 +225,22 @@ impl World {
             let watched = Watched { need, number };
             match before {
                 Some(before) => {
-                    forget(self.cells.cell_mut(before.number), (port, at));
+                    self.cells.cell_mut(before.number).waiters.forget((port, at));
                     self.slots[port as usize].needs[at as usize] = watched;
                 }
                 None => self.slots[port as usize].needs.push(watched),
             }
-            self.cells.cell_mut(number).waiters.push((port, at));
+            self.cells.cell_mut(number).waiters.add((port, at));
         }
         while self.slots[port as usize].needs.len() > needs.len() {
             let Some(before) = self.slots[port as usize].needs.pop() else { break };
             let at = self.slots[port as usize].needs.len() as u32;
-            forget(self.cells.cell_mut(before.number), (port, at));
+            self.cells.cell_mut(before.number).waiters.forget((port, at));
         }
     }
 
     /// The number of a cell in a rank's window.
     pub(super) fn cell_number(&mut self, rank: Rank, cell: Cell, generation: u16) -> u32 {
-        let at = self.layout.cell(cell, generation).0;
-        self.cells.number(rank, at)
-    }
-}
-
-fn forget(cell: &mut CellState, waiter: (u32, u32)) {
-    if let Some(at) = cell.waiters.iter().position(|&other| other == waiter) {
-        cell.waiters.remove(at);
+        self.cells.number(&self.layout, rank, cell, generation)
     }
 }

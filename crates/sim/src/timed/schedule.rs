@@ -2,12 +2,12 @@
 
 use ep_core::{Nanos, Rank, layout};
 
-use super::World;
 use super::agenda::{Class, Event};
-use super::lanes::Progress;
 use super::links::Flight;
 use super::ports::{Held, Slot};
 use super::posts::{Notice, Post};
+use super::tickets::Progress;
+use super::{NEVER, World};
 use crate::violation::Violation;
 use crate::wakers::Woken;
 use crate::world::Step;
@@ -32,7 +32,7 @@ impl World {
                 Some(time) if time < self.no_deadline_before => self.happen(time)?,
                 Some(_) => self.reach_deadline(),
                 None if self.deadlines || self.meeting.first_deadline().is_some() => {
-                    if self.no_deadline_before == super::NEVER {
+                    if self.no_deadline_before == NEVER {
                         return Err(Violation::Deadlock(self.report()));
                     }
                     self.reach_deadline();
@@ -57,11 +57,14 @@ impl World {
         match self.agenda.pop() {
             Some(Event::Resume(port)) => self.resume(port),
             Some(Event::Post(number)) => match self.posts.take(number) {
-                Post::Leave { from, class, flight } => self.leave(from, class, flight),
+                Post::Leave { from, to, class, get, lane, ticket, bytes } => {
+                    self.leave(from, class, Flight { lane, get, to, ticket, bytes });
+                }
                 Post::Arrive(notice) => self.arrived(notice),
+                Post::Raise(notice) => self.raise(notice),
+                Post::Settled(rank) => self.settled(rank),
             },
             Some(Event::Reach(rank, class)) => self.reach(rank, class),
-            Some(Event::Enter(rank, class)) => self.entered(rank, class),
             None => {}
         }
         Ok(())
@@ -78,12 +81,13 @@ impl World {
             self.agenda.enter(at, Event::Reach(rank, class));
         }
         if !flight.get {
-            self.lanes.lane_mut(flight.lane).settle(flight.ticket, end);
-            self.notify_flusher(flight.lane);
+            self.ranks[rank.index()].tickets.settle(flight.ticket, end);
+            self.notify_flushers(rank, flight.lane);
         }
     }
 
-    /// The first byte of what left `rank` first reaches its target, and enters as soon as it can.
+    /// The first byte of what left `rank` first reaches its target, and enters as soon as it can: from now on it is known when
+    /// that will be.
     fn reach(&mut self, rank: Rank, class: Class) {
         let flying = &mut self.sides[rank.index()].side(class).flying;
         let Some((_, flight)) = flying.pop_front() else { return };
@@ -91,55 +95,67 @@ impl World {
             self.agenda.enter(at, Event::Reach(rank, class));
         }
         let rate = self.timing.model.link(class).rate;
-        let side = self.sides[flight.to.index()].side(class);
-        let (_, end) = side.inn.pass(self.now, flight.bytes, rate);
-        side.entering.push_back((end, flight));
-        if side.entering.len() == 1 {
-            self.agenda.enter(end, Event::Enter(flight.to, class));
-        }
-    }
-
-    /// What entered `rank` first is there.
-    fn entered(&mut self, rank: Rank, class: Class) {
-        let entering = &mut self.sides[rank.index()].side(class).entering;
-        let Some((_, flight)) = entering.pop_front() else { return };
-        if let Some(&(at, _)) = entering.front() {
-            self.agenda.enter(at, Event::Enter(rank, class));
-        }
-        let now = self.now;
-        let lane = self.lanes.lane_mut(flight.lane);
-        let poster = lane.from;
+        let (_, end) = self.sides[flight.to.index()].side(class).inn.pass(self.now, flight.bytes, rate);
+        // What it travels towards posted it, or what it comes from.
+        let poster = if flight.get { flight.to } else { rank };
         if flight.get {
-            lane.settle(flight.ticket, now);
-            self.notify_flusher(flight.lane);
+            self.ranks[poster.index()].tickets.settle(flight.ticket, end);
+            self.notify_flushers(poster, flight.lane);
         } else {
-            lane.arrived += 1;
-            self.raise_held(flight.lane);
+            let lane = self.lanes.lane_mut(flight.lane);
+            lane.reached = lane.reached.wrapping_add(1);
+            lane.entered = end;
+            if lane.held().is_some() {
+                self.let_go(flight.lane);
+            }
         }
+        let state = &mut self.ranks[poster.index()];
+        state.entered = state.entered.max(end);
         self.landed(poster);
     }
 
-    /// A publish has come; it waits for puts of its lane that have not.
+    /// A publish has come; it waits for puts of its lane that have not entered. No put that was posted after it has reached
+    /// the peer before.
     fn arrived(&mut self, notice: Notice) {
-        let lane = self.lanes.lane_mut(notice.lane);
-        if notice.after > lane.arrived {
-            lane.held.push_back(notice);
-        } else {
+        if notice.lane == Notice::NO_LANE {
+            return self.raise(notice);
+        }
+        let lane = self.lanes.lane(notice.lane);
+        if !lane.has_reached(notice.after) {
+            self.hold_back(notice);
+        } else if lane.entered <= self.now {
             self.raise(notice);
+        } else {
+            let at = lane.entered;
+            let number = self.posts.add(Post::Raise(notice));
+            self.agenda.enter(at, Event::Post(number));
         }
     }
 
-    /// Raises the cells that waited for puts of a lane.
-    fn raise_held(&mut self, number: u32) {
-        loop {
+    /// Keeps a publish until the puts that it follows have reached its peer.
+    fn hold_back(&mut self, notice: Notice) {
+        let number = self.held.add((notice, None));
+        let lane = self.lanes.lane_mut(notice.lane);
+        let before = lane.held();
+        lane.set_held(Some([before.map_or(number, |[first, _]| first), number]));
+        if let Some([_, last]) = before {
+            self.held.get_mut(last).1 = Some(number);
+        }
+    }
+
+    /// Lets the publishes go that waited for what has reached the peer of a lane: they are raised when that has entered.
+    fn let_go(&mut self, number: u32) {
+        while let Some([first, last]) = self.lanes.lane(number).held() {
+            let (notice, next) = *self.held.get_mut(first);
             let lane = self.lanes.lane_mut(number);
-            match lane.held.front() {
-                Some(notice) if notice.after <= lane.arrived => {}
-                _ => return,
+            if !lane.has_reached(notice.after) {
+                return;
             }
-            if let Some(notice) = lane.held.pop_front() {
-                self.raise(notice);
-            }
+            lane.set_held(next.map(|next| [next, last]));
+            let at = lane.entered;
+            self.held.take(first);
+            let raise = self.posts.add(Post::Raise(notice));
+            self.agenda.enter(at, Event::Post(raise));
         }
     }
 
@@ -147,25 +163,28 @@ impl World {
         let cell = self.cells.cell_mut(notice.cell);
         cell.bits = cell.bits.max(notice.bits);
         let bits = cell.bits;
-        for at in 0..cell.waiters.len() {
-            let (port, need) = self.cells.cell(notice.cell).waiters[at];
+        let mut next = 0;
+        while let Some((port, need)) = self.cells.cell(notice.cell).waiters.get(next) {
+            next += 1;
             let Slot { held, granted, generation, needs, .. } = &self.slots[port as usize];
             let enough = || layout::value_in(*generation, bits) >= needs[need as usize].need.at_least;
             if *held == Held::Needs && !granted && enough() {
                 self.wake(port);
             }
         }
-        self.landed(self.lanes.lane(notice.lane).from);
+        self.landed(notice.from);
     }
 
-    /// Wakes the port that flushes a lane, if it is known when that is over.
-    fn notify_flusher(&mut self, number: u32) {
-        let lane = self.lanes.lane(number);
-        let Some(port) = lane.flusher else { return };
-        if let Held::Flush { upto, .. } = self.slots[port as usize].held
-            && matches!(lane.progress(upto), Progress::By(_))
-        {
-            self.wake(port);
+    /// Wakes the ports that flush a lane of `rank`, where it is known when that is over.
+    fn notify_flushers(&mut self, rank: Rank, number: u32) {
+        for at in 0..self.ranks[rank.index()].flushing.len() {
+            let port = self.ranks[rank.index()].flushing[at];
+            if let Held::Flush { number: flushed, upto, .. } = self.slots[port as usize].held
+                && flushed == number
+                && matches!(self.progress(rank, number, upto), Progress::By(_))
+            {
+                self.wake(port);
+            }
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, layout, topology::Reach};
+use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
 use super::agenda::{Agenda, Class, Event};
-use super::links::Flight;
+use super::cells::Target;
 use super::model::Model;
 use super::ports::Slot;
 use super::posts::{Notice, Post};
@@ -23,11 +23,12 @@ impl World {
         memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
         let bytes = self.counted(lane.kind, from.len);
+        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
-        state.puts += 1;
-        let (class, ticket) = (state.class, state.issue(self.now));
-        let flight = Flight { lane: number, ticket, get: false, to: lane.peer, bytes };
-        self.post(port, self.timing.model.post, Nanos(0), Post::Leave { from: rank, class, flight });
+        (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
+        let (to, class) = (lane.peer, self.class(rank, lane.peer));
+        let leave = Post::Leave { from: rank, to, class, get: false, lane: number, ticket, bytes };
+        self.post(port, self.timing.model.post, Nanos(0), leave);
         Ok(Ticket(ticket))
     }
 
@@ -42,19 +43,22 @@ impl World {
         };
         memory::copy(&mut self.windows, (lane.peer.index(), from.offset.0), (rank.index(), to.offset.0), from.len);
         self.record(port, Verb::Get { lane, from: from.offset.0, len: from.len });
-        let ticket = self.lanes.lane_mut(number).issue(self.now);
+        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, true);
+        self.lanes.lane_mut(number).get = ticket;
         let bytes = self.counted(lane.kind, from.len);
-        let flight = Flight { lane: number, ticket, get: true, to: rank, bytes };
+        let (from, class) = (lane.peer, Class::Near);
         let Model { post, near, .. } = self.timing.model;
-        self.post(port, post, near.latency, Post::Leave { from: lane.peer, class: Class::Near, flight });
+        let leave = Post::Leave { from, to: rank, class, get: true, lane: number, ticket, bytes };
+        self.post(port, post, near.latency, leave);
         Ok(Ticket(ticket))
     }
 
     pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
         let Slot { rank, role, generation, .. } = self.slots[port as usize];
-        let carrier = match self.layout.topology().reach(rank, lane.peer) {
-            Reach::Far => carrier(&self.layout, self.far_lanes, cell.lane),
-            _ => cell.lane,
+        let class = self.class(rank, lane.peer);
+        let carrier = match class {
+            Class::Far => carrier(&self.layout, self.far_lanes, cell.lane),
+            Class::Near => cell.lane,
         };
         if cell.writer != rank || carrier != lane.kind {
             self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
@@ -64,10 +68,12 @@ impl World {
             self.broken("F4", (rank, role), format!("published {value}, which does not fit a cell"));
             return Ok(());
         }
-        let Some(number) = self.admit(port, "publish", lane, &[])? else { return Ok(()) };
+        if !self.layout.has_lane(rank, lane) {
+            return Err(Fault::NotOffered { verb: "publish", lane });
+        }
         let bits = layout::stamp(generation, value);
-        let target = self.target(number, cell, generation);
-        let published = &mut self.cells.cell_mut(target).published;
+        let target = self.target(port, lane.peer, cell);
+        let published = self.cells.published_mut(target);
         if *published > bits {
             let seen = layout::value_in(generation, *published);
             self.broken("F4", (rank, role), format!("lowered {cell:?} of rank {} from {seen} to {value}", lane.peer));
@@ -75,10 +81,10 @@ impl World {
         }
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
-        let state = self.lanes.lane(number);
-        let notice = Notice { lane: number, cell: target, bits, after: state.puts };
+        let (number, after) = self.puts_before(port, lane);
+        let notice = Notice { from: rank, lane: number, cell: target.cell, after, bits };
         // A rank hears at once what it tells itself.
-        let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(state.class).latency };
+        let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
         self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
         Ok(())
     }
@@ -96,16 +102,36 @@ impl World {
         }
     }
 
-    /// The number of the cell that a lane publishes to.
-    fn target(&mut self, number: u32, cell: Cell, generation: u16) -> u32 {
-        let at = self.layout.cell(cell, generation).0;
-        let lane = self.lanes.lane_mut(number);
-        if let Some(&(_, target)) = lane.cells.iter().find(|(place, _)| *place == at) {
+    /// The cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
+    fn target(&mut self, port: u32, reader: Rank, cell: Cell) -> Target {
+        let Slot { generation, target, .. } = self.slots[port as usize];
+        if let Some((.., target)) = target.filter(|(to, last, _)| (*to, *last) == (reader, cell)) {
             return target;
         }
-        let target = self.cells.number(lane.to, at);
-        lane.cells.push((at, target));
+        let target = self.cells.target(&self.layout, reader, cell, generation);
+        self.slots[port as usize].target = Some((reader, cell, target));
         target
+    }
+
+    /// The lane of the puts that a publish follows, and how many there are.
+    fn puts_before(&mut self, port: u32, lane: LaneId) -> (u32, u32) {
+        let Slot { rank, lane: last, .. } = self.slots[port as usize];
+        let number = match last.filter(|(id, _)| *id == lane) {
+            Some((_, number)) => Some(number),
+            None => self.lanes.published(&self.layout, rank, lane),
+        };
+        let Some(number) = number else { return (Notice::NO_LANE, 0) };
+        self.slots[port as usize].lane = Some((lane, number));
+        let lane = self.lanes.lane(number);
+        if lane.put == 0 { (Notice::NO_LANE, 0) } else { (number, lane.puts) }
+    }
+
+    /// The link between two ranks.
+    fn class(&self, rank: Rank, peer: Rank) -> Class {
+        match self.layout.topology().reach(rank, peer) {
+            Reach::Far => Class::Far,
+            _ => Class::Near,
+        }
     }
 
     pub(crate) fn peek(&mut self, port: u32, cell: Cell) -> u64 {
@@ -118,8 +144,8 @@ impl World {
             self.broken("F8", (rank, role), format!("peeked at {cell:?}, which is not in the layout"));
             return 0;
         }
-        let at = self.layout.cell(cell, generation).0;
-        layout::value_in(generation, self.cells.bits(rank, at))
+        let number = self.cells.find(&self.layout, rank, cell, generation);
+        layout::value_in(generation, number.map_or(0, |number| self.cells.cell(number).bits))
     }
 
     /// The number of a lane that the port posts to, if there is such a lane.
@@ -131,8 +157,7 @@ impl World {
         if !self.layout.has_lane(rank, lane) {
             return None;
         }
-        let far = self.layout.topology().reach(rank, lane.peer) == Reach::Far;
-        let number = self.lanes.number(rank, lane, if far { Class::Far } else { Class::Near });
+        let number = self.lanes.number(&self.layout, rank, lane);
         self.slots[port as usize].lane = Some((lane, number));
         Some(number)
     }

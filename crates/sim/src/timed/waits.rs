@@ -2,15 +2,15 @@
 
 use std::task::{Context, Poll};
 
-use ep_core::port::{Cell, LaneId, LaneKind, Need, Ticket};
+use ep_core::port::{LaneId, Need, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, Phase, layout};
+use ep_core::{Fault, Nanos, Rank, layout};
 
 use super::World;
-use super::lanes::Progress;
 use super::ports::{Held, Slot};
+use super::tickets::Progress;
+use crate::faults::{lane_phase, unmet};
 use crate::violation::{Awaited, Report, Waiting};
-use crate::world::lane_phase;
 
 impl World {
     /// Starts a wait at the port's clock.
@@ -49,17 +49,8 @@ impl World {
             self.hold(port, Held::Needs, context);
             return Poll::Pending;
         } else {
-            let waited = self.now - *since;
-            let own = LaneId { peer: *rank, kind: LaneKind::Watch };
-            Err(needs.first().map_or(
-                Fault::Timeout { phase: Phase::Probe, peer: *rank, lane: own, seen: 0, awaited: 0, waited },
-                |watched| {
-                    let Cell { writer, lane, counter } = watched.need.cell;
-                    let lane = LaneId { peer: writer, kind: lane };
-                    let (seen, awaited) = (value(watched.number), watched.need.at_least);
-                    Fault::Timeout { phase: counter.phase(), peer: writer, lane, seen, awaited, waited }
-                },
-            ))
+            let first = needs.first().map(|watched| (watched.need, value(watched.number)));
+            Err(unmet(*rank, first, self.now - *since))
         };
         if outcome.is_ok() {
             self.slots[port as usize].clock = self.now + self.timing.model.poll;
@@ -77,12 +68,17 @@ impl World {
         upto: Ticket,
         context: &Context<'_>,
     ) -> Poll<Result<(), Fault>> {
+        self.release(port);
+        let Slot { rank, .. } = self.slots[port as usize];
+        if self.layout.has_lane(rank, lane) && self.ranks[rank.index()].tickets.are_settled(upto.0) {
+            self.record(port, Verb::Flushed { lane });
+            return Poll::Ready(Ok(()));
+        }
         let Some(number) = self.lane_number(port, lane) else {
             return Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane }));
         };
-        self.release(port);
         self.slots[port as usize].since = self.clock(port);
-        self.end_flush(port, number, upto.0, context)
+        self.end_flush(port, (lane, number), upto.0, context)
     }
 
     /// Polls a role that [`World::begin_flush`] held.
@@ -97,19 +93,24 @@ impl World {
             return Poll::Pending;
         }
         match self.lane_number(port, lane) {
-            Some(number) => self.end_flush(port, number, upto.0, context),
+            Some(number) => self.end_flush(port, (lane, number), upto.0, context),
             None => Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane })),
         }
     }
 
     /// Ends a flush if it is over, or holds the role.
-    fn end_flush(&mut self, port: u32, number: u32, upto: u64, context: &Context<'_>) -> Poll<Result<(), Fault>> {
+    fn end_flush(
+        &mut self,
+        port: u32,
+        (lane, number): (LaneId, u32),
+        upto: u64,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), Fault>> {
         let clock = self.clock(port);
-        let Slot { deadline, since, .. } = self.slots[port as usize];
-        let lane = self.lanes.lane(number);
-        let (id, phase) = (LaneId { peer: lane.to, kind: lane.kind }, lane_phase(lane.kind));
-        let timeout = |seen, waited| Fault::Timeout { phase, peer: id.peer, lane: id, seen, awaited: upto, waited };
-        let outcome = match lane.progress(upto) {
+        let Slot { rank, deadline, since, .. } = self.slots[port as usize];
+        let phase = lane_phase(lane.kind);
+        let timeout = |seen, waited| Fault::Timeout { phase, peer: lane.peer, lane, seen, awaited: upto, waited };
+        let outcome = match self.progress(rank, number, upto) {
             // A ticket that needs no wait is settled whatever the time.
             Progress::By(time) if time <= clock.max(deadline) => {
                 self.slots[port as usize].clock = clock.max(time);
@@ -121,15 +122,23 @@ impl World {
             }
             Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
             Progress::Awaits(_) => {
-                self.lanes.lane_mut(number).flusher = Some(port);
-                self.hold(port, Held::Flush { lane: number, upto }, context);
+                self.ranks[rank.index()].flushing.push(port);
+                self.hold(port, Held::Flush { lane, number, upto }, context);
                 return Poll::Pending;
             }
         };
         if outcome.is_ok() {
-            self.record(port, Verb::Flushed { lane: id });
+            self.record(port, Verb::Flushed { lane });
         }
         Poll::Ready(outcome)
+    }
+
+    /// How far a lane of `rank` is with its tickets up to one.
+    pub(super) fn progress(&self, rank: Rank, number: u32, upto: u64) -> Progress {
+        let lane = self.lanes.lane(number);
+        let tickets = &self.ranks[rank.index()].tickets;
+        let of = |last: u64, get| if last == 0 { Progress::By(Nanos(0)) } else { tickets.progress(number, get, upto) };
+        of(lane.put, false).and(of(lane.get, true))
     }
 
     /// Lets waits end whose deadline has come, and finds the next deadline.
@@ -169,13 +178,12 @@ impl World {
                 let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
                 slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
             }
-            Held::Flush { lane, upto } => {
-                let lane = self.lanes.lane(lane);
-                let seen = match lane.progress(upto) {
+            Held::Flush { lane, number, upto } => {
+                let seen = match self.progress(slot.rank, number, upto) {
                     Progress::By(_) => upto,
                     Progress::Awaits(ticket) => ticket,
                 };
-                vec![Awaited::Flush { lane: LaneId { peer: lane.to, kind: lane.kind }, seen, awaited: upto }]
+                vec![Awaited::Flush { lane, seen, awaited: upto }]
             }
         };
         Waiting { rank: slot.rank, role: Some(slot.role), op: slot.op, awaits }

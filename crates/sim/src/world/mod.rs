@@ -14,9 +14,9 @@ mod waits;
 use std::rc::Rc;
 
 use ep_core::machine::{FarLanes, Proposal};
-use ep_core::port::{Counter, LaneKind, Role};
+use ep_core::port::{LaneKind, Role};
 use ep_core::trace::{Record, Verb};
-use ep_core::{Layout, Nanos, Phase, Rank};
+use ep_core::{Layout, Nanos, Rank};
 
 use self::disturb::LaneFault;
 pub(crate) use self::port::Port;
@@ -238,17 +238,4 @@ pub(crate) fn carrier(layout: &Layout, far_lanes: FarLanes, kind: LaneKind) -> L
         (FarLanes::One, LaneKind::Data(track) | LaneKind::Credit(track)) if layout.is_far(track) => layout.rail_lane(),
         _ => kind,
     }
-}
-
-/// What a lane mostly carries, to name a wait on the lane itself.
-pub(crate) fn lane_phase(kind: LaneKind) -> Phase {
-    match kind {
-        LaneKind::Watch => Counter::Alarm,
-        LaneKind::Control => Counter::Counts,
-        LaneKind::LowRows => Counter::Even,
-        LaneKind::LowDone => Counter::Received,
-        LaneKind::Data(_) | LaneKind::Mailbox(..) => Counter::Tail,
-        LaneKind::Credit(_) => Counter::Head,
-    }
-    .phase()
 }

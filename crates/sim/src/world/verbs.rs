@@ -5,8 +5,9 @@ use ep_core::port::{Cell, LaneId, LaneKind, Offset, Role, Span, Ticket};
 use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
+use super::World;
 use super::ports::Slot;
-use super::{World, lane_phase};
+use crate::faults::lane_phase;
 use crate::lane::{NEVER, Publish};
 use crate::race::End;
 use crate::violation::AccessKind;

@@ -2,12 +2,13 @@
 
 use std::task::{Context, Poll};
 
-use ep_core::port::{Cell, LaneId, LaneKind, Need, Ticket};
+use ep_core::port::{Cell, LaneId, Need, Ticket};
 use ep_core::trace::Verb;
-use ep_core::{Fault, Nanos, Phase, Rank};
+use ep_core::{Fault, Nanos, Rank};
 
+use super::World;
 use super::ports::{NONE, Parked, Slot};
-use super::{World, lane_phase};
+use crate::faults::{lane_phase, unmet};
 
 impl World {
     /// Starts a wait.
@@ -106,24 +107,7 @@ impl World {
             Err(Fault::PeerGone { peer: need.cell.writer, phase: need.cell.counter.phase() })
         } else if self.now >= deadline {
             let waited = self.now - since;
-            Err(needs.first().map_or(
-                Fault::Timeout {
-                    phase: Phase::Probe,
-                    peer: rank,
-                    lane: LaneId { peer: rank, kind: LaneKind::Watch },
-                    seen: 0,
-                    awaited: 0,
-                    waited,
-                },
-                |need| Fault::Timeout {
-                    phase: need.cell.counter.phase(),
-                    peer: need.cell.writer,
-                    lane: LaneId { peer: need.cell.writer, kind: need.cell.lane },
-                    seen: self.value(rank, generation, need.cell),
-                    awaited: need.at_least,
-                    waited,
-                },
-            ))
+            Err(unmet(rank, needs.first().map(|need| (*need, self.value(rank, generation, need.cell))), waited))
         } else {
             return None;
         };

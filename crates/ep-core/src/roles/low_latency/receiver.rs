@@ -8,6 +8,7 @@ use crate::error::Fault;
 use crate::machine::{Machine, Window};
 use crate::port::{Duty, Offset, Port, Work};
 use crate::roles::{Attended, HeaderBytes};
+use crate::shape::MAX_TOPK;
 use crate::topology::Rank;
 
 /// One choice of a received row: the expert's row that was made of it.
@@ -162,7 +163,14 @@ impl<W: Window> Intake<W> {
 /// How many ranks below this one the token goes to.
 fn columns_before<M: Machine>(call: &Call<'_, M>, header: &HeaderBytes) -> u32 {
     let topk = call.layout.shape().topk() as usize;
-    let rank = |at: usize| u32::try_from(header.choice(at).expert).ok().map(|e| call.layout.rank_of_expert(e));
-    let first_of_its_rank = |at: &usize| !(0..*at).any(|earlier| rank(earlier) == rank(*at));
-    (0..topk).filter(first_of_its_rank).filter(|&at| rank(at).is_some_and(|rank| rank < call.me)).count() as u32
+    // Ranks that were not counted before count as this one.
+    let mut ranks = [call.me; MAX_TOPK as usize];
+    for at in 0..topk {
+        let expert = u32::try_from(header.choice(at).expert);
+        let rank = expert.map_or(call.me, |expert| call.layout.rank_of_expert(expert));
+        if !ranks[..at].contains(&rank) {
+            ranks[at] = rank;
+        }
+    }
+    ranks[..topk].iter().filter(|&&rank| rank < call.me).count() as u32
 }

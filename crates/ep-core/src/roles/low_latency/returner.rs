@@ -77,7 +77,9 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
     };
     let mut banks = Banks::new(call);
     loop {
-        for peer in banks.free(call, &returner.port, faults)? {
+        let free = banks.free(call, &returner.port, faults)?;
+        for (left, peer) in (0..free.len()).rev().zip(free) {
+            returner.port.only_posts(left > 0);
             let rows = returner.give_back(peer, faults).await?;
             // Who is owed nothing does not wait for an arrival.
             if rows > 0 && !faults.involve(peer) {

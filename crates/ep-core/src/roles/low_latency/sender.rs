@@ -53,7 +53,8 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         if to.contains(&true) {
             send_to(call, &mut port, tokens, &mut staged, outbox, &to, faults).await?;
         }
-        for peer in free {
+        for (left, peer) in (0..free.len()).rev().zip(free) {
+            port.only_posts(left > 0);
             let sent = match faults.involve(peer) {
                 true => Ok(()),
                 false => call.announce(&mut port, peer, tokens.plan.rows()[peer.index()]).await,
@@ -88,6 +89,7 @@ async fn send_to<M: Machine, W: Window>(
 ) -> Result<(), Fault> {
     let row = call.layout.row();
     for token in 0..tokens.plan.tokens() {
+        port.only_posts(token + 1 < tokens.plan.tokens());
         let reached = tokens.plan.reached(token).iter().filter(|(rank, _)| to[rank.index()]);
         let (mut made, mut place) = (false, None);
         for &(rank, position) in reached {
