@@ -105,7 +105,7 @@ fn a_handle_of_another_endpoint_is_refused() {
         said
     });
     for said in run.unwrap_or_else(|violation| panic!("{violation}")).finished().into_iter().flatten() {
-        assert_eq!(said, "handle is of another endpoint, allowed: one that this endpoint's dispatch gave");
+        assert_eq!(said, "handle is of another endpoint, allowed: one of this endpoint");
     }
 }
 

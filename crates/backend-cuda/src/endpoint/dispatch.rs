@@ -88,9 +88,8 @@ impl CudaEndpoint {
             source_token: landing.source_token.clone(),
             source_rank: landing.source_rank.clone(),
         };
-        let replay =
-            Replay { op: self.op - 1, generation: self.generation, rings, plan, exchange, rows, kept: Arc::new(kept) };
-        let handle = Handle::of_backend(&self.identity, replay);
+        let replay = Replay { mark: self.mark(), op: self.op - 1, rings, plan, exchange, rows, kept: Arc::new(kept) };
+        let handle = Handle::of_backend(replay);
         Ok(self.received(landing, rows, expert_counts, handle, event))
     }
 
@@ -119,15 +118,15 @@ impl CudaEndpoint {
             Landing { source_token: kept.source_token.clone(), source_rank: kept.source_rank.clone(), ..landing };
         // A handle of this dispatch replays it as well as that of the first.
         let replay = Replay {
+            mark: self.mark(),
             op: self.op - 1,
-            generation: self.generation,
             rings: handle.rings(),
             plan: handle.shared_plan(),
             exchange: handle.exchange().clone(),
             rows: handle.rows(),
             kept: handle.shared_kept().ok_or_else(foreign)?,
         };
-        let replayed = Handle::of_backend(&self.identity, replay);
+        let replayed = Handle::of_backend(replay);
         Ok(self.received(landing, handle.rows(), Vec::new(), replayed, event))
     }
 

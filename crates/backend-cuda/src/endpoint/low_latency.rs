@@ -13,7 +13,7 @@ mod failure;
 use std::sync::Arc;
 
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
-use ep_core::engine::{PeerStats, Stats};
+use ep_core::engine::{Mark, PeerStats, Stats};
 use ep_core::layout::{Arrival, KernelWindow, LowKind};
 use ep_core::plan::{Plan, TopK};
 use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
@@ -46,13 +46,6 @@ impl Low {
     pub(super) fn restart(&mut self, mask: &RankSet) {
         (self.sent, self.received, self.mask) = (0, 0, mask.clone());
     }
-}
-
-/// Which endpoint and generation something belongs to.
-#[derive(Clone, Debug)]
-struct Mark {
-    endpoint: Arc<()>,
-    generation: u16,
 }
 
 /// Says combine where the rows of a low-latency dispatch came from. Cheap to clone.
@@ -156,22 +149,6 @@ impl CudaEndpoint {
         self.layout().local_experts() * self.topology().ranks() * self.shape().max_tokens()
     }
 
-    fn mark(&self) -> Mark {
-        Mark { endpoint: Arc::clone(&self.identity), generation: self.generation }
-    }
-
-    /// Refuses what another endpoint or an earlier generation made.
-    fn check_mark(&self, what: &str, mark: &Mark) -> Result<(), Error> {
-        if !Arc::ptr_eq(&mark.endpoint, &self.identity) {
-            return Err(Error::invalid(what, "of another endpoint", "one of this endpoint"));
-        }
-        if mark.generation != self.generation {
-            let limit = format_args!("{}, the communicator's", self.generation);
-            return Err(Error::invalid(format_args!("generation of the {what}"), mark.generation, limit));
-        }
-        Ok(())
-    }
-
     /// Refuses to start while poisoned, and tells of what kernels of low latency have reported since.
     fn low_ready(&mut self) -> Result<(), Error> {
         self.ready()?;
@@ -201,7 +178,7 @@ impl CudaEndpoint {
     /// Refuses to receive what is not the next in turn.
     fn check_receive(&mut self, sent: &Sent) -> Result<(), Error> {
         self.low_ready()?;
-        self.check_mark("low-latency operation", &sent.mark)?;
+        sent.mark.check("low-latency operation", &self.mark())?;
         let next = self.low.received + 1;
         if sent.op != next {
             let limit = format_args!("{next}, the oldest that was not received");
@@ -333,7 +310,7 @@ impl CudaEndpoint {
     /// Checks a combine; which form it has.
     fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<LowKind, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
-        self.check_mark("handle", mark)?;
+        mark.check("handle", &self.mark())?;
         let kind = match (&routed.topk_weights, topk_weights) {
             (None, Some(_)) => LowKind::PerChoice,
             (Some(_), None) => LowKind::PerRank,

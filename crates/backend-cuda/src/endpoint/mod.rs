@@ -23,7 +23,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ep_core::engine::{Arena, Combine, Combined, Dispatch, Handle, Lease, PeerStats, Received, Routing, Scalar, Stats};
+use ep_core::engine::{
+    Arena, Combine, Combined, Dispatch, Handle, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
+};
 use ep_core::layout::{Block, Kind};
 use ep_core::plan::Exchange;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
@@ -200,14 +202,12 @@ impl CudaEndpoint {
 
     /// Refuses a handle that cannot be replayed.
     fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
-        if !handle.is_of(&self.identity) {
-            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
-        }
-        if handle.generation() != self.generation {
-            let limit = format_args!("{}, the communicator's", self.generation);
-            return Err(Error::invalid("generation of the handle", handle.generation(), limit));
-        }
-        Ok(())
+        handle.mark().check("handle", &self.mark())
+    }
+
+    /// Of what this endpoint makes now.
+    fn mark(&self) -> Mark {
+        Mark::new(&self.identity, self.generation)
     }
 
     /// Refuses rows that are too few or of another size than `row_bytes`.

@@ -157,9 +157,8 @@ impl<M: Machine> Engine<M> {
         }
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let inner = Inner {
-            endpoint: Arc::clone(&self.identity),
+            mark: self.mark(),
             op,
-            generation: self.generation,
             rings: batch.rings,
             plan: batch.plan,
             exchange,

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::mark::Mark;
 use crate::plan::{Exchange, Fanout, Plan};
 use crate::settings::Rings;
 
@@ -14,10 +15,8 @@ pub struct Handle {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// The identity of the endpoint that made it.
-    pub(crate) endpoint: Arc<()>,
+    pub(crate) mark: Mark,
     pub(crate) op: u64,
-    pub(crate) generation: u16,
     pub(crate) rings: Rings,
     /// What this rank sends.
     pub(crate) plan: Arc<Plan>,
@@ -38,10 +37,10 @@ pub(crate) struct Inner {
 /// What a handle is made of by a backend that implements [`Endpoint`](super::Endpoint) itself, on one node.
 #[derive(Debug)]
 pub struct Replay {
+    /// The endpoint's.
+    pub mark: Mark,
     /// The dispatch.
     pub op: u64,
-    /// Generation of the communicator.
-    pub generation: u16,
     /// Rings of the dispatch.
     pub rings: Rings,
     /// What this rank sent.
@@ -55,13 +54,12 @@ pub struct Replay {
 }
 
 impl Handle {
-    /// A handle of the endpoint that `endpoint` stands for: the same value for all of its handles, and for nobody else's.
-    pub fn of_backend(endpoint: &Arc<()>, replay: Replay) -> Self {
-        let Replay { op, generation, rings, plan, exchange, rows, kept } = replay;
+    /// A handle of a backend's own.
+    pub fn of_backend(replay: Replay) -> Self {
+        let Replay { mark, op, rings, plan, exchange, rows, kept } = replay;
         let inner = Inner {
-            endpoint: Arc::clone(endpoint),
+            mark,
             op,
-            generation,
             rings,
             plan,
             exchange: Arc::new(exchange),
@@ -74,9 +72,9 @@ impl Handle {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Whether the endpoint that `endpoint` stands for made it.
-    pub fn is_of(&self, endpoint: &Arc<()>) -> bool {
-        Arc::ptr_eq(&self.inner.endpoint, endpoint)
+    /// Whose it is.
+    pub fn mark(&self) -> &Mark {
+        &self.inner.mark
     }
 
     /// What this rank sent, to be shared with another handle.
@@ -101,7 +99,7 @@ impl Handle {
 
     /// Generation of the communicator it belongs to.
     pub fn generation(&self) -> u16 {
-        self.inner.generation
+        self.inner.mark.generation()
     }
 
     /// Rows this rank received.

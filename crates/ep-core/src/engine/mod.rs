@@ -11,6 +11,7 @@ pub mod endpoint;
 pub mod handle;
 mod links;
 pub mod low_latency;
+mod mark;
 mod movers;
 mod recover;
 pub mod rows;
@@ -28,6 +29,7 @@ pub use arena::{Arena, Lease};
 pub use endpoint::{Combine, Combined, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::{Handle, Replay};
 pub use low_latency::LowLatency;
+pub use mark::Mark;
 pub use rows::HostRows;
 pub use stats::{PeerStats, Stats};
 
@@ -161,17 +163,12 @@ impl<M: Machine> Engine<M> {
 
     /// Refuses a handle that cannot be replayed.
     fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
-        if !Arc::ptr_eq(&handle.inner.endpoint, &self.identity) {
-            return Err(Error::invalid("handle", "of another endpoint", "one that this endpoint's dispatch gave"));
-        }
-        if handle.generation() != self.generation {
-            return Err(Error::invalid(
-                "generation of the handle",
-                handle.generation(),
-                format_args!("{}, the communicator's", self.generation),
-            ));
-        }
-        Ok(())
+        handle.mark().check("handle", &self.mark())
+    }
+
+    /// Of what this endpoint makes now.
+    fn mark(&self) -> Mark {
+        Mark::new(&self.identity, self.generation)
     }
 
     /// Refuses rows that are too few or of another size than `row_bytes`.

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::engine::Mark;
 use crate::plan::Plan;
 use crate::roles::low_latency::{Faults, Pick, Row};
 
@@ -41,13 +42,6 @@ pub(super) struct Routed {
     pub(super) plan: Plan,
     pub(super) topk_idx: Vec<i64>,
     pub(super) topk_weights: Option<Vec<f32>>,
-}
-
-/// Which endpoint and generation something belongs to.
-#[derive(Clone, Debug)]
-pub(super) struct Mark {
-    pub(super) endpoint: Arc<()>,
-    pub(super) generation: u16,
 }
 
 /// An operation that was sent.

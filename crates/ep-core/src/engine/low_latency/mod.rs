@@ -25,7 +25,7 @@ use crate::roles::low_latency::{
     reduce_results, return_results, send_tokens,
 };
 use crate::topology::{Rank, RankSet};
-use handle::{Inner, Mark, Routed, Sent};
+use handle::{Inner, Routed, Sent};
 
 /// Low latency's part of an engine, for one generation.
 #[derive(Debug)]
@@ -61,22 +61,6 @@ impl Low {
 }
 
 impl<M: Machine> Engine<M> {
-    fn mark(&self) -> Mark {
-        Mark { endpoint: Arc::clone(&self.identity), generation: self.generation }
-    }
-
-    /// Refuses what another endpoint or an earlier generation made.
-    fn check_mark(&self, what: &str, mark: &Mark) -> Result<(), Error> {
-        if !Arc::ptr_eq(&mark.endpoint, &self.identity) {
-            return Err(Error::invalid(what, "of another endpoint", "one of this endpoint"));
-        }
-        if mark.generation != self.generation {
-            let limit = format_args!("{}, the communicator's", self.generation);
-            return Err(Error::invalid(format_args!("generation of the {what}"), mark.generation, limit));
-        }
-        Ok(())
-    }
-
     /// Refuses to send when that cannot be.
     fn check_send(&self) -> Result<(), Error> {
         self.ready()?;
@@ -95,7 +79,7 @@ impl<M: Machine> Engine<M> {
     /// Refuses to receive what is not the next in turn.
     fn check_receive(&self, sent: &Sent) -> Result<(), Error> {
         self.ready()?;
-        self.check_mark("low-latency operation", &sent.mark)?;
+        sent.mark.check("low-latency operation", &self.mark())?;
         let next = self.low.received + 1;
         if sent.op != next {
             let limit = format_args!("{next}, the oldest that was not received");
@@ -288,7 +272,7 @@ impl<M: Machine> LowLatency for Engine<M> {
     ) -> Result<Combining, Error> {
         self.check_send()?;
         let Inner { mark, routed, sources, rows, picks } = &*handle.inner;
-        self.check_mark("handle", mark)?;
+        mark.check("handle", &self.mark())?;
         let kind = match (&routed.topk_weights, topk_weights) {
             (None, Some(_)) => LowKind::PerChoice,
             (Some(_), None) => LowKind::PerRank,
