@@ -1,0 +1,48 @@
+//! The shared suite on CPU ranks: threads of this process.
+
+use ep_conformance::script::{Script, Seen, execute};
+use ep_conformance::{Backend, Requirement, Setup};
+use ep_core::engine::Engine;
+use ep_core::machine::Machine as _;
+use ep_host::{Cluster, Machine};
+
+struct Host;
+
+fn cluster(setup: &Setup) -> Result<Cluster, String> {
+    Cluster::builder(setup.topology).settings(setup.settings).build(setup.shape).map_err(|error| error.to_string())
+}
+
+impl Backend for Host {
+    type Endpoint = Engine<Machine>;
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        match what {
+            Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
+            Requirement::Coordinators => Some("one node has no lanes between nodes"),
+            Requirement::Incidents => Some("delays, lost lanes and slow ranks would take real time"),
+            Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
+            Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
+        }
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Send + 'static,
+        F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
+    {
+        let outcomes = cluster(setup)?.run(user).map_err(|error| error.to_string())?;
+        Ok(outcomes.into_iter().map(Some).collect())
+    }
+
+    /// The scripts of a rank take turns on its thread.
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        let ran = cluster(setup)?.run_machines(async |machine| {
+            let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
+            futures_util::future::join_all(mine.map(|(number, script)| execute(&machine, script, number))).await
+        });
+        let mut logs: Vec<_> = ran.map_err(|error| error.to_string())?.into_iter().map(Vec::into_iter).collect();
+        Ok(scripts.iter().map(|script| logs[script.rank.index()].next()).collect())
+    }
+}
+
+ep_conformance::suite!(Host);
