@@ -34,13 +34,16 @@ impl Backend for Host {
         Ok(outcomes.into_iter().map(Some).collect())
     }
 
-    /// The scripts of a rank take turns on its thread.
+    /// The scripts of a rank take turns on its thread. No rank leaves before all scripts have ended.
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
         let ran = cluster(setup)?.run_machines(async |machine| {
             let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
-            futures_util::future::join_all(mine.map(|(number, script)| execute(&machine, script, number))).await
+            let logs = mine.map(|(number, script)| execute(&machine, script, number));
+            (futures_util::future::join_all(logs).await, machine)
         });
-        let mut logs: Vec<_> = ran.map_err(|error| error.to_string())?.into_iter().map(Vec::into_iter).collect();
+        let ran = ran.map_err(|error| error.to_string())?;
+        let (mut logs, _machines): (Vec<_>, Vec<_>) =
+            ran.into_iter().map(|(logs, machine)| (logs.into_iter(), machine)).unzip();
         Ok(scripts.iter().map(|script| logs[script.rank.index()].next()).collect())
     }
 }
