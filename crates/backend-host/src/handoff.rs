@@ -61,11 +61,8 @@ pub(crate) fn exchange(
     let told = Told { hash, host: host(), name: random()?, token: random()? };
     let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
     let all = member.all_gather(&told.to_bytes(), within).map_err(|error| failed("a meeting of all ranks", error))?;
-    let all: Vec<Told> = (0..)
-        .map(Rank)
-        .zip(all)
-        .map(|(rank, bytes)| read(rank, bytes.as_deref(), &told))
-        .collect::<Result<_, _>>()?;
+    let all: Vec<Told> =
+        (0..).map(Rank).zip(all).map(|(rank, bytes)| read(rank, bytes.as_deref(), &told)).collect::<Result<_, _>>()?;
     let mut exchange = Exchange::new(member.rank(), &socket, &all);
     while !exchange.advance(own)? {
         let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);

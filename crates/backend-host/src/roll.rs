@@ -27,7 +27,6 @@ impl Roll {
 
     /// Whether `rank` is known to be gone. Looks at one flag for all as long as nobody is.
     pub(crate) fn is_gone(&self, rank: Rank) -> bool {
-        self.any.load(Ordering::Acquire)
-            && self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
+        self.any.load(Ordering::Acquire) && self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire))
     }
 }

@@ -54,8 +54,8 @@ impl Seat {
     /// The window at the other end of a near lane, for a verb that this rank may do on it. Lanes between nodes are none of shared
     /// memory's: a transport for them belongs beside this.
     fn near(&self, verb: &'static str, lane: LaneId) -> Result<&Mapping, Fault> {
-        let is_near = self.layout.has_lane(self.me, lane)
-            && self.layout.topology().reach(self.me, lane.peer) != Reach::Far;
+        let is_near =
+            self.layout.has_lane(self.me, lane) && self.layout.topology().reach(self.me, lane.peer) != Reach::Far;
         if is_near { Ok(self.node.window(lane.peer)) } else { Err(Fault::NotOffered { verb, lane }) }
     }
 

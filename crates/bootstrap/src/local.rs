@@ -200,11 +200,7 @@ mod tests {
         meet_in(&LocalMeeting::new(ranks), proposals, allowed)
     }
 
-    fn meet_in(
-        meeting: &LocalMeeting,
-        proposals: &[(u32, Proposal)],
-        allowed: Nanos,
-    ) -> Vec<Result<Agreement, Error>> {
+    fn meet_in(meeting: &LocalMeeting, proposals: &[(u32, Proposal)], allowed: Nanos) -> Vec<Result<Agreement, Error>> {
         std::thread::scope(|scope| {
             let threads: Vec<_> = proposals
                 .iter()

@@ -1,10 +1,13 @@
 //! The shared suite on CPU ranks: threads of this process.
 
+mod fate;
+
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
-use ep_core::machine::Machine as _;
+use ep_core::machine::{Decorated, Machine as _};
 use ep_host::{Cluster, Machine};
+use fate::Fate;
 
 struct Host;
 
@@ -13,25 +16,29 @@ fn cluster(setup: &Setup) -> Result<Cluster, String> {
 }
 
 impl Backend for Host {
-    type Endpoint = Engine<Machine>;
+    type Endpoint = Engine<Decorated<Machine, Fate>>;
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
             Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
             Requirement::Coordinators => Some("one node has no lanes between nodes"),
-            Requirement::Incidents => Some("delays, lost lanes and slow ranks would take real time"),
+            Requirement::Incidents => Some("late and lost messages would take real time"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
-            Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
+            Requirement::Departures | Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
         }
     }
 
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
     where
         T: Send + 'static,
-        F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
+        F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
     {
-        let outcomes = cluster(setup)?.run(user).map_err(|error| error.to_string())?;
-        Ok(outcomes.into_iter().map(Some).collect())
+        let ran = cluster(setup)?.run_machines(async |machine| {
+            let fate = Fate::new(machine.rank(), &setup.incidents);
+            let engine = Engine::new(Decorated::new(machine, fate.clone())).map_err(|error| error.to_string())?;
+            Ok(fate.befall(user(engine)).await)
+        });
+        ran.map_err(|error| error.to_string())?.into_iter().collect()
     }
 
     /// The scripts of a rank take turns on its thread. No rank leaves before all scripts have ended.
