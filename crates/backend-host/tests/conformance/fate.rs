@@ -14,7 +14,7 @@ use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
 use ep_core::{Fault, Nanos, Port, Rank};
 
 /// What a verb of a slow rank takes longer.
-const SLOWLY: Duration = Duration::from_micros(200);
+const SLOWLY: Duration = Duration::from_micros(50);
 
 /// What becomes of one rank.
 #[derive(Clone, Debug)]

@@ -28,6 +28,10 @@ impl Backend for Host {
         }
     }
 
+    fn campaign(&self) -> u32 {
+        400
+    }
+
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
     where
         T: Send + 'static,

@@ -55,7 +55,8 @@ fn a_job_that_does_not_fit_the_processes_is_refused() {
 #[test]
 fn several_nodes_are_refused_with_what_is_missing() {
     let refusal = moexpress(&format!("run --backend host --nodes 2 --ranks-per-node 2 {LAYER}")).refusal();
-    let expected = "error: 2 nodes is not supported: a transport between nodes, which the host backend does not have yet";
+    let expected =
+        "error: 2 nodes is not supported: a transport between nodes, which the host backend does not have yet";
     assert!(refusal.starts_with(expected), "{refusal}");
 }
 
