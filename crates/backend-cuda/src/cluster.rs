@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{LocalMeeting, Member};
 
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
-use crate::meeting::Meeting;
 use crate::node::Node;
 use crate::peers::Peers;
 use crate::probe;
@@ -83,7 +82,7 @@ impl Builder {
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
         let node = Node::here(&devices, &layout)?;
-        let peers = Peers::Threads(Arc::new(Meeting::new(ranks)));
+        let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
             let device = RankDevice::new(device, &layout, me, &node, options)?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))

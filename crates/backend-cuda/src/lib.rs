@@ -9,7 +9,6 @@ mod cluster;
 mod endpoint;
 mod error;
 mod kernels;
-mod meeting;
 mod node;
 mod peers;
 mod rank;

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use ep_bootstrap::Member;
+use ep_bootstrap::{LocalMeeting, Member};
 use ep_core::machine::{Agreement, Bootstrap as _, Proposal};
 use ep_core::{Error, Nanos, Rank};
-
-use crate::meeting::Meeting;
 
 /// The other ranks, off the devices.
 #[derive(Clone, Debug)]
 pub(crate) enum Peers {
     /// Of this process.
-    Threads(Arc<Meeting>),
+    Threads(Arc<LocalMeeting>),
     /// Each of its own.
     Processes(Arc<Member>),
 }

@@ -65,6 +65,8 @@
 //! # }
 //! ```
 //!
+//! Ranks that are threads of one process need none of this to agree: [`LocalMeeting`].
+//!
 //! # Tests
 //!
 //! `cargo test` feeds 20,000 malformed messages to a connection and to a live meeting place. `MOEXPRESS_FUZZ=1000000`
@@ -74,6 +76,7 @@
 pub mod environment;
 mod error;
 mod identity;
+mod local;
 mod meeting;
 mod member;
 mod secret;
@@ -84,6 +87,7 @@ mod wire;
 pub use environment::{Environment, EnvironmentError};
 pub use error::{Call, Error};
 pub use identity::{Identity, Value};
+pub use local::LocalMeeting;
 pub use member::{MAX_CONTRIBUTION, Member, Settings};
 pub use secret::{SECRET_VARIABLE, Secret};
 pub use verdict::{Mismatch, Verdict};

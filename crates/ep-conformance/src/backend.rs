@@ -53,8 +53,12 @@ pub enum Requirement {
     LowLatency,
     /// The backend has several nodes.
     Nodes,
-    /// The backend can make incidents happen.
+    /// The backend can make every incident happen.
     Incidents,
+    /// The backend can slow ranks down and end them so that their peers notice it: [`Incident::Starve`], [`Incident::Exit`]
+    /// and noticed [`Incident::Crash`]es. Part of [`Requirement::Incidents`], for backends on which lost and late messages
+    /// would take real time.
+    Departures,
     /// The backend runs protocol faults that tests plant.
     Plants,
     /// Lanes to ranks of other nodes admit one poster, so that there are coordinators.

@@ -8,6 +8,7 @@
 //! | feature | gives | ranks are |
 //! |---|---|---|
 //! | `sim` (default) | the module `sim` | any number of tasks in one process, under a seeded adversary |
+//! | `host` (default) | the module `host`, on Linux | CPUs of one host: threads of one process, or processes, over shared memory |
 //! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs of one host; building needs no CUDA |
 //! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
 //!
@@ -45,6 +46,9 @@ pub use ep_core::*;
 
 #[cfg(feature = "sim")]
 pub use ep_sim as sim;
+
+#[cfg(all(feature = "host", target_os = "linux"))]
+pub use ep_host as host;
 
 #[cfg(feature = "cuda")]
 pub use ep_cuda as cuda;

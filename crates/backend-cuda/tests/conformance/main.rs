@@ -44,7 +44,7 @@ impl Backend for Cuda {
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
             Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
-            Requirement::Incidents => Some("nothing makes incidents happen on a GPU yet"),
+            Requirement::Incidents | Requirement::Departures => Some("nothing makes incidents happen on a GPU yet"),
             Requirement::Plants => Some("kernels have no planted faults yet"),
             Requirement::Coordinators => Some("one node has no lanes between nodes"),
             Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,

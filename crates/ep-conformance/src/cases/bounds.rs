@@ -1,12 +1,13 @@
 //! Bad input: refused with the value and its limit, before anything moves, and nothing is lost by it.
 
 use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::incident::Incident;
 use ep_core::reference::World;
 use ep_core::ring::Geometry;
-use ep_core::{Endpoint, Error, Placement, RankSet, Rings};
+use ep_core::{Endpoint, Error, Placement, Rank, RankSet, Rings};
 
 use super::fixture::{Layer, Verdict, ensure, finished, layer, text};
-use crate::backend::Backend;
+use crate::backend::{Backend, Requirement};
 use crate::drive::{Round, round, upload};
 use crate::harness::Case;
 use crate::verify;
@@ -17,6 +18,11 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("bounds_bad_input_names_value_and_limit_and_costs_nothing", bad_input::<B> as fn(&B) -> _),
         case("bounds_too_many_rows_for_the_worst_case_fail_everywhere", overflow::<B>),
         case("bounds_ranks_that_do_different_things_find_out", different_calls::<B>),
+        Case {
+            name: "bounds_what_a_rank_said_before_it_ended_explains_its_end",
+            needs: &[Requirement::Departures],
+            body: different_calls_then_exit::<B>,
+        },
     ]
 }
 
@@ -118,8 +124,22 @@ fn overflow<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn different_calls<B: Backend>(backend: &B) -> Verdict {
-    let Layer { setup, batches } = layer(2, 6, 2, Placement::Ring).map_err(text)?;
-    let outcomes = backend.run(&setup, async |mut ep| {
+    find_out(backend, &layer(2, 6, 2, Placement::Ring).map_err(text)?)
+}
+
+/// One finds out first, says so and ends; the other does not take that for the cause.
+fn different_calls_then_exit<B: Backend>(backend: &B) -> Verdict {
+    for (seed, rank) in (0..30).flat_map(|seed| [(seed, Rank(0)), (seed, Rank(1))]) {
+        let mut layer = layer(2, 6, seed, Placement::Ring).map_err(text)?;
+        layer.setup = layer.setup.incident(Incident::Exit { rank });
+        find_out(backend, &layer).map_err(|error| format!("seed {seed}, rank {rank} ends: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Both ranks dispatch; then one dispatches again and the other combines.
+fn find_out<B: Backend>(backend: &B, Layer { setup, batches }: &Layer) -> Verdict {
+    let outcomes = backend.run(setup, async |mut ep| {
         let batch = &batches[ep.rank().index()];
         let (x, routing) = upload(&mut ep, batch)?;
         let got = ep.dispatch(&x, &routing).await?;

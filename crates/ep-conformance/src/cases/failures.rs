@@ -25,17 +25,18 @@ const HOW: Round = Round { rings: None, worst_rows: 0, pull: true, return_weight
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[Requirement::Incidents], body };
+    let departure = |name, body| Case { name, needs: &[Requirement::Departures], body };
     vec![
         case("failure_a_delay_within_the_deadline_heals", delay_heals::<B> as fn(&B) -> _),
         case("failure_a_delay_beyond_the_deadline_is_named", delay_kills::<B>),
-        case("failure_a_starved_rank_is_only_slow", starved::<B>),
+        departure("failure_a_starved_rank_is_only_slow", starved::<B>),
         case("failure_a_crash_is_named_by_all_survivors_who_recover", crash::<B>),
-        case("failure_a_noticed_crash_ends_waits_at_once", noticed_crash::<B>),
-        case("failure_a_rank_that_leaves_after_its_last_operation_fails_nobody", leaves_in_time::<B>),
-        case("failure_a_rank_that_leaves_too_early_is_named_at_once", leaves_early::<B>),
+        departure("failure_a_noticed_crash_ends_waits_at_once", noticed_crash::<B>),
+        departure("failure_a_rank_that_leaves_after_its_last_operation_fails_nobody", leaves_in_time::<B>),
+        departure("failure_a_rank_that_leaves_too_early_is_named_at_once", leaves_early::<B>),
         case("failure_a_lost_lane_is_blamed_alike_at_both_ends", lost_lane::<B>),
-        case("failure_a_poisoned_communicator_refuses_work", poisoned::<B>),
-        case("failure_a_mask_before_any_failure", masked::<B>),
+        departure("failure_a_poisoned_communicator_refuses_work", poisoned::<B>),
+        departure("failure_a_mask_before_any_failure", masked::<B>),
         case("failure_two_recoveries_in_a_row", two_recoveries::<B>),
         case("failure_an_excluded_rank_is_told", excluded::<B>),
     ]

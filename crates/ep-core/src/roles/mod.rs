@@ -40,4 +40,4 @@ pub(crate) use operation::{Attended, Operation, RoleFuture, Times, join};
 pub(crate) use placer::deliver;
 pub(crate) use reducer::{Incoming, Reduction, Sums, reduce};
 pub(crate) use returner::{Returns, give_back};
-pub(crate) use watch::{Vigil, verdict, watch};
+pub(crate) use watch::{Vigil, last_words, verdict, watch};

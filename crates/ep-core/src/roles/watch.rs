@@ -175,6 +175,20 @@ pub(crate) async fn verdict<M: Machine>(
     }
 }
 
+/// What `fault` is about, when it is that a peer is gone: the verdict that a peer has spread meanwhile, if one has. Who is
+/// gone may have said before it went what made it give up.
+pub(crate) fn last_words<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault: Fault) -> Fault {
+    if !matches!(fault, Fault::PeerGone { .. }) {
+        return fault;
+    }
+    let port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
+    let mut heard = vigil.unheard(operation).into_iter().filter_map(|mut need| {
+        let value = port.peek(need.cell);
+        if value < need.at_least { None } else { vigil.hear(operation, &mut need, value) }
+    });
+    heard.next().unwrap_or(fault)
+}
+
 /// Listens until it is this rank's turn to speak: lower ranks first. Returns an earlier speaker's verdict, if any.
 async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Option<(Rank, Rank)> {
     let times = operation.times;

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 mod compare;
 mod cuda;
 mod dump;
+#[cfg(target_os = "linux")]
+mod host;
 mod input;
 #[cfg(unix)]
 mod launch;

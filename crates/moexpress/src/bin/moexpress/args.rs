@@ -94,7 +94,7 @@ pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
     pub(crate) backend: Backend,
-    /// With --backend cuda: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started;
+    /// With --backend host or cuda: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started;
     /// rank 0 reports
     #[arg(long, conflicts_with_all = ["nodes", "ranks_per_node"])]
     pub(crate) processes: bool,
@@ -321,6 +321,8 @@ impl SettingsArgs {
 pub(crate) enum Backend {
     /// The simulator
     Sim,
+    /// CPU ranks of this host over shared memory
+    Host,
     /// The NVIDIA GPUs of this host, a rank on each, or several where there are fewer
     Cuda,
 }

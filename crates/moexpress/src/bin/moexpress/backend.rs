@@ -8,13 +8,23 @@ use ep_core::machine::FarLanes;
 use ep_core::reference::{Weighing, World};
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
+#[cfg(any(feature = "cuda", feature = "host"))]
+use ep_core::{LowLatency, Nanos};
 
 use crate::args::{Backend, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
+#[cfg(any(feature = "cuda", feature = "host"))]
+use crate::rank::{Shared, work, work_low_latency};
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", feature = "host"))]
+mod gather;
+#[cfg(all(feature = "host", target_os = "linux"))]
+mod host;
+#[cfg(any(feature = "cuda", feature = "host"))]
+mod processes;
 mod sim;
 pub(crate) mod timed;
 
@@ -42,7 +52,10 @@ pub(crate) struct Job<'a> {
     pub(crate) timing: Option<Timing>,
     pub(crate) far_lanes: FarLanes,
     /// The place of this process, where every rank is one.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the simulator's ranks are tasks"))]
+    #[cfg_attr(
+        not(any(feature = "cuda", feature = "host")),
+        expect(dead_code, reason = "the simulator's ranks are tasks")
+    )]
     pub(crate) launched: Option<&'a Environment>,
     /// Since when times are told.
     pub(crate) began: Instant,
@@ -61,6 +74,28 @@ pub(crate) struct Ran {
     pub(crate) events: Option<u64>,
     /// Every verb, if recorded.
     pub(crate) records: Vec<Record>,
+}
+
+impl Ran {
+    /// Where nothing else is told.
+    #[cfg(any(feature = "cuda", feature = "host"))]
+    const fn of_accounts(accounts: Vec<Result<Account, String>>) -> Self {
+        Self { accounts, events: None, records: Vec::new() }
+    }
+}
+
+/// What one rank does whose time is real.
+#[cfg(any(feature = "cuda", feature = "host"))]
+async fn rank<E: LowLatency>(job: &Job<'_>, step: &(dyn Fn() + Sync), mut ep: E) -> Result<Account, String> {
+    // The clocks of endpoints need not start together; that of the process is the same for its threads.
+    let host = |_| Nanos(u64::try_from(job.began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    let shared = Shared { world: job.world, clock: &host, step };
+    let batch = &job.batches[ep.rank().index()];
+    let account = match job.low_latency {
+        None => work(&mut ep, batch, &shared).await,
+        Some(weighing) => work_low_latency(&mut ep, batch, weighing, &shared).await,
+    };
+    account.map_err(|error| error.to_string())
 }
 
 /// The layer that ranks see when one of `shape` is asked for: with elided payload rows are shorter.
@@ -87,6 +122,12 @@ pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> 
         Backend::Sim => sim::run(job, step).map(Some),
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::run(job, step),
+        #[cfg(all(feature = "host", target_os = "linux"))]
+        Backend::Host => host::run(job, step),
+        #[cfg(not(all(feature = "host", target_os = "linux")))]
+        Backend::Host => Err(Failure::bad_input(
+            "--backend host: this program was built without the feature host, or for another system than Linux",
+        )),
         #[cfg(not(feature = "cuda"))]
         Backend::Cuda => Err(Failure::bad_input("--backend cuda: this program was built without the feature cuda")),
     }

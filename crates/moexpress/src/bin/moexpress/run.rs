@@ -31,7 +31,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
 
 fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> {
     progress.set_message("batches");
-    let launched = args.processes.then(launched).transpose()?;
+    let launched = args.processes.then(|| launched(args.backend)).transpose()?;
     let task = Task::of(args, launched).map_err(Failure::bad_input)?;
     if let Some(dir) = &args.dump {
         dump::create(dir)?;
@@ -164,7 +164,7 @@ impl Task {
         let report = self.report(args, events, measured, Err(error.clone()));
         let again = match args.backend {
             Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", args.seed),
-            Backend::Cuda => String::new(),
+            Backend::Host | Backend::Cuda => String::new(),
         };
         Failure::failed(format_args!("{error}{again}")).with_report(if args.json {
             report.json()
@@ -214,9 +214,10 @@ impl Task {
 }
 
 /// Where a launcher has put this process.
-fn launched() -> Result<Environment, Failure> {
+fn launched(backend: Backend) -> Result<Environment, Failure> {
     Environment::detect().map_err(|error| {
-        let how = "moexpress launch -n 4 -- moexpress run --backend cuda --processes";
+        let backend = name_of(if backend == Backend::Sim { Backend::Host } else { backend });
+        let how = format_args!("moexpress launch -n 4 -- moexpress run --backend {backend} --processes");
         Failure::bad_input(format_args!("--processes: {error}; for instance: {how}"))
     })
 }
@@ -224,7 +225,7 @@ fn launched() -> Result<Environment, Failure> {
 /// Whether time is virtual, and that the arguments which need it have it.
 fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.backend == Backend::Sim && args.processes {
-        return Err(Error::invalid("--backend with --processes", "sim", "cuda"));
+        return Err(Error::invalid("--backend with --processes", "sim", "host or cuda"));
     }
     if args.backend != Backend::Sim {
         let given = [

@@ -11,6 +11,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<String, Failure> {
         Backend::Sim => Err(Failure::bad_input(
             "--backend is sim, allowed: cuda; times of the simulator are virtual: moexpress run --schedule timed",
         )),
+        Backend::Host => Err(Failure::bad_input("--backend is host, allowed: cuda")),
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::bench(args),
         #[cfg(not(feature = "cuda"))]

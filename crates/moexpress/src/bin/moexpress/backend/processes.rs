@@ -5,25 +5,22 @@ use std::time::Duration;
 
 use ep_bootstrap::{Environment, Identity, Member, Secret, Settings};
 use ep_core::Rank;
-use futures_executor::block_on;
 
-use super::{builder, gather, rank};
-use crate::backend::Job;
+use super::{Job, gather};
 use crate::failure::Failure;
 use crate::rank::Account;
 
-/// The accounts of all ranks on rank 0, none on the others.
+/// Meets the other processes, lets this one `work`, and gives the accounts of all ranks on rank 0, none on the others.
 pub(super) fn run(
     job: &Job<'_>,
-    step: &(dyn Fn() + Sync),
     environment: &Environment,
+    work: impl FnOnce(&Arc<Member>) -> Result<Result<Account, String>, Failure>,
 ) -> Result<Option<Vec<Result<Account, String>>>, Failure> {
     let within = Duration::from_nanos(job.settings.deadline().0);
     let secret = Secret::detect().map_err(Failure::bad_input)?;
     let settings = Settings::of(environment).secret(secret).identity(identity(job)).within(within);
     let member = Arc::new(Member::join(settings).map_err(Failure::failed)?);
-    let endpoint = builder(job).join(job.shape, &member).map_err(Failure::bad_input)?;
-    let account = block_on(rank(job, step, endpoint));
+    let account = work(&member)?;
     let accounts = gather::accounts(&member, account, within)?;
     Ok((member.rank() == Rank(0)).then_some(accounts))
 }

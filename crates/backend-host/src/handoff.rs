@@ -1,0 +1,266 @@
+//! How processes give each other their windows: as descriptors in datagrams between Unix sockets without a path.
+//!
+//! Over the control plane, which knows who is who, each rank tells the name of its socket and a token. Whoever sends a
+//! descriptor there sends the token, too: other processes of the host may know the name, but not that.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ep_bootstrap::Member;
+use ep_core::{Error, Rank};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, recvmsg, sendmsg_addr,
+};
+
+/// Time between two attempts.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What a rank tells the others about itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Told {
+    /// Of its layout.
+    hash: u64,
+    /// Names the running system, the same for all processes and containers of a host.
+    host: [u8; 16],
+    /// Of its socket.
+    name: [u8; 16],
+    /// What others prove themselves by.
+    token: [u8; 16],
+}
+
+impl Told {
+    const BYTES: usize = 56;
+
+    fn to_bytes(self) -> Vec<u8> {
+        [&self.hash.to_le_bytes()[..], &self.host, &self.name, &self.token].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (hash, rest) = bytes.split_first_chunk::<8>()?;
+        let (host, rest) = rest.split_first_chunk()?;
+        let (name, rest) = rest.split_first_chunk()?;
+        let token = rest.try_into().ok()?;
+        Some(Self { hash: u64::from_le_bytes(*hash), host: *host, name: *name, token })
+    }
+}
+
+/// Gives the descriptor `own` to all other ranks of `member` and returns theirs, by rank, none for the own.
+pub(crate) fn exchange(
+    member: &Member,
+    own: BorrowedFd<'_>,
+    hash: u64,
+    within: Duration,
+) -> Result<Vec<Option<OwnedFd>>, Error> {
+    let deadline = Instant::now() + within;
+    let told = Told { hash, host: host(), name: random()?, token: random()? };
+    let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
+    let all = member.all_gather(&told.to_bytes(), within).map_err(|error| failed("a meeting of all ranks", error))?;
+    let all: Vec<Told> =
+        (0..).map(Rank).zip(all).map(|(rank, bytes)| read(rank, bytes.as_deref(), &told)).collect::<Result<_, _>>()?;
+    let mut exchange = Exchange::new(member.rank(), &socket, &all);
+    while !exchange.advance(own)? {
+        let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);
+        if let Some(rank) = late {
+            return Err(failed("the window", format_args!("rank {rank} did not give it")));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(exchange.given)
+}
+
+fn failed(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::unsupported("shared memory between processes", format_args!("{what}: {why}"))
+}
+
+fn random() -> Result<[u8; 16], Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| failed("random numbers", error))?;
+    Ok(bytes)
+}
+
+/// The system's own identifier of this boot; zeroes where it tells none.
+fn host() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
+}
+
+/// What `rank` told, which must agree with what this rank, `own`, did.
+fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told) -> Result<Told, Error> {
+    let bytes = bytes.ok_or_else(|| failed("a meeting of all ranks", format_args!("rank {rank} was given up")))?;
+    let told = Told::from_bytes(bytes).ok_or_else(|| {
+        let why = format_args!("rank {rank} told {} bytes, expected {}", bytes.len(), Told::BYTES);
+        failed("a meeting of all ranks", why)
+    })?;
+    if told.host != own.host {
+        let needs = format_args!("a transport between nodes; rank {rank} runs on another host than this one");
+        return Err(Error::unsupported("ranks on several hosts", needs));
+    }
+    if told.hash != own.hash {
+        let why = format_args!("its hash is {:016x} on rank {rank} and {:016x} here", told.hash, own.hash);
+        return Err(failed("the same shape, topology and settings on all ranks", why));
+    }
+    Ok(told)
+}
+
+/// The own end.
+struct Socket(UnixDatagram);
+
+impl Socket {
+    fn open(told: &Told) -> io::Result<Self> {
+        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(told.name)?)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self(socket))
+    }
+
+    /// Sends the descriptor `own` of rank `me`; false when there is no room for it now.
+    fn send(&self, to: &Told, me: Rank, own: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [own];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let address = SocketAddrUnix::new_abstract_name(&to.name)?;
+        let message = [&to.token[..], &me.0.to_le_bytes()].concat();
+        match sendmsg_addr(&self.0, &address, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(true),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::NOBUFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes in one datagram: a rank and its descriptor, if it holds that and the token. None when there is none now.
+    fn receive(&self, token: &[u8; 16]) -> io::Result<Option<Option<(Rank, OwnedFd)>>> {
+        let mut message = [0; 32];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let bytes = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut message)], &mut control, flags) {
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let descriptor = descriptors.next().and_then(|mut descriptors| descriptors.next());
+        let rank = message[..bytes].strip_prefix(token).and_then(|rank| rank.try_into().ok());
+        Ok(Some(rank.map(u32::from_le_bytes).map(Rank).zip(descriptor)))
+    }
+}
+
+/// An exchange under way.
+struct Exchange<'a> {
+    me: Rank,
+    socket: &'a Socket,
+    all: &'a [Told],
+    /// Ranks that have not been sent to.
+    unsent: Vec<Rank>,
+    given: Vec<Option<OwnedFd>>,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(me: Rank, socket: &'a Socket, all: &'a [Told]) -> Self {
+        let unsent = (0..all.len() as u32).map(Rank).filter(|&rank| rank != me).collect();
+        Self { me, socket, all, unsent, given: all.iter().map(|_| None).collect() }
+    }
+
+    /// The first rank from which something is missing, or to which something is.
+    fn missing(&self) -> Option<Rank> {
+        let ungiven = (0..).map(Rank).zip(&self.given).find(|(rank, given)| *rank != self.me && given.is_none());
+        ungiven.map(|(rank, _)| rank).or_else(|| self.unsent.first().copied())
+    }
+
+    /// Sends and receives what it can; true when all is done.
+    fn advance(&mut self, own: BorrowedFd<'_>) -> Result<bool, Error> {
+        let mut unsent = Vec::new();
+        for &rank in &self.unsent {
+            let sent = self.socket.send(&self.all[rank.index()], self.me, own).map_err(|error| {
+                let why = format_args!("{error}; it has ended, or its process has another network namespace");
+                failed("a Unix socket", format_args!("that of rank {rank}: {why}"))
+            })?;
+            if !sent {
+                unsent.push(rank);
+            }
+        }
+        self.unsent = unsent;
+        let token = self.all[self.me.index()].token;
+        while let Some(taken) = self.socket.receive(&token).map_err(|error| failed("a Unix socket", error))? {
+            if let Some((rank, descriptor)) = taken
+                && rank != self.me
+                && let Some(place @ None) = self.given.get_mut(rank.index())
+            {
+                *place = Some(descriptor);
+            }
+        }
+        Ok(self.missing().is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::window;
+
+    fn told(hash: u64) -> Told {
+        Told { hash, host: host(), name: random().unwrap(), token: random().unwrap() }
+    }
+
+    #[test]
+    fn what_others_tell_is_checked() {
+        let (own, other) = (told(7), told(7));
+        assert_eq!(read(Rank(1), Some(&other.to_bytes()), &own), Ok(other));
+        let complaint = |bytes: Option<&[u8]>| read(Rank(1), bytes, &own).unwrap_err().to_string();
+        assert!(complaint(None).contains("rank 1 was given up"));
+        assert!(complaint(Some(&[0; 55])).contains("rank 1 told 55 bytes, expected 56"));
+        assert!(complaint(Some(&told(8).to_bytes())).contains("0000000000000008 on rank 1 and 0000000000000007 here"));
+        let elsewhere = Told { host: [1; 16], ..other };
+        assert!(complaint(Some(&elsewhere.to_bytes())).contains("rank 1 runs on another host"));
+    }
+
+    #[test]
+    fn more_ranks_than_a_socket_holds_datagrams_exchange_descriptors() {
+        const RANKS: u64 = 24;
+        let all: Vec<Told> = (0..RANKS).map(|_| told(0)).collect();
+        let sockets: Vec<Socket> = all.iter().map(|told| Socket::open(told).unwrap()).collect();
+        // A stranger who does not know the token is not heard.
+        let stranger = window::create(99).unwrap();
+        let guess = Told { token: [0; 16], ..all[0] };
+        assert!(Socket::open(&told(0)).unwrap().send(&guess, Rank(1), stranger.as_fd()).unwrap());
+        thread::scope(|scope| {
+            for (me, socket) in (0..).map(Rank).zip(&sockets) {
+                let all = &all;
+                scope.spawn(move || {
+                    let own = window::create(100 + u64::from(me.0)).unwrap();
+                    let mut exchange = Exchange::new(me, socket, all);
+                    while !exchange.advance(own.as_fd()).unwrap() {
+                        thread::sleep(PAUSE);
+                    }
+                    for (rank, given) in exchange.given.iter().enumerate() {
+                        match given {
+                            None => assert_eq!(rank, me.index()),
+                            Some(given) => window::check(given, 100 + rank as u64).unwrap(),
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_is_named() {
+        let all = [told(0), told(0)];
+        let socket = Socket::open(&all[0]).unwrap();
+        let own = window::create(8).unwrap();
+        let error = Exchange::new(Rank(0), &socket, &all).advance(own.as_fd()).unwrap_err().to_string();
+        assert!(error.contains("that of rank 1"), "{error}");
+    }
+}

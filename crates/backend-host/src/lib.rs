@@ -1,0 +1,93 @@
+//! CPU ranks of one host: threads of one process, or processes, that reach each other through shared memory.
+//!
+//! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, both placements, recovery. This crate is
+//! the machine beneath them. Linux only.
+//!
+//! ```
+//! use ep_core::engine::{Combine, Routing};
+//! use ep_core::{Endpoint as _, Shape, Topology};
+//!
+//! let shape = Shape::builder().experts(8).topk(2).hidden(4).max_tokens(2).build()?;
+//! let cluster = ep_host::Cluster::builder(Topology::new(1, 4)?).build(shape)?;
+//! let ranks = cluster.run(async |mut ep| {
+//!     let one = [0x80, 0x3f]; // 1.0 in bf16, little-endian
+//!     let x = ep.rows(&one.repeat(2 * 4), 2)?;
+//!     let topk_idx = ep.array(&[0i64, 5, 7, -1])?; // token 0 to ranks 0 and 2, token 1 to rank 3 only
+//!     let got = ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await?;
+//!     let back = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+//!     ep.bytes(&back.x)
+//! })?;
+//! for rank in ranks {
+//!     let two = [0x00, 0x40];
+//!     assert_eq!(rank?, [two.repeat(4), [0x80, 0x3f].repeat(4)].concat());
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Processes, which a launcher started, meet by [`ep_bootstrap`] and then do the same:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use ep_bootstrap::{Environment, Member, Secret, Settings};
+//! use ep_core::{Endpoint as _, Shape};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let shape = Shape::builder().experts(8).topk(2).hidden(4).build()?;
+//! let environment = Environment::detect()?;
+//! let member = Arc::new(Member::join(Settings::of(&environment).secret(Secret::detect()?))?);
+//! let mut ep = ep_host::Cluster::builder(environment.topology()?).join(shape, &member)?;
+//! ep_host::block_on(async { /* dispatch, combine */ });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Windows
+//!
+//! A window is a file in memory without a name (`memfd`), sealed so that it keeps its size; the ranks of a node map each
+//! other's. Processes pass the descriptors through Unix sockets without a path. So nothing lies in `/dev/shm` or any other
+//! folder, and when the last process ends, however it does, the memory is free. Windows are zeroed, and use memory where they
+//! are written.
+//!
+//! # How the rules are kept
+//!
+//! | rule | by |
+//! |---|---|
+//! | F1, F2 | a put or get copies exactly its span, and has done so when it returns |
+//! | F3, F9, F10 | a cell is published by a release store and seen by an acquire load; on the publisher's side copies come before it, on the reader's after |
+//! | F4 | 8-byte stores by the cell's one writer; the layout keeps writers on lines of their own |
+//! | F5 | nothing reads a source after its put: a flush returns at once |
+//! | F6 | a wait looks at the clock, every 32nd poll or, where ranks are more than cores, every one |
+//! | F7 | threads: a rank whose [`Machine`] is dropped, by a panic for instance, is marked as gone. Processes: who waits asks every millisecond the control plane ([`Member::lost`](ep_bootstrap::Member::lost)), which sees connections of dead processes close |
+//! | F8 | every span is checked against the window before a byte is touched |
+//!
+//! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe code
+//! and says why it is sound.
+//!
+//! # Waiting
+//!
+//! The roles of a rank run on its thread, in a busy loop ([`block_on`]). Where the host has a core for each rank, a round in
+//! which nothing moves is followed by the next, and by `sched_yield` after some thousand of them; where ranks are more than
+//! cores, every such round yields. A rank that waits uses its core.
+//!
+//! # What is missing
+//!
+//! Several nodes: lanes between them need a transport, which belongs beside the near lanes of the port. A topology of several
+//! nodes is refused. Without rank 0's process, which holds the meeting place, the survivors cannot recover.
+#![cfg(target_os = "linux")]
+
+mod cluster;
+mod handoff;
+mod machine;
+mod memory;
+mod node;
+mod pace;
+mod peers;
+mod port;
+mod roll;
+mod seat;
+mod window;
+
+pub use cluster::{Builder, Cluster};
+pub use machine::{Machine, Window};
+pub use pace::block_on;
+pub use port::Port;

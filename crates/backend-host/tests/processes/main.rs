@@ -1,0 +1,162 @@
+//! Ranks that are processes: they meet as a launcher tells them, work in both modes, and some are killed.
+//!
+//! The test binary runs itself again as each rank.
+
+mod rank;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rank::{MARK, PLAN};
+
+/// More than anything takes that works.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A rank that was started. Dropped, it is killed.
+struct Started {
+    process: Child,
+    said: Receiver<String>,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Started {
+    fn new(rank: u32, world: u32, port: u16, plan: &str) -> Self {
+        let (rank, world) = (rank.to_string(), world.to_string());
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "rank::a_rank_that_was_started", "--nocapture", "--test-threads=1"]);
+        command.env(PLAN, plan).env("MOEXPRESS_SECRET", "test");
+        command.env("RANK", &rank).env("WORLD_SIZE", &world).env("LOCAL_RANK", &rank).env("LOCAL_WORLD_SIZE", &world);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let (says, said) = channel();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                // What the test harness says may stand before it on the line.
+                if let Some((_, word)) = line.split_once(MARK) {
+                    let _ = says.send(word.to_owned());
+                }
+            }
+        });
+        Self { process, said }
+    }
+
+    fn hear(&self) -> String {
+        self.said.recv_timeout(LONG).expect("the rank says something before it ends")
+    }
+
+    fn succeeds(&mut self) {
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+fn start(world: u32, plan: &str) -> Vec<Started> {
+    // Free a moment ago; the launcher's port is rank 0's to open.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..world).map(|rank| Started::new(rank, world, port, plan)).collect()
+}
+
+/// The files that shared memory with names would lie in.
+fn named_memory() -> BTreeSet<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    // Other programs of the machine come and go; ours would be named after the crate or the window.
+    names.filter(|name| ["ep-", "ep_", "moexpress"].iter().any(|ours| name.contains(ours))).collect()
+}
+
+/// What a process has mapped: the files' names.
+fn mapped(process: &Child) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.id())).unwrap();
+    maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(str::to_owned).collect()
+}
+
+fn work_verified(world: u32) {
+    let mut ranks = start(world, "work");
+    for rank in &ranks {
+        let said = rank.hear();
+        let rows: u64 = said.strip_prefix("verified ").and_then(|rows| rows.parse().ok()).expect(&said);
+        assert!(rows > 0);
+    }
+    ranks.iter_mut().for_each(Started::succeeds);
+}
+
+#[test]
+fn two_processes_work_in_both_modes() {
+    work_verified(2);
+}
+
+#[test]
+fn four_processes_work_in_both_modes() {
+    work_verified(4);
+}
+
+/// Starts four, waits until they are at work, kills one; the others name it within a second.
+fn kill(victim: usize) -> Vec<Started> {
+    let mut ranks = start(4, "persist");
+    assert!(ranks.iter().all(|rank| rank.hear() == "at work"));
+    thread::sleep(Duration::from_millis(20));
+    ranks[victim].process.kill().unwrap();
+    let killed = Instant::now();
+    for (rank, started) in ranks.iter().enumerate().filter(|(rank, _)| *rank != victim) {
+        assert_eq!(started.hear(), format!("lost {victim}"), "said by rank {rank}");
+    }
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    ranks
+}
+
+#[test]
+fn a_killed_process_is_named_within_a_second_and_the_others_recover() {
+    let mut ranks = kill(3);
+    for rank in &mut ranks[..3] {
+        let said = rank.hear();
+        assert!(said.starts_with("verified "), "{said}");
+        rank.succeeds();
+    }
+}
+
+#[test]
+fn when_the_process_with_the_meeting_place_is_killed_the_others_say_so() {
+    let mut ranks = kill(0);
+    for rank in &mut ranks[1..] {
+        assert_eq!(rank.hear(), "rank 0 is gone, while waiting for recovery from it");
+        rank.succeeds();
+    }
+}
+
+#[test]
+fn nothing_stays_behind_when_all_are_killed() {
+    let before = named_memory();
+    let mut ranks = start(2, "persist");
+    assert!(ranks.iter().all(|rank| rank.hear() == "at work"));
+    for rank in &ranks {
+        let mapped = mapped(&rank.process);
+        assert_eq!(mapped.iter().filter(|name| *name == "/memfd:ep-window").count(), 2, "{mapped:?}");
+        assert!(!mapped.iter().any(|name| name.starts_with("/dev/shm")), "{mapped:?}");
+    }
+    assert_eq!(named_memory(), before, "while they run");
+    ranks.iter_mut().for_each(|rank| rank.process.kill().unwrap());
+    ranks.iter_mut().for_each(|rank| drop(rank.process.wait()));
+    assert_eq!(named_memory(), before);
+}
+
+#[test]
+fn different_settings_are_refused_by_all() {
+    let mut ranks = start(2, "differ");
+    for rank in &mut ranks {
+        let said = rank.hear();
+        assert!(said.contains("the same shape, topology and settings on all ranks: its hash is"), "{said}");
+        rank.succeeds();
+    }
+}

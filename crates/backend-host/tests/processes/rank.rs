@@ -1,0 +1,140 @@
+//! What a rank's process does.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ep_bootstrap::{Environment, Member, Secret};
+use ep_conformance::drive::{self, Round};
+use ep_conformance::low_latency::{self, Weighing};
+use ep_conformance::verify;
+use ep_conformance::workload::{Batch, Workload};
+use ep_core::engine::Engine;
+use ep_core::reference::World;
+use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_host::{Cluster, Machine, block_on};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The variable that says what the rank is to do.
+pub(super) const PLAN: &str = "EP_HOST_TEST_PLAN";
+/// Stands before what a rank says.
+pub(super) const MARK: &str = "rank says: ";
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Not a test by itself: the body of a rank that another test started.
+#[test]
+fn a_rank_that_was_started() {
+    let Ok(plan) = std::env::var(PLAN) else { return };
+    let environment = Environment::detect().unwrap();
+    let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(LONG);
+    let member = Arc::new(Member::join(settings).unwrap());
+    match plan.as_str() {
+        "work" => work(&member),
+        "persist" => persist(&member),
+        _ => differ(&member),
+    }
+}
+
+fn say(what: impl std::fmt::Display) {
+    let mut out = std::io::stdout().lock();
+    // A parent that is gone hears nothing.
+    let _ = writeln!(out, "{MARK}{what}").and_then(|()| out.flush());
+}
+
+/// The layer that all ranks have in common, without the ranks of `mask`.
+struct Layer {
+    world: World,
+    batches: Vec<Batch>,
+}
+
+impl Layer {
+    fn new(ranks: u32, mask: RankSet) -> Self {
+        let shape = Shape::builder().experts(2 * ranks).topk(3).hidden(96).max_tokens(40).build().unwrap();
+        let topology = Topology::new(1, ranks).unwrap();
+        let tokens = (0..ranks).map(|rank| if mask.contains(Rank(rank)) { 0 } else { 40 - rank }).collect();
+        let batches = Workload::new(shape, tokens).seed(9).drop(0.1).batches().unwrap();
+        Self { world: World::new(shape, topology, mask).unwrap(), batches }
+    }
+
+    fn join(&self, member: &Arc<Member>, slots: u32, placement: Placement) -> Result<Engine<Machine>, Error> {
+        let (shape, topology) = (*self.world.shape(), Topology::new(1, member.world())?);
+        let settings = Settings::builder(&shape, &topology).slots(slots).low_latency(true).placement(placement);
+        let settings = settings.deadline(Nanos::from_secs(20)).build()?;
+        Cluster::builder(topology).settings(settings).join(shape, member)
+    }
+
+    fn batch(&self, member: &Member) -> &Batch {
+        &self.batches[member.rank().index()]
+    }
+}
+
+/// What every rank saw; nothing for those that were given up.
+fn gather<T: Serialize + DeserializeOwned + Default>(member: &Member, own: &T) -> Vec<T> {
+    let all = member.all_gather(&postcard::to_stdvec(own).unwrap(), LONG).unwrap();
+    let read = |bytes: Option<Vec<u8>>| bytes.map(|bytes| postcard::from_bytes(&bytes).unwrap()).unwrap_or_default();
+    all.into_iter().map(read).collect()
+}
+
+/// A round of throughput mode and one of low latency, compared with the oracle on every rank: the rows that were compared.
+fn verified(ep: &mut Engine<Machine>, member: &Member, layer: &Layer, how: &Round) -> u64 {
+    let batch = layer.batch(member);
+    let (observed, _) = block_on(drive::round(ep, &layer.world, batch, how)).unwrap();
+    let mut rows = verify::run(&layer.world, &layer.batches, &gather(member, &observed)).unwrap().rows;
+    for weighing in [Weighing::AtSource, Weighing::AtExperts] {
+        let seen = block_on(low_latency::round(ep, &layer.world, batch, weighing)).unwrap();
+        let all = gather(member, &seen);
+        rows += low_latency::verify::run(&layer.world, &layer.batches, weighing, &all).unwrap().rows;
+    }
+    rows
+}
+
+/// Works with rings and with direct placement.
+fn work(member: &Arc<Member>) {
+    let layer = Layer::new(member.world(), RankSet::new());
+    let how = Round { pull: true, return_weights: true, ..Round::default() };
+    let mut rows = 0;
+    for placement in [Placement::Ring, Placement::Direct] {
+        let mut ep = layer.join(member, 3, placement).unwrap();
+        rows += verified(&mut ep, member, &layer, &how);
+        rows += verified(&mut ep, member, &layer, &how);
+    }
+    member.barrier(LONG).unwrap();
+    say(format_args!("verified {rows}"));
+    // The meeting place is in rank 0's process, which leaves last.
+    let _ = member.barrier(LONG);
+}
+
+/// Works until a rank is gone, then without it.
+fn persist(member: &Arc<Member>) {
+    let layer = Layer::new(member.world(), RankSet::new());
+    let how = Round { pull: true, return_weights: true, ..Round::default() };
+    let mut ep = layer.join(member, 3, Placement::Direct).unwrap();
+    let mut rounds = 0;
+    let failure = loop {
+        match block_on(drive::round(&mut ep, &layer.world, layer.batch(member), &how)) {
+            Ok(_) => rounds += 1,
+            Err(error) => break *error.failure().unwrap(),
+        }
+        if rounds == 5 {
+            say("at work");
+        }
+    };
+    say(format_args!("lost {}", failure.culprit));
+    let mask: RankSet = [failure.culprit].into_iter().collect();
+    if let Err(error) = block_on(ep.recover(&mask)) {
+        say(error.failure().unwrap().fault);
+        return;
+    }
+    let layer = Layer::new(member.world(), mask);
+    say(format_args!("verified {}", verified(&mut ep, member, &layer, &how)));
+    let _ = member.barrier(LONG);
+}
+
+/// Ranks that were told different settings.
+fn differ(member: &Arc<Member>) {
+    let layer = Layer::new(member.world(), RankSet::new());
+    say(layer.join(member, 3 + member.rank().0, Placement::Ring).unwrap_err());
+    let _ = member.barrier(LONG);
+}

@@ -1,0 +1,68 @@
+//! `moexpress run --backend host`: ranks that are threads, and ranks that `moexpress launch` starts as processes.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::moexpress;
+
+const LAYER: &str = "--tokens 30 --hidden 64 --experts 16 --topk 3";
+
+fn verified(run: &Value) {
+    assert_eq!((&run["verified"], &run["error"], &run["clock"]), (&true.into(), &Value::Null, &"host".into()));
+    assert!(run["verified_rows"].as_u64().is_some_and(|rows| rows > 0));
+}
+
+/// What `moexpress launch -n processes -- moexpress run --backend host --processes` says, without the ranks in front.
+fn launched(processes: u32, arguments: &str) -> (Option<i32>, String, String) {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let run = format!("launch -n {processes} -- {program} run --backend host --processes {LAYER} {arguments}");
+    let output = Command::new(program).args(run.split_whitespace()).env_remove("RUST_LOG").output();
+    let output = output.expect("the binary runs");
+    let text = |bytes: &[u8]| {
+        let lines = String::from_utf8_lossy(bytes).into_owned();
+        let said = lines.lines().map(|line| line.split_once("] ").map_or(line, |(_, said)| said));
+        said.collect::<Vec<_>>().join("\n")
+    };
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn threads_are_verified_in_both_modes() {
+    for mode in ["", "--placement direct --dtype fp8", "--mode low-latency"] {
+        let run = moexpress(&format!("run --backend host --ranks-per-node 4 {LAYER} {mode} --json")).json();
+        verified(&run);
+        assert_eq!((&run["backend"], &run["events"]), (&"host".into(), &Value::Null));
+    }
+}
+
+#[test]
+fn processes_are_verified_in_both_modes() {
+    for mode in ["", "--placement direct", "--mode low-latency --results per-rank"] {
+        let (code, said, complaint) = launched(4, &format!("{mode} --json"));
+        assert_eq!(code, Some(0), "{complaint}");
+        verified(&serde_json::from_str(&said).expect("rank 0 prints one object"));
+    }
+}
+
+#[test]
+fn a_job_that_does_not_fit_the_processes_is_refused() {
+    let (code, _, complaint) = launched(3, "");
+    assert_eq!(code, Some(2), "{complaint}");
+    assert!(complaint.contains("16"), "{complaint}");
+}
+
+#[test]
+fn several_nodes_are_refused_with_what_is_missing() {
+    let refusal = moexpress(&format!("run --backend host --nodes 2 --ranks-per-node 2 {LAYER}")).refusal();
+    let expected =
+        "error: 2 nodes is not supported: a transport between nodes, which the host backend does not have yet";
+    assert!(refusal.starts_with(expected), "{refusal}");
+}
+
+#[test]
+fn processes_need_a_launcher() {
+    let refusal = moexpress("run --backend host --processes").refusal();
+    assert!(refusal.contains("moexpress launch -n 4 -- moexpress run --backend host --processes"), "{refusal}");
+    assert!(moexpress("bench --backend host").refusal().contains("allowed: cuda"));
+}
