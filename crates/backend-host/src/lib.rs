@@ -61,7 +61,9 @@
 //! | F8 | every span is checked against the window before a byte is touched |
 //!
 //! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe code
-//! and says why it is sound.
+//! and says why it is sound: because whoever posts verbs keeps the rules. The roles do, and the simulator, which finds every
+//! access that nothing orders, is where that is checked. Two copies of a caller's own that touch the same bytes, with no cell
+//! published and seen between them, are a data race here as on any machine.
 //!
 //! # Waiting
 //!

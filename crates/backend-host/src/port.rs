@@ -43,7 +43,7 @@ impl Port {
         }
         let now = self.seat.glance(since.is_none())?;
         let since = *since.get_or_insert(now);
-        Seat::is_over(&self.opening, now).then(|| Err(self.timeout(needs, now - since)))
+        (now >= self.opening.deadline).then(|| Err(self.timeout(needs, now - since)))
     }
 
     fn timeout(&self, needs: &[Need], waited: Nanos) -> Fault {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use ep_core::machine::Opening;
 use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
 use ep_core::topology::Reach;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
@@ -135,10 +134,5 @@ impl Seat {
             self.peers.look(self.node.roll());
         }
         Some(now)
-    }
-
-    /// Whether this opening's time is up.
-    pub(crate) fn is_over(opening: &Opening, now: Nanos) -> bool {
-        now >= opening.deadline
     }
 }

@@ -95,7 +95,7 @@ fn what_is_not_there_is_refused_by_name() {
         ("--nodes 3", "experts is 64, allowed: a multiple of the 24 ranks"),
         ("--mode latency", "possible values: throughput, low-latency"),
         ("--dtype int8", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0"),
-        ("--backend host", "possible values: sim"),
+        ("--backend ascend", "possible values: sim, host, cuda"),
         ("--schedule fair", "possible values: explore, timed"),
         ("--schedule timed --model tpu", "possible values: h800-cx7, h200-node"),
         ("--placement anywhere", "possible values: ring, direct"),
