@@ -75,7 +75,8 @@ class Machine:
                 if self.stage != stage:
                     stage = self.stage
                     began[stage] = time.monotonic()
-            self.process.wait(END_LIMIT)  # all its ends are closed: it exits now
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_LIMIT)  # all its ends are closed: it exits now
         finally:
             put_away(self.process, grace=2)
             self._close()
@@ -114,6 +115,8 @@ class Machine:
             self.current = None
             if len(self.codes) == len(self.names):
                 self.stage = "end"
+        elif word == "cut":
+            say("a process that the job left behind still held its output: the rest is lost")
         elif word == "broken":
             self.broken = " ".join(rest)
 
@@ -149,7 +152,7 @@ class Machine:
     def _tell_console(self):
         last = [*self.console, self.partial["console"].decode(errors="replace")]
         last = [line for line in last if line.strip()][-CONSOLE_LINES:]
-        say(f"the console stopped at:" if last else "the console is empty")
+        say("the console stopped at:" if last else "the console is empty")
         for line in last:
             say(f"  {line}")
 
