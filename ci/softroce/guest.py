@@ -52,6 +52,15 @@ def build():
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         raise Broken("needs apt-get and dpkg: the guest is made from Debian's packages")
     packages.ensure({QEMU: "qemu-system-x86"})
+    try:
+        return _cached()
+    except packages.Gone as reason:
+        say(reason)
+    packages.refresh()
+    return _cached()
+
+
+def _cached():
     kernel = packages.dependency("linux-image-amd64", KERNEL)
     versions = packages.candidates([kernel, *PACKAGES])
     guest = Guest(os.path.join(CACHE, _key(versions)))

@@ -16,7 +16,7 @@ from guest import QEMU
 CPUS = 2
 MEMORY = 1024  # MiB, and more for a large job
 END_LIMIT = 30  # seconds from the job's end to the machine's
-CONSOLE_LINES = 15  # of the console, shown when something went wrong
+CONSOLE_LINES = 60  # of the console, shown when something went wrong: a kernel's last words are long
 PR_SET_PDEATHSIG = 1
 
 

@@ -10,6 +10,10 @@ INSTALL_LIMIT = 900  # seconds, also for a download
 NETWORK = ["-o", "Acquire::Retries=3", "-o", "Acquire::http::Timeout=30", "-o", "DPkg::Lock::Timeout=120"]
 
 
+class Gone(Broken):
+    """A package could not be downloaded, perhaps since apt's lists are old and the archive has a newer version."""
+
+
 def as_root(command):
     """The command, with sudo if need be."""
     if os.geteuid() == 0:
@@ -28,18 +32,21 @@ def refresh():
 def ensure(programs):
     """`programs`: program -> package. Installs the packages whose programs are missing."""
     missing = sorted({package for program, package in programs.items() if not shutil.which(program)})
-    if not missing:
-        return
-    install = as_root(["apt-get", *NETWORK, "install", "--yes", "--no-install-recommends", *missing])
-    say(f"installs {' '.join(missing)}")
-    try:
-        call(install, INSTALL_LIMIT)
-    except Broken:
-        refresh()  # the lists may be empty (a fresh image) or name versions that are gone
-        call(install, INSTALL_LIMIT)
+    if missing:
+        install(missing)
     left = [program for program in programs if not shutil.which(program)]
     if left:
         raise Broken(f"installed {' '.join(missing)}, but there is still no {' '.join(left)}")
+
+
+def install(missing):
+    command = as_root(["apt-get", *NETWORK, "install", "--yes", "--no-install-recommends", *missing])
+    say(f"installs {' '.join(missing)}")
+    try:
+        call(command, INSTALL_LIMIT)
+    except Broken:
+        refresh()  # the lists may be empty (a fresh image) or name versions that are gone
+        call(command, INSTALL_LIMIT)
 
 
 def candidates(names):
@@ -70,7 +77,8 @@ def dependency(name, pattern):
     listed = call(["apt-cache", "depends", name], 60)
     found = re.search(rf"Depends: ({pattern})$", listed, re.MULTILINE)
     if not found:
-        raise Broken(f"package {name} does not depend on {pattern}, but on: {' '.join(listed.split()[1:])}")
+        raise Broken(f"the guest is made from Debian 12 (bookworm), where {name} depends on a package like {pattern}; "
+                     f"here: {' '.join(listed.split()[1:]) or 'on nothing'}")
     return found[1]
 
 
@@ -87,6 +95,6 @@ def unpack(versions, root, scratch):
     try:
         call(download, INSTALL_LIMIT, cwd=scratch)
     except Broken as first:
-        raise Broken(f"{first}\nif a version is gone from the archive, `apt-get update` and run this again") from None
+        raise Gone(str(first)) from None
     for package in sorted(os.listdir(scratch)):
         call(["dpkg", "-x", os.path.join(scratch, package), root], 300)
