@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,15 +16,13 @@ from cpio import MERGED, Archive
 
 QEMU = "qemu-system-x86_64"
 
-# The order of loading. virtio first: the host hears of failures in the rest.
-MODULES = ("virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_console "
-           "configfs crc32_generic udp_tunnel ip6_udp_tunnel ib_core ib_uverbs ib_cm iw_cm rdma_cm rdma_ucm rdma_rxe "
-           "dummy veth sch_netem").split()
+# What is loaded, in this order; modules that these name as their own needs go before them. rxe asks for a CRC by name only.
+MODULES = "virtio_pci virtio_console configfs crc32_generic ib_uverbs rdma_ucm rdma_rxe dummy veth sch_netem".split()
 
 # The last ones are libraries of iproute2. libibverbs-dev serves programs that are built against the guest's libibverbs.
 PACKAGES = ("busybox-static iproute2 libibverbs1 libibverbs-dev ibverbs-providers libnl-3-200 libnl-route-3-200 "
             "libbpf1 libbsd0 libcap2 libelf1 libmd0 libmnl0 libxtables12 zlib1g").split()
-# rxe of this line is what the harness was made for: one network namespace, uncompressed modules in this order.
+# rxe of this line is what the harness was made for: one network namespace, uncompressed modules.
 KERNEL = r"linux-image-6\.1\.0-\d+-amd64"
 
 PROGRAMS = ("/bin/ip", "/sbin/tc", "/usr/bin/rdma")
@@ -153,9 +152,25 @@ def _image(guest):
 
 
 def _modules(archive, tree):
-    found = {name: os.path.join(directory, name) for directory, _, names in os.walk(tree) for name in names}
+    found = {name[:-3].replace("-", "_"): os.path.join(directory, name)
+             for directory, _, names in os.walk(tree) for name in names if name.endswith(".ko")}
+    order = []
     for module in MODULES:
-        if f"{module}.ko" not in found:
-            raise Broken(f"the kernel's package has no module {module}.ko")
-        archive.file(f"/softroce/modules/{module}.ko", found[f"{module}.ko"])
-    archive.text("/softroce/modules.order", "\n".join(MODULES) + "\n")
+        _load_order(module, found, order)
+    for module in order:
+        archive.file(f"/softroce/modules/{module}.ko", found[module])
+    archive.text("/softroce/modules.order", "\n".join(order) + "\n")
+
+
+def _load_order(module, found, order):
+    """Appends the module to `order`, after all that it needs. What needs what changes within one line of kernels."""
+    if module in order:
+        return
+    if module not in found:
+        raise Broken(f"the kernel's package has no module {module}.ko")
+    with open(found[module], "rb") as file:
+        depends = re.search(rb"\0depends=([^\0]*)\0", file.read())
+    for other in depends[1].decode().split(",") if depends else ():
+        if other:
+            _load_order(other.replace("-", "_"), found, order)
+    order.append(module)
