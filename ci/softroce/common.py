@@ -1,5 +1,6 @@
 """What the harness's commands share: how they fail, where they keep things, how they call other programs."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,7 +28,8 @@ def main(body):
     def unwind(number, _frame):
         for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(other, signal.SIG_IGN)
-        say(f"ended by {signal.Signals(number).name}")
+        # Not `say`: the signal may have come in the midst of a print.
+        os.write(2, f"softroce: ended by {signal.Signals(number).name}\n".encode())
         sys.exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -70,10 +72,13 @@ def call(command, limit, **options):
 
 def put_away(child, grace=15):
     """Ends a child that still runs: asks first, so that a package manager can leave its files in order."""
-    if child.poll() is None:
-        child.terminate()
-        try:
+    for end in (child.terminate, child.kill):
+        if child.poll() is not None:
+            return
+        # What sudo started is not ours to end; it has had the same Ctrl-C.
+        with contextlib.suppress(PermissionError):
+            end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    if child.poll() is None:
+        say(f"process {child.pid} ({child.args[0]}) does not end")
