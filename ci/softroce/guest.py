@@ -97,7 +97,7 @@ def _alone():
                 time.sleep(0.5)
         for name in os.listdir(CACHE):
             if name.startswith("unfinished-"):
-                shutil.rmtree(os.path.join(CACHE, name))
+                _remove(os.path.join(CACHE, name))
         yield
 
 
@@ -117,9 +117,19 @@ def _make(guest, versions):
             shutil.rmtree(os.path.join(made.root, used))
         os.rename(made.directory, guest.directory)
     finally:
-        shutil.rmtree(scratch)
+        _remove(scratch)
     size = os.path.getsize(guest.initramfs) >> 20
     say(f"built the guest in {time.monotonic() - began:.1f} s: an initramfs of {size} MiB, in {guest.directory}")
+
+
+def _remove(directory):
+    """Removes a directory, also while an interrupted dpkg's children still write their last file into it."""
+    for _ in range(20):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.exists(directory):
+            return
+        time.sleep(0.1)
+    say(f"cannot remove {directory}; the next build tries again")
 
 
 def _image(guest):
