@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ep_bootstrap::{LocalMeeting, Member};
+use ep_bootstrap::{LocalMeeting, Member, Peers};
 
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::node::Node;
-use crate::peers::Peers;
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
 

@@ -10,7 +10,6 @@ mod endpoint;
 mod error;
 mod kernels;
 mod node;
-mod peers;
 mod rank;
 
 pub use cluster::{Builder, Cluster};

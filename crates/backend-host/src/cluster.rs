@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{LocalMeeting, Member};
+use ep_bootstrap::{LocalMeeting, Member, Peers};
 use ep_core::engine::Engine;
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::pace::{self, block_on};
-use crate::peers::Peers;
 use crate::seat::Seat;
 
 /// Collects what a [`Cluster`] needs to know.

@@ -83,7 +83,6 @@ mod machine;
 mod memory;
 mod node;
 mod pace;
-mod peers;
 mod port;
 mod roll;
 mod seat;

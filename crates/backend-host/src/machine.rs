@@ -67,7 +67,8 @@ impl ep_core::machine::Machine for Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.seat.peers.leave(self.seat.me, self.seat.node.roll());
+        self.seat.node.roll().strike(self.seat.me);
+        self.seat.peers.leave(self.seat.me);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
+use ep_bootstrap::Peers;
 use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
 use ep_core::topology::Reach;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
@@ -11,7 +12,6 @@ use ep_core::{Fault, Layout, Nanos, Rank, layout};
 use crate::memory::Mapping;
 use crate::node::Node;
 use crate::pace;
-use crate::peers::Peers;
 
 /// Polls of unmet waits between two looks at the clock, where every rank has a core: a poll is cheaper than a look.
 const POLLS: u32 = 32;
@@ -131,7 +131,7 @@ impl Seat {
         let now = self.now();
         if now.0 >= self.look_at.load(Ordering::Relaxed) {
             self.look_at.store((now + LOOK).0, Ordering::Relaxed);
-            self.peers.look(self.node.roll());
+            self.peers.lost().iter().for_each(|rank| self.node.roll().strike(rank));
         }
         Some(now)
     }

@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ep_bootstrap::Peers;
 use ep_core::engine::{
     Arena, Combine, Combined, Dispatch, Handle, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
 };
@@ -31,7 +32,6 @@ use ep_core::plan::Exchange;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
 use crate::driver;
-use crate::peers::Peers;
 use crate::rank::{Call, DevicePlan, RankDevice};
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
