@@ -1,0 +1,30 @@
+/*
+ * ep_low_dispatch.h: what both halves of the low-latency dispatch share: parameters, and where their shared memory begins.
+ */
+#ifndef EP_LOW_DISPATCH_H
+#define EP_LOW_DISPATCH_H
+#include "ep_low.h"
+
+struct EpLowDispatchArgs {
+    ep_u64 x;             /* bf16 [tokens, hidden], rows x_stride bytes apart */
+    ep_u64 x_stride;
+    ep_u64 topk_idx;      /* i64 [tokens, topk]: experts over all ranks, or -1 */
+    ep_u64 topk_weights;  /* f32 [tokens, topk], or 0: weights of 1 */
+    ep_u64 routed;        /* out, of the sender: u32 [2, ranks]: rows to each rank, choices of its experts; 0 for masked ranks */
+    ep_u64 out;           /* out: [local experts, ranks * max_tokens] rows as they travelled, out_stride bytes apart */
+    ep_u64 out_stride;
+    ep_u64 expert_counts; /* out: i32 [local experts] */
+    ep_u64 segments;      /* out: i64 [local experts, ranks]: first << 32 | rows */
+    ep_u64 source_token;  /* out: i32 [local experts, ranks * max_tokens] */
+    ep_u64 records;       /* out: what the combine needs, see ep_low_record */
+    ep_u64 counters;      /* u64 [4 * ranks + local experts], added to: rows of dispatches sent, received; of combines; of experts */
+    ep_u32 tokens;
+    ep_u32 phases;
+};
+EP_CHECK_ARGS(EpLowDispatchArgs);
+
+extern __shared__ __align__(128) ep_u8 ep_pool[];
+
+/* Shared memory: the windows' addresses, u64 [ranks], then that of either half. */
+EP_DEV ep_u8* ep_low_pool(const EpRank& r) { return ep_pool + r.w.ranks * 8; }
+#endif

@@ -1,0 +1,258 @@
+/*
+ * ep_low_receive.h: the receiving half of the low-latency dispatch: rows from slots to their experts, and what is counted of them.
+ */
+#ifndef EP_LOW_RECEIVE_H
+#define EP_LOW_RECEIVE_H
+#include "ep_low_dispatch.h"
+
+/* Shared memory of the receiving half. */
+struct EpLowReceiver {
+    ep_u64* from;  /* [EP_LOW_WARPS]: where the rows of a batch lie */
+    ep_u32* rows;  /* [ranks]: rows of each source */
+    ep_u32* first; /* [ranks + 1]: and before it */
+    ep_u32* count; /* [local experts]: rows before the batch; of the block that counts all: [ranks, local experts] */
+    ep_u32* bits;  /* [local experts]: rows of the batch that go there */
+    ep_u32* of;    /* [EP_LOW_WARPS]: experts of each row of the batch */
+    ep_u32* to;    /* [EP_LOW_WARPS, 32]: and their rows */
+};
+EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r) {
+    EpLowReceiver s;
+    s.from = (ep_u64*)ep_low_pool(r);
+    s.of = (ep_u32*)(s.from + EP_LOW_WARPS);
+    s.to = s.of + EP_LOW_WARPS;
+    s.rows = s.to + EP_LOW_WARPS * 32;
+    s.first = s.rows + r.w.ranks;
+    s.count = s.first + r.w.ranks + 1;
+    s.bits = s.count + r.w.local_experts;
+    return s;
+}
+
+/* Calls `each` with the indices of the local experts of a row in a slot. */
+template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* slot, F each) {
+    const ep_u32 low = r.me * r.w.local_experts, experts = r.w.local_experts, topk = r.w.topk;
+    for (ep_u32 base = 0; base < topk; base += 8) {
+        int4 two[4];
+#pragma unroll
+        for (ep_u32 i = 0; i < 4; ++i)
+            two[i] = base + 2 * i < topk ? ep_ld16_peer(slot + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
+                                         : make_int4(-1, 0, -1, 0);
+#pragma unroll
+        for (ep_u32 i = 0; i < 4; ++i) {
+            if (two[i].x >= 0 && (ep_u32)two[i].x - low < experts) each((ep_u32)two[i].x - low);
+            if (base + 2 * i + 1 < topk && two[i].z >= 0 && (ep_u32)two[i].z - low < experts) each((ep_u32)two[i].z - low);
+        }
+    }
+}
+
+/* Waits for all sources; false after a fault. */
+EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
+    bool there = true;
+    for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
+        ep_u32 rows = 0;
+        if (ep_takes_part(r, source)) {
+            there &= ep_low_await(r, op, EP_LOW_DISPATCH, source, began, &rows);
+            if (there && rows > r.w.max_tokens) {
+                ep_low_mismatch(r, op, source, EP_LOW_FIELD_ROWS, r.w.max_tokens, rows);
+                there = false;
+            }
+        }
+        s.rows[source] = rows;
+    }
+    if (!__syncthreads_and(there)) return false;
+    if (threadIdx.x == 0) {
+        ep_u32 sum = 0;
+        for (ep_u32 source = 0; source < r.w.ranks; ++source) {
+            s.first[source] = sum;
+            sum += s.rows[source];
+        }
+        s.first[r.w.ranks] = sum;
+    }
+    __syncthreads();
+    return true;
+}
+
+EP_DEV const ep_u8* ep_low_slot(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row, ep_u32* source) {
+    *source = ep_low_source(s.first, row);
+    return ep_own(r) + ep_low_row(r.w, op, *source, row - s.first[*source]);
+}
+
+/* What a warp reads of a row's slot. */
+struct EpLowRead {
+    ep_u64 slot;
+    ep_u32 source;
+    ep_u32 token;
+    ep_u32 least; /* the least token that it may be of */
+    ep_u32 from;  /* the source that it says it is of */
+    ep_u32 op;
+    EpChoice choice;
+};
+
+/* Refuses a row that is not the one due. */
+EP_DEV bool ep_low_check_row(const EpRank& r, ep_u64 op, const EpLowRead& row) {
+    ep_u32 field, mine, theirs = row.token;
+    if (row.op != (ep_u32)op) {
+        field = EP_LOW_FIELD_ROW_OP;
+        mine = (ep_u32)op;
+        theirs = row.op;
+    } else if (row.from != row.source) {
+        field = EP_LOW_FIELD_ROW_SOURCE;
+        mine = row.source;
+        theirs = row.from;
+    } else if (row.token < row.least) {
+        field = EP_LOW_FIELD_LEAST_TOKEN;
+        mine = row.least;
+    } else if (row.token >= r.w.max_tokens) {
+        field = EP_LOW_FIELD_TOKENS;
+        mine = r.w.max_tokens;
+    } else {
+        return true;
+    }
+    ep_low_mismatch(r, op, row.source, field, mine, theirs);
+    return false;
+}
+
+/* A choice in a slot. */
+EP_DEV EpChoice ep_low_choice(const ep_u8* at) {
+    EpChoice c;
+    asm volatile("ld.relaxed.sys.global.v2.b32 {%0,%1}, [%2];" : "=r"(c.expert), "=f"(c.weight) : "l"(at) : "memory");
+    return c;
+}
+
+/* Reads the beginning of a row's slot, by a warp. */
+EP_DEV EpLowRead ep_low_read_row(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row) {
+    const ep_u32 lane = threadIdx.x % 32;
+    EpLowRead read;
+    const ep_u8* slot = ep_low_slot(r, s, op, row, &read.source);
+    read.slot = (ep_u64)slot;
+    read.choice = EpChoice{-1, 0.0f};
+    if (lane < r.w.topk) read.choice = ep_low_choice(slot + sizeof(EpRowHeader) + lane * sizeof(EpChoice));
+    const int4 own = ep_ld16_peer(slot);
+    read.least = row == s.first[read.source] ? 0 : (ep_u32)ep_ld16_peer(slot - r.w.low_row_bytes).y + 1;
+    read.from = (ep_u32)own.x;
+    read.token = (ep_u32)own.y;
+    read.op = (ep_u32)own.w;
+    return read;
+}
+
+/* A warp finds the experts of a row, the `turn`th of a batch, marks them, and after a barrier takes the row's places there. `keeps`:
+   this block has the row's beginning, and writes what is kept of it. By all threads of the block; `there`: the warp has a row. */
+EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 row,
+                              const EpLowRead& read, ep_u32 turn, bool there, bool keeps) {
+    const ep_u32 lane = threadIdx.x % 32, local = r.w.local_experts, wide = r.w.ranks * r.w.max_tokens;
+    const ep_u32 source = read.source, token = read.token;
+    const EpChoice choice = read.choice;
+    ep_u32 expert = 0, column = 0;
+    bool here = false;
+    if (there) there = ep_low_check_row(r, op, read);
+    if (there) {
+        const ep_u32 rank = choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
+        const ep_u32 same = __match_any_sync(EP_FULL, rank);
+        column = __popc(__ballot_sync(EP_FULL, rank < r.me && lane + 1 == __ffs((int)same)));
+        here = rank == r.me;
+        expert = here ? (ep_u32)choice.expert - r.me * local : 0;
+        if (here) atomicOr(s.bits + expert, 1u << turn);
+    }
+    __syncthreads();
+    ep_u32 place = 0;
+    if (here) {
+        place = s.count[expert] + __popc(s.bits[expert] & ((1u << turn) - 1));
+        if (place >= wide) {
+            ep_low_mismatch(r, op, source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
+            here = false;
+        }
+        place += expert * wide;
+    }
+    const ep_u32 votes = __ballot_sync(EP_FULL, here);
+    if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
+    if (lane == 0) {
+        s.of[turn] = __popc(votes);
+        s.from[turn] = read.slot + r.w.header_bytes;
+    }
+    if (there && keeps) {
+        EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, source, row - s.first[source]);
+        if (lane == 0) *record = EpLowRow{token, column};
+        if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{here ? (ep_i32)place : -1, choice.weight};
+        if (here) ((ep_i32*)a.source_token)[place] = (ep_i32)token;
+    }
+    __syncthreads();
+    for (ep_u32 e = threadIdx.x; e < local; e += EP_LOW_THREADS) {
+        s.count[e] += __popc(s.bits[e]);
+        s.bits[e] = 0;
+    }
+}
+
+/* Stores 16 bytes of a row of the batch to each of its experts. */
+EP_DEV void ep_low_store(const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+    const ep_u32 experts = s.of[turn];
+    for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
+}
+
+/* Copies this block's share of the rows to their experts. */
+EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 blocks) {
+    const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.payload_stride / 16);
+    const EpShareOfRows share = ep_low_share(s.first[r.w.ranks], columns, blockIdx.x, blocks);
+    for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) s.count[e] = s.bits[e] = 0;
+    __syncthreads();
+    for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
+        const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
+        const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
+        const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
+        const ep_u32 row = base + warp;
+        /* What does not depend on the rows' places is loaded before these are found. */
+        const ep_u32 unit = begin + tid, other = unit + EP_LOW_THREADS;
+        int4 v = make_int4(0, 0, 0, 0), w = v;
+        ep_u32 source;
+        if (unit < end)
+            v = ep_ld16_peer(ep_low_slot(r, s, op, base + unit / columns, &source) + r.w.header_bytes + unit % columns * 16);
+        if (other < end)
+            w = ep_ld16_peer(ep_low_slot(r, s, op, base + other / columns, &source) + r.w.header_bytes + other % columns * 16);
+        EpLowRead read;
+        if (row < share.last) read = ep_low_read_row(r, s, op, row);
+        if (base == share.first) {
+            for (ep_u32 before = tid; before < share.first; before += EP_LOW_THREADS)
+                ep_low_each_expert(r, ep_low_slot(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
+        }
+        ep_low_place_rows(r, a, s, op, row, read, warp, row < share.last, (ep_u64)row * columns >= share.begin);
+        if (unit < end) ep_low_store(a, s, unit / columns, unit % columns * 16, v);
+        if (other < end) ep_low_store(a, s, other / columns, other % columns * 16, w);
+        for (ep_u32 more = other + EP_LOW_THREADS; more < end; more += 2 * EP_LOW_THREADS) {
+            const ep_u32 next = more + EP_LOW_THREADS;
+            const bool two = next < end;
+            v = ep_ld16_peer((const ep_u8*)s.from[more / columns] + more % columns * 16);
+            if (two) w = ep_ld16_peer((const ep_u8*)s.from[next / columns] + next % columns * 16);
+            ep_low_store(a, s, more / columns, more % columns * 16, v);
+            if (two) ep_low_store(a, s, next / columns, next % columns * 16, w);
+        }
+        __syncthreads();
+    }
+}
+
+/* Counts all rows: what the user is told, and what the combine has to know of each source. */
+EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
+    __syncthreads();
+    for (ep_u32 e = tid; e < ranks * local; e += EP_LOW_THREADS) s.count[e] = 0;
+    __syncthreads();
+    for (ep_u32 row = tid; row < s.first[ranks]; row += EP_LOW_THREADS) {
+        ep_u32 source;
+        const ep_u8* slot = ep_low_slot(r, s, op, row, &source);
+        ep_low_each_expert(r, slot, [&](ep_u32 e) { atomicAdd(s.count + source * local + e, 1u); });
+    }
+    __syncthreads();
+    for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
+        ep_u32 sum = 0;
+        for (ep_u32 source = 0; source < ranks; ++source) {
+            const ep_u32 rows = s.count[source * local + e];
+            ((ep_i64*)a.segments)[(ep_u64)e * ranks + source] = (ep_i64)sum << 32 | rows;
+            sum += rows;
+        }
+        ((ep_i32*)a.expert_counts)[e] = (ep_i32)sum;
+    }
+    for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS) {
+        ep_u32 sum = 0;
+        for (ep_u32 e = 0; e < local; ++e) sum += s.count[source * local + e];
+        ((ep_u32*)a.records)[source] = s.rows[source];
+        ((ep_u32*)a.records)[ranks + source] = sum;
+    }
+}
+#endif

@@ -1,0 +1,243 @@
+/*
+ * ep_low_send.h: the sending half of the low-latency dispatch: each token once to every rank that holds one of its experts.
+ */
+#ifndef EP_LOW_SEND_H
+#define EP_LOW_SEND_H
+#include "ep_low_dispatch.h"
+#include "ep_quant.h"
+#include "ep_sum.h"
+
+/* Shared memory of the sending half. */
+struct EpLowSender {
+    ep_u64* place; /* [ranks]: where the row at hand goes; 0 for nowhere */
+    ep_u32* state; /* [ranks] */
+    ep_u32* rows;  /* [ranks]: rows to each */
+    ep_u32* first; /* [ranks]: rows to each of the tokens before this block's first */
+    ep_u32* next;  /* [ranks]: the same, of the tokens before the one at hand */
+    ep_u32* picks; /* [ranks]: choices of each rank's experts */
+    ep_u8* row;    /* as it travels */
+};
+EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
+    const ep_u32 ranks = r.w.ranks;
+    EpLowSender s;
+    s.place = (ep_u64*)ep_low_pool(r);
+    s.state = (ep_u32*)(s.place + ranks);
+    s.rows = s.state + ranks;
+    s.first = s.rows + ranks;
+    s.next = s.first + ranks;
+    s.picks = s.next + ranks;
+    s.row = ep_pool + (ranks * 36 + 127) / 128 * 128;
+    return s;
+}
+
+/* The ranks first .. first + 32 that a token goes to, as bits. */
+EP_DEV ep_u32 ep_low_members(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, ep_u32 first, bool check, bool& bad,
+                             ep_u32* picks) {
+    const ep_u32 topk = r.w.topk;
+    const ep_i64* choices = (const ep_i64*)a.topk_idx + (ep_u64)token * topk;
+    ep_u32 members = 0;
+    for (ep_u32 base = 0; base < topk; base += 8) {
+        /* Eight at a time, loaded together; -2 is what no choice may be. */
+        ep_i32 experts[8];
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) {
+            const ep_i64 expert = base + i < topk ? choices[base + i] : -1;
+            experts[i] = expert < -1 || expert >= (ep_i64)r.w.experts ? -2 : (ep_i32)expert;
+        }
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) {
+            const ep_i32 expert = experts[i];
+            if (expert < 0) { bad |= expert == -2; continue; }
+            if (check) {
+#pragma unroll
+                for (ep_u32 other = 0; other < i; ++other) bad |= experts[other] == expert;
+                for (ep_u32 other = 0; other < base; ++other) bad |= choices[other] == expert;
+            }
+            const ep_u32 rank = ep_rank_of_expert(r.w, (ep_u32)expert);
+            if (rank - first >= 32 || !ep_takes_part(r, rank)) continue;
+            members |= 1u << (rank - first);
+            if (picks) atomicAdd(picks + rank, 1u);
+        }
+    }
+    return members;
+}
+
+/* Counts the rows of the tokens begin .. end to each rank: into `all`, and those of tokens before `split` into `below`. By all
+   threads of a block; true where a token's choices are wrong, which are looked at where `check`. */
+EP_DEV bool ep_low_count(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 begin, ep_u32 end, ep_u32 split, bool check,
+                         ep_u32* below, ep_u32* all, ep_u32* picks, ep_u32* wrong) {
+    const ep_u32 tid = threadIdx.x, lane = tid % 32, ranks = r.w.ranks;
+    bool any = false;
+    for (ep_u32 first = 0; first < ranks; first += 32) {
+        const ep_u32 width = ranks - first < 32 ? ranks - first : 32;
+        for (ep_u32 base = begin + tid - lane; base < end; base += EP_LOW_THREADS) {
+            const ep_u32 token = base + lane;
+            bool bad = false;
+            const ep_u32 members = token < end ? ep_low_members(r, a, token, first, check, bad, picks) : 0;
+            const ep_u32 before = __ballot_sync(EP_FULL, token < split);
+            if (bad && wrong) atomicMin(wrong, token);
+            any |= bad;
+            ep_u32 in_all = 0, in_below = 0;
+            for (ep_u32 k = 0; k < width; ++k) {
+                const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
+                if (lane == k) {
+                    in_all = __popc(votes);
+                    in_below = __popc(votes & before);
+                }
+            }
+            if (all && in_all) atomicAdd(all + first + lane, in_all);
+            if (in_below) atomicAdd(below + first + lane, in_below);
+        }
+    }
+    return any;
+}
+
+/* The first two units of 16 bytes that a thread has of a token's row. */
+struct EpLowAhead {
+    int4 v[2];
+};
+EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
+    const ep_u32 columns = (r.w.hidden + 7) / 8;
+    const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+    EpLowAhead ahead;
+#pragma unroll
+    for (ep_u32 i = 0; i < 2; ++i) {
+        const ep_u32 at = i * EP_LOW_THREADS + threadIdx.x;
+        ahead.v[i] = token < a.tokens && at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+    }
+    return ahead;
+}
+
+/* Makes the payload of a token's row. */
+EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
+    const ep_u32 tid = threadIdx.x, hidden = r.w.hidden, columns = (hidden + 7) / 8;
+    /* Padding between codes and scales travels, as zeros. */
+    const ep_u32 all = r.w.element == EP_ELEMENT_BF16 ? columns : (ep_u32)(r.w.scales_offset / 8);
+    const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+    for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
+        const ep_u32 at = base + tid;
+        int4 v = base == 0 ? ahead.v[0] : ahead.v[1];
+        if (base >= 2 * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+        if (r.w.element == EP_ELEMENT_BF16) {
+            if (at < columns) ep_st16(payload + (ep_u64)at * 16, v);
+            continue;
+        }
+        float e[8] = {ep_low(v.x), ep_high(v.x), ep_low(v.y), ep_high(v.y),
+                      ep_low(v.z), ep_high(v.z), ep_low(v.w), ep_high(v.w)};
+        float largest = 0.0f;
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) {
+            if (at * 8 + i >= hidden) e[i] = 0.0f;
+            largest = fmaxf(largest, fabsf(e[i]));
+        }
+        /* 16 threads serve a group. */
+#pragma unroll
+        for (ep_u32 step = 1; step < EP_SCALE_GROUP / 8; step *= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(EP_FULL, largest, step));
+        const EpScale scale = ep_scale(r.w.element, largest);
+        if (at >= all) continue;
+        uint2 codes;
+        codes.x = ep_encode_two(__fmul_rn(e[0], scale.multiplier), __fmul_rn(e[1], scale.multiplier)) |
+                  ep_encode_two(__fmul_rn(e[2], scale.multiplier), __fmul_rn(e[3], scale.multiplier)) << 16;
+        codes.y = ep_encode_two(__fmul_rn(e[4], scale.multiplier), __fmul_rn(e[5], scale.multiplier)) |
+                  ep_encode_two(__fmul_rn(e[6], scale.multiplier), __fmul_rn(e[7], scale.multiplier)) << 16;
+        *(uint2*)(payload + (ep_u64)at * 8) = codes;
+        if (at % (EP_SCALE_GROUP / 8) != 0 || at >= columns) continue;
+        const ep_u32 group = at / (EP_SCALE_GROUP / 8);
+        ep_u8* scales = payload + r.w.scales_offset;
+        if (r.w.element == EP_ELEMENT_FP8_UE8M0) scales[group] = (ep_u8)scale.stored;
+        else ((ep_u32*)scales)[group] = scale.stored;
+    }
+}
+
+/* The choice of a token that this thread serves: `expert` is -1 where it serves none. */
+EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
+    const ep_u32 k = ep_low_served();
+    EpChoice choice = {-1, 0.0f};
+    if (k < r.w.topk && token < a.tokens) {
+        const ep_u64 at = (ep_u64)token * r.w.topk + k;
+        choice.expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
+        choice.weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
+    }
+    return choice;
+}
+
+/* Writes a row's header and choices; `ranks_of` [topk] are the choices' ranks. */
+EP_DEV void ep_low_write_header(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice,
+                                ep_u32* ranks_of) {
+    const ep_u32 k = ep_low_served();
+    if (k < r.w.topk) {
+        const ep_u32 rank = choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
+        const bool goes = rank != EP_FULL && ep_takes_part(r, rank);
+        if (!goes) choice = EpChoice{-1, 0.0f};
+        ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
+        ranks_of[k] = goes ? rank : EP_FULL;
+    }
+    if (k == 32) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op));
+}
+
+/* Says where a row goes. */
+EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, const ep_u32* ranks_of) {
+    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        bool goes = false;
+        for (ep_u32 k = 0; k < r.w.topk; ++k) goes |= ranks_of[k] == rank;
+        s.place[rank] = goes && s.state[rank] == EP_PEER_NOW
+                            ? (ep_u64)ep_window(r, rank) + ep_low_row(r.w, op, r.me, s.next[rank])
+                            : 0;
+    }
+}
+
+/* Puts the rows of this block's tokens, of so many blocks. True where choices are wrong: then nothing is put. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, ep_u32 blocks, bool again, ep_u64 began) {
+    __shared__ ep_u32 wrong, ranks_of[32];
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, block = blockIdx.x;
+    const EpLowSender s = ep_low_sender(r);
+    /* Loads that wait for nothing come first. */
+    EpLowAhead ahead = ep_low_load_ahead(r, a, block < blocks ? block : a.tokens);
+    EpChoice choice = ep_low_load_choice(r, a, block < blocks ? block : a.tokens);
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.first[rank] = s.picks[rank] = 0;
+    if (tid == 0) wrong = EP_FULL;
+    __syncthreads();
+    ep_low_open(r, op, again, s.state);
+    int found = block < blocks ? ep_low_look(r, op, nullptr, s.state, began, false) : 0;
+    const bool tells = block == 0 && !again;
+    const bool bad = ep_low_count(r, a, 0, a.tokens, block, !again, s.first, s.rows, tells ? s.picks : nullptr, &wrong);
+    if (__syncthreads_or(bad)) {
+        if (block == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
+        return true;
+    }
+    if (tells)
+        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
+            ((ep_u32*)a.routed)[rank] = s.rows[rank];
+            ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+        }
+    if (block >= blocks) return false;
+    const ep_u32 units = (ep_u32)(r.w.wire_bytes / 16);
+    for (bool first = true; ep_low_next(r, op, nullptr, s.state, began, found); first = false, found = EP_FOUND_WAITING) {
+        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.next[rank] = s.first[rank];
+        for (ep_u32 token = block; token < a.tokens; token += blocks) {
+            const bool loaded = first && token == block;
+            if (token != block) ep_low_count(r, a, token - blocks, token, token, false, s.next, nullptr, nullptr, nullptr);
+            if (!loaded) {
+                ahead = ep_low_load_ahead(r, a, token);
+                choice = ep_low_load_choice(r, a, token);
+            }
+            ep_low_write_header(r, s, op, token, choice, ranks_of);
+            ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
+            __syncthreads();
+            ep_low_address(r, s, op, ranks_of);
+            __syncthreads();
+            for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
+                const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
+                for (ep_u32 turn = 1; turn <= ranks; ++turn) {
+                    const ep_u32 rank = r.me + turn < ranks ? r.me + turn : r.me + turn - ranks;
+                    if (s.place[rank]) ep_st16((ep_u8*)s.place[rank] + (ep_u64)unit * 16, v);
+                }
+            }
+            __syncthreads();
+        }
+        ep_low_finish(r, op, EP_LOW_DISPATCH, s.rows, true, blocks, s.state);
+    }
+    return false;
+}
+#endif
