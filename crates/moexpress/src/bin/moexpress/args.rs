@@ -59,6 +59,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Holds the timed scheduler against published figures.
     Compare(CompareArgs),
+    /// Says what this machine has for moexpress, and what each missing thing prevents. Changes nothing.
+    ///
+    /// Exit code: 0, whatever is missing.
+    Doctor(DoctorArgs),
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and a fresh
@@ -68,6 +72,13 @@ pub(crate) enum Command {
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.
     Launch(LaunchArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print a JSON array: part, standing (ok, limited or missing), what, seen and prevents of each finding
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
