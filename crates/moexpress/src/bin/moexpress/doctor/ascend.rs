@@ -7,7 +7,9 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     let npus = system.names("/dev").iter().filter(|name| is_npu(name)).count();
     vec![match npus {
         0 => Finding::missing("NPUs", "no /dev/davinci*", "ranks on NPUs, for which moexpress has no backend yet"),
-        npus => Finding::limited("NPUs", format!("{npus}"), "nothing by itself, but moexpress has no backend for them yet"),
+        npus => {
+            Finding::limited("NPUs", format!("{npus}"), "nothing by itself, but moexpress has no backend for them yet")
+        }
     }]
 }
 

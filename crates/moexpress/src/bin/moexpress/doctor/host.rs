@@ -22,7 +22,9 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
 fn cores() -> Finding {
     match thread::available_parallelism() {
         Ok(cores) => Finding::good("cores", format!("{cores}: so many CPU ranks run at once, more take turns")),
-        Err(error) => Finding::missing("cores", error.to_string(), "knowing when to yield: CPU ranks take turns as on one core"),
+        Err(error) => {
+            Finding::missing("cores", error.to_string(), "knowing when to yield: CPU ranks take turns as on one core")
+        }
     }
 }
 
