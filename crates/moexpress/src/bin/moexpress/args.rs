@@ -170,7 +170,7 @@ pub(crate) struct BenchArgs {
     /// Measures one kind of operation only
     #[arg(long, value_enum)]
     pub(crate) mode: Option<Mode>,
-    /// Ranks [default: the GPUs of this host]
+    /// Ranks [default: the GPUs, or with --backend host the cores of this machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
     /// Tokens of each rank, throughput
@@ -179,7 +179,7 @@ pub(crate) struct BenchArgs {
     /// Tokens of each rank, low latency
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,128", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) low_latency_tokens: Vec<u32>,
-    /// Multiprocessors of each rank, throughput; low latency uses all
+    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "8,12,16,24", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) multiprocessors: Vec<u32>,
     /// Elements of a token's row
