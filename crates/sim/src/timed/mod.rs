@@ -14,15 +14,17 @@
 mod agenda;
 mod cells;
 mod elide;
+mod events;
+mod foresight;
 mod lanes;
 mod links;
 mod model;
 mod pairs;
 mod port;
 mod ports;
-mod posts;
 mod reset;
 mod schedule;
+mod slab;
 mod tickets;
 mod verbs;
 mod waits;
@@ -38,12 +40,13 @@ use ep_core::{Fault, Layout, Nanos, Rank};
 use self::agenda::Agenda;
 use self::cells::Cells;
 pub(crate) use self::elide::{Elision, stand_in};
+use self::events::Notice;
 use self::lanes::Lanes;
 use self::links::Sides;
 pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
-use self::posts::{Notice, Post, Slab};
+use self::slab::Slab;
 use self::tickets::Tickets;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
@@ -91,7 +94,6 @@ pub(crate) struct World {
     now: Nanos,
     events: u64,
     agenda: Agenda,
-    posts: Slab<Post>,
     /// Publishes that have come before a put that they follow, each with the next one of its lane.
     held: Slab<(Notice, Option<u32>)>,
     windows: Vec<Memory>,
@@ -125,7 +127,6 @@ impl World {
             now: Nanos(0),
             events: 0,
             agenda: Agenda::default(),
-            posts: Slab::default(),
             held: Slab::default(),
             windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
             cells: Cells::new(topology.ranks()),
