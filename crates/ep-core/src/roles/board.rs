@@ -68,7 +68,9 @@ impl Board {
 
     /// The wait of a seat ended well after `waited`.
     pub(crate) fn goes_on(&self, seat: usize, waited: Nanos) {
-        if let Some(wait) = self.replace(seat, None) {
+        let before = self.replace(seat, None);
+        // Whoever only let the others catch up has waited for nobody.
+        if let Some(wait) = before.filter(|_| waited > Nanos(0)) {
             let mut all = self.waited.borrow_mut();
             let sum = &mut all[wait.peer.index()];
             *sum = *sum + waited;

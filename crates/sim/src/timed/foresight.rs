@@ -5,10 +5,18 @@
 
 use std::hint::black_box;
 
+use ep_core::Rank;
+use ep_core::port::Offset;
+
 use super::World;
 use super::events::{Event, Notice};
 
 impl World {
+    /// Looks at what a put will need.
+    pub(super) fn foresee_put(&self, lane: u32, to: Rank, at: Offset) {
+        black_box((self.lanes.lane(lane).puts, self.windows[to.index()].first_look(at.0)));
+    }
+
     /// Looks at what the events of a slice of the agenda, which begins, will need.
     pub(super) fn foresee(&self) {
         for event in self.agenda.slice() {

@@ -4,7 +4,8 @@
 //! role that works ([`Port::charge`]) or posts runs its clock ahead. What it posts happens when the world has come there,
 //! so that shared links serve all roles in the order of time. A role that waits is held until the world has come to its
 //! clock, one that posts when it is ahead by more than the least latency. So a look that is no wait (`peek`) may miss
-//! what arrived in the last such stretch. A role that has said that it only posts may be further ahead.
+//! what arrived in the last such stretch. A role that has said that it only posts may be further ahead; what it puts takes its
+//! place at the rank's port out at once, before what another role of the rank puts until the world has come there.
 //!
 //! Bytes are copied when a put or get is posted: no role that keeps the rules can tell, since it looks at them only after
 //! a publish or flush. What travels is only the time. Everything between two ranks takes the same way and arrives in

@@ -19,13 +19,14 @@ impl World {
         let Some(number) = self.admit(port, "put", lane, &[from, to])? else {
             return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
         };
+        self.foresee_put(number, lane.peer, to.offset);
         let rank = self.slots[port as usize].rank;
-        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
         let bytes = self.counted(lane.kind, from.len);
         let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
         (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
+        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.hand(port, ticket, Flight { lane: number, to: lane.peer, get: None, bytes });
         Ok(Ticket(ticket))
     }
