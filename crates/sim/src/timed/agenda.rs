@@ -119,9 +119,9 @@ impl Agenda {
         Some(Nanos(slice * SLICE + u64::from(self.taken[place_of(slice)].trailing_zeros())))
     }
 
-    /// Time comes to the next event. Whether a slice begins with it: then its events are known.
-    pub(super) fn turn(&mut self) -> bool {
-        let Some(Nanos(time)) = self.next_time() else { return false };
+    /// Time comes to `time`, that of the next event. Whether a slice begins with it: then its events are known.
+    pub(super) fn turn(&mut self, Nanos(time): Nanos) -> bool {
+        debug_assert_eq!(self.next_time(), Some(Nanos(time)));
         let (before, slice) = (self.now / SLICE, time / SLICE);
         self.now = time;
         if slice == before {
@@ -148,9 +148,8 @@ impl Agenda {
         self.slices[place_of(self.now / SLICE)].iter().map(|node| &node.event)
     }
 
-    /// The next event, to which time comes.
+    /// The next event of the time that has come.
     pub(super) fn pop(&mut self) -> Option<Event> {
-        self.turn();
         let (slice, after) = (place_of(self.now / SLICE), (self.now % SLICE) as usize);
         let Chain { first, .. } = self.chains[after];
         let Node { event, next, .. } = *self.slices[slice].get(first as usize)?;
@@ -207,6 +206,12 @@ mod tests {
     use super::super::events::Class;
     use super::*;
 
+    fn next(agenda: &mut Agenda) -> Option<Event> {
+        let time = agenda.next_time()?;
+        agenda.turn(time);
+        agenda.pop()
+    }
+
     #[test]
     fn events_come_by_time_and_then_as_entered() {
         let mut agenda = Agenda::default();
@@ -219,7 +224,7 @@ mod tests {
         ];
         events.iter().for_each(|&(at, event)| agenda.enter(Nanos(at), event));
         assert_eq!(agenda.next_time(), Some(Nanos(5)));
-        let order: Vec<_> = std::iter::from_fn(|| agenda.pop()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| next(&mut agenda)).collect();
         assert_eq!(order, [1, 2, 3, 4, 0].map(|at: usize| events[at].1));
     }
 
@@ -239,10 +244,10 @@ mod tests {
             }
             let Some(Reverse((time, first))) = heap.pop() else { continue };
             assert_eq!(agenda.next_time(), Some(Nanos(time)));
-            assert_eq!(agenda.pop(), Some(Event::Resume(first)));
+            assert_eq!(next(&mut agenda), Some(Event::Resume(first)));
             now = time;
         }
         assert!(number > 50_000);
-        assert_eq!(agenda.pop().is_none(), heap.is_empty());
+        assert_eq!(next(&mut agenda).is_none(), heap.is_empty());
     }
 }

@@ -55,7 +55,7 @@ impl World {
             return Err(Violation::Livelock(self.report()));
         }
         self.now = time;
-        if self.agenda.turn() {
+        if self.agenda.turn(time) {
             self.foresee();
         }
         match self.agenda.pop() {
