@@ -30,7 +30,7 @@ struct Reader {
 impl Outbox {
     pub(crate) fn new(layout: &Layout) -> Self {
         let slots = if layout.settings().low_latency() { layout.low_staging_slots() } else { 0 };
-        Self { slots: slots as u32, current: 0, readers: VecDeque::new() }
+        Self { slots, current: 0, readers: VecDeque::new() }
     }
 
     /// The next slot, once nothing reads it any more (F5). The lanes of a peer that keeps reading are reset: it is cut off
@@ -43,7 +43,8 @@ impl Outbox {
     ) -> Result<u32, Fault> {
         self.current = (self.current + 1) % self.slots;
         let current = self.current;
-        while let Some(Reader { peer, ticket, .. }) = self.readers.pop_front_if(|reader| reader.slot == current) {
+        let readers = self.readers.iter().take_while(|reader| reader.slot == current).count();
+        for Reader { peer, ticket, .. } in self.readers.drain(..readers) {
             // A masked peer's lanes have been reset.
             if call.mask.contains(peer) {
                 continue;
