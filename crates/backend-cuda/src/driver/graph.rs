@@ -57,6 +57,9 @@ impl Stream {
 
     /// Whether work enqueued now is captured into a graph, or was to be before the capture was invalidated.
     pub fn is_capturing(&self) -> bool {
+        if self.device().bind().is_err() {
+            return false;
+        }
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives; `status` is written to.
         let code = unsafe { sys::cuStreamIsCapturing(self.raw(), &raw mut status) };

@@ -180,12 +180,16 @@ impl CudaEndpoint {
     /// to.
     fn low_begin(&mut self) -> Result<Option<Capture>, Error> {
         let capture = self.begin()?;
-        let Some(report) = self.device.low_report() else { return Ok(capture) };
-        let error = failure::of(report, self.me);
+        let Some(error) = self.low_failure() else { return Ok(capture) };
         let op = self.low.called.received + 1;
         let fallback = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
         self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
         Err(error)
+    }
+
+    /// What kernels of low latency have reported, and no call has told.
+    pub(super) fn low_failure(&self) -> Option<Error> {
+        self.device.low_report().map(|report| failure::of(report, self.me))
     }
 
     /// Refuses to send when that cannot be; the operation's number, and how many are in flight.

@@ -145,6 +145,12 @@ impl CudaEndpoint {
         }
     }
 
+    /// A failure that kernels have reported and no call has told: what was read may be nothing.
+    fn untold(&self) -> Option<Error> {
+        let reported = report::failure(&self.device.report, self.me).or_else(|| self.low_failure());
+        reported.filter(|_| self.poisoned.is_none())
+    }
+
     /// [`Self::ready`], and the capture that this call goes to.
     fn begin(&mut self) -> Result<Option<Capture>, Error> {
         self.ready()?;
@@ -301,7 +307,7 @@ impl Endpoint for CudaEndpoint {
 
     fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {
         let bytes = rows.to_vec(&self.arena, &self.window)?;
-        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(bytes), Err)
+        self.untold().map_or(Ok(bytes), Err)
     }
 
     fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Array<T>, Error> {
@@ -310,7 +316,7 @@ impl Endpoint for CudaEndpoint {
 
     fn values<T: Scalar>(&self, array: &Array<T>) -> Result<Vec<T>, Error> {
         let values = array.to_vec(&self.device.stream)?;
-        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(values), Err)
+        self.untold().map_or(Ok(values), Err)
     }
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {

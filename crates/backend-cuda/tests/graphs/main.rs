@@ -19,7 +19,10 @@ use libtest_mimic::{Arguments, Trial};
 /// What a case returns: what was wrong.
 type Verdict = Result<(), String>;
 
-const CASES: &[(&str, fn() -> Verdict)] = &[
+/// Its name, after the rule that it proves, and what it does.
+type Case = (&'static str, fn() -> Verdict);
+
+const CASES: &[Case] = &[
     ("graphs_cached_dispatch_and_combine_replay", throughput::cached),
     ("graphs_combine_of_rows_from_anywhere_replays", throughput::from_anywhere),
     ("graphs_worst_case_dispatch_follows_the_routing", throughput::worst_case),
@@ -47,7 +50,7 @@ fn main() -> ExitCode {
         Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),
     };
-    let trial = |&(name, body): &(&str, fn() -> Verdict)| match absent.clone() {
+    let trial = |&(name, body): &Case| match absent.clone() {
         Some(reason) => {
             let kind = format!("skipped: {reason}");
             Trial::test(name, move || Err(reason.into())).with_kind(kind).with_ignored_flag(true)
