@@ -104,6 +104,14 @@ impl Stream {
     }
 }
 
+#[cfg(test)]
+impl Capture {
+    /// One that is not under way, for what looks at its number alone.
+    pub(crate) const fn of_nothing(id: u64) -> Self {
+        Self { id, graph: std::ptr::null_mut() }
+    }
+}
+
 impl Capture {
     /// Keeps `what` until the graph, and everything made of it, is gone and has ended.
     pub(crate) fn keep(&self, what: Kept) -> Result<(), CudaError> {
