@@ -140,7 +140,13 @@ impl CudaEndpoint {
             return Err(Error::Poisoned { by });
         }
         match report::failure(&self.device.report, self.me) {
-            Some(error) => Err(self.fail(error)),
+            Some(error) => {
+                // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
+                let op = self.op.saturating_sub(1);
+                let abandoned = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
+                self.poisoned = Some(abandoned);
+                Err(self.fail(error))
+            }
             None => Ok(()),
         }
     }
