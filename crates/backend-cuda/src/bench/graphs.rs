@@ -5,18 +5,18 @@ use std::time::Instant;
 
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Routing};
-use ep_core::{Endpoint as _, Error, LowLatency as _, Nanos, Settings, Shape, Topology};
+use ep_core::{Endpoint as _, Error, LowLatency as _, Nanos, Placement, Settings, Shape, Topology};
 
-use super::{Plan, route};
+use super::{Plan, median, route};
 use crate::driver::Graph;
 use crate::{Cluster, CudaEndpoint};
 
 /// Microseconds of an iteration, of the slowest rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Iteration {
-    /// That the host takes to enqueue it.
+    /// That the host takes to enqueue one while nothing runs; the median.
     pub host: f64,
-    /// Until the next one.
+    /// From one to the next, of many that are enqueued behind each other.
     pub whole: f64,
 }
 
@@ -52,8 +52,11 @@ pub fn run_graphs(plan: &Plan) -> Result<GraphTimes, Error> {
         .max_tokens(plan.tokens)
         .element(plan.element)
         .build()?;
-    let settings =
-        Settings::builder(&shape, &topology).slots(4).low_latency(true).deadline(Nanos::from_secs(5)).build()?;
+    let settings = Settings::builder(&shape, &topology)
+        .placement(Placement::Direct)
+        .low_latency(true)
+        .deadline(Nanos::from_secs(5))
+        .build()?;
     let cluster = Cluster::builder(topology).settings(settings).build(shape)?;
     let times = cluster.run(async |ep| measure(plan, ep).await)?.into_iter().collect::<Result<Vec<_>, _>>()?;
     let slowest = |all: GraphTimes, times: GraphTimes| GraphTimes {
@@ -111,15 +114,21 @@ async fn iterate(
     for _ in 0..5 {
         work(ep).await?;
     }
+    let mut host = Vec::new();
+    for _ in 0..plan.repetitions {
+        ep.stream().synchronize()?;
+        let began = Instant::now();
+        work(ep).await?;
+        host.push(began.elapsed().as_secs_f64() * 1e6);
+    }
     ep.stream().synchronize()?;
     let began = Instant::now();
     for _ in 0..plan.repetitions {
         work(ep).await?;
     }
-    let enqueued = began.elapsed();
     ep.stream().synchronize()?;
-    let each = |time: std::time::Duration| time.as_secs_f64() * 1e6 / f64::from(plan.repetitions);
-    Ok(Iteration { host: each(enqueued), whole: each(began.elapsed()) })
+    let whole = began.elapsed().as_secs_f64() * 1e6 / f64::from(plan.repetitions);
+    Ok(Iteration { host: median(host), whole })
 }
 
 /// The times as a table.
