@@ -97,7 +97,7 @@ impl Drop for DeviceMemory {
 
 /// Memory of the stream-ordered pool: usable by work that is enqueued after it was taken, given back after what was enqueued
 /// when it is dropped. While the stream is captured it is usable at once, and by whatever is made of the capture; who captures
-/// keeps it for as long ([`Capture::keep`](super::Capture::keep)).
+/// keeps it for as long.
 #[derive(Debug)]
 pub struct Scratch {
     stream: Arc<Stream>,
