@@ -3,28 +3,29 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod counts;
 mod low;
+mod plan;
+mod tally;
 
-use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
-use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
+use counts::{COUNTS_HEADER, LAYOUT_BLOCKS};
+pub(crate) use counts::{Counting, HostCounts};
 use low::LowDevice;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
+pub(crate) use plan::DevicePlan;
+pub(crate) use tally::Tally;
 
-/// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
-const LAYOUT_BLOCKS: u32 = 64;
-/// Tokens that a block of the layout kernel serves at a time: `EP_LAYOUT_THREADS`.
-const LAYOUT_THREADS: u32 = 512;
-/// Threads of the counts kernel: `EP_COUNTS_THREADS`.
-const COUNTS_THREADS: u32 = 512;
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
 const PIECE: u64 = 16 << 10;
 /// So many movers of a block keep its share of the links busy; with more memory they rather load further ahead.
@@ -88,47 +89,21 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) kind: Kind,
-    /// What all ranks must agree on.
+    /// Hash of what all ranks must agree on, without the number of the replayed dispatch.
     pub(crate) settings: u64,
+    /// Where the handle's numbers lie ([`DevicePlan::address`]); 0 for none.
+    pub(crate) plan: u64,
 }
 
-/// Where a handle's plan lies on the device.
-#[derive(Debug)]
-pub(crate) struct DevicePlan {
-    /// i32 `[tokens, ranks]`.
-    pub(crate) position: Scratch,
-    /// u32 `[ranks, ranks]`, then first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`.
-    numbers: Scratch,
-    ranks: u32,
-}
-
-impl DevicePlan {
-    pub(crate) fn new(stream: &Arc<Stream>, tokens: u32, ranks: u32) -> Result<Self, CudaError> {
-        let (tokens, wide) = (tokens as usize, ranks as usize);
-        Ok(Self {
-            position: Scratch::new(stream, tokens * wide * 4)?,
-            numbers: Scratch::new(stream, (wide * wide + 3 * wide + 1) * 4)?,
-            ranks,
-        })
-    }
-
-    pub(crate) const fn matrix(&self) -> u64 {
-        self.numbers.address()
-    }
-
-    pub(crate) const fn first_at(&self) -> u64 {
-        self.matrix() + 4 * self.ranks as u64 * self.ranks as u64
-    }
-
-    pub(crate) const fn first_of(&self) -> u64 {
-        self.first_at() + 4 * self.ranks as u64
-    }
-
-    pub(crate) const fn tokens_of(&self) -> u64 {
-        self.first_of() + 4 * (self.ranks as u64 + 1)
+impl Call {
+    /// Of launches that are no operation.
+    pub(crate) const fn none() -> Self {
+        Self { kind: Kind::Dispatch, settings: 0, plan: 0 }
     }
 }
 
+/// `EpLocal.generation`.
+const GENERATION: u64 = 40;
 /// One rank on its GPU.
 #[derive(Debug)]
 pub(crate) struct RankDevice {
@@ -144,7 +119,12 @@ pub(crate) struct RankDevice {
     /// rows `[ranks]`, choices `[experts]`, partial `[LAYOUT_BLOCKS, ranks]`; u32.
     numbers: DeviceMemory,
     flags: DeviceMemory,
+    /// [`Tally`] of throughput mode.
+    tally: DeviceMemory,
+    /// What does not change.
     view: RankView,
+    generation: AtomicU32,
+    first_op: AtomicU64,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
@@ -184,13 +164,18 @@ impl RankDevice {
             me: me.0,
             generation: 1,
             kind: 0,
-            reserved: 0,
+            plan: 0,
+            tally: 0,
+            replays: 0,
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {
             low,
             kernels: Kernels::of(device)?,
-            counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            tally: memory(Tally::bytes(ranks, local_experts))?,
+            generation: AtomicU32::new(1),
+            first_op: AtomicU64::new(1),
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
             flags: memory(LAYOUT_BLOCKS as usize * 8)?,
             layout: layout.clone(),
@@ -206,6 +191,7 @@ impl RankDevice {
             stream,
         };
         this.connect(&RankSet::new())?;
+        this.enter(1)?;
         Ok(this)
     }
 
@@ -228,8 +214,22 @@ impl RankDevice {
         self.stream.upload(self.windows.address(), &bytes)
     }
 
+    /// Says to the kernels which generation it is. Waits.
+    fn enter(&self, generation: u16) -> Result<(), CudaError> {
+        let generation = u32::from(generation);
+        self.stream.upload(self.local.address() + GENERATION, &generation.to_le_bytes())?;
+        self.low.as_ref().map_or(Ok(()), |low| low.enter(&self.stream, generation))
+    }
+
+    /// Operations of throughput mode that have ended, replayed ones among them. Waits.
+    pub(crate) fn ops_done(&self) -> Result<u64, CudaError> {
+        let mut op = [0; 8];
+        self.stream.download(self.local.address(), &mut op)?;
+        Ok(u64::from_le_bytes(op))
+    }
+
     /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
-    pub(crate) fn restart(&mut self, generation: u16, op: u64) -> Result<(), CudaError> {
+    pub(crate) fn restart(&self, generation: u16, op: u64) -> Result<(), CudaError> {
         for memory in [&self.local, &self.cursors, &self.numbers, &self.flags] {
             memory.zero(&self.stream)?;
         }
@@ -237,14 +237,29 @@ impl RankDevice {
         if let Some(low) = &self.low {
             low.restart(&self.stream)?;
         }
+        self.enter(generation)?;
         self.report.clear();
-        self.view.generation = generation.into();
-        self.view.first_op = op;
+        self.generation.store(generation.into(), Ordering::Relaxed);
+        self.first_op.store(op, Ordering::Relaxed);
         Ok(())
     }
 
     fn view(&self, call: Call) -> RankView {
-        RankView { kind: call.kind as u32, settings: call.settings, ..self.view }
+        RankView {
+            kind: call.kind as u32,
+            settings: call.settings,
+            plan: call.plan,
+            tally: if call.plan == 0 { 0 } else { self.tally.address() },
+            replays: (!matches!(call.kind, Kind::Dispatch | Kind::MembershipDispatch)).into(),
+            generation: self.generation.load(Ordering::Relaxed),
+            first_op: self.first_op.load(Ordering::Relaxed),
+            ..self.view
+        }
+    }
+
+    /// What throughput mode has moved. Waits.
+    pub(crate) fn tally(&self) -> Result<Tally, CudaError> {
+        Tally::read(&self.stream, &self.tally, self.ranks() as usize)
     }
 
     fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
@@ -252,63 +267,6 @@ impl RankDevice {
         // the view names memory of this value, which lives until the stream has been synchronised (see Drop), and callers
         // keep what else is named.
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
-    }
-
-    fn rows(&self) -> u64 {
-        self.numbers.address()
-    }
-
-    fn choices(&self) -> u64 {
-        self.rows() + 4 * u64::from(self.ranks())
-    }
-
-    /// Positions and counts of `tokens` tokens.
-    pub(crate) fn plan(
-        &self,
-        call: Call,
-        topk_idx: u64,
-        in_rank: u64,
-        tokens: u32,
-        plan: &DevicePlan,
-    ) -> Result<(), CudaError> {
-        let window = &self.view.window;
-        let args = args::Layout {
-            topk_idx,
-            in_rank,
-            position: plan.position.address(),
-            rows: self.rows(),
-            choices: self.choices(),
-            partial: self.choices() + 4 * u64::from(window.experts),
-            flags: self.flags.address(),
-            tokens,
-            topk: window.topk,
-        };
-        let blocks = tokens.div_ceil(LAYOUT_THREADS).clamp(1, LAYOUT_BLOCKS);
-        let shape = Launch { blocks, threads: LAYOUT_THREADS, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.layout, shape, call, &args)
-    }
-
-    /// Replaces the choices of the experts, for memberships.
-    pub(crate) fn set_choices(&self, choices: &[u32]) -> Result<(), CudaError> {
-        let bytes: Vec<u8> = choices.iter().flat_map(|choice| choice.to_le_bytes()).collect();
-        self.stream.upload(self.choices(), &bytes)
-    }
-
-    /// Exchange of counts.
-    pub(crate) fn exchange(&self, call: Call, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
-        let args = args::Counts {
-            rows: self.rows(),
-            choices: self.choices(),
-            matrix: plan.matrix(),
-            first_at: plan.first_at(),
-            first_of: plan.first_of(),
-            tokens_of: plan.tokens_of(),
-            host: self.counts.address(),
-            tokens,
-            reserved: 0,
-        };
-        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.counts, shape, call, &args)
     }
 
     /// Direct placement; `args` without what this fills in: the shape.
@@ -333,18 +291,18 @@ impl RankDevice {
         self.launch(self.kernels.unpack, self.light(), call, args)
     }
 
-    /// Copies `rows` results, `stride` bytes apart, into the window, all but those of the own rank.
+    /// Copies the results of the rows that were received along `plan`, at most `rows`, into the window, all but those of the own
+    /// rank.
     pub(crate) fn collect(
         &self,
         call: Call,
         (from, to): (u64, u64),
         stride: u64,
         rows: u32,
-        own: Range<u32>,
+        plan: &DevicePlan,
     ) -> Result<(), CudaError> {
-        let at = |row: u32| u64::from(row) * stride;
-        let args = args::Collect { from, to, bytes: at(rows), skip_begin: at(own.start), skip_end: at(own.end) };
-        let pieces = (args.bytes - (args.skip_end - args.skip_begin)) / 16;
+        let args = args::Collect { from, to, stride, first_of: plan.first_of() };
+        let pieces = u64::from(rows) * stride / 16;
         let most = u64::from(self.stream.device().multiprocessors());
         let blocks = pieces.div_ceil(1024).clamp(1, most) as u32;
         self.launch(
@@ -384,12 +342,6 @@ impl RankDevice {
         self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
     }
 
-    /// Reports a failure that the host found: of `field`, which is `theirs` where `mine` is allowed.
-    pub(crate) fn fail(&self, call: Call, field: u32, mine: u64, theirs: u64) -> Result<(), CudaError> {
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.fail, shape, call, &args::Fail { field, reserved: 0, mine, theirs })
-    }
-
     /// A warp for each role.
     const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
         Launch { blocks: roles.div_ceil(WARPS), threads: 32 * WARPS, shared_memory, cooperative: true }
@@ -397,22 +349,20 @@ impl RankDevice {
 
     /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
     pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
+        self.launch(self.kernels.meet, shape, Call::none(), &args::Meet { number, pause })
     }
 
     /// Executes scripts of verbs.
     pub(crate) fn probe(&self, kernel: Kernel, scripts: u32, args: &args::Probe) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
-        self.launch(kernel, Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true }, call, args)
+        let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true };
+        self.launch(kernel, shape, Call::none(), args)
     }
 
     /// Stores as much to every peer as `args` say, for measurements.
     pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.ceiling, shape, call, args)
+        self.launch(self.kernels.ceiling, shape, Call::none(), args)
     }
 
     /// Kernels that wait for nobody and move little.
