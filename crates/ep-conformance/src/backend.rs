@@ -2,6 +2,8 @@
 
 use ep_core::incident::Incident;
 use ep_core::{Error, LowLatency, Settings, Shape, Topology};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::script::{Script, Seen};
 
@@ -65,7 +67,14 @@ pub enum Requirement {
     Coordinators,
     /// The backend executes scripts of verbs ([`Backend::probe`]).
     Scripts,
+    /// More than eight ranks.
+    ManyRanks,
 }
+
+/// What a rank's work gives: it can be sent from the rank's process to another.
+pub trait Travels: Serialize + DeserializeOwned + Send + 'static {}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Travels for T {}
 
 /// A backend under test.
 pub trait Backend: Send + Sync + 'static {
@@ -85,13 +94,23 @@ pub trait Backend: Send + Sync + 'static {
         64
     }
 
+    /// How many of the `most` seeds of a case to run: all, where time costs nothing.
+    fn seeds(&self, most: u64) -> u64 {
+        most
+    }
+
+    /// Whether what the campaign found is written down, to be tried first the next time.
+    fn persists(&self) -> bool {
+        true
+    }
+
     /// Runs `user` once on every rank and gives what each returned; none for ranks that an incident ended.
     ///
     /// # Errors
     /// What the backend itself found wrong: a race, a deadlock, a set-up that failed; with what reproduces it.
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
     where
-        T: Send + 'static,
+        T: Travels,
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync;
 
     /// Runs scripts of verbs, at the same time, and gives what each step saw; none for ranks that an incident ended.

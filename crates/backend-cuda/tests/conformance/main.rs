@@ -47,7 +47,7 @@ impl Backend for Cuda {
             Requirement::Incidents | Requirement::Departures => Some("nothing makes incidents happen on a GPU yet"),
             Requirement::Plants => Some("kernels have no planted faults yet"),
             Requirement::Coordinators => Some("one node has no lanes between nodes"),
-            Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
+            Requirement::Get | Requirement::LowLatency | Requirement::ManyRanks | Requirement::Scripts => None,
         }
     }
 
