@@ -29,6 +29,7 @@ typedef long long ep_i64;
 #define EP_STATUS_MISMATCH 2u
 #define EP_STATUS_ABORTED 3u
 #define EP_STATUS_BAD_ROUTING 4u
+#define EP_STATUS_GONE 6u
 
 /* Which field differed: EpReport.field of a mismatch. The host has their names in this order. */
 #define EP_FIELD_OP 0u
@@ -63,7 +64,8 @@ struct EpReport {
     ep_u32 culprit;
 };
 
-/* What the kernels of one rank keep between launches, in its own device memory. Zero at first. */
+/* What the kernels of one rank keep between launches, in its own device memory. Zero at first. After it lie u32 gone[ranks]: not 0
+   for ranks of which the host knows that they do nothing any more. */
 struct EpLocal {
     ep_u64 ops_done;   /* operations completed: the running one is ops_done + 1 */
     ep_u32 failed;     /* not 0: this rank has failed; every kernel ends at once */
@@ -88,6 +90,7 @@ struct EpRank {
     ep_u32 generation;
     ep_u32 kind;
     ep_u32 reserved;
+    ep_u64 test; /* address of the EpTest in builds for tests; 0 in others */
 };
 
 /* The host has the same structs: it says how large it takes them to be. */
@@ -135,13 +138,23 @@ EP_DEV EpLocal* ep_local(const EpRank& r) { return (EpLocal*)r.local; }
 EP_DEV ep_u8* ep_window(const EpRank& r, ep_u32 rank) { return (ep_u8*)((const ep_u64*)r.windows)[rank]; }
 EP_DEV ep_u8* ep_own(const EpRank& r) { return ep_window(r, r.me); }
 EP_DEV bool ep_takes_part(const EpRank& r, ep_u32 rank) { return ((const ep_u64*)r.windows)[rank] != 0; }
-EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0; }
 EP_DEV ep_u64 ep_op(const EpRank& r) { return ep_local(r)->ops_done + 1; }
+EP_DEV bool ep_flag(const ep_u32* at) {
+    ep_u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v != 0;
+}
+EP_DEV bool ep_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag((const ep_u32*)(ep_local(r) + 1) + rank); }
+
+#include "ep_test.h"
+
+EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0 || ep_crashed(r); }
 
 /* ---- publish and peek ---- */
 
 /* Raises a cell at peer. The caller has ordered everything that it announces before this (a barrier after the stores). */
 EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    if (!ep_posts(r, peer, lane, value)) return;
     ep_st_release(ep_window(r, peer) + ep_cell(r.w, r.generation, r.me, lane, counter), ep_stamp(r.generation, value));
 }
 EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
@@ -171,6 +184,7 @@ EP_DEV void ep_report(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, e
 EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
                     ep_u64 awaited, ep_u64 waited, ep_u32 field) {
     EpLocal* local = ep_local(r);
+    if (ep_crashed(r)) return;
     if (atomicCAS(&local->failed, 0u, 1u) != 0) return;
     const ep_u64 op = local->ops_done + 1;
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
@@ -185,13 +199,16 @@ EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 
     ep_fail(r, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
 }
 
-/* The rare part of a wait: has anybody given up, does the peer do something else, is time up? */
-EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 phase, ep_u64 seen, ep_u64 awaited,
-                            ep_u64 began) {
+/* The rare part of a wait: has anybody given up, does the peer do something else, is it gone, is time up? */
+EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u32 phase, ep_u64 seen,
+                            ep_u64 awaited, ep_u64 began) {
     if (ep_failed(r)) return true;
     const ep_u64 op = ep_op(r);
+    /* Looked at first: who is gone may have delivered before, or have said why it goes. */
+    const bool gone = ep_is_gone(r, writer);
+    if (gone && ep_peek(r, writer, lane, counter) >= awaited) return false;
     const ep_u64 waited = ep_now() - began;
-    ep_u32 status = waited < r.allowed ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
+    ep_u32 status = gone ? EP_STATUS_GONE : waited < r.allowed ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
     for (ep_u32 other = 0; other < r.w.ranks; ++other) {
         if (other == r.me || !ep_takes_part(r, other)) continue;
         const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
@@ -217,10 +234,11 @@ EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 
    start. What was put before the publish is visible to the calling thread, and after a barrier to those that join it. */
 EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
                     ep_u64 began) {
+    if (!ep_verb(r, lane << 16 | counter << 12 | writer, at_least)) return false;
     for (ep_u32 spin = 1;; ++spin) {
         const ep_u64 seen = ep_peek(r, writer, lane, counter);
         if (seen >= at_least) return true;
-        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, phase, seen, at_least, began)) return false;
+        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, counter, phase, seen, at_least, began)) return false;
     }
 }
 

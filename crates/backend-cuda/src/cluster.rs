@@ -9,6 +9,7 @@ use ep_bootstrap::{LocalMeeting, Member, Peers};
 
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
+use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::node::Node;
@@ -26,6 +27,7 @@ pub struct Builder {
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
     wait_for_kernels: bool,
+    checks: Option<Checks>,
 }
 
 impl Builder {
@@ -66,6 +68,16 @@ impl Builder {
         self
     }
 
+    /// With kernels that are built for tests and do what `checks` say. Automatic: none.
+    pub fn checks(mut self, checks: Checks) -> Self {
+        self.checks = Some(checks);
+        self
+    }
+
+    fn poisons(&self) -> bool {
+        self.checks.as_ref().is_some_and(|checks| checks.poison)
+    }
+
     /// Opens the GPUs, compiles the kernels where they are not kept from an earlier time, and takes the windows.
     ///
     /// # Errors
@@ -80,10 +92,10 @@ impl Builder {
         check_connections(sharing)?;
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
-        let node = Node::here(&devices, &layout)?;
+        let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let device = RankDevice::new(device, &layout, me, &node, options)?;
+            let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref())?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });
         Ok(Cluster { endpoints: endpoints.collect::<Result<_, Error>>()? })
@@ -112,8 +124,8 @@ impl Builder {
         let options = self.options(std::slice::from_ref(&device), 1)?;
         check_low(&device, &layout)?;
         let within = Duration::from_nanos(layout.settings().deadline().0);
-        let node = Node::met(&device, &layout, member, within)?;
-        let rank = RankDevice::new(&device, &layout, me, &node, options)?;
+        let node = Node::met(&device, &layout, member, within, self.poisons())?;
+        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref())?;
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
     }
 
@@ -184,6 +196,7 @@ impl Cluster {
             low_latency_multiprocessors: None,
             priority: 0,
             wait_for_kernels: false,
+            checks: None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! NVIDIA backend.
 pub mod bench;
 pub mod build;
+pub mod checks;
 pub mod driver;
 pub mod probe;
 
@@ -13,5 +14,5 @@ mod node;
 mod rank;
 
 pub use cluster::{Builder, Cluster};
-pub use endpoint::{Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
+pub use endpoint::{Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
 pub use error::CudaError;

@@ -12,6 +12,7 @@ use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
+use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
@@ -147,6 +148,8 @@ pub(crate) struct RankDevice {
     view: RankView,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
+    /// Of kernels built for tests.
+    pub(crate) test: Option<TestDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
     pub(crate) node: Arc<Node>,
     /// Blocks of the kernels that move rows.
@@ -163,6 +166,7 @@ impl RankDevice {
         me: Rank,
         node: &Arc<Node>,
         options: Options,
+        checks: Option<&Checks>,
     ) -> Result<Self, CudaError> {
         let Options { blocks, low_blocks, priority } = options;
         let stream = Stream::new(device, priority)?;
@@ -170,8 +174,10 @@ impl RankDevice {
         let channels = layout.settings().rings().channels as usize;
         let memory = |bytes| DeviceMemory::zeroed(&stream, bytes);
         let local_experts = layout.local_experts() as usize;
-        let (local, windows, cursors) = (memory(LOCAL_BYTES)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
+        let (local, windows, cursors) =
+            (memory(LOCAL_BYTES + 4 * ranks)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
         let report = Mapped::zeroed(device, REPORT_BYTES)?;
+        let test = checks.map(|checks| TestDevice::new(&stream, checks, me)).transpose()?;
         let view = RankView {
             window: KernelWindow::from(layout),
             windows: windows.address(),
@@ -185,11 +191,13 @@ impl RankDevice {
             generation: 1,
             kind: 0,
             reserved: 0,
+            test: test.as_ref().map_or(0, TestDevice::address),
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {
             low,
-            kernels: Kernels::of(device)?,
+            kernels: Kernels::of(device, test.is_some())?,
+            test,
             counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
             flags: memory(LAYOUT_BLOCKS as usize * 8)?,
@@ -226,6 +234,14 @@ impl RankDevice {
             low.connect(&self.stream, &bytes)?;
         }
         self.stream.upload(self.windows.address(), &bytes)
+    }
+
+    /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running. Waits, for other work than theirs.
+    pub(crate) fn notice_gone(&self, rank: Rank) -> Result<(), CudaError> {
+        let aside = Stream::new(self.stream.device(), 0)?;
+        let flag = |base: u64| aside.upload(base + 4 * u64::from(rank.0), &1u32.to_le_bytes());
+        flag(self.local.address() + LOCAL_BYTES as u64)?;
+        self.low.as_ref().map_or(Ok(()), |low| flag(low.gone(self.ranks())))
     }
 
     /// Begins a generation after a failure: nothing of this rank runs any more. Waits.

@@ -11,6 +11,7 @@
 //! | combine | a local copy of rows that lie elsewhere; offer where weights travel; combine, combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
+mod checks;
 mod combine;
 mod dispatch;
 mod low_latency;
@@ -31,13 +32,17 @@ use ep_core::layout::{Block, Kind};
 use ep_core::plan::Exchange;
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
+use crate::checks::TestDevice;
 use crate::driver;
 use crate::rank::{Call, DevicePlan, RankDevice};
+pub use checks::CrashFlag;
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
+/// Time between two looks at who is gone, of a call that waits.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// When enqueued work of a stream is complete.
 #[derive(Clone, Debug)]
@@ -78,6 +83,10 @@ pub struct CudaEndpoint {
     low: low_latency::Low,
     stats: Stats,
     started: Instant,
+    /// Ranks of which the kernels of this generation have been told that they are gone.
+    noticed: RankSet,
+    /// When to look next at who is gone.
+    look_at: Instant,
 }
 
 impl fmt::Debug for CudaEndpoint {
@@ -120,6 +129,8 @@ impl CudaEndpoint {
             low: low_latency::Low::default(),
             stats,
             started: Instant::now(),
+            noticed: RankSet::new(),
+            look_at: Instant::now(),
             device,
         }
     }
@@ -180,18 +191,41 @@ impl CudaEndpoint {
         Ok(event)
     }
 
+    /// Tells the kernels who is gone, from time to time.
+    fn look_who_is_gone(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if now < self.look_at {
+            return Ok(());
+        }
+        self.look_at = now + LOOK;
+        let mut gone = self.peers.lost();
+        gone.extend(&self.device.node.gone());
+        for rank in gone.iter().filter(|rank| *rank != self.me) {
+            if !self.noticed.contains(rank) {
+                self.device.notice_gone(rank)?;
+                self.noticed.insert(rank);
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for something of the device, a little longer than its kernels do.
     async fn until<T>(&mut self, mut ask: impl FnMut(&RankDevice) -> Result<Option<T>, Error>) -> Result<T, Error> {
         let (began, op, me) = (Instant::now(), self.op - 1, self.me);
         let allowed = Duration::from_nanos(self.layout().settings().deadline().0).saturating_add(GRACE);
-        let device = &self.device;
-        let answer = poll::until(|| match ask(device) {
-            Ok(Some(value)) => Some(Ok(value)),
-            Err(error) => Some(Err(error)),
-            Ok(None) if began.elapsed() < allowed => None,
-            Ok(None) => {
-                let fault = Fault::PeerGone { peer: me, phase: ep_core::Phase::Rows };
-                Some(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+        let answer = poll::until(|| {
+            // A rank that has crashed, in a test, does nothing any more: this future is dropped.
+            if self.device.test.as_ref().is_some_and(TestDevice::has_crashed) {
+                return None;
+            }
+            match self.look_who_is_gone().and_then(|()| ask(&self.device)) {
+                Ok(Some(value)) => Some(Ok(value)),
+                Err(error) => Some(Err(error)),
+                Ok(None) if began.elapsed() < allowed => None,
+                Ok(None) => {
+                    let fault = Fault::PeerGone { peer: me, phase: ep_core::Phase::Rows };
+                    Some(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+                }
             }
         });
         match answer.await {
@@ -239,6 +273,15 @@ impl CudaEndpoint {
             peer.bytes_sent += u64::from(sent) * wire;
             peer.bytes_received += u64::from(received) * wire;
         }
+    }
+}
+
+impl Drop for CudaEndpoint {
+    fn drop(&mut self) {
+        // Its kernels end first: what they publish counts.
+        let _ = self.device.stream.synchronize();
+        self.device.node.strike(self.me);
+        self.peers.leave(self.me);
     }
 }
 

@@ -23,7 +23,7 @@ const BROKEN: u64 = 20;
 /// What low latency keeps on the device.
 #[derive(Debug)]
 pub(super) struct LowDevice {
-    /// An `EpLow`, and three words of each rank.
+    /// An `EpLow`, and four words of each rank.
     state: DeviceMemory,
     /// u64: rows of dispatches sent and received, rows of combines sent and received, `[ranks]` each; rows of each local expert.
     counters: DeviceMemory,
@@ -52,7 +52,7 @@ impl LowDevice {
         let ranks = layout.topology().ranks() as usize;
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
-            state: memory(LOW_BYTES + 3 * 4 * ranks)?,
+            state: memory(LOW_BYTES + 4 * 4 * ranks)?,
             counters: memory(8 * (4 * ranks + layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
             report: Mapped::zeroed(stream.device(), REPORT_BYTES)?,
@@ -62,6 +62,11 @@ impl LowDevice {
 
     pub(super) fn connect(&self, stream: &Stream, windows: &[u8]) -> Result<(), CudaError> {
         stream.upload(self.windows.address(), windows)
+    }
+
+    /// Where it is noted which of `ranks` ranks are gone.
+    pub(super) const fn gone(&self, ranks: u32) -> u64 {
+        self.state.address() + LOW_BYTES as u64 + 3 * 4 * ranks as u64
     }
 
     pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {
