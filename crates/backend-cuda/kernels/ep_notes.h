@@ -44,6 +44,13 @@ EP_DEV void ep_say_done(const EpRank& r) {
 EP_DEV void ep_count_op(const EpRank& r) {
     const ep_u64 op = ep_op(r);
     __syncthreads();
-    if (threadIdx.x == 0 && !ep_failed(r)) ep_local(r)->ops_done = op;
+    if (threadIdx.x != 0 || ep_failed(r)) return;
+    EpLocal* local = ep_local(r);
+    if (local->told != 0) {
+        /* It has ended well: what was said explains nothing any more. */
+        ep_tell(r, 0, op, EP_PHASE_ALARM, r.me);
+        local->told = local->foremost = 0;
+    }
+    local->ops_done = op;
 }
 #endif
