@@ -32,7 +32,9 @@ pub(crate) struct Kernels {
 }
 
 /// By GPU, and whether they are built for tests.
-static LOADED: Mutex<Option<HashMap<(usize, bool), Arc<Kernels>>>> = Mutex::new(None);
+type Loaded = HashMap<(usize, bool), Arc<Kernels>>;
+
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 impl Kernels {
     /// The kernels of a GPU, compiled and loaded when they are asked for the first time in this process; those for tests where `tests`.

@@ -30,6 +30,11 @@ impl<B> std::fmt::Debug for Case<B> {
     }
 }
 
+/// All cases of the suite, in its order: for tests that run one of them by its name.
+pub fn cases<B: Backend>() -> Vec<Case<B>> {
+    cases::all()
+}
+
 /// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
 pub fn main<B: Backend>(backend: B) -> ExitCode {
     let backend = Arc::new(backend);

@@ -15,7 +15,7 @@ use crate::args;
 use crate::driver::{DeviceMemory, Mapped, Stream};
 use crate::error::CudaError;
 
-pub use rings::{RingEvent, RingFault, Step, check_rings};
+pub use rings::{RingEvent, RingFault, SlotsOfRings, Step, check_rings};
 
 /// What windows are filled with, and what has been read from slots: cells of no generation, operations of no row.
 pub(crate) const POISON: u8 = 0xee;
@@ -119,6 +119,8 @@ pub(crate) struct TestDevice {
     events: DeviceMemory,
     crashed: Arc<Mapped>,
     room: u32,
+    /// Whether the others learn of a crash of this rank.
+    pub(crate) is_noticed: bool,
 }
 
 /// Byte of `EpTest.count`.
@@ -132,7 +134,10 @@ impl TestDevice {
         let kept = if checks.events > 0 { events.address() } else { 0 };
         let args = args::Test { host: crashed.address(), events: kept, ..checks.args(me) };
         stream.upload(memory.address(), args.as_bytes())?;
-        Ok(Self { memory, events, crashed, room: checks.events })
+        let noticed =
+            |incident: &Incident| matches!(*incident, Incident::Crash { rank, noticed: true, .. } if rank == me);
+        let is_noticed = checks.incidents.iter().any(noticed);
+        Ok(Self { memory, events, crashed, room: checks.events, is_noticed })
     }
 
     pub(crate) const fn address(&self) -> u64 {

@@ -90,6 +90,9 @@ pub struct RingFault {
     pub what: String,
 }
 
+/// Slots that were filled and read, by writer, owner, track and operation.
+pub type SlotsOfRings = BTreeMap<(Rank, Rank, u32, u64), u64>;
+
 /// Writer, owner, track.
 type Ring = (Rank, Rank, u32);
 
@@ -100,15 +103,12 @@ struct Ends {
     emptying: Vec<RingEvent>,
 }
 
-/// Checks the events of all ranks, `[ranks]`, of rings of `geometry` that were empty before the first: by ring and operation, `(writer, owner,
-/// track, op)`, how many slots were filled and read.
+/// Checks the events of all ranks, `[ranks]`, of rings of `geometry` that were empty before the first, and counts what
+/// they carried.
 ///
 /// # Errors
 /// The first [`RingFault`].
-pub fn check_rings(
-    events: &[Vec<RingEvent>],
-    geometry: Geometry,
-) -> Result<BTreeMap<(Rank, Rank, u32, u64), u64>, RingFault> {
+pub fn check_rings(events: &[Vec<RingEvent>], geometry: Geometry) -> Result<SlotsOfRings, RingFault> {
     let mut rings: BTreeMap<Ring, Ends> = BTreeMap::new();
     for (me, events) in (0..).map(Rank).zip(events) {
         for event in events {
