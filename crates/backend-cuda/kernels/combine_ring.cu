@@ -106,7 +106,7 @@ EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSo
         if (positions[rank] >= 0 && routes[rank].through_ring) waits |= !ep_consumer_look(r, a.rings, routes[rank].ring);
     if (__any_sync(EP_FULL, waits))
         for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring) ep_consumer_return(r, routes[rank].ring);
+            if (routes[rank].through_ring && !ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_consumer_return(r, routes[rank].ring);
     bool right = true;
     for (ep_u32 rank = lane; rank < ranks; rank += 32) {
         EpRoute& route = routes[rank];

@@ -125,7 +125,7 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 sour
     for (bool opened = false; !opened || position < last; ) {
         bool there = true;
         if (lane == 0 && !ep_consumer_look(r, a.rings, ring)) {
-            ep_consumer_return(r, ring);
+            if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_consumer_return(r, ring);
             there = ep_consumer_await(r, a.rings, ring, began);
         }
         if (!__shfl_sync(EP_FULL, there, 0)) return;

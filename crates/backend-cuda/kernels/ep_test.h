@@ -22,7 +22,7 @@
 #define EP_PLANT_PLACED_OFF_BY_ONE 7u
 #define EP_PLANT_PLACED_EARLY 8u
 #define EP_PLANT_NOT_WAITING_FOR_PULLS 9u
-#define EP_PLANT_SUM_OUT_OF_ORDER 10u
+#define EP_PLANT_ROUNDED_TOO_EARLY 10u
 #define EP_PLANT_IMPOLITE_WAITING 11u
 #define EP_PLANT_LOW_ARRIVAL_EARLY 12u
 #define EP_PLANT_LOW_WRONG_BANK 13u
@@ -89,6 +89,10 @@ EP_DEV void ep_pause(ep_u64 nanoseconds) {
 }
 /* Of a planted fault. */
 EP_DEV void ep_be_slow() { ep_pause(EP_PLANT_PAUSE); }
+/* The last rank is so slow that the others are through with all that they do on the host. */
+EP_DEV void ep_be_last(const EpRank& r) {
+    if (r.me + 1 == r.w.ranks) ep_pause(50 * EP_PLANT_PAUSE);
+}
 
 /* One verb in four is delayed. */
 EP_DEV void ep_delay(const EpRank& r, ep_u32 what, ep_u64 which) {
@@ -145,6 +149,7 @@ EP_DEV void ep_poison(const EpRank& r, const ep_u8* at, ep_u32 bytes) {
 EP_DEV bool ep_planted(const EpRank&, ep_u32) { return false; }
 EP_DEV bool ep_crashed(const EpRank&) { return false; }
 EP_DEV void ep_be_slow() {}
+EP_DEV void ep_be_last(const EpRank&) {}
 EP_DEV void ep_delay(const EpRank&, ep_u32, ep_u64) {}
 EP_DEV bool ep_verb(const EpRank&, ep_u32, ep_u64) { return true; }
 EP_DEV bool ep_posts(const EpRank&, ep_u32, ep_u32, ep_u64) { return true; }

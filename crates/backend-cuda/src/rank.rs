@@ -177,7 +177,8 @@ impl RankDevice {
         let (local, windows, cursors) =
             (memory(LOCAL_BYTES + 4 * ranks)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
         let report = Mapped::zeroed(device, REPORT_BYTES)?;
-        let test = checks.map(|checks| TestDevice::new(&stream, checks, me)).transpose()?;
+        let test =
+            checks.map(|checks| TestDevice::new(&stream, checks, me, layout.settings().deadline())).transpose()?;
         let view = RankView {
             window: KernelWindow::from(layout),
             windows: windows.address(),

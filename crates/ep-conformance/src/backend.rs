@@ -1,7 +1,7 @@
 //! What the suite needs from a backend.
 
 use ep_core::incident::Incident;
-use ep_core::{Error, LowLatency, Settings, Shape, Topology};
+use ep_core::{Error, Fault, LowLatency, Settings, Shape, Topology};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -69,6 +69,31 @@ pub enum Requirement {
     Scripts,
     /// More than eight ranks.
     ManyRanks,
+}
+
+/// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that
+/// others have told, or that saw others go.
+pub(crate) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
+    let told = |error: &Error| {
+        let fault = error.failure().map(|failure| failure.fault);
+        matches!(fault, Some(Fault::Aborted { .. } | Fault::PeerGone { .. }))
+    };
+    let mut all = Vec::with_capacity(outcomes.len());
+    let mut worst: Option<(u32, String)> = None;
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let (weight, error) = match outcome {
+            Some(Ok(value)) => {
+                all.push(value);
+                continue;
+            }
+            Some(Err(error)) => (if told(&error) { 0 } else { 2 }, format!("rank {rank}: {error}")),
+            None => (1, format!("rank {rank} did not finish")),
+        };
+        if worst.as_ref().is_none_or(|(heaviest, _)| weight > *heaviest) {
+            worst = Some((weight, error));
+        }
+    }
+    worst.map_or(Ok(all), |(_, error)| Err(error))
 }
 
 /// What a rank's work gives: it can be sent from the rank's process to another.

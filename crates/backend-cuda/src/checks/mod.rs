@@ -44,9 +44,9 @@ pub enum Plant {
     PlacedEarly = 8,
     /// Who has offered rows does not wait until they were pulled.
     NotWaitingForPulls = 9,
-    /// Rows are summed in another order.
-    SumOutOfOrder = 10,
-    /// A ring's end waits without publishing what is pending.
+    /// Sums are rounded after each row.
+    RoundedTooEarly = 10,
+    /// Ends of rings wait without publishing what is pending.
     ImpoliteWaiting = 11,
     /// Low latency: the arrival is published before the rows are put.
     LowArrivalEarly = 12,
@@ -77,7 +77,8 @@ pub struct Checks {
 const SLOWLY: Nanos = Nanos(50_000);
 
 impl Checks {
-    fn args(&self, me: Rank) -> args::Test {
+    /// Of rank `me`, whose operations may take `allowed`.
+    fn args(&self, me: Rank, allowed: Nanos) -> args::Test {
         let limit = |nanos: Nanos| u32::try_from(nanos.0).unwrap_or(u32::MAX);
         let mut test = args::Test {
             seed: if self.longest == Nanos(0) { 0 } else { self.seed },
@@ -98,7 +99,8 @@ impl Checks {
                 Incident::Delay { from, to, kind, by, after } if from == me => {
                     test.late_to = to.0;
                     test.late_lane = kind.map_or(NONE, |kind| kind.index() as u32);
-                    (test.late, test.unharmed) = (by.0, count(after));
+                    // What comes after the deadline comes in a generation that does not look at it.
+                    (test.late, test.lost, test.unharmed) = (by.0, (by >= allowed).into(), count(after));
                 }
                 Incident::LoseLane { from, to, kind, after } if from == me => {
                     test.late_to = to.0;
@@ -127,12 +129,12 @@ pub(crate) struct TestDevice {
 const COUNT: u64 = 36;
 
 impl TestDevice {
-    pub(crate) fn new(stream: &Arc<Stream>, checks: &Checks, me: Rank) -> Result<Self, CudaError> {
+    pub(crate) fn new(stream: &Arc<Stream>, checks: &Checks, me: Rank, allowed: Nanos) -> Result<Self, CudaError> {
         let crashed = Arc::new(Mapped::zeroed(stream.device(), 16)?);
         let events = DeviceMemory::zeroed(stream, checks.events as usize * RingEvent::BYTES)?;
         let memory = DeviceMemory::zeroed(stream, size_of::<args::Test>())?;
         let kept = if checks.events > 0 { events.address() } else { 0 };
-        let args = args::Test { host: crashed.address(), events: kept, ..checks.args(me) };
+        let args = args::Test { host: crashed.address(), events: kept, ..checks.args(me, allowed) };
         stream.upload(memory.address(), args.as_bytes())?;
         let noticed =
             |incident: &Incident| matches!(*incident, Incident::Crash { rank, noticed: true, .. } if rank == me);
@@ -182,7 +184,7 @@ mod tests {
             ],
             ..Checks::default()
         };
-        let [first, second, third] = [0, 1, 2].map(|rank| checks.args(Rank(rank)));
+        let [first, second, third] = [0, 1, 2].map(|rank| checks.args(Rank(rank), Nanos(1)));
         assert_eq!((first.crashes, first.late_to, first.seed), (0, NONE, 0));
         assert_eq!((second.crashes, second.verbs), (1, i32::MAX as u32));
         assert_eq!((third.late_to, third.late_lane, third.lost, third.unharmed), (0, 1, 1, 3));
