@@ -299,7 +299,8 @@ __device__ __noinline__ bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_
     for (ep_u32 other = 0; other < r.w.ranks; ++other) {
         if (other == r.me || !ep_takes_part(r, other)) continue;
         const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
-        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_op(alarm) == (ep_u32)(op % 4096)) {
+        /* Of any operation: who fails in the one before delivers nothing in this one. */
+        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm)) {
             status = EP_STATUS_ABORTED;
             peer = other;
             culprit = ep_alarm_peer(alarm);

@@ -12,6 +12,7 @@ use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
+use crate::kernels::Kernels;
 use crate::node::Node;
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
@@ -103,7 +104,8 @@ impl Builder {
 
     /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
     /// `member`. Its GPU is the one named in [`gpus`](Self::gpus), automatically that with its number; all GPUs of the ranks must be
-    /// visible to all. Returns when all ranks have met; may take the settings' deadline.
+    /// visible to all. Returns when all ranks have met; may take the settings' deadline, and a minute at least: ranks may have to
+    /// compile kernels first.
     ///
     /// Processes that share a GPU take turns on it, milliseconds each: for tests only.
     ///
@@ -123,8 +125,10 @@ impl Builder {
         let device = Device::open(gpus[0])?;
         let options = self.options(std::slice::from_ref(&device), 1)?;
         check_low(&device, &layout)?;
-        let within = Duration::from_nanos(layout.settings().deadline().0);
-        let node = Node::met(&device, &layout, member, within, self.poisons())?;
+        // Before the ranks wait for each other: it may take long.
+        Kernels::of(&device, self.checks.is_some())?;
+        let deadline = Duration::from_nanos(layout.settings().deadline().0);
+        let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
         let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref())?;
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
     }

@@ -11,6 +11,9 @@ use crate::checks::POISON;
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
 
+/// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// The window of one rank.
 #[derive(Debug)]
 enum Window {
@@ -54,7 +57,8 @@ impl Node {
         let own = window(device, layout, poison)?;
         let hash = layout.hash(&layout.settings().rings());
         let told = [&hash.to_le_bytes()[..], &own.handle()?.to_bytes()].concat();
-        let all = member.all_gather(&told, within).map_err(CudaError::meeting)?;
+        let patience = within.max(PATIENCE);
+        let all = member.all_gather(&told, patience).map_err(CudaError::meeting)?;
         let mut own = Some(own);
         let windows = (0..).map(Rank).zip(all).map(|(rank, told)| {
             if rank == member.rank() {
@@ -65,7 +69,7 @@ impl Node {
         let windows = windows.collect::<Result<_, CudaError>>();
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
         let node = Self { windows: windows?, gone: Vec::new(), met: Some((Arc::clone(member), within)) };
-        member.barrier(within).map_err(CudaError::meeting)?;
+        member.barrier(patience).map_err(CudaError::meeting)?;
         Ok(Arc::new(node))
     }
 
