@@ -257,7 +257,8 @@ fn lost_lane<B: Backend>(backend: &B) -> Verdict {
             continue;
         };
         ensure(culprits.iter().all(|&blamed| blamed == Some(culprit)), || {
-            named(&format!("blamed {culprits:?} {stories:#?}"))
+            let failures: Vec<_> = stories.iter().flatten().map(|story| &story.failure).collect();
+            named(&format!("blamed {culprits:?}: {failures:?}"))
         })?;
         ensure(culprit == VICTIM || culprit == Rank(0), || named(&format!("blamed rank {culprit}")))?;
         survivors(&layer, culprit, &stories).map_err(|error| named(&error))?;
