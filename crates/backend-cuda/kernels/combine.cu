@@ -44,8 +44,10 @@ EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource*
                 if (there[i]) rows[i] = ep_ld16_peer(ep_source_row(sources[first + i], position) + at);
             }
 #pragma unroll
-            for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i)
+            for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
                 if (there[i]) ep_sum_add(sum, rows[i]);
+                if (ep_planted(r, EP_PLANT_ROUNDED_TOO_EARLY)) ep_sum_start(sum, ep_sum_round(sum));
+            }
         }
         ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
     }
@@ -73,6 +75,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_combine_kernel(const __
     EpSource* sources = (EpSource*)ep_pool;
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, a.offers_weights, began);
     const bool all = ep_learn_sources(r, a, sources, began);
+    ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | threadIdx.x / 32);
+    if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
     if (all && !ep_failed(r)) {
         ep_sum_rows(r, a, sources);
         if (a.weights) ep_sum_weights(r, a, sources);
@@ -85,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_combine_kernel(const __
     ep_say_done(r);
     for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x)
         if (peer != r.me && ep_takes_part(r, peer) && ((const ep_u32*)a.matrix)[peer * r.w.ranks + r.me] > 0)
-            ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
+            if (!ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS))
+                ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
     ep_count_op(r);
 }

@@ -88,6 +88,7 @@ EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpS
         route.through_ring = ep_gives_back(r, a, r.me, rank) && sources[rank].payload == 0;
         if (!route.through_ring) continue;
         ep_consumer_open(r, route.ring, rank, channel);
+        ep_consumer_begin(r, route.ring);
         if (!ep_consumer_await(r, a.rings, route.ring, began)) { right = false; continue; }
         right &= ep_check_header(r, ep_read_opening(ep_consumer_slot(r, a.rings, route.ring)), rank);
         ep_consumer_pop(r, a.rings, route.ring);
@@ -105,7 +106,7 @@ EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSo
         if (positions[rank] >= 0 && routes[rank].through_ring) waits |= !ep_consumer_look(r, a.rings, routes[rank].ring);
     if (__any_sync(EP_FULL, waits))
         for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring) ep_consumer_return(r, routes[rank].ring);
+            if (routes[rank].through_ring && !ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_consumer_return(r, routes[rank].ring);
     bool right = true;
     for (ep_u32 rank = lane; rank < ranks; rank += 32) {
         EpRoute& route = routes[rank];
@@ -163,6 +164,9 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
                 ((float*)c.weights)[(ep_u64)token * r.w.topk + k] = sum;
             }
         __syncwarp();
+        for (ep_u32 rank = 0; rank < ranks; ++rank)
+            if (routes[rank].through_ring && routes[rank].row)
+                ep_poison(r, (const ep_u8*)routes[rank].row - r.w.header_bytes, (ep_u32)(r.w.header_bytes + r.w.result_stride));
         for (ep_u32 rank = lane; rank < ranks; rank += 32)
             if (routes[rank].through_ring && routes[rank].row) ep_consumer_pop(r, a.rings, routes[rank].ring);
     }
@@ -197,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(cons
         for (ep_u32 other = threadIdx.x; other < ranks; other += blockDim.x)
             if (other != r.me && ep_takes_part(r, other) &&
                 ((const ep_u32*)a.combine.matrix)[other * ranks + r.me] > 0)
-                ep_wait(r, other, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
+                if (!ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS))
+                    ep_wait(r, other, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
     ep_count_op(r);
 }

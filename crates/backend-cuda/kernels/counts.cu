@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
             free = peer == r.me || ep_wait_bank(r, peer, began);
         }
         if (!__shfl_sync(EP_FULL, free, 0)) continue;
-        ep_u8* at = ep_window(r, peer) + ep_counts(r.w, op, r.me);
+        ep_u8* at = ep_window(r, peer) + ep_counts(r.w, ep_planted(r, EP_PLANT_WRONG_BANK) ? op + 1 : op, r.me);
         ep_u32* numbers = (ep_u32*)(at + sizeof(EpCountsHeader));
         if (lane == 0) {
             EpCountsHeader h;
@@ -70,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
             h.reserved[0] = h.reserved[1] = h.reserved[2] = 0;
             *(EpCountsHeader*)at = h;
         }
-        for (ep_u32 i = lane; i < ranks; i += 32) numbers[i] = rows[i];
+        const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
+        for (ep_u32 i = lane; i < ranks; i += 32) numbers[i] = rows[i] + more;
         for (ep_u32 i = lane; i < experts; i += 32) numbers[ranks + i] = choices[i];
         __syncwarp();
         if (lane == 0) {

@@ -124,6 +124,11 @@ EP_DEV void ep_load_piece(const EpRank& r, const EpDispatchArgs& a, ep_u32 unit,
     }
 }
 
+/* Where a row goes that belongs at position. */
+EP_DEV ep_u32 ep_place(const EpRank& r, ep_i32 position) {
+    return ep_planted(r, EP_PLANT_PLACED_OFF_BY_ONE) && position > 0 ? position - 1 : position;
+}
+
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8* stages, ep_u64* bars) {
     const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
     const ep_u32 units = a.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + warp;
@@ -145,7 +150,7 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
         ep_barrier_wait(bars + stage, parity);
         if (few) {
             if (mine >= 0 && places[lane].payload)
-                ep_bulk_store((void*)(places[lane].payload + (ep_u64)mine * stride + begin), from, bytes);
+                ep_bulk_store((void*)(places[lane].payload + (ep_u64)ep_place(r, mine) * stride + begin), from, bytes);
         } else {
             for (ep_u32 rank = lane; rank < ranks; rank += 32) {
                 const ep_i32 position = positions[(ep_u64)token * ranks + rank];
@@ -217,6 +222,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, began);
     ep_learn_places(r, a, places, began);
     __syncthreads();
+    if (ep_planted(r, EP_PLANT_PLACED_EARLY)) {
+        for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
+            if (peer != r.me && ep_takes_part(r, peer))
+                ep_publish(r, peer, ep_lane_data(ep_near_track(r.w, 0, 0)), EP_COUNTER_PLACED, op);
+        ep_be_slow();
+        __syncthreads();
+    }
+    ep_delay(r, EP_LANE_WATCH, (ep_u64)blockIdx.x << 32 | warp);
     if (warp < a.movers)
         ep_move_rows(r, a, places, stages + (ep_u64)warp * a.stages * a.piece, bars + warp * a.stages);
     else if (a.headers) {

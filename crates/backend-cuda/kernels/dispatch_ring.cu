@@ -90,7 +90,8 @@ EP_DEV void ep_send(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 peer, e
             const ep_i32 position = __shfl_sync(EP_FULL, mine, bit);
             at = ep_producer_slot(r, a.rings, ring, began);
             if (at == nullptr) return;
-            if (lane == 0) ep_st16(at, make_int4((int)r.me, (int)token, position, (int)(ep_u32)ep_op(r)));
+            const ep_i32 named = ep_planted(r, EP_PLANT_POSITION_OFF_BY_ONE) ? position + 1 : position;
+            if (lane == 0) ep_st16(at, make_int4((int)r.me, (int)token, named, (int)(ep_u32)ep_op(r)));
             for (ep_u32 k = lane; k < r.w.topk; k += 32)
                 ((EpChoice*)(at + sizeof(EpRowHeader)))[k] = ep_choice(r, a, peer, token, k);
             ep_copy_payload(r, a, at + r.w.header_bytes, token);
@@ -119,14 +120,16 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 sour
     const ep_u32 due = first_of[source + 1] - first_of[source];
     EpConsumer ring;
     ep_consumer_open(r, ring, source, channel);
+    if (lane == 0) ep_consumer_begin(r, ring);
     ep_u32 position = 0, last = 0;
     for (bool opened = false; !opened || position < last; ) {
         bool there = true;
         if (lane == 0 && !ep_consumer_look(r, a.rings, ring)) {
-            ep_consumer_return(r, ring);
+            if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_consumer_return(r, ring);
             there = ep_consumer_await(r, a.rings, ring, began);
         }
         if (!__shfl_sync(EP_FULL, there, 0)) return;
+        if (lane == 0) ep_consumer_plant(r, ring);
         __syncwarp();
         const ep_u8* at = ep_consumer_slot(r, a.rings, ring);
         if (!opened) {
@@ -161,8 +164,10 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 sour
             ++position;
         }
         __syncwarp();
+        ep_poison(r, at, (ep_u32)(r.w.header_bytes + r.w.payload_stride));
         /* Only lane 0 posts; all lanes count. */
         ++ring.head;
+        if (lane == 0) ep_event(r, EP_EVENT_READ, source, ring.track, ring.head, ep_op(r));
         if (ring.head - ring.returned >= a.rings.credit) {
             if (lane == 0) ep_consumer_return(r, ring);
             ring.returned = ring.head;

@@ -47,7 +47,8 @@
 #define EP_LOW_FIELD_LAST_OP 13u
 
 /* Low latency of one rank, in its own device memory; zero at first, and in each generation. After it lie u32 finished[ranks],
-   blocks that have put their rows for each rank, and for each bank u32 late[ranks]: not 0 where a rank was sent nothing. */
+   blocks that have put their rows for each rank, for each bank u32 late[ranks]: not 0 where a rank was sent nothing, and
+   u32 gone[ranks] as behind EpLocal. */
 struct EpLow {
     ep_u64 sent;     /* operations that were sent */
     ep_u64 received; /* operations that were received */
@@ -71,6 +72,7 @@ EP_DEV ep_u32* ep_low_finished(const EpRank& r) { return (ep_u32*)(ep_low_state(
 EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) {
     return ep_low_finished(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
 }
+EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low_finished(r) + 3 * r.w.ranks + rank); }
 
 /* The rank with the windows' addresses in shared memory, `into` [ranks]: they are needed at every turn. Threads that read the
    addresses of others than those they copied pass a barrier first. */
@@ -83,6 +85,7 @@ EP_DEV EpRank ep_low_rank(const EpRank& r, ep_u64* into) {
 
 /* Raises a cell at peer, after a fence of the caller's. */
 EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    if (!ep_posts(r, peer, lane, value)) return;
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) +
                                                             ep_cell(r.w, r.generation, r.me, lane, counter)),
                  "l"(ep_stamp(r.generation, value)) : "memory");
@@ -93,13 +96,15 @@ EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 cou
 /* Reports a fault of op; the first of a launch counts. */
 EP_DEV void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
                         ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
-    if (atomicCAS(&ep_low_state(r)->failed, 0u, 1u) == 0)
+    if (!ep_crashed(r) && atomicCAS(&ep_low_state(r)->failed, 0u, 1u) == 0)
         ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
 }
 EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
     ep_low_fail(r, op, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
 }
-EP_DEV bool ep_low_failed(const EpRank& r) { return ep_ld_relaxed(&ep_low_state(r)->failed) != 0; }
+EP_DEV bool ep_low_failed(const EpRank& r) {
+    return ep_ld_relaxed(&ep_low_state(r)->failed) != 0 || ep_crashed(r);
+}
 
 /* Whether a launch must end at once: an earlier one has failed, or it cannot go on from where low latency is. The host sees to that
    for its own calls, but what a graph replays may come at any time: after a recovery; with more or fewer operations in flight than
@@ -151,11 +156,11 @@ EP_DEV ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
     return last;
 }
 
-/* The rare part of a wait for peer: says that this rank waits, when it has waited long or is waited for; true when time is up or
-   the launch has failed. */
+/* The rare part of a wait for peer: says that this rank waits, when it has waited long or is waited for; true when time is up, peer
+   is gone, or the launch has failed. */
 EP_DEV bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     EpLow* low = ep_low_state(r);
-    if (ep_low_failed(r)) return true;
+    if (ep_low_failed(r) || ep_low_is_gone(r, peer)) return true;
     const ep_u64 waited = ep_now() - began;
     if (waited < r.allowed / 2 || blockIdx.x != 0) return waited >= r.allowed;
     bool speak = waited >= r.allowed / 4 * 3;
@@ -206,7 +211,8 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
             state[peer] = EP_PEER_NOW;
             found |= EP_FOUND_NOW;
             ep_low_came(r, peer);
-        } else if (gives_up && ep_low_vain(r, peer, began)) {
+        } else if (gives_up && ep_low_vain(r, peer, began) &&
+                   ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
             state[peer] = EP_PEER_DONE; /* it is late */
         } else {
             found |= EP_FOUND_WAITING;
@@ -241,7 +247,7 @@ EP_DEV void ep_low_finish(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32*
         }
         if (last && (always || rows[peer] > 0))
             ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
-                           ep_arrival(r.w, op, kind, rows[peer]));
+                           ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
         state[peer] = EP_PEER_DONE;
     }
     __syncthreads();
@@ -256,10 +262,16 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
     ep_u64 seen;
     ep_u32 status = EP_STATUS_MISMATCH, field = EP_LOW_FIELD_ARRIVAL, culprit = source;
     ep_u64 mine = due, theirs, waited = 0;
+    bool gone = false;
+    ep_verb(r, EP_LANE_LOW_ROWS << 16 | source, due);
     for (ep_u32 spin = 1;; ++spin) {
         seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
         if (seen >= due) break;
-        if (spin % 64 == 0 && ep_low_vain(r, source, began)) break;
+        if (spin % 64 != 0 || !ep_low_vain(r, source, began)) continue;
+        gone = ep_low_is_gone(r, source);
+        /* Who is gone may have delivered before. */
+        if (gone) seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
+        break;
     }
     theirs = seen;
     if (seen >= due) {
@@ -282,8 +294,8 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
         }
     } else {
         if (ep_low_failed(r)) return false;
-        status = EP_STATUS_TIMEOUT;
-        culprit = ep_low_culprit(r, source);
+        status = gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
+        culprit = gone ? source : ep_low_culprit(r, source);
         waited = ep_now() - began;
     }
     ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, theirs, mine, waited, field);
@@ -385,7 +397,8 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
             if (!late[peer]) continue;
             is_late = true;
             if (receives)
-                ep_low_fail(r, op, EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, ep_low_culprit(r, peer), EP_LANE_LOW_DONE,
+                ep_low_fail(r, op, ep_low_is_gone(r, peer) ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer,
+                            ep_low_is_gone(r, peer) ? peer : ep_low_culprit(r, peer), EP_LANE_LOW_DONE,
                             ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
         }
     is_late = __syncthreads_or(is_late);

@@ -182,7 +182,8 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, con
         bool goes = false;
         for (ep_u32 k = 0; k < r.w.topk; ++k) goes |= ranks_of[k] == rank;
         s.place[rank] = goes && s.state[rank] == EP_PEER_NOW
-                            ? (ep_u64)ep_window(r, rank) + ep_low_row(r.w, op, r.me, s.next[rank])
+                            ? (ep_u64)ep_window(r, rank) +
+                                  ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, s.next[rank])
                             : 0;
     }
 }
@@ -222,6 +223,14 @@ EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u
                 ahead = ep_low_load_ahead(r, a, token);
                 choice = ep_low_load_choice(r, a, token);
             }
+            if (ep_planted(r, EP_PLANT_LOW_ARRIVAL_EARLY)) {
+                for (ep_u32 peer = tid; peer < ranks; peer += EP_LOW_THREADS)
+                    if (s.state[peer] == EP_PEER_NOW)
+                        ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                                       ep_arrival(r.w, op, EP_LOW_DISPATCH, s.rows[peer]));
+                ep_be_slow();
+            }
+            ep_delay(r, EP_LANE_LOW_ROWS, token);
             ep_low_write_header(r, s, op, token, choice, ranks_of);
             ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
             __syncthreads();

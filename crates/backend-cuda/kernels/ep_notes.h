@@ -46,7 +46,15 @@ EP_DEV void ep_count_op(const EpRank& r) {
     const ep_u64 op = ep_op(r);
     __syncthreads();
     if (ep_failed(r)) return;
-    if (threadIdx.x == 0) ep_local(r)->ops_done = op;
+    if (threadIdx.x == 0) {
+        EpLocal* local = ep_local(r);
+        if (local->told != 0) {
+            /* It has ended well: what was said explains nothing any more. */
+            ep_tell(r, 0, op, EP_PHASE_ALARM, r.me);
+            local->told = local->foremost = 0;
+        }
+        local->ops_done = op;
+    }
     if (r.tally == 0) return;
     const ep_u32 ranks = r.w.ranks;
     const ep_u32* matrix = (const ep_u32*)((const EpPlan*)r.plan + 1);

@@ -40,6 +40,7 @@ EP_DEV void ep_producer_publish(const EpRank& r, EpProducer& p) {
     if (p.published == p.tail) return;
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
+        ep_event(r, EP_EVENT_PUBLISHED, p.peer, p.track, p.tail, ep_op(r));
         ep_fence_sys();
         ep_publish(r, p.peer, ep_lane_data(p.track), EP_COUNTER_TAIL, p.tail);
     }
@@ -58,6 +59,7 @@ EP_DEV bool ep_producer_await(const EpRank& r, EpProducer& p, ep_u64 at_least, e
             ep_fail_mismatch(r, p.peer, EP_FIELD_HEAD, p.tail, head);
             there = false;
         }
+        if (there) ep_event(r, EP_EVENT_SAW_HEAD, p.peer, p.track, head, ep_op(r));
     }
     p.head = __shfl_sync(EP_FULL, head, 0);
     return __shfl_sync(EP_FULL, there, 0);
@@ -69,6 +71,7 @@ EP_DEV bool ep_producer_open(const EpRank& r, EpProducer& p, ep_u32 peer, ep_u32
     p.track = ep_near_track(r.w, 0, channel);
     p.origin = p.tail = p.published = *ep_cursor(r, 0, peer, channel);
     p.head = 0;
+    if (threadIdx.x % 32 == 0) ep_event(r, EP_EVENT_FILLS, peer, p.track, p.tail, ep_op(r));
     /* The part may have been cut otherwise before: all rings into the peer must be empty, not just this one. What other warps
        send meanwhile is waited for, too; its receivers wait for nobody here. */
     bool empty = true;
@@ -80,19 +83,36 @@ EP_DEV bool ep_producer_open(const EpRank& r, EpProducer& p, ep_u32 peer, ep_u32
     return ep_producer_await(r, p, p.tail, began);
 }
 
+/* Before a row is put, in builds for tests. */
+EP_DEV void ep_producer_plant(const EpRank& r, const EpProducer& p) {
+#ifdef EP_TEST
+    if (threadIdx.x % 32 == 0) {
+        ep_delay(r, p.peer, p.tail);
+        if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) {
+            ep_publish(r, p.peer, ep_lane_data(p.track), EP_COUNTER_TAIL, p.tail + 1);
+            ep_be_slow();
+        }
+    }
+    __syncwarp();
+#endif
+}
+
 /* Where the next row goes; 0 when there will be no room. */
 EP_DEV ep_u8* ep_producer_slot(const EpRank& r, const EpRings& rings, EpProducer& p, ep_u64 began) {
     if (p.tail - p.head >= rings.slots) {
-        ep_producer_publish(r, p);
+        if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_producer_publish(r, p);
         if (!ep_producer_await(r, p, p.tail + 1 - rings.slots, began)) return nullptr;
     }
-    const ep_u32 slot = (ep_u32)((p.tail - p.origin) % rings.slots);
+    ep_producer_plant(r, p);
+    const ep_u32 skewed = ep_planted(r, EP_PLANT_WRONG_SLOT) ? 1 : 0;
+    const ep_u32 slot = (ep_u32)((p.tail - p.origin + skewed) % rings.slots);
     return ep_window(r, p.peer) + ep_ring_slot(r.w, rings, r.me, p.track, slot);
 }
 
 /* The slot has been filled by all lanes. */
 EP_DEV void ep_producer_push(const EpRank& r, const EpRings& rings, EpProducer& p) {
     ++p.tail;
+    if (threadIdx.x % 32 == 0) ep_event(r, EP_EVENT_FILLED, p.peer, p.track, p.tail, ep_op(r));
     if (p.tail - p.published >= rings.chunk) ep_producer_publish(r, p);
 }
 
@@ -113,10 +133,15 @@ EP_DEV void ep_consumer_open(const EpRank& r, EpConsumer& c, ep_u32 peer, ep_u32
     c.track = ep_near_track(r.w, 0, channel);
     c.origin = c.head = c.returned = c.tail = *ep_cursor(r, 1, peer, channel);
 }
+/* Notes that an end opens. By one thread. */
+EP_DEV void ep_consumer_begin(const EpRank& r, const EpConsumer& c) {
+    ep_event(r, EP_EVENT_EMPTIES, c.peer, c.track, c.head, ep_op(r));
+}
 
 /* By one thread; everybody's reads of the slots were joined before. */
 EP_DEV void ep_consumer_return(const EpRank& r, EpConsumer& c) {
     if (c.returned == c.head) return;
+    ep_event(r, EP_EVENT_CREDITED, c.peer, c.track, c.head, ep_op(r));
     ep_fence_sys();
     ep_publish(r, c.peer, ep_lane_credit(c.track), EP_COUNTER_HEAD, c.head);
     c.returned = c.head;
@@ -128,7 +153,10 @@ EP_DEV bool ep_consumer_look(const EpRank& r, const EpRings& rings, EpConsumer& 
         ep_fail_mismatch(r, c.peer, EP_FIELD_TAIL, c.head + rings.slots, tail);
         return false;
     }
-    if (tail > c.tail) c.tail = tail;
+    if (tail > c.tail) {
+        ep_event(r, EP_EVENT_SAW_TAIL, c.peer, c.track, tail, ep_op(r));
+        c.tail = tail;
+    }
     return c.head < c.tail;
 }
 
@@ -142,9 +170,17 @@ EP_DEV const ep_u8* ep_consumer_slot(const EpRank& r, const EpRings& rings, cons
     return ep_own(r) + ep_ring_slot(r.w, rings, c.peer, c.track, (ep_u32)((c.head - c.origin) % rings.slots));
 }
 
+/* A row is about to be read that may be overwritten already. By one thread. */
+EP_DEV void ep_consumer_plant(const EpRank& r, const EpConsumer& c) {
+    if (!ep_planted(r, EP_PLANT_CREDIT_EARLY)) return;
+    ep_publish(r, c.peer, ep_lane_credit(c.track), EP_COUNTER_HEAD, c.head + 1);
+    ep_be_slow();
+}
+
 /* The row has been read. */
 EP_DEV void ep_consumer_pop(const EpRank& r, const EpRings& rings, EpConsumer& c) {
     ++c.head;
+    ep_event(r, EP_EVENT_READ, c.peer, c.track, c.head, ep_op(r));
     if (c.head - c.returned >= rings.credit) ep_consumer_return(r, c);
 }
 

@@ -29,6 +29,7 @@ typedef long long ep_i64;
 #define EP_STATUS_MISMATCH 2u
 #define EP_STATUS_ABORTED 3u
 #define EP_STATUS_BAD_ROUTING 4u
+#define EP_STATUS_GONE 6u
 
 /* Which field differed: EpReport.field of a mismatch. The host has their names in this order. */
 #define EP_FIELD_OP 0u
@@ -64,7 +65,8 @@ struct EpReport {
     ep_u32 culprit;
 };
 
-/* What the kernels of one rank keep between launches, in its own device memory. Zero at first. */
+/* What the kernels of one rank keep between launches, in its own device memory. Zero at first. After it lie u32 gone[ranks]: not 0
+   for ranks of which the host knows that they do nothing any more. */
 struct EpLocal {
     ep_u64 ops_done;   /* operations completed: the running one is ops_done + 1 */
     ep_u32 failed;     /* not 0: this rank has failed; every kernel ends at once */
@@ -73,8 +75,9 @@ struct EpLocal {
     ep_u32 bad_token;  /* 1 + the first token whose choices are wrong; 0 for none */
     ep_u32 rings;      /* not 0 when a direct kernel left rows to the ring kernel that follows it */
     ep_u32 generation; /* of the communicator; graphs of an earlier one must not run */
-    ep_u32 reserved_word;
-    ep_u64 reserved[2];
+    ep_u32 speaking;   /* not 0 while a thread publishes an alarm: cells must not fall */
+    ep_u64 foremost;   /* of the waits that last long the one nearest to the cause, see ep_wait_key; 0 for none */
+    ep_u64 told;       /* the last that the others were told of */
 };
 
 /* One rank as its kernels see it. */
@@ -93,6 +96,7 @@ struct EpRank {
     ep_u32 generation;
     ep_u32 kind;
     ep_u32 replays; /* not 0 where the operation goes along the plan of an earlier one */
+    ep_u64 test;    /* address of the EpTest in builds for tests; 0 in others */
 };
 
 /* The beginning of a handle's numbers; u32 matrix[ranks, ranks] follows: rows from source to destination. */
@@ -145,15 +149,25 @@ EP_DEV EpLocal* ep_local(const EpRank& r) { return (EpLocal*)r.local; }
 EP_DEV ep_u8* ep_window(const EpRank& r, ep_u32 rank) { return (ep_u8*)((const ep_u64*)r.windows)[rank]; }
 EP_DEV ep_u8* ep_own(const EpRank& r) { return ep_window(r, r.me); }
 EP_DEV bool ep_takes_part(const EpRank& r, ep_u32 rank) { return ((const ep_u64*)r.windows)[rank] != 0; }
-EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0; }
 EP_DEV ep_u64 ep_op(const EpRank& r) { return ep_local(r)->ops_done + 1; }
 /* What all ranks must agree on. The number of a replayed dispatch is read here: a graph makes a new one each time it runs. */
 EP_DEV ep_u64 ep_settings(const EpRank& r) { return r.settings + (r.replays ? ((const EpPlan*)r.plan)->op : 0); }
+EP_DEV bool ep_flag(const ep_u32* at) {
+    ep_u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v != 0;
+}
+EP_DEV bool ep_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag((const ep_u32*)(ep_local(r) + 1) + rank); }
+
+#include "ep_test.h"
+
+EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0 || ep_crashed(r); }
 
 /* ---- publish and peek ---- */
 
 /* Raises a cell at peer. The caller has ordered everything that it announces before this (a barrier after the stores). */
 EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    if (!ep_posts(r, peer, lane, value)) return;
     ep_st_release(ep_window(r, peer) + ep_cell(r.w, r.generation, r.me, lane, counter), ep_stamp(r.generation, value));
 }
 EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
@@ -179,18 +193,101 @@ EP_DEV void ep_report(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, e
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&out->status), "r"(status) : "memory");
 }
 
+/* ---- suspicions (ep_core::roles::watch) ----
+ *
+ * At three quarters of the time allowed, or once another rank has, a rank that waits tells all what for: of its waits the one nearest
+ * to the cause. In the last eighth the ranks give up in turn, lower ranks first. Who does names the rank that waits for nobody and
+ * spreads that verdict, which all who hear it take over: so all name the same. */
+
+/* Larger for waits nearer to the cause, of later operations. Never 0. */
+EP_DEV ep_u64 ep_wait_key(ep_u64 op, ep_u32 phase, ep_u32 peer) { return op << 20 | (0xfffff - (phase << 16 | peer)); }
+EP_DEV ep_u32 ep_key_phase(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) >> 16; }
+EP_DEV ep_u32 ep_key_peer(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) & 0xffff; }
+
+/* Publishes an alarm to all peers. By the thread that has set EpLocal.speaking. */
+EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    volatile ep_u32* last = &ep_local(r)->serial;
+    /* The last serial is kept for a verdict. */
+    if (*last >= EP_MAX_ALARM_SERIAL - (verdict ? 0 : 1)) return;
+    const ep_u32 serial = *last + 1;
+    *last = serial;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(r, other))
+            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, peer));
+}
+
+/* This rank waits long: tells the others, unless they know. */
+EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    EpLocal* local = ep_local(r);
+    atomicMax(&local->foremost, ep_wait_key(op, phase, peer));
+    const ep_u64 front = *(volatile ep_u64*)&local->foremost;
+    volatile ep_u64* told = &local->told;
+    if (front == 0 || front == *told || atomicCAS(&local->speaking, 0u, 1u) != 0) return;
+    if (front != *told && !ep_failed(r)) {
+        *told = front;
+        ep_tell(r, 0, front >> 20, ep_key_phase(front), ep_key_peer(front));
+    }
+    __threadfence();
+    atomicExch(&local->speaking, 0u);
+}
+
+/* The wait has ended well: it explains nothing any more. */
+EP_DEV void ep_unsuspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    const ep_u64 key = ep_wait_key(op, phase, peer);
+    if (*(volatile ep_u64*)&ep_local(r)->foremost == key) atomicCAS(&ep_local(r)->foremost, key, 0ull);
+}
+
+/* What rank has said that it waits for, ascending by how near that is to the cause; EP_NO_WAIT for nothing. */
+#define EP_NO_WAIT 0xffffffffu
+EP_DEV ep_u32 ep_wait_of(const EpRank& r, ep_u32 rank, ep_u64 op) {
+    ep_u32 its_op, phase, peer;
+    if (rank == r.me) {
+        const ep_u64 told = *(volatile ep_u64*)&ep_local(r)->told;
+        if (told == 0) return EP_NO_WAIT;
+        its_op = (ep_u32)(told >> 20) % 4096;
+        phase = ep_key_phase(told);
+        peer = ep_key_peer(told);
+    } else {
+        const ep_u64 alarm = ep_takes_part(r, rank) ? ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+        if (ep_alarm_serial(alarm) == 0 || ep_alarm_verdict(alarm)) return EP_NO_WAIT;
+        its_op = ep_alarm_op(alarm);
+        phase = ep_alarm_phase(alarm);
+        peer = ep_alarm_peer(alarm);
+    }
+    if (peer == rank || peer >= r.w.ranks) return EP_NO_WAIT; /* taken back */
+    /* Operations that are near have near numbers. */
+    return ((its_op + 2048 + 4096 - (ep_u32)(op % 4096)) % 4096) << 20 | phase << 16 | peer;
+}
+
+/* Whom to blame when the time of a wait for writer is up. */
+EP_DEV ep_u32 ep_culprit(const EpRank& r, ep_u64 op, ep_u32 writer) {
+    ep_u32 root = EP_NO_WAIT, circle = EP_NO_WAIT;
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) {
+        const ep_u32 wait = ep_wait_of(r, rank, op);
+        if (wait == EP_NO_WAIT) continue;
+        ep_u32 next = wait;
+        for (ep_u32 hops = 0; hops < r.w.ranks && next != EP_NO_WAIT && (next & 0xffff) != rank; ++hops)
+            next = ep_wait_of(r, next & 0xffff, op);
+        if (ep_wait_of(r, wait & 0xffff, op) == EP_NO_WAIT) root = wait < root ? wait : root;
+        else if (next != EP_NO_WAIT && (next & 0xffff) == rank) circle = wait < circle ? wait : circle;
+    }
+    const ep_u32 cause = root != EP_NO_WAIT ? root : circle;
+    return cause == EP_NO_WAIT ? writer : cause & 0xffff;
+}
+
 /* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
 EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
                     ep_u64 awaited, ep_u64 waited, ep_u32 field) {
     EpLocal* local = ep_local(r);
+    if (ep_crashed(r)) return;
     if (atomicCAS(&local->failed, 0u, 1u) != 0) return;
     const ep_u64 op = local->ops_done + 1;
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
-    const ep_u32 serial = ++local->serial;
-    for (ep_u32 other = 0; other < r.w.ranks; ++other)
-        if (other != r.me && ep_takes_part(r, other))
-            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, 1, op, phase, culprit));
+    while (atomicCAS(&local->speaking, 0u, 1u) != 0) __nanosleep(100);
+    ep_tell(r, 1, op, phase, culprit);
+    __threadfence();
+    atomicExch(&local->speaking, 0u);
 }
 
 /* Whether a kernel must end at once: this rank has failed, or the launch is of a graph from before a recovery, whose stamps and
@@ -210,20 +307,29 @@ EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 
     ep_fail(r, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
 }
 
-/* The rare part of a wait: has anybody given up, does the peer do something else, is time up? */
-EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 phase, ep_u64 seen, ep_u64 awaited,
-                            ep_u64 began) {
+/* The rare part of a wait: has anybody given up, does the peer do something else, is it gone, is time up? */
+__device__ __noinline__ bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u32 phase, ep_u64 seen,
+                            ep_u64 awaited, ep_u64 began) {
     if (ep_failed(r)) return true;
     const ep_u64 op = ep_op(r);
+    /* Looked at first: who is gone may have delivered before, or have said why it goes. */
+    const bool gone = ep_is_gone(r, writer);
+    if (gone && ep_peek(r, writer, lane, counter) >= awaited) return false;
     const ep_u64 waited = ep_now() - began;
-    ep_u32 status = waited < r.allowed ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
+    const ep_u64 turn = r.allowed / 8 * 7 + r.allowed / 8 / r.w.ranks * r.me;
+    bool asked = waited >= r.allowed / 4 * 3;
+    ep_u32 status = gone ? EP_STATUS_GONE : waited < turn ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
     for (ep_u32 other = 0; other < r.w.ranks; ++other) {
         if (other == r.me || !ep_takes_part(r, other)) continue;
         const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
-        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_op(alarm) == (ep_u32)(op % 4096)) {
+        /* Of any operation: who fails in the one before delivers nothing in this one. */
+        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm)) {
             status = EP_STATUS_ABORTED;
             peer = other;
             culprit = ep_alarm_peer(alarm);
+        } else {
+            const ep_u32 wait = ep_wait_of(r, other, op);
+            asked |= wait != EP_NO_WAIT && wait >> 20 == 2048;
         }
     }
     const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
@@ -233,7 +339,11 @@ EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 
         awaited = r.kind;
         seen = opening & 7;
     }
-    if (status == 0) return false;
+    if (status == 0) {
+        if (asked) ep_suspect(r, op, phase, writer);
+        return false;
+    }
+    if (status == EP_STATUS_TIMEOUT) culprit = ep_culprit(r, op, writer);
     ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     return true;
 }
@@ -242,10 +352,14 @@ EP_DEV bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 
    start. What was put before the publish is visible to the calling thread, and after a barrier to those that join it. */
 EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
                     ep_u64 began) {
+    if (!ep_verb(r, lane << 16 | counter << 12 | writer, at_least)) return false;
     for (ep_u32 spin = 1;; ++spin) {
         const ep_u64 seen = ep_peek(r, writer, lane, counter);
-        if (seen >= at_least) return true;
-        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, phase, seen, at_least, began)) return false;
+        if (seen >= at_least) {
+            if (spin > 64) ep_unsuspect(r, ep_op(r), phase, writer);
+            return true;
+        }
+        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, counter, phase, seen, at_least, began)) return false;
     }
 }
 

@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (ep_low_closed(r, a.phases, a.in_flight)) return;
+    if (ep_low_closed(r, a.phases, a.in_flight) || ep_crashed(r)) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -271,6 +271,11 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         ep_low_reduce(r, a, s, op, began);
     }
     if (!ep_low_last_block(r, false)) return;
+#ifdef EP_TEST
+    if (receives && !ep_low_failed(r))
+        for (ep_u32 token = threadIdx.x / 32; token < a.tokens; token += EP_LOW_WARPS)
+            ep_poison(r, ep_own(r) + ep_low_result(r.w, op, token, 0), (ep_u32)(r.w.topk * r.w.low_result_bytes));
+#endif
     const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (ep_low_closed(r, a.phases, a.in_flight)) return;
+    if (ep_low_closed(r, a.phases, a.in_flight) || ep_crashed(r)) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -38,6 +38,14 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     }
     /* The first block has written what was routed, the last one the experts' counts. */
     if (!ep_low_last_block(r, blockIdx.x == 0 || blockIdx.x + 1 == gridDim.x)) return;
+#ifdef EP_TEST
+    if (receives && !refused && !ep_low_failed(r))
+        for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
+            ep_u32 source;
+            const ep_u8* slot = ep_low_slot(r, s, op, row, &source);
+            ep_poison(r, slot, (ep_u32)r.w.wire_bytes);
+        }
+#endif
     const bool received = ep_low_end(r, op, a.phases, tries, refused, blocks, began);
     ep_u64* counters = (ep_u64*)a.counters;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {

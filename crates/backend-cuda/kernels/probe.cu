@@ -22,6 +22,7 @@
 #define EP_SAW_TIMEOUT 1u
 #define EP_SAW_OUTSIDE_FROM 2u
 #define EP_SAW_OUTSIDE_TO 3u
+#define EP_SAW_GONE 4u
 
 #define EP_PROBE_STAGE 4096u
 
@@ -96,10 +97,14 @@ EP_DEV void ep_complete_puts() {
 
 EP_DEV EpSaw ep_wait_probe(const EpRank& r, const EpStep& step, ep_u64 deadline) {
     const ep_u64 since = ep_now();
+    ep_verb(r, step.lane << 16 | step.peer, step.value);
     for (;;) {
+        /* Looked at first: what was published before counts. */
+        const bool gone = ep_is_gone(r, step.peer);
         const ep_u64 seen = ep_peek(r, step.peer, step.lane, EP_COUNTER_PROBE), now = ep_now();
         if (seen >= step.value) return EpSaw{EP_SAW_DONE, seen, now - since};
-        if (now >= deadline) return EpSaw{EP_SAW_TIMEOUT, seen, now - since};
+        if (gone) return EpSaw{EP_SAW_GONE, seen, now - since};
+        if (now >= deadline || ep_crashed(r)) return EpSaw{EP_SAW_TIMEOUT, seen, now - since};
     }
 }
 

@@ -2,6 +2,7 @@
 //! where the sizes differ.
 
 use ep_core::layout::{KernelRings, KernelWindow};
+use zerocopy::{Immutable, IntoBytes};
 
 /// Bytes of `EpLocal`.
 pub(crate) const LOCAL_BYTES: usize = 64;
@@ -28,6 +29,31 @@ pub(crate) struct RankView {
     pub(crate) generation: u32,
     pub(crate) kind: u32,
     pub(crate) replays: u32,
+    pub(crate) test: u64,
+}
+
+/// `EpTest`.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Test {
+    pub(crate) seed: u64,
+    pub(crate) host: u64,
+    pub(crate) events: u64,
+    pub(crate) late: u64,
+    pub(crate) room: u32,
+    pub(crate) count: u32,
+    pub(crate) longest: u32,
+    pub(crate) slow: u32,
+    pub(crate) plant: u32,
+    pub(crate) poison: u32,
+    pub(crate) crashes: u32,
+    pub(crate) verbs: u32,
+    pub(crate) crashed: u32,
+    pub(crate) late_to: u32,
+    pub(crate) late_lane: u32,
+    pub(crate) unharmed: u32,
+    pub(crate) lost: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `EpLayoutArgs`.

@@ -132,11 +132,11 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    let node = Node::here(&devices, &layout)?;
+    let node = Node::here(&devices, &layout, false)?;
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)
-        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options))
+        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None))
         .collect::<Result<Vec<_>, _>>()?;
     drop(node);
     let results = on_threads(ranks, |rank, me, barrier| one(plan, shapes, rank, me, barrier))?;

@@ -9,8 +9,10 @@ use ep_bootstrap::{LocalMeeting, Member, Peers};
 
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
+use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
+use crate::kernels::Kernels;
 use crate::node::Node;
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
@@ -26,6 +28,7 @@ pub struct Builder {
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
     wait_for_kernels: bool,
+    checks: Option<Checks>,
 }
 
 impl Builder {
@@ -66,6 +69,16 @@ impl Builder {
         self
     }
 
+    /// With kernels that are built for tests and do what `checks` say. Automatic: none.
+    pub fn checks(mut self, checks: Checks) -> Self {
+        self.checks = Some(checks);
+        self
+    }
+
+    fn poisons(&self) -> bool {
+        self.checks.as_ref().is_some_and(|checks| checks.poison)
+    }
+
     /// Opens the GPUs, compiles the kernels where they are not kept from an earlier time, and takes the windows.
     ///
     /// # Errors
@@ -80,10 +93,10 @@ impl Builder {
         check_connections(sharing)?;
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
-        let node = Node::here(&devices, &layout)?;
+        let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let device = RankDevice::new(device, &layout, me, &node, options)?;
+            let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref())?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });
         Ok(Cluster { endpoints: endpoints.collect::<Result<_, Error>>()? })
@@ -91,7 +104,8 @@ impl Builder {
 
     /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
     /// `member`. Its GPU is the one named in [`gpus`](Self::gpus), automatically that with its number; all GPUs of the ranks must be
-    /// visible to all. Returns when all ranks have met; may take the settings' deadline.
+    /// visible to all. Returns when all ranks have met; may take the settings' deadline, and a minute at least: ranks may have to
+    /// compile kernels first.
     ///
     /// Processes that share a GPU take turns on it, milliseconds each: for tests only.
     ///
@@ -111,9 +125,11 @@ impl Builder {
         let device = Device::open(gpus[0])?;
         let options = self.options(std::slice::from_ref(&device), 1)?;
         check_low(&device, &layout)?;
-        let within = Duration::from_nanos(layout.settings().deadline().0);
-        let node = Node::met(&device, &layout, member, within)?;
-        let rank = RankDevice::new(&device, &layout, me, &node, options)?;
+        // Before the ranks wait for each other: it may take long.
+        Kernels::of(&device, self.checks.is_some())?;
+        let deadline = Duration::from_nanos(layout.settings().deadline().0);
+        let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
+        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref())?;
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
     }
 
@@ -184,6 +200,7 @@ impl Cluster {
             low_latency_multiprocessors: None,
             priority: 0,
             wait_for_kernels: false,
+            checks: None,
         }
     }
 

@@ -25,28 +25,34 @@ pub(crate) struct Kernels {
     pub(crate) ceiling: Kernel,
     /// Compiled when it is first asked for.
     probe: Mutex<Option<Kernel>>,
+    tests: bool,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
 
-static LOADED: Mutex<Option<HashMap<usize, Arc<Kernels>>>> = Mutex::new(None);
+/// By GPU, and whether they are built for tests.
+type Loaded = HashMap<(usize, bool), Arc<Kernels>>;
+
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 impl Kernels {
-    /// The kernels of a GPU, compiled and loaded when they are asked for the first time in this process.
-    pub(crate) fn of(device: &Arc<Device>) -> Result<Arc<Self>, CudaError> {
+    /// The kernels of a GPU, compiled and loaded when they are asked for the first time in this process; those for tests where `tests`.
+    pub(crate) fn of(device: &Arc<Device>, tests: bool) -> Result<Arc<Self>, CudaError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        if let Some(kernels) = loaded.get(&device.ordinal()) {
+        let key = (device.ordinal(), tests);
+        if let Some(kernels) = loaded.get(&key) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = Arc::new(Self::load(device)?);
-        loaded.insert(device.ordinal(), Arc::clone(&kernels));
+        let kernels = Arc::new(Self::load(device, tests)?);
+        loaded.insert(key, Arc::clone(&kernels));
         Ok(kernels)
     }
 
-    fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
+    fn load(device: &Arc<Device>, tests: bool) -> Result<Self, CudaError> {
         let (cache, arch) = (Cache::of_user(), device.arch());
-        let load = |target: &Target, shared_memory| load(device, &cache, target, shared_memory);
+        let load =
+            |target: &Target, shared_memory| load(device, &cache, &target.clone().for_tests(tests), shared_memory);
         let plain = |source| load(&Target::new(source, &arch), 0);
         let wide = |width: u32| {
             let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
@@ -68,6 +74,7 @@ impl Kernels {
             meet: plain(Source::Meet)?,
             ceiling: plain(Source::Ceiling)?,
             probe: Mutex::default(),
+            tests,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
     }
@@ -78,7 +85,8 @@ impl Kernels {
         if let Some(kernel) = *probe {
             return Ok(kernel);
         }
-        let kernel = load(device, &Cache::of_user(), &Target::new(Source::Probe, &device.arch()), 0)?;
+        let kernel =
+            load(device, &Cache::of_user(), &Target::new(Source::Probe, &device.arch()).for_tests(self.tests), 0)?;
         *probe = Some(kernel);
         Ok(kernel)
     }

@@ -1,6 +1,7 @@
 //! NVIDIA backend.
 pub mod bench;
 pub mod build;
+pub mod checks;
 pub mod driver;
 pub mod probe;
 
@@ -14,5 +15,5 @@ mod rank;
 
 pub use cluster::{Builder, Cluster};
 pub use endpoint::graphs;
-pub use endpoint::{Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
+pub use endpoint::{Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
 pub use error::CudaError;

@@ -1,13 +1,18 @@
 //! The windows of all ranks of a node, as one rank's GPU reaches them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ep_bootstrap::Member;
-use ep_core::{Layout, Rank};
+use ep_core::{Layout, Rank, RankSet};
 
+use crate::checks::POISON;
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
+
+/// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The window of one rank.
 #[derive(Debug)]
@@ -22,20 +27,23 @@ enum Window {
 #[derive(Debug)]
 pub(crate) struct Node {
     windows: Vec<Window>,
+    /// Ranks that are threads, and of which it is known that they do nothing any more.
+    gone: Vec<AtomicBool>,
     /// Where the ranks are processes: how they tell each other, and how long that may take.
     met: Option<(Arc<Member>, Duration)>,
 }
 
 impl Node {
     /// Of ranks that are threads of this process: one on each of `devices`, which all reach each other.
-    pub(crate) fn here(devices: &[Arc<Device>], layout: &Layout) -> Result<Arc<Self>, CudaError> {
+    pub(crate) fn here(devices: &[Arc<Device>], layout: &Layout, poison: bool) -> Result<Arc<Self>, CudaError> {
         for from in devices {
             for to in devices {
                 from.reach(to)?;
             }
         }
-        let windows = devices.iter().map(|device| Ok(Window::Here(window(device, layout)?)));
-        Ok(Arc::new(Self { windows: windows.collect::<Result<_, CudaError>>()?, met: None }))
+        let windows = devices.iter().map(|device| Ok(Window::Here(window(device, layout, poison)?)));
+        let gone = devices.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Arc::new(Self { windows: windows.collect::<Result<_, CudaError>>()?, gone, met: None }))
     }
 
     /// Of ranks that are processes: this one's on `device`, those of the others as they name them.
@@ -44,11 +52,13 @@ impl Node {
         layout: &Layout,
         member: &Arc<Member>,
         within: Duration,
+        poison: bool,
     ) -> Result<Arc<Self>, CudaError> {
-        let own = window(device, layout)?;
+        let own = window(device, layout, poison)?;
         let hash = layout.hash(&layout.settings().rings());
         let told = [&hash.to_le_bytes()[..], &own.handle()?.to_bytes()].concat();
-        let all = member.all_gather(&told, within).map_err(CudaError::meeting)?;
+        let patience = within.max(PATIENCE);
+        let all = member.all_gather(&told, patience).map_err(CudaError::meeting)?;
         let mut own = Some(own);
         let windows = (0..).map(Rank).zip(all).map(|(rank, told)| {
             if rank == member.rank() {
@@ -58,8 +68,8 @@ impl Node {
         });
         let windows = windows.collect::<Result<_, CudaError>>();
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
-        let node = Self { windows: windows?, met: Some((Arc::clone(member), within)) };
-        member.barrier(within).map_err(CudaError::meeting)?;
+        let node = Self { windows: windows?, gone: Vec::new(), met: Some((Arc::clone(member), within)) };
+        member.barrier(patience).map_err(CudaError::meeting)?;
         Ok(Arc::new(node))
     }
 
@@ -69,6 +79,19 @@ impl Node {
             Window::Here(memory) => memory.address(),
             Window::There(memory) => memory.address(),
         }
+    }
+
+    /// `rank`, a thread of this process, does nothing any more. What it published before is seen by whoever learns this.
+    pub(crate) fn strike(&self, rank: Rank) {
+        if let Some(gone) = self.gone.get(rank.index()) {
+            gone.store(true, Ordering::Release);
+        }
+    }
+
+    /// The ranks that were struck.
+    pub(crate) fn gone(&self) -> RankSet {
+        let gone = |rank: &Rank| self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire));
+        self.ranks().filter(gone).collect()
     }
 
     pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> {
@@ -87,9 +110,13 @@ impl Drop for Node {
     }
 }
 
-fn window(device: &Arc<Device>, layout: &Layout) -> Result<DeviceMemory, CudaError> {
+/// A window, filled with a pattern where it is poisoned: cells of no generation.
+fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
     let stream = Stream::new(device, 0)?;
     let window = DeviceMemory::zeroed(&stream, usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?;
+    if poison {
+        stream.fill(window.address(), POISON, window.bytes())?;
+    }
     stream.synchronize()?;
     Ok(window)
 }

@@ -1,11 +1,14 @@
 //! Scripts of verbs on GPUs: the machine contract, tested with the primitives that the kernels move rows with.
 
+use std::thread;
+
 use ep_core::port::Nanos;
 use ep_core::{Error, Rank};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::args;
-use crate::driver::{Kernel, Scratch};
+use crate::checks::TestDevice;
+use crate::driver::{Event, Kernel, Scratch};
 use crate::error::CudaError;
 use crate::rank::RankDevice;
 
@@ -82,6 +85,8 @@ pub enum Ended {
     OutsideFrom,
     /// Bytes at `to` are.
     OutsideTo,
+    /// The rank that was waited for is gone.
+    Gone,
 }
 
 /// What a step saw.
@@ -144,11 +149,28 @@ pub(crate) fn run(ranks: &[&RankDevice], scripts: &[Script]) -> Result<Vec<Vec<S
         })
         .collect::<Result<_, CudaError>>()?;
     loaded.iter().try_for_each(Loaded::launch)?;
+    notice_crashes(ranks)?;
     let mut all = vec![Vec::new(); scripts.len()];
     for loaded in &loaded {
         loaded.collect(&mut all)?;
     }
     Ok(all)
+}
+
+/// While scripts run: tells the others of ranks that have crashed, where they are to learn it.
+fn notice_crashes(ranks: &[&RankDevice]) -> Result<(), CudaError> {
+    let due = |rank: &RankDevice| rank.test.as_ref().is_some_and(|test| test.is_noticed);
+    let Some(at) = ranks.iter().position(|rank| due(rank)) else { return Ok(()) };
+    let ended: Vec<_> = ranks.iter().map(|rank| rank.stream.record(false)).collect::<Result<_, _>>()?;
+    let crashed = || ranks[at].test.as_ref().is_some_and(TestDevice::has_crashed);
+    while !crashed() {
+        if ended.iter().map(Event::has_come).collect::<Result<Vec<_>, _>>()?.into_iter().all(|come| come) {
+            return Ok(());
+        }
+        thread::yield_now();
+    }
+    let others = ranks.iter().enumerate().filter(|(rank, _)| *rank != at);
+    others.map(|(_, rank)| rank).try_for_each(|rank| rank.notice_gone(Rank(at as u32)))
 }
 
 impl<'a> Loaded<'a> {
@@ -207,6 +229,7 @@ impl<'a> Loaded<'a> {
                     0 => Ended::Done,
                     1 => Ended::Timeout,
                     2 => Ended::OutsideFrom,
+                    4 => Ended::Gone,
                     _ => Ended::OutsideTo,
                 };
                 all[*number].push(Saw { ended, value: raw.value, waited: Nanos(raw.waited), bytes: read.to_vec() });

@@ -15,6 +15,7 @@ use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
+use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
@@ -127,6 +128,8 @@ pub(crate) struct RankDevice {
     first_op: AtomicU64,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
+    /// Of kernels built for tests.
+    pub(crate) test: Option<TestDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
     pub(crate) node: Arc<Node>,
     /// Blocks of the kernels that move rows.
@@ -143,6 +146,7 @@ impl RankDevice {
         me: Rank,
         node: &Arc<Node>,
         options: Options,
+        checks: Option<&Checks>,
     ) -> Result<Self, CudaError> {
         let Options { blocks, low_blocks, priority } = options;
         let stream = Stream::new(device, priority)?;
@@ -150,8 +154,11 @@ impl RankDevice {
         let channels = layout.settings().rings().channels as usize;
         let memory = |bytes| DeviceMemory::zeroed(&stream, bytes);
         let local_experts = layout.local_experts() as usize;
-        let (local, windows, cursors) = (memory(LOCAL_BYTES)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
+        let (local, windows, cursors) =
+            (memory(LOCAL_BYTES + 4 * ranks)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
         let report = Mapped::zeroed(device, REPORT_BYTES)?;
+        let test =
+            checks.map(|checks| TestDevice::new(&stream, checks, me, layout.settings().deadline())).transpose()?;
         let view = RankView {
             window: KernelWindow::from(layout),
             windows: windows.address(),
@@ -167,11 +174,13 @@ impl RankDevice {
             plan: 0,
             tally: 0,
             replays: 0,
+            test: test.as_ref().map_or(0, TestDevice::address),
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {
             low,
-            kernels: Kernels::of(device)?,
+            kernels: Kernels::of(device, test.is_some())?,
+            test,
             counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
             tally: memory(Tally::bytes(ranks, local_experts))?,
             generation: AtomicU32::new(1),
@@ -212,6 +221,14 @@ impl RankDevice {
             low.connect(&self.stream, &bytes)?;
         }
         self.stream.upload(self.windows.address(), &bytes)
+    }
+
+    /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running. Waits, for other work than theirs.
+    pub(crate) fn notice_gone(&self, rank: Rank) -> Result<(), CudaError> {
+        let aside = Stream::new(self.stream.device(), 0)?;
+        let flag = |base: u64| aside.upload(base + 4 * u64::from(rank.0), &1u32.to_le_bytes());
+        flag(self.local.address() + LOCAL_BYTES as u64)?;
+        self.low.as_ref().map_or(Ok(()), |low| flag(low.gone(self.ranks())))
     }
 
     /// Says to the kernels which generation it is. Waits.

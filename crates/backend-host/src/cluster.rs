@@ -52,6 +52,14 @@ impl Builder {
     /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, runs on another host, or has
     /// other settings.
     pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<Engine<Machine>, Error> {
+        Engine::new(self.join_machine(shape, member)?)
+    }
+
+    /// As [`join`](Self::join), without an engine.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_machine(self, shape: Shape, member: &Arc<Member>) -> Result<Machine, Error> {
         let ranks = self.topology.ranks();
         if member.world() != ranks {
             let limit = format_args!("{}, the processes", member.world());
@@ -61,7 +69,7 @@ impl Builder {
         pace::expect(ranks);
         let node = Node::met(&layout, member, Duration::from_nanos(layout.settings().deadline().0))?;
         let peers = Peers::Processes(Arc::clone(member));
-        Engine::new(Machine::new(Seat::new(member.rank(), layout, node, peers, Instant::now())))
+        Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, Instant::now())))
     }
 
     fn layout(&self, shape: &Shape) -> Result<Layout, Error> {

@@ -1,7 +1,9 @@
 //! What the suite needs from a backend.
 
 use ep_core::incident::Incident;
-use ep_core::{Error, LowLatency, Settings, Shape, Topology};
+use ep_core::{Error, Fault, LowLatency, Settings, Shape, Topology};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::script::{Script, Seen};
 
@@ -65,7 +67,39 @@ pub enum Requirement {
     Coordinators,
     /// The backend executes scripts of verbs ([`Backend::probe`]).
     Scripts,
+    /// More than eight ranks.
+    ManyRanks,
 }
+
+/// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that
+/// others have told, or that saw others go.
+pub(crate) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
+    let told = |error: &Error| {
+        let fault = error.failure().map(|failure| failure.fault);
+        matches!(fault, Some(Fault::Aborted { .. } | Fault::PeerGone { .. }))
+    };
+    let mut all = Vec::with_capacity(outcomes.len());
+    let mut worst: Option<(u32, String)> = None;
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let (weight, error) = match outcome {
+            Some(Ok(value)) => {
+                all.push(value);
+                continue;
+            }
+            Some(Err(error)) => (if told(&error) { 0 } else { 2 }, format!("rank {rank}: {error}")),
+            None => (1, format!("rank {rank} did not finish")),
+        };
+        if worst.as_ref().is_none_or(|(heaviest, _)| weight > *heaviest) {
+            worst = Some((weight, error));
+        }
+    }
+    worst.map_or(Ok(all), |(_, error)| Err(error))
+}
+
+/// What a rank's work gives: it can be sent from the rank's process to another.
+pub trait Travels: Serialize + DeserializeOwned + Send + 'static {}
+
+impl<T: Serialize + DeserializeOwned + Send + 'static> Travels for T {}
 
 /// A backend under test.
 pub trait Backend: Send + Sync + 'static {
@@ -85,13 +119,23 @@ pub trait Backend: Send + Sync + 'static {
         64
     }
 
+    /// How many of the `most` seeds of a case to run: all, where time costs nothing.
+    fn seeds(&self, most: u64) -> u64 {
+        most
+    }
+
+    /// Whether what the campaign found is written down, to be tried first the next time.
+    fn persists(&self) -> bool {
+        true
+    }
+
     /// Runs `user` once on every rank and gives what each returned; none for ranks that an incident ended.
     ///
     /// # Errors
     /// What the backend itself found wrong: a race, a deadlock, a set-up that failed; with what reproduces it.
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
     where
-        T: Send + 'static,
+        T: Travels,
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync;
 
     /// Runs scripts of verbs, at the same time, and gives what each step saw; none for ranks that an incident ended.

@@ -9,6 +9,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::backend::{Backend, Requirement};
 use crate::cases;
+use crate::processes::{self, InProcesses, Pool, Processes};
 
 /// How long one case may take, times `EP_TIME_FACTOR` from the environment (for slow machines).
 const CASE_LIMIT: Duration = Duration::from_secs(120);
@@ -29,6 +30,11 @@ impl<B> std::fmt::Debug for Case<B> {
     }
 }
 
+/// All cases of the suite, in its order: for tests that run one of them by its name.
+pub fn cases<B: Backend>() -> Vec<Case<B>> {
+    cases::all()
+}
+
 /// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
 pub fn main<B: Backend>(backend: B) -> ExitCode {
     let backend = Arc::new(backend);
@@ -36,15 +42,50 @@ pub fn main<B: Backend>(backend: B) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
+/// As [`main`]; then all cases again, called `processes::...`, with ranks that are processes of this program.
+pub fn main_with_processes<B: Backend, P: Processes>(
+    threads: impl FnOnce() -> B,
+    processes: impl FnOnce() -> P,
+) -> ExitCode {
+    if processes::is_rank() {
+        return processes::serve(processes());
+    }
+    let backend = Arc::new(threads());
+    let mut trials: Vec<Trial> = cases::all::<B>().into_iter().map(|case| trial(&backend, case)).collect();
+    let apart = InProcesses { backend: processes(), session: None };
+    let pool = Arc::new(Pool::default());
+    trials.extend(cases::all().into_iter().map(|case| trial_in_processes(&apart, &pool, &case)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn trial_in_processes<P: Processes>(apart: &InProcesses<P>, pool: &Arc<Pool>, case: &Case<InProcesses<P>>) -> Trial {
+    let lack = lack(apart, case);
+    let (pool, name) = (Arc::clone(pool), case.name);
+    skip_or(lack, format!("processes::{name}"), move || pool.run(name, time_limit()).map_err(Failed::from))
+}
+
 fn trial<B: Backend>(backend: &Arc<B>, case: Case<B>) -> Trial {
-    let lack = backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)));
+    let lack = lack(&**backend, &case);
     let backend = Arc::clone(backend);
+    skip_or(lack, case.name.to_owned(), move || within(time_limit(), move || (case.body)(&backend)))
+}
+
+/// Why a case cannot run.
+fn lack<B: Backend>(backend: &B, case: &Case<B>) -> Option<&'static str> {
+    backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)))
+}
+
+fn skip_or(
+    lack: Option<&'static str>,
+    name: String,
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
     match lack {
         // Whoever insists on running ignored tests hears the reason too: a case that cannot run must never pass.
-        Some(reason) => Trial::test(case.name, move || Err(reason.into()))
+        Some(reason) => Trial::test(name, move || Err(reason.into()))
             .with_kind(format!("skipped: {reason}"))
             .with_ignored_flag(true),
-        None => Trial::test(case.name, move || within(time_limit(), move || (case.body)(&backend))),
+        None => Trial::test(name, run),
     }
 }
 

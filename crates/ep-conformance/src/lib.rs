@@ -6,6 +6,9 @@
 //! ep_conformance::suite!(MyBackend::new());
 //! ```
 //!
+//! Ranks are threads, or whatever the backend makes of them. `suite!(MyBackend::new(), processes: MyProcesses)` runs every case a
+//! second time with ranks that are processes ([`processes`]).
+//!
 //! Every case has a name, a time limit and the requirements it has beyond the contract's minimum. What a backend lacks
 //! it says by [`Backend::lacks`]; such cases are counted as ignored, with the reason, never as passed. The rules F1 to
 //! F10 are scripts of verbs ([`script`]), so that a device can execute them with a probe kernel; the others go through
@@ -42,6 +45,8 @@ pub mod drive;
 pub mod harness;
 pub mod low_latency;
 #[cfg(feature = "suite")]
+pub mod processes;
+#[cfg(feature = "suite")]
 pub mod scenario;
 #[cfg(feature = "suite")]
 pub mod script;
@@ -49,15 +54,21 @@ pub mod verify;
 pub mod workload;
 
 #[cfg(feature = "suite")]
-pub use backend::{Backend, Requirement, Setup};
+pub use backend::{Backend, Requirement, Setup, Travels};
 
-/// Makes the suite of a backend the `main` of a test target.
+/// Makes the suite of a backend the `main` of a test target; with `processes`, a [`processes::Processes`], every case runs again with
+/// ranks that are processes.
 #[cfg(feature = "suite")]
 #[macro_export]
 macro_rules! suite {
     ($backend:expr) => {
         fn main() -> std::process::ExitCode {
             $crate::harness::main($backend)
+        }
+    };
+    ($backend:expr, processes: $processes:expr) => {
+        fn main() -> std::process::ExitCode {
+            $crate::harness::main_with_processes(|| $backend, || $processes)
         }
     };
 }

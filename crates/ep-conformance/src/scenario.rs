@@ -6,7 +6,7 @@ use ep_core::{Element, Error, Placement, Rank, RankSet, Rings, Settings, Shape, 
 use proptest::prelude::*;
 
 use crate::arrival::Arrival;
-use crate::backend::{Backend, Setup};
+use crate::backend::{Backend, Setup, finished};
 use crate::drive::{Round, bias_rows, cached_round, round};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
@@ -219,11 +219,7 @@ impl Scenario {
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-        let mut seen: Vec<Vec<Observed>> = Vec::new();
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
-            seen.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
-        }
+        let seen: Vec<Vec<Observed>> = finished(outcomes)?;
         let mut compared = Compared::default();
         let mut fresh = 0;
         for at in 0..self.rounds.len() {

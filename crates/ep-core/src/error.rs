@@ -7,6 +7,7 @@ use crate::topology::Rank;
 
 /// Why a call was refused or did not finish.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Error {
     /// A size, setting or input outside its limits. Nothing moved.
@@ -75,6 +76,7 @@ impl Error {
 /// Every rank that fails for the same reason names the same `culprit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("operation {op} failed: {fault} (culprit rank {culprit}, reported by rank {reporter})")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Failure {
     /// Number of the operation, the same on all ranks.
     pub op: u64,
@@ -90,6 +92,7 @@ pub struct Failure {
 /// ranks that wait for each other, the one in the earliest phase is nearest to the cause.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Phase {
     /// Waiting until a peer is `done` with the operation before last, to reuse its bank.
     Bank = 0,
@@ -127,8 +130,12 @@ impl fmt::Display for Phase {
     }
 }
 
+/// A name that the program knows. (Spelt out, the derived code would borrow it from what was sent.)
+type Name = &'static str;
+
 /// Why one verb did not do what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Fault {
     /// The deadline passed.
@@ -169,7 +176,8 @@ pub enum Fault {
     #[error("{verb} is not possible on {lane}")]
     NotOffered {
         /// The verb.
-        verb: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "name"))]
+        verb: Name,
         /// The lane.
         lane: LaneId,
     },
@@ -177,7 +185,8 @@ pub enum Fault {
     #[error("{field} is {mine} here and {theirs} on rank {peer}")]
     Mismatch {
         /// What differs.
-        field: &'static str,
+        #[cfg_attr(feature = "serde", serde(deserialize_with = "name"))]
+        field: Name,
         /// The value here.
         mine: u64,
         /// The value there.
@@ -226,4 +235,21 @@ impl Fault {
             Self::OutOfRange { .. } | Self::Abandoned | Self::StillOffered => None,
         }
     }
+}
+
+/// A name that a fault gives. Faults borrow theirs from the program, so one that was sent is kept for as long as that runs: once.
+#[cfg(feature = "serde")]
+fn name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
+    use std::collections::BTreeSet;
+    use std::sync::{Mutex, PoisonError};
+
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let name: String = serde::Deserialize::deserialize(deserializer)?;
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name.as_str()) {
+        return Ok(known);
+    }
+    let kept: &'static str = name.leak();
+    names.insert(kept);
+    Ok(kept)
 }

@@ -110,6 +110,18 @@ impl Settings {
         self.deadline
     }
 
+    /// The same with other time allowed to an operation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for none.
+    pub fn with_deadline(mut self, deadline: Nanos) -> Result<Self, Error> {
+        if deadline == Nanos(0) {
+            return Err(Error::invalid("deadline", deadline, "more than 0 ns"));
+        }
+        self.deadline = deadline;
+        Ok(self)
+    }
+
     /// The same with a planted protocol fault, to show that tests catch it.
     #[cfg(feature = "plant")]
     #[must_use]

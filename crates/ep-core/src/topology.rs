@@ -11,6 +11,7 @@ pub const MAX_RANKS: u32 = 1 << 14;
 
 /// One accelerator (or CPU process) of the communicator, counted from 0 over all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rank(pub u32);
 
 impl Rank {
@@ -143,6 +144,7 @@ impl Topology {
 
 /// A set of ranks, for instance those taken out of the communicator.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RankSet {
     words: Vec<u64>,
 }

@@ -21,7 +21,11 @@ impl Backend for Timed {
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Get | Requirement::Nodes | Requirement::LowLatency | Requirement::Scripts => None,
+            Requirement::Get
+            | Requirement::Nodes
+            | Requirement::LowLatency
+            | Requirement::ManyRanks
+            | Requirement::Scripts => None,
             Requirement::Incidents | Requirement::Departures => Some("incidents are the explore scheduler's"),
             Requirement::Coordinators => Some("not in every run"),
             Requirement::Plants => Some("what breaks the rules is the explore scheduler's to find"),

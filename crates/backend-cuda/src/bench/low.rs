@@ -79,7 +79,7 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
         Settings::builder(&shape, &topology).slots(1).low_latency(true).deadline(Nanos::from_secs(2)).build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
-    let node = Node::here(&devices, &layout)?;
+    let node = Node::here(&devices, &layout, false)?;
     let sharing = plan.ranks.div_ceil(gpus);
     let ranks = (0..plan.ranks)
         .zip(&devices)
@@ -87,7 +87,8 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
             check_low(device, &layout)?;
             let most = device.multiprocessors() / sharing;
             let low_blocks = if plan.blocks == 0 { most } else { plan.blocks.min(most) };
-            Ok(RankDevice::new(device, &layout, Rank(rank), &node, Options { blocks: 1, low_blocks, priority: 0 })?)
+            let options = Options { blocks: 1, low_blocks, priority: 0 };
+            Ok(RankDevice::new(device, &layout, Rank(rank), &node, options, None)?)
         })
         .collect::<Result<Vec<_>, Error>>()?;
     drop(node);

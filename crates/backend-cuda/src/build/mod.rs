@@ -37,6 +37,12 @@ impl Target {
         self
     }
 
+    /// Built for tests: [`crate::checks`].
+    #[must_use]
+    pub fn for_tests(self, on: bool) -> Self {
+        if on { self.define("EP_TEST", 1) } else { self }
+    }
+
     fn options(&self) -> Vec<String> {
         let mut options =
             vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned(), "--fmad=false".to_owned()];
@@ -51,6 +57,21 @@ impl Target {
 /// [`CudaError::LibraryMissing`] without NVRTC; [`CudaError::Compile`].
 pub fn compile(target: &Target) -> Result<Vec<u8>, CudaError> {
     nvrtc::compile(target, &target.options())
+}
+
+/// Compiles all kernels for `arch` into a cache, with those for tests where `tests`: nothing is compiled on the GPU's host then, if its NVRTC
+/// has the same version.
+///
+/// # Errors
+/// As [`compile`].
+pub fn fill(cache: &Cache, arch: &str, tests: bool) -> Result<(), CudaError> {
+    for target in ALL.into_iter().flat_map(|source| source.variants(arch)) {
+        code(cache, &target)?;
+        if tests {
+            code(cache, &target.for_tests(true))?;
+        }
+    }
+    Ok(())
 }
 
 /// The code for a target: from the cache where it is there and whole.
@@ -77,6 +98,7 @@ pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
     let mut all = Vec::new();
     for source in ALL {
         for target in source.variants(arch) {
+            compile(&target.clone().for_tests(true))?;
             let cubin = compile(&target)?;
             let said = |log: String| CudaError::Compile { kernel: source.name(), arch: arch.to_owned(), log };
             for (kernel, needs) in resources(&cubin).map_err(|problem| said(problem.to_owned()))? {

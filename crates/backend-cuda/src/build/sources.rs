@@ -149,6 +149,7 @@ impl Source {
             format!("EP_SIZE_LOCAL={}", args::LOCAL_BYTES),
             format!("EP_SIZE_REPORT={}", args::REPORT_BYTES),
             format!("EP_SIZE_LOW={}", args::LOW_BYTES),
+            format!("EP_SIZE_TEST={}", size_of::<args::Test>()),
             format!("EP_SIZE_ARGS={args}"),
         ]
     }
@@ -178,5 +179,6 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_quant.h", include_str!("../../kernels/ep_quant.h").to_owned()),
         ("ep_ring.h", include_str!("../../kernels/ep_ring.h").to_owned()),
         ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),
+        ("ep_test.h", include_str!("../../kernels/ep_test.h").to_owned()),
     ]
 }

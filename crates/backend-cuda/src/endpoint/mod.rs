@@ -13,6 +13,7 @@
 //! | combine | a local copy of rows that lie elsewhere; offer where weights travel; combine, combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
+mod checks;
 mod combine;
 mod dispatch;
 pub mod graphs;
@@ -34,13 +35,17 @@ use ep_core::engine::{
 use ep_core::layout::{Block, KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
+use crate::checks::TestDevice;
 use crate::driver::{self, Capture};
 use crate::rank::{Call, RankDevice};
+pub use checks::CrashFlag;
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
+/// Time between two looks at who is gone, of a call that waits.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// When enqueued work of a stream is complete. Of a call that was captured it is a place in the graph, which never comes by itself:
 /// other streams of the same capture may wait for it.
@@ -78,6 +83,10 @@ pub struct CudaEndpoint {
     wait_for_kernels: bool,
     low: low_latency::Low,
     started: Instant,
+    /// Ranks of which the kernels of this generation have been told that they are gone.
+    noticed: RankSet,
+    /// When to look next at who is gone.
+    look_at: Instant,
 }
 
 impl fmt::Debug for CudaEndpoint {
@@ -116,6 +125,8 @@ impl CudaEndpoint {
             wait_for_kernels,
             low: low_latency::Low::default(),
             started: Instant::now(),
+            noticed: RankSet::new(),
+            look_at: Instant::now(),
             device: Arc::new(device),
         }
     }
@@ -199,18 +210,41 @@ impl CudaEndpoint {
         Ok(event)
     }
 
+    /// Tells the kernels who is gone, from time to time.
+    fn look_who_is_gone(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if now < self.look_at {
+            return Ok(());
+        }
+        self.look_at = now + LOOK;
+        let mut gone = self.peers.lost();
+        gone.extend(&self.device.node.gone());
+        for rank in gone.iter().filter(|rank| *rank != self.me) {
+            if !self.noticed.contains(rank) {
+                self.device.notice_gone(rank)?;
+                self.noticed.insert(rank);
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for something of the device, a little longer than its kernels do.
     async fn until<T>(&mut self, mut ask: impl FnMut(&RankDevice) -> Result<Option<T>, Error>) -> Result<T, Error> {
         let (began, op, me) = (Instant::now(), self.op - 1, self.me);
         let allowed = Duration::from_nanos(self.layout().settings().deadline().0).saturating_add(GRACE);
-        let device = &self.device;
-        let answer = poll::until(|| match ask(device) {
-            Ok(Some(value)) => Some(Ok(value)),
-            Err(error) => Some(Err(error)),
-            Ok(None) if began.elapsed() < allowed => None,
-            Ok(None) => {
-                let fault = Fault::PeerGone { peer: me, phase: ep_core::Phase::Rows };
-                Some(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+        let answer = poll::until(|| {
+            // A rank that has crashed, in a test, does nothing any more: this future is dropped.
+            if self.device.test.as_ref().is_some_and(TestDevice::has_crashed) {
+                return None;
+            }
+            match self.look_who_is_gone().and_then(|()| ask(&self.device)) {
+                Ok(Some(value)) => Some(Ok(value)),
+                Err(error) => Some(Err(error)),
+                Ok(None) if began.elapsed() < allowed => None,
+                Ok(None) => {
+                    let fault = Fault::PeerGone { peer: me, phase: ep_core::Phase::Rows };
+                    Some(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+                }
             }
         });
         match answer.await {
@@ -272,6 +306,15 @@ impl CudaEndpoint {
             stats.operations += tally.operations;
         }
         stats
+    }
+}
+
+impl Drop for CudaEndpoint {
+    fn drop(&mut self) {
+        // Its kernels end first: what they publish counts.
+        let _ = self.device.stream.synchronize();
+        self.device.node.strike(self.me);
+        self.peers.leave(self.me);
     }
 }
 

@@ -35,6 +35,7 @@ impl CudaEndpoint {
         self.device.restart(generation, op)?;
         self.device.connect(&mask)?;
         self.low.restart(&mask);
+        self.noticed = RankSet::new();
         self.mask = mask;
         self.generation = generation;
         self.op = op;

@@ -10,6 +10,7 @@ const TIMEOUT: u32 = 1;
 const MISMATCH: u32 = 2;
 const ABORTED: u32 = 3;
 const BAD_ROUTING: u32 = 4;
+const GONE: u32 = 6;
 
 /// What `EP_FIELD_...` are called.
 const FIELDS: [&str; 14] = [
@@ -61,6 +62,7 @@ pub(crate) fn failure(report: &Mapped, me: Rank) -> Option<Error> {
             let field = FIELDS.get(field as usize).copied().unwrap_or("something");
             (Fault::Mismatch { field, mine: awaited, theirs: seen, peer }, me)
         }
+        GONE => (Fault::PeerGone { peer, phase: phase(report.word(4)) }, me),
         ABORTED => (Fault::Aborted { reporter: peer, culprit }, peer),
         BAD_ROUTING => {
             let what = format_args!("topk_idx of token {seen}");

@@ -25,7 +25,7 @@ const GENERATION: u64 = 48;
 /// What low latency keeps on the device.
 #[derive(Debug)]
 pub(super) struct LowDevice {
-    /// An `EpLow`, and three words of each rank.
+    /// An `EpLow`, and four words of each rank.
     state: DeviceMemory,
     /// [`Tally`] of low latency.
     counters: DeviceMemory,
@@ -43,7 +43,7 @@ impl LowDevice {
         let ranks = layout.topology().ranks() as usize;
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
-            state: memory(LOW_BYTES + 3 * 4 * ranks)?,
+            state: memory(LOW_BYTES + 4 * 4 * ranks)?,
             counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
             report: Mapped::zeroed(stream.device(), REPORT_BYTES)?,
@@ -57,6 +57,11 @@ impl LowDevice {
 
     pub(super) fn enter(&self, stream: &Stream, generation: u32) -> Result<(), CudaError> {
         stream.upload(self.state.address() + GENERATION, &generation.to_le_bytes())
+    }
+
+    /// Where it is noted which of `ranks` ranks are gone.
+    pub(super) const fn gone(&self, ranks: u32) -> u64 {
+        self.state.address() + LOW_BYTES as u64 + 3 * 4 * ranks as u64
     }
 
     pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {

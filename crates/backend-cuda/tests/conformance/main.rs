@@ -1,72 +1,66 @@
-//! The shared suite on GPUs: ranks are threads of this process, on all GPUs that are visible, several on one where there are more
-//! ranks than GPUs.
+//! The shared suite on GPUs: ranks are threads of this process, then processes.
 //!
-//! Ranks of one GPU must run at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, and `--test-threads=1`.
+//! Ranks of one GPU must run at the same time: set `CUDA_DEVICE_MAX_CONNECTIONS=32`, and `--test-threads=1`. Processes that share a GPU
+//! take turns on it.
 
-mod scripts;
+#[path = "../common/mod.rs"]
+mod common;
 
-use ep_conformance::script::{Script, Seen};
-use ep_conformance::{Backend, Requirement, Setup};
-use ep_core::Layout;
-use ep_cuda::{Cluster, CudaEndpoint};
+use std::future::Future;
+use std::process::exit;
+use std::sync::{Arc, Mutex, PoisonError};
 
-struct Cuda {
-    absent: Option<&'static str>,
+use common::Cuda;
+use ep_bootstrap::Member;
+use ep_conformance::processes::{Place, Processes};
+use ep_conformance::{Requirement, Setup};
+use ep_cuda::{CrashFlag, CudaEndpoint};
+
+/// One rank, in a process of its own.
+#[derive(Default)]
+struct Apart {
+    crash: Mutex<Option<CrashFlag>>,
 }
 
-impl Cuda {
-    fn new() -> Self {
-        let absent = match ep_cuda::driver::devices() {
-            Ok(0) => Some("a GPU; none is visible".to_owned()),
-            Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
-        };
-        Self { absent: absent.map(|reason| &*reason.leak()) }
-    }
-}
-
-fn cluster(setup: &Setup) -> Result<Cluster, String> {
-    let built = Cluster::builder(setup.topology)
-        .settings(setup.settings)
-        .multiprocessors(2)
-        .wait_for_kernels(true)
-        .build(setup.shape);
-    built.map_err(|error| error.to_string())
-}
-
-impl Backend for Cuda {
+impl Processes for Apart {
     type Endpoint = CudaEndpoint;
+    type Stay = Arc<Member>;
 
     fn absent(&self) -> Option<&'static str> {
-        self.absent
+        common::absent()
     }
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
-            Requirement::Incidents | Requirement::Departures => Some("nothing makes incidents happen on a GPU yet"),
-            Requirement::Plants => Some("kernels have no planted faults yet"),
-            Requirement::Coordinators => Some("one node has no lanes between nodes"),
-            Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
+            Requirement::Incidents => Some("late and lost messages would take real time: they come with threads"),
+            Requirement::ManyRanks => Some("sixteen processes would take turns on a GPU"),
+            _ => common::lacks(what),
         }
     }
 
-    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
-    where
-        T: Send + 'static,
-        F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
-    {
-        let outcomes = cluster(setup)?.run(user).map_err(|error| error.to_string())?;
-        Ok(outcomes.into_iter().map(Some).collect())
+    fn seeds(&self, most: u64) -> u64 {
+        common::seeds(most).min(2)
     }
 
-    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
-        let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
-        let logs = cluster(setup)?.probe(&translated).map_err(|error| error.to_string())?;
-        let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, layout.window_bytes()));
-        Ok(scripts.iter().zip(&logs).map(seen).collect())
+    fn join(&self, setup: &Setup, place: Place) -> Result<(CudaEndpoint, Arc<Member>), String> {
+        let Place { rank, ranks, address, listener } = place;
+        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
+        let member = match listener {
+            Some(listener) => Member::host(listener, settings),
+            None => Member::join(settings),
+        };
+        let member = Arc::new(member.map_err(|error| error.to_string())?);
+        let builder = common::builder(setup, None, None).map_err(|error| error.to_string())?;
+        let endpoint = builder.join(setup.shape, &member).map_err(|error| error.to_string())?;
+        *self.crash.lock().unwrap_or_else(PoisonError::into_inner) = Some(endpoint.crash_flag());
+        Ok((endpoint, member))
+    }
+
+    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        let crash = self.crash.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(crash) = crash else { return futures_executor::block_on(work) };
+        futures_executor::block_on(common::befall(work, crash, false)).unwrap_or_else(|| exit(1))
     }
 }
 
-ep_conformance::suite!(Cuda::new());
+ep_conformance::suite!(Cuda::new(), processes: Apart::default());

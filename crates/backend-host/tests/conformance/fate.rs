@@ -1,4 +1,4 @@
-//! Incidents on ranks that are threads: some end at a verb, some are slow.
+//! Incidents on ranks that are threads or processes: some end at a verb, some are slow.
 
 use std::cell::Cell as Count;
 use std::future::{pending, poll_fn};
@@ -23,6 +23,8 @@ pub(crate) struct Fate {
     /// Verbs it still does, if it is to crash.
     left: Rc<Count<Option<u64>>>,
     crashed: Rc<Count<bool>>,
+    /// The rank is a process, which ends when the rank crashes.
+    alone: bool,
 }
 
 impl Fate {
@@ -33,7 +35,12 @@ impl Fate {
             Incident::Crash { rank: victim, after, noticed: true } if victim == rank => Some(after),
             _ => None,
         });
-        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default() }
+        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default(), alone: false }
+    }
+
+    /// That of a rank whose process ends when it crashes, as processes end that are killed.
+    pub(crate) fn of_process(rank: Rank, incidents: &[Incident]) -> Self {
+        Self { alone: true, ..Self::new(rank, incidents) }
     }
 
     /// Does `work` to its end, or until the rank crashes: then it is dropped, and with it the rank's endpoint.
@@ -54,6 +61,7 @@ impl Fate {
         }
         match self.left.get() {
             None => {}
+            Some(0) if self.alone => std::process::exit(1),
             Some(0) => {
                 self.crashed.set(true);
                 pending().await

@@ -147,7 +147,7 @@ fn different_calls<B: Backend>(backend: &B) -> Verdict {
 
 /// One finds out first, says so and ends; the other does not take that for the cause.
 fn different_calls_then_exit<B: Backend>(backend: &B) -> Verdict {
-    for (seed, rank) in (0..30).flat_map(|seed| [(seed, Rank(0)), (seed, Rank(1))]) {
+    for (seed, rank) in (0..backend.seeds(30)).flat_map(|seed| [(seed, Rank(0)), (seed, Rank(1))]) {
         let mut layer = layer(2, 6, seed, Placement::Ring).map_err(text)?;
         layer.setup = layer.setup.incident(Incident::Exit { rank });
         find_out(backend, &layer).map_err(|error| format!("seed {seed}, rank {rank} ends: {error}"))?;

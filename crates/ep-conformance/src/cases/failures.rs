@@ -6,6 +6,8 @@ use ep_core::port::LaneKind;
 use ep_core::reference::World;
 use ep_core::{Endpoint, Error, Failure, Nanos, Placement, Rank, RankSet, Settings};
 
+use serde::{Deserialize, Serialize};
+
 use super::fixture::{Layer, Verdict, ensure, layer, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, round};
@@ -53,7 +55,7 @@ fn fragile(seed: u64, placement: Placement) -> Result<(Layer, World), Error> {
 }
 
 /// What a rank went through: rounds until one failed, then a recovery and a round among the survivors.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Story {
     failure: Option<Failure>,
     /// How long the failing operation took.
@@ -134,7 +136,7 @@ fn placements(seeds: u64) -> impl Iterator<Item = (u64, Placement)> {
 }
 
 fn delay_heals<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(10) {
+    for (seed, placement) in placements(backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let by = Nanos(DEADLINE.0 / 20);
         let delay = Incident::Delay { from: VICTIM, to: Rank(0), kind: None, by, after: seed * 3 };
@@ -151,7 +153,7 @@ fn delay_heals<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn delay_kills<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(10) {
+    for (seed, placement) in placements(backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let delay = Incident::Delay {
             from: VICTIM,
@@ -167,7 +169,7 @@ fn delay_kills<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn starved<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(10) {
+    for (seed, placement) in placements(backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let stories = stories(backend, &layer, &world, Incident::Starve { rank: VICTIM }, 3)?;
         let observed: Vec<Observed> = stories
@@ -181,7 +183,7 @@ fn starved<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(60) {
+    for (seed, placement) in placements(backend.seeds(60)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: false };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -191,7 +193,7 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(60) {
+    for (seed, placement) in placements(backend.seeds(60)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -204,7 +206,7 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
 
 /// A process that ends right after its last call has left nobody in the lurch, however slow the others are.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(60) {
+    for (seed, placement) in placements(backend.seeds(60)) {
         let (mut layer, world) = fragile(seed, placement).map_err(text)?;
         layer.setup = layer.setup.incident(Incident::Starve { rank: Rank(seed as u32 % (RANKS - 1)) });
         let stories = stories(backend, &layer, &world, Incident::Exit { rank: VICTIM }, 1 + seed as u32 % 3)?;
@@ -223,7 +225,7 @@ fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
 
 /// The others need one operation more than the rank that leaves.
 fn leaves_early<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(30) {
+    for (seed, placement) in placements(backend.seeds(30)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Exit { rank: VICTIM });
         let stories = backend.run(&setup, async |mut ep| {
@@ -240,7 +242,7 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
 
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let kinds = [None, Some(LaneKind::Control), Some(LaneKind::Data(0)), Some(LaneKind::Credit(0))];
-    for ((seed, placement), kind) in placements(12).flat_map(|at| kinds.map(|kind| (at, kind))) {
+    for ((seed, placement), kind) in placements(backend.seeds(12)).flat_map(|at| kinds.map(|kind| (at, kind))) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let incident = Incident::LoseLane { from: VICTIM, to: Rank(0), kind, after: seed };
         let stories = stories(backend, &layer, &world, incident, 40)?;
@@ -256,7 +258,8 @@ fn lost_lane<B: Backend>(backend: &B) -> Verdict {
             continue;
         };
         ensure(culprits.iter().all(|&blamed| blamed == Some(culprit)), || {
-            named(&format!("blamed {culprits:?} {stories:#?}"))
+            let failures: Vec<_> = stories.iter().flatten().map(|story| &story.failure).collect();
+            named(&format!("blamed {culprits:?}: {failures:?}"))
         })?;
         ensure(culprit == VICTIM || culprit == Rank(0), || named(&format!("blamed rank {culprit}")))?;
         survivors(&layer, culprit, &stories).map_err(|error| named(&error))?;
@@ -284,7 +287,7 @@ fn poisoned<B: Backend>(backend: &B) -> Verdict {
 
 /// Three ranks agree to leave the fourth out, which does nothing.
 fn masked<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(10) {
+    for (seed, placement) in placements(backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             if ep.rank() == VICTIM {
@@ -308,7 +311,7 @@ fn masked<B: Backend>(backend: &B) -> Verdict {
 
 /// A rank crashes, the others recover; later one more is left out.
 fn two_recoveries<B: Backend>(backend: &B) -> Verdict {
-    for seed in 0..12 {
+    for seed in 0..backend.seeds(12) {
         let (layer, world) = fragile(seed, Placement::Direct).map_err(text)?;
         let setup =
             layer.setup.clone().incident(Incident::Crash { rank: VICTIM, after: 10 * seed, noticed: seed % 2 == 0 });

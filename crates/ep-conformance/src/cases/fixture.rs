@@ -5,6 +5,7 @@ use std::fmt::Display;
 use ep_core::ring::Geometry;
 use ep_core::{Element, Error, Placement, Rings, Settings, Shape, Topology};
 
+pub(super) use crate::backend::finished;
 use crate::backend::{Backend, Setup};
 use crate::scenario::{Scenario, Turn};
 use crate::workload::{Batch, RoutingKind, Workload};
@@ -51,7 +52,7 @@ pub(super) fn direct(ranks: u32, tokens: u32) -> Scenario {
 
 /// Checks a scenario under several seeds of the backend's freedom.
 pub(super) fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
-    (0..3).try_for_each(|more| {
+    (0..backend.seeds(3)).try_for_each(|more| {
         let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
         let compared = scenario.check(backend).map_err(|error| format!("seed {}: {error}", scenario.seed))?;
         let expects_rows = scenario.tokens.iter().any(|&tokens| tokens > 0);
@@ -72,14 +73,4 @@ pub(super) fn layer(ranks: u32, tokens: u32, seed: u64, placement: Placement) ->
     let settings = Settings::builder(&shape, &topology).slots(3).chunk(2).credit(2).placement(placement).build()?;
     let batches = Workload::new(shape, vec![tokens; ranks as usize]).seed(seed).batches()?;
     Ok(Layer { setup: Setup::new(shape, topology, seed)?.settings(settings), batches })
-}
-
-/// What every rank returned, all of them having finished well.
-pub(super) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
-    let mut all = Vec::with_capacity(outcomes.len());
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
-        all.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
-    }
-    Ok(all)
 }

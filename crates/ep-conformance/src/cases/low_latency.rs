@@ -62,7 +62,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
 
 /// Checks a scenario under several seeds of the backend's freedom.
 fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
-    (0..3).try_for_each(|more| {
+    (0..backend.seeds(3)).try_for_each(|more| {
         let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
         let compared = scenario.check(backend).map_err(|error| format!("seed {}: {error}", scenario.seed))?;
         let expects_rows = scenario.tokens.iter().any(|&tokens| tokens > 0);
@@ -116,7 +116,8 @@ fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
 fn in_flight<B: Backend>(backend: &B) -> Verdict {
     let turns =
         [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
-    (0..6).try_for_each(|seed| check(backend, &Scenario { seed: seed * 10, turns: turns.to_vec(), ..scenario(4, 9) }))
+    (0..backend.seeds(6))
+        .try_for_each(|seed| check(backend, &Scenario { seed: seed * 10, turns: turns.to_vec(), ..scenario(4, 9) }))
 }
 
 fn many<B: Backend>(backend: &B) -> Verdict {
@@ -335,7 +336,7 @@ async fn persist<E: LowLatency>(
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
     let victim = Rank(3);
-    for (seed, noticed) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
+    for (seed, noticed) in (0..backend.seeds(12)).flat_map(|seed| [(seed, false), (seed, true)]) {
         let weighing = if seed % 2 == 0 { Weighing::AtSource } else { Weighing::AtExperts };
         let layer = layer(4, 6, seed).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Crash { rank: victim, after: 11 * seed, noticed });
@@ -361,7 +362,7 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn rejoin<B: Backend>(backend: &B) -> Verdict {
-    for seed in 0..8 {
+    for seed in 0..backend.seeds(8) {
         let layer = layer(3, 5, seed).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             let batch = &layer.batches[ep.rank().index()];
@@ -407,7 +408,7 @@ fn rejoin<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn delay<B: Backend>(backend: &B) -> Verdict {
-    for seed in 0..8 {
+    for seed in 0..backend.seeds(8) {
         let layer = layer(3, 5, seed).map_err(text)?;
         let by = Nanos(DEADLINE.0 / 20);
         let delay = Incident::Delay { from: Rank(2), to: Rank(0), kind: None, by, after: seed * 3 };

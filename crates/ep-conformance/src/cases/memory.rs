@@ -82,7 +82,8 @@ fn pulled<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn held_leases<B: Backend>(backend: &B) -> Verdict {
-    (0..6).try_for_each(|seed| hold_leases(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
+    (0..backend.seeds(6))
+        .try_for_each(|seed| hold_leases(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
 }
 
 /// Leases of several dispatches held at once: each still shows its own rows at the end.
@@ -143,7 +144,8 @@ fn identity<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn overwritten<B: Backend>(backend: &B) -> Verdict {
-    (0..10).try_for_each(|seed| overwrite_output(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
+    (0..backend.seeds(10))
+        .try_for_each(|seed| overwrite_output(backend, layer(3, 12, seed, Placement::Direct).map_err(text)?))
 }
 
 /// Each rank scribbles over its output as soon as combine returns, while slower peers may still be about to pull.

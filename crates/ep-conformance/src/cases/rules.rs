@@ -57,7 +57,7 @@ fn under_seeds<B: Backend>(
     scripts: impl Fn(u64) -> Vec<Script>,
     check: impl Fn(u64, &[Vec<Seen>]) -> Result<(), String>,
 ) -> Result<(), String> {
-    for seed in 0..SEEDS {
+    for seed in 0..backend.seeds(SEEDS) {
         let (setup, _, arena) = bench(seed).map_err(|error| error.to_string())?;
         let logs = backend.probe(&setup, &scripts(arena))?;
         let logs: Vec<Vec<Seen>> =
@@ -219,7 +219,7 @@ fn f6<B: Backend>(backend: &B) -> Result<(), String> {
 }
 
 fn f7<B: Backend>(backend: &B) -> Result<(), String> {
-    for (seed, noticed) in (0..SEEDS).flat_map(|seed| [(seed, false), (seed, true)]) {
+    for (seed, noticed) in (0..backend.seeds(SEEDS)).flat_map(|seed| [(seed, false), (seed, true)]) {
         let (setup, _, a) = bench(seed).map_err(|error| error.to_string())?;
         let setup = setup.incident(Incident::Crash { rank: Rank(2), after: 0, noticed });
         let victim = Script::new(Rank(2)).then(publish(0, 1)).then(publish(1, 1));

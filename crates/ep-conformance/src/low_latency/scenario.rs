@@ -5,7 +5,7 @@ use ep_core::{Element, Error, LowLatency, RankSet, Settings, Shape, Topology};
 use proptest::prelude::*;
 
 use super::{Seen, results, upload, verify, weights};
-use crate::backend::{Backend, Setup};
+use crate::backend::{Backend, Setup, finished};
 use crate::scenario::topologies;
 use crate::verify::Compared;
 use crate::workload::{Batch, RoutingKind, Workload};
@@ -148,11 +148,7 @@ impl Scenario {
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
         let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-        let mut seen: Vec<Vec<Seen>> = Vec::new();
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
-            seen.push(outcome.map_err(|error| format!("rank {rank}: {error}"))?);
-        }
+        let seen: Vec<Vec<Seen>> = finished(outcomes)?;
         let mut compared = Compared::default();
         for (at, turn) in self.turns.iter().enumerate() {
             let turn_seen: Vec<Seen> = seen.iter().map(|turns| turns[at].clone()).collect();

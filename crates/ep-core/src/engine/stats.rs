@@ -4,6 +4,7 @@ use crate::port::Nanos;
 
 /// Traffic with one peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PeerStats {
     /// Rows sent to it, dispatch and combine.
     pub rows_sent: u64,
@@ -19,6 +20,7 @@ pub struct PeerStats {
 
 /// What a rank did since its communicator was made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Stats {
     /// `[ranks]`: traffic with each rank; the own rank's entry counts local copies.
     pub peers: Vec<PeerStats>,

@@ -8,6 +8,7 @@ use crate::topology::Rank;
 /// What a lane carries. Rows travel on *tracks*: one for each ring that a rank may fill at a peer, numbered by
 /// [`crate::Layout::near_track`] and [`crate::Layout::far_track`]; on one node a track is a channel. Every kind has its own lane to every peer, because a lane has one posting role.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum LaneKind {
     /// Alarms of the watching role.
     Watch,
@@ -29,6 +30,7 @@ pub enum LaneKind {
 /// What a mailbox carries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Mail {
     /// To the coordinator, from the role that fills the ring: what lies in its staging memory.
     Staged = 0,
@@ -98,6 +100,7 @@ impl LaneKind {
 
 /// A path to `peer`, posted to by one role of this rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LaneId {
     /// The rank at the other end.
     pub peer: Rank,

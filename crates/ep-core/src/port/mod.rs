@@ -43,6 +43,7 @@ use crate::error::Fault;
 
 /// A time or a duration in nanoseconds, on the clock of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Nanos(pub u64);
 
 impl Nanos {

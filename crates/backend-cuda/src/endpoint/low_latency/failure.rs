@@ -10,6 +10,7 @@ const TIMEOUT: u32 = 1;
 const MISMATCH: u32 = 2;
 const BAD_ROUTING: u32 = 4;
 const MASKED: u32 = 5;
+const GONE: u32 = 6;
 
 /// What `EP_LOW_FIELD_...` are called.
 const FIELDS: [&str; 14] = [
@@ -34,9 +35,10 @@ pub(super) fn of(report: &Mapped, me: Rank) -> Error {
     let (phase, peer, op) = (report.word(4), Rank(report.word(8)), report.long(16));
     let (seen, awaited, waited) = (report.long(24), report.long(32), Nanos(report.long(40)));
     let (field, culprit) = (report.word(48), Rank(report.word(52)));
+    let phase = if phase == 0 { Phase::Bank } else { Phase::Rows };
     let fault = match report.word(0) {
+        GONE => Fault::PeerGone { peer, phase },
         TIMEOUT => {
-            let phase = if phase == 0 { Phase::Bank } else { Phase::Rows };
             let kind = LaneKind::from_index(report.word(12) as usize);
             Fault::Timeout { phase, peer, lane: LaneId { peer, kind }, seen, awaited, waited }
         }

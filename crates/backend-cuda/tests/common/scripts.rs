@@ -56,6 +56,7 @@ fn seen_by(step: &Step, saw: &Saw, window: u64) -> Seen {
             awaited: at_least,
             waited: saw.waited,
         }),
+        (Ended::Gone, &Step::Wait { writer, .. }) => Seen::Fault(Fault::PeerGone { peer: writer, phase: Phase::Probe }),
         _ => Seen::Done,
     }
 }

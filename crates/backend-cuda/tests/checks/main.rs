@@ -1,0 +1,66 @@
+//! Kernels built for tests, on GPUs: cases of the suite pass with delays and poisoned memory, and fail with each planted fault; the events
+//! of rings keep the rules and are those that the plan says.
+//!
+//! As for the suite: `CUDA_DEVICE_MAX_CONNECTIONS=32`, and `--test-threads=1`.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod planted;
+mod traces;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use common::Cuda;
+use ep_conformance::harness;
+use ep_core::Nanos;
+use ep_cuda::checks::Checks;
+use libtest_mimic::{Arguments, Trial};
+
+/// Time allowed to operations here: what is planted may let them wait for ever.
+const DEADLINE: Nanos = Nanos::from_secs(2);
+
+/// Cases that delays and poison are tried on: every path that rows take.
+const DISTURBED: [&str; 9] = [
+    "engine_many_operations_with_changing_rings",
+    "engine_cached_handles_replay",
+    "engine_fp8_rows_of_every_scaling",
+    "memory_rings_of_one_slot",
+    "memory_some_have_a_block_for_their_rows_and_some_do_not",
+    "memory_output_is_the_callers_again_when_combine_returns",
+    "low_latency_both_forms",
+    "low_latency_two_operations_in_flight",
+    "low_latency_beside_throughput_mode",
+];
+
+/// Delays of up to 20 us at a quarter of all verbs, and poisoned memory.
+fn disturbed() -> Checks {
+    Checks { seed: 1, longest: Nanos(20_000), poison: true, ..Checks::default() }
+}
+
+/// Runs a case of the suite on kernels that do what `checks` say.
+fn run_case(name: &str, checks: Checks) -> Result<(), String> {
+    let backend = Cuda { checks: Some(checks), deadline: Some(DEADLINE), ..Cuda::new() };
+    let case = harness::cases().into_iter().find(|case| case.name == name);
+    (case.ok_or_else(|| format!("no case is called {name}"))?.body)(&backend)
+}
+
+fn main() -> ExitCode {
+    let absent = common::absent();
+    let trial = |name: String, run: Box<dyn FnOnce() -> Result<(), String> + Send>| match absent {
+        Some(reason) => Trial::test(name, move || Err(reason.into()))
+            .with_kind(format!("skipped: {reason}"))
+            .with_ignored_flag(true),
+        None => Trial::test(name, move || run().map_err(Into::into)),
+    };
+    let mut trials: Vec<Trial> = DISTURBED
+        .iter()
+        .map(|&name| trial(format!("disturbed::{name}"), Box::new(move || run_case(name, disturbed()))))
+        .collect();
+    for fault in planted::FAULTS {
+        let fault = Arc::new(fault);
+        trials.push(trial(fault.name(), Box::new(move || fault.is_caught())));
+    }
+    trials.push(trial("rings_keep_the_rules_and_carry_what_the_plan_says".into(), Box::new(traces::rings)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}

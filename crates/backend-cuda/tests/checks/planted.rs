@@ -1,0 +1,62 @@
+//! Planted faults: for each the case that must fail with it, and by what it is caught.
+
+use ep_cuda::checks::{Checks, Plant};
+
+use crate::{disturbed, run_case};
+
+/// A planted fault.
+pub(crate) struct Fault {
+    plant: Plant,
+    /// The case of the suite that must fail.
+    case: &'static str,
+    /// What its error may say.
+    signs: &'static [&'static str],
+}
+
+const fn fault(plant: Plant, case: &'static str, signs: &'static [&'static str]) -> Fault {
+    Fault { plant, case, signs }
+}
+
+/// Signs of the oracle.
+const WRONG_ROWS: &str = "recv_x";
+
+pub(crate) const FAULTS: [Fault; 14] = [
+    fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
+    fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
+    fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
+    fault(Plant::WrongBank, "engine_ranks_that_are_no_power_of_two", &["number of the operation"]),
+    fault(Plant::CountOffByOne, "engine_ranks_that_are_no_power_of_two", &["rows", "recv", "waited", "position"]),
+    fault(Plant::PositionOffByOne, "engine_ranks_that_are_no_power_of_two", &["position of a row"]),
+    fault(Plant::PlacedOffByOne, "memory_output_in_the_window_is_pulled", &[WRONG_ROWS]),
+    fault(Plant::PlacedEarly, "memory_output_in_the_window_is_pulled", &["operation of a row", "of a row is", "recv"]),
+    fault(
+        Plant::NotWaitingForPulls,
+        "memory_output_is_the_callers_again_when_combine_returns",
+        &["got back what was written after combine"],
+    ),
+    fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
+    fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
+    fault(Plant::LowArrivalEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(Plant::LowWrongBank, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(
+        Plant::LowCountOffByOne,
+        "low_latency_both_forms",
+        &["low-latency row", "token of the next row", "rows of a source", "results of a rank", "rows of an expert"],
+    ),
+];
+
+impl Fault {
+    pub(crate) fn name(&self) -> String {
+        format!("planted::{:?}_is_caught_by::{}", self.plant, self.case)
+    }
+
+    /// The case fails with the fault, by one of its signs, and passes without it.
+    pub(crate) fn is_caught(&self) -> Result<(), String> {
+        run_case(self.case, disturbed()).map_err(|error| format!("without the fault: {error}"))?;
+        match run_case(self.case, Checks { plant: Some(self.plant), ..disturbed() }) {
+            Ok(()) => Err(format!("{:?} went unnoticed", self.plant)),
+            Err(error) if self.signs.iter().any(|sign| error.contains(sign)) => Ok(()),
+            Err(error) => Err(format!("caught by `{error}`, expected one of {:?}", self.signs)),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Ranks on GPUs as a backend of the suite: threads of this process, on all GPUs that are visible, several on one where there are more
+//! ranks than GPUs.
+#![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
+
+mod scripts;
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use ep_conformance::script::{Script, Seen};
+use ep_conformance::{Backend, Requirement, Setup, Travels};
+use ep_core::incident::Incident;
+use ep_core::{Error, Layout, Nanos};
+use ep_cuda::checks::Checks;
+use ep_cuda::{Builder, Cluster, CrashFlag, CudaEndpoint};
+
+/// Why nothing runs here.
+pub fn absent() -> Option<&'static str> {
+    let absent = match ep_cuda::driver::devices() {
+        Ok(0) => Some("a GPU; none is visible".to_owned()),
+        Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    absent.map(|reason| &*reason.leak())
+}
+
+/// What ranks on GPUs lack, be they threads or processes.
+pub fn lacks(what: Requirement) -> Option<&'static str> {
+    match what {
+        Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
+        Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
+        Requirement::Coordinators => Some("one node has no lanes between nodes"),
+        Requirement::Departures
+        | Requirement::Get
+        | Requirement::Incidents
+        | Requirement::LowLatency
+        | Requirement::ManyRanks
+        | Requirement::Scripts => None,
+    }
+}
+
+/// Seeds of a case that are run at most, where `EP_SEEDS` does not say: each takes real time.
+pub fn seeds(most: u64) -> u64 {
+    let wanted = std::env::var("EP_SEEDS").ok().map(|seeds| seeds.parse().expect("EP_SEEDS is a number of seeds"));
+    most.min(wanted.unwrap_or(4))
+}
+
+/// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them.
+pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) -> Result<Builder, Error> {
+    let settings = match deadline {
+        Some(deadline) => setup.settings.with_deadline(deadline)?,
+        None => setup.settings,
+    };
+    let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
+    // A rank that only leaves needs nothing.
+    let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
+    if checks.is_none() && !needs_kernels {
+        return Ok(builder);
+    }
+    let checks = checks.cloned().unwrap_or_default();
+    let seed = checks.seed.wrapping_add(setup.seed);
+    Ok(builder.checks(Checks { seed, incidents: setup.incidents.clone(), ..checks }))
+}
+
+/// Does a rank's work to its end, or until the rank crashes: none then.
+pub async fn befall<T>(work: impl Future<Output = T>, crash: CrashFlag, is_noticed: bool) -> Option<T> {
+    let mut work = Box::pin(work);
+    let done = poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending if crash.is_up() => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    });
+    let done = done.await;
+    if done.is_none() && !is_noticed {
+        // Nobody is to learn of it, so the endpoint is never dropped.
+        std::mem::forget(work);
+    }
+    done
+}
+
+/// Whether the others learn of the crashes of `setup`.
+pub fn is_noticed(setup: &Setup) -> bool {
+    !setup.incidents.iter().any(|incident| matches!(incident, Incident::Crash { noticed: false, .. }))
+}
+
+/// Ranks that are threads.
+#[derive(Debug)]
+pub struct Cuda {
+    /// Why nothing runs here.
+    pub absent: Option<&'static str>,
+    /// What kernels do beside their work.
+    pub checks: Option<Checks>,
+    /// Time allowed to operations; the case's where it is not given.
+    pub deadline: Option<Nanos>,
+}
+
+impl Cuda {
+    pub fn new() -> Self {
+        Self { absent: absent(), checks: None, deadline: None }
+    }
+
+    fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
+        let builder = builder(setup, self.checks.as_ref(), self.deadline).map_err(|error| error.to_string())?;
+        builder.build(setup.shape).map_err(|error| error.to_string())
+    }
+}
+
+impl Backend for Cuda {
+    type Endpoint = CudaEndpoint;
+
+    fn absent(&self) -> Option<&'static str> {
+        self.absent
+    }
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        lacks(what)
+    }
+
+    fn seeds(&self, most: u64) -> u64 {
+        seeds(most)
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Travels,
+        F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
+    {
+        let ran = self.cluster(setup)?.run(async |endpoint| {
+            let crash = endpoint.crash_flag();
+            befall(user(endpoint), crash, is_noticed(setup)).await
+        });
+        ran.map_err(|error| error.to_string())
+    }
+
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
+        let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
+        let logs = self.cluster(setup)?.probe(&translated).map_err(|error| error.to_string())?;
+        let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, layout.window_bytes()));
+        Ok(scripts.iter().zip(&logs).map(seen).collect())
+    }
+}
