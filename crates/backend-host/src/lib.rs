@@ -78,8 +78,10 @@
 #![cfg(target_os = "linux")]
 
 mod cluster;
+mod far;
 mod handoff;
 mod machine;
+mod meeting;
 mod memory;
 mod node;
 mod pace;

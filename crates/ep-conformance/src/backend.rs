@@ -85,6 +85,11 @@ pub trait Backend: Send + Sync + 'static {
         64
     }
 
+    /// Nodes, and ranks of each node, of the largest communicators that the campaign may draw.
+    fn largest(&self) -> (u32, u32) {
+        (8, 8)
+    }
+
     /// Runs `user` once on every rank and gives what each returned; none for ranks that an incident ended.
     ///
     /// # Errors

@@ -1,62 +1,26 @@
-//! The shared suite on CPU ranks: threads of this process.
+//! The shared suite on CPU ranks: threads of this process, and between nodes a transport made for tests.
 
-mod fate;
+#[path = "../common/mod.rs"]
+mod common;
 
-use ep_conformance::script::{Script, Seen, execute};
-use ep_conformance::{Backend, Requirement, Setup};
-use ep_core::engine::Engine;
-use ep_core::machine::{Decorated, Machine as _};
-use ep_host::{Cluster, Machine};
-use fate::Fate;
+use common::{Double, Host, Network};
+use ep_conformance::Setup;
+use ep_core::machine::FarLanes;
 
-struct Host;
+struct Doubles;
 
-fn cluster(setup: &Setup) -> Result<Cluster, String> {
-    Cluster::builder(setup.topology).settings(setup.settings).build(setup.shape).map_err(|error| error.to_string())
-}
+impl Network for Doubles {
+    type Transport = Double;
 
-impl Backend for Host {
-    type Endpoint = Engine<Decorated<Machine, Fate>>;
-
-    fn lacks(&self, what: Requirement) -> Option<&'static str> {
-        match what {
-            Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
-            Requirement::Coordinators => Some("one node has no lanes between nodes"),
-            Requirement::Incidents => Some("late and lost messages would take real time"),
-            Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
-            Requirement::Departures | Requirement::Get | Requirement::LowLatency | Requirement::Scripts => None,
-        }
+    /// Lanes are shared in half of the communicators, and roles' own in the others.
+    fn transport(&self, setup: &Setup) -> Double {
+        let far_lanes = if setup.seed.is_multiple_of(2) { FarLanes::One } else { FarLanes::PerRole };
+        Double::new(far_lanes, setup.seed)
     }
 
-    fn campaign(&self) -> u32 {
-        400
-    }
-
-    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
-    where
-        T: Send + 'static,
-        F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
-    {
-        let ran = cluster(setup)?.run_machines(async |machine| {
-            let fate = Fate::new(machine.rank(), &setup.incidents);
-            let engine = Engine::new(Decorated::new(machine, fate.clone())).map_err(|error| error.to_string())?;
-            Ok(fate.befall(user(engine)).await)
-        });
-        ran.map_err(|error| error.to_string())?.into_iter().collect()
-    }
-
-    /// The scripts of a rank take turns on its thread. No rank leaves before all scripts have ended.
-    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let ran = cluster(setup)?.run_machines(async |machine| {
-            let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
-            let logs = mine.map(|(number, script)| execute(&machine, script, number));
-            (futures_util::future::join_all(logs).await, machine)
-        });
-        let ran = ran.map_err(|error| error.to_string())?;
-        let (mut logs, _machines): (Vec<_>, Vec<_>) =
-            ran.into_iter().map(|(logs, machine)| (logs.into_iter(), machine)).unzip();
-        Ok(scripts.iter().map(|script| logs[script.rank.index()].next()).collect())
+    fn far_lanes(&self) -> FarLanes {
+        FarLanes::One
     }
 }
 
-ep_conformance::suite!(Host);
+ep_conformance::suite!(Host { network: Doubles, campaign: 400, largest: (4, 4), absent: None });
