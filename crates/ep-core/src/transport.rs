@@ -106,15 +106,17 @@ pub trait Lanes: Send {
     /// [`Error::Unsupported`] naming the rank whose offer does not fit this one's, or what the system refused.
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error>;
 
-    /// Accepts a copy of `from` of the own window to `to` in the window of the lane's peer; none when the lane is full now. A
-    /// length of zero is a no-op with the ticket of the last put.
+    /// Accepts a copy of `from` of the own window to `to` in the window of the lane's peer; none when the lane is full now. It may
+    /// be kept back until a raise, a flush or [`progress`](Self::progress). A length of zero is a no-op with the ticket of the
+    /// last put.
     ///
     /// # Errors
     /// [`Fault::NotOffered`], [`Fault::OutOfRange`], [`Fault::LaneBroken`].
     fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault>;
 
     /// Accepts that the eight bytes at `at` in the peer's window become `bits`, after all earlier puts and raises of the lane
-    /// (F3); false when the lane is full now. Nobody else ever writes them, and `bits` never fall.
+    /// (F3); false when the lane is full now. Nobody else ever writes them, and `bits` never fall. With it all that was accepted
+    /// on the lane is on its way, and arrives though this rank should do nothing more for a while.
     ///
     /// # Errors
     /// As [`put`](Self::put).

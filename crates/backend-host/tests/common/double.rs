@@ -1,6 +1,6 @@
 //! A transport for tests: lanes between nodes as they may be at their worst, over shared memory of one process.
 //!
-//! A lane holds few verbs, in order, and does them late: each only when its rank makes progress, and then by chance. So a
+//! A lane holds few verbs, in order, and does them late: each only when some rank makes progress, and then by chance. So a
 //! put reads its source as late as a flush permits, lanes are often full, and a publish comes long after it was accepted.
 //! Connections end and break as those of a network do.
 
@@ -33,6 +33,8 @@ struct End {
     memory: Memory,
     /// Which of its connections is up; none: nothing arrives. Held while anything does.
     up: Mutex<Option<u32>>,
+    /// The lanes that lead from here.
+    lanes: Mutex<Vec<Lane>>,
 }
 
 #[derive(Debug)]
@@ -76,6 +78,23 @@ impl Drop for Memory {
 }
 
 impl End {
+    fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets each lane go a step further, or not.
+    fn step(&self, lanes: &mut [Lane], chance: &mut u64) {
+        for lane in lanes {
+            // xorshift
+            *chance ^= *chance << 13;
+            *chance ^= *chance >> 7;
+            *chance ^= *chance << 17;
+            if *chance % 3 == 0 {
+                lane.step(&self.memory);
+            }
+        }
+    }
+
     fn up(&self) -> MutexGuard<'_, Option<u32>> {
         self.up.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,14 +119,15 @@ impl Transport for Double {
 
     fn open(&self, place: Place<'_>) -> Result<DoubleLanes, Error> {
         let memory = Memory::of(place.window, place.layout.window_bytes());
-        let own = Arc::new(End { memory, up: Mutex::new(None) });
+        let lane = |peer| move |kind| Lane::new(LaneId { peer, kind });
+        let lanes = place.peers(self.far_lanes).flat_map(|(peer, kinds)| kinds.into_iter().map(lane(peer))).collect();
+        let own = Arc::new(End { memory, up: Mutex::new(None), lanes: Mutex::new(lanes) });
         let mut ends = self.ends();
         ends.resize(place.layout.topology().ranks() as usize, None);
         ends[place.me.index()] = Some(Arc::clone(&own));
-        let lane = |peer| move |kind| Lane { id: LaneId { peer, kind }, ..Lane::new(peer) };
-        let lanes = place.peers(self.far_lanes).flat_map(|(peer, kinds)| kinds.into_iter().map(lane(peer))).collect();
         let chance = (self.seed << 16 | u64::from(place.me.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Ok(DoubleLanes { me: place.me, own, network: self.clone(), connection: 0, lanes, chance })
+        drop(ends);
+        Ok(DoubleLanes { me: place.me, own, network: self.clone(), connection: 0, chance })
     }
 }
 
@@ -127,17 +147,12 @@ enum Held {
 }
 
 impl Lane {
-    fn new(peer: Rank) -> Self {
-        let id = LaneId { peer, kind: ep_core::port::LaneKind::Watch };
+    fn new(id: LaneId) -> Self {
         Self { id, peer: None, held: VecDeque::new(), issued: 0, broken: None }
     }
 
     fn fault(&self) -> Option<Fault> {
         self.broken.map(|cause| Fault::LaneBroken { lane: self.id, cause })
-    }
-
-    fn check(&self) -> Result<(), Fault> {
-        self.fault().map_or(Ok(()), Err)
     }
 
     fn fail(&mut self, cause: LaneCause) {
@@ -175,42 +190,34 @@ pub(crate) struct DoubleLanes {
     own: Arc<End>,
     network: Double,
     connection: u32,
-    lanes: Vec<Lane>,
     chance: u64,
 }
 
 impl DoubleLanes {
-    fn lane(&mut self, verb: &'static str, lane: LaneId) -> Result<&mut Lane, Fault> {
-        self.lanes.iter_mut().find(|known| known.id == lane).ok_or(Fault::NotOffered { verb, lane })
+    /// Does something with a lane of this rank that has not broken.
+    fn on<T>(&self, verb: &'static str, id: LaneId, act: impl FnOnce(&mut Lane) -> T) -> Result<T, Fault> {
+        let mut lanes = self.own.lanes();
+        let lane = lanes.iter_mut().find(|known| known.id == id).ok_or(Fault::NotOffered { verb, lane: id })?;
+        lane.fault().map_or(Ok(()), Err)?;
+        Ok(act(lane))
     }
+}
 
-    fn accept(&mut self, verb: &'static str, lane: LaneId, held: impl FnOnce(&mut Lane) -> Held) -> Result<bool, Fault> {
-        let lane = self.lane(verb, lane)?;
-        lane.check()?;
-        if lane.held.len() == DEPTH {
-            return Ok(false);
-        }
-        let held = held(lane);
-        lane.held.push_back(held);
-        Ok(true)
-    }
-
-    fn of(&mut self, peer: Option<Rank>) -> impl Iterator<Item = &mut Lane> {
-        self.lanes.iter_mut().filter(move |lane| peer.is_none_or(|peer| lane.id.peer == peer))
-    }
+fn is_to(peer: Option<Rank>) -> impl Fn(&&mut Lane) -> bool {
+    move |lane| peer.is_none_or(|peer| lane.id.peer == peer)
 }
 
 impl Lanes for DoubleLanes {
     fn offer(&mut self) -> Result<Vec<u8>, Error> {
         *self.own.up() = None;
-        self.lanes.iter_mut().for_each(|lane| lane.held.clear());
+        self.own.lanes().iter_mut().for_each(|lane| lane.held.clear());
         self.connection += 1;
         Ok(self.connection.to_le_bytes().to_vec())
     }
 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
         let ends = self.network.ends().clone();
-        for lane in &mut self.lanes {
+        for lane in self.own.lanes().iter_mut() {
             let peer = lane.id.peer.index();
             let connection = offers[peer].as_deref().map(|offer| u32::from_le_bytes(offer.try_into().expect("4 bytes")));
             lane.peer = ends[peer].clone().zip(connection);
@@ -221,57 +228,63 @@ impl Lanes for DoubleLanes {
     }
 
     fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
-        if from.len == 0 {
-            return self.lane("put", lane).map(|lane| Some(Ticket(lane.issued)));
-        }
-        let accepted = self.accept("put", lane, |lane| {
-            lane.issued += 1;
-            Held::Put { ticket: lane.issued, from, to }
-        })?;
-        let issued = self.lane("put", lane)?.issued;
-        Ok(accepted.then_some(Ticket(issued)))
+        self.on("put", lane, |lane| {
+            if lane.held.len() == DEPTH && from.len > 0 {
+                return None;
+            }
+            if from.len > 0 {
+                lane.issued += 1;
+                lane.held.push_back(Held::Put { ticket: lane.issued, from, to });
+            }
+            Some(Ticket(lane.issued))
+        })
     }
 
     fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
-        self.accept("publish", lane, |_| Held::Raise { at, bits })
+        self.on("publish", lane, |lane| {
+            let room = lane.held.len() < DEPTH;
+            if room {
+                lane.held.push_back(Held::Raise { at, bits });
+            }
+            room
+        })
     }
 
     fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault> {
-        let lane = self.lane("flush", lane)?;
         let open = |held: &Held| matches!(held, Held::Put { ticket, .. } if *ticket <= upto.0);
-        lane.check().map(|()| !lane.held.iter().any(open))
+        self.on("flush", lane, |lane| !lane.held.iter().any(open))
     }
 
+    /// A network goes on though the rank that posted does nothing: whoever waits lets all lanes go on that nobody uses now.
     fn progress(&mut self) {
-        let own = Arc::clone(&self.own);
-        for lane in &mut self.lanes {
-            // xorshift
-            self.chance ^= self.chance << 13;
-            self.chance ^= self.chance >> 7;
-            self.chance ^= self.chance << 17;
-            if self.chance % 3 == 0 {
-                lane.step(&own.memory);
+        let ends = self.network.ends().clone();
+        for end in ends.into_iter().flatten() {
+            if let Ok(mut lanes) = end.lanes.try_lock() {
+                end.step(&mut lanes, &mut self.chance);
             }
         }
     }
 
     fn broken(&self, peer: Rank) -> Option<Fault> {
-        self.lanes.iter().filter(|lane| lane.id.peer == peer).find_map(Lane::fault)
+        self.own.lanes().iter().filter(|lane| lane.id.peer == peer).find_map(Lane::fault)
     }
 
     fn drain(&mut self, peer: Option<Rank>) -> bool {
         self.progress();
-        self.of(peer).all(|lane| lane.held.is_empty())
+        self.own.lanes().iter_mut().filter(is_to(peer)).all(|lane| lane.held.is_empty())
     }
 
     fn cut(&mut self, peer: Option<Rank>) {
-        self.of(peer).filter(|lane| !lane.held.is_empty()).for_each(|lane| lane.fail(LaneCause::Cut));
+        let mut lanes = self.own.lanes();
+        lanes.iter_mut().filter(is_to(peer)).filter(|lane| !lane.held.is_empty()).for_each(|lane| lane.fail(LaneCause::Cut));
     }
 }
 
 impl Drop for DoubleLanes {
     fn drop(&mut self) {
         *self.own.up() = None;
+        // Lanes hold their peers' ends, and those theirs.
+        self.own.lanes().clear();
         self.network.ends()[self.me.index()] = None;
     }
 }
