@@ -1,6 +1,5 @@
 //! The shared suite on CPU ranks that are threads of this process, with any transport between nodes.
 
-mod double;
 mod fate;
 
 use ep_conformance::script::{Script, Seen, execute};
@@ -10,8 +9,6 @@ use ep_core::machine::{Decorated, FarLanes, Machine as _};
 use ep_core::transport::Transport;
 use ep_host::{Cluster, Machine};
 use fate::Fate;
-
-pub(crate) use double::Double;
 
 /// Where the suite gets its transports from: one for each communicator.
 pub(crate) trait Network: Send + Sync + 'static {

@@ -2,8 +2,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/double.rs"]
+mod double;
 
-use common::{Double, Host, Network};
+use common::{Host, Network};
+use double::Double;
 use ep_conformance::Setup;
 use ep_core::machine::FarLanes;
 

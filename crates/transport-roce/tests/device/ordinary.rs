@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<(&'static str, fn(&str))> {
     vec![
         ("f1_writes_of_all_sizes_change_exactly_the_bytes_named", exact),
         ("f3_rows_are_there_when_their_value_is_with_each_signal", signals),
+        ("f4_on_a_link_that_loses_packets_every_value_counts_once", lossy),
         ("f3_signals_without_room_inside_requests", staged),
         ("f5_flushed_sources_may_be_overwritten", reuse),
         ("f8_ranges_outside_and_cells_out_of_line_are_refused", refused),
@@ -87,6 +88,21 @@ fn signals(devices: &str) {
         let mut bench = Bench::new(&with(devices, signal));
         assert_eq!(bench.lanes[0].signal(), signal);
         stream(&mut bench, 400);
+    }
+}
+
+fn lossy(devices: &str) {
+    if !Link::is_ours() {
+        println!("NOT RUN: a link can be made to lose packets in the Soft-RoCE guest only");
+        return;
+    }
+    let _lossy = Link::disturb("loss 1%");
+    for signal in SIGNALS {
+        let mut bench = Bench::new(&with(devices, signal));
+        stream(&mut bench, 150);
+        let (tail, head) = (bench.cell(0, bench.rows(1).kind), bench.cell(1, bench.rows(0).kind));
+        bench.await_value(0, head, 150);
+        assert_eq!((bench.value(1, tail), bench.value(0, head)), (150, 150), "{signal}");
     }
 }
 
