@@ -38,18 +38,24 @@ impl<L: Lanes> Port<L> {
         if let Some(met) = self.first_met(needs) {
             return Some(Ok(met));
         }
-        if let Some(need) = needs.iter().find(|need| self.seat.node.roll().is_gone(need.cell.writer)) {
-            // What it published before it went may have come after the first look.
-            let gone = Fault::PeerGone { peer: need.cell.writer, phase: need.cell.counter.phase() };
-            return Some(self.first_met(needs).ok_or(gone));
-        }
         self.seat.progress();
-        if let Some(broken) = needs.iter().find_map(|need| self.seat.broken(need.cell.writer)) {
-            return Some(self.first_met(needs).ok_or(broken));
+        if let Some(lost) = needs.iter().find_map(|need| self.lost(need)) {
+            // What it published before it went may have come after the first look.
+            self.seat.progress();
+            return Some(self.first_met(needs).ok_or(lost));
         }
         let now = self.seat.glance(since.is_none())?;
         let since = *since.get_or_insert(now);
         (now >= self.opening.deadline).then(|| Err(self.timeout(needs, now - since)))
+    }
+
+    /// Why a need is not met any more, if that is known.
+    fn lost(&self, need: &Need) -> Option<Fault> {
+        let peer = need.cell.writer;
+        if self.seat.node.roll().is_gone(peer) {
+            return Some(Fault::PeerGone { peer, phase: need.cell.counter.phase() });
+        }
+        self.seat.broken(peer)
     }
 
     fn timeout(&self, needs: &[Need], waited: Nanos) -> Fault {
@@ -68,7 +74,11 @@ impl<L: Lanes> Port<L> {
     /// How a verb on a far lane ends now, if it does; it began at `since`, or begins now.
     fn attempt(&self, lane: LaneId, verb: Verb, since: &mut Option<Nanos>) -> Option<Result<Ticket, Fault>> {
         match self.seat.attempt(lane, verb) {
-            Err(fault) => return Some(Err(fault)),
+            Err(fault) => {
+                // Whether it matters depends on what the peer said before.
+                self.seat.progress();
+                return Some(Err(fault));
+            }
             Ok(Some(ticket)) => return Some(Ok(ticket)),
             Ok(None) => {}
         }

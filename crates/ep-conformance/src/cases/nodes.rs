@@ -199,7 +199,10 @@ fn lost_rank<B: Backend>(backend: &B) -> Verdict {
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, pull: true, ..Round::default() };
     for (seed, placement) in (0..60).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)]) {
-        let (setup, batches, world) = layer(2, 2, seed, placement).map_err(text)?;
+        let (mut setup, batches, world) = layer(2, 2, seed, placement).map_err(text)?;
+        // Nothing fails here, however slow the machine is.
+        let settings = Settings::builder(&setup.shape, &setup.topology).slots(2).placement(placement);
+        setup.settings = settings.deadline(Nanos::from_secs(60)).build().map_err(text)?;
         let (leaves, slow) = (Rank(seed as u32 % 4), Rank(seed as u32 / 4 % 4));
         let setup = setup.incident(Incident::Exit { rank: leaves }).incident(Incident::Starve { rank: slow });
         let outcomes = backend.run(&setup, async |mut ep| {

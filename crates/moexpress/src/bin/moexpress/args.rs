@@ -11,8 +11,10 @@ use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
 
+mod far;
 mod timed;
 
+pub(crate) use far::FarArgs;
 pub(crate) use timed::{CompareArgs, ModelName, Part, Published, TuneArgs};
 
 /// Moves tokens to experts and back, and checks every bit of it.
@@ -121,7 +123,9 @@ pub(crate) struct RunArgs {
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
     pub(crate) schedule: Option<Schedule>,
-    /// With --backend sim: who posts to a rail peer [default: per-role]
+    #[command(flatten)]
+    pub(crate) far: FarArgs,
+    /// With --backend sim or --far: who posts to a rail peer [default: per-role with sim, one with --far]
     #[arg(long, value_enum, value_name = "WHO")]
     pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]
