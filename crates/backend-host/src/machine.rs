@@ -40,6 +40,9 @@ impl<L: Lanes> Machine<L> {
     fn drained(&self, peer: Option<Rank>, began: Nanos) -> bool {
         let Some(far) = &self.seat.far else { return true };
         let mut lanes = far.lanes();
+        // Who is gone takes nothing any more.
+        let (node, topology) = (&self.seat.node, self.seat.layout.topology());
+        topology.all().filter(|&rank| node.roll().is_gone(rank)).for_each(|rank| lanes.cut(Some(rank)));
         if lanes.drain(peer) {
             return true;
         }

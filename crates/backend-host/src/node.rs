@@ -32,7 +32,8 @@ impl Node {
     /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`.
     pub(crate) fn met(layout: &Layout, own: &OwnedFd, member: &Member, within: Duration) -> Result<Arc<Self>, Error> {
         let hash = layout.hash(&layout.settings().rings());
-        let handoff::Exchanged { given, here } = handoff::exchange(member, layout.topology(), own.as_fd(), hash, within)?;
+        let handoff::Exchanged { given, here } =
+            handoff::exchange(member, layout.topology(), own.as_fd(), hash, within)?;
         pace::expect(here);
         let windows = layout.topology().all().zip(given).map(|(rank, given)| match given {
             Some(given) => {

@@ -74,11 +74,7 @@ impl<L: Lanes> Port<L> {
     /// How a verb on a far lane ends now, if it does; it began at `since`, or begins now.
     fn attempt(&self, lane: LaneId, verb: Verb, since: &mut Option<Nanos>) -> Option<Result<Ticket, Fault>> {
         match self.seat.attempt(lane, verb) {
-            Err(fault) => {
-                // Whether it matters depends on what the peer said before.
-                self.seat.progress();
-                return Some(Err(fault));
-            }
+            Err(fault) => return Some(Err(self.told(fault))),
             Ok(Some(ticket)) => return Some(Ok(ticket)),
             Ok(None) => {}
         }
@@ -92,6 +88,12 @@ impl<L: Lanes> Port<L> {
             Verb::Put { .. } | Verb::Raise { .. } => (Phase::Credit, 1),
         };
         Some(Err(Fault::Timeout { phase, peer: lane.peer, lane, seen: 0, awaited, waited: now - since }))
+    }
+
+    /// A fault, after taking in all that has come: whether it matters that a peer is gone depends on what it said before.
+    fn told(&self, fault: Fault) -> Fault {
+        self.seat.progress();
+        fault
     }
 
     /// Does a verb on a far lane, as soon as the lane can take it.
@@ -136,7 +138,7 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        match self.seat.put(lane, from, to)? {
+        match self.seat.put(lane, from, to).map_err(|fault| self.told(fault))? {
             Posted::Done(ticket) => Ok(ticket),
             Posted::Far(verb) => self.far(lane, verb).await,
         }
@@ -147,14 +149,14 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        match self.seat.publish(lane, cell, self.opening.generation, value)? {
+        match self.seat.publish(lane, cell, self.opening.generation, value).map_err(|fault| self.told(fault))? {
             Posted::Done(()) => Ok(()),
             Posted::Far(verb) => self.far(lane, verb).await.map(drop),
         }
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        match self.seat.flush(lane, upto)? {
+        match self.seat.flush(lane, upto).map_err(|fault| self.told(fault))? {
             Posted::Done(()) => Ok(()),
             Posted::Far(verb) => self.far(lane, verb).await.map(drop),
         }

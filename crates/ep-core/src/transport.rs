@@ -14,6 +14,7 @@
 //! What rule of the contract a transport must keep: F1 to F5, F7 for lanes that break, F8, F9. How long things take (F6) is the
 //! backend's affair, and between nodes there is no `get` (F10).
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use crate::error::{Error, Fault};
@@ -91,7 +92,7 @@ pub trait Transport {
 /// The lanes of one rank to ranks of other nodes. Used by one thread at a time.
 ///
 /// Dropped, they are given up as they are; whoever wants what was accepted to arrive [drains](Self::drain) them first.
-pub trait Lanes: Send {
+pub trait Lanes: Send + fmt::Debug {
     /// Ends all connections, if there are any, and returns what every other rank needs to know to connect anew. From here
     /// until [`connect`](Self::connect) nothing arrives in this rank's window, and its far cells are zeroed.
     ///

@@ -177,8 +177,10 @@ pub(crate) fn choose(choice: &Choice, local: u32) -> Result<Chosen, Error> {
                     let gids = context.gids(&port)?;
                     if let Some(gid) = gids.iter().find(|gid| gid.is(*address) && (gid.routable || !port.ethernet)) {
                         check(&port).map_err(|why| Error::NoPort { why })?;
-                        let reason =
-                            format!("address {address}, as asked for: device {name}, port {}, GID {}", port.number, gid.index);
+                        let reason = format!(
+                            "address {address}, as asked for: device {name}, port {}, GID {}",
+                            port.number, gid.index
+                        );
                         let gid = *gid;
                         return Ok(Chosen { context, port, gid, reason });
                     }
@@ -252,14 +254,19 @@ mod tests {
             Choice::Named { device, .. } => device,
             other => panic!("{other:?}"),
         };
-        assert_eq!([name(0, 0), name(0, 1), name(0, 2), name(1, 0), name(1, 1), name(2, 1)], ["a", "b", "a", "c", "c", "b"]);
+        assert_eq!(
+            [name(0, 0), name(0, 1), name(0, 2), name(1, 0), name(1, 1), name(2, 1)],
+            ["a", "b", "a", "c", "c", "b"]
+        );
         assert_eq!(Choices::default().of(3, 3), Choice::Automatic);
     }
 
     #[test]
     fn of_several_addresses_ipv4_comes_first_and_version_1_never() {
-        let gid = |index, address: &str, routable| {
-            Gid { index, bytes: address.parse::<Ipv6Addr>().unwrap().octets(), routable }
+        let gid = |index, address: &str, routable| Gid {
+            index,
+            bytes: address.parse::<Ipv6Addr>().unwrap().octets(),
+            routable,
         };
         let gids = vec![
             gid(0, "fe80::1", true),
@@ -267,7 +274,8 @@ mod tests {
             gid(2, "::ffff:10.9.0.1", false),
             gid(3, "::ffff:10.9.0.1", true),
         ];
-        let port = Port { device: "x".into(), number: 1, state: 4, mtu: 3, lid: 0, gids: 4, max_message: 1, ethernet: true };
+        let port =
+            Port { device: "x".into(), number: 1, state: 4, mtu: 3, lid: 0, gids: 4, max_message: 1, ethernet: true };
         assert_eq!(best(&port, gids[..2].to_vec()).unwrap().index, 1);
         assert_eq!(best(&port, gids.clone()).unwrap().index, 3);
         assert_eq!(gids[3].to_string(), "10.9.0.1");

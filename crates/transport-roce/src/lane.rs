@@ -243,9 +243,8 @@ impl Lane {
     /// Posts what is gathered.
     pub(crate) fn post(&mut self) {
         let Some(pair) = self.pair.as_ref().filter(|_| self.gathered > 0) else { return };
-        let identifier = |last| {
-            Identifier { lane: self.index, connection: self.connection, event: Event::Sent { last } }.bits()
-        };
+        let identifier =
+            |last| Identifier { lane: self.index, connection: self.connection, event: Event::Sent { last } }.bits();
         let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
         for at in 0..self.gathered {
             let last = at + 1 == self.gathered;
@@ -303,7 +302,10 @@ impl Lane {
                 let before = self.remember(at, bits);
                 // Publishing a value twice is harmless.
                 if before < bits {
-                    let returned = Place { address: scratch.memory().address() + self.scratch.returned(), key: scratch.local_key() };
+                    let returned = Place {
+                        address: scratch.memory().address() + self.scratch.returned(),
+                        key: scratch.local_key(),
+                    };
                     let remote = Remote { key_of_atomic: target.key, ..to(bits - before) };
                     self.gather(sys::WR_FETCH_ADD, returned, 8, remote);
                 }

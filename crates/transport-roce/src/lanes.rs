@@ -52,7 +52,8 @@ pub struct RoceLanes {
 /// How one rank's cells are raised, and why so.
 fn choose_signal(settings: &Settings, atomics: bool, device: &str) -> Result<(Signal, &'static str), Error> {
     let refuse = |limit: &str| {
-        let (value, device, limit) = (settings.signal.map_or_else(String::new, |signal| signal.to_string()), device, limit);
+        let (value, device, limit) =
+            (settings.signal.map_or_else(String::new, |signal| signal.to_string()), device, limit);
         Err(Error::Setting { what: "signal", value, device: device.to_owned(), limit: limit.to_owned() })
     };
     match settings.signal {
@@ -198,7 +199,10 @@ impl RoceLanes {
         let Header { signal, link, mtu, atomics, lid, gid, window, bytes, remote_key, .. } = offer.header;
         let wrong = |why| Err(Error::Peer { rank, why });
         if signal != self.signal as u8 {
-            return wrong(format!("it raises cells otherwise than this rank, by {}: set the same on all ranks", self.signal));
+            return wrong(format!(
+                "it raises cells otherwise than this rank, by {}: set the same on all ranks",
+                self.signal
+            ));
         }
         if link != u8::from(self.chosen.port.ethernet) {
             return wrong("one of its port and this rank's is Ethernet, the other InfiniBand".into());
@@ -311,9 +315,9 @@ const fn access(signal: Signal, relaxed: bool) -> u32 {
 /// A packet sequence number that no packet still on its way to an earlier queue pair is likely to have.
 fn random_psn() -> u32 {
     // Where there is no randomness, time will do.
-    getrandom::u32().unwrap_or_else(|_| {
-        std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.subsec_nanos())
-    }) & 0xff_ffff
+    getrandom::u32()
+        .unwrap_or_else(|_| std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.subsec_nanos()))
+        & 0xff_ffff
 }
 
 impl Lanes for RoceLanes {

@@ -24,7 +24,8 @@ impl Memory {
     /// The first `bytes` bytes of a file in memory that has so many and cannot shrink.
     pub(crate) fn of(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         // SAFETY: the system chooses a free range of addresses; the pages stay, since the file cannot shrink.
-        let base = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) }?;
+        let base =
+            unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) }?;
         Self::from_raw(base, bytes)
     }
 

@@ -47,7 +47,9 @@ impl FromStr for Signal {
 /// has relaxed ordering.
 pub(crate) const fn automatic(atomics: bool, relaxed: bool) -> (Signal, &'static str) {
     match (atomics, relaxed) {
-        (true, _) => (Signal::FetchAdd, "the device has atomics, which come after all earlier requests of their queue pair"),
+        (true, _) => {
+            (Signal::FetchAdd, "the device has atomics, which come after all earlier requests of their queue pair")
+        }
         (false, false) => (Signal::OrderedWrite, "the device has no atomics, and the memory keeps writes in order"),
         (false, true) => (Signal::Counting, "the device has no atomics, and the memory does not keep writes in order"),
     }

@@ -349,12 +349,14 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ep-roce-abi-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (source, program) = (folder.join("abi.c"), folder.join("abi"));
-        let mut text = "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n".to_owned();
+        let mut text =
+            "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n".to_owned();
         for expression in expressions {
             writeln!(text, "printf(\"%llu\\n\", (unsigned long long)({expression}));").unwrap();
         }
         std::fs::write(&source, text + "return 0; }\n").unwrap();
-        let built = Command::new("cc").arg("-isystem").arg(include).arg("-o").arg(&program).arg(&source).output().unwrap();
+        let built =
+            Command::new("cc").arg("-isystem").arg(include).arg("-o").arg(&program).arg(&source).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let said = Command::new(&program).output().unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
@@ -369,10 +371,23 @@ mod tests {
         };
         let mut rows: Vec<(&str, u64)> = Vec::new();
         macro_rules! field { ($c:literal, $rust:ty, $($field:ident).+) => { rows.push((concat!("offsetof(struct ", $c, ")"), offset_of!($rust, $($field).+) as u64)); }; }
-        macro_rules! whole { ($c:literal, $rust:ty) => { rows.push((concat!("sizeof(", $c, ")"), size_of::<$rust>() as u64)); }; }
-        rows.push(("offsetof(struct ibv_context, ops.poll_cq)", (offset_of!(Context, ops) + offset_of!(ContextOps, poll_cq)) as u64));
-        rows.push(("offsetof(struct ibv_context, ops.post_send)", (offset_of!(Context, ops) + offset_of!(ContextOps, post_send)) as u64));
-        rows.push(("offsetof(struct ibv_context, ops.post_recv)", (offset_of!(Context, ops) + offset_of!(ContextOps, post_recv)) as u64));
+        macro_rules! whole {
+            ($c:literal, $rust:ty) => {
+                rows.push((concat!("sizeof(", $c, ")"), size_of::<$rust>() as u64));
+            };
+        }
+        rows.push((
+            "offsetof(struct ibv_context, ops.poll_cq)",
+            (offset_of!(Context, ops) + offset_of!(ContextOps, poll_cq)) as u64,
+        ));
+        rows.push((
+            "offsetof(struct ibv_context, ops.post_send)",
+            (offset_of!(Context, ops) + offset_of!(ContextOps, post_send)) as u64,
+        ));
+        rows.push((
+            "offsetof(struct ibv_context, ops.post_recv)",
+            (offset_of!(Context, ops) + offset_of!(ContextOps, post_recv)) as u64,
+        ));
         field!("ibv_cq, context", Cq, context);
         field!("ibv_mr, lkey", Mr, lkey);
         field!("ibv_mr, rkey", Mr, rkey);

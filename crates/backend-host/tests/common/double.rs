@@ -52,7 +52,8 @@ impl Memory {
     fn of(file: BorrowedFd<'_>, bytes: u64) -> Self {
         let bytes = usize::try_from(bytes).expect("the window fits");
         // SAFETY: the system chooses a free range; the file is sealed against shrinking.
-        let base = unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+        let base =
+            unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
         Self { base: NonNull::new(base.expect("a window can be mapped").cast()).expect("not null"), bytes }
     }
 
@@ -89,7 +90,7 @@ impl End {
             *chance ^= *chance << 13;
             *chance ^= *chance >> 7;
             *chance ^= *chance << 17;
-            if *chance % 3 == 0 {
+            if chance.is_multiple_of(3) {
                 lane.step(&self.memory);
             }
         }
@@ -219,7 +220,8 @@ impl Lanes for DoubleLanes {
         let ends = self.network.ends().clone();
         for lane in self.own.lanes().iter_mut() {
             let peer = lane.id.peer.index();
-            let connection = offers[peer].as_deref().map(|offer| u32::from_le_bytes(offer.try_into().expect("4 bytes")));
+            let connection =
+                offers[peer].as_deref().map(|offer| u32::from_le_bytes(offer.try_into().expect("4 bytes")));
             lane.peer = ends[peer].clone().zip(connection);
             lane.broken = lane.peer.is_none().then_some(LaneCause::Flushed);
         }
@@ -276,7 +278,11 @@ impl Lanes for DoubleLanes {
 
     fn cut(&mut self, peer: Option<Rank>) {
         let mut lanes = self.own.lanes();
-        lanes.iter_mut().filter(is_to(peer)).filter(|lane| !lane.held.is_empty()).for_each(|lane| lane.fail(LaneCause::Cut));
+        lanes
+            .iter_mut()
+            .filter(is_to(peer))
+            .filter(|lane| !lane.held.is_empty())
+            .for_each(|lane| lane.fail(LaneCause::Cut));
     }
 }
 

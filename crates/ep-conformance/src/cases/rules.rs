@@ -35,7 +35,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         far("far_f5_a_flushed_source_may_be_overwritten", |b| f5(b, Reach::Far)),
         far("far_f8_ranges_outside_the_window_are_refused", |b| f8(b, Reach::Far)),
         far("far_f9_a_read_before_credit_is_safe_from_what_follows", |b| f9(b, Reach::Far)),
-        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], |b| f10(b, Reach::Near)),
+        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], |b| {
+            f10(b, Reach::Near)
+        }),
     ]
 }
 
@@ -89,8 +91,7 @@ fn under_seeds<B: Backend>(
 ) -> Result<(), String> {
     for seed in 0..SEEDS {
         let (setup, layout, arena) = bench(seed, reach).map_err(|error| error.to_string())?;
-        let scripts: Vec<Script> =
-            scripts(arena).into_iter().map(|script| carried(script, &layout, reach)).collect();
+        let scripts: Vec<Script> = scripts(arena).into_iter().map(|script| carried(script, &layout, reach)).collect();
         let logs = backend.probe(&setup, &scripts)?;
         let logs: Vec<Vec<Seen>> =
             logs.into_iter().collect::<Option<_>>().ok_or_else(|| format!("seed {seed}: a script did not end"))?;

@@ -8,9 +8,10 @@ use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Fault, LaneCause, Rank};
 use ep_roce::{Offer, Roce, Signal};
 
+use crate::Test;
 use crate::bench::{Bench, LONG, Link, pattern, settings};
 
-pub(crate) fn tests() -> Vec<(&'static str, fn(&str))> {
+pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("f7_a_wrong_key_breaks_that_peers_lane_and_no_other", wrong_key),
         ("f7_a_peer_that_is_gone_is_named_when_retries_are_used_up", gone),
@@ -139,7 +140,7 @@ fn no_device(devices: &str) {
     let bench = Bench::open(2, 1, &settings(devices));
     let refusal = |devices: &str| {
         let place = Place { me: Rank(0), layout: &bench.layout, window: bench.windows[0].as_fd() };
-        Roce::new(settings(devices)).open(place).err().expect("there is no such device").to_string()
+        Roce::new(settings(devices)).open(place).expect_err("there is no such device").to_string()
     };
     let (first, second) = devices.split_once('/').unwrap();
     let none = refusal("mlx9_7");

@@ -9,6 +9,9 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Trial};
 
+/// A name, and what is done with the devices.
+type Test = (&'static str, fn(&str));
+
 /// The devices of the two nodes, as [`ep_roce::Choices`] reads them.
 fn devices() -> Option<String> {
     let named = std::env::var("EP_ROCE_DEVICES").ok();
@@ -21,7 +24,7 @@ fn main() -> ExitCode {
     if found.is_none() {
         println!("{why}");
     }
-    let trial = |(name, test): (&str, fn(&str))| match found.clone() {
+    let trial = |(name, test): Test| match found.clone() {
         Some(devices) => Trial::test(name, move || {
             test(&devices);
             Ok(())

@@ -7,11 +7,12 @@ use ep_core::transport::Lanes;
 use ep_core::{Fault, Rank};
 use ep_roce::{Settings, Signal};
 
+use crate::Test;
 use crate::bench::{Bench, Link, pattern, settings};
 
 const SIGNALS: [Signal; 3] = [Signal::OrderedWrite, Signal::FetchAdd, Signal::Counting];
 
-pub(crate) fn tests() -> Vec<(&'static str, fn(&str))> {
+pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("f1_writes_of_all_sizes_change_exactly_the_bytes_named", exact),
         ("f3_rows_are_there_when_their_value_is_with_each_signal", signals),
@@ -234,7 +235,10 @@ fn choices(devices: &str) {
     let named = address(second);
     let by_address = Bench::open(2, 1, &settings(&named));
     let description = by_address.lanes[0].description();
-    assert!(description.starts_with(&format!("address {named}, as asked for: device {second}, port 1")), "{description}");
+    assert!(
+        description.starts_with(&format!("address {named}, as asked for: device {second}, port 1")),
+        "{description}"
+    );
     let automatic = Bench::open(2, 1, &settings("auto"));
     let description = automatic.lanes[1].description();
     assert!(description.contains("chosen automatically for local rank 0 among"), "{description}");

@@ -1,14 +1,15 @@
 //! RoCE between nodes, as the arguments say.
 
-use ep_core::machine::FarLanes;
 use ep_core::Error;
+use ep_core::machine::FarLanes;
 use ep_roce::{Roce, Settings};
 
 use crate::args::FarArgs;
 
 /// The transport; fails for values outside their limits.
 pub(super) fn roce(args: &FarArgs, far_lanes: Option<FarLanes>) -> Result<Roce, Error> {
-    let FarArgs { far: _, far_devices, far_signal, far_ack_timeout, far_mtu, far_traffic_class, far_service_level } = args;
+    let FarArgs { far: _, far_devices, far_signal, far_ack_timeout, far_mtu, far_traffic_class, far_service_level } =
+        args;
     let mut settings = Settings::new().far_lanes(far_lanes.unwrap_or(FarLanes::One));
     if let Some(devices) = far_devices {
         settings = settings.devices(devices.parse()?);
