@@ -20,11 +20,14 @@ use crate::seat::Seat;
 pub(crate) type Parts = Vec<Option<Vec<u8>>>;
 
 /// Where ranks that are threads of this process leave what they give to the others after an agreement.
+///
+/// Exchanges are numbered. A rank that has everybody's part of one goes on to the next, while another may still be taking
+/// parts of the first; to the one after that it can go only when all have begun the next. So each rank has two places.
 #[derive(Debug)]
-pub(crate) struct Table(Mutex<Vec<Option<Given>>>);
+pub(crate) struct Table(Mutex<Vec<[Given; 2]>>);
 
-/// What a rank gave, and for which exchange.
-#[derive(Debug)]
+/// What a rank gave, and for which exchange; none is number 0.
+#[derive(Clone, Debug, Default)]
 struct Given {
     exchange: u32,
     bytes: Vec<u8>,
@@ -32,24 +35,26 @@ struct Given {
 
 impl Table {
     pub(crate) fn new(ranks: u32) -> Self {
-        Self(Mutex::new((0..ranks).map(|_| None).collect()))
+        Self(Mutex::new((0..ranks).map(|_| Default::default()).collect()))
     }
 
-    fn given(&self) -> MutexGuard<'_, Vec<Option<Given>>> {
+    fn given(&self) -> MutexGuard<'_, Vec<[Given; 2]>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give(&self, me: Rank, exchange: u32, bytes: Vec<u8>) {
-        self.given()[me.index()] = Some(Given { exchange, bytes });
+        self.given()[me.index()][exchange as usize % 2] = Given { exchange, bytes };
     }
 
-    /// What all ranks but those of `mask` gave for `exchange`, or a rank that has not. Who has gone on to the next exchange
-    /// has done so with everybody's part of this one, so nobody asks for it any more.
+    /// What all ranks but those of `mask` gave for `exchange`, or a rank that has not yet.
     fn take(&self, exchange: u32, mask: &RankSet) -> Result<Parts, Rank> {
-        let part = |(rank, given): (Rank, &Option<Given>)| match given {
-            _ if mask.contains(rank) => Ok(None),
-            Some(given) if given.exchange >= exchange => Ok(Some(given.bytes.clone())),
-            _ => Err(rank),
+        let part = |(rank, given): (Rank, &[Given; 2])| {
+            let given = &given[exchange as usize % 2];
+            match given.exchange == exchange {
+                _ if mask.contains(rank) => Ok(None),
+                true => Ok(Some(given.bytes.clone())),
+                false => Err(rank),
+            }
         };
         (0..).map(Rank).zip(self.given().iter()).map(part).collect()
     }
@@ -136,5 +141,25 @@ impl<L: Lanes> Bootstrap for Meeting<L> {
         let agreed = seat.peers.agree(seat.me, proposal, deadline - seat.now()).await?;
         self.reconnect(&agreed, deadline).await?;
         Ok(agreed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_an_exchange_ahead_does_not_hide_what_it_gave_before() {
+        let table = Table::new(3);
+        let out: RankSet = [Rank(2)].into_iter().collect();
+        table.give(Rank(0), 4, vec![1]);
+        assert_eq!(table.take(4, &out), Err(Rank(1)));
+        table.give(Rank(1), 4, vec![2]);
+        let all = Ok(vec![Some(vec![1]), Some(vec![2]), None]);
+        assert_eq!(table.take(4, &out), all);
+        table.give(Rank(0), 5, vec![]);
+        assert_eq!(table.take(4, &out), all);
+        assert_eq!(table.take(5, &out), Err(Rank(1)));
+        assert_eq!(table.take(6, &out), Err(Rank(0)), "what was given for an earlier one does not count");
     }
 }
