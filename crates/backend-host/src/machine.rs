@@ -1,8 +1,6 @@
 //! One rank's machine.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 use ep_core::machine::{Bootstrap, Capabilities, FarLanes, Opening};
 use ep_core::port::Offset;
@@ -13,10 +11,6 @@ use crate::meeting::{Meeting, Table};
 use crate::node::Node;
 use crate::port::Port;
 use crate::seat::Seat;
-
-/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut. Verdicts
-/// are spread in the last eighth.
-const DRAIN: u64 = 32;
 
 /// One CPU rank; see [`ep_core::machine::Machine`]. It offers `get` on near lanes; its lanes between nodes, `L`, are those of a
 /// [`Transport`](ep_core::transport::Transport).
@@ -34,37 +28,6 @@ impl<L: Lanes> Machine<L> {
     pub(crate) fn new(seat: Seat<L>, table: Option<Arc<Table>>) -> Self {
         let seat = Arc::new(seat);
         Self { bootstrap: Meeting::new(Arc::clone(&seat), table), seat }
-    }
-
-    /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.
-    fn drained(&self, peer: Option<Rank>, began: Nanos) -> bool {
-        let Some(far) = &self.seat.far else { return true };
-        let mut lanes = far.lanes();
-        // Who is gone takes nothing any more.
-        let (node, topology) = (&self.seat.node, self.seat.layout.topology());
-        topology.all().filter(|&rank| node.roll().is_gone(rank)).for_each(|rank| lanes.cut(Some(rank)));
-        if lanes.drain(peer) {
-            return true;
-        }
-        let limit = Nanos(self.seat.layout.settings().deadline().0 / DRAIN);
-        if self.seat.now() - began < limit {
-            return false;
-        }
-        tracing::warn!(rank = self.seat.me.0, ?peer, after = %limit, "cuts lanes that do not get rid of what they hold");
-        lanes.cut(peer);
-        lanes.drain(peer)
-    }
-
-    async fn settle(&self, peer: Option<Rank>) {
-        let began = self.seat.now();
-        poll_fn(|context| {
-            if self.drained(peer, began) {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
     }
 }
 
@@ -99,11 +62,11 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
 
     /// Near copies are done when their verbs return; far lanes are drained.
     async fn reset(&self) {
-        self.settle(None).await;
+        self.seat.settle(None).await;
     }
 
     async fn reset_peer(&self, peer: Rank) {
-        self.settle(Some(peer)).await;
+        self.seat.settle(Some(peer)).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {
@@ -114,7 +77,7 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
 impl<L: Lanes> Drop for Machine<L> {
     fn drop(&mut self) {
         let began = self.seat.now();
-        while !std::thread::panicking() && !self.drained(None, began) {
+        while !std::thread::panicking() && !self.seat.drained(None, began) {
             std::thread::yield_now();
         }
         self.seat.node.roll().strike(self.seat.me);

@@ -76,6 +76,8 @@ impl<L: Lanes> Meeting<L> {
     /// Connects the lanes to the other nodes' ranks anew, but not to those of `mask`.
     async fn reconnect(&self, agreed: &Agreement, deadline: Nanos) -> Result<(), Error> {
         let Some(far) = &self.seat.far else { return Ok(()) };
+        // What this rank said last, to those too who do not go on with it.
+        self.seat.settle(None).await;
         let first = 2 * u32::from(agreed.generation);
         let offer = far.lanes().offer()?;
         let offers = self.gather(first, agreed, offer, deadline).await?;

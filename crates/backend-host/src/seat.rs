@@ -1,7 +1,9 @@
 //! What a rank's ports and its machine share.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Instant;
 
 use ep_bootstrap::Peers;
@@ -20,6 +22,10 @@ use crate::pace;
 const POLLS: u32 = 32;
 /// Time between two looks at who is gone.
 const LOOK: Nanos = Nanos::from_millis(1);
+
+/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut. Verdicts
+/// are spread in the last eighth.
+const DRAIN: u64 = 32;
 
 /// A rank's place at its node. Counters here have one writer, the rank's thread, and are atomic for the compiler's sake.
 #[derive(Debug)]
@@ -191,6 +197,38 @@ impl<L: Lanes> Seat<L> {
     pub(crate) fn broken(&self, peer: Rank) -> Option<Fault> {
         let far = self.far.as_ref()?;
         if self.layout.topology().reach(self.me, peer) == Reach::Far { far.broken(peer) } else { None }
+    }
+
+    /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.
+    pub(crate) fn drained(&self, peer: Option<Rank>, began: Nanos) -> bool {
+        let Some(far) = &self.far else { return true };
+        let mut lanes = far.lanes();
+        // Who is gone takes nothing any more.
+        let roll = self.node.roll();
+        self.layout.topology().all().filter(|&rank| roll.is_gone(rank)).for_each(|rank| lanes.cut(Some(rank)));
+        if lanes.drain(peer) {
+            return true;
+        }
+        let limit = Nanos(self.layout.settings().deadline().0 / DRAIN);
+        if self.now() - began < limit {
+            return false;
+        }
+        tracing::warn!(rank = self.me.0, ?peer, after = %limit, "cuts lanes that do not get rid of what they hold");
+        lanes.cut(peer);
+        lanes.drain(peer)
+    }
+
+    /// Returns when nothing is under way to `peer`, or to anybody, any more.
+    pub(crate) async fn settle(&self, peer: Option<Rank>) {
+        let began = self.now();
+        poll_fn(|context| {
+            if self.drained(peer, began) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 
     /// The value of a cell of the own window (acquire). One that the layout lacks is never published.

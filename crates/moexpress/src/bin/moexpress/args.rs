@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// Exit codes: 0 verified, or with --elide-payload all that can be compared equals the oracle; 1 failed or not verified,
     /// 2 bad arguments or input.
     #[command(after_long_help = JSON_KEYS)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
     Plan(PlanArgs),
     /// Proposes settings for a layer on a machine, by timed runs of dispatch and combine with elided payload.

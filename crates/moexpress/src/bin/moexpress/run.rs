@@ -342,7 +342,7 @@ mod tests {
     fn judged(json: bool, spoil: impl FnOnce(&mut Ran)) -> Result<String, Failure> {
         let line = "moexpress run --ranks-per-node 2 --tokens 5 --hidden 8 --experts 4 --topk 2";
         let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
-        let args = RunArgs { json, ..args };
+        let args = RunArgs { json, ..*args };
         let task = Task::of(&args, None).unwrap();
         let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap().unwrap();
         spoil(&mut ran);
