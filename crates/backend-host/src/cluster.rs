@@ -1,57 +1,78 @@
-//! Ranks of this host: threads of one process, or processes.
+//! Ranks of this host, or of several with a transport between them: threads of one process, or processes.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::{LocalMeeting, Member, Peers};
 use ep_core::engine::Engine;
+use ep_core::transport::{Lanes, NoLanes, NoTransport, Place, Transport};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
+use crate::far::Far;
 use crate::machine::Machine;
-use crate::node::Node;
+use crate::meeting::{self, Table};
+use crate::node::{self, Node};
 use crate::pace::{self, block_on};
 use crate::seat::Seat;
 
-/// Collects what a [`Cluster`] needs to know.
+/// Collects what a [`Cluster`] needs to know. Its ranks reach other nodes by the transport `T`.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct Builder {
+pub struct Builder<T = NoTransport> {
     topology: Topology,
     settings: Option<Settings>,
+    transport: T,
 }
 
-impl Builder {
+impl<T: Transport> Builder<T> {
     /// How the windows are cut. Automatic: [`Settings::auto`].
-    pub const fn settings(mut self, settings: Settings) -> Self {
-        self.settings = Some(settings);
-        self
+    pub fn settings(self, settings: Settings) -> Self {
+        Self { settings: Some(settings), ..self }
     }
 
-    /// Takes the windows of ranks that are threads of this process. Memory is used where it is written.
+    /// How ranks reach those of other nodes. Needed for topologies of several nodes, and opened for those only.
+    pub fn far<U: Transport>(self, transport: U) -> Builder<U> {
+        Builder { topology: self.topology, settings: self.settings, transport }
+    }
+
+    /// Takes the windows of ranks that are threads of this process, of all nodes. Memory is used where it is written.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes; [`Error::Unsupported`] for several nodes, and where the system has no memory.
-    pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
+    /// [`Error::Invalid`] for sizes; [`Error::Unsupported`] for several nodes without a transport, where the transport cannot be
+    /// opened, and where the system has no memory.
+    pub fn build(self, shape: Shape) -> Result<Cluster<T::Lanes>, Error> {
         let layout = self.layout(&shape)?;
         let ranks = self.topology.ranks();
         pace::expect(ranks);
-        let node = Node::here(&layout)?;
+        let windows: Vec<OwnedFd> = self.topology.all().map(|_| node::create(&layout)).collect::<Result<_, _>>()?;
+        let opened = self.topology.all().zip(&windows).map(|(me, window)| self.open(me, &layout, window));
+        let mut lanes: Vec<Option<T::Lanes>> = opened.collect::<Result<_, _>>()?;
+        let offers = lanes.iter_mut().map(|lanes| lanes.as_mut().map(Lanes::offer).transpose());
+        let offers: meeting::Parts = offers.collect::<Result<_, _>>()?;
+        lanes.iter_mut().flatten().try_for_each(|lanes| lanes.connect(&offers))?;
+        let node = Node::here(&layout, &windows)?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
+        let table = Arc::new(Table::new(ranks));
         let origin = Instant::now();
-        let seat = |me| Seat::new(me, layout.clone(), Arc::clone(&node), peers.clone(), origin);
-        Ok(Cluster { machines: self.topology.all().map(|me| Machine::new(seat(me))).collect() })
+        let machine = |(me, lanes): (Rank, Option<T::Lanes>)| {
+            let far = lanes.map(|lanes| Far::new(lanes, self.transport.far_lanes()));
+            let seat = Seat::new(me, layout.clone(), Arc::clone(&node), peers.clone(), far, origin);
+            Machine::new(seat, Some(Arc::clone(&table)))
+        };
+        Ok(Cluster { machines: self.topology.all().zip(lanes).map(machine).collect() })
     }
 
-    /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
-    /// `member`. Returns when all ranks have met; may take the settings' deadline.
+    /// One rank of ranks that are processes, all of which call this with the same shape, settings and transport: that of
+    /// `member`. The ranks of a node are on one host. Returns when all ranks have met; may take the settings' deadline.
     ///
     /// The rank leaves when `member` is dropped or the process ends; while other ranks still work, keep `member`.
     ///
     /// # Errors
-    /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, runs on another host, or has
-    /// other settings.
-    pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<Engine<Machine>, Error> {
+    /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, runs on another host than its
+    /// node, or has other settings.
+    pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<Engine<Machine<T::Lanes>>, Error> {
         Engine::new(self.join_machine(shape, member)?)
     }
 
@@ -59,43 +80,56 @@ impl Builder {
     ///
     /// # Errors
     /// As [`join`](Self::join).
-    pub fn join_machine(self, shape: Shape, member: &Arc<Member>) -> Result<Machine, Error> {
+    pub fn join_machine(self, shape: Shape, member: &Arc<Member>) -> Result<Machine<T::Lanes>, Error> {
         let ranks = self.topology.ranks();
         if member.world() != ranks {
             let limit = format_args!("{}, the processes", member.world());
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
         let layout = self.layout(&shape)?;
-        pace::expect(ranks);
-        let node = Node::met(&layout, member, Duration::from_nanos(layout.settings().deadline().0))?;
+        let within = Duration::from_nanos(layout.settings().deadline().0);
+        let window = node::create(&layout)?;
+        let mut lanes = self.open(member.rank(), &layout, &window)?;
+        let node = Node::met(&layout, &window, member, within)?;
+        if let Some(lanes) = &mut lanes {
+            let offers = meeting::gather(member, &lanes.offer()?, within)?;
+            lanes.connect(&offers)?;
+        }
+        // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
+        member.barrier(within).map_err(|error| Error::unsupported("a meeting of all ranks", error))?;
+        let far = lanes.map(|lanes| Far::new(lanes, self.transport.far_lanes()));
         let peers = Peers::Processes(Arc::clone(member));
-        Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, Instant::now())))
+        Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, far, Instant::now()), None))
     }
 
     fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
-        if self.topology.nodes() != 1 {
-            let needs = "a transport between nodes, which the host backend does not have yet; use one node";
-            return Err(Error::unsupported(format_args!("{} nodes", self.topology.nodes()), needs));
-        }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         Layout::new(shape, &self.topology, &settings)
+    }
+
+    /// The lanes of a rank to other nodes, if there are any.
+    fn open(&self, me: Rank, layout: &Layout, window: &OwnedFd) -> Result<Option<T::Lanes>, Error> {
+        let several = self.topology.nodes() > 1;
+        several.then(|| self.transport.open(Place { me, layout, window: window.as_fd() })).transpose()
     }
 }
 
 /// Ranks of this host as threads of one process.
 #[derive(Debug)]
-pub struct Cluster {
-    machines: Vec<Machine>,
+pub struct Cluster<L: Lanes = NoLanes> {
+    machines: Vec<Machine<L>>,
 }
 
 impl Cluster {
-    /// Starts a cluster of `topology`, which has one node.
+    /// Starts a cluster of `topology`. One of several nodes needs a transport between them: [`Builder::far`].
     pub const fn builder(topology: Topology) -> Builder {
-        Builder { topology, settings: None }
+        Builder { topology, settings: None, transport: NoTransport }
     }
+}
 
+impl<L: Lanes> Cluster<L> {
     /// The machines, one a rank, for threads of the caller's own: each belongs on one thread from then on.
-    pub fn into_machines(self) -> Vec<Machine> {
+    pub fn into_machines(self) -> Vec<Machine<L>> {
         self.machines
     }
 
@@ -107,7 +141,7 @@ impl Cluster {
     pub fn run<T, F>(self, user: F) -> Result<Vec<T>, Error>
     where
         T: Send,
-        F: AsyncFn(Engine<Machine>) -> T + Sync,
+        F: AsyncFn(Engine<Machine<L>>) -> T + Sync,
     {
         self.run_machines(async |machine| match Engine::new(machine) {
             Ok(engine) => Ok(user(engine).await),
@@ -124,7 +158,7 @@ impl Cluster {
     pub fn run_machines<T, F>(self, user: F) -> Result<Vec<T>, Error>
     where
         T: Send,
-        F: AsyncFn(Machine) -> T + Sync,
+        F: AsyncFn(Machine<L>) -> T + Sync,
     {
         let user = &user;
         thread::scope(|scope| {

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::Member;
-use ep_core::{Error, Rank};
+use ep_core::topology::Reach;
+use ep_core::{Error, Rank, Topology};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, recvmsg, sendmsg_addr,
@@ -50,20 +51,30 @@ impl Told {
     }
 }
 
-/// Gives the descriptor `own` to all other ranks of `member` and returns theirs, by rank, none for the own.
+/// What came of an exchange.
+pub(crate) struct Exchanged {
+    /// The other near ranks' windows, by rank.
+    pub(crate) given: Vec<Option<OwnedFd>>,
+    /// Ranks that run on this host, whatever their node.
+    pub(crate) here: u32,
+}
+
+/// Gives the descriptor `own` to the other ranks of this one's node and returns theirs, by rank; none for all others.
 pub(crate) fn exchange(
     member: &Member,
+    topology: &Topology,
     own: BorrowedFd<'_>,
     hash: u64,
     within: Duration,
-) -> Result<Vec<Option<OwnedFd>>, Error> {
+) -> Result<Exchanged, Error> {
     let deadline = Instant::now() + within;
     let told = Told { hash, host: host(), name: random()?, token: random()? };
     let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
     let all = member.all_gather(&told.to_bytes(), within).map_err(|error| failed("a meeting of all ranks", error))?;
-    let all: Vec<Told> =
-        (0..).map(Rank).zip(all).map(|(rank, bytes)| read(rank, bytes.as_deref(), &told)).collect::<Result<_, _>>()?;
-    let mut exchange = Exchange::new(member.rank(), &socket, &all);
+    let near = |rank| topology.reach(member.rank(), rank) == Reach::Near;
+    let read = |(rank, bytes): (Rank, Option<Vec<u8>>)| read(rank, bytes.as_deref(), &told, near(rank));
+    let all: Vec<Told> = (0..).map(Rank).zip(all).map(read).collect::<Result<_, _>>()?;
+    let mut exchange = Exchange::new(member.rank(), &socket, &all, near);
     while !exchange.advance(own)? {
         let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);
         if let Some(rank) = late {
@@ -71,7 +82,8 @@ pub(crate) fn exchange(
         }
         thread::sleep(PAUSE);
     }
-    Ok(exchange.given)
+    let here = all.iter().filter(|other| other.host == told.host).count() as u32;
+    Ok(Exchanged { given: exchange.given, here })
 }
 
 fn failed(what: &str, why: impl std::fmt::Display) -> Error {
@@ -91,16 +103,16 @@ fn host() -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// What `rank` told, which must agree with what this rank, `own`, did.
-fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told) -> Result<Told, Error> {
+/// What `rank` told, which must agree with what this rank, `own`, did. Where it is `near`, it must run on this host.
+fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told, Error> {
     let bytes = bytes.ok_or_else(|| failed("a meeting of all ranks", format_args!("rank {rank} was given up")))?;
     let told = Told::from_bytes(bytes).ok_or_else(|| {
         let why = format_args!("rank {rank} told {} bytes, expected {}", bytes.len(), Told::BYTES);
         failed("a meeting of all ranks", why)
     })?;
-    if told.host != own.host {
-        let needs = format_args!("a transport between nodes; rank {rank} runs on another host than this one");
-        return Err(Error::unsupported("ranks on several hosts", needs));
+    if near && told.host != own.host {
+        let needs = format_args!("a topology with a node for each; rank {rank} runs on another host than this one");
+        return Err(Error::unsupported("a node on several hosts", needs));
     }
     if told.hash != own.hash {
         let why = format_args!("its hash is {:016x} on rank {rank} and {:016x} here", told.hash, own.hash);
@@ -162,19 +174,21 @@ struct Exchange<'a> {
     all: &'a [Told],
     /// Ranks that have not been sent to.
     unsent: Vec<Rank>,
+    /// Ranks that have not given theirs.
+    awaited: Vec<Rank>,
     given: Vec<Option<OwnedFd>>,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(me: Rank, socket: &'a Socket, all: &'a [Told]) -> Self {
-        let unsent = (0..all.len() as u32).map(Rank).filter(|&rank| rank != me).collect();
-        Self { me, socket, all, unsent, given: all.iter().map(|_| None).collect() }
+    /// With the ranks that `near` names.
+    fn new(me: Rank, socket: &'a Socket, all: &'a [Told], near: impl Fn(Rank) -> bool) -> Self {
+        let unsent: Vec<Rank> = (0..all.len() as u32).map(Rank).filter(|&rank| rank != me && near(rank)).collect();
+        Self { me, socket, all, awaited: unsent.clone(), unsent, given: all.iter().map(|_| None).collect() }
     }
 
     /// The first rank from which something is missing, or to which something is.
     fn missing(&self) -> Option<Rank> {
-        let ungiven = (0..).map(Rank).zip(&self.given).find(|(rank, given)| *rank != self.me && given.is_none());
-        ungiven.map(|(rank, _)| rank).or_else(|| self.unsent.first().copied())
+        self.awaited.first().or_else(|| self.unsent.first()).copied()
     }
 
     /// Sends and receives what it can; true when all is done.
@@ -193,10 +207,10 @@ impl<'a> Exchange<'a> {
         let token = self.all[self.me.index()].token;
         while let Some(taken) = self.socket.receive(&token).map_err(|error| failed("a Unix socket", error))? {
             if let Some((rank, descriptor)) = taken
-                && rank != self.me
-                && let Some(place @ None) = self.given.get_mut(rank.index())
+                && let Some(at) = self.awaited.iter().position(|&awaited| awaited == rank)
             {
-                *place = Some(descriptor);
+                self.awaited.remove(at);
+                self.given[rank.index()] = Some(descriptor);
             }
         }
         Ok(self.missing().is_none())
@@ -217,13 +231,14 @@ mod tests {
     #[test]
     fn what_others_tell_is_checked() {
         let (own, other) = (told(7), told(7));
-        assert_eq!(read(Rank(1), Some(&other.to_bytes()), &own), Ok(other));
-        let complaint = |bytes: Option<&[u8]>| read(Rank(1), bytes, &own).unwrap_err().to_string();
+        assert_eq!(read(Rank(1), Some(&other.to_bytes()), &own, true), Ok(other));
+        let complaint = |bytes: Option<&[u8]>| read(Rank(1), bytes, &own, true).unwrap_err().to_string();
         assert!(complaint(None).contains("rank 1 was given up"));
         assert!(complaint(Some(&[0; 55])).contains("rank 1 told 55 bytes, expected 56"));
         assert!(complaint(Some(&told(8).to_bytes())).contains("0000000000000008 on rank 1 and 0000000000000007 here"));
         let elsewhere = Told { host: [1; 16], ..other };
         assert!(complaint(Some(&elsewhere.to_bytes())).contains("rank 1 runs on another host"));
+        assert!(read(Rank(1), Some(&elsewhere.to_bytes()), &own, false).is_ok(), "of another node");
     }
 
     #[test]
@@ -240,7 +255,7 @@ mod tests {
                 let all = &all;
                 scope.spawn(move || {
                     let own = window::create(100 + u64::from(me.0)).unwrap();
-                    let mut exchange = Exchange::new(me, socket, all);
+                    let mut exchange = Exchange::new(me, socket, all, |_| true);
                     while !exchange.advance(own.as_fd()).unwrap() {
                         thread::sleep(PAUSE);
                     }
@@ -260,7 +275,7 @@ mod tests {
         let all = [told(0), told(0)];
         let socket = Socket::open(&all[0]).unwrap();
         let own = window::create(8).unwrap();
-        let error = Exchange::new(Rank(0), &socket, &all).advance(own.as_fd()).unwrap_err().to_string();
+        let error = Exchange::new(Rank(0), &socket, &all, |_| true).advance(own.as_fd()).unwrap_err().to_string();
         assert!(error.contains("that of rank 1"), "{error}");
     }
 }

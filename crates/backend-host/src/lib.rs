@@ -1,4 +1,5 @@
-//! CPU ranks of one host: threads of one process, or processes, that reach each other through shared memory.
+//! CPU ranks: threads of one process, or processes. Those of a node, one host, reach each other through shared memory; those
+//! of different nodes by any [`Transport`](ep_core::transport::Transport).
 //!
 //! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, both placements, recovery. This crate is
 //! the machine beneath them. Linux only.
@@ -41,6 +42,17 @@
 //! # }
 //! ```
 //!
+//! Several nodes need a transport between them, which the caller passes; each node's ranks run on one host:
+//!
+//! ```
+//! use ep_core::Topology;
+//! use ep_core::transport::Transport;
+//!
+//! fn builder<T: Transport>(network: T) -> Result<ep_host::Builder<T>, ep_core::Error> {
+//!     Ok(ep_host::Cluster::builder(Topology::new(2, 4)?).far(network))
+//! }
+//! ```
+//!
 //! # Windows
 //!
 //! A window is a file in memory without a name (`memfd`), sealed so that it keeps its size; the ranks of a node map each
@@ -60,6 +72,11 @@
 //! | F7 | threads: a rank whose [`Machine`] is dropped, by a panic for instance, is marked as gone. Processes: who waits asks every millisecond the control plane ([`Member::lost`](ep_bootstrap::Member::lost)), which sees connections of dead processes close |
 //! | F8 | every span is checked against the window before a byte is touched |
 //!
+//! On lanes to other nodes the transport keeps F1 to F5, F8 and F9; the clock is looked at here (F6): its verbs say "not now", and
+//! are tried again until they are through or the deadline has passed. A lane that breaks is known at once to all who wait for
+//! its peer (F7). After a failure the lanes are drained, or cut when that takes longer than a 32nd of the deadline; after
+//! each agreement all are connected anew.
+//!
 //! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe code
 //! and says why it is sound: because whoever posts verbs keeps the rules. The roles do, and the simulator, which finds every
 //! access that nothing orders, is where that is checked. Two copies of a caller's own that touch the same bytes, with no cell
@@ -73,13 +90,14 @@
 //!
 //! # What is missing
 //!
-//! Several nodes: lanes between them need a transport, which belongs beside the near lanes of the port. A topology of several
-//! nodes is refused. Without rank 0's process, which holds the meeting place, the survivors cannot recover.
+//! Without rank 0's process, which holds the meeting place, the survivors cannot recover.
 #![cfg(target_os = "linux")]
 
 mod cluster;
+mod far;
 mod handoff;
 mod machine;
+mod meeting;
 #[cfg_attr(ep_loom, path = "model.rs")]
 mod memory;
 mod node;

@@ -2,33 +2,37 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
+use ep_core::machine::{Bootstrap, Capabilities, FarLanes, Opening};
 use ep_core::port::Offset;
-use ep_core::{Error, Fault, Layout, Nanos, Rank};
+use ep_core::transport::{Lanes, NoLanes};
+use ep_core::{Fault, Layout, Nanos, Rank};
 
+use crate::meeting::{Meeting, Table};
+use crate::node::Node;
 use crate::port::Port;
 use crate::seat::Seat;
 
-/// One CPU rank; see [`ep_core::machine::Machine`]. It offers `get`, and has no lanes between nodes.
+/// One CPU rank; see [`ep_core::machine::Machine`]. It offers `get` on near lanes; its lanes between nodes, `L`, are those of a
+/// [`Transport`](ep_core::transport::Transport).
 ///
-/// Dropping it leaves: ranks that are threads of the same process are told that this one is gone. Ranks of other processes
-/// learn that from the [`Member`](ep_bootstrap::Member), when it is dropped or its process ends.
+/// Dropping it leaves, once what it has posted has arrived: ranks that are threads of the same process are told that this one
+/// is gone. Ranks of other processes learn that from the [`Member`](ep_bootstrap::Member), when it is dropped or its process
+/// ends.
 #[derive(Debug)]
-pub struct Machine {
-    seat: Arc<Seat>,
-    bootstrap: Meeting,
+pub struct Machine<L: Lanes = NoLanes> {
+    seat: Arc<Seat<L>>,
+    bootstrap: Meeting<L>,
 }
 
-impl Machine {
-    pub(crate) fn new(seat: Seat) -> Self {
+impl<L: Lanes> Machine<L> {
+    pub(crate) fn new(seat: Seat<L>, table: Option<Arc<Table>>) -> Self {
         let seat = Arc::new(seat);
-        Self { bootstrap: Meeting(Arc::clone(&seat)), seat }
+        Self { bootstrap: Meeting::new(Arc::clone(&seat), table), seat }
     }
 }
 
-impl ep_core::machine::Machine for Machine {
-    type Port = Port;
+impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
+    type Port = Port<L>;
     type Window = Window;
 
     fn rank(&self) -> Rank {
@@ -40,33 +44,42 @@ impl ep_core::machine::Machine for Machine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(true)
+        let far_lanes = self.seat.far.as_ref().map_or(FarLanes::PerRole, |far| far.far_lanes);
+        Capabilities::new(true).far_lanes(far_lanes)
     }
 
     fn now(&self) -> Nanos {
         self.seat.now()
     }
 
-    fn port(&self, opening: Opening) -> Port {
+    fn port(&self, opening: Opening) -> Port<L> {
         Port::new(Arc::clone(&self.seat), opening)
     }
 
     fn window(&self) -> Window {
-        Window(Arc::clone(&self.seat))
+        Window { me: self.seat.me, node: Arc::clone(&self.seat.node) }
     }
 
-    /// Copies are done when their verbs return: nothing is under way.
-    async fn reset(&self) {}
+    /// Near copies are done when their verbs return; far lanes are drained.
+    async fn reset(&self) {
+        self.seat.settle(None).await;
+    }
 
-    async fn reset_peer(&self, _peer: Rank) {}
+    async fn reset_peer(&self, peer: Rank) {
+        self.seat.settle(Some(peer)).await;
+    }
 
     fn bootstrap(&self) -> &dyn Bootstrap {
         &self.bootstrap
     }
 }
 
-impl Drop for Machine {
+impl<L: Lanes> Drop for Machine<L> {
     fn drop(&mut self) {
+        let began = self.seat.now();
+        while !std::thread::panicking() && !self.seat.drained(None, began) {
+            std::thread::yield_now();
+        }
         self.seat.node.roll().strike(self.seat.me);
         self.seat.peers.leave(self.seat.me);
     }
@@ -74,26 +87,17 @@ impl Drop for Machine {
 
 /// Access to the own window from the rank's main line. Keeps the window's memory.
 #[derive(Clone, Debug)]
-pub struct Window(Arc<Seat>);
+pub struct Window {
+    me: Rank,
+    node: Arc<Node>,
+}
 
 impl ep_core::machine::Window for Window {
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
-        self.0.own().read(from, into)
+        self.node.own(self.me).read(from, into)
     }
 
     fn write(&self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
-        self.0.own().write(to, bytes)
-    }
-}
-
-/// The control plane, on the machine's clock.
-#[derive(Debug)]
-struct Meeting(Arc<Seat>);
-
-#[async_trait(?Send)]
-impl Bootstrap for Meeting {
-    async fn agree(&self, proposal: Proposal, deadline: Nanos) -> Result<Agreement, Error> {
-        let seat = &self.0;
-        seat.peers.agree(seat.me, proposal, deadline - seat.now()).await
+        self.node.own(self.me).write(to, bytes)
     }
 }

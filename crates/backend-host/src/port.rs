@@ -1,4 +1,4 @@
-//! A port: near lanes by copies and by cells in shared memory.
+//! A port: near lanes by copies and by cells in shared memory, far lanes by the transport.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -6,20 +6,22 @@ use std::task::Poll;
 
 use ep_core::machine::Opening;
 use ep_core::port::{Cell, LaneId, LaneKind, Need, Offset, Span, Ticket, Work};
+use ep_core::transport::Lanes;
 use ep_core::{Fault, Nanos, Phase};
 
+use crate::far::Verb;
 use crate::pace;
-use crate::seat::Seat;
+use crate::seat::{Posted, Seat};
 
-/// A role's view of its machine. Every verb but a wait is done when it is first polled.
+/// A role's view of its machine. Every verb but a wait is done when it is first polled, unless it is on a far lane that is full.
 #[derive(Debug)]
-pub struct Port {
-    seat: Arc<Seat>,
+pub struct Port<L> {
+    seat: Arc<Seat<L>>,
     opening: Opening,
 }
 
-impl Port {
-    pub(crate) const fn new(seat: Arc<Seat>, opening: Opening) -> Self {
+impl<L: Lanes> Port<L> {
+    pub(crate) const fn new(seat: Arc<Seat<L>>, opening: Opening) -> Self {
         Self { seat, opening }
     }
 
@@ -36,14 +38,24 @@ impl Port {
         if let Some(met) = self.first_met(needs) {
             return Some(Ok(met));
         }
-        if let Some(need) = needs.iter().find(|need| self.seat.node.roll().is_gone(need.cell.writer)) {
+        self.seat.progress();
+        if let Some(lost) = needs.iter().find_map(|need| self.lost(need)) {
             // What it published before it went may have come after the first look.
-            let gone = Fault::PeerGone { peer: need.cell.writer, phase: need.cell.counter.phase() };
-            return Some(self.first_met(needs).ok_or(gone));
+            self.seat.progress();
+            return Some(self.first_met(needs).ok_or(lost));
         }
         let now = self.seat.glance(since.is_none())?;
         let since = *since.get_or_insert(now);
         (now >= self.opening.deadline).then(|| Err(self.timeout(needs, now - since)))
+    }
+
+    /// Why a need is not met any more, if that is known.
+    fn lost(&self, need: &Need) -> Option<Fault> {
+        let peer = need.cell.writer;
+        if self.seat.node.roll().is_gone(peer) {
+            return Some(Fault::PeerGone { peer, phase: need.cell.counter.phase() });
+        }
+        self.seat.broken(peer)
     }
 
     fn timeout(&self, needs: &[Need], waited: Nanos) -> Fault {
@@ -58,7 +70,50 @@ impl Port {
     }
 }
 
-impl ep_core::Port for Port {
+impl<L: Lanes> Port<L> {
+    /// How a verb on a far lane ends now, if it does; it began at `since`, or begins now.
+    fn attempt(&self, lane: LaneId, verb: Verb, since: &mut Option<Nanos>) -> Option<Result<Ticket, Fault>> {
+        match self.seat.attempt(lane, verb) {
+            Err(fault) => return Some(Err(self.told(fault))),
+            Ok(Some(ticket)) => return Some(Ok(ticket)),
+            Ok(None) => {}
+        }
+        let now = self.seat.glance(since.is_none())?;
+        let since = *since.get_or_insert(now);
+        if now < self.opening.deadline {
+            return None;
+        }
+        let (phase, awaited) = match verb {
+            Verb::Flush { upto } => (lane.kind.counters()[0].phase(), upto.0),
+            Verb::Put { .. } | Verb::Raise { .. } => (Phase::Credit, 1),
+        };
+        Some(Err(Fault::Timeout { phase, peer: lane.peer, lane, seen: 0, awaited, waited: now - since }))
+    }
+
+    /// A fault, after taking in all that has come: whether it matters that a peer is gone depends on what it said before.
+    fn told(&self, fault: Fault) -> Fault {
+        self.seat.progress();
+        fault
+    }
+
+    /// Does a verb on a far lane, as soon as the lane can take it.
+    async fn far(&self, lane: LaneId, verb: Verb) -> Result<Ticket, Fault> {
+        let mut since = None;
+        poll_fn(|context| match self.attempt(lane, verb, &mut since) {
+            Some(outcome) => {
+                pace::stir();
+                Poll::Ready(outcome)
+            }
+            None => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+impl<L: Lanes> ep_core::Port for Port<L> {
     fn now(&self) -> Nanos {
         self.seat.now()
     }
@@ -83,7 +138,10 @@ impl ep_core::Port for Port {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.seat.put(lane, from, to)
+        match self.seat.put(lane, from, to).map_err(|fault| self.told(fault))? {
+            Posted::Done(ticket) => Ok(ticket),
+            Posted::Far(verb) => self.far(lane, verb).await,
+        }
     }
 
     async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
@@ -91,11 +149,17 @@ impl ep_core::Port for Port {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        self.seat.publish(lane, cell, self.opening.generation, value)
+        match self.seat.publish(lane, cell, self.opening.generation, value).map_err(|fault| self.told(fault))? {
+            Posted::Done(()) => Ok(()),
+            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        }
     }
 
-    async fn flush(&mut self, lane: LaneId, _upto: Ticket) -> Result<(), Fault> {
-        self.seat.flush(lane)
+    async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
+        match self.seat.flush(lane, upto).map_err(|fault| self.told(fault))? {
+            Posted::Done(()) => Ok(()),
+            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        }
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

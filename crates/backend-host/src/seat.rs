@@ -1,14 +1,19 @@
 //! What a rank's ports and its machine share.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Instant;
 
 use ep_bootstrap::Peers;
-use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
+use ep_core::machine::FarLanes;
+use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::topology::Reach;
+use ep_core::transport::Lanes;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
 
+use crate::far::{Far, Verb};
 use crate::memory::Mapping;
 use crate::node::Node;
 use crate::pace;
@@ -18,27 +23,48 @@ const POLLS: u32 = 32;
 /// Time between two looks at who is gone.
 const LOOK: Nanos = Nanos::from_millis(1);
 
+/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut. Verdicts
+/// are spread in the last eighth.
+const DRAIN: u64 = 32;
+
 /// A rank's place at its node. Counters here have one writer, the rank's thread, and are atomic for the compiler's sake.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Seat<L> {
     pub(crate) me: Rank,
     pub(crate) layout: Layout,
     pub(crate) node: Arc<Node>,
     pub(crate) peers: Peers,
+    /// Lanes to other nodes, where there are any.
+    pub(crate) far: Option<Far<L>>,
     /// When the clock began.
     origin: Instant,
     /// Polls of unmet waits.
     polls: AtomicU32,
     /// When to look next at who is gone.
     look_at: AtomicU64,
-    /// The last ticket given out: tickets of a lane ascend when those of all lanes do.
+    /// The last ticket given out near: tickets of a lane ascend when those of all lanes do.
     tickets: AtomicU64,
 }
 
-impl Seat {
-    pub(crate) fn new(me: Rank, layout: Layout, node: Arc<Node>, peers: Peers, origin: Instant) -> Self {
+/// What a verb does on a lane.
+pub(crate) enum Posted<T> {
+    /// It is near, and done.
+    Done(T),
+    /// It is far: this verb of the transport does it.
+    Far(Verb),
+}
+
+impl<L: Lanes> Seat<L> {
+    pub(crate) fn new(
+        me: Rank,
+        layout: Layout,
+        node: Arc<Node>,
+        peers: Peers,
+        far: Option<Far<L>>,
+        origin: Instant,
+    ) -> Self {
         let (polls, look_at, tickets) = (AtomicU32::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        Self { me, layout, node, peers, origin, polls, look_at, tickets }
+        Self { me, layout, node, peers, far, origin, polls, look_at, tickets }
     }
 
     pub(crate) fn now(&self) -> Nanos {
@@ -47,15 +73,20 @@ impl Seat {
 
     /// The own window.
     pub(crate) fn own(&self) -> &Mapping {
-        self.node.window(self.me)
+        self.node.own(self.me)
     }
 
-    /// The window at the other end of a near lane, for a verb that this rank may do on it. Lanes between nodes are none of shared
-    /// memory's: a transport for them belongs beside this.
-    fn near(&self, verb: &'static str, lane: LaneId) -> Result<&Mapping, Fault> {
-        let is_near =
-            self.layout.has_lane(self.me, lane) && self.layout.topology().reach(self.me, lane.peer) != Reach::Far;
-        if is_near { Ok(self.node.window(lane.peer)) } else { Err(Fault::NotOffered { verb, lane }) }
+    /// The window at the other end of a near lane, for a verb that this rank may do on it; none at that of a far one.
+    fn near(&self, verb: &'static str, lane: LaneId) -> Result<Option<&Mapping>, Fault> {
+        let refused = Fault::NotOffered { verb, lane };
+        if !self.layout.has_lane(self.me, lane) {
+            return Err(refused);
+        }
+        match self.layout.topology().reach(self.me, lane.peer) {
+            Reach::Far if self.far.is_some() => Ok(None),
+            Reach::Far => Err(refused),
+            Reach::Near | Reach::Own => self.node.window(lane.peer).map(Some).ok_or(refused),
+        }
     }
 
     fn check_presence(&self, lane: LaneId) -> Result<(), Fault> {
@@ -66,16 +97,30 @@ impl Seat {
         Ok(())
     }
 
-    /// Copies into the peer's window: done on return, so that a flush has nothing to wait for (F5).
-    pub(crate) fn put(&self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        let peer = self.near("put", lane)?;
-        self.transfer(lane, (self.own(), from), (peer, to))
+    /// Copies into the peer's window: near, it is done on return, so that a flush has nothing to wait for (F5).
+    pub(crate) fn put(&self, lane: LaneId, from: Span, to: Offset) -> Result<Posted<Ticket>, Fault> {
+        match self.near("put", lane)? {
+            Some(peer) => self.transfer(lane, (self.own(), from), (peer, to)).map(Posted::Done),
+            None => {
+                if from.len > 0 {
+                    self.check_transfer(lane, from, to)?;
+                }
+                Ok(Posted::Far(Verb::Put { from, to }))
+            }
+        }
     }
 
-    /// Copies out of the peer's window.
+    /// Copies out of a near peer's window.
     pub(crate) fn get(&self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        let peer = self.near("get", lane)?;
+        let peer = self.near("get", lane)?.ok_or(Fault::NotOffered { verb: "get", lane })?;
         self.transfer(lane, (peer, from), (self.own(), to))
+    }
+
+    fn check_transfer(&self, lane: LaneId, source: Span, sink: Offset) -> Result<(), Fault> {
+        let window = self.layout.window_bytes();
+        source.within(window)?;
+        sink.span(source.len).within(window)?;
+        self.check_presence(lane)
     }
 
     fn transfer(&self, lane: LaneId, source: (&Mapping, Span), sink: (&Mapping, Offset)) -> Result<Ticket, Fault> {
@@ -83,35 +128,107 @@ impl Seat {
         if source.1.len == 0 {
             return Ok(Ticket(last));
         }
-        let window = self.layout.window_bytes();
-        source.1.within(window)?;
-        sink.1.span(source.1.len).within(window)?;
-        self.check_presence(lane)?;
+        self.check_transfer(lane, source.1, sink.1)?;
         source.0.copy(source.1, sink.0, sink.1)?;
         self.tickets.store(last + 1, Ordering::Relaxed);
         Ok(Ticket(last + 1))
     }
 
-    /// Raises a cell at the peer: a release store, after all that this rank did before (F3).
-    pub(crate) fn publish(&self, lane: LaneId, cell: Cell, generation: u16, value: u64) -> Result<(), Fault> {
+    /// Whether `cell` may be published on `lane`: its own, or the one that all far tracks share.
+    fn carries(&self, lane: LaneId, cell: Cell) -> bool {
+        let shared = || {
+            self.far.as_ref().is_some_and(|far| far.far_lanes == FarLanes::One)
+                && self.layout.topology().reach(self.me, lane.peer) == Reach::Far
+                && lane.kind == self.layout.rail_lane()
+                && matches!(cell.lane, LaneKind::Data(track) | LaneKind::Credit(track) if self.layout.is_far(track))
+        };
+        cell.lane == lane.kind || shared()
+    }
+
+    /// Raises a cell at the peer, after all that this rank did before on the lane (F3): near by a release store.
+    pub(crate) fn publish(&self, lane: LaneId, cell: Cell, generation: u16, value: u64) -> Result<Posted<()>, Fault> {
         let peer = self.near("publish", lane)?;
+        let refused = Fault::NotOffered { verb: "publish", lane };
         let fits = cell.writer == self.me
-            && cell.lane == lane.kind
+            && self.carries(lane, cell)
             && value >> layout::VALUE_BITS == 0
             && self.layout.has_cell(cell);
-        let place = if fits { peer.cell(self.layout.cell(cell, generation)) } else { None };
-        let place = place.ok_or(Fault::NotOffered { verb: "publish", lane })?;
+        if !fits {
+            return Err(refused);
+        }
+        let (at, bits) = (self.layout.cell(cell, generation), layout::stamp(generation, value));
+        let Some(peer) = peer else {
+            self.check_presence(lane)?;
+            return Ok(Posted::Far(Verb::Raise { at, bits }));
+        };
+        let place = peer.cell(at).ok_or(refused)?;
         self.check_presence(lane)?;
-        let bits = layout::stamp(generation, value);
         // This rank is the cell's one writer (F4).
         debug_assert!(place.load(Ordering::Relaxed) <= bits, "{cell:?} of rank {} would fall", lane.peer);
         place.store(bits, Ordering::Release);
-        Ok(())
+        Ok(Posted::Done(()))
     }
 
-    /// A flush waits for nothing: puts and gets are done when they return.
-    pub(crate) fn flush(&self, lane: LaneId) -> Result<(), Fault> {
-        self.near("flush", lane).map(drop)
+    /// Near, a flush waits for nothing: puts and gets are done when they return.
+    pub(crate) fn flush(&self, lane: LaneId, upto: Ticket) -> Result<Posted<()>, Fault> {
+        Ok(match self.near("flush", lane)? {
+            Some(_) => Posted::Done(()),
+            None => Posted::Far(Verb::Flush { upto }),
+        })
+    }
+
+    /// Tries a verb on a far lane; none when it cannot go on now.
+    pub(crate) fn attempt(&self, lane: LaneId, verb: Verb) -> Result<Option<Ticket>, Fault> {
+        let Some(far) = &self.far else { return Err(Fault::NotOffered { verb: "a far verb", lane }) };
+        match far.attempt(lane, verb)? {
+            None => self.check_presence(lane).map(|()| None),
+            done => Ok(done),
+        }
+    }
+
+    /// Lets the transport go on.
+    pub(crate) fn progress(&self) {
+        if let Some(far) = &self.far {
+            far.progress();
+        }
+    }
+
+    /// Why nothing comes from `peer` any more, by what the transport knows.
+    pub(crate) fn broken(&self, peer: Rank) -> Option<Fault> {
+        let far = self.far.as_ref()?;
+        if self.layout.topology().reach(self.me, peer) == Reach::Far { far.broken(peer) } else { None }
+    }
+
+    /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.
+    pub(crate) fn drained(&self, peer: Option<Rank>, began: Nanos) -> bool {
+        let Some(far) = &self.far else { return true };
+        let mut lanes = far.lanes();
+        // Who is gone takes nothing any more.
+        let roll = self.node.roll();
+        self.layout.topology().all().filter(|&rank| roll.is_gone(rank)).for_each(|rank| lanes.cut(Some(rank)));
+        if lanes.drain(peer) {
+            return true;
+        }
+        let limit = Nanos(self.layout.settings().deadline().0 / DRAIN);
+        if self.now() - began < limit {
+            return false;
+        }
+        tracing::warn!(rank = self.me.0, ?peer, after = %limit, "cuts lanes that do not get rid of what they hold");
+        lanes.cut(peer);
+        lanes.drain(peer)
+    }
+
+    /// Returns when nothing is under way to `peer`, or to anybody, any more.
+    pub(crate) async fn settle(&self, peer: Option<Rank>) {
+        let began = self.now();
+        poll_fn(|context| {
+            if self.drained(peer, began) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 
     /// The value of a cell of the own window (acquire). One that the layout lacks is never published.

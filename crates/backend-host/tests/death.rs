@@ -104,5 +104,5 @@ fn recovery_without_masking_who_is_gone_names_it() {
 fn what_the_backend_cannot_do_is_refused() {
     let two_nodes = Topology::new(2, 2).unwrap();
     let error = Cluster::builder(two_nodes).build(shape()).unwrap_err().to_string();
-    assert!(error.starts_with("2 nodes is not supported: a transport between nodes"), "{error}");
+    assert!(error.starts_with("2 nodes is not supported: a transport between nodes, and none was given"), "{error}");
 }

@@ -124,6 +124,11 @@ pub trait Backend: Send + Sync + 'static {
         most
     }
 
+    /// Nodes, and ranks of each node, of the largest communicators that the campaign may draw.
+    fn largest(&self) -> (u32, u32) {
+        (8, 8)
+    }
+
     /// Whether what the campaign found is written down, to be tried first the next time.
     fn persists(&self) -> bool {
         true

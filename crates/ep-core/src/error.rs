@@ -133,6 +133,46 @@ impl fmt::Display for Phase {
 /// A name that the program knows. (Spelt out, the derived code would borrow it from what was sent.)
 type Name = &'static str;
 
+/// Why a lane between nodes broke: what a network adapter reports of a request, in the terms of RDMA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum LaneCause {
+    /// The peer answered nothing, however often the request was repeated.
+    #[error("the peer does not answer (retries used up): its process, its machine or the way there is gone")]
+    NoAnswer,
+    /// The peer's adapter kept saying that it was not ready.
+    #[error("the peer takes nothing in (its receive queue stayed empty)")]
+    NotReady,
+    /// The peer's adapter refused the access: a wrong key, range or permission.
+    #[error("the peer's adapter refuses the access (wrong key, range or permission)")]
+    RemoteAccess,
+    /// The peer's adapter refused the request as it was made.
+    #[error("the peer's adapter refuses the request (invalid there)")]
+    RemoteRequest,
+    /// The peer's adapter could not carry the request out.
+    #[error("the peer's adapter failed to carry the request out")]
+    RemoteOperation,
+    /// The own adapter refused the source.
+    #[error("the own adapter refuses the source (wrong key, range or permission)")]
+    LocalAccess,
+    /// The own adapter refused the request as it was made.
+    #[error("the own adapter refuses the request (invalid here)")]
+    LocalRequest,
+    /// The lane had been broken before: by an earlier request, or by the peer.
+    #[error("it had been broken before this request")]
+    Flushed,
+    /// This rank broke it, because what it held did not arrive in time.
+    #[error("cut by this rank, because what it held did not arrive in time")]
+    Cut,
+    /// The system refused to take a request.
+    #[error("the system takes no request (error {0})")]
+    Refused(i32),
+    /// Anything else that an adapter reports.
+    #[error("the adapter reports status {0}")]
+    Other(u32),
+}
+
 /// Why one verb did not do what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -161,6 +201,14 @@ pub enum Fault {
         peer: Rank,
         /// What was awaited or attempted.
         phase: Phase,
+    },
+    /// A lane to the peer broke, and with it the peer is out of reach: what a network said about a request.
+    #[error("{lane} broke: {cause}")]
+    LaneBroken {
+        /// The lane, named from this side.
+        lane: LaneId,
+        /// What the network said.
+        cause: LaneCause,
     },
     /// A verb named bytes outside the window; nothing was touched (rule F8).
     #[error("bytes {start}..{end} lie outside the window of {window} bytes")]
@@ -223,6 +271,15 @@ impl Fault {
         Self::OutOfRange { start, end: start.saturating_add(len), window }
     }
 
+    /// The peer, where the fault says that it is gone or out of reach, as no time can mend.
+    pub const fn gone(&self) -> Option<Rank> {
+        match *self {
+            Self::PeerGone { peer, .. } => Some(peer),
+            Self::LaneBroken { lane, .. } => Some(lane.peer),
+            _ => None,
+        }
+    }
+
     /// The peer that the fault points at, if it points at one.
     pub const fn peer(&self) -> Option<Rank> {
         match *self {
@@ -231,7 +288,7 @@ impl Fault {
             | Self::Mismatch { peer, .. }
             | Self::MaskedBy { peer } => Some(peer),
             Self::Aborted { culprit, .. } => Some(culprit),
-            Self::NotOffered { lane, .. } => Some(lane.peer),
+            Self::NotOffered { lane, .. } | Self::LaneBroken { lane, .. } => Some(lane.peer),
             Self::OutOfRange { .. } | Self::Abandoned | Self::StillOffered => None,
         }
     }

@@ -75,10 +75,12 @@ pub mod settings;
 pub mod shape;
 pub mod topology;
 pub mod trace;
+#[cfg(unix)]
+pub mod transport;
 
 pub use engine::endpoint::Endpoint;
 pub use engine::low_latency::LowLatency;
-pub use error::{Error, Failure, Fault, Phase};
+pub use error::{Error, Failure, Fault, LaneCause, Phase};
 pub use layout::Layout;
 pub use port::{Nanos, Port};
 pub use quant::Scaling;

@@ -8,7 +8,8 @@
 //! | feature | gives | ranks are |
 //! |---|---|---|
 //! | `sim` (default) | the module `sim` | any number of tasks in one process, under a seeded adversary |
-//! | `host` (default) | the module `host`, on Linux | CPUs of one host: threads of one process, or processes, over shared memory |
+//! | `host` (default) | the module `host`, on Linux | CPUs: threads of one process, or processes, over shared memory; of several hosts with a transport between them |
+//! | `roce` (default) | the module `roce`, on Linux | the transport between nodes of `host`: RoCE or InfiniBand; building needs neither |
 //! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs of one host; building needs no CUDA |
 //! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
 //!
@@ -49,6 +50,9 @@ pub use ep_sim as sim;
 
 #[cfg(all(feature = "host", target_os = "linux"))]
 pub use ep_host as host;
+
+#[cfg(all(feature = "roce", target_os = "linux"))]
+pub use ep_roce as roce;
 
 #[cfg(feature = "cuda")]
 pub use ep_cuda as cuda;

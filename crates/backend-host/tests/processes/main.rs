@@ -31,12 +31,17 @@ impl Drop for Started {
 }
 
 impl Started {
-    fn new(rank: u32, world: u32, port: u16, plan: &str) -> Self {
-        let (rank, world) = (rank.to_string(), world.to_string());
+    fn new(rank: u32, world: u32, nodes: u32, port: u16, plan: &str) -> Self {
+        let (local, local_world) = (rank % (world / nodes), world / nodes);
+        let [rank, world, local, local_world] = [rank, world, local, local_world].map(|number| number.to_string());
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "rank::a_rank_that_was_started", "--nocapture", "--test-threads=1"]);
         command.env(PLAN, plan).env("MOEXPRESS_SECRET", "test");
-        command.env("RANK", &rank).env("WORLD_SIZE", &world).env("LOCAL_RANK", &rank).env("LOCAL_WORLD_SIZE", &world);
+        command
+            .env("RANK", &rank)
+            .env("WORLD_SIZE", &world)
+            .env("LOCAL_RANK", &local)
+            .env("LOCAL_WORLD_SIZE", &local_world);
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let (says, said) = channel();
@@ -62,9 +67,13 @@ impl Started {
 }
 
 fn start(world: u32, plan: &str) -> Vec<Started> {
+    start_on(1, world, plan)
+}
+
+fn start_on(nodes: u32, world: u32, plan: &str) -> Vec<Started> {
     // Free a moment ago; the launcher's port is rank 0's to open.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    (0..world).map(|rank| Started::new(rank, world, port, plan)).collect()
+    (0..world).map(|rank| Started::new(rank, world, nodes, port, plan)).collect()
 }
 
 /// The files that shared memory with names would lie in.
@@ -81,8 +90,21 @@ fn mapped(process: &Child) -> Vec<String> {
     maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(str::to_owned).collect()
 }
 
+/// RoCE between two nodes, where the environment names devices: in the guest of `ci/softroce/run`, or `EP_ROCE_DEVICES`.
+pub(crate) fn roce() -> Option<ep_roce::Roce> {
+    let named = std::env::var("EP_ROCE_DEVICES").ok();
+    let named = named.or_else(|| Some(std::env::var("SOFTROCE_DEVICES").ok()?.replace(',', "/")));
+    if named.is_none() {
+        println!("NOT RUN: no RDMA device is named (SOFTROCE_DEVICES, EP_ROCE_DEVICES); see ci/softroce/run");
+    }
+    Some(ep_roce::Roce::new(ep_roce::Settings::new().devices(named?.parse().expect("names of devices"))))
+}
+
 fn work_verified(world: u32) {
-    let mut ranks = start(world, "work");
+    all_verified(start(world, "work"));
+}
+
+fn all_verified(mut ranks: Vec<Started>) {
     for rank in &ranks {
         let said = rank.hear();
         let rows: u64 = said.strip_prefix("verified ").and_then(|rows| rows.parse().ok()).expect(&said);
@@ -101,9 +123,35 @@ fn four_processes_work_in_both_modes() {
     work_verified(4);
 }
 
+#[test]
+fn two_nodes_over_roce_of_two_processes_each_work_in_both_modes() {
+    if roce().is_some() {
+        all_verified(start_on(2, 4, "work"));
+    }
+}
+
+/// Its lanes break, its node leaves as a whole, and the other goes on.
+#[test]
+fn a_process_killed_on_one_of_two_nodes_over_roce_is_named_and_the_other_node_recovers() {
+    if roce().is_none() {
+        return;
+    }
+    let mut ranks = kill_one(start_on(2, 4, "persist"), 3, Duration::from_secs(5));
+    assert_eq!(ranks[2].hear(), "rank 2 was masked out by the other ranks");
+    for rank in &mut ranks[..2] {
+        let said = rank.hear();
+        assert!(said.starts_with("verified "), "{said}");
+        rank.succeeds();
+    }
+    ranks[2].succeeds();
+}
+
 /// Starts four, waits until they are at work, kills one; the others name it within a second.
 fn kill(victim: usize) -> Vec<Started> {
-    let mut ranks = start(4, "persist");
+    kill_one(start(4, "persist"), victim, Duration::from_secs(1))
+}
+
+fn kill_one(mut ranks: Vec<Started>, victim: usize, within: Duration) -> Vec<Started> {
     assert!(ranks.iter().all(|rank| rank.hear() == "at work"));
     thread::sleep(Duration::from_millis(20));
     ranks[victim].process.kill().unwrap();
@@ -112,7 +160,8 @@ fn kill(victim: usize) -> Vec<Started> {
         assert_eq!(started.hear(), format!("lost {victim}"), "said by rank {rank}");
     }
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < within, "{took:?}");
+    println!("named within {took:?}");
     ranks
 }
 

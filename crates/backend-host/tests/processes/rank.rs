@@ -11,6 +11,7 @@ use ep_conformance::verify;
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::Engine;
 use ep_core::reference::World;
+use ep_core::transport::{Lanes, NoTransport, Transport};
 use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine, block_on};
 use serde::Serialize;
@@ -30,10 +31,18 @@ fn a_rank_that_was_started() {
     let environment = Environment::detect().unwrap();
     let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(LONG);
     let member = Arc::new(Member::join(settings).unwrap());
-    match plan.as_str() {
-        "work" => work(&member),
-        "persist" => persist(&member),
-        _ => differ(&member),
+    let topology = environment.topology().unwrap();
+    match topology.nodes() {
+        1 => act(&plan, &member, topology, &NoTransport),
+        _ => act(&plan, &member, topology, &super::roce().unwrap()),
+    }
+}
+
+fn act<T: Transport + Clone>(plan: &str, member: &Arc<Member>, topology: Topology, transport: &T) {
+    match plan {
+        "work" => work(member, topology, transport),
+        "persist" => persist(member, topology, transport),
+        _ => differ(member, topology, transport),
     }
 }
 
@@ -50,19 +59,25 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(ranks: u32, mask: RankSet) -> Self {
+    fn new(topology: Topology, mask: RankSet) -> Self {
+        let ranks = topology.ranks();
         let shape = Shape::builder().experts(2 * ranks).topk(3).hidden(96).max_tokens(40).build().unwrap();
-        let topology = Topology::new(1, ranks).unwrap();
         let tokens = (0..ranks).map(|rank| if mask.contains(Rank(rank)) { 0 } else { 40 - rank }).collect();
         let batches = Workload::new(shape, tokens).seed(9).drop(0.1).batches().unwrap();
         Self { world: World::new(shape, topology, mask).unwrap(), batches }
     }
 
-    fn join(&self, member: &Arc<Member>, slots: u32, placement: Placement) -> Result<Engine<Machine>, Error> {
-        let (shape, topology) = (*self.world.shape(), Topology::new(1, member.world())?);
+    fn join<T: Transport + Clone>(
+        &self,
+        member: &Arc<Member>,
+        transport: &T,
+        slots: u32,
+        placement: Placement,
+    ) -> Result<Engine<Machine<T::Lanes>>, Error> {
+        let (shape, topology) = (*self.world.shape(), *self.world.topology());
         let settings = Settings::builder(&shape, &topology).slots(slots).low_latency(true).placement(placement);
         let settings = settings.deadline(Nanos::from_secs(20)).build()?;
-        Cluster::builder(topology).settings(settings).join(shape, member)
+        Cluster::builder(topology).settings(settings).far(transport.clone()).join(shape, member)
     }
 
     fn batch(&self, member: &Member) -> &Batch {
@@ -78,7 +93,7 @@ fn gather<T: Serialize + DeserializeOwned + Default>(member: &Member, own: &T) -
 }
 
 /// A round of throughput mode and one of low latency, compared with the oracle on every rank: the rows that were compared.
-fn verified(ep: &mut Engine<Machine>, member: &Member, layer: &Layer, how: &Round) -> u64 {
+fn verified<L: Lanes>(ep: &mut Engine<Machine<L>>, member: &Member, layer: &Layer, how: &Round) -> u64 {
     let batch = layer.batch(member);
     let (observed, _) = block_on(drive::round(ep, &layer.world, batch, how)).unwrap();
     let mut rows = verify::run(&layer.world, &layer.batches, &gather(member, &observed)).unwrap().rows;
@@ -91,12 +106,12 @@ fn verified(ep: &mut Engine<Machine>, member: &Member, layer: &Layer, how: &Roun
 }
 
 /// Works with rings and with direct placement.
-fn work(member: &Arc<Member>) {
-    let layer = Layer::new(member.world(), RankSet::new());
+fn work<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+    let layer = Layer::new(topology, RankSet::new());
     let how = Round { pull: true, return_weights: true, ..Round::default() };
     let mut rows = 0;
     for placement in [Placement::Ring, Placement::Direct] {
-        let mut ep = layer.join(member, 3, placement).unwrap();
+        let mut ep = layer.join(member, transport, 3, placement).unwrap();
         rows += verified(&mut ep, member, &layer, &how);
         rows += verified(&mut ep, member, &layer, &how);
     }
@@ -107,10 +122,10 @@ fn work(member: &Arc<Member>) {
 }
 
 /// Works until a rank is gone, then without it.
-fn persist(member: &Arc<Member>) {
-    let layer = Layer::new(member.world(), RankSet::new());
+fn persist<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+    let layer = Layer::new(topology, RankSet::new());
     let how = Round { pull: true, return_weights: true, ..Round::default() };
-    let mut ep = layer.join(member, 3, Placement::Direct).unwrap();
+    let mut ep = layer.join(member, transport, 3, Placement::Direct).unwrap();
     let mut rounds = 0;
     let failure = loop {
         match block_on(drive::round(&mut ep, &layer.world, layer.batch(member), &how)) {
@@ -123,18 +138,19 @@ fn persist(member: &Arc<Member>) {
     };
     say(format_args!("lost {}", failure.culprit));
     let mask: RankSet = [failure.culprit].into_iter().collect();
-    if let Err(error) = block_on(ep.recover(&mask)) {
-        say(error.failure().unwrap().fault);
-        return;
+    match block_on(ep.recover(&mask)) {
+        Ok(()) => {}
+        Err(Error::Failed(failure)) => return say(failure.fault),
+        Err(error) => return say(error),
     }
-    let layer = Layer::new(member.world(), mask);
+    let layer = Layer::new(topology, ep.mask().clone());
     say(format_args!("verified {}", verified(&mut ep, member, &layer, &how)));
     let _ = member.barrier(LONG);
 }
 
 /// Ranks that were told different settings.
-fn differ(member: &Arc<Member>) {
-    let layer = Layer::new(member.world(), RankSet::new());
-    say(layer.join(member, 3 + member.rank().0, Placement::Ring).unwrap_err());
+fn differ<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+    let layer = Layer::new(topology, RankSet::new());
+    say(layer.join(member, transport, 3 + member.rank().0, Placement::Ring).unwrap_err());
     let _ = member.barrier(LONG);
 }

@@ -12,9 +12,6 @@ use crate::harness::{Case, env_number};
 use crate::low_latency::scenario as low_latency;
 use crate::scenario::scenarios;
 
-/// Nodes, and ranks of each node, of the largest communicators drawn.
-const LARGEST: (u32, u32) = (8, 8);
-
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         Case { name: THROUGHPUT, needs: &[], body: throughput::<B> },
@@ -25,13 +22,15 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 const THROUGHPUT: &str = "campaign_random_scenarios_match_the_oracle";
 const LOW_LATENCY: &str = "campaign_random_low_latency_scenarios_match_the_oracle";
 
-/// Nodes of the largest communicator drawn; one where the backend has no more.
-fn nodes<B: Backend>(backend: &B) -> u32 {
-    if backend.lacks(Requirement::Nodes).is_some() { 1 } else { LARGEST.0 }
+/// Nodes, and ranks of each, of the largest communicator drawn; one node where the backend has no more.
+fn largest<B: Backend>(backend: &B) -> (u32, u32) {
+    let (nodes, ranks) = backend.largest();
+    if backend.lacks(Requirement::Nodes).is_some() { (1, ranks) } else { (nodes, ranks) }
 }
 
 fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
-    let strategy = scenarios(nodes(backend), LARGEST.1);
+    let (nodes, ranks) = largest(backend);
+    let strategy = scenarios(nodes, ranks);
     let file = "proptest-regressions/campaign.txt";
     campaign(THROUGHPUT, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)
@@ -39,7 +38,8 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
 }
 
 fn low<B: Backend>(backend: &B) -> Result<(), String> {
-    let strategy = low_latency::scenarios(nodes(backend), LARGEST.1);
+    let (nodes, ranks) = largest(backend);
+    let strategy = low_latency::scenarios(nodes, ranks);
     let file = "proptest-regressions/campaign_low_latency.txt";
     campaign(LOW_LATENCY, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)

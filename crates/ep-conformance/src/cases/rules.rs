@@ -1,6 +1,8 @@
-//! F1 to F10 as scripts of verbs. Scripts work in the arena; its first bytes are called `A`.
+//! F1 to F10 as scripts of verbs, on lanes within a node and between nodes. Scripts work in the arena; its first bytes are
+//! called `A`.
 
 use ep_core::port::{LaneId, LaneKind, Nanos};
+use ep_core::topology::Reach;
 use ep_core::{Error, Fault, Layout, Phase, Rank, Settings, Shape, Topology};
 
 use crate::backend::{Backend, Requirement, Setup};
@@ -14,29 +16,58 @@ const SEEDS: u64 = 40;
 const LEN: u64 = 9000;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
-    let case = |name, needs, body| Case { name, needs, body };
+    let case = |name, needs, body: fn(&B) -> _| Case { name, needs, body };
+    let far = |name, body| case(name, &[Requirement::Scripts, Requirement::Nodes], body);
     vec![
-        case("f1_a_put_changes_exactly_the_bytes_named", &[Requirement::Scripts], f1::<B> as fn(&B) -> _),
-        case("f2_puts_of_a_lane_all_land_in_any_order", &[Requirement::Scripts], f2::<B>),
-        case("f3_who_sees_the_value_sees_the_puts_before_it", &[Requirement::Scripts], f3::<B>),
-        case("f4_cells_never_fall_and_values_may_repeat", &[Requirement::Scripts], f4::<B>),
-        case("f5_a_flushed_source_may_be_overwritten", &[Requirement::Scripts], f5::<B>),
+        case("f1_a_put_changes_exactly_the_bytes_named", &[Requirement::Scripts], |b| f1(b, Reach::Near)),
+        case("f2_puts_of_a_lane_all_land_in_any_order", &[Requirement::Scripts], |b| f2(b, Reach::Near)),
+        case("f3_who_sees_the_value_sees_the_puts_before_it", &[Requirement::Scripts], |b| f3(b, Reach::Near)),
+        case("f4_cells_never_fall_and_values_may_repeat", &[Requirement::Scripts], |b| f4(b, Reach::Near)),
+        case("f5_a_flushed_source_may_be_overwritten", &[Requirement::Scripts], |b| f5(b, Reach::Near)),
         case("f6_a_wait_ends_at_its_deadline_and_says_for_what", &[Requirement::Scripts], f6::<B>),
         case("f7_a_lost_peer_fails_only_what_involves_it", &[Requirement::Scripts, Requirement::Incidents], f7::<B>),
-        case("f8_ranges_outside_the_window_are_refused", &[Requirement::Scripts], f8::<B>),
-        case("f9_a_read_before_credit_is_safe_from_what_follows", &[Requirement::Scripts], f9::<B>),
-        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], f10::<B>),
+        case("f8_ranges_outside_the_window_are_refused", &[Requirement::Scripts], |b| f8(b, Reach::Near)),
+        case("f9_a_read_before_credit_is_safe_from_what_follows", &[Requirement::Scripts], |b| f9(b, Reach::Near)),
+        far("far_f1_a_put_changes_exactly_the_bytes_named", |b| f1(b, Reach::Far)),
+        far("far_f2_puts_of_a_lane_all_land_in_any_order", |b| f2(b, Reach::Far)),
+        far("far_f3_who_sees_the_value_sees_the_puts_before_it", |b| f3(b, Reach::Far)),
+        far("far_f4_cells_never_fall_and_values_may_repeat", |b| f4(b, Reach::Far)),
+        far("far_f5_a_flushed_source_may_be_overwritten", |b| f5(b, Reach::Far)),
+        far("far_f8_ranges_outside_the_window_are_refused", |b| f8(b, Reach::Far)),
+        far("far_f9_a_read_before_credit_is_safe_from_what_follows", |b| f9(b, Reach::Far)),
+        case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], |b| {
+            f10(b, Reach::Near)
+        }),
     ]
 }
 
-/// A communicator of three ranks with room for scripts, its layout and the first byte of the arena.
-fn bench(seed: u64) -> Result<(Setup, Layout, u64), Error> {
-    let topology = Topology::new(1, 3)?;
+/// A communicator of three ranks, of one node or of a node each, with room for scripts, its layout and the first byte of the
+/// arena.
+fn bench(seed: u64, reach: Reach) -> Result<(Setup, Layout, u64), Error> {
+    let topology = if reach == Reach::Far { Topology::new(3, 1)? } else { Topology::new(1, 3)? };
     let shape = Shape::builder().experts(3).topk(1).hidden(16).max_tokens(16).build()?;
-    let settings = Settings::builder(&shape, &topology).slots(2).arena_bytes(256 << 10).build()?;
+    let settings = Settings::builder(&shape, &topology).channels(1).slots(2).arena_bytes(256 << 10).build()?;
     let layout = Layout::new(&shape, &topology, &settings)?;
     let arena = layout.arena().offset.0;
     Ok((Setup::new(shape, topology, seed)?.settings(settings), layout, arena))
+}
+
+/// Of a script for ranks of one node: the same between nodes, where `reach` says so, on the lane that carries the rows there.
+fn carried(mut script: Script, layout: &Layout, reach: Reach) -> Script {
+    if reach == Reach::Far {
+        for step in &mut script.steps {
+            match step {
+                Step::Put { lane: LaneId { kind, .. }, .. }
+                | Step::Get { lane: LaneId { kind, .. }, .. }
+                | Step::Publish { lane: LaneId { kind, .. }, .. }
+                | Step::Flush { lane: LaneId { kind, .. } }
+                | Step::Wait { kind, .. }
+                | Step::Peek { kind, .. } => *kind = layout.rail_lane(),
+                Step::Write { .. } | Step::Read { .. } => {}
+            }
+        }
+    }
+    script
 }
 
 const fn to(peer: u32) -> LaneId {
@@ -54,12 +85,14 @@ const fn publish(peer: u32, value: u64) -> Step {
 /// Runs scripts under many seeds and hands each log to `check`: `[scripts][steps]`.
 fn under_seeds<B: Backend>(
     backend: &B,
+    reach: Reach,
     scripts: impl Fn(u64) -> Vec<Script>,
     check: impl Fn(u64, &[Vec<Seen>]) -> Result<(), String>,
 ) -> Result<(), String> {
     for seed in 0..backend.seeds(SEEDS) {
-        let (setup, _, arena) = bench(seed).map_err(|error| error.to_string())?;
-        let logs = backend.probe(&setup, &scripts(arena))?;
+        let (setup, layout, arena) = bench(seed, reach).map_err(|error| error.to_string())?;
+        let scripts: Vec<Script> = scripts(arena).into_iter().map(|script| carried(script, &layout, reach)).collect();
+        let logs = backend.probe(&setup, &scripts)?;
         let logs: Vec<Vec<Seen>> =
             logs.into_iter().collect::<Option<_>>().ok_or_else(|| format!("seed {seed}: a script did not end"))?;
         for seen in logs.iter().flatten() {
@@ -90,7 +123,7 @@ fn filled(bytes: &[u8], fill: u8, what: &str) -> Result<(), String> {
     }
 }
 
-fn f1<B: Backend>(backend: &B) -> Result<(), String> {
+fn f1<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     let scripts = |a: u64| {
         let writer = Script::new(Rank(0))
             .then(Step::Write { at: a, len: LEN, fill: 0xee })
@@ -106,7 +139,7 @@ fn f1<B: Backend>(backend: &B) -> Result<(), String> {
             .then(Step::Read { at: a, len: LEN + 200 });
         vec![writer, reader]
     };
-    under_seeds(backend, scripts, |_, logs| {
+    under_seeds(backend, reach, scripts, |_, logs| {
         if let Seen::Bytes(before) = &logs[1][1] {
             filled(before, 0x11, "before the put was issued")?;
         }
@@ -117,7 +150,7 @@ fn f1<B: Backend>(backend: &B) -> Result<(), String> {
     })
 }
 
-fn f2<B: Backend>(backend: &B) -> Result<(), String> {
+fn f2<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     const PIECE: u64 = 700;
     let scripts = |a: u64| {
         let pieces = (0..12).rev();
@@ -128,13 +161,13 @@ fn f2<B: Backend>(backend: &B) -> Result<(), String> {
             .then(Step::Flush { lane: to(1) });
         vec![writer, Script::new(Rank(1)).then(wait(0, 1)).then(Step::Read { at: a, len: 12 * PIECE })]
     };
-    under_seeds(backend, scripts, |_, logs| {
+    under_seeds(backend, reach, scripts, |_, logs| {
         let pieces = last_bytes(&logs[1]).chunks_exact(PIECE as usize);
         pieces.zip(1..).try_for_each(|(bytes, fill)| filled(bytes, fill, "a piece"))
     })
 }
 
-fn f3<B: Backend>(backend: &B) -> Result<(), String> {
+fn f3<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     const ROUNDS: u64 = 12;
     let place = |a: u64, round: u64| a + round * 1024;
     let scripts = |a: u64| {
@@ -151,7 +184,7 @@ fn f3<B: Backend>(backend: &B) -> Result<(), String> {
             .all((0..ROUNDS).flat_map(|round| [wait(0, round + 1), Step::Read { at: place(a, round), len: 1024 }]));
         vec![writer, reader]
     };
-    under_seeds(backend, scripts, |_, logs| {
+    under_seeds(backend, reach, scripts, |_, logs| {
         let reads = logs[1].iter().filter_map(|seen| match seen {
             Seen::Bytes(bytes) => Some(bytes),
             _ => None,
@@ -160,7 +193,7 @@ fn f3<B: Backend>(backend: &B) -> Result<(), String> {
     })
 }
 
-fn f4<B: Backend>(backend: &B) -> Result<(), String> {
+fn f4<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     const LAST: u64 = 20;
     let peek = Step::Peek { writer: Rank(0), kind: LaneKind::Data(0) };
     let scripts = |_| {
@@ -169,7 +202,7 @@ fn f4<B: Backend>(backend: &B) -> Result<(), String> {
             Script::new(Rank(1)).all(std::iter::repeat_n(peek.clone(), 60)).then(wait(0, LAST)).then(peek.clone());
         vec![writer, reader]
     };
-    under_seeds(backend, scripts, |_, logs| {
+    under_seeds(backend, reach, scripts, |_, logs| {
         let mut last = 0;
         for seen in &logs[1] {
             if let Seen::Value(value) = *seen {
@@ -183,7 +216,7 @@ fn f4<B: Backend>(backend: &B) -> Result<(), String> {
     })
 }
 
-fn f5<B: Backend>(backend: &B) -> Result<(), String> {
+fn f5<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     let scripts = |a: u64| {
         let writer = Script::new(Rank(0))
             .then(Step::Write { at: a, len: LEN, fill: 0x51 })
@@ -193,11 +226,11 @@ fn f5<B: Backend>(backend: &B) -> Result<(), String> {
             .then(publish(1, 1));
         vec![writer, Script::new(Rank(1)).then(wait(0, 1)).then(Step::Read { at: a, len: LEN })]
     };
-    under_seeds(backend, scripts, |_, logs| filled(last_bytes(&logs[1]), 0x51, "what was put"))
+    under_seeds(backend, reach, scripts, |_, logs| filled(last_bytes(&logs[1]), 0x51, "what was put"))
 }
 
 fn f6<B: Backend>(backend: &B) -> Result<(), String> {
-    let (setup, ..) = bench(1).map_err(|error| error.to_string())?;
+    let (setup, ..) = bench(1, Reach::Near).map_err(|error| error.to_string())?;
     // Something must be able to go wrong for time to pass in a simulator: what is lost here nobody waits for.
     let setup = match backend.lacks(Requirement::Incidents) {
         None => {
@@ -220,7 +253,7 @@ fn f6<B: Backend>(backend: &B) -> Result<(), String> {
 
 fn f7<B: Backend>(backend: &B) -> Result<(), String> {
     for (seed, noticed) in (0..backend.seeds(SEEDS)).flat_map(|seed| [(seed, false), (seed, true)]) {
-        let (setup, _, a) = bench(seed).map_err(|error| error.to_string())?;
+        let (setup, _, a) = bench(seed, Reach::Near).map_err(|error| error.to_string())?;
         let setup = setup.incident(Incident::Crash { rank: Rank(2), after: 0, noticed });
         let victim = Script::new(Rank(2)).then(publish(0, 1)).then(publish(1, 1));
         let talk = |me: u32| {
@@ -254,8 +287,8 @@ fn f7<B: Backend>(backend: &B) -> Result<(), String> {
     Ok(())
 }
 
-fn f8<B: Backend>(backend: &B) -> Result<(), String> {
-    let (setup, layout, a) = bench(3).map_err(|error| error.to_string())?;
+fn f8<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
+    let (setup, layout, a) = bench(3, reach).map_err(|error| error.to_string())?;
     let end = layout.window_bytes();
     let outside = [
         Step::Put { lane: to(1), from: end - 8, to: a, len: 16 },
@@ -284,7 +317,8 @@ fn f8<B: Backend>(backend: &B) -> Result<(), String> {
         .then(wait(0, 1))
         .then(Step::Read { at: end - 8, len: 8 })
         .then(Step::Read { at: a, len: 64 });
-    let logs = backend.probe(&setup, &[writer, reader])?;
+    let scripts = [writer, reader].map(|script| carried(script, &layout, reach));
+    let logs = backend.probe(&setup, &scripts)?;
     let [Some(writer), Some(reader)] = &logs[..] else { return Err("a script did not end".into()) };
     for (at, seen) in writer[1..=count].iter().enumerate() {
         if !matches!(seen, Seen::Fault(Fault::OutOfRange { window, .. }) if *window == end) {
@@ -302,7 +336,7 @@ fn f8<B: Backend>(backend: &B) -> Result<(), String> {
     Ok(())
 }
 
-fn f9<B: Backend>(backend: &B) -> Result<(), String> {
+fn f9<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     const ROUNDS: u64 = 10;
     let scripts = |a: u64| {
         let writer = Script::new(Rank(0)).all((1..=ROUNDS).flat_map(|round| {
@@ -319,7 +353,7 @@ fn f9<B: Backend>(backend: &B) -> Result<(), String> {
             .all((1..=ROUNDS).flat_map(|round| [wait(0, round), Step::Read { at: a, len: LEN }, publish(0, round)]));
         vec![writer, reader]
     };
-    under_seeds(backend, scripts, |_, logs| {
+    under_seeds(backend, reach, scripts, |_, logs| {
         let reads = logs[1].iter().filter_map(|seen| match seen {
             Seen::Bytes(bytes) => Some(bytes),
             _ => None,
@@ -328,7 +362,7 @@ fn f9<B: Backend>(backend: &B) -> Result<(), String> {
     })
 }
 
-fn f10<B: Backend>(backend: &B) -> Result<(), String> {
+fn f10<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     let scripts = |a: u64| {
         let owner = Script::new(Rank(0))
             .then(Step::Write { at: a, len: LEN, fill: 0xab })
@@ -343,5 +377,5 @@ fn f10<B: Backend>(backend: &B) -> Result<(), String> {
             .then(Step::Read { at: a + 64, len: LEN });
         vec![owner, getter]
     };
-    under_seeds(backend, scripts, |_, logs| filled(last_bytes(&logs[1]), 0xab, "what was got"))
+    under_seeds(backend, reach, scripts, |_, logs| filled(last_bytes(&logs[1]), 0xab, "what was got"))
 }

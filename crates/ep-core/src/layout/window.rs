@@ -204,6 +204,14 @@ impl Layout {
         self.cells.plus((line + cell.lane.index() as u64) * LINE_BYTES + cell.counter.slot() * CELL_BYTES)
     }
 
+    /// All cells of the own window that `writer` publishes, its mailboxes left out, in the bank of `generation`.
+    pub fn cells_of(&self, writer: Rank, generation: u16) -> Span {
+        let lanes = LaneKind::count(self.tracks()) as u64;
+        let (ranks, bank) = (u64::from(self.topology.ranks()), u64::from(generation % 2));
+        let line = (bank * ranks + u64::from(writer.0)) * lanes;
+        self.cells.plus(line * LINE_BYTES).span(lanes * LINE_BYTES)
+    }
+
     /// Whether this layout has such a cell.
     pub fn has_cell(&self, cell: Cell) -> bool {
         cell.writer.0 < self.topology.ranks()

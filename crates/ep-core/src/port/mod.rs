@@ -175,8 +175,8 @@ pub trait Port {
     /// Waits until one of `needs` is met and returns the index of the first that is.
     ///
     /// # Errors
-    /// [`Fault::Timeout`] at the deadline and [`Fault::PeerGone`] once an unmet need's writer is known to be gone,
-    /// both about the first unmet need that the fault concerns.
+    /// [`Fault::Timeout`] at the deadline and [`Fault::PeerGone`] or [`Fault::LaneBroken`] once an unmet need's writer is known
+    /// to be gone or out of reach, both about the first unmet need that the fault concerns.
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault>;
 
     /// Copies `from` of the own window to `to` in the window of the lane's peer. Accepted on return, not arrived;

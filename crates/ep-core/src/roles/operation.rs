@@ -235,7 +235,7 @@ impl<P: Port> Attended<P> {
     /// its last rows, say, that it did not wait for.
     fn unless_done(&self, told: Result<(), Fault>) -> Result<(), Fault> {
         match told {
-            Err(Fault::PeerGone { peer, .. }) if self.is_done(peer) => Ok(()),
+            Err(fault) if fault.gone().is_some_and(|peer| self.is_done(peer)) => Ok(()),
             told => told,
         }
     }

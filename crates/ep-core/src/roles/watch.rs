@@ -134,8 +134,8 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 look = port.now();
             }
             // A peer that is done may be gone: nobody needs it any more, and it has no more to say.
-            Err(Fault::PeerGone { peer, .. }) if port.is_done(peer) => {
-                needs.retain(|need| need.cell.writer != peer);
+            Err(fault) if fault.gone().is_some_and(|peer| port.is_done(peer)) => {
+                needs.retain(|need| Some(need.cell.writer) != fault.gone());
                 continue;
             }
             Err(Fault::Timeout { .. }) if port.now() < times.deadline => {}
@@ -178,7 +178,7 @@ pub(crate) async fn verdict<M: Machine>(
 /// What `fault` is about, when it is that a peer is gone: the verdict that a peer has spread meanwhile, if one has. Who is
 /// gone may have said before it went what made it give up.
 pub(crate) fn last_words<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault: Fault) -> Fault {
-    if !matches!(fault, Fault::PeerGone { .. }) {
+    if fault.gone().is_none() {
         return fault;
     }
     let port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
@@ -205,7 +205,7 @@ async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil)
                 }
             }
             // Who is gone says nothing more; the turn of the others is still to come.
-            Err(Fault::PeerGone { peer, .. }) => needs.retain(|need| need.cell.writer != peer),
+            Err(fault) if fault.gone().is_some() => needs.retain(|need| Some(need.cell.writer) != fault.gone()),
             Err(_) => return None,
         }
     }

@@ -55,9 +55,24 @@ fn a_job_that_does_not_fit_the_processes_is_refused() {
 #[test]
 fn several_nodes_are_refused_with_what_is_missing() {
     let refusal = moexpress(&format!("run --backend host --nodes 2 --ranks-per-node 2 {LAYER}")).refusal();
-    let expected =
-        "error: 2 nodes is not supported: a transport between nodes, which the host backend does not have yet";
+    let expected = "error: 2 nodes is not supported: a transport between nodes, and none was given";
     assert!(refusal.starts_with(expected), "{refusal}");
+}
+
+#[test]
+fn a_far_transport_that_cannot_be_is_refused_with_the_reason() {
+    let two = "--nodes 2 --ranks-per-node 2";
+    let refused = |arguments: &str| moexpress(&format!("run {two} {LAYER} {arguments}")).refusal();
+    assert!(refused("--far roce").contains("--backend with --far is sim, allowed: host"));
+    assert!(refused("--far-mtu 1024").contains("--far"));
+    let host = |arguments: &str| refused(&format!("--backend host --far roce {arguments}"));
+    assert!(host("--far-mtu 1500").contains("MTU is 1500, allowed: 256, 512, 1024, 2048 or 4096"));
+    assert!(host("--far-devices a,b!").contains("RDMA device is b!, allowed: auto"));
+    assert!(host("--far-ack-timeout 32").contains("ack timeout is 32, allowed: 1 to 31"));
+    // Whatever this machine has, it has no such device.
+    let missing = host("--far-devices no_such_device");
+    let named = ["libibverbs cannot be loaded", "there is no RDMA device"].iter().any(|named| missing.contains(named));
+    assert!(named && missing.contains("RoCE on rank 0"), "{missing}");
 }
 
 #[test]

@@ -158,7 +158,8 @@ impl<M: Machine> Call<'_, M> {
             port.only_posts(left > 0);
             match port.publish(LaneId { peer, kind: LaneKind::LowDone }, cell, self.op).await {
                 // Everything is here: whoever is gone will be missed in the next operation.
-                Err(Fault::PeerGone { .. }) | Ok(()) => {}
+                Ok(()) => {}
+                Err(fault) if fault.gone().is_some() => {}
                 Err(fault) => return Err(fault),
             }
         }

@@ -11,8 +11,10 @@ use ep_core::quant::Scaling;
 use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
 
+mod far;
 mod timed;
 
+pub(crate) use far::FarArgs;
 pub(crate) use timed::{CompareArgs, ModelName, Part, Published, TuneArgs};
 
 /// Moves tokens to experts and back, and checks every bit of it.
@@ -48,7 +50,7 @@ pub(crate) enum Command {
     /// Exit codes: 0 verified, or with --elide-payload all that can be compared equals the oracle; 1 failed or not verified,
     /// 2 bad arguments or input.
     #[command(after_long_help = JSON_KEYS)]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Prints the sizes of windows and rings for a layer, and what DeepEP V1 would need for it.
     Plan(PlanArgs),
     /// Proposes settings for a layer on a machine, by timed runs of dispatch and combine with elided payload.
@@ -132,7 +134,9 @@ pub(crate) struct RunArgs {
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
     pub(crate) schedule: Option<Schedule>,
-    /// With --backend sim: who posts to a rail peer [default: per-role]
+    #[command(flatten)]
+    pub(crate) far: FarArgs,
+    /// With --backend sim or --far: who posts to a rail peer [default: per-role with sim, one with --far]
     #[arg(long, value_enum, value_name = "WHO")]
     pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]

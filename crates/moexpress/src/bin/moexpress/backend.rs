@@ -11,7 +11,7 @@ use ep_core::{Error, Settings, Shape, Topology};
 #[cfg(any(feature = "cuda", feature = "host"))]
 use ep_core::{LowLatency, Nanos};
 
-use crate::args::{Backend, ModelName};
+use crate::args::{Backend, FarArgs, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
 #[cfg(any(feature = "cuda", feature = "host"))]
@@ -19,6 +19,8 @@ use crate::rank::{Shared, work, work_low_latency};
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(all(feature = "roce", target_os = "linux"))]
+mod far;
 #[cfg(any(feature = "cuda", feature = "host"))]
 mod gather;
 #[cfg(all(feature = "host", target_os = "linux"))]
@@ -51,6 +53,12 @@ pub(crate) struct Job<'a> {
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
     pub(crate) far_lanes: FarLanes,
+    /// The same where it was given.
+    #[cfg_attr(not(all(feature = "roce", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
+    pub(crate) asked_far_lanes: Option<FarLanes>,
+    /// What carries rows between nodes, of CPU ranks.
+    #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there are no CPU ranks"))]
+    pub(crate) far: Option<&'a FarArgs>,
     /// The place of this process, where every rank is one.
     #[cfg_attr(
         not(any(feature = "cuda", feature = "host")),

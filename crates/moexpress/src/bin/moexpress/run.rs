@@ -101,7 +101,7 @@ impl Task {
         Ok(Self { launched, world, shape, topology, settings, timing, low_latency, batches })
     }
 
-    fn job(&self, args: &RunArgs, record: bool) -> Job<'_> {
+    fn job<'a>(&'a self, args: &'a RunArgs, record: bool) -> Job<'a> {
         Job {
             shape: self.shape,
             world: &self.world,
@@ -113,6 +113,8 @@ impl Task {
             launched: self.launched.as_ref(),
             began: Instant::now(),
             far_lanes: args.far_lanes.map_or(FarLanes::PerRole, FarLanes::from),
+            asked_far_lanes: args.far_lanes.map(FarLanes::from),
+            far: args.far.far.is_some().then_some(&args.far),
             record,
             batches: &self.batches,
         }
@@ -231,11 +233,14 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
         let given = [
             ("--schedule", args.schedule.is_some()),
             ("--trace", args.trace.is_some()),
-            ("--far-lanes", args.far_lanes.is_some()),
+            ("--far-lanes", args.far_lanes.is_some() && args.far.far.is_none()),
         ];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
             return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
         }
+    }
+    if args.far.far.is_some() && args.backend != Backend::Host {
+        return Err(Error::invalid("--backend with --far", name_of(args.backend), "host"));
     }
     if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
@@ -337,7 +342,7 @@ mod tests {
     fn judged(json: bool, spoil: impl FnOnce(&mut Ran)) -> Result<String, Failure> {
         let line = "moexpress run --ranks-per-node 2 --tokens 5 --hidden 8 --experts 4 --topk 2";
         let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
-        let args = RunArgs { json, ..args };
+        let args = RunArgs { json, ..*args };
         let task = Task::of(&args, None).unwrap();
         let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap().unwrap();
         spoil(&mut ran);

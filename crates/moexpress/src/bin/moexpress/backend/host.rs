@@ -1,25 +1,40 @@
 //! CPU ranks as a backend: every rank a thread of this process, or a process of its own.
 
+use ep_core::transport::Transport;
 use ep_host::{Builder, Cluster, block_on};
 
 use super::{Job, Ran, processes, rank};
 use crate::failure::Failure;
 
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
+    let builder = Cluster::builder(job.topology).settings(job.settings);
+    match job.far {
+        None => run_with(job, builder, step),
+        #[cfg(feature = "roce")]
+        Some(far) => {
+            let transport = super::far::roce(far, job.asked_far_lanes).map_err(Failure::bad_input)?;
+            run_with(job, builder.far(transport), step)
+        }
+        #[cfg(not(feature = "roce"))]
+        Some(_) => Err(Failure::bad_input("--far roce: this program was built without the feature roce")),
+    }
+}
+
+fn run_with<T: Transport>(
+    job: &Job<'_>,
+    builder: Builder<T>,
+    step: &(dyn Fn() + Sync),
+) -> Result<Option<Ran>, Failure> {
     let accounts = match job.launched {
         None => {
-            let cluster = builder(job).build(job.shape).map_err(Failure::bad_input)?;
+            let cluster = builder.build(job.shape).map_err(Failure::bad_input)?;
             let user = async |ep| rank(job, step, ep).await;
             Some(cluster.run(user).map_err(Failure::failed)?)
         }
         Some(environment) => processes::run(job, environment, |member| {
-            let endpoint = builder(job).join(job.shape, member).map_err(Failure::bad_input)?;
+            let endpoint = builder.join(job.shape, member).map_err(Failure::bad_input)?;
             Ok(block_on(rank(job, step, endpoint)))
         })?,
     };
     Ok(accounts.map(Ran::of_accounts))
-}
-
-const fn builder(job: &Job<'_>) -> Builder {
-    Cluster::builder(job.topology).settings(job.settings)
 }

@@ -39,6 +39,7 @@ impl Fate {
     }
 
     /// That of a rank whose process ends when it crashes, as processes end that are killed.
+    #[allow(dead_code)] // The suite over RoCE has threads only.
     pub(crate) fn of_process(rank: Rank, incidents: &[Incident]) -> Self {
         Self { alone: true, ..Self::new(rank, incidents) }
     }

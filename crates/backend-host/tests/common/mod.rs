@@ -1,0 +1,103 @@
+//! The shared suite on CPU ranks that are threads of this process, with any transport between nodes.
+
+pub(crate) mod fate;
+
+use ep_conformance::script::{Script, Seen, execute};
+use ep_conformance::{Backend, Requirement, Setup};
+use ep_core::engine::Engine;
+use ep_core::machine::{Decorated, FarLanes, Machine as _};
+use ep_core::transport::Transport;
+use ep_host::{Cluster, Machine};
+use fate::Fate;
+
+/// Where the suite gets its transports from: one for each communicator.
+pub(crate) trait Network: Send + Sync + 'static {
+    type Transport: Transport;
+
+    /// The transport for a communicator.
+    fn transport(&self, setup: &Setup) -> Self::Transport;
+
+    fn far_lanes(&self) -> FarLanes;
+}
+
+/// CPU ranks, and how they reach other nodes.
+pub(crate) struct Host<N> {
+    pub(crate) network: N,
+    /// Cases of the random campaign.
+    pub(crate) campaign: u32,
+    /// Nodes, and ranks of each, of the largest communicator of the campaign.
+    pub(crate) largest: (u32, u32),
+    /// Why nothing can run here.
+    pub(crate) absent: Option<&'static str>,
+}
+
+type Lanes<N> = <<N as Network>::Transport as Transport>::Lanes;
+
+impl<N: Network> Host<N> {
+    fn cluster(&self, setup: &Setup) -> Result<Cluster<Lanes<N>>, String> {
+        let builder = Cluster::builder(setup.topology).settings(setup.settings).far(self.network.transport(setup));
+        builder.build(setup.shape).map_err(|error| error.to_string())
+    }
+}
+
+impl<N: Network> Backend for Host<N>
+where
+    Lanes<N>: 'static,
+{
+    type Endpoint = Engine<Decorated<Machine<Lanes<N>>, Fate>>;
+
+    fn absent(&self) -> Option<&'static str> {
+        self.absent
+    }
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        match what {
+            Requirement::Coordinators if self.network.far_lanes() == FarLanes::PerRole => {
+                Some("every role has far lanes of its own here")
+            }
+            Requirement::Incidents => Some("late and lost messages would take real time"),
+            Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
+            Requirement::Nodes
+            | Requirement::Coordinators
+            | Requirement::Departures
+            | Requirement::Get
+            | Requirement::LowLatency
+            | Requirement::ManyRanks
+            | Requirement::Scripts => None,
+        }
+    }
+
+    fn campaign(&self) -> u32 {
+        self.campaign
+    }
+
+    fn largest(&self) -> (u32, u32) {
+        self.largest
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Send + 'static,
+        F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
+    {
+        let ran = self.cluster(setup)?.run_machines(async |machine| {
+            let fate = Fate::new(machine.rank(), &setup.incidents);
+            let engine = Engine::new(Decorated::new(machine, fate.clone())).map_err(|error| error.to_string())?;
+            Ok(fate.befall(user(engine)).await)
+        });
+        ran.map_err(|error| error.to_string())?.into_iter().collect()
+    }
+
+    /// The scripts of a rank take turns on its thread. No rank leaves before all scripts have ended.
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        let ran = self.cluster(setup)?.run_machines(async |machine| {
+            let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());
+            let logs = mine.map(|(number, script)| execute(&machine, script, number));
+            (futures_util::future::join_all(logs).await, machine)
+        });
+        let ran = ran.map_err(|error| error.to_string())?;
+        let (mut logs, _machines): (Vec<_>, Vec<_>) =
+            ran.into_iter().map(|(logs, machine)| (logs.into_iter(), machine)).unzip();
+        Ok(scripts.iter().map(|script| logs[script.rank.index()].next()).collect())
+    }
+}

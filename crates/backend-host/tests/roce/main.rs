@@ -1,0 +1,51 @@
+//! The shared suite on CPU ranks whose nodes reach each other over RoCE. `ci/softroce/run` has a guest with two devices
+//! (`SOFTROCE_DEVICES`); elsewhere `EP_ROCE_DEVICES=NAME/NAME` names those of the nodes, in turn. Without either, every case
+//! is counted as ignored and says so.
+//!
+//! `EP_ROCE_SIGNAL` chooses how cells are raised: ordered-write, fetch-add (which is what the devices have otherwise) or
+//! counting.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use common::{Host, Network};
+use ep_conformance::Setup;
+use ep_core::machine::FarLanes;
+use ep_roce::{Roce, Settings, Signal};
+
+/// Found in the environment, when the suite begins.
+struct Devices(Settings);
+
+impl Network for Devices {
+    type Transport = Roce;
+
+    fn transport(&self, _: &Setup) -> Roce {
+        Roce::new(self.0.clone())
+    }
+
+    fn far_lanes(&self) -> FarLanes {
+        FarLanes::One
+    }
+}
+
+fn devices() -> Option<Settings> {
+    let named = std::env::var("EP_ROCE_DEVICES").ok();
+    let named = named.or_else(|| Some(std::env::var("SOFTROCE_DEVICES").ok()?.replace(',', "/")))?;
+    // Many small communicators: each lane's queue costs memory, and emulated devices have little.
+    let settings = Settings::new().devices(named.parse().expect("names of devices"));
+    let settings = settings.queue_depth(32).and_then(|settings| settings.receive_depth(64)).expect("within limits");
+    Some(match std::env::var("EP_ROCE_SIGNAL") {
+        Ok(signal) => settings.signal(signal.parse::<Signal>().expect("a signal")),
+        Err(_) => settings,
+    })
+}
+
+fn main() -> std::process::ExitCode {
+    let settings = devices();
+    let absent = settings.is_none().then_some("no RDMA device is named (SOFTROCE_DEVICES, EP_ROCE_DEVICES)");
+    if let Some(absent) = absent {
+        println!("NOT RUN: {absent}; see ci/softroce/run");
+    }
+    let network = Devices(settings.unwrap_or_default());
+    ep_conformance::harness::main(Host { network, campaign: 12, largest: (2, 2), absent })
+}

@@ -1,0 +1,241 @@
+//! How lanes between nodes plug into a backend whose ranks run on CPUs: a network offers [`Transport`], one value a job, and
+//! [`Lanes`], one value a rank.
+//!
+//! A backend reaches the ranks of its own node itself; for the others it takes any transport, and names none. It keeps the
+//! contract's clock: verbs here never wait. One that cannot go on now says so, and the backend asks again until it can or
+//! the operation's deadline has passed. So a transport needs no thread, no timer and no executor.
+//!
+//! ```text
+//!  build, recover:  open --> offer --(all ranks' offers, by the control plane)--> connect
+//!  operations:      put | raise | flush, again while they say "not now";  progress while the rank waits
+//!  failure:         drain, again until nothing is under way;  cut when that takes too long
+//! ```
+//!
+//! What rule of the contract a transport must keep: F1 to F5, F7 for lanes that break, F8, F9. How long things take (F6) is the
+//! backend's affair, and between nodes there is no `get` (F10).
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+use crate::error::{Error, Fault};
+use crate::layout::Layout;
+use crate::machine::FarLanes;
+use crate::port::{LaneId, LaneKind, Offset, Span, Ticket};
+use crate::topology::{Rank, Reach};
+
+/// Where a rank's lanes begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The rank.
+    pub me: Rank,
+    /// The layout of every rank's window.
+    pub layout: &'a Layout,
+    /// The rank's window: memory that has a descriptor ([`Layout::window_bytes`] bytes that can be mapped, shared, and
+    /// cannot shrink). A transport maps it itself; nobody passes pointers.
+    pub window: BorrowedFd<'a>,
+}
+
+impl Place<'_> {
+    /// The ranks of other nodes that this one has lanes to, with their kinds.
+    pub fn peers(&self, far_lanes: FarLanes) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'_> {
+        let Self { me, layout, .. } = *self;
+        let kinds = move |peer| (peer, far_kinds(layout, me, peer, far_lanes));
+        layout.topology().all().map(kinds).filter(|(_, kinds)| !kinds.is_empty())
+    }
+}
+
+/// The lanes from `from` to `to`, a rank of another node; none where they are not, or are no neighbours.
+///
+/// Ranks of a rail have those of throughput mode: watch, control and, as `far_lanes` says, one for all tracks or two for each.
+/// With low latency every rank has its lanes, and the watch lane, to every other.
+pub fn far_kinds(layout: &Layout, from: Rank, to: Rank, far_lanes: FarLanes) -> Vec<LaneKind> {
+    let (topology, low) = (layout.topology(), layout.settings().low_latency());
+    if topology.reach(from, to) != Reach::Far {
+        return Vec::new();
+    }
+    let rail = topology.local_of(from) == topology.local_of(to);
+    let mut kinds = Vec::new();
+    if rail || low {
+        kinds.push(LaneKind::Watch);
+    }
+    if rail {
+        kinds.push(LaneKind::Control);
+        match far_lanes {
+            FarLanes::One => kinds.push(layout.rail_lane()),
+            FarLanes::PerRole => {
+                let tracks = (0..layout.settings().rings().channels).map(|channel| layout.far_track(channel));
+                kinds.extend(tracks.flat_map(|track| [LaneKind::Data(track), LaneKind::Credit(track)]));
+            }
+        }
+    }
+    if low {
+        kinds.extend([LaneKind::LowRows, LaneKind::LowDone]);
+    }
+    kinds
+}
+
+/// A network between nodes.
+pub trait Transport {
+    /// One rank's lanes.
+    type Lanes: Lanes;
+
+    /// Whether every role has lanes of its own; the same on all ranks.
+    fn far_lanes(&self) -> FarLanes;
+
+    /// Opens what one rank needs (a device, say) and makes its window known there. Connects nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::Unsupported`], with what was looked for, what was found and what is missing.
+    fn open(&self, place: Place<'_>) -> Result<Self::Lanes, Error>;
+}
+
+/// The lanes of one rank to ranks of other nodes. Used by one thread at a time.
+///
+/// Dropped, they are given up as they are; whoever wants what was accepted to arrive [drains](Self::drain) them first.
+pub trait Lanes: Send + fmt::Debug {
+    /// Ends all connections, if there are any, and returns what every other rank needs to know to connect anew. From here
+    /// until [`connect`](Self::connect) nothing arrives in this rank's window, and its far cells are zeroed.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with what the system refused.
+    fn offer(&mut self) -> Result<Vec<u8>, Error>;
+
+    /// Connects to the ranks whose offers are given: `[ranks]`, none for the own and for those that take no part any more. All
+    /// ranks offer before any connects, and all have connected before any posts.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming the rank whose offer does not fit this one's, or what the system refused.
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error>;
+
+    /// Accepts a copy of `from` of the own window to `to` in the window of the lane's peer; none when the lane is full now. It may
+    /// be kept back until a raise, a flush or [`progress`](Self::progress). A length of zero is a no-op with the ticket of the
+    /// last put.
+    ///
+    /// # Errors
+    /// [`Fault::NotOffered`], [`Fault::OutOfRange`], [`Fault::LaneBroken`].
+    fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault>;
+
+    /// Accepts that the eight bytes at `at` in the peer's window become `bits`, after all earlier puts and raises of the lane
+    /// (F3); false when the lane is full now. Nobody else ever writes them, and `bits` never fall. With it all that was accepted
+    /// on the lane is on its way, and arrives though this rank should do nothing more for a while.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault>;
+
+    /// Whether the sources of all puts of the lane up to `upto` may be overwritten.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault>;
+
+    /// Hands over to the network what was accepted and kept back, and takes in what has come. Called again and again while the
+    /// rank waits.
+    fn progress(&mut self);
+
+    /// Why a lane to `peer` broke, if one did: nothing comes from there any more.
+    fn broken(&self, peer: Rank) -> Option<Fault>;
+
+    /// Whether nothing of what was accepted for `peer`, or for all, is under way any more: it has arrived, or its lane is broken
+    /// and it never will. Called again until it is so.
+    fn drain(&mut self, peer: Option<Rank>) -> bool;
+
+    /// Breaks the lanes to `peer`, or all, that are not [drained](Self::drain): what they hold never arrives, and draining ends
+    /// at once.
+    fn cut(&mut self, peer: Option<Rank>);
+}
+
+/// No transport: for one node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoTransport;
+
+/// Lanes that cannot be.
+#[derive(Clone, Copy, Debug)]
+pub enum NoLanes {}
+
+impl Transport for NoTransport {
+    type Lanes = NoLanes;
+
+    fn far_lanes(&self) -> FarLanes {
+        FarLanes::PerRole
+    }
+
+    fn open(&self, place: Place<'_>) -> Result<NoLanes, Error> {
+        let nodes = format_args!("{} nodes", place.layout.topology().nodes());
+        Err(Error::unsupported(nodes, "a transport between nodes, and none was given; use one node, or give one"))
+    }
+}
+
+impl Lanes for NoLanes {
+    fn offer(&mut self) -> Result<Vec<u8>, Error> {
+        match *self {}
+    }
+
+    fn connect(&mut self, _: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        match *self {}
+    }
+
+    fn put(&mut self, _: LaneId, _: Span, _: Offset) -> Result<Option<Ticket>, Fault> {
+        match *self {}
+    }
+
+    fn raise(&mut self, _: LaneId, _: Offset, _: u64) -> Result<bool, Fault> {
+        match *self {}
+    }
+
+    fn flush(&mut self, _: LaneId, _: Ticket) -> Result<bool, Fault> {
+        match *self {}
+    }
+
+    fn progress(&mut self) {
+        match *self {}
+    }
+
+    fn broken(&self, _: Rank) -> Option<Fault> {
+        match *self {}
+    }
+
+    fn drain(&mut self, _: Option<Rank>) -> bool {
+        match *self {}
+    }
+
+    fn cut(&mut self, _: Option<Rank>) {
+        match *self {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Settings, Shape, Topology};
+
+    fn layout(low: bool) -> Layout {
+        let topology = Topology::new(3, 2).unwrap();
+        let shape = Shape::builder().experts(6).topk(2).hidden(16).max_tokens(4).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).channels(2).low_latency(low).build().unwrap();
+        Layout::new(&shape, &topology, &settings).unwrap()
+    }
+
+    #[test]
+    fn only_the_rail_has_lanes_in_throughput_mode() {
+        let layout = layout(false);
+        let kinds = |to, far| far_kinds(&layout, Rank(0), Rank(to), far);
+        let rail = layout.rail_lane();
+        for peer in [2, 4] {
+            assert_eq!(kinds(peer, FarLanes::One), [LaneKind::Watch, LaneKind::Control, rail]);
+            assert_eq!(kinds(peer, FarLanes::PerRole).len(), 2 + 2 * 2);
+        }
+        for peer in [0, 1, 3, 5] {
+            assert!(kinds(peer, FarLanes::PerRole).is_empty());
+        }
+    }
+
+    #[test]
+    fn low_latency_is_a_full_mesh() {
+        let layout = layout(true);
+        let kinds = |to| far_kinds(&layout, Rank(0), Rank(to), FarLanes::One);
+        assert_eq!(kinds(3), [LaneKind::Watch, LaneKind::LowRows, LaneKind::LowDone]);
+        assert_eq!(kinds(2).len(), 5);
+        assert!(kinds(1).is_empty());
+    }
+}

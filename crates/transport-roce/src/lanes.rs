@@ -1,0 +1,423 @@
+//! One rank's lanes: its device, its window, and the queue pairs to every far peer.
+
+use std::sync::atomic::Ordering;
+
+use ep_core::machine::FarLanes;
+use ep_core::port::{LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::transport::{Lanes, Place as Start};
+use ep_core::{Fault, LaneCause, Layout, Rank, topology::Reach};
+
+use crate::device::{Chosen, choose};
+use crate::error::Error;
+use crate::lane::{Identifier, Lane, Place, SLOT, Scratch};
+use crate::memory::Memory;
+use crate::offer::{End, Header, Offer};
+use crate::settings::{Settings, Signal, automatic};
+use crate::sys;
+use crate::verbs::{Completions, Depths, Domain, Path, QueuePair, Region};
+
+/// Completions taken at a time.
+const TAKEN: usize = 32;
+/// Atomics of a queue pair under way at a time, at most.
+const ATOMICS: i32 = 16;
+/// Lanes that identifiers of requests have room for.
+const MOST_LANES: usize = 1 << 20;
+/// How often a request is repeated at a receiver that has no room: for ever. A dead one answers nothing, which ends it.
+const NOT_READY_FOR_EVER: u8 = 7;
+
+/// The lanes of one rank over RoCE or InfiniBand.
+#[derive(Debug)]
+pub struct RoceLanes {
+    // Queue pairs end first, then the memory that they name, then the queue that tells of them, then the device.
+    lanes: Vec<Lane>,
+    scratch: Region,
+    window: Region,
+    completions: Completions,
+    domain: Domain,
+    chosen: Chosen,
+    me: Rank,
+    layout: Layout,
+    settings: Settings,
+    signal: Signal,
+    description: String,
+    atomics_in: u8,
+    atomics_out: u8,
+    /// `[ranks]`: the kinds of the lanes there, and which they are.
+    table: Vec<Vec<(LaneKind, usize)>>,
+    /// Connections so far.
+    connection: u32,
+    psns: Vec<u32>,
+}
+
+/// How one rank's cells are raised, and why so.
+fn choose_signal(settings: &Settings, atomics: bool, device: &str) -> Result<(Signal, &'static str), Error> {
+    let refuse = |limit: &str| {
+        let (value, device, limit) =
+            (settings.signal.map_or_else(String::new, |signal| signal.to_string()), device, limit);
+        Err(Error::Setting { what: "signal", value, device: device.to_owned(), limit: limit.to_owned() })
+    };
+    match settings.signal {
+        None => Ok(automatic(atomics, settings.relaxed)),
+        Some(Signal::FetchAdd) if !atomics => refuse("ordered-write or counting, as it has no atomics"),
+        Some(Signal::OrderedWrite) if settings.relaxed => {
+            refuse("fetch-add or counting, as the window is to have relaxed ordering")
+        }
+        Some(signal) => Ok((signal, "asked for")),
+    }
+}
+
+impl RoceLanes {
+    /// Opens the device of a rank, registers its window, connects nothing.
+    pub(crate) fn open(settings: &Settings, start: Start<'_>) -> Result<Self, Error> {
+        let Start { me, layout, window } = start;
+        let (topology, local) = (layout.topology(), layout.topology().local_of(me));
+        let chosen = choose(&settings.devices.of(topology.node_of(me).0, local), local)?;
+        let attributes = chosen.context.attributes()?;
+        let device = chosen.context.name();
+        let (signal, why) = choose_signal(settings, attributes.atomic_cap != sys::ATOMIC_NONE, device)?;
+        let description = format!("{}; signal {signal}: {why}", chosen.reason);
+        tracing::info!(rank = me.0, "{description}");
+
+        let receives = if signal == Signal::Counting { settings.receives } else { 0 };
+        let each = Scratch::bytes(settings.depth, receives);
+        let mut table = vec![Vec::new(); topology.ranks() as usize];
+        let mut lanes = Vec::new();
+        for (peer, kinds) in start.peers(settings.far_lanes) {
+            for kind in kinds {
+                let offset = lanes.len() as u64 * each;
+                table[peer.index()].push((kind, lanes.len()));
+                let scratch = Scratch { offset, sends: settings.depth, receives };
+                lanes.push(Lane::new(LaneId { peer, kind }, lanes.len(), signal, scratch));
+            }
+        }
+        let entries = lanes.len() as u64 * u64::from(settings.depth + receives) + 1;
+        limit("queue depth", settings.depth.max(receives).into(), attributes.max_qp_wr, device)?;
+        limit("queue depth x lanes", entries, attributes.max_cqe, device)?;
+        limit("lanes", lanes.len() as u64, MOST_LANES as i32, device)?;
+
+        let domain = Domain::new(&chosen.context)?;
+        let completions = Completions::new(&chosen.context, entries as u32)?;
+        let map = |what| move |error| Error::Map { what, error };
+        let mapped = Memory::of(window, layout.window_bytes() as usize).map_err(map("the window"))?;
+        let window = Region::new(&domain, mapped, access(signal, settings.relaxed))?;
+        let bytes = (lanes.len() as u64 * each).max(SLOT);
+        let staged = Memory::anonymous(bytes as usize).map_err(map("memory for short messages"))?;
+        let scratch = Region::new(&domain, staged, sys::ACCESS_LOCAL_WRITE)?;
+        let atomics = |most: i32| most.clamp(1, ATOMICS) as u8;
+        Ok(Self {
+            psns: vec![0; lanes.len()],
+            lanes,
+            scratch,
+            window,
+            completions,
+            domain,
+            atomics_in: atomics(attributes.max_qp_rd_atom),
+            atomics_out: atomics(attributes.max_qp_init_rd_atom),
+            chosen,
+            me,
+            layout: layout.clone(),
+            settings: settings.clone(),
+            signal,
+            description,
+            table,
+            connection: 0,
+        })
+    }
+
+    /// Which device, port and address this rank uses, how its cells are raised, and why so.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// How its cells are raised.
+    pub const fn signal(&self) -> Signal {
+        self.signal
+    }
+
+    /// New queue pairs for all lanes, and what others need to know.
+    fn renew(&mut self) -> Result<Offer, Error> {
+        self.lanes.iter_mut().for_each(|lane| lane.close(LaneCause::Flushed));
+        if self.connection > 0 {
+            self.zero_far_cells();
+        }
+        self.connection += 1;
+        let port = &self.chosen.port;
+        let header = Header {
+            signal: self.signal as u8,
+            link: port.ethernet.into(),
+            mtu: port.mtu.min(self.settings.mtu.unwrap_or(port.mtu)) as u8,
+            atomics: self.atomics_in,
+            lid: u32::from(port.lid).into(),
+            gid: self.chosen.gid.bytes,
+            window: self.window.memory().address().into(),
+            bytes: (self.window.memory().bytes() as u64).into(),
+            remote_key: self.window.remote_key().into(),
+            ..Header::new()
+        };
+        let Settings { depth, inline, .. } = self.settings;
+        let receive = if self.signal == Signal::Counting { self.settings.receives } else { 0 };
+        let mut ends = Vec::with_capacity(self.lanes.len());
+        for (lane, psn) in self.lanes.iter_mut().zip(&mut self.psns) {
+            let pair = QueuePair::new(&self.domain, &self.completions, Depths { send: depth, receive, inline })?;
+            pair.init(port, access(self.signal, false))?;
+            *psn = random_psn();
+            ends.push(End::new(lane.id.peer, lane.id.kind, pair.number(), *psn));
+            lane.begin(pair, self.connection, &self.scratch);
+        }
+        Ok(Offer { header, ends })
+    }
+
+    /// Cells that far ranks write, of both generations' banks: fetch-adds count from zero. Nothing arrives now.
+    fn zero_far_cells(&self) {
+        let topology = self.layout.topology();
+        for writer in topology.all().filter(|&rank| topology.reach(self.me, rank) == Reach::Far) {
+            for span in [0, 1].map(|generation| self.layout.cells_of(writer, generation)) {
+                for at in (span.offset.0..span.end()).step_by(8) {
+                    if let Some(word) = self.window.memory().word(at) {
+                        word.store(0, Ordering::Release);
+                    }
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        for rank in self.layout.topology().all() {
+            if self.table[rank.index()].is_empty() {
+                continue;
+            }
+            match offers.get(rank.index()).and_then(Option::as_ref) {
+                Some(offer) => self.join_one(rank, &Offer::from_bytes(rank, offer)?)?,
+                None => self.of(Some(rank)).for_each(|lane| lane.close(LaneCause::Flushed)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Connects all lanes to one rank.
+    fn join_one(&mut self, rank: Rank, offer: &Offer) -> Result<(), Error> {
+        let Header { signal, link, mtu, atomics, lid, gid, window, bytes, remote_key, .. } = offer.header;
+        let wrong = |why| Err(Error::Peer { rank, why });
+        if signal != self.signal as u8 {
+            return wrong(format!(
+                "it raises cells otherwise than this rank, by {}: set the same on all ranks",
+                self.signal
+            ));
+        }
+        if link != u8::from(self.chosen.port.ethernet) {
+            return wrong("one of its port and this rank's is Ethernet, the other InfiniBand".into());
+        }
+        if bytes.get() != self.window.memory().bytes() as u64 {
+            return wrong(format!("its window has {bytes} bytes, this rank's {}", self.window.memory().bytes()));
+        }
+        let Settings { service_level, traffic_class, ack_timeout, retries, .. } = self.settings;
+        let own_mtu = self.chosen.port.mtu.min(self.settings.mtu.unwrap_or(self.chosen.port.mtu));
+        for &(kind, index) in &self.table[rank.index()] {
+            let Some(end) = offer.end(self.me, kind) else {
+                return wrong(format!("it has no lane {kind:?}: set the same lanes on all ranks"));
+            };
+            let path = Path {
+                number: end.number.get(),
+                gid,
+                lid: lid.get() as u16,
+                their_psn: end.psn.get(),
+                our_psn: self.psns[index],
+                mtu: u32::from(mtu).min(own_mtu),
+                service_level,
+                traffic_class,
+                ack_timeout,
+                retries,
+                not_ready_retries: NOT_READY_FOR_EVER,
+                atomics_out: self.atomics_out.min(atomics),
+                atomics_in: self.atomics_in,
+            };
+            let lane = &mut self.lanes[index];
+            lane.target = Place { address: window.get(), key: remote_key.get() };
+            if let Some(pair) = &lane.pair {
+                pair.connect(&self.chosen.port, self.chosen.gid.index, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&mut self, peer: Option<Rank>) -> impl Iterator<Item = &mut Lane> {
+        self.lanes.iter_mut().filter(move |lane| peer.is_none_or(|peer| lane.id.peer == peer))
+    }
+
+    /// The lane for a verb, unless it is broken.
+    fn lane(&mut self, verb: &'static str, id: LaneId) -> Result<&mut Lane, Fault> {
+        let found = self.table.get(id.peer.index()).and_then(|kinds| kinds.iter().find(|(kind, _)| *kind == id.kind));
+        let &(_, index) = found.ok_or(Fault::NotOffered { verb, lane: id })?;
+        let lane = &mut self.lanes[index];
+        fault(lane).map_or(Ok(lane), Err)
+    }
+
+    /// Whether a lane has room for so many requests, after looking at what has completed.
+    fn room(&mut self, verb: &'static str, id: LaneId, requests: u32) -> Result<bool, Fault> {
+        let lane = self.lane(verb, id)?;
+        if lane.has_room(requests) {
+            return Ok(true);
+        }
+        lane.post();
+        self.poll();
+        self.lane(verb, id).map(|lane| lane.has_room(requests))
+    }
+
+    /// Takes in all that has completed.
+    fn poll(&mut self) {
+        let mut taken = [sys::WorkCompletion::zeroed(); TAKEN];
+        loop {
+            let count = match self.completions.poll(&mut taken) {
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::error!(rank = self.me.0, %error, "completions cannot be read");
+                    self.lanes.iter_mut().for_each(|lane| lane.close(LaneCause::Refused(0)));
+                    return;
+                }
+            };
+            let window = self.window.memory();
+            for completion in &taken[..count] {
+                let identifier = Identifier::of(completion.wr_id);
+                let Some(lane) = self.lanes.get_mut(identifier.lane) else { continue };
+                lane.complete(identifier, completion, &self.scratch, |at, bits| {
+                    if let Some(cell) = window.word(at) {
+                        // After the writes that were counted: their completions were read before.
+                        cell.store(bits, Ordering::Release);
+                    }
+                });
+            }
+            if count < TAKEN {
+                return;
+            }
+        }
+    }
+}
+
+fn fault(lane: &Lane) -> Option<Fault> {
+    lane.broken.map(|cause| Fault::LaneBroken { lane: lane.id, cause })
+}
+
+/// Refuses more than a device has.
+fn limit(what: &'static str, value: u64, most: i32, device: &str) -> Result<(), Error> {
+    if value <= most.max(0) as u64 {
+        return Ok(());
+    }
+    Err(Error::Setting { what, value: value.to_string(), device: device.to_owned(), limit: format!("at most {most}") })
+}
+
+/// What others may do with the window.
+const fn access(signal: Signal, relaxed: bool) -> u32 {
+    let atomic = if matches!(signal, Signal::FetchAdd) { sys::ACCESS_REMOTE_ATOMIC } else { 0 };
+    let relaxed = if relaxed { sys::ACCESS_RELAXED_ORDERING } else { 0 };
+    sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | atomic | relaxed
+}
+
+/// A packet sequence number that no packet still on its way to an earlier queue pair is likely to have.
+fn random_psn() -> u32 {
+    // Where there is no randomness, time will do.
+    getrandom::u32()
+        .unwrap_or_else(|_| std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.subsec_nanos()))
+        & 0xff_ffff
+}
+
+impl Lanes for RoceLanes {
+    fn offer(&mut self) -> Result<Vec<u8>, ep_core::Error> {
+        let me = self.me;
+        self.renew().map(|offer| offer.to_bytes()).map_err(|error| error.on(me))
+    }
+
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), ep_core::Error> {
+        let me = self.me;
+        self.join(offers).map_err(|error| error.on(me))
+    }
+
+    fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
+        if from.len == 0 {
+            return self.lane("put", lane).map(|lane| Some(Ticket(lane.issued)));
+        }
+        let bytes = self.layout.window_bytes();
+        from.within(bytes)?;
+        to.span(from.len).within(bytes)?;
+        let longest = u64::from(self.chosen.port.max_message.max(1)).min(1 << 30);
+        let requests = from.len.div_ceil(longest);
+        if requests > self.lane("put", lane)?.depth().into() {
+            return Err(Fault::NotOffered { verb: "a put of so many bytes", lane });
+        }
+        if !self.room("put", lane, requests as u32)? {
+            return Ok(None);
+        }
+        let source = Place { address: self.window.memory().address() + from.offset.0, key: self.window.local_key() };
+        let lane = self.lane("put", lane)?;
+        let ticket = lane.put(source, from.len, to.0, longest);
+        fault(lane).map_or(Ok(Some(Ticket(ticket))), Err)
+    }
+
+    fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
+        at.span(8).within(self.layout.window_bytes())?;
+        // A misaligned atomic would never complete.
+        if !at.0.is_multiple_of(8) {
+            return Err(Fault::NotOffered { verb: "publish to no cell", lane });
+        }
+        if !self.room("publish", lane, 1)? {
+            return Ok(false);
+        }
+        let index = self.lane("publish", lane)?.index();
+        let lane = &mut self.lanes[index];
+        lane.raise(at.0, bits, &self.scratch);
+        lane.post();
+        fault(lane).map_or(Ok(true), Err)
+    }
+
+    fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault> {
+        let found = self.lane("flush", lane)?;
+        if !found.is_settled(upto.0) {
+            found.post();
+            self.poll();
+        }
+        self.lane("flush", lane).map(|lane| lane.is_settled(upto.0))
+    }
+
+    fn progress(&mut self) {
+        self.lanes.iter_mut().filter(|lane| lane.has_gathered()).for_each(Lane::post);
+        self.poll();
+    }
+
+    fn broken(&self, peer: Rank) -> Option<Fault> {
+        let kinds = self.table.get(peer.index())?;
+        kinds.iter().find_map(|&(_, index)| fault(&self.lanes[index]))
+    }
+
+    fn drain(&mut self, peer: Option<Rank>) -> bool {
+        self.progress();
+        self.of(peer).all(|lane| lane.is_idle())
+    }
+
+    fn cut(&mut self, peer: Option<Rank>) {
+        self.of(peer).filter(|lane| !lane.is_idle()).for_each(|lane| lane.close(LaneCause::Cut));
+    }
+}
+
+/// The transport: [`ep_core::transport::Transport`] over RoCE or InfiniBand.
+#[derive(Clone, Debug, Default)]
+pub struct Roce {
+    settings: Settings,
+}
+
+impl Roce {
+    /// With these settings. Opens nothing yet.
+    pub const fn new(settings: Settings) -> Self {
+        Self { settings }
+    }
+}
+
+impl ep_core::transport::Transport for Roce {
+    type Lanes = RoceLanes;
+
+    fn far_lanes(&self) -> FarLanes {
+        self.settings.far_lanes
+    }
+
+    fn open(&self, place: Start<'_>) -> Result<RoceLanes, ep_core::Error> {
+        RoceLanes::open(&self.settings, place).map_err(|error| error.on(place.me))
+    }
+}
