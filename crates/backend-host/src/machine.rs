@@ -1,10 +1,11 @@
 //! One rank's machine.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
-use ep_core::port::Offset;
+use ep_core::port::{Offset, Span};
 use ep_core::{Error, Fault, Layout, Nanos, Rank};
 
 use crate::port::Port;
@@ -75,6 +76,17 @@ impl Drop for Machine {
 /// Access to the own window from the rank's main line. Keeps the window's memory.
 #[derive(Clone, Debug)]
 pub struct Window(Arc<Seat>);
+
+impl Window {
+    /// Where a span of the window lies in this process, for as long as the `Window` or a clone of it lives. Others may read and
+    /// write there as the protocol lets them; what a lease covers is its holder's.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfRange`].
+    pub fn address(&self, span: Span) -> Result<NonNull<u8>, Fault> {
+        self.0.own().at(span)
+    }
+}
 
 impl ep_core::machine::Window for Window {
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
