@@ -1,0 +1,97 @@
+"""What dispatches leave behind: DeepEP's tuples, which also know the handle beneath."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from moexpress import Communicator, LowReceived, errors
+from moexpress import _native
+
+
+class Handle(tuple[Any, ...]):
+    """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks, channels]``,
+    recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``, is_token_in_rank bool ``[tokens, ranks]``,
+    send_head int32 ``[tokens, ranks]``.
+    """
+
+    communicator: Communicator
+    native: _native.Handle
+    tokens_per_expert: list[int]
+    # The same routing in communicators of other element types, made when a cached dispatch asks for one.
+    others: dict[str, tuple[Communicator, _native.Handle]]
+
+    @classmethod
+    def of(
+        cls,
+        communicator: Communicator,
+        native: _native.Handle,
+        source_token: torch.Tensor,
+        in_rank: torch.Tensor,
+        channels: int,
+    ) -> Handle:
+        """Computes the matrices."""
+        ranks, device = communicator.ranks, source_token.device
+        host_tokens = source_token if device.type == "cpu" else source_token[: native.rows].cpu()
+
+        def filled(rows: int, columns: int, fill: Any, *before: int) -> torch.Tensor:
+            matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
+            fill(*before, matrix.data_ptr(), matrix.numel())
+            return matrix.to(device)
+
+        handle = cls(
+            (
+                filled(ranks, ranks, native.rank_prefix),
+                filled(ranks, channels, native.channel_prefix, channels),
+                filled(ranks, channels, native.source_channel_prefix, channels, host_tokens.data_ptr()),
+                source_token,
+                in_rank,
+                filled(native.tokens, ranks, native.send_head, channels),
+            )
+        )
+        handle.communicator, handle.native, handle.others = communicator, native, {}
+        return handle
+
+
+class LowLatencyHandle(tuple[Any, ...]):
+    """A low-latency dispatch's: src_info int32 ``[local experts, ranks * max_tokens]``, layout_range int64 ``[local experts, ranks]``
+    with ``begin << 32 | count``, the most tokens of a rank, hidden, experts.
+    """
+
+    communicator: Communicator
+    received: LowReceived
+    topk_idx: torch.Tensor
+
+    @classmethod
+    def of(cls, communicator: Communicator, received: LowReceived, topk_idx: torch.Tensor) -> LowLatencyHandle:
+        """Of a dispatch that may be still to be received."""
+        sizes = (communicator.max_tokens, communicator.hidden, communicator.experts)
+        handle = cls((received.source_token, received.segments, *sizes))
+        handle.communicator, handle.received, handle.topk_idx = communicator, received, topk_idx
+        return handle
+
+    @property
+    def native(self) -> _native.LowHandle:
+        """The handle beneath, once the dispatch was received."""
+        if self.received.handle is None:
+            raise errors.InvalidArgument(
+                "handle is of a dispatch that has not been received, allowed: one whose hook was called"
+            )
+        return self.received.handle
+
+
+def normal(handle: object) -> Handle:
+    """Refuses everything but a throughput dispatch's handle."""
+    if not isinstance(handle, Handle):
+        raise errors.InvalidArgument(f"handle is a {type(handle).__name__}, allowed: the tuple that dispatch returned")
+    return handle
+
+
+def low_latency(handle: object) -> LowLatencyHandle:
+    """Refuses everything but a low-latency dispatch's handle."""
+    if not isinstance(handle, LowLatencyHandle):
+        raise errors.InvalidArgument(
+            f"handle is a {type(handle).__name__}, allowed: the tuple that low_latency_dispatch returned"
+        )
+    return handle
