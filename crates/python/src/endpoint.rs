@@ -19,7 +19,7 @@ use crate::rank::{Answer, Calls, Dispatched, Ended, GoOn, Rank, RawCombine, RawR
 type Boxed = Box<dyn Calls>;
 
 /// One rank of a communicator. All ranks make the same calls in the same order. Addresses are of contiguous tensors that live until the
-/// call returns; 0 where there is none.
+/// call returns; None where there is none.
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct Endpoint {
     rank: Own<Mutex<Option<Boxed>>>,
@@ -196,7 +196,7 @@ impl Endpoint {
         tokens: u32,
         scales: Option<(usize, i64, i64)>,
         topk_idx: Option<usize>,
-        topk_weights: usize,
+        topk_weights: Option<usize>,
         in_rank: usize,
         tokens_per_expert: Vec<u32>,
         alignment: u32,
@@ -234,8 +234,8 @@ impl Endpoint {
         py: Python<'py>,
         y: usize,
         handle: &Handle,
-        topk_weights: usize,
-        bias: [usize; 2],
+        topk_weights: Option<usize>,
+        bias: [Option<usize>; 2],
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
         let (y, with) = (rows(y, handle.rows(), None), RawCombine { topk_weights, bias });
@@ -246,7 +246,7 @@ impl Endpoint {
     }
 
     /// The sending half of a low-latency dispatch.
-    fn send_dispatch(&self, py: Python<'_>, x: usize, tokens: u32, topk_idx: usize, topk_weights: usize) -> PyResult<Pending> {
+    fn send_dispatch(&self, py: Python<'_>, x: usize, tokens: u32, topk_idx: usize, topk_weights: Option<usize>) -> PyResult<Pending> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
         let sent = self.call(py, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
@@ -276,7 +276,7 @@ impl Endpoint {
     }
 
     /// The sending half of a low-latency combine.
-    fn send_combine(&self, py: Python<'_>, y: usize, handle: &LowHandle, topk_weights: usize) -> PyResult<Pending> {
+    fn send_combine(&self, py: Python<'_>, y: usize, handle: &LowHandle, topk_weights: Option<usize>) -> PyResult<Pending> {
         // SAFETY: as in `dispatch`.
         let sent = self.call(py, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
         Ok(self.sent(sent))

@@ -28,11 +28,11 @@ pub(crate) type Answer<T> = Result<T, Ended>;
 /// Whether to wait on.
 pub(crate) type GoOn<'a> = &'a mut dyn FnMut() -> bool;
 
-/// Where tokens go, in Python's memory. Addresses of what is absent are 0.
+/// Where tokens go, in Python's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum RawRouting {
     /// int64 `[tokens, topk]` and f32 `[tokens, topk]`.
-    TopK { topk_idx: usize, topk_weights: usize },
+    TopK { topk_idx: usize, topk_weights: Option<usize> },
     /// u8 `[tokens, ranks]`.
     Membership { in_rank: usize, tokens_per_expert: Vec<u32> },
 }
@@ -40,10 +40,10 @@ pub(crate) enum RawRouting {
 /// What a combine takes beside its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawCombine {
-    /// f32 `[rows, topk]`, or 0.
-    pub(crate) topk_weights: usize,
-    /// bf16 `[tokens, hidden]` each, or 0.
-    pub(crate) bias: [usize; 2],
+    /// f32 `[rows, topk]`.
+    pub(crate) topk_weights: Option<usize>,
+    /// bf16 `[tokens, hidden]` each.
+    pub(crate) bias: [Option<usize>; 2],
 }
 
 /// What a dispatch brought.
@@ -80,9 +80,9 @@ pub(crate) trait Calls: Send {
     unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
 
-    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: usize, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_dispatch(&mut self, sent: &dyn Any, into: &LowInto, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send + Sync>>;
-    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: usize, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()>;
@@ -118,16 +118,14 @@ fn foreign(what: &str) -> Error {
 }
 
 impl<E: Backend> Rank<E> {
-    /// Numbers at an address, if it is one.
+    /// Weights, if there are any.
     ///
     /// # Safety
     /// As [`Backend`] says.
-    unsafe fn weights(&mut self, address: usize, rows: u32) -> Result<Option<E::Array<f32>>, Error> {
-        if address == 0 {
-            return Ok(None);
-        }
+    unsafe fn weights(&mut self, address: Option<usize>, rows: u32) -> Result<Option<E::Array<f32>>, Error> {
+        let len = rows as usize * self.topk();
         // SAFETY: as the caller promises.
-        unsafe { self.endpoint.array_in(address, rows as usize * self.topk()) }.map(Some)
+        address.map(|address| unsafe { self.endpoint.array_in(address, len) }).transpose()
     }
 
     fn topk(&self) -> usize {
@@ -228,7 +226,8 @@ where
         // SAFETY: as above.
         let topk_weights = unsafe { self.weights(with.topk_weights, handle.rows()) }?;
         let mut bias = [None, None];
-        for (into, &address) in bias.iter_mut().zip(&with.bias).filter(|(_, address)| **address != 0) {
+        for (into, address) in bias.iter_mut().zip(with.bias) {
+            let Some(address) = address else { continue };
             // SAFETY: as above.
             *into = Some(unsafe { self.endpoint.rows_in(&RawRows { address, rows: tokens, scales: None }) }?);
         }
@@ -247,7 +246,7 @@ where
         Ok(Combined { x: self.endpoint.results_out(combined.x)?, topk_weights })
     }
 
-    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: usize, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
+    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         // SAFETY: as above.
@@ -267,7 +266,7 @@ where
         Ok(Box::new(Low { handle: received.handle, counts, tokens: sent.tokens }))
     }
 
-    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: usize, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
+    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
         let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;

@@ -136,8 +136,8 @@ class LowCombine:
         return self._into
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class Communicator:
@@ -301,7 +301,7 @@ class Communicator:
             tokens,
             _scales(scales),
             None,
-            0,
+            None,
             in_rank.data_ptr(),
             list(tokens_per_expert),
             alignment,
@@ -346,7 +346,7 @@ class Communicator:
         for number, one in enumerate(biases):
             _check.tensor(f"bias {number}", one, torch.bfloat16, [handle.tokens, self.hidden], self.device)
         self.order.enter((y, topk_weights, *biases))
-        addresses = [one.data_ptr() for one in biases] + [0, 0]
+        addresses = [*map(_address, biases), None, None]
         x, weights = self.native.combine(y.data_ptr(), handle, _address(topk_weights), (addresses[0], addresses[1]))
         self.order.leave()
         return Combined(from_dlpack(x), None if weights is None else from_dlpack(weights))

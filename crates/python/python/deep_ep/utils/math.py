@@ -45,7 +45,9 @@ def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:
-        exponents = scales.contiguous().view(torch.uint8).to(torch.int32)
+        # A single column is contiguous whatever its strides are, but cannot be viewed as bytes.
+        packs = scales.clone(memory_format=torch.contiguous_format)
+        exponents = packs.view(torch.uint8).to(torch.int32)
         scales = (exponents << 23).view(torch.float32)
     rows, columns = x.shape
     groups = x.float().view(rows, columns // GROUP, GROUP)
