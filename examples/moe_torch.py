@@ -121,7 +121,7 @@ def train_alone(ranks: int, steps: int) -> list[float]:
     for step in range(steps):
         batches = [batch(step, rank) for rank in range(ranks)]
         routed = [trunk.route(x) for x, _ in batches]
-        rows, chosen, weights = (torch.cat(each) for each in zip(*routed))
+        rows, chosen, weights = (torch.cat(each) for each in zip(*routed, strict=True))
         total = torch.zeros(rows.shape)
         for rank, copy in enumerate(Copies.apply(rows, ranks)):
             here = chosen // local == rank
@@ -132,7 +132,7 @@ def train_alone(ranks: int, steps: int) -> list[float]:
         logits = [trunk.last(sums.float()) for sums in total.bfloat16().split(TOKENS)]
         parts_of_loss = [
             nn.functional.cross_entropy(each, classes, reduction="sum") / (ranks * TOKENS)
-            for each, (_, classes) in zip(logits, batches)
+            for each, (_, classes) in zip(logits, batches, strict=True)
         ]
         loss = sum(parts_of_loss)
         optimiser.zero_grad()
@@ -155,7 +155,7 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     alone = train_alone(options.ranks, options.steps)
-    furthest = max(abs(a - b) for a, b in zip(losses.tolist(), alone))
+    furthest = max(abs(a - b) for a, b in zip(losses.tolist(), alone, strict=True))
     for step in range(0, options.steps, max(1, options.steps // 6)):
         print(f"step {step:3}   {options.ranks} ranks {losses[step]:.6f}   one process {alone[step]:.6f}")
     print(f"largest difference {furthest:.2e}; last loss {alone[-1]:.4f}, first {alone[0]:.4f}")

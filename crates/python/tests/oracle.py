@@ -92,7 +92,11 @@ def gathered(per_rank: list[torch.Tensor], rows: Arrived) -> torch.Tensor:
 
 
 def combined(
-    layer: Layer, all_batches: list[Batch], rank: int, results: list[torch.Tensor], bias: list[torch.Tensor] | None = None
+    layer: Layer,
+    all_batches: list[Batch],
+    rank: int,
+    results: list[torch.Tensor],
+    bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The sums of the tokens of ``rank``, where ``results[r]`` are the rows that rank ``r`` returns: bias first, then ranks
     ascending, in f32, rounded once."""

@@ -26,7 +26,9 @@ def scaled(x: torch.Tensor, topk_idx: torch.Tensor, weights: torch.Tensor, facto
 def check_gradients(rank: int, world: int) -> None:
     layer = oracle.Layer(world, 2 * world, 3, 64)
     all_batches = oracle.batches(layer, [20, 0, 13, 7][:world], seed=4)
-    target = [torch.randn(each.x.shape, generator=torch.Generator().manual_seed(9 + r)) for r, each in enumerate(all_batches)]
+    target = [
+        torch.randn(each.x.shape, generator=torch.Generator().manual_seed(9 + r)) for r, each in enumerate(all_batches)
+    ]
     factors = torch.linspace(0.5, 2, layer.experts)
 
     # This rank's part.
@@ -69,7 +71,9 @@ def sums_of(all_batches: list[oracle.Batch], rank: int, layer: oracle.Layer, fac
     for other in range(layer.world):
         rows = oracle.arrived(layer, all_batches, other)
         mine = factors[other * layer.local : (other + 1) * layer.local]
-        results.append(scaled(oracle.gathered([each.x for each in all_batches], rows), rows.topk_idx, rows.topk_weights, mine))
+        results.append(
+            scaled(oracle.gathered([each.x for each in all_batches], rows), rows.topk_idx, rows.topk_weights, mine)
+        )
     return oracle.combined(layer, all_batches, rank, results)
 
 

@@ -160,7 +160,9 @@ def check_batch(rank: int, world: int, form: str, hook: bool, zero_copy: bool) -
 
 @pytest.mark.parametrize("form", FORMS)
 def test_both_halves(ranks: Any, form: str) -> None:
-    runs = [ranks.run(check_batch, form, hook, zero_copy) for hook, zero_copy in itertools.product([False, True], repeat=2)]
+    runs = [
+        ranks.run(check_batch, form, hook, zero_copy) for hook, zero_copy in itertools.product([False, True], repeat=2)
+    ]
     # The same bits, however they are asked for.
     assert all(run == runs[0] for run in runs)
 
@@ -175,7 +177,9 @@ def check_overlap(rank: int, world: int) -> None:
         for one in pair
     ]
     with pytest.raises(errors.TooManyInFlight):
-        buffer.low_latency_dispatch(pair[0].x, pair[0].topk_idx, MOST, layer.experts, use_fp8=False, return_recv_hook=True)
+        buffer.low_latency_dispatch(
+            pair[0].x, pair[0].topk_idx, MOST, layer.experts, use_fp8=False, return_recv_hook=True
+        )
     with pytest.raises(errors.InvalidArgument, match="hook"):
         buffer.low_latency_combine(sent[0][0], pair[0].topk_idx, pair[0].topk_weights, sent[0][2])
     sent[1][4]()
@@ -200,7 +204,15 @@ def check_errors(rank: int, world: int) -> None:
     buffer = make_buffer()
     batch = oracle.batches(layer, [4] * world)[rank]
     dispatch = lambda **other: buffer.low_latency_dispatch(  # noqa: E731
-        **({"x": batch.x, "topk_idx": batch.topk_idx, "num_max_dispatch_tokens_per_rank": MOST, "num_experts": layer.experts} | other)
+        **(
+            {
+                "x": batch.x,
+                "topk_idx": batch.topk_idx,
+                "num_max_dispatch_tokens_per_rank": MOST,
+                "num_experts": layer.experts,
+            }
+            | other
+        )
     )
     for other, told in [
         ({"use_ue8m0": True}, "round_scale is False"),
@@ -213,7 +225,10 @@ def check_errors(rank: int, world: int) -> None:
         ({"num_experts": world * 3 + 1}, f"experts is {world * 3 + 1}, allowed: a multiple of the {world} ranks"),
         ({"x": batch.x.T}, "strides of x"),
         ({"cumulative_local_expert_recv_stats": torch.zeros(3)}, "dtype of cumulative_local_expert_recv_stats"),
-        ({"dispatch_wait_recv_cost_stats": torch.zeros(1, dtype=torch.int64)}, "shape of dispatch_wait_recv_cost_stats"),
+        (
+            {"dispatch_wait_recv_cost_stats": torch.zeros(1, dtype=torch.int64)},
+            "shape of dispatch_wait_recv_cost_stats",
+        ),
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):
             dispatch(**other)

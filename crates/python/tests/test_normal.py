@@ -142,7 +142,9 @@ def check_batch(rank: int, world: int, kind: str, with_topk: bool, previous: boo
     # Back: each token times the ranks it went to.
     result, result_weights, event = buffer.combine(received, handle, weights if with_topk else None, **asked)
     waited(event)
-    results = [oracle.gathered([back(each) for each in sent], oracle.arrived(layer, all_batches, r)) for r in range(world)]
+    results = [
+        oracle.gathered([back(each) for each in sent], oracle.arrived(layer, all_batches, r)) for r in range(world)
+    ]
     assert torch.equal(result, oracle.combined(layer, all_batches, rank, results))
     if with_topk:
         assert torch.equal(result_weights, batch.topk_weights * (batch.topk_idx >= 0))
@@ -179,7 +181,9 @@ def check_options(rank: int, world: int) -> None:
     assert counts == [-(-count // 16) * 16 for count in expected.counts]
     assert torch.equal(idx, expected.topk_idx)
 
-    results = [oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, r)) for r in range(world)]
+    results = [
+        oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, r)) for r in range(world)
+    ]
     bias = [torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(5 + n)).bfloat16() for n in range(2)]
     for given, told in [(None, []), (bias[0], bias[:1]), ((bias[0], bias[1]), bias)]:
         sums = buffer.combine(x, handle, bias=given)[0]
@@ -219,7 +223,9 @@ def check_wide(rank: int, world: int) -> None:
     received = buffer.dispatch(
         (codes, scales), None, layout[0], layout[1], layout[3], layout[2], batch.topk_idx, batch.topk_weights
     )[0]
-    everybody = [torch.arange(count, dtype=torch.int32)[:, None] * 0x01010101 + source for source, count in enumerate(counts)]
+    everybody = [
+        torch.arange(count, dtype=torch.int32)[:, None] * 0x01010101 + source for source, count in enumerate(counts)
+    ]
     assert torch.equal(received[1], oracle.gathered(everybody, expected)) and received[1].dtype == torch.int32
     buffer.destroy()
 
@@ -295,7 +301,9 @@ def check_subgroup(rank: int, world: int) -> list[int]:
     batch = all_batches[buffer.rank]
     layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
     x = buffer.dispatch(batch.x, None, layout[0], None, layout[3], layout[2], batch.topk_idx, batch.topk_weights)[0]
-    assert torch.equal(x, oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, buffer.rank)))
+    assert torch.equal(
+        x, oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, buffer.rank))
+    )
     buffer.destroy()
     return [buffer.rank, buffer.group_size]
 

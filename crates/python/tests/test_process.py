@@ -16,7 +16,6 @@ import deep_ep
 import moexpress
 import oracle
 import pytest
-import torch
 import torch.distributed as dist
 from moexpress import Communicator, errors
 
@@ -183,7 +182,9 @@ x, idx = torch.ones(4, 64).bfloat16(), torch.tensor([[0], [1], [-1], [0]])
 received = communicator.dispatch(x, idx)
 """
 
-FORKS = ALONE + """
+FORKS = (
+    ALONE
+    + """
 child = os.fork()
 if child == 0:
     status = 1
@@ -201,18 +202,24 @@ back = communicator.combine(received.x, received.handle)
 assert torch.equal(back.x[0], x[0])
 print("done")
 """
+)
 
-ENDS = ALONE + """
+ENDS = (
+    ALONE
+    + """
 pending = communicator.send_dispatch(x, idx)
 print("done")
 """
+)
 
 
 def run(script: str, *, limit: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=limit)
 
 
-@pytest.mark.parametrize("script", [FORKS, ENDS], ids=["a forked child is told and ends well", "an operation under way at exit"])
+@pytest.mark.parametrize(
+    "script", [FORKS, ENDS], ids=["a forked child is told and ends well", "an operation under way at exit"]
+)
 def test_a_process_ends_well(script: str) -> None:
     ended = run(script)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
@@ -249,5 +256,7 @@ def test_ranks_end_well_without_destroy(tmp_path: Path) -> None:
 
 
 def test_torch_is_not_needed_to_import_it() -> None:
-    ended = run("import sys, moexpress, moexpress.errors; assert 'torch' not in sys.modules; print(moexpress.__version__)")
+    ended = run(
+        "import sys, moexpress, moexpress.errors; assert 'torch' not in sys.modules; print(moexpress.__version__)"
+    )
     assert ended.returncode == 0, ended.stderr

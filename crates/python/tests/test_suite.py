@@ -206,12 +206,16 @@ def check_fp8(rank: int, world: int) -> None:
         codes = [each.x.float().to(torch.float8_e4m3fn) for each in all_batches]
         # 300 elements have 3 scales: an int32 holds them, its fourth byte is not kept.
         if element == "fp8":
-            scales = [torch.rand(len(each.x), 6, generator=torch.Generator().manual_seed(7))[:, ::2] for each in all_batches]
+            scales = [
+                torch.rand(len(each.x), 6, generator=torch.Generator().manual_seed(7))[:, ::2] for each in all_batches
+            ]
         else:
             scales = [torch.arange(len(each.x), dtype=torch.int32)[:, None] * 77 + 0x010203 for each in all_batches]
         received = communicator.dispatch(codes[rank], batch.topk_idx, scales=scales[rank])
         assert received.scales is not None
-        assert torch.equal(received.x.view(torch.uint8), oracle.gathered([one.view(torch.uint8) for one in codes], expected))
+        assert torch.equal(
+            received.x.view(torch.uint8), oracle.gathered([one.view(torch.uint8) for one in codes], expected)
+        )
         assert torch.equal(received.scales, oracle.gathered(scales, expected))
         back = communicator.combine(received.x.to(torch.bfloat16), received.handle)
         results = [

@@ -4,7 +4,6 @@ each new combination makes one, which all ranks do in the same call."""
 from __future__ import annotations
 
 import torch
-
 from moexpress import Communicator, Meeting, errors
 from moexpress._communicator import Element
 
@@ -65,7 +64,9 @@ class Communicators:
         if self.device is None:
             self.device = device
         if device != self.device:
-            raise errors.InvalidArgument(f"device of the tensors is {device}, allowed: {self.device}, as in earlier calls")
+            raise errors.InvalidArgument(
+                f"device of the tensors is {device}, allowed: {self.device}, as in earlier calls"
+            )
         communicator = kept.get(sizes)
         if communicator is None:
             experts, topk, hidden, tokens, element = sizes

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from moexpress import Communicator, LowReceived, errors
-from moexpress import _native
+from moexpress import Communicator, LowReceived, _native, errors
 
 
 class Handle(tuple[Any, ...]):

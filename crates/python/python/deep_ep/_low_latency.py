@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from moexpress import Communicator, errors
 from moexpress._communicator import LowCombine, LowDispatch
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from moexpress import errors
 from moexpress._communicator import GROUP, Element
 
@@ -38,7 +37,9 @@ class Rows:
             _rows(x)
             return Rows(x, None, "bf16", 0, None)
         if not isinstance(x, tuple) or len(x) != 2 or not all(isinstance(one, torch.Tensor) for one in x):
-            raise errors.InvalidArgument(f"x is a {type(x).__name__}, allowed: a tensor, or a tuple of codes and scales")
+            raise errors.InvalidArgument(
+                f"x is a {type(x).__name__}, allowed: a tensor, or a tuple of codes and scales"
+            )
         codes, scales = x
         if codes.dtype != torch.float8_e4m3fn:
             raise errors.InvalidArgument(f"dtype of x[0] is {codes.dtype}, allowed: torch.float8_e4m3fn")

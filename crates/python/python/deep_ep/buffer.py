@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from moexpress import Communicator, Meeting, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
@@ -157,7 +156,9 @@ class Buffer:
         for communicator in [*self._communicators._normal.values(), *self._communicators.all_low()]:
             if communicator.order.stream is not None:
                 return communicator.order.stream
-        raise errors.Unsupported("a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs")
+        raise errors.Unsupported(
+            "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs"
+        )
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
@@ -484,7 +485,9 @@ class Buffer:
         if mask:
             self._mask(rank_to_mask)
         elif rank_to_mask in self._communicators.masked:
-            raise errors.Unsupported("unmasking one rank is not supported: call low_latency_clean_mask_buffer on all ranks")
+            raise errors.Unsupported(
+                "unmasking one rank is not supported: call low_latency_clean_mask_buffer on all ranks"
+            )
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
@@ -546,7 +549,9 @@ def _check_topk_idx(topk_idx: object) -> None:
     if not isinstance(topk_idx, torch.Tensor) or topk_idx.dim() != 2:
         raise errors.InvalidArgument(f"topk_idx is {_told(topk_idx)}, allowed: [tokens, topk]")
     if topk_idx.dtype != torch.int64:
-        raise errors.InvalidArgument(f"dtype of topk_idx is {topk_idx.dtype}, allowed: torch.int64 (deep_ep.topk_idx_t)")
+        raise errors.InvalidArgument(
+            f"dtype of topk_idx is {topk_idx.dtype}, allowed: torch.int64 (deep_ep.topk_idx_t)"
+        )
 
 
 def _check_agreement(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, ranks: int) -> None:
@@ -555,7 +560,9 @@ def _check_agreement(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int
         worst = int(topk_idx.max()) if int(topk_idx.max()) >= experts else int(topk_idx.min())
         raise errors.InvalidArgument(f"topk_idx has {worst}, allowed: -1 to {experts - 1}")
     if not torch.equal(dispatch_layout(topk_idx, ranks, experts)[2], in_rank):
-        raise errors.InvalidArgument("is_token_in_rank is not that of topk_idx, allowed: what get_dispatch_layout returned for it")
+        raise errors.InvalidArgument(
+            "is_token_in_rank is not that of topk_idx, allowed: what get_dispatch_layout returned for it"
+        )
 
 
 def _check_config(config: object) -> None:
@@ -567,7 +574,9 @@ def _check_async(previous_event: object, async_finish: bool, allocate_on_comm_st
     if previous_event is not None and not isinstance(previous_event, EventOverlap):
         raise errors.InvalidArgument(f"previous_event is a {type(previous_event).__name__}, allowed: an EventOverlap")
     if allocate_on_comm_stream and (previous_event is None or not async_finish):
-        raise errors.InvalidArgument("allocate_on_comm_stream is True, allowed: with previous_event and async_finish only")
+        raise errors.InvalidArgument(
+            "allocate_on_comm_stream is True, allowed: with previous_event and async_finish only"
+        )
 
 
 def _check_hook(async_finish: bool, return_recv_hook: bool) -> None:

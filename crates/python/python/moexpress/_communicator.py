@@ -309,9 +309,7 @@ class Communicator:
         )
         return self._received(out)
 
-    def redispatch(
-        self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None
-    ) -> Received:
+    def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
         handle = _handle(handle)
         tokens = self._rows("x", x, scales)
@@ -493,7 +491,9 @@ class Communicator:
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # Inside.

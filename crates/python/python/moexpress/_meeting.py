@@ -56,9 +56,7 @@ class Meeting:
     world: int
     """Ranks of the group."""
 
-    def __init__(
-        self, group: ProcessGroup | None = None, *, comm: Any = None, timeout: float | None = None
-    ) -> None:
+    def __init__(self, group: ProcessGroup | None = None, *, comm: Any = None, timeout: float | None = None) -> None:
         self.timeout = default_timeout() if timeout is None else timeout
         self.group = group
         if comm is not None:
@@ -72,7 +70,9 @@ class Meeting:
                 )
             self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
             if self.rank < 0:
-                raise errors.InvalidArgument("group has not this process, allowed: a group that this process is part of")
+                raise errors.InvalidArgument(
+                    "group has not this process, allowed: a group that this process is part of"
+                )
 
             def gather(told: object) -> list[Any]:
                 everybody: list[Any] = [None] * self.world
@@ -96,9 +96,7 @@ class Meeting:
                     f"ranks on several hosts are not supported: rank {rank} runs on another one than rank 0; use a group of "
                     "one host"
                 )
-        self._native = _native.Meeting(
-            self.rank, self.world, first["address"], first["secret"], self.timeout, place
-        )
+        self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], self.timeout, place)
         _exit.remember(self)
 
     def all_gather(self, told: bytes) -> list[bytes | None]:
@@ -124,7 +122,9 @@ class Meeting:
         first = next(other for other in everybody if other is not None)
         for rank, other in enumerate(everybody):
             if other is not None and other != first:
-                mine, theirs = (dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other))
+                mine, theirs = (
+                    dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
+                )
                 name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
                 raise errors.InvalidArgument(
                     f"{name} is {theirs.get(name)} on rank {rank}, allowed: {mine.get(name)}, as on rank "

@@ -9,6 +9,7 @@ Dispatched = tuple[Capsule, Capsule | None, int, Capsule | None, Capsule | None,
 
 def cuda_is_available() -> str | None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
+
 @final
 class Place:
     address: str

@@ -61,7 +61,7 @@ def dispatch(
         topk_weights: f32 ``[tokens, topk]``.
     """
     into: list[Received] = []
-    rows, weights = _Dispatch.apply(x, topk_weights, topk_idx, communicator, into)  # type: ignore[no-untyped-call]
+    rows, weights = _Dispatch.apply(x, topk_weights, topk_idx, communicator, into)
     received = into[0]
     received.x, received.topk_weights = rows, weights
     return received
@@ -69,5 +69,5 @@ def dispatch(
 
 def combine(communicator: Communicator, y: torch.Tensor, handle: Handle) -> torch.Tensor:
     """:meth:`Communicator.combine` with gradients: bf16 ``[rows, hidden]`` to the sums ``[tokens, hidden]``."""
-    result: torch.Tensor = _Combine.apply(y, handle, communicator)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Combine.apply(y, handle, communicator)
     return result

@@ -26,7 +26,7 @@ def bench(
     """Mean, least and largest time of ``fn`` in seconds; the first run is left out. By CUDA events, or a clock on CPUs."""
     for _ in range(num_warmups):
         fn()
-    times = []
+    times: list[Any] = []
     for _ in range(num_tests):
         if torch.cuda.is_available():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -64,7 +64,10 @@ def bench_kineto(
     names = [kernel_names] if isinstance(kernel_names, str) else list(kernel_names)
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     quiet = redirect_stdout(StringIO()) if suppress_kineto_output else nullcontext()
-    with quiet, torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule) as profiler:
+    with (
+        quiet,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule) as profiler,
+    ):
         for _ in range(2):
             if barrier_comm_profiling:
                 dist.all_reduce(torch.ones(1, dtype=torch.float, device="cuda"))
@@ -75,7 +78,7 @@ def bench_kineto(
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
     launches = sorted(
-        (event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA),
+        (event for event in profiler.events() if event.device_type == torch.profiler.DeviceType.CUDA),
         key=lambda event: event.time_range.start,
     )
     found: list[Any] = []
