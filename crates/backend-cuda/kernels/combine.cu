@@ -68,7 +68,7 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
 
 extern "C" __global__ void __launch_bounds__(1024, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
                                                                        const __grid_constant__ EpCombineArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u64 began = ep_now();
     EpSource* sources = (EpSource*)ep_pool;
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, a.offers_weights, began);

@@ -172,7 +172,7 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
 
 extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpCombineRingArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u32 left = ep_local(r)->rings;
     if (left == 0) return;
     const ep_u64 began = ep_now();

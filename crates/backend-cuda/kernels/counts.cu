@@ -6,7 +6,8 @@
  *   rules    F3: a warp's stores, __syncwarp, one lane's st.release.sys. F6: ep_wait. Banks: ep_wait_bank before a peer's
  *            counts bank of this operation's parity is written
  *
- * Bad choices that the layout kernel found end here, before anything has moved.
+ * Bad choices that the layout kernel found end here, before anything has moved; and so do more rows than there is room for, once
+ * all counts are known.
  */
 #include "ep_verbs.h"
 
@@ -19,15 +20,23 @@ struct EpCountsArgs {
     ep_u64 first_at;  /* out: u32 [ranks]: at each destination, the first row from here */
     ep_u64 first_of;  /* out: u32 [ranks + 1]: here, the first row of each source; last: rows received */
     ep_u64 tokens_of; /* out: u32 [ranks]: tokens of each rank's batch */
-    ep_u64 host;      /* out, mapped: u64 op when done, then u32 tokens[ranks], matrix[ranks, ranks], local experts' choices */
+    ep_u64 chosen;    /* out: u32 [experts]: choices of each expert */
+    ep_u64 arrived;   /* out: u32 [local experts]: choices received */
+    ep_u64 host;      /* out, mapped: u64 ticket when done, u64 op, then u32 tokens[ranks], matrix[ranks, ranks], local experts'
+                         choices; 0 where the host does not wait for them */
+    ep_u64 ticket;    /* of this launch */
+    ep_u64 received;  /* out: u32 [1]: rows received; or 0 */
+    ep_u64 of_expert; /* out: u32 [local experts]: choices received, rounded up to multiples of alignment; or 0 */
     ep_u32 tokens;
-    ep_u32 reserved;
+    ep_u32 alignment;
+    ep_u32 bound;     /* rows that there is room for; 0 for any */
+    ep_u32 refuses;   /* not 0: bad choices are the call's error, and no failure: the host has enqueued nothing behind */
 };
 EP_CHECK_ARGS(EpCountsArgs);
 
 extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_kernel(const __grid_constant__ EpRank r,
                                                                                 const __grid_constant__ EpCountsArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
     const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
     const ep_u32 ranks = r.w.ranks, experts = r.w.experts, local = r.w.local_experts;
@@ -36,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         __syncthreads();
         if (tid == 0) {
             ep_local(r)->bad_token = 0;
-            ep_fail(r, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
+            if (a.refuses) ep_report(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
+            else ep_fail(r, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
         }
         for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
         return;
@@ -70,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
     }
     __syncthreads();
     ep_u32* matrix = (ep_u32*)a.matrix;
-    volatile ep_u32* host = (volatile ep_u32*)a.host + 2;
+    volatile ep_u32* host = a.host ? (volatile ep_u32*)a.host + 4 : nullptr;
     for (ep_u32 source = warp; source < ranks; source += warps) {
         bool there = true;
         if (ep_takes_part(r, source)) {
@@ -79,8 +89,9 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                 there = ep_wait(r, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
                         ep_check_header(r, ((const EpCountsHeader*)at)->opening, source);
                 if (there) {
-                    host[source] = ((const EpCountsHeader*)at)->tokens;
-                    ((ep_u32*)a.tokens_of)[source] = ((const EpCountsHeader*)at)->tokens;
+                    const ep_u32 tokens = ((const EpCountsHeader*)at)->tokens;
+                    if (host) host[source] = tokens;
+                    ((ep_u32*)a.tokens_of)[source] = tokens;
                 }
             }
             there = __shfl_sync(EP_FULL, there, 0);
@@ -90,13 +101,16 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                 for (ep_u32 i = lane; i < ranks; i += 32) {
                     const ep_u32 sent = numbers[i];
                     matrix[source * ranks + i] = sent;
-                    host[ranks + source * ranks + i] = sent;
+                    if (host) host[ranks + source * ranks + i] = sent;
                 }
         } else {
-            if (lane == 0) host[source] = ((ep_u32*)a.tokens_of)[source] = 0;
+            if (lane == 0) {
+                ((ep_u32*)a.tokens_of)[source] = 0;
+                if (host) host[source] = 0;
+            }
             for (ep_u32 i = lane; i < ranks; i += 32) {
                 matrix[source * ranks + i] = 0;
-                host[ranks + source * ranks + i] = 0;
+                if (host) host[ranks + source * ranks + i] = 0;
             }
         }
     }
@@ -114,7 +128,11 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         sum = 0;
         for (ep_u32 source = 0; source < dst; ++source) sum += matrix[source * ranks + r.me];
         ((ep_u32*)a.first_of)[dst] = (ep_u32)sum;
+        if (dst == ranks && a.bound != 0 && sum > a.bound) ep_fail_mismatch(r, r.me, EP_FIELD_WORST_ROWS, a.bound, sum);
+        if (dst == ranks && a.received) *(ep_u32*)a.received = (ep_u32)sum;
     }
+    __syncthreads();
+    if (ep_failed(r)) return;
     /* Choices of the own experts, of all sources; saturating. */
     for (ep_u32 e = tid; e < local; e += EP_COUNTS_THREADS) {
         ep_u64 sum = 0;
@@ -123,12 +141,24 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                 const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source) + sizeof(EpCountsHeader);
                 sum += ((const ep_u32*)at)[ranks + r.me * local + e];
             }
-        host[ranks + ranks * ranks + e] = sum < 0xffffffffull ? (ep_u32)sum : 0xffffffffu;
+        if (sum > 0xffffffffull) sum = 0xffffffffull;
+        if (host) host[ranks + ranks * ranks + e] = (ep_u32)sum;
+        ((ep_u32*)a.arrived)[e] = (ep_u32)sum;
+        if (r.tally) ((ep_u64*)r.tally)[4 * ranks + e] += sum;
+        if (a.of_expert) {
+            const ep_u64 up = (sum + a.alignment - 1) / a.alignment * a.alignment;
+            ((ep_u32*)a.of_expert)[e] = up < 1ull << 32 ? (ep_u32)up : 0xffffffffu / a.alignment * a.alignment;
+        }
     }
-    for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
+    for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) {
+        ((ep_u32*)a.chosen)[e] = choices[e];
+        ((ep_u32*)a.choices)[e] = 0;
+    }
+    if (tid == 0) ((EpPlan*)r.plan)->op = op;
     __syncthreads();
-    if (tid == 0 && !ep_failed(r)) {
+    if (tid == 0 && host && !ep_failed(r)) {
+        ((volatile ep_u64*)a.host)[1] = op;
         ep_fence_sys();
-        ep_st_release((void*)a.host, op);
+        ep_st_release((void*)a.host, a.ticket);
     }
 }

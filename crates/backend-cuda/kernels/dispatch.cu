@@ -204,7 +204,7 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpDispatchArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks;
     ep_u64* bars = (ep_u64*)ep_pool; /* [movers, stages] */

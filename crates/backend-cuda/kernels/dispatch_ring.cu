@@ -191,7 +191,7 @@ EP_DEV bool ep_through_ring(const EpRank& r, const EpDispatchRingArgs& a, ep_u32
 
 extern "C" __global__ void __launch_bounds__(256, 1) ep_dispatch_ring_kernel(const __grid_constant__ EpRank r,
                                                                          const __grid_constant__ EpDispatchRingArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     if (a.notes && ep_local(r)->rings == 0) return;
     const ep_u64 began = ep_now();
     const ep_u32 ranks = r.w.ranks, channels = a.rings.channels;

@@ -42,6 +42,9 @@
 #define EP_LOW_FIELD_ROWS 8u
 #define EP_LOW_FIELD_RESULTS 9u
 #define EP_LOW_FIELD_EXPERT_ROWS 10u
+#define EP_LOW_FIELD_GENERATION 11u
+#define EP_LOW_FIELD_IN_FLIGHT 12u
+#define EP_LOW_FIELD_LAST_OP 13u
 
 /* Low latency of one rank, in its own device memory; zero at first, and in each generation. After it lie u32 finished[ranks],
    blocks that have put their rows for each rank, and for each bank u32 late[ranks]: not 0 where a rank was sent nothing. */
@@ -55,7 +58,9 @@ struct EpLow {
     ep_u32 voice;    /* 1 + the rank that this one has said it waits for; 0 for none */
     ep_u32 said;     /* not 0: something was said and not taken back */
     ep_u32 late[2];  /* for each bank: ranks that were sent nothing, because their banks were not free in time */
-    ep_u64 reserved[2];
+    ep_u32 generation; /* of the communicator; graphs of an earlier one must not run */
+    ep_u32 reserved_word;
+    ep_u64 reserved;
 };
 #ifdef EP_SIZE_LOW
 static_assert(sizeof(EpLow) == EP_SIZE_LOW, "EpLow differs from the host's");
@@ -95,6 +100,26 @@ EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 fiel
     ep_low_fail(r, op, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
 }
 EP_DEV bool ep_low_failed(const EpRank& r) { return ep_ld_relaxed(&ep_low_state(r)->failed) != 0; }
+
+/* Whether a launch must end at once: an earlier one has failed, or it cannot go on from where low latency is. The host sees to that
+   for its own calls, but what a graph replays may come at any time: after a recovery; with more or fewer operations in flight than
+   `in_flight`, as when it was captured; when no number is left. By all threads, at the start. */
+EP_DEV bool ep_low_closed(const EpRank& r, ep_u32 phases, ep_u32 in_flight) {
+    EpLow* low = ep_low_state(r);
+    if (low->broken) return true;
+    const ep_u64 op = low->sent + 1, flying = low->sent - low->received;
+    const bool stale = low->generation != r.generation, other = phases != 0 && flying != in_flight;
+    const bool spent = (phases & EP_LOW_SEND) && ep_arrival(r.w, op + 1, 0, 0) > EP_MASKED;
+    if (!stale && !other && !spent) return false;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        const ep_u32 field = stale ? EP_LOW_FIELD_GENERATION : other ? EP_LOW_FIELD_IN_FLIGHT : EP_LOW_FIELD_LAST_OP;
+        const ep_u64 now = stale ? low->generation : other ? flying : op - 1;
+        ep_low_mismatch(r, op, r.me, field, now, stale ? r.generation : other ? in_flight : op);
+        low->failed = 0;
+        low->broken = 1;
+    }
+    return true;
+}
 
 /* ---- the lookout: who waits for whom ---- */
 

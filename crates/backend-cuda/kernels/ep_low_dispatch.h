@@ -17,9 +17,12 @@ struct EpLowDispatchArgs {
     ep_u64 segments;      /* out: i64 [local experts, ranks]: first << 32 | rows */
     ep_u64 source_token;  /* out: i32 [local experts, ranks * max_tokens] */
     ep_u64 records;       /* out: what the combine needs, see ep_low_record */
-    ep_u64 counters;      /* u64 [4 * ranks + local experts], added to: rows of dispatches sent, received; of combines; of experts */
+    ep_u64 counters;      /* u64 [4 * ranks + local experts + 1], added to: rows of dispatches sent, received; of combines; of
+                             experts; operations */
     ep_u32 tokens;
     ep_u32 phases;
+    ep_u32 in_flight;     /* operations that were sent and not received when it was enqueued */
+    ep_u32 reserved;
 };
 EP_CHECK_ARGS(EpLowDispatchArgs);
 

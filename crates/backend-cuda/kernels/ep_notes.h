@@ -40,10 +40,23 @@ EP_DEV void ep_say_done(const EpRank& r) {
         }
 }
 
-/* Counts the operation as ended. By all threads of the last block; not after a failure. */
+/* Counts the operation as ended, and its rows: tally is u64 [4, ranks], rows of dispatches sent and received, and of combines; then
+   [local experts], choices received; then operations. By all threads of the last block; not after a failure. */
 EP_DEV void ep_count_op(const EpRank& r) {
     const ep_u64 op = ep_op(r);
     __syncthreads();
-    if (threadIdx.x == 0 && !ep_failed(r)) ep_local(r)->ops_done = op;
+    if (ep_failed(r)) return;
+    if (threadIdx.x == 0) ep_local(r)->ops_done = op;
+    if (r.tally == 0) return;
+    const ep_u32 ranks = r.w.ranks;
+    const ep_u32* matrix = (const ep_u32*)((const EpPlan*)r.plan + 1);
+    const bool back = r.kind == EP_KIND_COMBINE;
+    ep_u64* tally = (ep_u64*)r.tally + (back ? 2 * ranks : 0);
+    for (ep_u32 peer = threadIdx.x; peer < ranks; peer += blockDim.x) {
+        const ep_u32 there = matrix[r.me * ranks + peer], here = matrix[peer * ranks + r.me];
+        tally[peer] += back ? here : there;
+        tally[ranks + peer] += back ? there : here;
+    }
+    if (threadIdx.x == 0) ((ep_u64*)r.tally)[4 * ranks + r.w.local_experts] += 1;
 }
 #endif

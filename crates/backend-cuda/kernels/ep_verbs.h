@@ -44,6 +44,7 @@ typedef long long ep_i64;
 #define EP_FIELD_TAIL 10u
 #define EP_FIELD_ROW_TOKEN 11u
 #define EP_FIELD_WORST_ROWS 12u
+#define EP_FIELD_GENERATION 13u
 
 /* Meetings of a grid: EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u
@@ -71,7 +72,9 @@ struct EpLocal {
     ep_u32 arrived[4]; /* blocks that have come to a meeting of the grid; 0 again when all have */
     ep_u32 bad_token;  /* 1 + the first token whose choices are wrong; 0 for none */
     ep_u32 rings;      /* not 0 when a direct kernel left rows to the ring kernel that follows it */
-    ep_u64 reserved[3];
+    ep_u32 generation; /* of the communicator; graphs of an earlier one must not run */
+    ep_u32 reserved_word;
+    ep_u64 reserved[2];
 };
 
 /* One rank as its kernels see it. */
@@ -82,12 +85,19 @@ struct EpRank {
     ep_u64 report;   /* device address of the EpReport */
     ep_u64 cursors;  /* address of an array [2, ranks, channels]: slots sent to, and taken from, each ring, ever */
     ep_u64 first_op; /* of this generation */
-    ep_u64 settings; /* hash of the call: what all ranks must agree on */
+    ep_u64 settings; /* hash of shape and settings of the call: see ep_settings */
     ep_u64 allowed;  /* nanoseconds that the waits of a kernel may take */
+    ep_u64 plan;     /* address of the EpPlan of the operation; 0 where it has none */
+    ep_u64 tally;    /* address of what is counted: see ep_count_op; 0 where nothing is */
     ep_u32 me;
     ep_u32 generation;
     ep_u32 kind;
-    ep_u32 reserved;
+    ep_u32 replays; /* not 0 where the operation goes along the plan of an earlier one */
+};
+
+/* The beginning of a handle's numbers; u32 matrix[ranks, ranks] follows: rows from source to destination. */
+struct EpPlan {
+    ep_u64 op; /* the dispatch that made it */
 };
 
 /* The host has the same structs: it says how large it takes them to be. */
@@ -137,6 +147,8 @@ EP_DEV ep_u8* ep_own(const EpRank& r) { return ep_window(r, r.me); }
 EP_DEV bool ep_takes_part(const EpRank& r, ep_u32 rank) { return ((const ep_u64*)r.windows)[rank] != 0; }
 EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->failed) != 0; }
 EP_DEV ep_u64 ep_op(const EpRank& r) { return ep_local(r)->ops_done + 1; }
+/* What all ranks must agree on. The number of a replayed dispatch is read here: a graph makes a new one each time it runs. */
+EP_DEV ep_u64 ep_settings(const EpRank& r) { return r.settings + (r.replays ? ((const EpPlan*)r.plan)->op : 0); }
 
 /* ---- publish and peek ---- */
 
@@ -179,6 +191,19 @@ EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, e
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
         if (other != r.me && ep_takes_part(r, other))
             ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, 1, op, phase, culprit));
+}
+
+/* Whether a kernel must end at once: this rank has failed, or the launch is of a graph from before a recovery, whose stamps and
+   places mean nothing now; that is reported, and nobody else is told. By all threads, at the start. */
+EP_DEV bool ep_closed(const EpRank& r) {
+    EpLocal* local = ep_local(r);
+    const ep_u32 generation = local->generation;
+    const bool failed = ep_failed(r);
+    if (generation == r.generation) return failed;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && atomicCAS(&local->failed, 0u, 1u) == 0)
+        ep_report(r, local->ops_done + 1, EP_STATUS_MISMATCH, 0, r.me, r.me, 0, r.generation, local->generation, 0,
+                  EP_FIELD_GENERATION);
+    return true;
 }
 
 EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
@@ -231,7 +256,7 @@ EP_DEV EpOpHeader ep_header(const EpRank& r, ep_u32 rows, ep_u32 first) {
     h.op = ep_op(r);
     h.kind = r.kind;
     h.rows = rows;
-    h.settings = r.settings;
+    h.settings = ep_settings(r);
     h.first = first;
     h.reserved = 0;
     return h;
@@ -242,7 +267,8 @@ EP_DEV bool ep_check_header(const EpRank& r, const EpOpHeader& h, ep_u32 peer) {
     const ep_u64 op = ep_op(r);
     if (h.op != op) { ep_fail_mismatch(r, peer, EP_FIELD_OP, op, h.op); return false; }
     if (h.kind != r.kind) { ep_fail_mismatch(r, peer, EP_FIELD_KIND, r.kind, h.kind); return false; }
-    if (h.settings != r.settings) { ep_fail_mismatch(r, peer, EP_FIELD_SETTINGS, r.settings, h.settings); return false; }
+    const ep_u64 settings = ep_settings(r);
+    if (h.settings != settings) { ep_fail_mismatch(r, peer, EP_FIELD_SETTINGS, settings, h.settings); return false; }
     return true;
 }
 

@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(EP_LAYOUT_THREADS, 1) ep_layout_ker
     __shared__ ep_u32 histogram[EP_HISTOGRAM];
     __shared__ ep_u32 of_warp[EP_LAYOUT_WARPS][32];
     __shared__ ep_u32 carried[32];
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, block = blockIdx.x;
     const ep_u32 begin = ep_channel_first(a.tokens, gridDim.x, block), end = ep_channel_first(a.tokens, gridDim.x, block + 1);
     const bool small = r.w.experts <= EP_HISTOGRAM && a.topk_idx != 0;

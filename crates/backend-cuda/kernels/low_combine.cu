@@ -26,7 +26,7 @@ struct EpLowCombineArgs {
     ep_u32 tokens;
     ep_u32 kind;         /* EP_LOW_PER_CHOICE or EP_LOW_PER_RANK */
     ep_u32 phases;
-    ep_u32 reserved;
+    ep_u32 in_flight;    /* operations that were sent and not received when it was enqueued */
 };
 EP_CHECK_ARGS(EpLowCombineArgs);
 
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (low->broken) return;
+    if (ep_low_closed(r, a.phases, a.in_flight)) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -278,4 +278,5 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         if (sends) counters[rank] += ((const ep_u32*)a.records)[part + rank];
         if (received) counters[r.w.ranks + rank] += ep_low_owed(r)[rank];
     }
+    if (received && threadIdx.x == 0) counters[2 * r.w.ranks + r.w.local_experts] += 1;
 }

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (low->broken) return;
+    if (ep_low_closed(r, a.phases, a.in_flight)) return;
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
@@ -47,4 +47,5 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (received)
         for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS)
             counters[4 * r.w.ranks + e] += (ep_u64)__ldcg((const ep_i32*)a.expert_counts + e);
+    if (received && threadIdx.x == 0) counters[4 * r.w.ranks + r.w.local_experts] += 1;
 }

@@ -17,7 +17,7 @@ EP_CHECK_ARGS(EpOfferArgs);
 
 extern "C" __global__ void __launch_bounds__(256) ep_offer_kernel(const __grid_constant__ EpRank r,
                                                                  const __grid_constant__ EpOfferArgs a) {
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     const ep_u32 ranks = r.w.ranks, topk = r.w.topk, parts = 1 + topk;
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     const ep_u64 items = (ep_u64)a.rows * parts, step = (ep_u64)gridDim.x * blockDim.x;

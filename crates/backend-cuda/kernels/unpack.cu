@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
                                                                   const __grid_constant__ EpUnpackArgs a) {
     const ep_u32 ranks = r.w.ranks, topk = r.w.topk;
     const ep_u32* first_of = (const ep_u32*)a.first_of;
-    if (ep_failed(r)) return;
+    if (ep_closed(r)) return;
     /* The dispatch has ended: its number is ops_done. */
     const ep_u32 op = (ep_u32)ep_local(r)->ops_done;
     const ep_u32 received = first_of[ranks], parts = 1 + topk, step = gridDim.x * blockDim.x;

@@ -22,10 +22,12 @@ pub(crate) struct RankView {
     pub(crate) first_op: u64,
     pub(crate) settings: u64,
     pub(crate) allowed: u64,
+    pub(crate) plan: u64,
+    pub(crate) tally: u64,
     pub(crate) me: u32,
     pub(crate) generation: u32,
     pub(crate) kind: u32,
-    pub(crate) reserved: u32,
+    pub(crate) replays: u32,
 }
 
 /// `EpLayoutArgs`.
@@ -53,9 +55,16 @@ pub(crate) struct Counts {
     pub(crate) first_at: u64,
     pub(crate) first_of: u64,
     pub(crate) tokens_of: u64,
+    pub(crate) chosen: u64,
+    pub(crate) arrived: u64,
     pub(crate) host: u64,
+    pub(crate) ticket: u64,
+    pub(crate) received: u64,
+    pub(crate) of_expert: u64,
     pub(crate) tokens: u32,
-    pub(crate) reserved: u32,
+    pub(crate) alignment: u32,
+    pub(crate) bound: u32,
+    pub(crate) refuses: u32,
 }
 
 /// `EpDispatchArgs`.
@@ -183,6 +192,8 @@ pub(crate) struct LowDispatch {
     pub(crate) counters: u64,
     pub(crate) tokens: u32,
     pub(crate) phases: u32,
+    pub(crate) in_flight: u32,
+    pub(crate) reserved: u32,
 }
 
 /// `EpLowCombineArgs`.
@@ -201,7 +212,7 @@ pub(crate) struct LowCombine {
     pub(crate) tokens: u32,
     pub(crate) kind: u32,
     pub(crate) phases: u32,
-    pub(crate) reserved: u32,
+    pub(crate) in_flight: u32,
 }
 
 /// `EpLowMaskArgs`.
@@ -212,25 +223,14 @@ pub(crate) struct LowMask {
     pub(crate) reserved: u32,
 }
 
-/// `EpFailArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Fail {
-    pub(crate) field: u32,
-    pub(crate) reserved: u32,
-    pub(crate) mine: u64,
-    pub(crate) theirs: u64,
-}
-
 /// `EpCollectArgs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Collect {
     pub(crate) from: u64,
     pub(crate) to: u64,
-    pub(crate) bytes: u64,
-    pub(crate) skip_begin: u64,
-    pub(crate) skip_end: u64,
+    pub(crate) stride: u64,
+    pub(crate) first_of: u64,
 }
 
 /// `EpProbeArgs`.

@@ -14,7 +14,7 @@ use crate::driver::{Device, Scratch};
 pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 
 use crate::node::Node;
-use crate::rank::{Call, DevicePlan, Options, RankDevice};
+use crate::rank::{Call, Counting, DevicePlan, Options, RankDevice};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -224,14 +224,14 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
     let x = Scratch::from_bytes(&stream, &fill(plan, me, stride))?;
     let chosen: Vec<u8> = route(plan, me).iter().flat_map(|expert| expert.to_le_bytes()).collect();
     let topk_idx = Scratch::from_bytes(&stream, &chosen)?;
-    let device_plan = DevicePlan::new(&stream, plan.tokens, plan.ranks)?;
+    let device_plan = DevicePlan::new(&stream, plan.tokens, plan.ranks, plan.experts)?;
     let most = plan.ranks * plan.tokens;
     let arrays = Scratch::new(&stream, most as usize * (plan.topk as usize * 12 + 8))?;
     let out = Scratch::new(&stream, plan.tokens as usize * row.results().payload_stride() as usize)?;
     let block = layout.arena().offset.0.next_multiple_of(64);
     let results = (block + row.block_bytes(most.into())).next_multiple_of(64);
     let anywhere = Scratch::new(&stream, most as usize * row.results().payload_stride() as usize)?;
-    let call = |kind| Call { kind, settings: 7 };
+    let call = |kind| Call { kind, settings: 7, plan: device_plan.address() };
     let mut bench = Bench { rank, barrier, meetings: 0, repetitions: plan.repetitions };
     let window = bench.rank.window();
 
@@ -295,6 +295,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         (bench.rank.movers, bench.rank.stages) = (shape.movers, shape.stages);
         let ceiling = ceiling(&mut bench, &layout, &anywhere)?;
         let mut times = Times { ceiling, ..Times::default() };
+        let counting = Counting { tokens: plan.tokens, ticket: Some(1), ..Counting::default() };
         // Layout and counts belong to a dispatch, which must follow for the count of operations.
         let (mut layout_times, mut counts_times, mut fresh_times) = (Vec::new(), Vec::new(), Vec::new());
         let mut stages = [const { None }; 4];
@@ -302,7 +303,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             stages[0] = Some(rank.stream.record(true)?);
             rank.plan(call(Kind::Dispatch), topk_idx.address(), 0, plan.tokens, &device_plan)?;
             stages[1] = Some(rank.stream.record(true)?);
-            rank.exchange(call(Kind::Dispatch), plan.tokens, &device_plan)?;
+            rank.exchange(call(Kind::Dispatch), &device_plan, counting)?;
             stages[2] = Some(rank.stream.record(true)?);
             dispatch(rank, Kind::Dispatch)?;
             unpack(rank)?;
@@ -321,13 +322,9 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         times.counts = median(counts_times.split_off(5));
         times.fresh = median(fresh_times.split_off(5));
         times.cached = bench.time(|rank| Ok(dispatch(rank, Kind::CachedDispatch)?))?;
-        let first_of = |rank: u32| {
-            let mut first = [0; 4];
-            stream.download(device_plan.first_of() + 4 * u64::from(rank), &mut first)?;
-            Ok::<_, Error>(u32::from_le_bytes(first))
-        };
-        times.rows = first_of(plan.ranks)?;
-        let own = first_of(me)?..first_of(me + 1)?;
+        let mut rows = [0; 4];
+        stream.download(device_plan.first_of() + 4 * u64::from(plan.ranks), &mut rows)?;
+        times.rows = u32::from_le_bytes(rows);
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
         times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
@@ -337,7 +334,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         let width = row.results().payload_stride();
         times.anywhere = bench.time(|rank| {
             let places = (anywhere.address(), window + results);
-            rank.collect(call(Kind::Combine), places, width, times.rows, own.clone())?;
+            rank.collect(call(Kind::Combine), places, width, times.rows, &device_plan)?;
             Ok(combine(rank, results)?)
         })?;
         all.push(times);

@@ -40,6 +40,12 @@ pub enum CudaError {
         /// The GPU whose memory it is.
         to: usize,
     },
+    /// Something that waits for the GPU was asked for while its stream was captured into a graph.
+    #[error("{what} cannot be captured into a CUDA graph")]
+    Capturing {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]
     Driver {

@@ -21,7 +21,6 @@ pub(crate) struct Kernels {
     pub(crate) low_dispatch: Kernel,
     pub(crate) low_combine: Kernel,
     pub(crate) low_mask: Kernel,
-    pub(crate) fail: Kernel,
     pub(crate) meet: Kernel,
     pub(crate) ceiling: Kernel,
     /// Compiled when it is first asked for.
@@ -66,7 +65,6 @@ impl Kernels {
             low_dispatch: load(&Target::new(Source::LowDispatch, &arch), device.shared_memory())?,
             low_combine: load(&Target::new(Source::LowCombine, &arch), device.shared_memory() / 4)?,
             low_mask: plain(Source::LowMask)?,
-            fail: plain(Source::Fail)?,
             meet: plain(Source::Meet)?,
             ceiling: plain(Source::Ceiling)?,
             probe: Mutex::default(),

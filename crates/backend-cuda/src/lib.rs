@@ -13,5 +13,6 @@ mod node;
 mod rank;
 
 pub use cluster::{Builder, Cluster};
+pub use endpoint::graphs;
 pub use endpoint::{Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
 pub use error::CudaError;

@@ -4,20 +4,24 @@
 //! until the stream has passed.
 
 mod low;
+mod plan;
+mod tally;
 
-use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ep_core::layout::{KernelWindow, Kind};
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
-use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Scratch, Stream};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
 use low::LowDevice;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
+pub(crate) use plan::DevicePlan;
+pub(crate) use tally::Tally;
 
 /// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
 const LAYOUT_BLOCKS: u32 = 64;
@@ -88,45 +92,52 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) kind: Kind,
-    /// What all ranks must agree on.
+    /// Hash of what all ranks must agree on, without the number of the replayed dispatch.
     pub(crate) settings: u64,
+    /// Where the handle's numbers lie ([`DevicePlan::address`]); 0 for none.
+    pub(crate) plan: u64,
 }
 
-/// Where a handle's plan lies on the device.
-#[derive(Debug)]
-pub(crate) struct DevicePlan {
-    /// i32 `[tokens, ranks]`.
-    pub(crate) position: Scratch,
-    /// u32 `[ranks, ranks]`, then first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`.
-    numbers: Scratch,
-    ranks: u32,
+impl Call {
+    /// Of launches that are no operation.
+    pub(crate) const fn none() -> Self {
+        Self { kind: Kind::Dispatch, settings: 0, plan: 0 }
+    }
 }
 
-impl DevicePlan {
-    pub(crate) fn new(stream: &Arc<Stream>, tokens: u32, ranks: u32) -> Result<Self, CudaError> {
-        let (tokens, wide) = (tokens as usize, ranks as usize);
-        Ok(Self {
-            position: Scratch::new(stream, tokens * wide * 4)?,
-            numbers: Scratch::new(stream, (wide * wide + 3 * wide + 1) * 4)?,
-            ranks,
-        })
-    }
+/// What an exchange of counts is to do beside telling all ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counting {
+    /// Tokens of the own batch.
+    pub(crate) tokens: u32,
+    /// Told to the host with the counts; none where it does not wait for them.
+    pub(crate) ticket: Option<u64>,
+    /// Where the number of received rows goes, u32; or 0.
+    pub(crate) received: u64,
+    /// Where the choices of the own experts go, u32 `[local experts]`; or 0.
+    pub(crate) of_expert: u64,
+    /// What these are rounded up to multiples of.
+    pub(crate) alignment: u32,
+    /// Rows that there is room for; 0 for any.
+    pub(crate) bound: u32,
+}
 
-    pub(crate) const fn matrix(&self) -> u64 {
-        self.numbers.address()
-    }
+/// `EpLocal.generation`.
+const GENERATION: u64 = 40;
+/// Bytes of the counts in host memory before those of the ranks: ticket and operation.
+const COUNTS_HEADER: usize = 16;
 
-    pub(crate) const fn first_at(&self) -> u64 {
-        self.matrix() + 4 * self.ranks as u64 * self.ranks as u64
-    }
-
-    pub(crate) const fn first_of(&self) -> u64 {
-        self.first_at() + 4 * self.ranks as u64
-    }
-
-    pub(crate) const fn tokens_of(&self) -> u64 {
-        self.first_of() + 4 * (self.ranks as u64 + 1)
-    }
+/// Counts that came to the host.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct HostCounts {
+    /// The dispatch.
+    pub(crate) op: u64,
+    /// `[ranks]`: tokens of each rank's batch.
+    pub(crate) tokens: Vec<u32>,
+    /// `[ranks, ranks]`: rows from source to destination.
+    pub(crate) rows: Vec<u32>,
+    /// `[local experts]`: choices received.
+    pub(crate) experts: Vec<u32>,
 }
 
 /// One rank on its GPU.
@@ -144,7 +155,12 @@ pub(crate) struct RankDevice {
     /// rows `[ranks]`, choices `[experts]`, partial `[LAYOUT_BLOCKS, ranks]`; u32.
     numbers: DeviceMemory,
     flags: DeviceMemory,
+    /// [`Tally`] of throughput mode.
+    tally: DeviceMemory,
+    /// What does not change.
     view: RankView,
+    generation: AtomicU32,
+    first_op: AtomicU64,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
@@ -184,13 +200,18 @@ impl RankDevice {
             me: me.0,
             generation: 1,
             kind: 0,
-            reserved: 0,
+            plan: 0,
+            tally: 0,
+            replays: 0,
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {
             low,
             kernels: Kernels::of(device)?,
-            counts: Mapped::zeroed(device, 8 + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            tally: memory(Tally::bytes(ranks, local_experts))?,
+            generation: AtomicU32::new(1),
+            first_op: AtomicU64::new(1),
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
             flags: memory(LAYOUT_BLOCKS as usize * 8)?,
             layout: layout.clone(),
@@ -206,6 +227,7 @@ impl RankDevice {
             stream,
         };
         this.connect(&RankSet::new())?;
+        this.enter(1)?;
         Ok(this)
     }
 
@@ -228,8 +250,22 @@ impl RankDevice {
         self.stream.upload(self.windows.address(), &bytes)
     }
 
+    /// Says to the kernels which generation it is. Waits.
+    fn enter(&self, generation: u16) -> Result<(), CudaError> {
+        let generation = u32::from(generation);
+        self.stream.upload(self.local.address() + GENERATION, &generation.to_le_bytes())?;
+        self.low.as_ref().map_or(Ok(()), |low| low.enter(&self.stream, generation))
+    }
+
+    /// Operations of throughput mode that have ended, replayed ones among them. Waits.
+    pub(crate) fn ops_done(&self) -> Result<u64, CudaError> {
+        let mut op = [0; 8];
+        self.stream.download(self.local.address(), &mut op)?;
+        Ok(u64::from_le_bytes(op))
+    }
+
     /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
-    pub(crate) fn restart(&mut self, generation: u16, op: u64) -> Result<(), CudaError> {
+    pub(crate) fn restart(&self, generation: u16, op: u64) -> Result<(), CudaError> {
         for memory in [&self.local, &self.cursors, &self.numbers, &self.flags] {
             memory.zero(&self.stream)?;
         }
@@ -237,14 +273,46 @@ impl RankDevice {
         if let Some(low) = &self.low {
             low.restart(&self.stream)?;
         }
+        self.enter(generation)?;
         self.report.clear();
-        self.view.generation = generation.into();
-        self.view.first_op = op;
+        self.generation.store(generation.into(), Ordering::Relaxed);
+        self.first_op.store(op, Ordering::Relaxed);
         Ok(())
     }
 
     fn view(&self, call: Call) -> RankView {
-        RankView { kind: call.kind as u32, settings: call.settings, ..self.view }
+        RankView {
+            kind: call.kind as u32,
+            settings: call.settings,
+            plan: call.plan,
+            tally: if call.plan == 0 { 0 } else { self.tally.address() },
+            replays: (!matches!(call.kind, Kind::Dispatch | Kind::MembershipDispatch)).into(),
+            generation: self.generation.load(Ordering::Relaxed),
+            first_op: self.first_op.load(Ordering::Relaxed),
+            ..self.view
+        }
+    }
+
+    /// What throughput mode has moved. Waits.
+    pub(crate) fn tally(&self) -> Result<Tally, CudaError> {
+        Tally::read(&self.stream, &self.tally, self.ranks() as usize)
+    }
+
+    /// The counts of the exchange with `ticket`, once they have come.
+    pub(crate) fn host_counts(&self, ticket: u64) -> Option<HostCounts> {
+        if self.counts.long(0) != ticket {
+            return None;
+        }
+        let (ranks, local) = (self.ranks() as usize, self.view.window.local_experts as usize);
+        let numbers = |first: usize, count: usize| -> Vec<u32> {
+            (first..first + count).map(|at| self.counts.word(COUNTS_HEADER + 4 * at)).collect()
+        };
+        Some(HostCounts {
+            op: self.counts.long(8),
+            tokens: numbers(0, ranks),
+            rows: numbers(ranks, ranks * ranks),
+            experts: numbers(ranks + ranks * ranks, local),
+        })
     }
 
     fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
@@ -295,7 +363,7 @@ impl RankDevice {
     }
 
     /// Exchange of counts.
-    pub(crate) fn exchange(&self, call: Call, tokens: u32, plan: &DevicePlan) -> Result<(), CudaError> {
+    pub(crate) fn exchange(&self, call: Call, plan: &DevicePlan, counting: Counting) -> Result<(), CudaError> {
         let args = args::Counts {
             rows: self.rows(),
             choices: self.choices(),
@@ -303,9 +371,16 @@ impl RankDevice {
             first_at: plan.first_at(),
             first_of: plan.first_of(),
             tokens_of: plan.tokens_of(),
-            host: self.counts.address(),
-            tokens,
-            reserved: 0,
+            chosen: plan.chosen(),
+            arrived: plan.arrived(),
+            host: counting.ticket.map_or(0, |_| self.counts.address()),
+            ticket: counting.ticket.unwrap_or(0),
+            received: counting.received,
+            of_expert: counting.of_expert,
+            tokens: counting.tokens,
+            alignment: counting.alignment.max(1),
+            bound: counting.bound,
+            refuses: counting.ticket.is_some().into(),
         };
         let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
         self.launch(self.kernels.counts, shape, call, &args)
@@ -333,18 +408,18 @@ impl RankDevice {
         self.launch(self.kernels.unpack, self.light(), call, args)
     }
 
-    /// Copies `rows` results, `stride` bytes apart, into the window, all but those of the own rank.
+    /// Copies the results of the rows that were received along `plan`, at most `rows`, into the window, all but those of the own
+    /// rank.
     pub(crate) fn collect(
         &self,
         call: Call,
         (from, to): (u64, u64),
         stride: u64,
         rows: u32,
-        own: Range<u32>,
+        plan: &DevicePlan,
     ) -> Result<(), CudaError> {
-        let at = |row: u32| u64::from(row) * stride;
-        let args = args::Collect { from, to, bytes: at(rows), skip_begin: at(own.start), skip_end: at(own.end) };
-        let pieces = (args.bytes - (args.skip_end - args.skip_begin)) / 16;
+        let args = args::Collect { from, to, stride, first_of: plan.first_of() };
+        let pieces = u64::from(rows) * stride / 16;
         let most = u64::from(self.stream.device().multiprocessors());
         let blocks = pieces.div_ceil(1024).clamp(1, most) as u32;
         self.launch(
@@ -384,12 +459,6 @@ impl RankDevice {
         self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
     }
 
-    /// Reports a failure that the host found: of `field`, which is `theirs` where `mine` is allowed.
-    pub(crate) fn fail(&self, call: Call, field: u32, mine: u64, theirs: u64) -> Result<(), CudaError> {
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.fail, shape, call, &args::Fail { field, reserved: 0, mine, theirs })
-    }
-
     /// A warp for each role.
     const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
         Launch { blocks: roles.div_ceil(WARPS), threads: 32 * WARPS, shared_memory, cooperative: true }
@@ -397,22 +466,20 @@ impl RankDevice {
 
     /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
     pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.meet, shape, call, &args::Meet { number, pause })
+        self.launch(self.kernels.meet, shape, Call::none(), &args::Meet { number, pause })
     }
 
     /// Executes scripts of verbs.
     pub(crate) fn probe(&self, kernel: Kernel, scripts: u32, args: &args::Probe) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
-        self.launch(kernel, Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true }, call, args)
+        let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true };
+        self.launch(kernel, shape, Call::none(), args)
     }
 
     /// Stores as much to every peer as `args` say, for measurements.
     pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
         let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.ceiling, shape, call, args)
+        self.launch(self.kernels.ceiling, shape, Call::none(), args)
     }
 
     /// Kernels that wait for nobody and move little.

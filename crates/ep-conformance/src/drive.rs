@@ -1,6 +1,6 @@
 //! One round of a layer on one rank: dispatch, experts, combine. What the main job, the suite and benches all run.
 
-use ep_core::engine::{Combine, Dispatch, Handle, Received, Routing};
+use ep_core::engine::{Combine, Dispatch, Handle, Routing};
 use ep_core::reference::World;
 use ep_core::{Endpoint, Error, Rank, Rings};
 
@@ -15,6 +15,8 @@ pub struct Round {
     pub rings: Option<Rings>,
     /// Rows to size the results for; 0 for exact.
     pub worst_rows: u32,
+    /// The counts stay in the machine's memory until all is over.
+    pub device_counts: bool,
     /// The experts write into memory that combine can pull from, where the machine offers it.
     pub pull: bool,
     /// The received weights travel back.
@@ -50,10 +52,19 @@ pub async fn round<E: Endpoint>(
     how: &Round,
 ) -> Result<(Observed, Handle), Error> {
     let (x, routing) = upload(ep, batch)?;
-    let options = Dispatch { rings: how.rings, worst_rows: how.worst_rows, ..Dispatch::default() };
+    let options = Dispatch {
+        rings: how.rings,
+        worst_rows: how.worst_rows,
+        device_counts: how.device_counts,
+        ..Dispatch::default()
+    };
     let got = ep.dispatch_with(&x, &routing, &options).await?;
     let mut observed = Observed::of_dispatch(ep, &got)?;
-    trim(&mut observed, &got, world);
+    let rows = match &got.counts {
+        Some(counts) => ep.values(&counts.rows)?.first().copied().unwrap_or(0),
+        None => got.rows,
+    };
+    trim(&mut observed, rows, world)?;
     let y = Arrival::observed(world.shape(), &observed).experts(world, ep.rank());
     let weights = how.return_weights.then(|| got.topk_weights.clone());
     let handle = got.handle.clone();
@@ -77,7 +88,8 @@ pub async fn cached_round<E: Endpoint>(
     let x = ep.rows(&bytes, batch.tokens)?;
     let got = ep.redispatch(&x, handle).await?;
     let mut observed = Observed::of_dispatch(ep, &got)?;
-    trim(&mut observed, &got, world);
+    let rows = observed.source_rank.iter().take_while(|&&rank| rank >= 0).count() as u32;
+    trim(&mut observed, rows, world)?;
     let y = Arrival::observed(world.shape(), &observed).doubled(world);
     let replayed = got.handle.clone();
     drop(got);
@@ -94,6 +106,9 @@ async fn give_back<E: Endpoint>(
     observed: &mut Observed,
 ) -> Result<(), Error> {
     let bytes = bytes_of(y);
+    // A combine takes as many rows as the handle has room for.
+    let mut bytes = bytes;
+    bytes.resize(bytes.len().max(handle.rows() as usize * ep.shape().result_bytes() as usize), 0xff);
     let y = match how.pull.then(|| ep.output(handle)).flatten() {
         Some(mut output) => {
             ep.store(&mut output, 0, &bytes)?;
@@ -112,9 +127,12 @@ async fn give_back<E: Endpoint>(
     Ok(())
 }
 
-/// Cuts what was sized for the worst case to the rows that came.
-fn trim<E: Endpoint>(observed: &mut Observed, got: &Received<E>, world: &World) {
-    let rows = got.rows as usize;
+/// Cuts what was sized for the worst case to the `rows` rows that came; what lies behind them names nobody.
+fn trim(observed: &mut Observed, rows: u32, world: &World) -> Result<(), Error> {
+    let rows = rows as usize;
+    if let Some(rank) = observed.source_rank.get(rows..).and_then(|beyond| beyond.iter().find(|&&rank| rank >= 0)) {
+        return Err(Error::invalid("source rank of a row that did not come", rank, "-1"));
+    }
     observed.recv_x.truncate(rows * world.shape().row_bytes() as usize);
     observed.source_rank.truncate(rows);
     observed.source_token.truncate(rows);
@@ -122,6 +140,7 @@ fn trim<E: Endpoint>(observed: &mut Observed, got: &Received<E>, world: &World) 
         observed.topk_idx.truncate(rows * world.shape().topk() as usize);
         observed.topk_weights.truncate(rows * world.shape().topk() as usize);
     }
+    Ok(())
 }
 
 /// The bias rows of `rank`: `count` of them, drawn like a batch.

@@ -188,6 +188,7 @@ impl Scenario {
         Ok(Round {
             rings: Some(rings),
             worst_rows: 0,
+            device_counts: false,
             pull: turn.pull,
             return_weights: turn.return_weights && !self.is_cached(at),
             bias: bias_rows(workload, rank, turn.bias.into())?,

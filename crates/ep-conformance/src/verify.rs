@@ -44,7 +44,10 @@ impl Observed {
             source_token: ep.values(&got.source_token)?,
             topk_idx: ep.values(&got.topk_idx)?,
             topk_weights: ep.values(&got.topk_weights)?,
-            expert_counts: got.expert_counts.clone(),
+            expert_counts: match &got.counts {
+                Some(counts) => ep.values(&counts.experts)?,
+                None => got.expert_counts.clone(),
+            },
             ..Self::default()
         })
     }

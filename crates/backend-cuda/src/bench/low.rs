@@ -114,6 +114,11 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
     Ok(slowest)
 }
 
+/// Operations that were sent and not received before such a launch: a half that only receives follows one that sent.
+const fn in_flight(phases: u32) -> u32 {
+    (phases == LOW_RECEIVE) as u32
+}
+
 /// Times `launch`, which is given the phases, in one launch and in two.
 fn halves(
     bench: &mut Bench<'_>,
@@ -196,12 +201,15 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
             ..args::LowCombine::default()
         };
         let mut times = LowTimes { tokens, ..LowTimes::default() };
-        times.dispatch =
-            halves(&mut bench, |rank, phases| rank.low_dispatch(args::LowDispatch { phases, ..dispatch }))?;
+        times.dispatch = halves(&mut bench, |rank, phases| {
+            rank.low_dispatch(args::LowDispatch { phases, in_flight: in_flight(phases), ..dispatch })
+        })?;
         for (kind, into) in [(LowKind::PerChoice, &mut times.per_choice), (LowKind::PerRank, &mut times.per_rank)] {
             stream.fill(sums.address(), 0xff, sums.bytes())?;
             let kind = kind as u32;
-            *into = halves(&mut bench, |rank, phases| rank.low_combine(args::LowCombine { phases, kind, ..combine }))?;
+            *into = halves(&mut bench, |rank, phases| {
+                rank.low_combine(args::LowCombine { phases, in_flight: in_flight(phases), kind, ..combine })
+            })?;
             if y.is_none() {
                 times.wrong += check(plan, &stream, &sums, &sent)?;
             }

@@ -31,7 +31,6 @@ pub enum Source {
     /// Going on without a rank in low latency.
     LowMask,
     /// A failure that the host found.
-    Fail,
     /// Meeting of all ranks, for measurements.
     Meet,
     /// What the links carry, for measurements.
@@ -41,7 +40,7 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 16] = [
+pub const ALL: [Source; 15] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
@@ -54,7 +53,6 @@ pub const ALL: [Source; 16] = [
     Source::LowDispatch,
     Source::LowCombine,
     Source::LowMask,
-    Source::Fail,
     Source::Meet,
     Source::Ceiling,
     Source::Probe,
@@ -79,7 +77,6 @@ impl Source {
             Self::LowDispatch => "low_dispatch.cu",
             Self::LowCombine => "low_combine.cu",
             Self::LowMask => "low_mask.cu",
-            Self::Fail => "fail.cu",
             Self::Meet => "meet.cu",
             Self::Ceiling => "ceiling.cu",
             Self::Probe => "probe.cu",
@@ -101,7 +98,6 @@ impl Source {
             Self::LowDispatch => "ep_low_dispatch_kernel",
             Self::LowCombine => "ep_low_combine_kernel",
             Self::LowMask => "ep_low_mask_kernel",
-            Self::Fail => "ep_fail_kernel",
             Self::Meet => "ep_meet_kernel",
             Self::Ceiling => "ep_ceiling_kernel",
             Self::Probe => "ep_probe_kernel",
@@ -123,7 +119,6 @@ impl Source {
             Self::LowDispatch => include_str!("../../kernels/low_dispatch.cu"),
             Self::LowCombine => include_str!("../../kernels/low_combine.cu"),
             Self::LowMask => include_str!("../../kernels/low_mask.cu"),
-            Self::Fail => include_str!("../../kernels/fail.cu"),
             Self::Meet => include_str!("../../kernels/meet.cu"),
             Self::Ceiling => include_str!("../../kernels/ceiling.cu"),
             Self::Probe => include_str!("../../kernels/probe.cu"),
@@ -145,7 +140,6 @@ impl Source {
             Self::LowDispatch => size_of::<args::LowDispatch>(),
             Self::LowCombine => size_of::<args::LowCombine>(),
             Self::LowMask => size_of::<args::LowMask>(),
-            Self::Fail => size_of::<args::Fail>(),
             Self::Meet => size_of::<args::Meet>(),
             Self::Ceiling => size_of::<args::Ceiling>(),
             Self::Probe => size_of::<args::Probe>(),

@@ -19,6 +19,7 @@ pub struct Device {
     /// Of stream-ordered memory.
     pool: sys::CUmemoryPool,
     pub(crate) kept: Mutex<super::memory::Kept>,
+    pub(super) beside: super::graph::Beside,
 }
 
 // SAFETY: contexts may be used from any thread; all that is mutable is behind the mutex.
@@ -78,6 +79,7 @@ impl Device {
             shared_memory,
             pool: pool(device)?,
             kept: Mutex::default(),
+            beside: Mutex::default(),
         })
     }
 

@@ -96,7 +96,8 @@ impl Drop for DeviceMemory {
 }
 
 /// Memory of the stream-ordered pool: usable by work that is enqueued after it was taken, given back after what was enqueued
-/// when it is dropped.
+/// when it is dropped. While the stream is captured it is usable at once, and by whatever is made of the capture; who captures
+/// keeps it for as long ([`Capture::keep`](super::Capture::keep)).
 #[derive(Debug)]
 pub struct Scratch {
     stream: Arc<Stream>,
@@ -110,13 +111,23 @@ impl Scratch {
     /// # Errors
     /// [`CudaError::Driver`], for want of memory for one.
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
-        let mut address = 0;
         stream.device().bind()?;
+        let address = if stream.is_capturing() {
+            super::graph::take_beside(stream.device(), bytes)?
+        } else {
+            stream.give_back_late();
+            Self::take(stream, bytes)?
+        };
+        Ok(Self { stream: Arc::clone(stream), address, bytes })
+    }
+
+    /// Takes memory on a stream that is not captured.
+    pub(super) fn take(stream: &Stream, bytes: usize) -> Result<u64, CudaError> {
+        let mut address = 0;
         let (room, pool) = (bytes.max(16), stream.device().pool());
         // SAFETY: `address` is written to; the pool lives as long as the process.
         let code = unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, room, pool, stream.raw()) };
-        check("cuMemAllocFromPoolAsync", code)?;
-        Ok(Self { stream: Arc::clone(stream), address, bytes })
+        check("cuMemAllocFromPoolAsync", code).map(|()| address)
     }
 
     /// Takes room for `bytes` and copies them there.
@@ -142,10 +153,26 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if self.stream.device().bind().is_ok() {
-            // SAFETY: it came from the pool; work enqueued before may still use it, later work may not, as it is gone.
-            unsafe { sys::cuMemFreeAsync(self.address, self.stream.raw()) };
+        // A capture would take it for its own; and where the capture is another thread's, it may begin at any moment.
+        if super::graph::buries() || self.stream.is_capturing() {
+            self.stream.late().push(self.address);
+        } else if self.stream.device().bind().is_ok() {
+            self.stream.give_back(self.address);
         }
+    }
+}
+
+impl Stream {
+    /// Gives back memory of the pool, after everything enqueued.
+    fn give_back(&self, address: u64) {
+        // SAFETY: it came from the pool; work enqueued before may still use it, later work may not, as it is gone.
+        unsafe { sys::cuMemFreeAsync(address, self.raw()) };
+    }
+
+    /// Gives back what could not be when it was dropped. The stream is not captured.
+    pub(super) fn give_back_late(&self) {
+        let late = std::mem::take(&mut *self.late());
+        late.into_iter().for_each(|address| self.give_back(address));
     }
 }
 
@@ -159,6 +186,7 @@ impl Stream {
             return Ok(());
         }
         self.device().bind()?;
+        self.must_run("a copy from the host")?;
         // SAFETY: callers name memory of this process with room for the bytes. Bytes of pageable memory are staged, and the
         // synchronisation covers what is not.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw()) };
@@ -188,6 +216,7 @@ impl Stream {
             return self.synchronize();
         }
         self.device().bind()?;
+        self.must_run("a copy to the host")?;
         // SAFETY: callers name memory of this process of that size; the copy has ended on return.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), self.raw()) };
         check("cuMemcpyDtoHAsync", code)?;

@@ -1,6 +1,7 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
 mod device;
+mod graph;
 mod ipc;
 mod memory;
 mod module;
@@ -11,6 +12,8 @@ use std::ffi::CStr;
 use cudarc::driver::sys;
 
 pub use device::Device;
+pub use graph::Graph;
+pub(crate) use graph::{Capture, Kept};
 pub use ipc::{Imported, MemoryHandle};
 pub use memory::{DeviceMemory, Mapped, Scratch};
 pub use module::{Kernel, Launch, Module};

@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -13,6 +13,8 @@ use crate::error::CudaError;
 pub struct Stream {
     device: Arc<Device>,
     raw: sys::CUstream,
+    /// Memory of the pool that is to be given back and could not be, as the stream was captured.
+    late: Mutex<Vec<u64>>,
 }
 
 // SAFETY: the driver's streams may be used from any thread.
@@ -26,12 +28,20 @@ impl Stream {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn new(device: &Arc<Device>, priority: i32) -> Result<Arc<Self>, CudaError> {
+        Self::make(device, priority).map(Arc::new)
+    }
+
+    pub(super) fn make(device: &Arc<Device>, priority: i32) -> Result<Self, CudaError> {
         device.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is written to; the context is current.
         check("cuStreamCreateWithPriority", unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, flags, priority) })?;
-        Ok(Arc::new(Self { device: Arc::clone(device), raw }))
+        Ok(Self { device: Arc::clone(device), raw, late: Mutex::default() })
+    }
+
+    pub(super) fn late(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The GPU.
@@ -50,6 +60,7 @@ impl Stream {
     /// [`CudaError::Driver`], also for what failed before.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.bind()?;
+        self.must_run("a wait for the stream")?;
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
@@ -74,7 +85,7 @@ impl Stream {
         let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
         // SAFETY: `raw` is written to; the context is current.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-        let event = Event { stream: Arc::clone(self), raw };
+        let event = Event { stream: Arc::clone(self), raw, captured: self.is_capturing() };
         // SAFETY: event and stream live.
         check("cuEventRecord", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(event)
@@ -84,17 +95,20 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
+            self.give_back_late();
             // SAFETY: nobody else has it; the driver lets what is enqueued end.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
 }
 
-/// A moment in a stream.
+/// A moment in a stream. One that was recorded while the stream was captured is a place in that capture: other streams may wait
+/// for it there, but it never comes by itself.
 #[derive(Debug)]
 pub struct Event {
     stream: Arc<Stream>,
     raw: sys::CUevent,
+    captured: bool,
 }
 
 // SAFETY: the driver's events may be used from any thread.
@@ -106,8 +120,11 @@ impl Event {
     /// Whether it has come.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Driver`]; [`CudaError::Capturing`] for one that was captured.
     pub fn has_come(&self) -> Result<bool, CudaError> {
+        if self.captured {
+            return Err(CudaError::Capturing { what: "a wait for an event of the capture" });
+        }
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),

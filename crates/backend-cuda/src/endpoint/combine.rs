@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ep_core::engine::{Combine, Combined, Handle};
+use ep_core::engine::{Combine, Combined, Handle, Held};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
 use ep_core::{Endpoint as _, Error};
 
-use super::dispatch::kept;
+use super::replayed::{Replayed, replayed};
 use super::{Array, CudaEndpoint, Rows};
 use crate::args;
 use crate::rank::Call;
@@ -18,9 +18,9 @@ impl CudaEndpoint {
         handle: &Handle,
         options: &Combine<'_, Self>,
     ) -> Result<Combined<Self>, Error> {
-        self.ready()?;
+        let capture = self.begin()?;
         self.check_handle(handle)?;
-        let kept = kept(handle)?;
+        let kept = replayed(handle)?;
         let rings = options.rings.unwrap_or(handle.rings());
         self.layout().check_rings(&rings)?;
         let result = self.shape().result_bytes();
@@ -40,13 +40,15 @@ impl CudaEndpoint {
         let out = Rows::new(&stream, handle.tokens(), result as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
         let sums: Array<f32> = Array::new(&stream, weighed)?;
-        let call = self.start(Kind::Combine, &rings, Some(handle));
-        let offered = self.offer(call, y, handle)?;
-        let lease = y.lease().filter(|_| offered.is_some());
-        lease.inspect(|lease| lease.offer());
         let plan = &kept.plan;
+        let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
+        let (offered, copy) = self.offer(call, y, handle, kept)?;
+        let copy_offered = copy.as_ref().filter(|_| capture.is_none());
+        copy_offered.inspect(|copy| copy.offer());
+        let lease = y.lease().filter(|_| offered.is_some() && capture.is_none());
+        lease.inspect(|lease| lease.offer());
         let own_weights = options.topk_weights.map_or(0, Array::address);
-        if let Some((block, _)) = offered.filter(|_| own_weights != 0) {
+        if let Some(block) = offered.filter(|_| own_weights != 0) {
             let args = args::Offer {
                 base: block.base().0,
                 first_of: plan.first_of(),
@@ -71,8 +73,8 @@ impl CudaEndpoint {
             out_stride: out.stride() as u64,
             weights: if weighed > 0 { sums.address() } else { 0 },
             own_weights,
-            base: offered.map_or(NO_BASE, |(block, _)| block.base().0),
-            base_rows: offered.map_or(0, |(block, _)| block.rows()),
+            base: offered.as_ref().map_or(NO_BASE, |block| block.base().0),
+            base_rows: offered.as_ref().map_or(0, Block::rows),
             offers_weights: (own_weights != 0).into(),
             tokens: handle.tokens(),
             reserved: 0,
@@ -86,31 +88,41 @@ impl CudaEndpoint {
             tokens_of: plan.tokens_of(),
         };
         self.device.combine_ring(call, &ring)?;
-        let event = self.end().await?;
+        let event = self.end(capture.is_some()).await?;
         lease.inspect(|lease| lease.take_back());
-        if let Some(block) = self.granted.take() {
-            // Whoever gets it next does so on this stream, after the peers have pulled.
-            self.arena.give(&block);
+        copy_offered.inspect(|copy| copy.take_back());
+        // Whoever gets the block next does so on this stream, after the peers have pulled; but not while a graph may run.
+        if let Some(held) = y.lease().map(|lease| lease.held()).or(copy.as_ref()).filter(|_| capture.is_some()) {
+            self.pin(held);
         }
-        self.count_rows(handle.exchange(), false);
-        Ok(Combined { x: out, topk_weights: sums, event })
+        let combined = Combined::<Self> { x: out, topk_weights: sums, event };
+        self.keep_for(capture.as_ref(), || {
+            let bias = options.bias.into_iter().flatten().map(Rows::memory);
+            let weights = options.topk_weights.map(Array::memory);
+            let all = [y.memory(), Arc::new(handle.clone()) as _, combined.x.memory(), combined.topk_weights.memory()];
+            all.into_iter().chain(bias).chain(weights).chain(copy.map(|copy| copy as _)).collect()
+        })?;
+        Ok(combined)
     }
 
-    /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room; and whether it is
-    /// such a copy.
-    fn offer(&mut self, call: Call, y: &Rows, handle: &Handle) -> Result<Option<(Block, bool)>, Error> {
+    /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room, which is returned
+    /// beside it.
+    fn offer(
+        &self,
+        call: Call,
+        y: &Rows,
+        handle: &Handle,
+        kept: &Replayed,
+    ) -> Result<(Option<Block>, Option<Arc<Held>>), Error> {
         if let Some(block) = y.lease().and_then(|lease| lease.block_in(&self.arena)) {
-            return Ok(Some((block, false)));
+            return Ok((Some(block), None));
         }
         let results = self.layout().row().results();
-        let Some(block) = self.arena.take(&results, handle.rows()) else { return Ok(None) };
-        self.granted = Some(block);
+        let Some(block) = self.arena.take(&results, handle.rows()) else { return Ok((None, None)) };
+        let held = Arc::new(Held::new(&self.arena, block));
         // The own rows are read where they are.
-        let exchange = handle.exchange();
-        let first = exchange.first_row(self.me, self.me);
-        let own = first..first + exchange.rows(self.me, self.me);
         let places = (self.address(y), self.window.address(block.base()));
-        self.device.collect(call, places, y.stride() as u64, handle.rows(), own)?;
-        Ok(Some((block, true)))
+        self.device.collect(call, places, y.stride() as u64, handle.rows(), &kept.plan)?;
+        Ok((Some(block), Some(held)))
     }
 }

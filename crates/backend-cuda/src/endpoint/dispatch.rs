@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use ep_core::engine::{Dispatch, Handle, Lease, Received, Replay, Routing};
+use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
-use ep_core::plan::{Exchange, Membership, Plan, TopK, align_counts};
-use ep_core::{Endpoint as _, Error, Placement, Rings};
+use ep_core::plan::{Exchange, Plan, TopK, align_counts, tokens_of};
+use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
 
-use super::{Array, CudaEndpoint, Replayed, Rows, report};
+use super::replayed::{Known, Replayed, foreign, replayed};
+use super::{Array, CudaEndpoint, Rows, report};
 use crate::args;
-use crate::rank::{Call, DevicePlan};
+use crate::driver::Capture;
+use crate::rank::{Call, Counting, DevicePlan, HostCounts};
 
 type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 
@@ -18,13 +20,14 @@ struct Batch<'a> {
     call: Call,
     rings: Rings,
     x: &'a Rows,
-    plan: Arc<Plan>,
-    exchange: Exchange,
-    device_plan: &'a DevicePlan,
+    tokens: u32,
+    plan: &'a DevicePlan,
     /// Addresses of choices and weights; 0 where there are none.
     choices: (u64, u64),
     /// Rows to make room for.
     room: u32,
+    /// Whether fewer may come.
+    spare: bool,
 }
 
 /// Where a dispatch's results go.
@@ -44,9 +47,120 @@ impl CudaEndpoint {
         routing: &RoutingHere,
         options: &Dispatch,
     ) -> Result<Received<Self>, Error> {
-        self.ready()?;
+        let capture = self.begin()?;
         let rings = options.rings.unwrap_or(self.settings().rings());
-        self.layout().check_rings(&rings)?;
+        self.check_options(options, &rings)?;
+        let tokens = self.check_routing(routing)?;
+        self.check_rows("x", x, self.shape().row_bytes(), tokens)?;
+        let membership = matches!(routing, Routing::Membership { .. });
+        if capture.is_some() && (membership || !options.device_counts) {
+            let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
+            return Err(Error::unsupported(what, "topk_idx, device_counts and worst_rows, or a cached dispatch"));
+        }
+        let (stream, ranks) = (Arc::clone(self.stream()), self.topology().ranks());
+        let plan = DevicePlan::new(&stream, tokens, ranks, self.shape().experts())?;
+        let counts = match options.device_counts {
+            true => Some(Counts::<Self> {
+                rows: Array::new(&stream, 1)?,
+                experts: Array::new(&stream, self.layout().local_experts() as usize)?,
+            }),
+            false => None,
+        };
+        let counting = Counting {
+            tokens,
+            ticket: None,
+            received: counts.as_ref().map_or(0, |counts| counts.rows.address()),
+            of_expert: counts.as_ref().map_or(0, |counts| counts.experts.address()),
+            alignment: options.expert_alignment,
+            bound: options.worst_rows,
+        };
+        let kind = if membership { Kind::MembershipDispatch } else { Kind::Dispatch };
+        let call = self.start(kind, &rings, plan.address(), capture.is_some());
+        let told = self.exchange(call, routing, &plan, counting).await?;
+        let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.me));
+        let mut expert_counts = Vec::new();
+        if let Some(exchange) = &told {
+            expert_counts = align_counts(exchange.expert_counts(), options.expert_alignment);
+        }
+        let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
+        let choices = match routing {
+            Routing::TopK { topk_idx, topk_weights } => {
+                (topk_idx.address(), topk_weights.as_ref().map_or(0, Array::address))
+            }
+            Routing::Membership { .. } => (0, 0),
+        };
+        let batch = Batch { call, rings, x, tokens, plan: &plan, choices, room, spare: told.is_none() || room > rows };
+        let landing = self.landed(&batch, capture.as_ref())?;
+        let event = self.end(capture.is_some()).await?;
+        let kept = Replayed {
+            plan,
+            source_token: landing.source_token.clone(),
+            source_rank: landing.source_rank.clone(),
+            shape: *self.shape(),
+            ranks,
+            stream,
+            known: match told {
+                Some(exchange) => Some(Known::from(exchange)),
+                None => capture.is_none().then(Known::default),
+            },
+        };
+        let replay = Replay { mark: self.mark(), op: self.last_op(), rings, tokens, rows, kept: Arc::new(kept) };
+        let mut received = self.received(landing, Handle::of_backend(replay), event);
+        (received.expert_counts, received.counts) = (expert_counts, counts);
+        self.keep_received(capture.as_ref(), x, &received)?;
+        self.keep_for(capture.as_ref(), || match routing {
+            Routing::TopK { topk_idx, topk_weights } => {
+                topk_weights.iter().map(Array::memory).chain([topk_idx.memory()]).collect()
+            }
+            Routing::Membership { in_rank, .. } => vec![in_rank.memory()],
+        })?;
+        Ok(received)
+    }
+
+    pub(super) async fn dispatch_cached(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
+        let capture = self.begin()?;
+        self.check_handle(handle)?;
+        let kept = replayed(handle)?;
+        self.check_rows("x", x, self.shape().row_bytes(), handle.tokens())?;
+        let call = self.start(Kind::CachedDispatch, &handle.rings(), kept.plan.address(), capture.is_some());
+        let batch = Batch {
+            call,
+            rings: handle.rings(),
+            x,
+            tokens: handle.tokens(),
+            plan: &kept.plan,
+            choices: (0, 0),
+            room: handle.rows(),
+            spare: false,
+        };
+        let landing = self.landed(&batch, capture.as_ref())?;
+        let event = self.end(capture.is_some()).await?;
+        // Rings write these anew, the same as they were; a graph goes on doing so.
+        self.keep_for(capture.as_ref(), || vec![landing.source_token.memory(), landing.source_rank.memory()])?;
+        // The rows come from where they came from before.
+        let landing =
+            Landing { source_token: kept.source_token.clone(), source_rank: kept.source_rank.clone(), ..landing };
+        // A handle of this dispatch replays it as well as that of the first.
+        let replay = Replay {
+            mark: self.mark(),
+            op: self.last_op(),
+            rings: handle.rings(),
+            tokens: handle.tokens(),
+            rows: handle.rows(),
+            kept: handle.shared_kept().ok_or_else(foreign)?,
+        };
+        let received = self.received(landing, Handle::of_backend(replay), event);
+        self.keep_received(capture.as_ref(), x, &received)?;
+        Ok(received)
+    }
+
+    /// The number of the operation just started.
+    const fn last_op(&self) -> u64 {
+        self.op.saturating_sub(1)
+    }
+
+    fn check_options(&self, options: &Dispatch, rings: &Rings) -> Result<(), Error> {
+        self.layout().check_rings(rings)?;
         if options.expert_alignment == 0 {
             return Err(Error::invalid("expert alignment", 0, "at least 1"));
         }
@@ -56,101 +170,31 @@ impl CudaEndpoint {
             let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
             return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
         }
-        let plan = Arc::new(self.plan(routing)?);
-        self.check_rows("x", x, self.shape().row_bytes(), plan.tokens())?;
-        let device_plan = DevicePlan::new(self.stream(), plan.tokens(), ranks)?;
-        let kind = if matches!(routing, Routing::TopK { .. }) { Kind::Dispatch } else { Kind::MembershipDispatch };
-        let call = self.start(kind, &rings, None);
-        let exchange = self.exchange(call, routing, &plan, &device_plan).await?;
-        let rows = exchange.received(self.me);
-        if options.worst_rows > 0 && rows > options.worst_rows {
-            return Err(self.no_room(call, options.worst_rows, rows).await);
-        }
-        let choices = match routing {
-            Routing::TopK { topk_idx, topk_weights } => {
-                (topk_idx.address(), topk_weights.as_ref().map_or(0, Array::address))
-            }
-            Routing::Membership { .. } => (0, 0),
-        };
-        let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
-        let expert_counts = align_counts(exchange.expert_counts(), options.expert_alignment);
-        for (sum, &count) in self.stats.expert_rows.iter_mut().zip(exchange.expert_counts()) {
-            *sum += u64::from(count);
-        }
-        let batch = Batch { call, rings, x, plan, exchange, device_plan: &device_plan, choices, room };
-        let landing = self.landing(&batch)?;
-        self.move_rows(&batch, &landing)?;
-        let event = self.end().await?;
-        let Batch { plan, exchange, .. } = batch;
-        self.count_rows(&exchange, true);
-        let kept = Replayed {
-            plan: device_plan,
-            source_token: landing.source_token.clone(),
-            source_rank: landing.source_rank.clone(),
-        };
-        let replay = Replay { mark: self.mark(), op: self.op - 1, rings, plan, exchange, rows, kept: Arc::new(kept) };
-        let handle = Handle::of_backend(replay);
-        Ok(self.received(landing, rows, expert_counts, handle, event))
+        options.check_counts()
     }
 
-    pub(super) async fn dispatch_cached(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
-        self.ready()?;
-        self.check_handle(handle)?;
-        let kept = kept(handle)?;
-        self.check_rows("x", x, self.shape().row_bytes(), handle.tokens())?;
-        let call = self.start(Kind::CachedDispatch, &handle.rings(), Some(handle));
-        let batch = Batch {
-            call,
-            rings: handle.rings(),
-            x,
-            plan: handle.shared_plan(),
-            exchange: handle.exchange().clone(),
-            device_plan: &kept.plan,
-            choices: (0, 0),
-            room: handle.rows(),
-        };
-        let landing = self.landing(&batch)?;
-        self.move_rows(&batch, &landing)?;
-        let event = self.end().await?;
-        self.count_rows(handle.exchange(), true);
-        // The rows come from where they came from before.
-        let landing =
-            Landing { source_token: kept.source_token.clone(), source_rank: kept.source_rank.clone(), ..landing };
-        // A handle of this dispatch replays it as well as that of the first.
-        let replay = Replay {
-            mark: self.mark(),
-            op: self.op - 1,
-            rings: handle.rings(),
-            plan: handle.shared_plan(),
-            exchange: handle.exchange().clone(),
-            rows: handle.rows(),
-            kept: handle.shared_kept().ok_or_else(foreign)?,
-        };
-        let replayed = Handle::of_backend(replay);
-        Ok(self.received(landing, handle.rows(), Vec::new(), replayed, event))
-    }
-
-    /// Plans a routing on the host: the handle tells the user of it, and bad choices are named before anything moves.
-    fn plan(&self, routing: &RoutingHere) -> Result<Plan, Error> {
-        let ranks = self.topology().ranks();
-        let stream = self.stream();
+    /// Tokens of a routing whose arrays have the right lengths. Choices are looked at by the layout kernel.
+    fn check_routing(&self, routing: &RoutingHere) -> Result<u32, Error> {
         match routing {
             Routing::TopK { topk_idx, topk_weights } => {
                 if let Some(weights) = topk_weights.as_ref().filter(|weights| weights.len() != topk_idx.len()) {
                     let limit = format_args!("{}, that of topk_idx", topk_idx.len());
                     return Err(Error::invalid("length of topk_weights", weights.len(), limit));
                 }
-                Plan::of_topk(self.shape(), ranks, &self.mask, TopK { topk_idx: &topk_idx.to_vec(stream)? })
+                tokens_of(topk_idx.len(), self.shape().topk() as usize, "topk_idx", "topk")
             }
             Routing::Membership { in_rank, tokens_per_expert } => {
-                let in_rank = in_rank.to_vec(stream)?;
-                let membership = Membership { in_rank: &in_rank, tokens_per_expert };
-                let plan = Plan::of_membership(self.shape(), ranks, &self.mask, membership)?;
-                match tokens_per_expert.iter().position(|&count| count > plan.tokens()) {
-                    None => Ok(plan),
+                let tokens = tokens_of(in_rank.len(), self.topology().ranks() as usize, "in_rank", "ranks")?;
+                let experts = self.shape().experts();
+                if tokens_per_expert.len() != experts as usize {
+                    let limit = format_args!("{experts} experts");
+                    return Err(Error::invalid("length of tokens_per_expert", tokens_per_expert.len(), limit));
+                }
+                match tokens_per_expert.iter().position(|&count| count > tokens) {
+                    None => Ok(tokens),
                     Some(expert) => {
                         let what = format_args!("tokens of expert {expert}");
-                        let limit = format_args!("at most the {} tokens", plan.tokens());
+                        let limit = format_args!("at most the {tokens} tokens");
                         Err(Error::invalid(what, tokens_per_expert[expert], limit))
                     }
                 }
@@ -158,50 +202,83 @@ impl CudaEndpoint {
         }
     }
 
-    /// Plans on the device, exchanges counts and waits for them.
+    /// Plans on the device and exchanges counts; waits for them, unless they stay there.
     async fn exchange(
         &mut self,
         call: Call,
         routing: &RoutingHere,
-        plan: &Plan,
-        device_plan: &DevicePlan,
-    ) -> Result<Exchange, Error> {
-        let (topk_idx, in_rank) = match routing {
-            Routing::TopK { topk_idx, .. } => (topk_idx.address(), 0),
-            Routing::Membership { in_rank, .. } => (0, in_rank.address()),
-        };
-        self.device.plan(call, topk_idx, in_rank, plan.tokens(), device_plan)?;
-        if in_rank != 0 {
-            self.device.set_choices(plan.experts())?;
-        }
-        self.device.exchange(call, plan.tokens(), device_plan)?;
-        let (op, me) = (self.op - 1, self.me);
-        self.until(|device| {
-            if let Some(error) = report::failure(&device.report, me) {
-                return Err(error);
+        plan: &DevicePlan,
+        counting: Counting,
+    ) -> Result<Option<Exchange>, Error> {
+        let tokens = counting.tokens;
+        match routing {
+            Routing::TopK { topk_idx, .. } => self.device.plan(call, topk_idx.address(), 0, tokens, plan)?,
+            Routing::Membership { in_rank, tokens_per_expert } => {
+                self.device.plan(call, 0, in_rank.address(), tokens, plan)?;
+                let mut choices = tokens_per_expert.clone();
+                let local = self.layout().local_experts() as usize;
+                for (rank, choices) in (0..).map(Rank).zip(choices.chunks_exact_mut(local)) {
+                    if self.mask.contains(rank) {
+                        choices.fill(0);
+                    }
+                }
+                self.device.set_choices(&choices)?;
             }
-            Ok((device.counts.long(0) == op).then_some(()))
-        })
-        .await?;
-        let ranks = self.topology().ranks() as usize;
-        let numbers = |first: usize, count: usize| -> Vec<u32> {
-            (first..first + count).map(|at| self.device.counts.word(8 + 4 * at)).collect()
+        }
+        if counting.received != 0 {
+            self.device.exchange(call, plan, counting)?;
+            return Ok(None);
+        }
+        self.tickets += 1;
+        let (ticket, me) = (self.tickets, self.me);
+        self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting })?;
+        let answer = self.until(|device| match report::failure(&device.report, me) {
+            Some(error) => Err(error),
+            None => Ok(device.host_counts(ticket)),
+        });
+        let HostCounts { op, rows, tokens, experts } = match answer.await {
+            Ok(counts) => counts,
+            Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, error)),
+            Err(error) => return Err(error),
         };
-        let local = self.layout().local_experts() as usize;
-        let (tokens, rows) = (numbers(0, ranks), numbers(ranks, ranks * ranks));
-        Exchange::new(rows, tokens, numbers(ranks + ranks * ranks, local))
+        self.op = op + 1;
+        Exchange::new(rows, tokens, experts).map(Some)
     }
 
-    /// More rows come than there is room for: tells the others, and what to tell the user.
-    async fn no_room(&mut self, call: Call, room: u32, rows: u32) -> Error {
-        let told = self.device.fail(call, report::WORST_ROWS, room.into(), rows.into());
-        if let Err(error) = told {
-            return error.into();
+    /// The kernels have found bad choices: nothing has moved, and the operation's number is free.
+    fn refuse(&mut self, routing: &RoutingHere, error: Error) -> Error {
+        self.device.report.clear();
+        self.poisoned = None;
+        self.op -= 1;
+        let Routing::TopK { topk_idx, .. } = routing else { return error };
+        let Ok(topk_idx) = topk_idx.to_vec(self.stream()) else { return error };
+        // Named as on the host.
+        let planned = Plan::of_topk(self.shape(), self.topology().ranks(), &self.mask, TopK { topk_idx: &topk_idx });
+        planned.err().unwrap_or(error)
+    }
+
+    /// Takes memory for what comes, and enqueues the kernels that bring it.
+    fn landed(&mut self, batch: &Batch<'_>, capture: Option<&Capture>) -> Result<Landing, Error> {
+        let landing = self.landing(batch);
+        let moved = landing.and_then(|landing| self.move_rows(batch, &landing).map(|()| landing));
+        if moved.is_err() && capture.is_some() {
+            // Peers were told nothing.
+            self.granted.take().into_iter().for_each(|block| self.arena.give(&block));
         }
-        let me = self.me;
-        let told = self.until(|device| Ok(report::failure(&device.report, me))).await;
-        let error = told.unwrap_or_else(|error| error);
-        self.fail(error)
+        moved
+    }
+
+    /// Lets a graph keep what a dispatch of `x` uses and gives.
+    fn keep_received(&mut self, capture: Option<&Capture>, x: &Rows, received: &Received<Self>) -> Result<(), Error> {
+        if let Some(lease) = received.x.lease().filter(|_| capture.is_some()) {
+            self.pin(lease.held());
+        }
+        self.keep_for(capture, || {
+            let counts = received.counts.iter().flat_map(|counts| [counts.rows.memory(), counts.experts.memory()]);
+            let arrays = [received.topk_idx.memory(), received.topk_weights.memory()];
+            let all = [x.memory(), received.x.memory(), Arc::new(received.handle.clone()) as _];
+            all.into_iter().chain(arrays).chain(counts).collect()
+        })
     }
 
     /// Takes memory for what comes.
@@ -224,7 +301,7 @@ impl CudaEndpoint {
             source_token: Array::new(&stream, batch.room as usize)?,
             source_rank: Array::new(&stream, batch.room as usize)?,
         };
-        if landing.block.is_none() && batch.room > batch.exchange.received(self.me) {
+        if landing.block.is_none() && batch.spare {
             // Rows beyond those that come name no expert, token or rank; received ones are written over it.
             stream.fill(landing.topk_idx.address(), 0xff, choices * 8)?;
             stream.fill(landing.topk_weights.address(), 0, choices * 4)?;
@@ -238,10 +315,10 @@ impl CudaEndpoint {
     fn move_rows(&mut self, batch: &Batch<'_>, landing: &Landing) -> Result<(), Error> {
         let direct = self.settings().placement() == Placement::Direct;
         let fresh = batch.call.kind != Kind::CachedDispatch;
-        let (x, plan) = (self.address(batch.x), batch.device_plan);
+        let (x, plan) = (self.address(batch.x), batch.plan);
         let (topk_idx, topk_weights) = batch.choices;
         let position = plan.position.address();
-        let (tokens, x_stride) = (batch.plan.tokens(), batch.x.stride() as u64);
+        let (tokens, x_stride) = (batch.tokens, batch.x.stride() as u64);
         if direct {
             let args = args::Dispatch {
                 x,
@@ -299,15 +376,8 @@ impl CudaEndpoint {
         Ok(())
     }
 
-    /// What the user gets.
-    fn received(
-        &mut self,
-        landing: Landing,
-        rows: u32,
-        expert_counts: Vec<u32>,
-        handle: Handle,
-        event: super::Event,
-    ) -> Received<Self> {
+    /// What the user gets, without counts.
+    fn received(&mut self, landing: Landing, handle: Handle, event: super::Event) -> Received<Self> {
         let Landing { x, topk_idx, topk_weights, source_token, source_rank, .. } = landing;
         let bytes = self.shape().row_bytes();
         let x = match (x, self.granted.take()) {
@@ -317,15 +387,7 @@ impl CudaEndpoint {
                 Rows::Leased(Lease::new(&self.arena, block, bytes, self.window.clone()))
             }
         };
-        Received { x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, handle, event }
+        let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
+        Received { x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, counts, handle, event }
     }
-}
-
-/// What this backend keeps with its handles.
-pub(super) fn kept(handle: &Handle) -> Result<&Replayed, Error> {
-    handle.kept().ok_or_else(foreign)
-}
-
-fn foreign() -> Error {
-    Error::invalid("handle", "of another backend", "one that this endpoint's dispatch gave")
 }

@@ -5,6 +5,9 @@
 //! so that its failure is its own: the user may mask the peer that it names and receive again. Without, a failure is told by
 //! the next call, and poisons the communicator: what was enqueued behind it did nothing.
 //!
+//! Halves may be captured into CUDA graphs ([`super::graphs`]). A capture counts its operations for itself, from nothing in flight; the
+//! kernels see that this is so when it is replayed.
+//!
 //! Rows are read from the user's memory by the sending half, and once more by the receiving half where a peer was late: the operation
 //! keeps that memory from being given back, but not from being written to. Write to it after the receiving half only.
 
@@ -12,16 +15,16 @@ mod failure;
 
 use std::sync::Arc;
 
+use ep_core::engine::Mark;
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
-use ep_core::engine::{Mark, PeerStats, Stats};
-use ep_core::layout::{Arrival, KernelWindow, LowKind};
+use ep_core::layout::{Arrival, LowKind};
 use ep_core::plan::{Plan, TopK};
 use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
 use super::rows::stride;
 use super::{Array, CudaEndpoint, Event, Rows};
 use crate::args;
-use crate::driver::Scratch;
+use crate::driver::{Capture, Scratch};
 use crate::error::CudaError;
 use crate::rank::{LOW_RECEIVE, LOW_SEND, RankDevice};
 
@@ -31,20 +34,42 @@ const BANKS: u64 = 2;
 /// Low latency's part of an endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Low {
-    /// Operations that were sent in this generation.
-    sent: u64,
-    /// Operations that were received in this generation.
-    received: u64,
+    /// Of calls in this generation.
+    called: Flights,
+    /// Of the last capture, and its number.
+    captured: (u64, Flights),
     /// The ranks that take no part, and those masked here.
     mask: RankSet,
     /// What [`CudaEndpoint::low_latency_combine_buffer`] gives out.
     buffer: Option<Arc<Scratch>>,
 }
 
+/// Operations so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flights {
+    sent: u64,
+    received: u64,
+}
+
+impl Flights {
+    const fn in_flight(self) -> u32 {
+        (self.sent - self.received) as u32
+    }
+}
+
 impl Low {
     /// Begins a generation.
     pub(super) fn restart(&mut self, mask: &RankSet) {
-        (self.sent, self.received, self.mask) = (0, 0, mask.clone());
+        (self.called, self.captured, self.mask) = (Flights::default(), Default::default(), mask.clone());
+    }
+
+    /// Those of calls that run, or that go to a capture.
+    fn flights(&mut self, capture: Option<&Capture>) -> &mut Flights {
+        let Some(capture) = capture else { return &mut self.called };
+        if self.captured.0 != capture.id {
+            self.captured = (capture.id, Flights::default());
+        }
+        &mut self.captured.1
     }
 }
 
@@ -96,6 +121,8 @@ struct Kept {
 struct Sent {
     mark: Mark,
     op: u64,
+    /// The capture that it was sent in.
+    capture: Option<u64>,
 }
 
 /// A low-latency dispatch that was sent and is to be received.
@@ -149,42 +176,52 @@ impl CudaEndpoint {
         self.layout().local_experts() * self.topology().ranks() * self.shape().max_tokens()
     }
 
-    /// Refuses to start while poisoned, and tells of what kernels of low latency have reported since.
-    fn low_ready(&mut self) -> Result<(), Error> {
-        self.ready()?;
-        let Some(report) = self.device.low_report() else { return Ok(()) };
+    /// Refuses to start while poisoned, and tells of what kernels of low latency have reported since. The capture that the call goes
+    /// to.
+    fn low_begin(&mut self) -> Result<Option<Capture>, Error> {
+        let capture = self.begin()?;
+        let Some(report) = self.device.low_report() else { return Ok(capture) };
         let error = failure::of(report, self.me);
-        let fallback =
-            Failure { op: self.low.received + 1, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
+        let op = self.low.called.received + 1;
+        let fallback = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
         self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
         Err(error)
     }
 
-    /// Refuses to send when that cannot be; the operation's number.
-    fn check_send(&mut self) -> Result<u64, Error> {
-        self.low_ready()?;
+    /// Refuses to send when that cannot be; the operation's number, and how many are in flight.
+    fn check_send(&mut self, capture: Option<&Capture>) -> Result<(u64, u32), Error> {
         self.layout().check_low_latency()?;
-        let op = self.low.sent + 1;
-        if op - self.low.received > BANKS {
+        let flights = *self.low.flights(capture);
+        let op = flights.sent + 1;
+        if op - flights.received > BANKS {
             return Err(Error::TooManyInFlight { op });
         }
         let last = Arrival::last_op(self.shape());
         if op > last {
             return Err(Error::invalid("low-latency operation", op, format_args!("at most {last}; rejoin to go on")));
         }
-        Ok(op)
+        Ok((op, flights.in_flight()))
     }
 
-    /// Refuses to receive what is not the next in turn.
-    fn check_receive(&mut self, sent: &Sent) -> Result<(), Error> {
-        self.low_ready()?;
+    /// Refuses to receive what is not the next in turn; how many are in flight.
+    fn check_receive(&mut self, sent: &Sent, capture: Option<&Capture>) -> Result<u32, Error> {
         sent.mark.check("low-latency operation", &self.mark())?;
-        let next = self.low.received + 1;
+        let here = capture.map(|capture| capture.id);
+        if sent.capture != here {
+            let name = |capture: Option<u64>| match capture {
+                Some(_) => "sent in a capture",
+                None => "sent by a call that ran",
+            };
+            let limit = if here.is_some() { "sent in this capture" } else { "sent by a call that ran" };
+            return Err(Error::invalid("low-latency operation to receive", name(sent.capture), limit));
+        }
+        let flights = *self.low.flights(capture);
+        let next = flights.received + 1;
         if sent.op != next {
             let limit = format_args!("{next}, the oldest that was not received");
             return Err(Error::invalid("low-latency operation to receive", sent.op, limit));
         }
-        Ok(())
+        Ok(flights.in_flight())
     }
 
     /// Refuses weights that are not one for each choice.
@@ -213,8 +250,13 @@ impl CudaEndpoint {
     async fn low_half(
         &mut self,
         op: u64,
+        captured: bool,
         launch: impl FnOnce(&RankDevice) -> Result<(), CudaError>,
     ) -> Result<Event, Error> {
+        if captured {
+            launch(&self.device)?;
+            return Ok(Event(Arc::new(self.device.stream.record(false)?)));
+        }
         self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
         launch(&self.device)?;
         let event = Event(Arc::new(self.device.stream.record(false)?));
@@ -299,12 +341,23 @@ impl CudaEndpoint {
     }
 
     /// A dispatch was received.
-    fn low_received(&mut self, mark: Mark, routed: &Arc<Routed>, landing: Landing, event: Event) -> LowReceived<Self> {
-        self.low.received += 1;
-        self.stats.operations += 1;
-        let Landing { x, expert_counts, segments, source_token, records } = landing;
-        let handle = LowHandle { inner: Arc::new(Inner { mark, routed: Arc::clone(routed), records }) };
-        LowReceived { x, expert_counts, segments, source_token, handle, event }
+    fn low_received(
+        &mut self,
+        (sent, x): (&Sent, &Kept),
+        routed: &Arc<Routed>,
+        landing: Landing,
+        event: Event,
+        capture: Option<&Capture>,
+    ) -> Result<LowReceived<Self>, Error> {
+        self.low.flights(capture).received += 1;
+        let Landing { x: rows, expert_counts, segments, source_token, records } = landing;
+        let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
+        self.keep_for(capture, || {
+            let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
+            let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
+            all.into_iter().chain(arrays).collect()
+        })?;
+        Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
     }
 
     /// Checks a combine; which form it has.
@@ -322,6 +375,19 @@ impl CudaEndpoint {
         Self::check_weights(topk_weights, routed.topk_idx.len())?;
         self.check_rows("y", y, self.shape().result_bytes(), self.expert_rows())?;
         Ok(kind)
+    }
+
+    /// A combine, checked, that keeps what it reads.
+    fn combining(
+        &self,
+        op: u64,
+        (y, handle, topk_weights): (&Rows, &LowHandle, Option<&Array<f32>>),
+        capture: Option<&Capture>,
+    ) -> Result<Combining, Error> {
+        self.check_combine(y, handle, topk_weights)?;
+        let y = self.keep(y, self.expert_rows())?;
+        let sent = self.sent(op, capture);
+        Ok(Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y })
     }
 
     fn low_combine_args(combining: &Combining, out: Option<(u64, usize)>) -> args::LowCombine {
@@ -343,38 +409,37 @@ impl CudaEndpoint {
         }
     }
 
+    /// Lets a graph keep what a combine uses.
+    fn keep_combining(&self, capture: Option<&Capture>, combining: &Combining) -> Result<(), Error> {
+        self.keep_for(capture, || {
+            let weights = combining.topk_weights.as_ref().map(Array::memory);
+            let all = [Arc::clone(&combining.y.memory) as _, Arc::clone(&combining.handle.inner) as _];
+            all.into_iter().chain(weights).collect()
+        })
+    }
+
     /// Enqueues halves of a combine, the receiving one among them.
-    async fn low_reduce(&mut self, combining: &Combining, phases: u32) -> Result<LowCombined<Self>, Error> {
+    async fn low_reduce(
+        &mut self,
+        combining: &Combining,
+        phases: u32,
+        in_flight: u32,
+        capture: Option<&Capture>,
+    ) -> Result<LowCombined<Self>, Error> {
         let bytes = self.shape().result_bytes() as usize;
         let x = Rows::new(self.stream(), combining.handle.tokens(), bytes)?;
         let args = Self::low_combine_args(combining, Some((self.address(&x), x.stride())));
-        let half = self.low_half(combining.sent.op, |device| device.low_combine(args::LowCombine { phases, ..args }));
-        let event = half.await?;
-        self.low.received += 1;
-        self.stats.operations += 1;
+        let args = args::LowCombine { phases, in_flight, ..args };
+        let event = self.low_half(combining.sent.op, capture.is_some(), |device| device.low_combine(args)).await?;
+        self.low.flights(capture).received += 1;
+        self.keep_combining(capture, combining)?;
+        self.keep_for(capture, || vec![x.memory()])?;
         Ok(LowCombined { x, event })
     }
 
-    /// Statistics with the rows of low latency, which are counted on the device.
-    pub(super) fn low_stats(&self, mut stats: Stats) -> Stats {
-        let Ok(counters) = self.device.low_counters() else { return stats };
-        let row = *self.layout().row();
-        let window = KernelWindow::from(self.layout());
-        let of_dispatch = row.header_bytes() + row.payload_bytes();
-        let of_combine = window.low_result_header_bytes + window.result_bytes;
-        for (rows, bytes) in [(&counters.dispatched, of_dispatch), (&counters.combined, of_combine)] {
-            for (peer, &(sent, received)) in stats.peers.iter_mut().zip(rows) {
-                let PeerStats { rows_sent, rows_received, bytes_sent, bytes_received, .. } = peer;
-                *rows_sent += sent;
-                *rows_received += received;
-                *bytes_sent += sent * bytes;
-                *bytes_received += received * bytes;
-            }
-        }
-        for (sum, rows) in stats.expert_rows.iter_mut().zip(&counters.expert_rows) {
-            *sum += rows;
-        }
-        stats
+    /// What this endpoint sends now.
+    fn sent(&self, op: u64, capture: Option<&Capture>) -> Sent {
+        Sent { mark: self.mark(), op, capture: capture.map(|capture| capture.id) }
     }
 }
 
@@ -384,23 +449,29 @@ impl LowLatency for CudaEndpoint {
     type Combining = Combining;
 
     async fn send_dispatch(&mut self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
-        let op = self.check_send()?;
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
-        let args = args::LowDispatch { phases: LOW_SEND, ..self.low_dispatch_args(&routed, &x, None) };
-        let half = self.low_half(op, |device| device.low_dispatch(args)).await;
+        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..self.low_dispatch_args(&routed, &x, None) };
+        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
         half.map_err(|error| self.name_choices(&routed, error))?;
-        self.low.sent = op;
-        Ok(Dispatching { sent: Sent { mark: self.mark(), op }, routed, x })
+        self.low.flights(capture).sent = op;
+        self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
+        Ok(Dispatching { sent: self.sent(op, capture), routed, x })
     }
 
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
         let Dispatching { sent, routed, x } = dispatching;
-        self.check_receive(sent)?;
+        let in_flight = self.check_receive(sent, capture)?;
         let landing = self.low_landing()?;
-        let args = args::LowDispatch { phases: LOW_RECEIVE, ..self.low_dispatch_args(routed, x, Some(&landing)) };
-        let event = self.low_half(sent.op, |device| device.low_dispatch(args)).await?;
-        Ok(self.low_received(sent.mark.clone(), routed, landing, event))
+        let args = self.low_dispatch_args(routed, x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
+        let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
+        self.low_received((sent, x), routed, landing, event, capture)
     }
 
     async fn send_combine(
@@ -409,20 +480,21 @@ impl LowLatency for CudaEndpoint {
         handle: &LowHandle,
         topk_weights: Option<&Array<f32>>,
     ) -> Result<Combining, Error> {
-        let op = self.check_send()?;
-        self.check_combine(y, handle, topk_weights)?;
-        let y = self.keep(y, self.expert_rows())?;
-        let sent = Sent { mark: self.mark(), op };
-        let combining = Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y };
-        let args = args::LowCombine { phases: LOW_SEND, ..Self::low_combine_args(&combining, None) };
-        self.low_half(op, |device| device.low_combine(args)).await?;
-        self.low.sent = op;
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
+        let args = args::LowCombine { phases: LOW_SEND, in_flight, ..Self::low_combine_args(&combining, None) };
+        self.low_half(op, capture.is_some(), |device| device.low_combine(args)).await?;
+        self.low.flights(capture).sent = op;
+        self.keep_combining(capture, &combining)?;
         Ok(combining)
     }
 
     async fn receive_combine(&mut self, combining: &Combining) -> Result<LowCombined<Self>, Error> {
-        self.check_receive(&combining.sent)?;
-        self.low_reduce(combining, LOW_RECEIVE).await
+        let capture = self.low_begin()?;
+        let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
+        self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref()).await
     }
 
     /// Both halves of a dispatch, in one launch where nothing is in flight.
@@ -431,23 +503,26 @@ impl LowLatency for CudaEndpoint {
         x: &Rows,
         routing: &LowRoutingOf<Self>,
     ) -> Result<LowReceived<Self>, Error> {
-        let op = self.check_send()?;
-        if self.low.received + 1 != op {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        if in_flight > 0 {
             let sent = self.send_dispatch(x, routing).await?;
             return self.receive_dispatch(&sent).await;
         }
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
         let landing = self.low_landing()?;
-        let phases = LOW_SEND | LOW_RECEIVE;
-        let args = args::LowDispatch { phases, ..self.low_dispatch_args(&routed, &x, Some(&landing)) };
-        let half = self.low_half(op, |device| device.low_dispatch(args)).await;
+        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
+        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
         // What failed in receiving was sent.
         if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.sent = op;
+            self.low.flights(capture).sent = op;
         }
         let event = half.map_err(|error| self.name_choices(&routed, error))?;
-        Ok(self.low_received(self.mark(), &routed, landing, event))
+        let sent = self.sent(op, capture);
+        self.low_received((&sent, &x), &routed, landing, event, capture)
     }
 
     /// Both halves of a combine, in one launch where nothing is in flight.
@@ -457,18 +532,17 @@ impl LowLatency for CudaEndpoint {
         handle: &LowHandle,
         topk_weights: Option<&Array<f32>>,
     ) -> Result<LowCombined<Self>, Error> {
-        let op = self.check_send()?;
-        if self.low.received + 1 != op {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        if in_flight > 0 {
             let sent = self.send_combine(y, handle, topk_weights).await?;
             return self.receive_combine(&sent).await;
         }
-        self.check_combine(y, handle, topk_weights)?;
-        let y = self.keep(y, self.expert_rows())?;
-        let sent = Sent { mark: self.mark(), op };
-        let combining = Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y };
-        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE).await;
+        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
+        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture).await;
         if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.sent = op;
+            self.low.flights(capture).sent = op;
         }
         reduced
     }
@@ -486,6 +560,7 @@ impl LowLatency for CudaEndpoint {
             return Ok(());
         }
         self.layout().check_low_latency()?;
+        self.stream().must_run("a mask")?;
         self.device.low_mask(rank)?;
         self.low.mask.insert(rank);
         Ok(())

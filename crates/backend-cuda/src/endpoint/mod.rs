@@ -2,7 +2,9 @@
 //!
 //! A call checks its input, enqueues its kernels and ends; everything it names lies in device memory and is used in the order of
 //! the endpoint's stream ([`CudaEndpoint::stream`]). The host waits for one thing only: the counts of a dispatch that is not
-//! cached, which the counts kernel writes to host memory.
+//! cached, which the counts kernel writes to host memory; with [`ep_core::engine::Dispatch::device_counts`] not even for them.
+//!
+//! Calls may be captured into CUDA graphs; [`graphs`] says how.
 //!
 //! | call | kernels |
 //! |---|---|
@@ -13,33 +15,35 @@
 
 mod combine;
 mod dispatch;
+pub mod graphs;
 mod low_latency;
 pub(crate) mod poll;
 mod recover;
+mod replayed;
 mod report;
 mod rows;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
 use ep_core::engine::{
-    Arena, Combine, Combined, Dispatch, Handle, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
+    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
 };
-use ep_core::layout::{Block, Kind};
-use ep_core::plan::Exchange;
+use ep_core::layout::{Block, KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
-use crate::driver;
-use crate::rank::{Call, DevicePlan, RankDevice};
+use crate::driver::{self, Capture};
+use crate::rank::{Call, RankDevice};
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// When enqueued work of a stream is complete.
+/// When enqueued work of a stream is complete. Of a call that was captured it is a place in the graph, which never comes by itself:
+/// other streams of the same capture may wait for it.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<driver::Event>);
 
@@ -49,25 +53,22 @@ impl ep_core::engine::Event for Event {
     }
 }
 
-/// What a handle keeps on the device.
-#[derive(Debug)]
-struct Replayed {
-    plan: DevicePlan,
-    source_token: Array<i32>,
-    source_rank: Array<i32>,
-}
-
 /// One rank of a communicator on a GPU.
 pub struct CudaEndpoint {
-    device: RankDevice,
+    /// Shared with the graphs that its calls were captured into.
+    device: Arc<RankDevice>,
     window: DeviceWindow,
     /// Shared with the handles that it gives out, so that it knows them again.
     identity: Arc<()>,
     me: Rank,
     mask: RankSet,
     generation: u16,
-    /// The next operation.
+    /// The next operation, as far as the host knows: graphs count on the device, and the host hears of it with the next counts.
     op: u64,
+    /// Exchanges of counts that the host has waited for.
+    tickets: u64,
+    /// Blocks that graphs grant or offer.
+    pinned: Vec<Weak<Held>>,
     arena: Arena,
     /// The block of the running operation, or of one that failed.
     granted: Option<Block>,
@@ -76,7 +77,6 @@ pub struct CudaEndpoint {
     peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
-    stats: Stats,
     started: Instant,
 }
 
@@ -94,11 +94,6 @@ impl fmt::Debug for CudaEndpoint {
 impl CudaEndpoint {
     pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers, wait_for_kernels: bool) -> Self {
         let layout = &device.layout;
-        let stats = Stats {
-            peers: vec![PeerStats::default(); layout.topology().ranks() as usize],
-            expert_rows: vec![0; layout.local_experts() as usize],
-            operations: 0,
-        };
         let window = DeviceWindow {
             stream: Arc::clone(&device.stream),
             node: Arc::clone(&device.node),
@@ -113,28 +108,29 @@ impl CudaEndpoint {
             mask: RankSet::new(),
             generation: 1,
             op: 1,
+            tickets: 0,
+            pinned: Vec::new(),
             granted: None,
             poisoned: None,
             peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
-            stats,
             started: Instant::now(),
-            device,
+            device: Arc::new(device),
         }
     }
 
-    pub(crate) const fn device(&self) -> &RankDevice {
+    pub(crate) fn device(&self) -> &RankDevice {
         &self.device
     }
 
     /// The stream of its work. What the caller enqueues there is ordered with it; other streams wait for the events of results,
     /// and this one for theirs.
-    pub const fn stream(&self) -> &Arc<driver::Stream> {
+    pub fn stream(&self) -> &Arc<driver::Stream> {
         &self.device.stream
     }
 
-    const fn layout(&self) -> &Layout {
+    fn layout(&self) -> &Layout {
         &self.device.layout
     }
 
@@ -149,6 +145,12 @@ impl CudaEndpoint {
         }
     }
 
+    /// [`Self::ready`], and the capture that this call goes to.
+    fn begin(&mut self) -> Result<Option<Capture>, Error> {
+        self.ready()?;
+        Ok(self.stream().capture()?)
+    }
+
     /// Takes note of a failure.
     fn fail(&mut self, error: Error) -> Error {
         if let Error::Failed(failure) = &error {
@@ -158,17 +160,23 @@ impl CudaEndpoint {
         error
     }
 
-    /// Numbers and starts the next operation, which replays `replayed` if it is given.
-    fn start(&mut self, kind: Kind, rings: &Rings, replayed: Option<&Handle>) -> Call {
-        let op = self.op;
-        self.op += 1;
-        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
-        Call { kind, settings: self.layout().hash(rings).wrapping_add(replayed.map_or(0, Handle::op)) }
+    /// Starts the next operation along the numbers at `plan`. One that is captured does not run now: it has no number, and nothing
+    /// is lost where its call ends early.
+    fn start(&mut self, kind: Kind, rings: &Rings, plan: u64, captured: bool) -> Call {
+        if !captured {
+            let op = self.op;
+            self.op += 1;
+            self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        }
+        Call { kind, settings: self.layout().hash(rings), plan }
     }
 
     /// Ends an operation whose kernels are enqueued.
-    async fn end(&mut self) -> Result<Event, Error> {
+    async fn end(&mut self, captured: bool) -> Result<Event, Error> {
         let event = Event(Arc::new(self.device.stream.record(false)?));
+        if captured {
+            return Ok(event);
+        }
         if self.wait_for_kernels {
             self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
             if let Some(error) = report::failure(&self.device.report, self.me) {
@@ -176,7 +184,6 @@ impl CudaEndpoint {
             }
         }
         self.poisoned = None;
-        self.stats.operations += 1;
         Ok(event)
     }
 
@@ -227,18 +234,32 @@ impl CudaEndpoint {
         rows.address(&self.arena, &self.window)
     }
 
-    /// Counts the rows that an operation moves over each link; a combine moves as many the other way.
-    fn count_rows(&mut self, exchange: &Exchange, dispatch: bool) {
-        let row = *self.layout().row();
-        let wire = if dispatch { row } else { row.results() }.wire_bytes();
-        for (rank, peer) in (0..).map(Rank).zip(&mut self.stats.peers) {
-            let (sent, received) = (exchange.rows(self.me, rank), exchange.rows(rank, self.me));
-            let (sent, received) = if dispatch { (sent, received) } else { (received, sent) };
-            peer.rows_sent += u64::from(sent);
-            peer.rows_received += u64::from(received);
-            peer.bytes_sent += u64::from(sent) * wire;
-            peer.bytes_received += u64::from(received) * wire;
+    /// What the device has counted, both modes together; nothing where it cannot be asked.
+    fn counted(&self) -> Stats {
+        let mut stats = Stats {
+            peers: vec![PeerStats::default(); self.topology().ranks() as usize],
+            expert_rows: vec![0; self.layout().local_experts() as usize],
+            operations: 0,
+        };
+        let (row, window) = (*self.layout().row(), KernelWindow::from(self.layout()));
+        let plain = (row.wire_bytes(), row.results().wire_bytes());
+        let low = (row.header_bytes() + row.payload_bytes(), window.low_result_header_bytes + window.result_bytes);
+        let tallies = [(self.device.tally().ok(), plain), (self.device.low_tally().ok().flatten(), low)];
+        for (tally, bytes) in tallies.into_iter().filter_map(|(tally, bytes)| Some((tally?, bytes))) {
+            for (rows, bytes) in [(&tally.dispatched, bytes.0), (&tally.combined, bytes.1)] {
+                for (peer, &(sent, received)) in stats.peers.iter_mut().zip(rows) {
+                    peer.rows_sent += sent;
+                    peer.rows_received += received;
+                    peer.bytes_sent += sent * bytes;
+                    peer.bytes_received += received * bytes;
+                }
+            }
+            for (sum, rows) in stats.expert_rows.iter_mut().zip(&tally.expert_rows) {
+                *sum += rows;
+            }
+            stats.operations += tally.operations;
         }
+        stats
     }
 }
 
@@ -328,7 +349,8 @@ impl Endpoint for CudaEndpoint {
         self.recover_without(mask).await
     }
 
+    /// Counted on the device, replays of graphs among them; what is enqueued is waited for. All zero while the stream is captured.
     fn stats(&self) -> Stats {
-        self.low_stats(self.stats.clone())
+        self.counted()
     }
 }

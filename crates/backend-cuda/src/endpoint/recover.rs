@@ -20,10 +20,14 @@ impl CudaEndpoint {
             let limit = format_args!("less than {} to recover", u16::MAX);
             return Err(Error::invalid("generation of the communicator", self.generation, limit));
         }
+        self.stream().must_run("a recovery")?;
         // Whatever still runs ends by its deadline: then nothing of this rank reads or writes a window any more.
         let event = self.device.stream.record(false)?;
         self.until(|_| Ok(event.has_come()?.then_some(()))).await?;
         self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
+        self.pinned.drain(..).filter_map(|pinned| pinned.upgrade()).for_each(|held| held.offer());
+        // Replays are counted there alone.
+        self.op = self.op.max(self.device.ops_done()? + 1);
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
         let allowed = self.settings().deadline();
         let Agreement { mask, generation, op } = self.peers.agree(self.me, proposal, allowed).await?;

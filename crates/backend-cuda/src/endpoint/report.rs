@@ -11,11 +11,8 @@ const MISMATCH: u32 = 2;
 const ABORTED: u32 = 3;
 const BAD_ROUTING: u32 = 4;
 
-/// `EP_FIELD_WORST_ROWS`.
-pub(crate) const WORST_ROWS: u32 = 12;
-
 /// What `EP_FIELD_...` are called.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "number of the operation",
     "kind of the operation",
     "hash of shape, settings and replayed dispatch",
@@ -29,6 +26,7 @@ const FIELDS: [&str; 13] = [
     "tail of the ring",
     "token of a row",
     "worst-case rows",
+    "generation of a replayed graph",
 ];
 
 const fn phase(number: u32) -> Phase {

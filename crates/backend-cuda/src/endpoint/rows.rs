@@ -1,5 +1,6 @@
 //! Rows and arrays in a GPU's memory.
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -118,6 +119,14 @@ impl Rows {
         }
     }
 
+    /// Its memory, to be kept by a graph.
+    pub(crate) fn memory(&self) -> Arc<dyn Any + Send + Sync> {
+        match self {
+            Self::Owned { memory, .. } => Arc::clone(memory) as _,
+            Self::Leased(lease) => Arc::clone(lease.held()) as _,
+        }
+    }
+
     /// The lease, where the rows lie in the window.
     pub(crate) const fn lease(&self) -> Option<&Lease<DeviceWindow>> {
         match self {
@@ -222,6 +231,11 @@ impl<T: Scalar> Array<T> {
             }
         }
         Ok(values)
+    }
+
+    /// Its memory, to be kept by a graph.
+    pub(crate) fn memory(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.memory) as _
     }
 
     /// Numbers in it.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use ep_core::layout::{KernelWindow, Kind};
+use ep_core::layout::KernelWindow;
 use ep_core::{Error, Layout, Rank};
 
-use super::{Call, RankDevice, RankView};
+use super::{Call, RankDevice, RankView, Tally};
 use crate::args::{self, LOW_BYTES, REPORT_BYTES};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
@@ -19,29 +19,20 @@ pub(crate) const LOW_RECEIVE: u32 = 2;
 const THREADS: u32 = 512;
 /// `EpLow.broken`.
 const BROKEN: u64 = 20;
+/// `EpLow.generation`.
+const GENERATION: u64 = 48;
 
 /// What low latency keeps on the device.
 #[derive(Debug)]
 pub(super) struct LowDevice {
     /// An `EpLow`, and three words of each rank.
     state: DeviceMemory,
-    /// u64: rows of dispatches sent and received, rows of combines sent and received, `[ranks]` each; rows of each local expert.
+    /// [`Tally`] of low latency.
     counters: DeviceMemory,
     /// Where the windows of the ranks lie that are not masked.
     windows: DeviceMemory,
     report: Mapped,
     blocks: u32,
-}
-
-/// Rows that low latency has moved since the communicator was made.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct LowCounters {
-    /// `[ranks]`: rows sent and received in dispatches.
-    pub(crate) dispatched: Vec<(u64, u64)>,
-    /// `[ranks]`: rows sent and received in combines.
-    pub(crate) combined: Vec<(u64, u64)>,
-    /// `[local experts]`.
-    pub(crate) expert_rows: Vec<u64>,
 }
 
 impl LowDevice {
@@ -53,7 +44,7 @@ impl LowDevice {
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
             state: memory(LOW_BYTES + 3 * 4 * ranks)?,
-            counters: memory(8 * (4 * ranks + layout.local_experts() as usize))?,
+            counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
             report: Mapped::zeroed(stream.device(), REPORT_BYTES)?,
             blocks,
@@ -62,6 +53,10 @@ impl LowDevice {
 
     pub(super) fn connect(&self, stream: &Stream, windows: &[u8]) -> Result<(), CudaError> {
         stream.upload(self.windows.address(), windows)
+    }
+
+    pub(super) fn enter(&self, stream: &Stream, generation: u32) -> Result<(), CudaError> {
+        stream.upload(self.state.address() + GENERATION, &generation.to_le_bytes())
     }
 
     pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {
@@ -100,12 +95,11 @@ impl RankDevice {
 
     fn launch_low<A>(&self, kernel: Kernel, shape: Launch, args: &A) -> Result<(), CudaError> {
         let low = self.low()?;
-        let call = Call { kind: Kind::Dispatch, settings: 0 };
         let view = RankView {
             windows: low.windows.address(),
             local: low.state.address(),
             report: low.report.address(),
-            ..self.view(call)
+            ..self.view(Call::none())
         };
         // SAFETY: as in `RankDevice::launch`; the view names memory of this value here, too.
         unsafe { kernel.launch(&self.stream, shape, &view, args) }
@@ -148,15 +142,9 @@ impl RankDevice {
         self.stream.upload(low.state.address() + BROKEN, &[0; 4])
     }
 
-    /// Rows moved so far; none without low latency. Waits.
-    pub(crate) fn low_counters(&self) -> Result<LowCounters, CudaError> {
-        let Some(low) = &self.low else { return Ok(LowCounters::default()) };
-        let mut bytes = vec![0; low.counters.bytes()];
-        self.stream.download(low.counters.address(), &mut bytes)?;
-        let (words, _) = bytes.as_chunks::<8>();
-        let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
-        let ranks = self.ranks() as usize;
-        let pairs = |at: usize| (at..at + ranks).map(|rank| (words[rank], words[ranks + rank])).collect();
-        Ok(LowCounters { dispatched: pairs(0), combined: pairs(2 * ranks), expert_rows: words[4 * ranks..].to_vec() })
+    /// What low latency has moved; none without it. Waits.
+    pub(crate) fn low_tally(&self) -> Result<Option<Tally>, CudaError> {
+        let read = |low: &LowDevice| Tally::read(&self.stream, &low.counters, self.ranks() as usize);
+        self.low.as_ref().map(read).transpose()
     }
 }

@@ -58,6 +58,8 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         refusal("alignment 0", ep.dispatch_with(&x, &routing, &options).await, &mut said);
         let options = Dispatch { worst_rows: u32::MAX, ..Dispatch::default() };
         refusal("too many rows", ep.dispatch_with(&x, &routing, &options).await, &mut said);
+        let options = Dispatch { device_counts: true, ..Dispatch::default() };
+        refusal("no bound", ep.dispatch_with(&x, &routing, &options).await, &mut said);
         let in_rank = ep.array(&[1u8; 8])?;
         let membership = Routing::Membership { in_rank, tokens_per_expert: vec![1, 4, 5, 0] };
         refusal("5 of 4 tokens", ep.dispatch(&x, &membership).await, &mut said);
@@ -81,6 +83,7 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         "channels is 9, allowed: 1 to 1 of the communicator",
         "expert alignment is 0, allowed: at least 1",
         "worst-case rows is 4294967295, allowed: at most 8, of 2 ranks with 4 tokens",
+        "worst-case rows of a dispatch with device counts is 0, allowed: at least 1",
         "tokens of expert 2 is 5, allowed: at most the 4 tokens",
         "length of the rows in bytes is 10, allowed: 1 rows of 64 bytes",
     ];
@@ -98,28 +101,43 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
 
 /// One rank has no room: it says so, the others learn who, and all recover.
 fn overflow<B: Backend>(backend: &B) -> Verdict {
+    [false, true].into_iter().try_for_each(|device_counts| {
+        overflow_with(backend, device_counts)
+            .map_err(|error| format!("{error}, with counts {}", if device_counts { "in the machine" } else { "told" }))
+    })
+}
+
+fn overflow_with<B: Backend>(backend: &B, device_counts: bool) -> Verdict {
     let Layer { setup, batches } = layer(3, 10, 2, Placement::Ring).map_err(text)?;
     let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
     let outcomes = backend.run(&setup, async |mut ep| {
         let batch = &batches[ep.rank().index()];
         let (x, routing) = upload(&mut ep, batch)?;
-        let worst_rows = if ep.rank().0 == 1 { 1 } else { 0 };
-        let options = Dispatch { worst_rows, ..Dispatch::default() };
+        let small = ep.rank().0 == 1;
+        let worst_rows = if small { 1 } else { 30 };
+        let options = Dispatch { worst_rows, device_counts, ..Dispatch::default() };
         let first = ep.dispatch_with(&x, &routing, &options).await;
-        let culprit = match first {
+        let error = match first {
             // A rank that had all it needed may be through; its next call fails.
-            Ok(got) => ep.combine(&got.x, &got.handle, Combine::default()).await.err(),
+            Ok(got) => {
+                let y = ep.rows(&vec![0; got.handle.rows() as usize * 64], got.handle.rows())?;
+                ep.combine(&y, &got.handle, Combine::default()).await.err()
+            }
             Err(error) => Some(error),
         };
-        let culprit = culprit.and_then(|error| error.failure().map(|failure| failure.culprit));
+        let failure = error.and_then(|error| error.failure().copied());
+        let named =
+            !small || matches!(failure, Some(by) if by.fault.to_string().starts_with("worst-case rows is 1 here and"));
         ep.recover(&RankSet::new()).await?;
         let how = Round { return_weights: true, ..Round::default() };
-        Ok((culprit, round(&mut ep, &world, batch, &how).await?.0))
+        let culprit = failure.map(|failure| failure.culprit);
+        Ok(((culprit, named), round(&mut ep, &world, batch, &how).await?.0))
     })?;
     let (culprits, observed): (Vec<_>, Vec<_>) = finished(outcomes)?.into_iter().unzip();
-    ensure(culprits.iter().all(|culprit| culprit.map(|rank| rank.0) == Some(1)), || {
+    ensure(culprits.iter().all(|(culprit, _)| culprit.map(|rank| rank.0) == Some(1)), || {
         format!("culprits {culprits:?}, expected rank 1 everywhere")
     })?;
+    ensure(culprits.iter().all(|&(_, named)| named), || "rank 1 did not say what its bound was".into())?;
     verify::run(&world, &batches, &observed).map_err(text).map(drop)
 }
 

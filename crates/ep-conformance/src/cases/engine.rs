@@ -10,7 +10,7 @@ use ep_core::{Element, Endpoint, Placement, Rank, RankSet, Rings};
 use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
 use crate::arrival::Arrival;
 use crate::backend::Backend;
-use crate::drive::{Round, round, upload};
+use crate::drive::{Round, cached_round, round, upload};
 use crate::harness::Case;
 use crate::scenario::{Scenario, Turn};
 use crate::verify::{self, Observed, bytes_of};
@@ -35,6 +35,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("engine_membership_routing", membership::<B>),
         case("engine_expert_counts_are_aligned", alignment::<B>),
         case("engine_worst_case_sizing_keeps_the_rows", worst_case::<B>),
+        case("engine_counts_that_stay_in_the_machine_change_nothing", device_counts::<B>),
         case("engine_same_bytes_whatever_the_schedule", determinism::<B>),
         case("engine_many_operations_with_changing_rings", many_operations::<B>),
         case("engine_concurrent_communicators", concurrent::<B>),
@@ -214,6 +215,36 @@ fn worst_case<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
+/// Without counts on the host: the same rows, and the same along the handle.
+fn device_counts<B: Backend>(backend: &B) -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
+        let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+        for pull in [false, true] {
+            let how = Round { worst_rows: 29, device_counts: true, return_weights: true, pull, ..Round::default() };
+            let outcomes = backend.run(&setup, async |mut ep| {
+                let batch = &batches[ep.rank().index()];
+                let (observed, handle) = round(&mut ep, &world, batch, &how).await?;
+                let (_, exact) = round(&mut ep, &world, batch, &Round::default()).await?;
+                let along = cached_round(&mut ep, &world, batch, &handle, &how).await?;
+                let expected = cached_round(&mut ep, &world, batch, &exact, &Round::default()).await?;
+                let known = handle.rows() == 29 && exact.rows() < 29;
+                let told = handle.plan()? == exact.plan()? && handle.exchange()? == exact.exchange()?;
+                Ok((observed, along == expected, known, told))
+            })?;
+            let mut observed = Vec::new();
+            for (rank, (saw, along, known, told)) in finished(outcomes)?.into_iter().enumerate() {
+                ensure(along, || format!("rank {rank} saw other rows along the handle"))?;
+                ensure(known, || format!("the handle of rank {rank} has another bound than 29"))?;
+                ensure(told, || format!("the handle of rank {rank} tells another routing"))?;
+                observed.push(saw);
+            }
+            verify::run(&world, &batches, &observed).map_err(text)?;
+        }
+    }
+    Ok(())
+}
+
 fn determinism<B: Backend>(backend: &B) -> Verdict {
     let mut first: Option<Vec<Observed>> = None;
     for seed in 0..8 {
@@ -253,7 +284,7 @@ fn statistics<B: Backend>(backend: &B) -> Verdict {
     let outcomes = backend.run(&setup, async |mut ep| {
         let batch = &batches[ep.rank().index()];
         let (_, handle) = round(&mut ep, &world, batch, &Round::default()).await?;
-        let exchange = handle.exchange();
+        let exchange = handle.exchange()?;
         let me = ep.rank();
         let moved: Vec<(u64, u64)> = (0..3)
             .map(|peer| {

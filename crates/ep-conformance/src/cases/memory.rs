@@ -123,7 +123,8 @@ fn identity<B: Backend>(backend: &B) -> Verdict {
             let (x, routing) = upload(&mut ep, batch)?;
             let got = ep.dispatch(&x, &routing).await?;
             let combined = ep.combine(&got.x, &got.handle, Combine::default()).await?;
-            let fan_out: Vec<usize> = (0..15).map(|token| got.handle.plan().reached(token).len()).collect();
+            let plan = got.handle.plan()?;
+            let fan_out: Vec<usize> = (0..15).map(|token| plan.reached(token).len()).collect();
             Ok((ep.bytes(&combined.x)?, fan_out))
         })?;
         for ((bytes, fan_out), batch) in finished(outcomes)?.iter().zip(&batches) {

@@ -1,7 +1,7 @@
 //! The arena of a window: blocks granted to peers, or filled by the experts for peers to pull; and leases of them.
 
-use std::cell::Cell;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Fault;
@@ -109,40 +109,92 @@ impl Arena {
     }
 }
 
-/// Rows in the arena, held by the user. Dropping it makes the memory grantable again.
-pub struct Lease<W> {
+/// A block of the arena in use. When nobody holds it any more, its memory is grantable again, unless a peer may still touch it.
+#[derive(Debug)]
+pub struct Held {
     arena: Arena,
     block: Block,
+    /// 1 + the epoch in which peers were told that they may touch it, until the operation has ended well; 0 for none.
+    offered: AtomicU64,
+}
+
+impl Held {
+    /// Holds `block`, which `arena` gave.
+    pub fn new(arena: &Arena, block: Block) -> Self {
+        Self { arena: arena.clone(), block, offered: AtomicU64::new(0) }
+    }
+
+    /// The block.
+    pub const fn block(&self) -> Block {
+        self.block
+    }
+
+    /// Peers are about to be told that they may touch it.
+    pub fn offer(&self) {
+        let epoch = self.arena.free().epoch;
+        self.offered.store(epoch + 1, Ordering::Relaxed);
+    }
+
+    /// No peer touches it any more.
+    pub fn take_back(&self) {
+        self.offered.store(0, Ordering::Relaxed);
+    }
+
+    /// The epoch in which it was offered.
+    fn offered(&self) -> Option<u64> {
+        self.offered.load(Ordering::Relaxed).checked_sub(1)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let free = self.arena.free();
+        let (now, lost) = (free.epoch, self.offered().is_some_and(|offered| free.lossy.contains(&offered)));
+        drop(free);
+        match self.offered() {
+            Some(_) if lost => {}
+            Some(offered) if offered == now => self.arena.hold(self.block),
+            _ => self.arena.give(&self.block),
+        }
+    }
+}
+
+/// Rows in the arena, held by the user. Dropping it makes the memory grantable again.
+pub struct Lease<W> {
+    held: Arc<Held>,
     row_bytes: u64,
     window: W,
-    /// The epoch in which it was offered to peers, until the operation has ended well.
-    offered: Cell<Option<u64>>,
 }
 
 impl<W: Window> Lease<W> {
     /// A lease of `block`, which `arena` gave, in `window`; `row_bytes` bytes of each of its rows carry data.
     pub fn new(arena: &Arena, block: Block, row_bytes: u64, window: W) -> Self {
-        Self { arena: arena.clone(), block, row_bytes, window, offered: Cell::new(None) }
+        Self { held: Arc::new(Held::new(arena, block)), row_bytes, window }
     }
 
     /// Its block, if it is of `arena`.
     pub fn block_in(&self, arena: &Arena) -> Option<Block> {
-        self.arena.same(arena).then_some(self.block)
+        self.held.arena.same(arena).then_some(self.held.block)
+    }
+
+    /// The memory itself, to be held beyond the lease.
+    pub fn held(&self) -> &Arc<Held> {
+        &self.held
     }
 
     /// Peers are about to be told that they may read it.
     pub fn offer(&self) {
-        self.offered.set(Some(self.arena.free().epoch));
+        self.held.offer();
     }
 
     /// No peer reads it any more.
     pub fn take_back(&self) {
-        self.offered.set(None);
+        self.held.take_back();
     }
 
     /// Rows it holds.
     pub fn rows(&self) -> u32 {
-        self.block.rows()
+        self.held.block.rows()
     }
 
     /// The window that it is part of, and where the rows lie there, one at each [`RowFormat::payload_stride`]: for backends whose
@@ -162,7 +214,7 @@ impl<W: Window> Lease<W> {
     /// [`Fault::OutOfRange`].
     pub fn read(&self, row: u32, into: &mut [u8]) -> Result<(), Fault> {
         self.check(row)?;
-        self.window.read(self.block.payload(row).offset, &mut into[..self.row_bytes as usize])
+        self.window.read(self.held.block.payload(row).offset, &mut into[..self.row_bytes as usize])
     }
 
     /// Copies row `row` in.
@@ -172,40 +224,24 @@ impl<W: Window> Lease<W> {
     /// recovered.
     pub fn write(&mut self, row: u32, bytes: &[u8]) -> Result<(), Fault> {
         self.check(row)?;
-        if let Some(offered) = self.offered.get() {
-            let free = self.arena.free();
+        if let Some(offered) = self.held.offered() {
+            let free = self.held.arena.free();
             if offered == free.epoch || free.lossy.contains(&offered) {
                 return Err(Fault::StillOffered);
             }
         }
-        self.window.write(self.block.payload(row).offset, &bytes[..self.row_bytes as usize])
+        self.window.write(self.held.block.payload(row).offset, &bytes[..self.row_bytes as usize])
     }
 
-    const fn check(&self, row: u32) -> Result<(), Fault> {
-        if row < self.block.rows() {
-            Ok(())
-        } else {
-            Err(Fault::out_of_range(self.block.payload(row), self.block.span().end()))
-        }
+    fn check(&self, row: u32) -> Result<(), Fault> {
+        let block = &self.held.block;
+        if row < block.rows() { Ok(()) } else { Err(Fault::out_of_range(block.payload(row), block.span().end())) }
     }
 }
 
 impl<W> fmt::Debug for Lease<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("block", &self.block).finish_non_exhaustive()
-    }
-}
-
-impl<W> Drop for Lease<W> {
-    fn drop(&mut self) {
-        let free = self.arena.free();
-        let (now, lost) = (free.epoch, self.offered.get().is_some_and(|offered| free.lossy.contains(&offered)));
-        drop(free);
-        match self.offered.get() {
-            Some(_) if lost => {}
-            Some(offered) if offered == now => self.arena.hold(self.block),
-            _ => self.arena.give(&self.block),
-        }
+        f.debug_struct("Lease").field("block", &self.held.block).finish_non_exhaustive()
     }
 }
 
@@ -225,5 +261,20 @@ mod tests {
         }
         assert_eq!(arena.free().ranges.len(), 1);
         assert!(arena.take(&format, 0).is_some());
+    }
+
+    #[test]
+    fn memory_is_grantable_when_nobody_holds_it() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let arena = Arena::new(Offset(64).span(format.block_bytes(1)));
+        let lease = Arc::new(Held::new(&arena, arena.take(&format, 1).unwrap()));
+        let other = Arc::clone(&lease);
+        drop(lease);
+        assert!(arena.take(&format, 1).is_none(), "another still holds it");
+        other.offer();
+        drop(other);
+        assert!(arena.take(&format, 1).is_none(), "a peer may touch it until all have recovered");
+        arena.recovered(false);
+        assert!(arena.take(&format, 1).is_some());
     }
 }

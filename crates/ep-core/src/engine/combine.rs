@@ -67,7 +67,7 @@ async fn bring_back<M: Machine>(
     reduction: &Reduction<'_, M::Window>,
     offered: Option<&Block>,
 ) -> Result<(), Fault> {
-    let exchange = returns.handle.exchange();
+    let exchange = &returns.handle.inner.exchange;
     links.cut(operation).await?;
     let mut control = Control::open(operation);
     if let Some(block) = offered {
@@ -95,7 +95,7 @@ fn write_headers<M: Machine>(
     returns: &Returns<'_, M::Window>,
     block: &Block,
 ) -> Result<(), Fault> {
-    let exchange = returns.handle.exchange();
+    let exchange = &returns.handle.inner.exchange;
     let mut header = HeaderBytes::new(operation.layout.row());
     for source in operation.others() {
         let first_row = exchange.first_row(source, operation.me);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::arena::Arena;
-use super::endpoint::{Dispatch, Ready, Received, Routing, RoutingOf};
+use super::endpoint::{Counts, Dispatch, Ready, Received, Routing, RoutingOf};
 use super::handle::{Handle, Inner};
 use super::movers::Movers;
 use super::{Ended, Engine, HostRows, Lease, Links, Started, run};
@@ -25,6 +25,8 @@ struct Batch<'a, M: Machine> {
     /// The dispatch that is replayed, whose counts are known.
     replayed: Option<&'a Handle>,
     worst_rows: u32,
+    /// Whether the counts stay in the machine's memory.
+    device_counts: bool,
     alignment: u32,
 }
 
@@ -55,6 +57,7 @@ impl<M: Machine> Engine<M> {
             let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
             return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
         }
+        options.check_counts()?;
         let (plan, choices) = self.plan(routing)?;
         let plan = Arc::new(plan);
         self.check_rows("x", x, self.shape().row_bytes(), plan.tokens())?;
@@ -65,6 +68,7 @@ impl<M: Machine> Engine<M> {
             outgoing: Outgoing { x, plan: &plan, choices },
             replayed: None,
             worst_rows: options.worst_rows,
+            device_counts: options.device_counts,
             alignment: options.expert_alignment,
         };
         self.move_batch(batch).await
@@ -82,9 +86,10 @@ impl<M: Machine> Engine<M> {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),
             plan: Arc::clone(&handle.inner.plan),
-            outgoing: Outgoing { x, plan: handle.plan(), choices: None },
+            outgoing: Outgoing { x, plan: &handle.inner.plan, choices: None },
             replayed: Some(handle),
-            worst_rows: 0,
+            worst_rows: handle.rows(),
+            device_counts: false,
             alignment: 1,
         };
         self.move_batch(batch).await
@@ -148,35 +153,43 @@ impl<M: Machine> Engine<M> {
             }
             None => taken.x,
         };
-        let mut expert_counts = Vec::new();
+        let (mut expert_counts, mut counts) = (Vec::new(), None);
         if batch.kind != Kind::CachedDispatch {
             expert_counts = align_counts(exchange.expert_counts(), batch.alignment);
             for (sum, &count) in self.stats.expert_rows.iter_mut().zip(exchange.expert_counts()) {
                 *sum += u64::from(count);
             }
         }
+        if batch.device_counts {
+            counts = Some(Counts { rows: vec![rows], experts: std::mem::take(&mut expert_counts) });
+        }
+        // Of cached dispatches of a handle whose rows are a bound, it is that again.
+        let known = batch.replayed.map_or(rows, Handle::rows);
+        let bound = if batch.device_counts { batch.worst_rows } else { known };
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let inner = Inner {
             mark: self.mark(),
             op,
             rings: batch.rings,
+            tokens: batch.plan.tokens(),
             plan: batch.plan,
             exchange,
             by_node,
             fanout,
-            rows,
+            rows: bound,
             source_token,
             kept: None,
         };
         self.count_rows(&inner, true);
         Ok(Received {
             x,
-            rows,
+            rows: bound,
             topk_idx: taken.topk_idx,
             topk_weights: taken.topk_weights,
             source_token: taken.source_token,
             source_rank: taken.source_rank,
             expert_counts,
+            counts,
             handle: Handle { inner: Arc::new(inner) },
             event: Ready,
         })

@@ -68,13 +68,31 @@ pub struct Dispatch {
     /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout does not change.
     pub expert_alignment: u32,
     /// Rows to size the results for, instead of the exact number: 0 for exact. Rows beyond the received ones have
-    /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`].
+    /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`]. More rows than that are a failure of the
+    /// operation, [`crate::Fault::Mismatch`] of `worst-case rows`, and are written nowhere.
     pub worst_rows: u32,
+    /// The counts stay in the machine's memory ([`Received::counts`]), so that the host need not wait for them: [`Received::rows`]
+    /// and [`Handle::rows`] are then `worst_rows`, which must be given, and [`Received::expert_counts`] is empty. Rows beyond the
+    /// received ones have source token and rank -1.
+    pub device_counts: bool,
 }
 
 impl Default for Dispatch {
     fn default() -> Self {
-        Self { rings: None, expert_alignment: 1, worst_rows: 0 }
+        Self { rings: None, expert_alignment: 1, worst_rows: 0, device_counts: false }
+    }
+}
+
+impl Dispatch {
+    /// Refuses counts that stay in the machine's memory where results have no other size.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_counts(&self) -> Result<(), Error> {
+        if self.device_counts && self.worst_rows == 0 {
+            return Err(Error::invalid("worst-case rows of a dispatch with device counts", 0, "at least 1"));
+        }
+        Ok(())
     }
 }
 
@@ -95,12 +113,21 @@ impl<E: Endpoint + ?Sized> Default for Combine<'_, E> {
     }
 }
 
+/// The counts of a dispatch, in the machine's memory.
+#[derive(Debug)]
+pub struct Counts<E: Endpoint + ?Sized> {
+    /// `[1]`: rows received.
+    pub rows: E::Array<u32>,
+    /// `[local experts]`: as [`Received::expert_counts`].
+    pub experts: E::Array<u32>,
+}
+
 /// What a rank received from a dispatch. Rows are ordered by source rank, then by token.
 #[derive(Debug)]
 pub struct Received<E: Endpoint + ?Sized> {
     /// `[rows, hidden]`: the rows. In the arena when placed directly: dropping it makes the memory grantable again.
     pub x: E::Buf,
-    /// Rows received; the buffers may be longer (worst-case sizing).
+    /// Rows received; the buffers may be longer (worst-case sizing). With [`Dispatch::device_counts`] the bound.
     pub rows: u32,
     /// `[rows, topk]`: expert index on this rank, or -1. Empty for [`Routing::Membership`] and cached dispatch.
     pub topk_idx: E::Array<i64>,
@@ -112,6 +139,8 @@ pub struct Received<E: Endpoint + ?Sized> {
     pub source_rank: E::Array<i32>,
     /// `[local experts]`: received choices of each local expert, rounded up to the alignment. Empty for cached dispatch.
     pub expert_counts: Vec<u32>,
+    /// The counts where they stayed in the machine's memory ([`Dispatch::device_counts`]); none otherwise.
+    pub counts: Option<Counts<E>>,
     /// Replays the routing for combine and cached dispatch.
     pub handle: Handle,
     /// When the buffers are filled.

@@ -1,9 +1,11 @@
 //! What a dispatch leaves behind for combine and cached dispatch.
 
 use std::any::Any;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::mark::Mark;
+use crate::error::Error;
 use crate::plan::{Exchange, Fanout, Plan};
 use crate::settings::Rings;
 
@@ -18,20 +20,37 @@ pub(crate) struct Inner {
     pub(crate) mark: Mark,
     pub(crate) op: u64,
     pub(crate) rings: Rings,
-    /// What this rank sends.
+    pub(crate) tokens: u32,
+    /// What this rank sends. Of nothing where a backend keeps it.
     pub(crate) plan: Arc<Plan>,
-    /// What all ranks send each other.
+    /// What all ranks send each other. Of nothing where a backend keeps it.
     pub(crate) exchange: Arc<Exchange>,
     /// `[nodes]`: tokens of this rank that went to each node.
     pub(crate) by_node: Vec<Vec<u32>>,
     /// `[nodes]`: rows that came along the rail from each node and were fanned out here.
     pub(crate) fanout: Vec<Fanout>,
-    /// Rows received.
+    /// Rows received, or made room for.
     pub(crate) rows: u32,
     /// `[rows]`: token of each received row at its source. Empty where the backend keeps them elsewhere.
     pub(crate) source_token: Vec<u32>,
     /// What a backend with an endpoint of its own keeps with it.
-    pub(crate) kept: Option<Arc<dyn Any + Send + Sync>>,
+    pub(crate) kept: Option<Arc<dyn Kept>>,
+}
+
+/// What a backend with an endpoint of its own keeps with a handle, in its machine's memory: enough to replay the routing, and to
+/// tell the host of it when the host asks.
+pub trait Kept: Any + Debug + Send + Sync {
+    /// What this rank sent.
+    ///
+    /// # Errors
+    /// When the memory is gone, or cannot be read now.
+    fn plan(&self) -> Result<Arc<Plan>, Error>;
+
+    /// What all ranks sent each other.
+    ///
+    /// # Errors
+    /// As [`Kept::plan`].
+    fn exchange(&self) -> Result<Arc<Exchange>, Error>;
 }
 
 /// What a handle is made of by a backend that implements [`Endpoint`](super::Endpoint) itself, on one node.
@@ -43,26 +62,25 @@ pub struct Replay {
     pub op: u64,
     /// Rings of the dispatch.
     pub rings: Rings,
-    /// What this rank sent.
-    pub plan: Arc<Plan>,
-    /// What all ranks sent each other.
-    pub exchange: Exchange,
-    /// Rows that this rank received.
+    /// Tokens of this rank's batch.
+    pub tokens: u32,
+    /// Rows that this rank received, or made room for where only the machine knows how many.
     pub rows: u32,
-    /// Whatever the backend needs to replay the routing.
-    pub kept: Arc<dyn Any + Send + Sync>,
+    /// Replays the routing.
+    pub kept: Arc<dyn Kept>,
 }
 
 impl Handle {
     /// A handle of a backend's own.
     pub fn of_backend(replay: Replay) -> Self {
-        let Replay { mark, op, rings, plan, exchange, rows, kept } = replay;
+        let Replay { mark, op, rings, tokens, rows, kept } = replay;
         let inner = Inner {
             mark,
             op,
             rings,
-            plan,
-            exchange: Arc::new(exchange),
+            tokens,
+            plan: Arc::default(),
+            exchange: Arc::default(),
             by_node: Vec::new(),
             fanout: Vec::new(),
             rows,
@@ -77,22 +95,18 @@ impl Handle {
         &self.inner.mark
     }
 
-    /// What this rank sent, to be shared with another handle.
-    pub fn shared_plan(&self) -> Arc<Plan> {
-        Arc::clone(&self.inner.plan)
-    }
-
     /// [`Replay::kept`], to be shared with another handle; none where no backend kept anything.
-    pub fn shared_kept(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+    pub fn shared_kept(&self) -> Option<Arc<dyn Kept>> {
         self.inner.kept.clone()
     }
 
     /// What the backend kept in [`Replay::kept`], if it is a `T`.
-    pub fn kept<T: Any>(&self) -> Option<&T> {
-        self.inner.kept.as_deref()?.downcast_ref()
+    pub fn kept<T: Kept>(&self) -> Option<&T> {
+        let kept: &dyn Any = self.inner.kept.as_deref()?;
+        kept.downcast_ref()
     }
 
-    /// The dispatch that made it.
+    /// The dispatch that made it. Of dispatches that a graph replays, and of those behind them, what the host knew of the number.
     pub fn op(&self) -> u64 {
         self.inner.op
     }
@@ -102,14 +116,15 @@ impl Handle {
         self.inner.mark.generation()
     }
 
-    /// Rows this rank received.
+    /// Rows this rank received; where their number stayed in the machine's memory ([`super::Dispatch::device_counts`]), the bound
+    /// that was given. A combine takes at least so many.
     pub fn rows(&self) -> u32 {
         self.inner.rows
     }
 
     /// Tokens of this rank's batch.
     pub fn tokens(&self) -> u32 {
-        self.inner.plan.tokens()
+        self.inner.tokens
     }
 
     /// Rings of the dispatch, which its combine and cached dispatches use unless they say otherwise.
@@ -117,14 +132,21 @@ impl Handle {
         self.inner.rings
     }
 
-    /// What all ranks sent each other.
-    pub fn exchange(&self) -> &Exchange {
-        &self.inner.exchange
+    /// What all ranks sent each other. Where a backend keeps it in its machine's memory, it is fetched at the first request:
+    /// what was enqueued is waited for.
+    ///
+    /// # Errors
+    /// When it cannot be fetched.
+    pub fn exchange(&self) -> Result<Arc<Exchange>, Error> {
+        self.inner.kept.as_ref().map_or_else(|| Ok(Arc::clone(&self.inner.exchange)), |kept| kept.exchange())
     }
 
-    /// What this rank sent.
-    pub fn plan(&self) -> &Plan {
-        &self.inner.plan
+    /// What this rank sent. Fetched as [`Handle::exchange`].
+    ///
+    /// # Errors
+    /// When it cannot be fetched.
+    pub fn plan(&self) -> Result<Arc<Plan>, Error> {
+        self.inner.kept.as_ref().map_or_else(|| Ok(Arc::clone(&self.inner.plan)), |kept| kept.plan())
     }
 
     /// `[rows]`: token of each received row at its source. Empty where the backend keeps them in its machine's memory.

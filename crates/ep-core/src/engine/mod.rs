@@ -25,9 +25,9 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
-pub use arena::{Arena, Lease};
-pub use endpoint::{Combine, Combined, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
-pub use handle::{Handle, Replay};
+pub use arena::{Arena, Held, Lease};
+pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
+pub use handle::{Handle, Kept, Replay};
 pub use low_latency::LowLatency;
 pub use mark::Mark;
 pub use rows::HostRows;

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::topology::Rank;
 
 /// What all ranks send each other in one dispatch: `rows[source][destination]`, and choices per expert.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Exchange {
     ranks: u32,
     /// `[ranks + 1, ranks]`: rows that destination (column) gets from ranks `0..source` (row). What a source sends is the

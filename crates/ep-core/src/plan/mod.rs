@@ -13,7 +13,7 @@ mod targets;
 
 pub use exchange::{Exchange, align_counts};
 pub use fanout::Fanout;
-pub use routing::{Membership, Plan, TopK};
+pub use routing::{Membership, Plan, TopK, tokens_of};
 
 use std::ops::Range;
 

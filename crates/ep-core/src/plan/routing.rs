@@ -24,7 +24,7 @@ pub struct Membership<'a> {
 /// What one rank sends in one dispatch.
 ///
 /// Tokens are counted once for each rank that they go to, however many of its experts they chose.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
     tokens: u32,
     /// `[ranks]`: rows to each rank.
@@ -228,7 +228,11 @@ fn chosen_twice(token: u32, choice: i64) -> Error {
     Error::invalid(format_args!("topk_idx of token {token}"), format_args!("{choice} twice"), limit)
 }
 
-fn tokens_of(len: usize, columns: usize, what: &str, column: &str) -> Result<u32, Error> {
+/// Tokens of a batch whose array `what` has `len` entries, `columns` for each token; `column` says what these are.
+///
+/// # Errors
+/// [`Error::Invalid`] when that is no whole number, or more than any batch may have.
+pub fn tokens_of(len: usize, columns: usize, what: &str, column: &str) -> Result<u32, Error> {
     if !len.is_multiple_of(columns) {
         return Err(Error::invalid(
             format_args!("length of {what}"),

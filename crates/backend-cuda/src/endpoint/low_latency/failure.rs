@@ -12,7 +12,7 @@ const BAD_ROUTING: u32 = 4;
 const MASKED: u32 = 5;
 
 /// What `EP_LOW_FIELD_...` are called.
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 14] = [
     "number of the low-latency operation",
     "kind of the low-latency operation",
     "value of an arrival",
@@ -24,6 +24,9 @@ const FIELDS: [&str; 11] = [
     "rows of a source",
     "results of a rank",
     "rows of an expert",
+    "generation of a replayed graph",
+    "low-latency operations in flight",
+    "last low-latency operation of a generation",
 ];
 
 /// The failure in a report (`EpReport`) of rank `me` that has one.

@@ -1,0 +1,78 @@
+//! What a handle keeps on the device, and what the host learns of it when it asks.
+
+use std::sync::{Arc, OnceLock};
+
+use ep_core::engine::{Handle, Kept};
+use ep_core::plan::{Exchange, Membership, Plan};
+use ep_core::{Error, RankSet, Shape};
+
+use super::Array;
+use crate::driver::Stream;
+use crate::rank::DevicePlan;
+
+/// What a handle keeps on the device.
+#[derive(Debug)]
+pub(super) struct Replayed {
+    pub(super) plan: DevicePlan,
+    pub(super) source_token: Array<i32>,
+    pub(super) source_rank: Array<i32>,
+    pub(super) shape: Shape,
+    pub(super) ranks: u32,
+    pub(super) stream: Arc<Stream>,
+    /// What the host knows; none where a graph makes it anew each time it runs.
+    pub(super) known: Option<Known>,
+}
+
+/// What does not change any more, once it was fetched.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    plan: OnceLock<Arc<Plan>>,
+    exchange: OnceLock<Arc<Exchange>>,
+}
+
+impl From<Exchange> for Known {
+    fn from(exchange: Exchange) -> Self {
+        Self { plan: OnceLock::new(), exchange: Arc::new(exchange).into() }
+    }
+}
+
+/// What `cell` holds, or is fetched for it.
+fn fetched<T>(cell: Option<&OnceLock<Arc<T>>>, fetch: impl FnOnce() -> Result<T, Error>) -> Result<Arc<T>, Error> {
+    match cell {
+        None => Ok(Arc::new(fetch()?)),
+        Some(cell) => match cell.get() {
+            Some(value) => Ok(Arc::clone(value)),
+            None => {
+                let value = Arc::new(fetch()?);
+                Ok(Arc::clone(cell.get_or_init(|| value)))
+            }
+        },
+    }
+}
+
+impl Kept for Replayed {
+    fn plan(&self) -> Result<Arc<Plan>, Error> {
+        fetched(self.known.as_ref().map(|known| &known.plan), || {
+            let (in_rank, tokens_per_expert) = self.plan.membership(&self.stream)?;
+            let membership = Membership { in_rank: &in_rank, tokens_per_expert: &tokens_per_expert };
+            // What goes to masked ranks has been left out.
+            Plan::of_membership(&self.shape, self.ranks, &RankSet::new(), membership)
+        })
+    }
+
+    fn exchange(&self) -> Result<Arc<Exchange>, Error> {
+        fetched(self.known.as_ref().map(|known| &known.exchange), || {
+            let [rows, tokens, experts] = self.plan.exchanged(&self.stream)?;
+            Exchange::new(rows, tokens, experts)
+        })
+    }
+}
+
+/// What this backend keeps with its handles.
+pub(super) fn replayed(handle: &Handle) -> Result<&Replayed, Error> {
+    handle.kept().ok_or_else(foreign)
+}
+
+pub(super) fn foreign() -> Error {
+    Error::invalid("handle", "of another backend", "one that this endpoint's dispatch gave")
+}

@@ -1,0 +1,90 @@
+//! A handle's plan on the device.
+
+use std::sync::Arc;
+
+use crate::driver::{Scratch, Stream};
+use crate::error::CudaError;
+
+/// Where a handle's plan lies on the device.
+#[derive(Debug)]
+pub(crate) struct DevicePlan {
+    /// i32 `[tokens, ranks]`.
+    pub(crate) position: Scratch,
+    /// `EpPlan`; then u32 matrix `[ranks, ranks]`, first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`, choices of
+    /// each expert `[experts]`, and choices received of each local expert.
+    numbers: Scratch,
+    ranks: u32,
+    tokens: u32,
+    experts: u32,
+}
+
+/// Bytes of `EpPlan`.
+const PLAN_BYTES: u64 = 8;
+
+impl DevicePlan {
+    pub(crate) fn new(stream: &Arc<Stream>, tokens: u32, ranks: u32, experts: u32) -> Result<Self, CudaError> {
+        let wide = ranks as usize;
+        let numbers = wide * wide + 3 * wide + 1 + (experts + experts / ranks) as usize;
+        Ok(Self {
+            position: Scratch::new(stream, tokens as usize * wide * 4)?,
+            numbers: Scratch::new(stream, PLAN_BYTES as usize + 4 * numbers)?,
+            ranks,
+            tokens,
+            experts,
+        })
+    }
+
+    /// Where its numbers lie.
+    pub(crate) const fn address(&self) -> u64 {
+        self.numbers.address()
+    }
+
+    pub(crate) const fn matrix(&self) -> u64 {
+        self.address() + PLAN_BYTES
+    }
+
+    pub(crate) const fn first_at(&self) -> u64 {
+        self.matrix() + 4 * self.ranks as u64 * self.ranks as u64
+    }
+
+    pub(crate) const fn first_of(&self) -> u64 {
+        self.first_at() + 4 * self.ranks as u64
+    }
+
+    pub(crate) const fn tokens_of(&self) -> u64 {
+        self.first_of() + 4 * (self.ranks as u64 + 1)
+    }
+
+    pub(crate) const fn chosen(&self) -> u64 {
+        self.tokens_of() + 4 * self.ranks as u64
+    }
+
+    pub(crate) const fn arrived(&self) -> u64 {
+        self.chosen() + 4 * self.experts as u64
+    }
+
+    /// `[tokens, ranks]`: 1 where a token goes to a rank; and choices of each expert, `[experts]`. Waits.
+    pub(crate) fn membership(&self, stream: &Stream) -> Result<(Vec<u8>, Vec<u32>), CudaError> {
+        let positions = words(stream, self.position.address(), self.tokens as usize * self.ranks as usize)?;
+        let in_rank = positions.into_iter().map(|position| u8::from(position != u32::MAX)).collect();
+        Ok((in_rank, words(stream, self.chosen(), self.experts as usize)?))
+    }
+
+    /// What was exchanged: rows from source to destination `[ranks, ranks]`, tokens of each rank's batch `[ranks]`, and choices
+    /// received of each local expert. Waits.
+    pub(crate) fn exchanged(&self, stream: &Stream) -> Result<[Vec<u32>; 3], CudaError> {
+        let (ranks, local) = (self.ranks as usize, (self.experts / self.ranks) as usize);
+        Ok([
+            words(stream, self.matrix(), ranks * ranks)?,
+            words(stream, self.tokens_of(), ranks)?,
+            words(stream, self.arrived(), local)?,
+        ])
+    }
+}
+
+/// Some words of device memory. Waits.
+fn words(stream: &Stream, at: u64, count: usize) -> Result<Vec<u32>, CudaError> {
+    let mut bytes = vec![0; 4 * count];
+    stream.download(at, &mut bytes)?;
+    Ok(bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
+}

@@ -1,0 +1,65 @@
+//! Calls captured into CUDA graphs and replayed, held against the oracle after every replay.
+//!
+//! Ranks are threads of this process, as in the suite: set `CUDA_DEVICE_MAX_CONNECTIONS=32` where they share a GPU, and
+//! `--test-threads=1`.
+
+mod failures;
+mod fixture;
+mod low_latency;
+mod memory;
+mod throughput;
+
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Trial};
+
+/// What a case returns: what was wrong.
+type Verdict = Result<(), String>;
+
+const CASES: &[(&str, fn() -> Verdict)] = &[
+    ("graphs_cached_dispatch_and_combine_replay", throughput::cached),
+    ("graphs_combine_of_rows_from_anywhere_replays", throughput::from_anywhere),
+    ("graphs_worst_case_dispatch_follows_the_routing", throughput::worst_case),
+    ("graphs_replays_and_calls_mix", throughput::mixed),
+    ("graphs_low_latency_replays", low_latency::replays),
+    ("graphs_low_latency_in_halves_replays", low_latency::halves),
+    ("graphs_low_latency_replays_and_calls_mix", low_latency::mixed),
+    ("graphs_low_latency_replay_between_halves_is_refused", low_latency::between_halves),
+    ("graphs_statistics_count_replays", throughput::statistics),
+    ("graphs_what_waits_is_refused_in_a_capture", memory::refused),
+    ("graphs_keep_what_they_use", memory::kept),
+    ("graphs_outlive_their_endpoints", memory::outlived),
+    ("graphs_give_back_what_they_used", memory::given_back),
+    ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
+    ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
+    ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
+];
+
+/// How long a case may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let absent = match ep_cuda::driver::devices() {
+        Ok(0) => Some("a GPU; none is visible".to_owned()),
+        Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    let trial = |&(name, body): &(&str, fn() -> Verdict)| match absent.clone() {
+        Some(reason) => {
+            let kind = format!("skipped: {reason}");
+            Trial::test(name, move || Err(reason.into())).with_kind(kind).with_ignored_flag(true)
+        }
+        None => Trial::test(name, move || {
+            let (done, result) = mpsc::channel();
+            thread::spawn(move || done.send(body()));
+            match result.recv_timeout(LIMIT) {
+                Ok(verdict) => Ok(verdict?),
+                Err(problem) => Err(format!("no result within {LIMIT:?}: {problem}").into()),
+            }
+        }),
+    };
+    libtest_mimic::run(&Arguments::from_args(), CASES.iter().map(trial).collect()).exit_code()
+}

@@ -1,0 +1,175 @@
+//! What a capture refuses, and what a graph keeps and gives back.
+
+use std::time::{Duration, Instant};
+
+use ep_conformance::drive::{Round, round};
+use ep_conformance::verify::{bits_of, bytes_of};
+use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::layout::RowFormat;
+use ep_core::{Endpoint, Error, LowLatency, Placement, Rank, RankSet, Shape};
+use ep_cuda::Rows;
+
+use super::Verdict;
+use super::fixture::{HIDDEN, LOCAL, Layer, TOKENS, TOPK, Uploaded, replay, same, same_rows, same_sums};
+use super::throughput::along;
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// What waits for the device is refused by name, and the capture goes on.
+pub(crate) fn refused() -> Verdict {
+    let layer = Layer::new(Placement::Direct).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let said = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let (_, handle) = round(&mut ep, &layer.world, &first[me], &Round::default()).await?;
+        let in_rank = ep.array(&vec![1u8; first[me].tokens as usize * 4])?;
+        let stream = ep.stream().clone();
+        stream.begin_capture()?;
+        let membership = Routing::Membership { in_rank, tokens_per_expert: vec![0; 8] };
+        let options = Dispatch { worst_rows: 48, device_counts: true, ..Dispatch::default() };
+        let said = [
+            ep.dispatch(&input.x, &input.routing()).await.err(),
+            ep.dispatch_with(&input.x, &membership, &options).await.err(),
+            ep.bytes(&input.x).err(),
+            ep.values(&input.topk_idx).err(),
+            ep.array(&[1i64]).err(),
+            ep.recover(&RankSet::new()).await.err(),
+            ep.mask_rank(Rank((me as u32 + 1) % 4)).await.err(),
+            stream.synchronize().err().map(Error::from),
+        ]
+        .map(|error| error.map(|error| error.to_string()).unwrap_or_default());
+        let got = ep.redispatch(&input.x, &handle).await?;
+        let waits = ep_core::engine::Event::wait(&got.event, ep_core::Nanos::from_secs(1));
+        let back = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+        let mut graph = stream.end_capture()?;
+        layer.meet()?;
+        replay(&ep, &mut graph)?;
+        let (received, combined) = layer.expected(&first, None);
+        same_rows(&ep, 1, &got, received[me].rows(), &received[me])?;
+        same_sums(&ep, 1, &back, &combined[me])?;
+        same("events that come in a capture", 1, &[waits], &[false])?;
+        Ok(said)
+    })?;
+    let expected = [
+        "a captured dispatch is not supported",
+        "a captured dispatch of a membership is not supported",
+        "a copy to the host cannot be captured",
+        "a copy to the host cannot be captured",
+        "a copy from the host cannot be captured",
+        "a recovery cannot be captured",
+        "a mask cannot be captured",
+        "a wait for the stream cannot be captured",
+    ];
+    for (said, expected) in said.iter().flat_map(|said| said.iter().zip(expected)) {
+        if !said.contains(expected) {
+            return Err(format!("said `{said}`, expected `{expected}`"));
+        }
+    }
+    Ok(())
+}
+
+/// Inputs, handles and leases may be dropped before a replay: nothing else gets their memory.
+pub(crate) fn kept() -> Verdict {
+    for placement in [Placement::Direct, Placement::Ring] {
+        let layer = Layer::new(placement).map_err(text)?;
+        let (first, others) = (layer.batches(0).map_err(text)?, layer.batches(1).map_err(text)?);
+        layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let input = Uploaded::new(&mut ep, &first[me])?;
+            let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+            let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
+            drop((input, handle, got));
+            layer.meet()?;
+            let (received, _) = layer.expected(&others, None);
+            let (_, combined) = layer.expected(&first, None);
+            let mut held = Vec::new();
+            for turn in 1..=10 {
+                let other = Uploaded::new(&mut ep, &others[me])?;
+                held.push(ep.dispatch(&other.x, &other.routing()).await?);
+                replay(&ep, &mut graph)?;
+                same_sums(&ep, turn, &back, &combined[me])?;
+                for got in &held {
+                    same("rows of a call", turn, &bits_of(&ep.bytes(&got.x)?), &received[me].x)?;
+                }
+                if turn % 4 == 0 {
+                    held.clear();
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Endpoints are gone, and their graphs still do what they did.
+pub(crate) fn outlived() -> Verdict {
+    let layer = Layer::new(Placement::Direct).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let left = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+        let (graph, _, back) = along(&mut ep, &input.x, &handle).await?;
+        layer.meet()?;
+        Ok((graph, ep.stream().clone(), back.x))
+    })?;
+    // Other communicators take memory meanwhile.
+    let other = Layer::new(Placement::Direct).map_err(text)?;
+    let _held = other.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let got = ep.dispatch(&input.x, &input.routing()).await?;
+        Ok((got.x, input.x))
+    })?;
+    let (_, combined) = layer.expected(&first, None);
+    let mut left = left;
+    for (graph, stream, _) in &mut left {
+        graph.launch(stream).map_err(|error| error.to_string())?;
+    }
+    for ((_, stream, x), expected) in left.iter().zip(&combined) {
+        let Rows::Owned { memory, .. } = x else { return Err("sums lie in the window".into()) };
+        let mut bytes = vec![0; expected.x.len() * 2];
+        stream.download(memory.address(), &mut bytes).map_err(|error| error.to_string())?;
+        same("sums", 1, &bytes, &bytes_of(&expected.x)).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// Blocks that a graph granted are grantable again once it is gone: an arena with room for one serves graph after graph.
+pub(crate) fn given_back() -> Verdict {
+    let shape = Shape::builder().experts(4 * LOCAL).topk(TOPK).hidden(HIDDEN).max_tokens(TOKENS);
+    let format = RowFormat::new(&shape.build().map_err(text)?);
+    let layer = Layer::new(Placement::Direct).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let most = layer.expected(&first, None).0.iter().map(|got| got.rows() as u64).max().unwrap_or(0);
+    let layer = Layer::sized(Placement::Direct, 4, format.block_bytes(most) + 128).map_err(text)?;
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+        for turn in 1..=5 {
+            let began = Instant::now();
+            loop {
+                let (graph, got, _) = along(&mut ep, &input.x, &handle).await?;
+                if matches!(got.x, Rows::Leased(_)) {
+                    let second = along(&mut ep, &input.x, &handle).await?;
+                    same("a second block", turn, &[matches!(second.1.x, Rows::Leased(_))], &[false])?;
+                    drop((graph, got));
+                    break;
+                }
+                // The driver says when a graph is gone; that takes a moment.
+                if began.elapsed() > Duration::from_secs(5) {
+                    return Err(Error::invalid("the arena", "full", "empty, as the graphs are gone"));
+                }
+                drop((graph, got));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        layer.meet()
+    })?;
+
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Throughput mode: cached and worst-case dispatch, combine, and ordinary calls in between.
+
+use ep_conformance::drive::{Round, round};
+use ep_conformance::verify::{bits_of, bytes_of};
+use ep_conformance::workload::Batch;
+use ep_core::engine::{Combine, Dispatch, Handle, Received};
+use ep_core::{Endpoint, Error, Placement};
+use ep_cuda::driver::Graph;
+use ep_cuda::{CudaEndpoint, Rows};
+
+use super::Verdict;
+use super::fixture::{Layer, TOKENS, Uploaded, replay, same, same_rows, same_sums};
+
+/// Replays of each graph.
+const REPLAYS: u64 = 100;
+/// Rows that a rank may receive.
+const BOUND: u32 = 4 * TOKENS;
+
+pub(crate) const WORST: Dispatch =
+    Dispatch { rings: None, expert_alignment: 1, worst_rows: BOUND, device_counts: true };
+
+type Back = ep_core::engine::Combined<CudaEndpoint>;
+
+fn text(error: Error) -> String {
+    error.to_string()
+}
+
+/// Rows go out along a handle and straight back, through rings, or placed and pulled.
+pub(crate) fn cached() -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let layer = Layer::new(placement).map_err(text)?;
+        let (graph_only, first) = (Round::default(), layer.batches(0).map_err(text)?);
+        layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let (_, handle) = round(&mut ep, &layer.world, &first[me], &graph_only).await?;
+            let mut input = Uploaded::new(&mut ep, &first[me])?;
+            let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
+            layer.meet()?;
+            for turn in 1..=REPLAYS {
+                // The routing stays, the rows change.
+                let rows = layer.batches(turn)?.into_iter().zip(&first);
+                let batches: Vec<_> = rows.map(|(new, first)| Batch { x: new.x, ..first.clone() }).collect();
+                let (received, combined) = layer.expected(&batches, None);
+                ep.store(&mut input.x, 0, &bytes_of(&batches[me].x))?;
+                replay(&ep, &mut graph)?;
+                same_rows(&ep, turn, &got, received[me].rows(), &received[me])?;
+                same_sums(&ep, turn, &back, &combined[me])?;
+                if turn % 10 == 0 {
+                    let plain = ep.redispatch(&input.x, &handle).await?;
+                    let sums = ep.combine(&plain.x, &plain.handle, Combine::default()).await?;
+                    same("bytes of an ordinary call", turn, &ep.bytes(&plain.x)?, &ep.bytes(&got.x)?)?;
+                    same("sums of an ordinary call", turn, &ep.bytes(&sums.x)?, &ep.bytes(&back.x)?)?;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Captures a cached dispatch of `x` and a combine of what it brings.
+pub(crate) async fn along(
+    ep: &mut CudaEndpoint,
+    x: &Rows,
+    handle: &Handle,
+) -> Result<(Graph, Received<CudaEndpoint>, Back), Error> {
+    let stream = ep.stream().clone();
+    stream.begin_capture()?;
+    let got = ep.redispatch(x, handle).await?;
+    let back = ep.combine(&got.x, &got.handle, Combine::default()).await?;
+    Ok((stream.end_capture()?, got, back))
+}
+
+/// Captures a dispatch whose counts stay on the device, and a combine with weights of what it brings.
+pub(crate) async fn fresh(
+    ep: &mut CudaEndpoint,
+    input: &Uploaded,
+    options: &Dispatch,
+) -> Result<(Graph, Received<CudaEndpoint>, Back), Error> {
+    let stream = ep.stream().clone();
+    stream.begin_capture()?;
+    let got = ep.dispatch_with(&input.x, &input.routing(), options).await?;
+    let weights = Combine { topk_weights: Some(&got.topk_weights), ..Combine::default() };
+    let back = ep.combine(&got.x, &got.handle, weights).await?;
+    Ok((stream.end_capture()?, got, back))
+}
+
+/// Results in ordinary memory, copied to where peers pull from, with weights and bias.
+pub(crate) fn from_anywhere() -> Verdict {
+    for (placement, arena) in [(Placement::Direct, 1 << 20), (Placement::Direct, 0), (Placement::Ring, 1 << 20)] {
+        let layer = Layer::sized(placement, 3, arena).map_err(text)?;
+        let first = layer.batches(0).map_err(text)?;
+        layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let input = Uploaded::new(&mut ep, &first[me])?;
+            let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+            let (received, _) = layer.expected(&first, None);
+            let mut y = ep.rows(&bytes_of(&received[me].x), handle.rows())?;
+            let mut bias = ep.rows(&bytes_of(&first[me].x), first[me].tokens)?;
+            let weights = ep.array(&received[me].topk_weights)?;
+            let stream = ep.stream().clone();
+            stream.begin_capture()?;
+            let options = Combine { topk_weights: Some(&weights), bias: [Some(&bias), None], rings: None };
+            let back = ep.combine(&y, &handle, options).await?;
+            let mut graph = stream.end_capture()?;
+            layer.meet()?;
+            for turn in 1..=30 {
+                let new = layer.batches(turn)?;
+                let batches: Vec<_> =
+                    new.iter().zip(&first).map(|(new, first)| Batch { x: new.x.clone(), ..first.clone() }).collect();
+                let (received, combined) = layer.expected(&batches, Some(&new));
+                ep.store(&mut y, 0, &bytes_of(&received[me].x))?;
+                ep.store(&mut bias, 0, &bytes_of(&new[me].x))?;
+                replay(&ep, &mut graph)?;
+                same_sums(&ep, turn, &back, &combined[me])?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Rows, choices and weights change from replay to replay, and with them how many rows come.
+pub(crate) fn worst_case() -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let layer = Layer::new(placement).map_err(text)?;
+        let first = layer.batches(0).map_err(text)?;
+        let sizes = layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let mut input = Uploaded::new(&mut ep, &first[me])?;
+            let (mut graph, got, back) = fresh(&mut ep, &input, &WORST).await?;
+            let counts = got.counts.as_ref().ok_or_else(|| Error::invalid("counts", "none", "on the device"))?;
+            layer.meet()?;
+            let mut sizes = std::collections::BTreeSet::new();
+            for turn in 1..=REPLAYS {
+                let mut batches = layer.batches(turn)?;
+                for (rank, batch) in (0..).map(ep_core::Rank).zip(&mut batches) {
+                    batch.drop_choices((turn % 4) as f64 / 4.0, turn, rank)?;
+                }
+                let (received, combined) = layer.expected(&batches, None);
+                input.replace(&mut ep, &batches[me])?;
+                replay(&ep, &mut graph)?;
+                let rows = ep.values(&counts.rows)?[0] as usize;
+                same("rows", turn, &[rows], &[received[me].rows()])?;
+                same("expert counts", turn, &ep.values(&counts.experts)?, &received[me].expert_counts)?;
+                same_rows(&ep, turn, &got, rows, &received[me])?;
+                same_sums(&ep, turn, &back, &combined[me])?;
+                sizes.insert(rows);
+                if turn % 25 == 0 {
+                    // What the host is told on request is that of the last replay.
+                    let exchange = got.handle.exchange()?;
+                    same("rows told", turn, &[exchange.received(ep.rank()) as usize], &[rows])?;
+                    let exact = ep.dispatch(&input.x, &input.routing()).await?;
+                    same("plan", turn, &[got.handle.plan()?], &[exact.handle.plan()?])?;
+                }
+            }
+            Ok(sizes.len())
+        })?;
+        if sizes.iter().any(|&sizes| sizes < 3) {
+            return Err(format!("{sizes:?} different numbers of rows came: the routing did not change"));
+        }
+    }
+    Ok(())
+}
+
+/// Two graphs and ordinary calls of all kinds, in changing order.
+pub(crate) fn mixed() -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let layer = Layer::new(placement).map_err(text)?;
+        let first = layer.batches(0).map_err(text)?;
+        layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let mut input = Uploaded::new(&mut ep, &first[me])?;
+            let exact = ep.dispatch(&input.x, &input.routing()).await?.handle;
+            let (mut one, one_got, one_back) = along(&mut ep, &input.x, &exact).await?;
+            let (mut two, two_got, two_back) = fresh(&mut ep, &input, &WORST).await?;
+            layer.meet()?;
+            let (received, combined) = layer.expected(&first, None);
+            for turn in 1..=20 {
+                replay(&ep, &mut one)?;
+                replay(&ep, &mut two)?;
+                if turn % 2 == 0 {
+                    replay(&ep, &mut one)?;
+                }
+                same_rows(&ep, turn, &one_got, received[me].rows(), &received[me])
+                    .map_err(|error| Error::unsupported("the first graph", error))?;
+                same_sums(&ep, turn, &one_back, &combined[me])?;
+                same_rows(&ep, turn, &two_got, received[me].rows(), &received[me])
+                    .map_err(|error| Error::unsupported("the second graph", error))?;
+                same_sums(&ep, turn, &two_back, &combined[me])?;
+                // Ordinary calls: along the handle that the last replay left, and fresh ones.
+                let got = ep.redispatch(&input.x, &two_got.handle).await?;
+                let rows = received[me].rows() * super::fixture::HIDDEN as usize;
+                same("rows along the graph's handle", turn, &bits_of(&ep.bytes(&got.x)?)[..rows], &received[me].x)?;
+                let how = Round { return_weights: true, pull: turn % 3 == 0, ..Round::default() };
+                let (observed, _) = round(&mut ep, &layer.world, &first[me], &how).await?;
+                same("rows of a call", turn, &bits_of(&observed.recv_x), &received[me].x)?;
+                input.replace(&mut ep, &first[me])?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Statistics count what replays moved.
+pub(crate) fn statistics() -> Verdict {
+    let layer = Layer::new(Placement::Direct).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let input = Uploaded::new(&mut ep, &first[me])?;
+        let (mut graph, got, _back) = fresh(&mut ep, &input, &WORST).await?;
+        layer.meet()?;
+        same("operations before", 0, &[ep.stats().operations], &[0])?;
+        for _ in 0..7 {
+            replay(&ep, &mut graph)?;
+        }
+        let (stats, exchange) = (ep.stats(), got.handle.exchange()?);
+        same("operations", 7, &[stats.operations], &[14])?;
+        for (rank, peer) in (0..).map(ep_core::Rank).zip(&stats.peers) {
+            let moved = u64::from(exchange.rows(ep.rank(), rank)) + u64::from(exchange.rows(rank, ep.rank()));
+            same("rows", 7, &[peer.rows_sent, peer.rows_received], &[7 * moved, 7 * moved])?;
+        }
+        let experts: Vec<u64> = exchange.expert_counts().iter().map(|&count| 7 * u64::from(count)).collect();
+        same("rows of experts", 7, &stats.expert_rows, &experts)
+    })?;
+    Ok(())
+}
