@@ -3,7 +3,6 @@
 use std::future::Future;
 
 use moexpress::engine::Scalar;
-use moexpress::engine::low_latency::LowReceived;
 use moexpress::{Endpoint, Error, LowLatency};
 
 use crate::dlpack::{Element, Tensor};
@@ -23,13 +22,13 @@ pub(crate) struct RawScales {
     pub(crate) strides: [i64; 2],
 }
 
-/// Where the results of a low-latency dispatch go: memory of Python, with the shapes that [`LowReceived`] says. Rows beyond each
-/// expert's are left alone.
+/// Where the results of a low-latency dispatch go: memory of Python, with the shapes that
+/// [`LowReceived`](moexpress::engine::low_latency::LowReceived) says. Rows beyond each expert's are undefined.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LowInto {
-    /// bf16 or FP8 codes, contiguous.
+    /// bf16, contiguous; or FP8 codes, contiguous, where scales go elsewhere, else rows as they travel, each at a multiple of 16 bytes.
     pub(crate) x: usize,
-    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements.
+    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements. CPUs only.
     pub(crate) scales: Option<(usize, [i64; 3])>,
     pub(crate) expert_counts: usize,
     pub(crate) segments: usize,
@@ -51,6 +50,11 @@ impl Typed for i32 {
     const ELEMENT: Element = Element::I32;
 }
 
+/// Counts, which are below 2^31.
+impl Typed for u32 {
+    const ELEMENT: Element = Element::I32;
+}
+
 impl Typed for i64 {
     const ELEMENT: Element = Element::I64;
 }
@@ -68,8 +72,8 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Rows of tokens (as the shape's element says where scales are given, else bf16), or of results.
     unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error>;
 
-    /// Numbers.
-    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize) -> Result<Self::Array<T>, Error>;
+    /// Numbers. `keep`: later calls read them, too.
+    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Self::Array<T>, Error>;
 
     /// Experts' results `[local experts, ranks * max_tokens, hidden]`, bf16, of which the first `counts` of each expert matter.
     /// `counts` is empty where the host does not know them.
@@ -84,11 +88,15 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Numbers that leave.
     fn array_out<T: Typed>(&mut self, array: Self::Array<T>, shape: Vec<i64>) -> Result<Tensor, Error>;
 
-    /// Copies what a low-latency dispatch brought. Returns each local expert's rows where the host knows them, else nothing.
-    unsafe fn low_into(&mut self, received: &LowReceived<Self>, into: &LowInto) -> Result<Vec<i32>, Error>;
+    /// Receives a low-latency dispatch. Returns its handle, and each local expert's rows where the host knows them, else nothing.
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Self::Dispatching,
+        into: &LowInto,
+    ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
 
-    /// Copies rows of results, bf16.
-    unsafe fn results_into(&mut self, rows: &Self::Buf, address: usize) -> Result<(), Error>;
+    /// Receives a low-latency combine into `tokens` rows of bf16.
+    async unsafe fn receive_sums_into(&mut self, sent: &Self::Combining, into: usize, tokens: u32) -> Result<(), Error>;
 
     /// Runs a call to its end, as long as `go_on` says so.
     fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T>;

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use moexpress::engine::Dispatch;
-use moexpress::{Element, Endpoint as _, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
+use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -90,8 +90,8 @@ impl Endpoint {
     }
 
     fn out<'py>(&self, py: Python<'py>, dispatched: Dispatched) -> PyResult<Out<'py>> {
-        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, handle } = dispatched;
-        let (topk_idx, topk_weights) = choices.unzip();
+        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } = dispatched;
+        let ((topk_idx, topk_weights), (count, counts)) = (choices.unzip(), counts.unzip());
         let capsule = |tensor: Option<crate::dlpack::Tensor>| tensor.map(|tensor| tensor.into_capsule(py)).transpose();
         let handle = Handle { inner: handle, me: self.me, ranks: self.ranks };
         Ok((
@@ -104,11 +104,14 @@ impl Endpoint {
             source_rank.into_capsule(py)?,
             expert_counts,
             handle,
+            capsule(count)?,
+            capsule(counts)?,
         ))
     }
 }
 
-/// Rows, scales, number of rows, choices, weights, source tokens, source ranks, counts, handle.
+/// Rows, scales, number of rows, choices, weights, source tokens, source ranks, counts, handle; number and counts in the machine's
+/// memory.
 type Out<'py> = (
     Bound<'py, PyAny>,
     Option<Bound<'py, PyAny>>,
@@ -119,6 +122,8 @@ type Out<'py> = (
     Bound<'py, PyAny>,
     Vec<u32>,
     Handle,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
 );
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,7 +192,7 @@ impl Endpoint {
     }
 
     /// See `moexpress.Communicator.dispatch`. `scales`: address and strides.
-    #[pyo3(signature = (x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows))]
+    #[pyo3(signature = (x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts))]
     #[allow(clippy::too_many_arguments)] // As above.
     fn dispatch<'py>(
         &self,
@@ -201,13 +206,14 @@ impl Endpoint {
         tokens_per_expert: Vec<u32>,
         alignment: u32,
         worst_rows: u32,
+        device_counts: bool,
     ) -> PyResult<Out<'py>> {
         let x = rows(x, tokens, scales);
         let routing = match topk_idx {
             Some(topk_idx) => RawRouting::TopK { topk_idx, topk_weights },
             None => RawRouting::Membership { in_rank, tokens_per_expert },
         };
-        let options = Dispatch { rings: None, expert_alignment: alignment, worst_rows };
+        let options = Dispatch { expert_alignment: alignment, worst_rows, device_counts, ..Dispatch::default() };
         // SAFETY: this package's Python names contiguous tensors of these sizes, which it holds until this returns.
         let dispatched = self.call(py, |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
         self.out(py, dispatched)
@@ -333,6 +339,14 @@ impl Endpoint {
     /// The stream that calls enqueue to; 0 on CPUs.
     fn stream(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, |endpoint, _| Ok(endpoint.stream()))
+    }
+
+    /// Bytes from one FP8 row to the next as they travel, and from the start of a row to its scales.
+    fn row_layout(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.call(py, |endpoint, _| {
+            let row = endpoint.layout().row();
+            Ok((row.payload_stride(), row.scales_offset()))
+        })
     }
 
     /// Frees windows and lanes. Tensors that lie in the arena stay readable.

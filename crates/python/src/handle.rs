@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use moexpress::{Rank, engine};
 use pyo3::prelude::*;
 
-use crate::error::invalid;
+use crate::error::{invalid, of};
 use crate::guard::Own;
 
 /// Replays the routing of a dispatch: for combine, and for cached dispatch.
@@ -37,7 +37,7 @@ fn fill(py: Python<'_>, address: usize, len: usize, values: Vec<i32>) -> PyResul
 
 #[pymethods]
 impl Handle {
-    /// Rows that this rank received.
+    /// Rows that this rank received; the bound that was given where their number stays in the machine's memory.
     #[getter]
     fn rows(&self) -> u32 {
         self.inner.rows()
@@ -57,7 +57,7 @@ impl Handle {
 
     /// Writes int32 `[ranks, ranks]`: rows that rank `column` gets from ranks 0 to `row`.
     fn rank_prefix(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
-        let exchange = self.inner.exchange();
+        let exchange = self.inner.exchange().map_err(|error| of(py, &error))?;
         let upto = |source: Rank, to: Rank| (exchange.first_row(source, to) + exchange.rows(source, to)) as i32;
         let all = self.all().flat_map(|source| self.all().map(move |to| upto(source, to))).collect();
         fill(py, address, len, all)
@@ -66,7 +66,7 @@ impl Handle {
     /// Writes int32 `[ranks, channels]`: rows of channels 0 to `column` to rank `row`, each channel a share of the tokens.
     fn channel_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
         let share = share(self.inner.tokens(), channels);
-        let plan = self.inner.plan();
+        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
         let upto = |to: Rank, channel: u32| {
             plan.sent_to(to).partition_point(|&token| u64::from(token) < share * u64::from(channel + 1)) as i32
         };
@@ -83,9 +83,9 @@ impl Handle {
         address: usize,
         len: usize,
     ) -> PyResult<()> {
-        let (exchange, me) = (self.inner.exchange(), Rank(self.me));
+        let (exchange, me) = (self.inner.exchange().map_err(|error| of(py, &error))?, Rank(self.me));
         // SAFETY: the caller names a contiguous int32 tensor of the received rows.
-        let tokens = unsafe { slice::<i32>(source_token, self.inner.rows() as usize) };
+        let tokens = unsafe { slice::<i32>(source_token, exchange.received(me) as usize) };
         let before = |source: Rank, channel: u32| {
             let first = exchange.first_row(source, me) as usize;
             let rows = &tokens[first..first + exchange.rows(source, me) as usize];
@@ -98,10 +98,11 @@ impl Handle {
     /// Writes int32 `[tokens, ranks]`: the row's number among those of its channel to the rank, -1 where the token does not go.
     fn send_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
         let share = share(self.inner.tokens(), channels).max(1);
+        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
         let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks as usize];
         for to in self.all() {
             let (mut channel, mut number) = (0, 0);
-            for &token in self.inner.plan().sent_to(to) {
+            for &token in plan.sent_to(to) {
                 let of = u64::from(token) / share;
                 number = if of == channel { number } else { 0 };
                 channel = of;

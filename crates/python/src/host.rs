@@ -2,11 +2,11 @@
 
 use std::future::Future;
 
-use moexpress::engine::low_latency::LowReceived;
+use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
 use moexpress::engine::{Engine, HostRows, Scalar};
 use moexpress::host::{Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
-use moexpress::{Element as Rows, Endpoint as _, Error, Scaling};
+use moexpress::{Element as Rows, Endpoint as _, Error, LowLatency as _, Scaling};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
@@ -103,7 +103,7 @@ impl Backend for Engine<Machine> {
         Ok(HostRows::Owned { bytes, row_bytes: parts.row_bytes })
     }
 
-    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize) -> Result<Vec<T>, Error> {
+    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, _keep: bool) -> Result<Vec<T>, Error> {
         // SAFETY: as the caller promises.
         Ok(unsafe { slice::<T>(address, len) }.to_vec())
     }
@@ -160,7 +160,8 @@ impl Backend for Engine<Machine> {
         Ok(Tensor::of_vec(array, shape, T::ELEMENT))
     }
 
-    unsafe fn low_into(&mut self, received: &LowReceived<Self>, into: &LowInto) -> Result<Vec<i32>, Error> {
+    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, Vec<i32>), Error> {
+        let received = self.receive_dispatch(sent).await?;
         let parts = parts(self);
         let bytes = dense(&received.x, parts.row_bytes)?;
         let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
@@ -187,12 +188,13 @@ impl Backend for Engine<Machine> {
         unsafe { copy_out(counts, into.expert_counts, 0) };
         // SAFETY: as above.
         unsafe { copy_out(&received.segments, into.segments, 0) };
-        Ok(counts.clone())
+        Ok((received.handle, received.expert_counts))
     }
 
-    unsafe fn results_into(&mut self, rows: &Self::Buf, address: usize) -> Result<(), Error> {
+    async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, _tokens: u32) -> Result<(), Error> {
+        let rows = self.receive_combine(sent).await?.x;
         // SAFETY: as the caller promises.
-        unsafe { copy_out(dense(rows, rows.row_bytes())?, address, 0) };
+        unsafe { copy_out(dense(&rows, rows.row_bytes())?, into, 0) };
         Ok(())
     }
 

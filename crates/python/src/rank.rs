@@ -56,6 +56,8 @@ pub(crate) struct Dispatched {
     pub(crate) source_token: Tensor,
     pub(crate) source_rank: Tensor,
     pub(crate) expert_counts: Vec<u32>,
+    /// Rows, and counts of each expert, where they stay in the machine's memory.
+    pub(crate) counts: Option<(Tensor, Tensor)>,
     pub(crate) handle: Handle,
 }
 
@@ -103,9 +105,9 @@ struct Low<H> {
     tokens: u32,
 }
 
-/// A low-latency dispatch that was sent, and the tokens it was for.
-struct SentDispatch<D> {
-    sent: D,
+/// A low-latency operation that was sent, and the tokens it was for.
+struct Sent<S> {
+    sent: S,
     tokens: u32,
 }
 
@@ -122,10 +124,10 @@ impl<E: Backend> Rank<E> {
     ///
     /// # Safety
     /// As [`Backend`] says.
-    unsafe fn weights(&mut self, address: Option<usize>, rows: u32) -> Result<Option<E::Array<f32>>, Error> {
+    unsafe fn weights(&mut self, address: Option<usize>, rows: u32, keep: bool) -> Result<Option<E::Array<f32>>, Error> {
         let len = rows as usize * self.topk();
         // SAFETY: as the caller promises.
-        address.map(|address| unsafe { self.endpoint.array_in(address, len) }).transpose()
+        address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
     }
 
     fn topk(&self) -> usize {
@@ -143,8 +145,17 @@ impl<E: Backend> Rank<E> {
     }
 
     fn dispatched(&mut self, received: moexpress::engine::Received<E>, carries: bool) -> Answer<Dispatched> {
-        let moexpress::engine::Received { x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, handle, .. } =
-            received;
+        let moexpress::engine::Received {
+            x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, counts, handle, ..
+        } = received;
+        let local = i64::from(self.layout.local_experts());
+        let counts = match counts {
+            Some(counts) => {
+                let rows = self.endpoint.array_out(counts.rows, vec![1])?;
+                Some((rows, self.endpoint.array_out(counts.experts, vec![local])?))
+            }
+            None => None,
+        };
         let out = self.endpoint.rows_out(x)?;
         let room = out.x.shape[0];
         let topk = self.topk() as i64;
@@ -156,7 +167,7 @@ impl<E: Backend> Rank<E> {
         };
         let source_token = self.endpoint.array_out(source_token, vec![room])?;
         let source_rank = self.endpoint.array_out(source_rank, vec![room])?;
-        Ok(Dispatched { x: out.x, scales: out.scales, rows, choices, source_token, source_rank, expert_counts, handle })
+        Ok(Dispatched { x: out.x, scales: out.scales, rows, choices, source_token, source_rank, expert_counts, counts, handle })
     }
 }
 
@@ -196,14 +207,14 @@ where
         let routing = match routing {
             RawRouting::TopK { topk_idx, topk_weights } => {
                 // SAFETY: as above.
-                let topk_idx = unsafe { self.endpoint.array_in(*topk_idx, tokens * self.topk()) }?;
+                let topk_idx = unsafe { self.endpoint.array_in(*topk_idx, tokens * self.topk(), false) }?;
                 // SAFETY: as above.
-                let topk_weights = unsafe { self.weights(*topk_weights, x.rows) }?;
+                let topk_weights = unsafe { self.weights(*topk_weights, x.rows, false) }?;
                 Routing::TopK { topk_idx, topk_weights }
             }
             RawRouting::Membership { in_rank, tokens_per_expert } => {
                 // SAFETY: as above.
-                let in_rank = unsafe { self.endpoint.array_in(*in_rank, tokens * ranks) }?;
+                let in_rank = unsafe { self.endpoint.array_in(*in_rank, tokens * ranks, false) }?;
                 Routing::Membership { in_rank, tokens_per_expert: tokens_per_expert.clone() }
             }
         };
@@ -224,7 +235,7 @@ where
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(y) }?;
         // SAFETY: as above.
-        let topk_weights = unsafe { self.weights(with.topk_weights, handle.rows()) }?;
+        let topk_weights = unsafe { self.weights(with.topk_weights, handle.rows(), false) }?;
         let mut bias = [None, None];
         for (into, address) in bias.iter_mut().zip(with.bias) {
             let Some(address) = address else { continue };
@@ -250,20 +261,19 @@ where
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk()) }?;
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
         // SAFETY: as above.
-        let topk_weights = unsafe { self.weights(topk_weights, x.rows) }?;
+        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
         let routing = LowRouting { topk_idx, topk_weights };
         let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
-        Ok(Box::new(SentDispatch { sent, tokens: x.rows }))
+        Ok(Box::new(Sent { sent, tokens: x.rows }))
     }
 
     unsafe fn receive_dispatch(&mut self, sent: &dyn Any, into: &LowInto, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send + Sync>> {
-        let sent: &SentDispatch<E::Dispatching> = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
-        let received = wait::<E, _>(self.endpoint.receive_dispatch(&sent.sent), go_on)?;
+        let sent: &Sent<E::Dispatching> = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
         // SAFETY: as the caller promises.
-        let counts = unsafe { self.endpoint.low_into(&received, into) }?;
-        Ok(Box::new(Low { handle: received.handle, counts, tokens: sent.tokens }))
+        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, into) }, go_on)?;
+        Ok(Box::new(Low { handle, counts, tokens: sent.tokens }))
     }
 
     unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
@@ -271,16 +281,15 @@ where
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
         // SAFETY: as above.
-        let weights = unsafe { self.weights(topk_weights, low.tokens) }?;
+        let weights = unsafe { self.weights(topk_weights, low.tokens, true) }?;
         let sent = wait::<E, _>(self.endpoint.send_combine(&rows, &low.handle, weights.as_ref()), go_on)?;
-        Ok(Box::new(sent))
+        Ok(Box::new(Sent { sent, tokens: low.tokens }))
     }
 
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()> {
-        let sent: &E::Combining = sent.downcast_ref().ok_or_else(|| foreign("combine"))?;
-        let combined = wait::<E, _>(self.endpoint.receive_combine(sent), go_on)?;
+        let sent: &Sent<E::Combining> = sent.downcast_ref().ok_or_else(|| foreign("combine"))?;
         // SAFETY: as the caller promises.
-        Ok(unsafe { self.endpoint.results_into(&combined.x, into) }?)
+        wait::<E, _>(unsafe { self.endpoint.receive_sums_into(&sent.sent, into, sent.tokens) }, go_on)
     }
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()> {

@@ -15,6 +15,7 @@
 
 mod combine;
 mod dispatch;
+pub(crate) mod foreign;
 pub mod graphs;
 mod low_latency;
 pub(crate) mod poll;
@@ -36,6 +37,7 @@ use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rin
 
 use crate::driver::{self, Capture};
 use crate::rank::{Call, RankDevice};
+pub use foreign::LowPlaces;
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 

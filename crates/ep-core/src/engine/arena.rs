@@ -200,7 +200,7 @@ impl<W: Window> Lease<W> {
     /// The window that it is part of, and where the rows lie there, one at each [`RowFormat::payload_stride`]: for backends whose
     /// window may be read in place.
     pub fn place(&self) -> (&W, Block) {
-        (&self.window, self.block)
+        (&self.window, self.held.block)
     }
 
     /// Bytes of one row.

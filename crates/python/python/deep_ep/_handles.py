@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +14,13 @@ class Handle(tuple[Any, ...]):
     """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks, channels]``,
     recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``, is_token_in_rank bool ``[tokens, ranks]``,
     send_head int32 ``[tokens, ranks]``.
+
+    The matrices are computed when they are asked for: nothing here needs them.
     """
 
     communicator: Communicator
     native: _native.Handle
-    tokens_per_expert: list[int]
+    channels: int
     # The same routing in communicators of other element types, made when a cached dispatch asks for one.
     others: dict[str, tuple[Communicator, _native.Handle]]
 
@@ -29,27 +33,35 @@ class Handle(tuple[Any, ...]):
         in_rank: torch.Tensor,
         channels: int,
     ) -> Handle:
-        """Computes the matrices."""
-        ranks, device = communicator.ranks, source_token.device
-        host_tokens = source_token if device.type == "cpu" else source_token[: native.rows].cpu()
-
-        def filled(rows: int, columns: int, fill: Any, *before: int) -> torch.Tensor:
-            matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
-            fill(*before, matrix.data_ptr(), matrix.numel())
-            return matrix.to(device)
-
-        handle = cls(
-            (
-                filled(ranks, ranks, native.rank_prefix),
-                filled(ranks, channels, native.channel_prefix, channels),
-                filled(ranks, channels, native.source_channel_prefix, channels, host_tokens.data_ptr()),
-                source_token,
-                in_rank,
-                filled(native.tokens, ranks, native.send_head, channels),
-            )
-        )
-        handle.communicator, handle.native, handle.others = communicator, native, {}
+        """Of a dispatch with so many channels."""
+        handle = cls((None, None, None, source_token, in_rank, None))
+        handle.communicator, handle.native, handle.channels, handle.others = communicator, native, channels, {}
         return handle
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        held = super().__getitem__(index)
+        return self._computed(index % len(self)) if held is None else held
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _computed(self, index: int) -> torch.Tensor:
+        native, ranks, channels = self.native, self.communicator.ranks, self.channels
+        if index == 0:
+            return self._filled(ranks, ranks, native.rank_prefix)
+        if index == 1:
+            return self._filled(ranks, channels, partial(native.channel_prefix, channels))
+        if index == 5:
+            return self._filled(native.tokens, ranks, partial(native.send_head, channels))
+        source_token = self[3].cpu()
+        return self._filled(ranks, channels, partial(native.source_channel_prefix, channels, source_token.data_ptr()))
+
+    def _filled(self, rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
+        matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
+        fill(matrix.data_ptr(), matrix.numel())
+        return matrix.to(self.communicator.device)
 
 
 class LowLatencyHandle(tuple[Any, ...]):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from moexpress import Communicator, Meeting, _native, errors
+from moexpress import Communicator, Meeting, Received, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
 
@@ -262,10 +263,11 @@ class Buffer:
         _check("num_tokens_per_rank", num_tokens_per_rank, torch.int32, [self.group_size], device)
         _check("num_tokens_per_expert", num_tokens_per_expert, torch.int32, [experts], device)
         _check("is_token_in_rank", is_token_in_rank, torch.bool, [tokens, self.group_size], device)
-        worst = {"alignment": expert_alignment, "worst_rows": num_worst_tokens}
+        worst: dict[str, Any] = {"alignment": expert_alignment, "worst_rows": num_worst_tokens}
         if topk_idx is None or topk_weights is None:
             communicator = self._normal(device, experts, 1, hidden, rows.element)
             counts = num_tokens_per_expert.tolist()
+            communicator.order.defer = async_finish
             received = communicator.dispatch_members(rows.x, is_token_in_rank, counts, scales=rows.scales, **worst)
         else:
             _check_topk_idx(topk_idx)
@@ -274,16 +276,19 @@ class Buffer:
             if device.type == "cpu":
                 _check_agreement(topk_idx, is_token_in_rank, experts, self.group_size)
             communicator = self._normal(device, experts, topk_idx.shape[1], hidden, rows.element)
+            # No count comes to the host, so that a GPU's calls can be captured.
+            worst["device_counts"] = num_worst_tokens > 0
+            communicator.order.defer = async_finish
             received = communicator.dispatch(rows.x, topk_idx, topk_weights, scales=rows.scales, **worst)
         channels = (config.num_sms if config is not None else Buffer.num_sms) // 2
         made = _handles.Handle.of(communicator, received.handle, received.source_token, is_token_in_rank, channels)
         return (
-            rows.received(received.x, received.scales),
+            _taken(rows, received, communicator, async_finish),
             received.topk_idx,
             received.topk_weights,
             [] if num_worst_tokens else received.expert_counts,
             made,
-            _finished(async_finish),
+            _event(communicator, async_finish),
         )
 
     def _redispatch(
@@ -296,13 +301,16 @@ class Buffer:
             known = handle.others.get(rows.element)
             if known is None:
                 zeros = [0] * communicator.experts
+                other.order.defer = async_finish
                 received = other.dispatch_members(rows.x, handle[4], zeros, scales=rows.scales)
                 handle.others[rows.element] = (other, received.handle)
-                out = rows.received(received.x, received.scales)
-                return out, None, None, None, None, _finished(async_finish)
+                out = _taken(rows, received, other, async_finish)
+                return out, None, None, None, None, _event(other, async_finish)
             communicator, native = known
+        communicator.order.defer = async_finish
         received = communicator.redispatch(rows.x, native, scales=rows.scales)
-        return rows.received(received.x, received.scales), None, None, None, None, _finished(async_finish)
+        out = _taken(rows, received, communicator, async_finish)
+        return out, None, None, None, None, _event(communicator, async_finish)
 
     def combine(
         self,
@@ -332,8 +340,9 @@ class Buffer:
         made = _handles.normal(handle)
         if previous_event is not None:
             previous_event.current_stream_wait()
+        made.communicator.order.defer = async_finish
         combined = made.communicator.combine(x, made.native, topk_weights=topk_weights, bias=bias)
-        return combined.x, combined.topk_weights, _finished(async_finish)
+        return combined.x, combined.topk_weights, _event(made.communicator, async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
         """Not supported: :meth:`dispatch` serves all ranks of one NVLink domain."""
@@ -533,6 +542,18 @@ class Buffer:
 
 def _finished(async_finish: bool) -> EventOverlap:
     return EventOverlap(EventHandle() if async_finish else None)
+
+
+def _taken(rows: Rows, received: Received, communicator: Communicator, async_finish: bool) -> Rows_t:
+    """Received rows in the form of those that were sent, which may take a copy."""
+    with communicator.order.behind() if async_finish else nullcontext():
+        taken: Rows_t = rows.received(received.x, received.scales)
+    return taken
+
+
+def _event(communicator: Communicator, async_finish: bool) -> EventOverlap:
+    """After the last call of a communicator."""
+    return EventOverlap(EventHandle(communicator.order.event()) if async_finish else None)
 
 
 def _told(what: object) -> str:

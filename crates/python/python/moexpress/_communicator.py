@@ -34,7 +34,7 @@ class Received:
     scales: torch.Tensor | None
     """``[rows, scales]`` of FP8 rows: f32, or int32 with four UE8M0 bytes each."""
     rows: int
-    """Rows received; ``x`` may have room for more (``worst_rows``)."""
+    """Rows received; ``x`` may have room for more (``worst_rows``). With ``device_counts`` the bound."""
     topk_idx: torch.Tensor | None
     """int64 ``[rows, topk]``: expert on this rank, or -1. None where choices did not travel."""
     topk_weights: torch.Tensor | None
@@ -47,6 +47,8 @@ class Received:
     """``[local experts]``: received choices, rounded up to the alignment. Empty for a cached dispatch."""
     handle: _native.Handle
     """For combine and cached dispatches."""
+    device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
+    """int32 ``[1]``, rows received, and int32 ``[local experts]``, as ``expert_counts``: where they were asked for."""
 
 
 @dataclass
@@ -80,8 +82,11 @@ class LowReceived:
 class LowDispatch:
     """A low-latency dispatch that was sent. Operations are received in the order in which they were sent."""
 
-    def __init__(self, communicator: Communicator, pending: _native.Pending, tokens: int, into: LowReceived) -> None:
-        self._communicator, self._pending, self._tokens, self._into = communicator, pending, tokens, into
+    def __init__(
+        self, communicator: Communicator, pending: _native.Pending, x: torch.Tensor, into: LowReceived
+    ) -> None:
+        # Rows are kept: those for a rank that was late are read again by the receiving half.
+        self._communicator, self._pending, self._x, self._into = communicator, pending, x, into
 
     @property
     def result(self) -> LowReceived:
@@ -94,29 +99,37 @@ class LowDispatch:
         Raises:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
         """
-        into = self._into
-        scales = None if into.scales is None else (into.scales.data_ptr(), *into.scales.stride())
-        outputs = (into.x, into.scales, into.expert_counts, into.segments, into.source_token)
-        order = self._communicator.order
-        order.enter(outputs)
-        into.handle = self._communicator.native.receive_dispatch(
+        into, communicator = self._into, self._communicator
+        # GPUs bring FP8 rows as they travel; codes and scales are taken apart here.
+        rows = communicator._travelling() if communicator.device.type == "cuda" and into.scales is not None else None
+        scales = None if into.scales is None or rows is not None else (into.scales.data_ptr(), *into.scales.stride())
+        x = into.x if rows is None else rows
+        communicator.order.enter((x, into.scales, into.expert_counts, into.segments, into.source_token))
+        into.handle = communicator.native.receive_dispatch(
             self._pending,
-            into.x.data_ptr(),
+            x.data_ptr(),
             scales,  # type: ignore[arg-type]
             into.expert_counts.data_ptr(),
             into.segments.data_ptr(),
             into.source_token.data_ptr(),
-            self._tokens,
+            self._x.shape[0],
         )
-        order.leave()
+        communicator.order.leave()
+        if rows is not None and into.scales is not None:
+            at, wide = communicator.native.row_layout()[1], into.scales.shape[2]
+            into.x.view(torch.uint8).copy_(rows[..., : communicator.hidden])
+            into.scales.copy_(rows[..., at : at + 4 * wide].view(into.scales.dtype))
         return into
 
 
 class LowCombine:
     """A low-latency combine that was sent."""
 
-    def __init__(self, communicator: Communicator, pending: _native.Pending, into: torch.Tensor) -> None:
-        self._communicator, self._pending, self._into = communicator, pending, into
+    def __init__(
+        self, communicator: Communicator, pending: _native.Pending, y: torch.Tensor, into: torch.Tensor
+    ) -> None:
+        # Results are kept: those for a rank that was late are read again by the receiving half.
+        self._communicator, self._pending, self._y, self._into = communicator, pending, y, into
 
     @property
     def result(self) -> torch.Tensor:
@@ -191,9 +204,9 @@ class Communicator:
         slots: int | None = None,
         multiprocessors: int | None = None,
     ) -> None:
+        self.device = _device(device)
         self.meeting = group if isinstance(group, Meeting) else Meeting(group, timeout=timeout)
         self.rank, self.ranks = self.meeting.rank, self.meeting.world
-        self.device = _device(device)
         self.experts, self.topk, self.hidden, self.max_tokens = experts, topk, hidden, max_tokens
         self.element: Element = element
         self.low_latency = low_latency
@@ -248,6 +261,7 @@ class Communicator:
         scales: torch.Tensor | None = None,
         alignment: int = 1,
         worst_rows: int = 0,
+        device_counts: bool = False,
     ) -> Received:
         """Sends each row to the ranks that hold its experts, once to each rank.
 
@@ -257,9 +271,13 @@ class Communicator:
             topk_weights: f32 ``[tokens, topk]``, carried to the receiver. Default: ones.
             scales: ``[tokens, scales]``, f32, or int32 with four UE8M0 bytes each; any strides.
             alignment: per-expert counts are rounded up to a multiple of this. Rows do not move.
-            worst_rows: rows to make room for instead of the exact number; more than come is an error.
+            worst_rows: rows to make room for instead of the exact number; if more come, that is an error on all ranks. Rows beyond
+                those that came have ``topk_idx`` -1.
+            device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
+                CUDA graph. Needs ``worst_rows``.
         """
         tokens = self._rows("x", x, scales)
+        scales = self._by_row(scales)
         _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
         if topk_weights is not None:
             _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
@@ -274,6 +292,7 @@ class Communicator:
             [],
             alignment,
             worst_rows,
+            device_counts,
         )
         return self._received(out)
 
@@ -294,6 +313,7 @@ class Communicator:
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
         tokens = self._rows("x", x, scales)
+        scales = self._by_row(scales)
         _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), [tokens, self.ranks], self.device)
         self.order.enter((x, scales, in_rank))
         out = self.native.dispatch(
@@ -306,6 +326,7 @@ class Communicator:
             list(tokens_per_expert),
             alignment,
             worst_rows,
+            False,
         )
         return self._received(out)
 
@@ -313,6 +334,7 @@ class Communicator:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
         handle = _handle(handle)
         tokens = self._rows("x", x, scales)
+        scales = self._by_row(scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
         self.order.enter((x, scales))
@@ -370,7 +392,7 @@ class Communicator:
         self.order.enter((x, topk_idx, topk_weights))
         sent = self.native.send_dispatch(x.data_ptr(), tokens, topk_idx.data_ptr(), _address(topk_weights))
         self.order.leave()
-        return LowDispatch(self, sent, tokens, into)
+        return LowDispatch(self, sent, x, into)
 
     def low_latency_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
@@ -406,7 +428,7 @@ class Communicator:
         self.order.enter((y, topk_weights))
         sent = self.native.send_combine(y.data_ptr(), handle, _address(topk_weights))
         self.order.leave()
-        return LowCombine(self, sent, out)
+        return LowCombine(self, sent, y, out)
 
     def low_latency_combine(
         self,
@@ -524,7 +546,7 @@ class Communicator:
 
     def _received(self, out: _native.Dispatched) -> Received:
         self.order.leave()
-        x, scales, rows, topk_idx, topk_weights, source_token, source_rank, counts, handle = out
+        x, scales, rows, topk_idx, topk_weights, source_token, source_rank, counts, handle, count, device_counts = out
         tensor = from_dlpack(x)
         return Received(
             x=tensor if scales is None else tensor.view(torch.float8_e4m3fn),
@@ -536,7 +558,19 @@ class Communicator:
             source_rank=from_dlpack(source_rank),
             expert_counts=counts,
             handle=handle,
+            device_counts=(from_dlpack(count), from_dlpack(device_counts)) if count is not None else None,
         )
+
+    def _by_row(self, scales: torch.Tensor | None) -> torch.Tensor | None:
+        """Scales as the backend takes them: GPUs want those of a row side by side."""
+        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
+            return scales
+        return scales.clone(memory_format=torch.contiguous_format)
+
+    def _travelling(self) -> torch.Tensor:
+        """Memory for low-latency FP8 rows as they travel: codes and scales side by side."""
+        experts, rows, _ = self._low_shape(self.hidden)
+        return torch.empty((experts, rows, self.native.row_layout()[0]), dtype=torch.uint8, device=self.device)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

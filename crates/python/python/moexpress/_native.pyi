@@ -5,7 +5,19 @@ from typing import Any, final
 Capsule = Any
 Scales2 = tuple[int, int, int] | None
 Scales3 = tuple[int, int, int, int] | None
-Dispatched = tuple[Capsule, Capsule | None, int, Capsule | None, Capsule | None, Capsule, Capsule, list[int], "Handle"]
+Dispatched = tuple[
+    Capsule,
+    Capsule | None,
+    int,
+    Capsule | None,
+    Capsule | None,
+    Capsule,
+    Capsule,
+    list[int],
+    "Handle",
+    Capsule | None,
+    Capsule | None,
+]
 
 def cuda_is_available() -> str | None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
@@ -76,6 +88,7 @@ class Endpoint:
         tokens_per_expert: list[int],
         alignment: int,
         worst_rows: int,
+        device_counts: bool,
     ) -> Dispatched: ...
     def redispatch(self, x: int, tokens: int, scales: Scales2, handle: Handle) -> Dispatched: ...
     def combine(
@@ -101,4 +114,5 @@ class Endpoint:
     def stats(self) -> dict[str, Any]: ...
     def window_bytes(self) -> int: ...
     def stream(self) -> int: ...
+    def row_layout(self) -> tuple[int, int]: ...
     def close(self) -> None: ...
