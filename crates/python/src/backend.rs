@@ -96,7 +96,8 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
 
     /// Receives a low-latency combine into `tokens` rows of bf16.
-    async unsafe fn receive_sums_into(&mut self, sent: &Self::Combining, into: usize, tokens: u32) -> Result<(), Error>;
+    async unsafe fn receive_sums_into(&mut self, sent: &Self::Combining, into: usize, tokens: u32)
+    -> Result<(), Error>;
 
     /// Runs a call to its end, as long as `go_on` says so.
     fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T>;

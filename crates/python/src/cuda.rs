@@ -69,7 +69,8 @@ impl Backend for CudaEndpoint {
         let shape = *self.shape();
         let hidden = shape.hidden() as usize;
         let row_bytes = if rows.scales.is_some() { shape.row_bytes() } else { shape.result_bytes() } as usize;
-        let is_in_place = rows.scales.is_none() && row_bytes.is_multiple_of(ALIGN) && rows.address.is_multiple_of(ALIGN);
+        let is_in_place =
+            rows.scales.is_none() && row_bytes.is_multiple_of(ALIGN) && rows.address.is_multiple_of(ALIGN);
         if is_in_place && rows.rows > 0 {
             // SAFETY: as the caller promises.
             return Ok(unsafe { self.foreign_rows(rows.address as u64, rows.rows, row_bytes) });
@@ -150,7 +151,11 @@ impl Backend for CudaEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(array) })
     }
 
-    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, Vec<i32>), Error> {
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Dispatching,
+        into: &LowInto,
+    ) -> Result<(LowHandle, Vec<i32>), Error> {
         if into.scales.is_some() {
             return Err(Error::unsupported("a place for scales alone", "rows as they travel, on GPUs"));
         }

@@ -54,7 +54,13 @@ fn placement(name: &str) -> Result<Placement, Error> {
 }
 
 /// Makes a rank of a backend.
-fn join(backend: &str, plan: Plan, gpu: usize, multiprocessors: u32, member: Arc<ep_bootstrap::Member>) -> Result<Boxed, Error> {
+fn join(
+    backend: &str,
+    plan: Plan,
+    gpu: usize,
+    multiprocessors: u32,
+    member: Arc<ep_bootstrap::Member>,
+) -> Result<Boxed, Error> {
     let Plan { shape, topology, settings } = plan;
     match backend {
         "host" => {
@@ -69,7 +75,11 @@ fn join(backend: &str, plan: Plan, gpu: usize, multiprocessors: u32, member: Arc
 
 impl Endpoint {
     /// Makes a call, without the interpreter's lock.
-    fn call<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send) -> PyResult<T> {
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
+    ) -> PyResult<T> {
         let rank = self.rank.get(py)?;
         let mut patience = Patience::new();
         let ended = py.detach(|| {
@@ -90,7 +100,8 @@ impl Endpoint {
     }
 
     fn out<'py>(&self, py: Python<'py>, dispatched: Dispatched) -> PyResult<Out<'py>> {
-        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } = dispatched;
+        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
+            dispatched;
         let ((topk_idx, topk_weights), (count, counts)) = (choices.unzip(), counts.unzip());
         let capsule = |tensor: Option<crate::dlpack::Tensor>| tensor.map(|tensor| tensor.into_capsule(py)).transpose();
         let handle = Handle { inner: handle, me: self.me, ranks: self.ranks };
@@ -166,8 +177,13 @@ impl Endpoint {
         let (me, ranks) = (member.rank().0, member.world());
         let plan = || -> Result<Plan, Error> {
             let element = self::element(element)?;
-            let shape =
-                Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).element(element).build()?;
+            let shape = Shape::builder()
+                .experts(experts)
+                .topk(topk)
+                .hidden(hidden)
+                .max_tokens(max_tokens)
+                .element(element)
+                .build()?;
             let topology = Topology::new(1, ranks)?;
             let nanos = u64::try_from(within(seconds).as_nanos()).unwrap_or(u64::MAX);
             let mut settings = Settings::builder(&shape, &topology)
@@ -252,7 +268,14 @@ impl Endpoint {
     }
 
     /// The sending half of a low-latency dispatch.
-    fn send_dispatch(&self, py: Python<'_>, x: usize, tokens: u32, topk_idx: usize, topk_weights: Option<usize>) -> PyResult<Pending> {
+    fn send_dispatch(
+        &self,
+        py: Python<'_>,
+        x: usize,
+        tokens: u32,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+    ) -> PyResult<Pending> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
         let sent = self.call(py, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
@@ -282,7 +305,13 @@ impl Endpoint {
     }
 
     /// The sending half of a low-latency combine.
-    fn send_combine(&self, py: Python<'_>, y: usize, handle: &LowHandle, topk_weights: Option<usize>) -> PyResult<Pending> {
+    fn send_combine(
+        &self,
+        py: Python<'_>,
+        y: usize,
+        handle: &LowHandle,
+        topk_weights: Option<usize>,
+    ) -> PyResult<Pending> {
         // SAFETY: as in `dispatch`.
         let sent = self.call(py, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
         Ok(self.sent(sent))
@@ -379,7 +408,14 @@ impl Endpoint {
 
 /// Bytes that low latency takes of each window, for sizes that [`Endpoint`] takes.
 #[pyfunction]
-pub(crate) fn low_latency_bytes(py: Python<'_>, experts: u32, topk: u32, hidden: u32, max_tokens: u32, ranks: u32) -> PyResult<u64> {
+pub(crate) fn low_latency_bytes(
+    py: Python<'_>,
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    max_tokens: u32,
+    ranks: u32,
+) -> PyResult<u64> {
     let bytes = || -> Result<u64, Error> {
         let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).build()?;
         let topology = Topology::new(1, ranks)?;

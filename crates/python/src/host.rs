@@ -78,7 +78,9 @@ fn parts(engine: &Engine<Machine>) -> Parts {
 fn dense<'a>(rows: &'a HostRows<Window>, row_bytes: usize) -> Result<&'a [u8], Error> {
     match rows {
         HostRows::Owned { bytes, .. } => Ok(bytes),
-        HostRows::Leased(_) => Err(Error::invalid("rows of low latency", "in an arena", format_args!("of {row_bytes} bytes each"))),
+        HostRows::Leased(_) => {
+            Err(Error::invalid("rows of low latency", "in an arena", format_args!("of {row_bytes} bytes each")))
+        }
     }
 }
 
@@ -160,7 +162,11 @@ impl Backend for Engine<Machine> {
         Ok(Tensor::of_vec(array, shape, T::ELEMENT))
     }
 
-    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, Vec<i32>), Error> {
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Dispatching,
+        into: &LowInto,
+    ) -> Result<(LowHandle, Vec<i32>), Error> {
         let received = self.receive_dispatch(sent).await?;
         let parts = parts(self);
         let bytes = dense(&received.x, parts.row_bytes)?;
@@ -175,14 +181,24 @@ impl Backend for Engine<Machine> {
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), (into.x as *mut u8).add(row * codes), codes) };
                 let Some((scales, strides)) = into.scales else { continue };
                 for column in 0..parts.columns {
-                    let at = [expert, index, column].iter().zip(strides).map(|(&at, stride)| at as i64 * stride).sum::<i64>();
+                    let at = [expert, index, column]
+                        .iter()
+                        .zip(strides)
+                        .map(|(&at, stride)| at as i64 * stride)
+                        .sum::<i64>();
                     let value = parts.scale(from, column);
                     // SAFETY: as above.
                     unsafe { (scales as *mut [u8; SCALE]).offset(at as isize).write_unaligned(value) };
                 }
             }
             // SAFETY: as above.
-            unsafe { copy_out(&received.source_token[expert * stride..][..count as usize], into.source_token, expert * stride) };
+            unsafe {
+                copy_out(
+                    &received.source_token[expert * stride..][..count as usize],
+                    into.source_token,
+                    expert * stride,
+                )
+            };
         }
         // SAFETY: as above.
         unsafe { copy_out(counts, into.expert_counts, 0) };

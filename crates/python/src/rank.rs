@@ -78,13 +78,36 @@ pub(crate) trait Calls: Send {
     fn stats(&self) -> Stats;
     fn stream(&self) -> usize;
 
-    unsafe fn dispatch(&mut self, x: &RawRows, routing: &RawRouting, options: &Dispatch, go_on: GoOn<'_>) -> Answer<Dispatched>;
+    unsafe fn dispatch(
+        &mut self,
+        x: &RawRows,
+        routing: &RawRouting,
+        options: &Dispatch,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched>;
     unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
 
-    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
-    unsafe fn receive_dispatch(&mut self, sent: &dyn Any, into: &LowInto, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send + Sync>>;
-    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn send_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn receive_dispatch(
+        &mut self,
+        sent: &dyn Any,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    unsafe fn send_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()>;
@@ -124,7 +147,12 @@ impl<E: Backend> Rank<E> {
     ///
     /// # Safety
     /// As [`Backend`] says.
-    unsafe fn weights(&mut self, address: Option<usize>, rows: u32, keep: bool) -> Result<Option<E::Array<f32>>, Error> {
+    unsafe fn weights(
+        &mut self,
+        address: Option<usize>,
+        rows: u32,
+        keep: bool,
+    ) -> Result<Option<E::Array<f32>>, Error> {
         let len = rows as usize * self.topk();
         // SAFETY: as the caller promises.
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
@@ -146,7 +174,16 @@ impl<E: Backend> Rank<E> {
 
     fn dispatched(&mut self, received: moexpress::engine::Received<E>, carries: bool) -> Answer<Dispatched> {
         let moexpress::engine::Received {
-            x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, counts, handle, ..
+            x,
+            rows,
+            topk_idx,
+            topk_weights,
+            source_token,
+            source_rank,
+            expert_counts,
+            counts,
+            handle,
+            ..
         } = received;
         let local = i64::from(self.layout.local_experts());
         let counts = match counts {
@@ -167,7 +204,17 @@ impl<E: Backend> Rank<E> {
         };
         let source_token = self.endpoint.array_out(source_token, vec![room])?;
         let source_rank = self.endpoint.array_out(source_rank, vec![room])?;
-        Ok(Dispatched { x: out.x, scales: out.scales, rows, choices, source_token, source_rank, expert_counts, counts, handle })
+        Ok(Dispatched {
+            x: out.x,
+            scales: out.scales,
+            rows,
+            choices,
+            source_token,
+            source_rank,
+            expert_counts,
+            counts,
+            handle,
+        })
     }
 }
 
@@ -197,7 +244,13 @@ where
         self.endpoint.stream()
     }
 
-    unsafe fn dispatch(&mut self, x: &RawRows, routing: &RawRouting, options: &Dispatch, go_on: GoOn<'_>) -> Answer<Dispatched> {
+    unsafe fn dispatch(
+        &mut self,
+        x: &RawRows,
+        routing: &RawRouting,
+        options: &Dispatch,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched> {
         self.check_element(x)?;
         let tokens = x.rows as usize;
         let ranks = self.layout.topology().ranks() as usize;
@@ -242,11 +295,8 @@ where
             // SAFETY: as above.
             *into = Some(unsafe { self.endpoint.rows_in(&RawRows { address, rows: tokens, scales: None }) }?);
         }
-        let options = Combine {
-            topk_weights: topk_weights.as_ref(),
-            bias: [bias[0].as_ref(), bias[1].as_ref()],
-            rings: None,
-        };
+        let options =
+            Combine { topk_weights: topk_weights.as_ref(), bias: [bias[0].as_ref(), bias[1].as_ref()], rings: None };
         let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;
         let topk = self.topk() as i64;
         let weights = combined.topk_weights;
@@ -257,7 +307,13 @@ where
         Ok(Combined { x: self.endpoint.results_out(combined.x)?, topk_weights })
     }
 
-    unsafe fn send_dispatch(&mut self, x: &RawRows, topk_idx: usize, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
+    unsafe fn send_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>> {
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         // SAFETY: as above.
@@ -269,14 +325,25 @@ where
         Ok(Box::new(Sent { sent, tokens: x.rows }))
     }
 
-    unsafe fn receive_dispatch(&mut self, sent: &dyn Any, into: &LowInto, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send + Sync>> {
+    unsafe fn receive_dispatch(
+        &mut self,
+        sent: &dyn Any,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>> {
         let sent: &Sent<E::Dispatching> = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
         // SAFETY: as the caller promises.
         let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, into) }, go_on)?;
         Ok(Box::new(Low { handle, counts, tokens: sent.tokens }))
     }
 
-    unsafe fn send_combine(&mut self, y: usize, handle: &dyn Any, topk_weights: Option<usize>, go_on: GoOn<'_>) -> Answer<Box<dyn Any + Send>> {
+    unsafe fn send_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>> {
         let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
