@@ -205,6 +205,7 @@ class Communicator:
         multiprocessors: int | None = None,
     ) -> None:
         self.device = _device(device)
+        self._shares_meeting = isinstance(group, Meeting)
         self.meeting = group if isinstance(group, Meeting) else Meeting(group, timeout=timeout)
         self.rank, self.ranks = self.meeting.rank, self.meeting.world
         self.experts, self.topk, self.hidden, self.max_tokens = experts, topk, hidden, max_tokens
@@ -505,10 +506,12 @@ class Communicator:
         return self.native.window_bytes()
 
     def close(self) -> None:
-        """Frees windows and lanes. Received tensors stay readable."""
+        """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable."""
         native = getattr(self, "native", None)
         if native is not None:
             native.close()
+            if not self._shares_meeting:
+                self.meeting.close()
 
     def __enter__(self) -> Communicator:
         return self
