@@ -5,11 +5,11 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`backend`] | [`backend::Backend`]: the little that differs between CPUs and GPUs, raw pointers in and tensors out |
+//! | `backend` | `backend::Backend`: the little that differs between CPUs and GPUs, raw pointers in and tensors out |
 //! | `host`, `cuda` | its two implementations |
-//! | [`rank`] | the calls of one rank, the same text for both |
-//! | [`endpoint`], [`meeting`], [`handle`] | Python's classes |
-//! | [`guard`] | forks, Ctrl-C, and waiting without the interpreter's lock |
+//! | `rank` | the calls of one rank, the same text for both |
+//! | `endpoint`, `meeting`, `handle` | Python's classes |
+//! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
 #![cfg(target_os = "linux")]
 
 mod backend;
