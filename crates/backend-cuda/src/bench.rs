@@ -1,5 +1,6 @@
 //! Times of the kernels on the GPUs of this host, with device events, and what the links could do.
 
+mod graphs;
 mod low;
 
 use std::fmt::Write as _;
@@ -11,6 +12,7 @@ use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology
 
 use crate::args;
 use crate::driver::{Device, Scratch};
+pub use graphs::{GraphTimes, Iteration, graphs_table, run_graphs};
 pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 
 use crate::node::Node;

@@ -3,6 +3,7 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod counts;
 mod low;
 mod plan;
 mod tally;
@@ -18,17 +19,13 @@ use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
+use counts::{COUNTS_HEADER, LAYOUT_BLOCKS};
+pub(crate) use counts::{Counting, HostCounts};
 use low::LowDevice;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
 pub(crate) use plan::DevicePlan;
 pub(crate) use tally::Tally;
 
-/// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
-const LAYOUT_BLOCKS: u32 = 64;
-/// Tokens that a block of the layout kernel serves at a time: `EP_LAYOUT_THREADS`.
-const LAYOUT_THREADS: u32 = 512;
-/// Threads of the counts kernel: `EP_COUNTS_THREADS`.
-const COUNTS_THREADS: u32 = 512;
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
 const PIECE: u64 = 16 << 10;
 /// So many movers of a block keep its share of the links busy; with more memory they rather load further ahead.
@@ -105,41 +102,8 @@ impl Call {
     }
 }
 
-/// What an exchange of counts is to do beside telling all ranks.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counting {
-    /// Tokens of the own batch.
-    pub(crate) tokens: u32,
-    /// Told to the host with the counts; none where it does not wait for them.
-    pub(crate) ticket: Option<u64>,
-    /// Where the number of received rows goes, u32; or 0.
-    pub(crate) received: u64,
-    /// Where the choices of the own experts go, u32 `[local experts]`; or 0.
-    pub(crate) of_expert: u64,
-    /// What these are rounded up to multiples of.
-    pub(crate) alignment: u32,
-    /// Rows that there is room for; 0 for any.
-    pub(crate) bound: u32,
-}
-
 /// `EpLocal.generation`.
 const GENERATION: u64 = 40;
-/// Bytes of the counts in host memory before those of the ranks: ticket and operation.
-const COUNTS_HEADER: usize = 16;
-
-/// Counts that came to the host.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct HostCounts {
-    /// The dispatch.
-    pub(crate) op: u64,
-    /// `[ranks]`: tokens of each rank's batch.
-    pub(crate) tokens: Vec<u32>,
-    /// `[ranks, ranks]`: rows from source to destination.
-    pub(crate) rows: Vec<u32>,
-    /// `[local experts]`: choices received.
-    pub(crate) experts: Vec<u32>,
-}
-
 /// One rank on its GPU.
 #[derive(Debug)]
 pub(crate) struct RankDevice {
@@ -298,92 +262,11 @@ impl RankDevice {
         Tally::read(&self.stream, &self.tally, self.ranks() as usize)
     }
 
-    /// The counts of the exchange with `ticket`, once they have come.
-    pub(crate) fn host_counts(&self, ticket: u64) -> Option<HostCounts> {
-        if self.counts.long(0) != ticket {
-            return None;
-        }
-        let (ranks, local) = (self.ranks() as usize, self.view.window.local_experts as usize);
-        let numbers = |first: usize, count: usize| -> Vec<u32> {
-            (first..first + count).map(|at| self.counts.word(COUNTS_HEADER + 4 * at)).collect()
-        };
-        Some(HostCounts {
-            op: self.counts.long(8),
-            tokens: numbers(0, ranks),
-            rows: numbers(ranks, ranks * ranks),
-            experts: numbers(ranks + ranks * ranks, local),
-        })
-    }
-
     fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
         // SAFETY: every method below passes the arguments that its kernel takes (the sizes were compared when it was compiled);
         // the view names memory of this value, which lives until the stream has been synchronised (see Drop), and callers
         // keep what else is named.
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
-    }
-
-    fn rows(&self) -> u64 {
-        self.numbers.address()
-    }
-
-    fn choices(&self) -> u64 {
-        self.rows() + 4 * u64::from(self.ranks())
-    }
-
-    /// Positions and counts of `tokens` tokens.
-    pub(crate) fn plan(
-        &self,
-        call: Call,
-        topk_idx: u64,
-        in_rank: u64,
-        tokens: u32,
-        plan: &DevicePlan,
-    ) -> Result<(), CudaError> {
-        let window = &self.view.window;
-        let args = args::Layout {
-            topk_idx,
-            in_rank,
-            position: plan.position.address(),
-            rows: self.rows(),
-            choices: self.choices(),
-            partial: self.choices() + 4 * u64::from(window.experts),
-            flags: self.flags.address(),
-            tokens,
-            topk: window.topk,
-        };
-        let blocks = tokens.div_ceil(LAYOUT_THREADS).clamp(1, LAYOUT_BLOCKS);
-        let shape = Launch { blocks, threads: LAYOUT_THREADS, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.layout, shape, call, &args)
-    }
-
-    /// Replaces the choices of the experts, for memberships.
-    pub(crate) fn set_choices(&self, choices: &[u32]) -> Result<(), CudaError> {
-        let bytes: Vec<u8> = choices.iter().flat_map(|choice| choice.to_le_bytes()).collect();
-        self.stream.upload(self.choices(), &bytes)
-    }
-
-    /// Exchange of counts.
-    pub(crate) fn exchange(&self, call: Call, plan: &DevicePlan, counting: Counting) -> Result<(), CudaError> {
-        let args = args::Counts {
-            rows: self.rows(),
-            choices: self.choices(),
-            matrix: plan.matrix(),
-            first_at: plan.first_at(),
-            first_of: plan.first_of(),
-            tokens_of: plan.tokens_of(),
-            chosen: plan.chosen(),
-            arrived: plan.arrived(),
-            host: counting.ticket.map_or(0, |_| self.counts.address()),
-            ticket: counting.ticket.unwrap_or(0),
-            received: counting.received,
-            of_expert: counting.of_expert,
-            tokens: counting.tokens,
-            alignment: counting.alignment.max(1),
-            bound: counting.bound,
-            refuses: counting.ticket.is_some().into(),
-        };
-        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.counts, shape, call, &args)
     }
 
     /// Direct placement; `args` without what this fills in: the shape.

@@ -1,18 +1,23 @@
-//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...]`, and of low latency: `ep-cuda-bench low [ranks] [SMs,SMs,...]`.
+//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...]`, of low latency: `ep-cuda-bench low [ranks] [SMs,SMs,...]`, and of
+//! calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`.
 
 use std::process::ExitCode;
 
 use ep_core::{Element, Scaling};
-use ep_cuda::bench::{Blocks, LowPlan, Plan, low_table, run, run_low, table};
+use ep_cuda::bench::{Blocks, LowPlan, Plan, graphs_table, low_table, run, run_graphs, run_low, table};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
     if words.next_if(|word| word == "low").is_some() {
         return low(words);
     }
+    let graphs = words.next_if(|word| word == "graphs").is_some();
     let mut number = |default: u32| words.next().and_then(|word| word.parse().ok()).unwrap_or(default);
     let ranks = number(4);
     let tokens = number(4096);
+    if graphs {
+        return of_graphs(ranks, tokens);
+    }
     let list = words.next().unwrap_or_else(|| "8,12,16,24,48".into());
     let sms: Vec<u32> = list.split(',').filter_map(|word| word.parse().ok()).collect();
     for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
@@ -28,6 +33,21 @@ fn main() -> ExitCode {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
             }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Calls against their graphs.
+fn of_graphs(ranks: u32, tokens: u32) -> ExitCode {
+    // Not so many that a rank's queue of launches fills up.
+    let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
+    let plan = Plan { ranks, tokens, hidden, topk, experts, element: Element::Bf16, repetitions };
+    match run_graphs(&plan) {
+        Ok(times) => print!("{}", graphs_table(&plan, &times)),
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS

@@ -57,6 +57,9 @@ impl Stream {
 
     /// Whether work enqueued now is captured into a graph, or was to be before the capture was invalidated.
     pub fn is_capturing(&self) -> bool {
+        if self.device().bind().is_err() {
+            return false;
+        }
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives; `status` is written to.
         let code = unsafe { sys::cuStreamIsCapturing(self.raw(), &raw mut status) };
@@ -98,6 +101,14 @@ impl Stream {
         // SAFETY: both live. What the first launch would take is taken now.
         check("cuGraphUpload", unsafe { sys::cuGraphUpload(graph.exec, self.raw()) })?;
         Ok(graph)
+    }
+}
+
+#[cfg(test)]
+impl Capture {
+    /// One that is not under way, for what looks at its number alone.
+    pub(crate) const fn of_nothing(id: u64) -> Self {
+        Self { id, graph: std::ptr::null_mut() }
     }
 }
 

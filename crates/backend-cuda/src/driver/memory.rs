@@ -200,8 +200,9 @@ impl Stream {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.device().bind()?;
         self.must_run("a copy from the host")?;
+        // A copy of pageable memory waits inside the driver for what was enqueued before; see `Stream::synchronize`.
+        self.synchronize()?;
         // SAFETY: callers name memory of this process with room for the bytes. Bytes of pageable memory are staged, and the
         // synchronisation covers what is not.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw()) };
@@ -230,8 +231,9 @@ impl Stream {
         if into.is_empty() {
             return self.synchronize();
         }
-        self.device().bind()?;
         self.must_run("a copy to the host")?;
+        // As in `upload`.
+        self.synchronize()?;
         // SAFETY: callers name memory of this process of that size; the copy has ended on return.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), self.raw()) };
         check("cuMemcpyDtoHAsync", code)?;

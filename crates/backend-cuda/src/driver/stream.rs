@@ -54,15 +54,21 @@ impl Stream {
         self.raw
     }
 
-    /// Waits until everything enqueued has ended.
+    /// Waits until everything enqueued has ended. Asks again and again: a call that waits inside the driver could keep other ranks
+    /// of this process from launching what is waited for.
     ///
     /// # Errors
-    /// [`CudaError::Driver`], also for what failed before.
+    /// [`CudaError::Driver`], also for what failed before; [`CudaError::Capturing`].
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         self.must_run("a wait for the stream")?;
-        // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        loop {
+            // SAFETY: the stream lives.
+            match unsafe { sys::cuStreamQuery(self.raw) } {
+                sys::CUresult::CUDA_ERROR_NOT_READY => std::thread::yield_now(),
+                code => return check("cuStreamQuery", code),
+            }
+        }
     }
 
     /// Makes what is enqueued from now on wait for `event`.

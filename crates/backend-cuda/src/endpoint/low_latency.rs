@@ -12,12 +12,13 @@
 //! keeps that memory from being given back, but not from being written to. Write to it after the receiving half only.
 
 mod failure;
+mod flights;
 
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
-use ep_core::layout::{Arrival, LowKind};
+use ep_core::layout::LowKind;
 use ep_core::plan::{Plan, TopK};
 use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
@@ -28,51 +29,8 @@ use crate::args;
 use crate::driver::{Capture, Scratch};
 use crate::error::CudaError;
 use crate::rank::{LOW_RECEIVE, LOW_SEND, RankDevice};
-
-/// Operations that may be sent and not received.
-const BANKS: u64 = 2;
-
-/// Low latency's part of an endpoint.
-#[derive(Debug, Default)]
-pub(super) struct Low {
-    /// Of calls in this generation.
-    called: Flights,
-    /// Of the last capture, and its number.
-    captured: (u64, Flights),
-    /// The ranks that take no part, and those masked here.
-    mask: RankSet,
-    /// What [`CudaEndpoint::low_latency_combine_buffer`] gives out.
-    buffer: Option<Arc<Scratch>>,
-}
-
-/// Operations so far.
-#[derive(Clone, Copy, Debug, Default)]
-struct Flights {
-    sent: u64,
-    received: u64,
-}
-
-impl Flights {
-    const fn in_flight(self) -> u32 {
-        (self.sent - self.received) as u32
-    }
-}
-
-impl Low {
-    /// Begins a generation.
-    pub(super) fn restart(&mut self, mask: &RankSet) {
-        (self.called, self.captured, self.mask) = (Flights::default(), Default::default(), mask.clone());
-    }
-
-    /// Those of calls that run, or that go to a capture.
-    fn flights(&mut self, capture: Option<&Capture>) -> &mut Flights {
-        let Some(capture) = capture else { return &mut self.called };
-        if self.captured.0 != capture.id {
-            self.captured = (capture.id, Flights::default());
-        }
-        &mut self.captured.1
-    }
-}
+pub(super) use flights::Low;
+use flights::Sent;
 
 /// Says combine where the rows of a low-latency dispatch came from. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -115,15 +73,6 @@ struct Routed {
 struct Kept {
     memory: Arc<Scratch>,
     stride: usize,
-}
-
-/// An operation that was sent.
-#[derive(Debug)]
-struct Sent {
-    mark: Mark,
-    op: u64,
-    /// The capture that it was sent in.
-    capture: Option<u64>,
 }
 
 /// A low-latency dispatch that was sent and is to be received.
@@ -181,48 +130,16 @@ impl CudaEndpoint {
     /// to.
     fn low_begin(&mut self) -> Result<Option<Capture>, Error> {
         let capture = self.begin()?;
-        let Some(report) = self.device.low_report() else { return Ok(capture) };
-        let error = failure::of(report, self.me);
+        let Some(error) = self.low_failure() else { return Ok(capture) };
         let op = self.low.called.received + 1;
         let fallback = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
         self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
         Err(error)
     }
 
-    /// Refuses to send when that cannot be; the operation's number, and how many are in flight.
-    fn check_send(&mut self, capture: Option<&Capture>) -> Result<(u64, u32), Error> {
-        self.layout().check_low_latency()?;
-        let flights = *self.low.flights(capture);
-        let op = flights.sent + 1;
-        if op - flights.received > BANKS {
-            return Err(Error::TooManyInFlight { op });
-        }
-        let last = Arrival::last_op(self.shape());
-        if op > last {
-            return Err(Error::invalid("low-latency operation", op, format_args!("at most {last}; rejoin to go on")));
-        }
-        Ok((op, flights.in_flight()))
-    }
-
-    /// Refuses to receive what is not the next in turn; how many are in flight.
-    fn check_receive(&mut self, sent: &Sent, capture: Option<&Capture>) -> Result<u32, Error> {
-        sent.mark.check("low-latency operation", &self.mark())?;
-        let here = capture.map(|capture| capture.id);
-        if sent.capture != here {
-            let name = |capture: Option<u64>| match capture {
-                Some(_) => "sent in a capture",
-                None => "sent by a call that ran",
-            };
-            let limit = if here.is_some() { "sent in this capture" } else { "sent by a call that ran" };
-            return Err(Error::invalid("low-latency operation to receive", name(sent.capture), limit));
-        }
-        let flights = *self.low.flights(capture);
-        let next = flights.received + 1;
-        if sent.op != next {
-            let limit = format_args!("{next}, the oldest that was not received");
-            return Err(Error::invalid("low-latency operation to receive", sent.op, limit));
-        }
-        Ok(flights.in_flight())
+    /// What kernels of low latency have reported, and no call has told.
+    pub(super) fn low_failure(&self) -> Option<Error> {
+        self.device.low_report().map(|report| failure::of(report, self.me))
     }
 
     /// Refuses weights that are not one for each choice.
@@ -489,11 +406,6 @@ impl CudaEndpoint {
         let capture = self.low_begin()?;
         let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
         self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref(), x).await
-    }
-
-    /// What this endpoint sends now.
-    fn sent(&self, op: u64, capture: Option<&Capture>) -> Sent {
-        Sent { mark: self.mark(), op, capture: capture.map(|capture| capture.id) }
     }
 }
 

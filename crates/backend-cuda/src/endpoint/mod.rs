@@ -142,9 +142,21 @@ impl CudaEndpoint {
             return Err(Error::Poisoned { by });
         }
         match report::failure(&self.device.report, self.me) {
-            Some(error) => Err(self.fail(error)),
+            Some(error) => {
+                // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
+                let op = self.op.saturating_sub(1);
+                let abandoned = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
+                self.poisoned = Some(abandoned);
+                Err(self.fail(error))
+            }
             None => Ok(()),
         }
+    }
+
+    /// A failure that kernels have reported and no call has told: what was read may be nothing.
+    fn untold(&self) -> Option<Error> {
+        let reported = report::failure(&self.device.report, self.me).or_else(|| self.low_failure());
+        reported.filter(|_| self.poisoned.is_none())
     }
 
     /// [`Self::ready`], and the capture that this call goes to.
@@ -303,7 +315,7 @@ impl Endpoint for CudaEndpoint {
 
     fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {
         let bytes = rows.to_vec(&self.arena, &self.window)?;
-        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(bytes), Err)
+        self.untold().map_or(Ok(bytes), Err)
     }
 
     fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Array<T>, Error> {
@@ -312,7 +324,7 @@ impl Endpoint for CudaEndpoint {
 
     fn values<T: Scalar>(&self, array: &Array<T>) -> Result<Vec<T>, Error> {
         let values = array.to_vec(&self.device.stream)?;
-        report::failure(&self.device.report, self.me).filter(|_| self.poisoned.is_none()).map_or(Ok(values), Err)
+        self.untold().map_or(Ok(values), Err)
     }
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {

@@ -12,8 +12,11 @@ use ep_core::{Endpoint, Error, Failure, Fault, LowLatency, Placement, RankSet};
 use ep_cuda::CudaEndpoint;
 
 use super::Verdict;
-use super::fixture::{DEADLINE, Layer, Uploaded, replay, same};
+use super::fixture::{DEADLINE, Layer, TOKENS, Uploaded, replay, same};
 use super::throughput::{WORST, along, fresh};
+
+/// [`WORST`] of three ranks.
+const WORST_OF_THREE: Dispatch = Dispatch { worst_rows: 3 * TOKENS, ..WORST };
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -90,6 +93,46 @@ pub(crate) fn small_bound() -> Verdict {
         }
     }
     Ok(())
+}
+
+/// Choices are looked at in every replay: who has bad ones is told which, the others that it is missing.
+pub(crate) fn bad_choices() -> Verdict {
+    let layer = Layer::sized(Placement::Direct, 3, 1 << 20).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    let said = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        let (mut graph, _got, _back) = fresh(&mut ep, &input, &WORST_OF_THREE).await?;
+        layer.meet()?;
+        replay(&ep, &mut graph)?;
+        let mut batch = first[me].clone();
+        if me == 0 {
+            batch.topk_idx[4] = 99;
+        }
+        input.replace(&mut ep, &batch)?;
+        replay(&ep, &mut graph)?;
+        ep.stream().synchronize()?;
+        let mut said = Vec::new();
+        for _ in 0..2 {
+            said.push(ep.dispatch(&input.x, &input.routing()).await.err());
+        }
+        layer.meet()?;
+        ep.recover(&RankSet::new()).await?;
+        Ok((said, healthy(&mut ep, &layer, &first[me]).await?))
+    })?;
+    let mut observed = Vec::new();
+    for (rank, (said, saw)) in said.into_iter().enumerate() {
+        let right = match (rank, &said[..]) {
+            (0, [Some(first), Some(Error::Poisoned { .. })]) => first.to_string().starts_with("topk_idx of token 1 is"),
+            (_, [Some(Error::Failed(first)), Some(Error::Poisoned { .. })]) => first.culprit.0 == 0,
+            _ => false,
+        };
+        if !right {
+            return Err(format!("rank {rank} said {said:?}"));
+        }
+        observed.push(saw);
+    }
+    verify::run(&layer.world, &first, &observed).map(drop).map_err(|error| error.to_string())
 }
 
 /// How long a rank waits for one that does not replay.

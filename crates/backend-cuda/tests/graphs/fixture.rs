@@ -62,9 +62,15 @@ impl Layer {
         let cluster = Cluster::builder(*self.world.topology()).settings(self.settings).multiprocessors(2);
         let outcomes =
             cluster.build(self.shape).and_then(|cluster| cluster.run(user)).map_err(|error| error.to_string())?;
-        let named =
-            |(rank, outcome): (usize, Result<T, Error>)| outcome.map_err(|error| format!("rank {rank}: {error}"));
-        outcomes.into_iter().enumerate().map(named).collect()
+        // One rank's error makes the others fail, too: all are told.
+        let (mut values, mut errors) = (Vec::new(), Vec::new());
+        for (rank, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(value) => values.push(value),
+                Err(error) => errors.push(format!("rank {rank}: {error}")),
+            }
+        }
+        if errors.is_empty() { Ok(values) } else { Err(errors.join("; ")) }
     }
 
     /// The batches of all ranks, of turn `turn`.

@@ -19,7 +19,10 @@ use libtest_mimic::{Arguments, Trial};
 /// What a case returns: what was wrong.
 type Verdict = Result<(), String>;
 
-const CASES: &[(&str, fn() -> Verdict)] = &[
+/// Its name, after the rule that it proves, and what it does.
+type Case = (&'static str, fn() -> Verdict);
+
+const CASES: &[Case] = &[
     ("graphs_cached_dispatch_and_combine_replay", throughput::cached),
     ("graphs_combine_of_rows_from_anywhere_replays", throughput::from_anywhere),
     ("graphs_worst_case_dispatch_follows_the_routing", throughput::worst_case),
@@ -34,6 +37,7 @@ const CASES: &[(&str, fn() -> Verdict)] = &[
     ("graphs_outlive_their_endpoints", memory::outlived),
     ("graphs_give_back_what_they_used", memory::given_back),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
+    ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),
     ("graphs_a_missing_rank_ends_low_latency_by_deadline", failures::missing_low),
 ];
@@ -47,7 +51,7 @@ fn main() -> ExitCode {
         Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),
     };
-    let trial = |&(name, body): &(&str, fn() -> Verdict)| match absent.clone() {
+    let trial = |&(name, body): &Case| match absent.clone() {
         Some(reason) => {
             let kind = format!("skipped: {reason}");
             Trial::test(name, move || Err(reason.into())).with_kind(kind).with_ignored_flag(true)

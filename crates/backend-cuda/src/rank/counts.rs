@@ -1,0 +1,129 @@
+//! What opens a fresh dispatch: the layout kernel, the exchange of counts, and what the host hears of it.
+
+use super::{Call, DevicePlan, RankDevice};
+use crate::args;
+use crate::driver::Launch;
+use crate::error::CudaError;
+
+/// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
+pub(super) const LAYOUT_BLOCKS: u32 = 64;
+/// Tokens that a block of the layout kernel serves at a time: `EP_LAYOUT_THREADS`.
+const LAYOUT_THREADS: u32 = 512;
+/// Threads of the counts kernel: `EP_COUNTS_THREADS`.
+const COUNTS_THREADS: u32 = 512;
+
+/// Bytes of the counts in host memory before those of the ranks: ticket and operation.
+pub(super) const COUNTS_HEADER: usize = 16;
+
+/// Counts that came to the host.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct HostCounts {
+    /// The dispatch.
+    pub(crate) op: u64,
+    /// `[ranks]`: tokens of each rank's batch.
+    pub(crate) tokens: Vec<u32>,
+    /// `[ranks, ranks]`: rows from source to destination.
+    pub(crate) rows: Vec<u32>,
+    /// `[local experts]`: choices received.
+    pub(crate) experts: Vec<u32>,
+}
+
+/// What an exchange of counts is to do beside telling all ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counting {
+    /// Tokens of the own batch.
+    pub(crate) tokens: u32,
+    /// Told to the host with the counts; none where it does not wait for them.
+    pub(crate) ticket: Option<u64>,
+    /// Where the number of received rows goes, u32; or 0.
+    pub(crate) received: u64,
+    /// Where the choices of the own experts go, u32 `[local experts]`; or 0.
+    pub(crate) of_expert: u64,
+    /// What these are rounded up to multiples of.
+    pub(crate) alignment: u32,
+    /// Rows that there is room for; 0 for any.
+    pub(crate) bound: u32,
+}
+
+impl RankDevice {
+    fn rows(&self) -> u64 {
+        self.numbers.address()
+    }
+
+    fn choices(&self) -> u64 {
+        self.rows() + 4 * u64::from(self.ranks())
+    }
+
+    /// Positions and counts of `tokens` tokens.
+    pub(crate) fn plan(
+        &self,
+        call: Call,
+        topk_idx: u64,
+        in_rank: u64,
+        tokens: u32,
+        plan: &DevicePlan,
+    ) -> Result<(), CudaError> {
+        let window = &self.view.window;
+        let args = args::Layout {
+            topk_idx,
+            in_rank,
+            position: plan.position.address(),
+            rows: self.rows(),
+            choices: self.choices(),
+            partial: self.choices() + 4 * u64::from(window.experts),
+            flags: self.flags.address(),
+            tokens,
+            topk: window.topk,
+        };
+        let blocks = tokens.div_ceil(LAYOUT_THREADS).clamp(1, LAYOUT_BLOCKS);
+        let shape = Launch { blocks, threads: LAYOUT_THREADS, shared_memory: 0, cooperative: false };
+        self.launch(self.kernels.layout, shape, call, &args)
+    }
+
+    /// Replaces the choices of the experts, for memberships.
+    pub(crate) fn set_choices(&self, choices: &[u32]) -> Result<(), CudaError> {
+        let bytes: Vec<u8> = choices.iter().flat_map(|choice| choice.to_le_bytes()).collect();
+        self.stream.upload(self.choices(), &bytes)
+    }
+
+    /// Exchange of counts.
+    pub(crate) fn exchange(&self, call: Call, plan: &DevicePlan, counting: Counting) -> Result<(), CudaError> {
+        let args = args::Counts {
+            rows: self.rows(),
+            choices: self.choices(),
+            matrix: plan.matrix(),
+            first_at: plan.first_at(),
+            first_of: plan.first_of(),
+            tokens_of: plan.tokens_of(),
+            chosen: plan.chosen(),
+            arrived: plan.arrived(),
+            host: counting.ticket.map_or(0, |_| self.counts.address()),
+            ticket: counting.ticket.unwrap_or(0),
+            received: counting.received,
+            of_expert: counting.of_expert,
+            tokens: counting.tokens,
+            alignment: counting.alignment.max(1),
+            bound: counting.bound,
+            refuses: counting.ticket.is_some().into(),
+        };
+        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
+        self.launch(self.kernels.counts, shape, call, &args)
+    }
+
+    /// The counts of the exchange with `ticket`, once they have come.
+    pub(crate) fn host_counts(&self, ticket: u64) -> Option<HostCounts> {
+        if self.counts.long(0) != ticket {
+            return None;
+        }
+        let (ranks, local) = (self.ranks() as usize, self.view.window.local_experts as usize);
+        let numbers = |first: usize, count: usize| -> Vec<u32> {
+            (first..first + count).map(|at| self.counts.word(COUNTS_HEADER + 4 * at)).collect()
+        };
+        Some(HostCounts {
+            op: self.counts.long(8),
+            tokens: numbers(0, ranks),
+            rows: numbers(ranks, ranks * ranks),
+            experts: numbers(ranks + ranks * ranks, local),
+        })
+    }
+}
