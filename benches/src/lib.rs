@@ -2,6 +2,8 @@
 
 use ep_core::Shape;
 
+pub mod ring;
+
 /// A layer as large models have them: 256 experts, top-8, hidden 7168, 4096 tokens.
 ///
 /// # Panics

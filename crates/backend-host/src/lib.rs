@@ -80,6 +80,7 @@
 mod cluster;
 mod handoff;
 mod machine;
+#[cfg_attr(ep_loom, path = "model.rs")]
 mod memory;
 mod node;
 mod pace;

@@ -58,6 +58,9 @@ pub fn block_on_while<T>(rank: impl Future<Output = T>, mut go_on: impl FnMut() 
     let mut idle = 0u32;
     loop {
         STIRRED.set(false);
+        // Loom runs another thread only where it is told to.
+        #[cfg(ep_loom)]
+        loom::thread::yield_now();
         if let Poll::Ready(value) = rank.as_mut().poll(&mut context) {
             return Some(value);
         }

@@ -266,7 +266,8 @@ impl<T> Outcome<T> {
 pub struct Run<T> {
     /// `[ranks]`: how each rank ended.
     pub outcomes: Vec<Outcome<T>>,
-    /// Verbs, deliveries and polls; under the timed scheduler, what was taken from the agenda.
+    /// Verbs, deliveries and polls; under the timed scheduler, all that happens in virtual time: a role goes on, a
+    /// transfer leaves or reaches its target, a publish arrives.
     pub events: u64,
     /// The virtual time at the end: of the last rank.
     pub time: Nanos,

@@ -88,6 +88,11 @@ impl Memory {
         number
     }
 
+    /// Something of what a write to `at` will need.
+    pub(crate) fn first_look(&self, at: u64) -> u64 {
+        self.pages.first_look(self.size.place(at).0)
+    }
+
     fn page(&self, number: u32) -> &[u8] {
         let (chunk, start) = self.size.chunk(number);
         &self.chunks[chunk][start..start + self.size.bytes()]

@@ -29,6 +29,11 @@ impl Pages {
         (entry != FREE).then_some((entry as u32 & ((1 << NUMBER) - 1)).wrapping_sub(1))
     }
 
+    /// The word where a look for the page at `place` begins.
+    pub(crate) fn first_look(&self, place: u64) -> u64 {
+        self.entries.get(self.start(place)).copied().unwrap_or(FREE)
+    }
+
     /// Gives the next number to the page at `place`, which did not exist.
     ///
     /// # Panics
@@ -45,10 +50,15 @@ impl Pages {
         number
     }
 
+    /// Where the entry of the page at `place` lies, unless others lie there.
+    fn start(&self, place: u64) -> usize {
+        (spread(place / LINE) * LINE as usize + (place % LINE) as usize) & self.entries.len().wrapping_sub(1)
+    }
+
     /// The entry of the page at `place`, or the free one where it would be.
     fn find(&self, place: u64) -> usize {
         let mask = self.entries.len() - 1;
-        let mut at = (spread(place / LINE) * LINE as usize + (place % LINE) as usize) & mask;
+        let mut at = self.start(place);
         while self.entries[at] != FREE && self.entries[at] >> NUMBER != place {
             at = (at + 1) & mask;
         }

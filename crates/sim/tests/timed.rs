@@ -112,6 +112,55 @@ fn a_publish_waits_for_the_puts_of_its_lane_and_passes_those_of_others() {
 }
 
 #[test]
+fn a_role_that_only_posts_puts_at_the_same_times() {
+    let times = |only: bool| {
+        run(&cluster(2, 2, bare().post(Nanos(10)).copy(Rate::gb_per_s(4))), async |machine: Machine| {
+            let mut port = probe(&machine, 0);
+            let peers = (1..4).map(|step| Rank((machine.rank().0 + step) % 4));
+            for row in 0..50 {
+                port.only_posts(only && row < 49);
+                for peer in peers.clone() {
+                    port.charge(Work::Row { bytes: 100 * row });
+                    port.put(lane(peer), free(&machine, 0).span(1 + 40 * row), free(&machine, 4000)).await.unwrap();
+                }
+            }
+            let put = port.now();
+            let mut there = Vec::new();
+            for peer in peers.clone() {
+                port.publish(lane(peer), cell(machine.rank()), 1).await.unwrap();
+                port.flush(lane(peer), Ticket(150)).await.unwrap();
+            }
+            for peer in peers {
+                port.wait_any(&need(peer, 1)).await.unwrap();
+                there.push(port.now());
+            }
+            (put, there)
+        })
+    };
+    let (before, only) = (times(false), times(true));
+    assert_eq!(before, only);
+    assert!(only.iter().all(|(put, there)| there[0] > *put));
+}
+
+#[test]
+fn what_is_due_leaves_before_what_a_role_that_only_posts_puts_later() {
+    let times = run(&cluster(1, 3, bare().post(Nanos(50))), async |machine: Machine| {
+        let mut port = probe(&machine, 0);
+        if machine.rank() != A {
+            port.wait_any(&need(A, 1)).await.unwrap();
+            return port.now();
+        }
+        for (peer, only) in [(B, false), (C, true)] {
+            port.only_posts(only);
+            port.put(lane(peer), free(&machine, 0).span(1000), free(&machine, 0)).await.unwrap();
+            port.publish(lane(peer), cell(A), 1).await.unwrap();
+        }
+        port.now()
+    });
+    assert_eq!(times, [Nanos(100), Nanos(50 + 500 + 100), Nanos(50 + 1000 + 100)]);
+}
+
+#[test]
 fn a_get_goes_there_and_comes_back() {
     let times = run(&cluster(1, 2, bare()), async |machine: Machine| {
         let mut port = probe(&machine, 0);

@@ -60,7 +60,8 @@ pub struct Engine<M: Machine> {
     first_op: u64,
     /// The next operation.
     op: u64,
-    links: Links,
+    /// Made by the first operation of throughput mode: who only uses low latency needs none.
+    links: Option<Links>,
     low: Low,
     vigil: Vigil,
     arena: Arena,
@@ -114,7 +115,7 @@ impl<M: Machine> Engine<M> {
             generation: 1,
             first_op: 1,
             op: 1,
-            links: Links::new(&layout, me),
+            links: None,
             low: Low::new(&layout, me, &RankSet::new()),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
@@ -227,8 +228,9 @@ impl<M: Machine> Engine<M> {
             times: Times::new(started, self.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
+        let links = self.links.get_or_insert_with(|| Links::new(&self.layout, self.me));
         let granted = &mut self.granted;
-        Started { operation, links: &mut self.links, vigil: &mut self.vigil, arena: &self.arena, granted }
+        Started { operation, links, vigil: &mut self.vigil, arena: &self.arena, granted }
     }
 
     /// Takes note of how an operation ended.

@@ -1,7 +1,7 @@
 //! Going on after a failure: a new generation without the ranks that were given up.
 
 use super::low_latency::Low;
-use super::{Engine, Links, Neighbours};
+use super::{Engine, Neighbours};
 use crate::error::{Error, Failure, Fault};
 use crate::machine::{Agreement, Machine, Proposal};
 use crate::roles::Vigil;
@@ -42,7 +42,7 @@ impl<M: Machine> Engine<M> {
         self.generation = generation;
         self.first_op = op;
         self.op = op;
-        self.links = Links::new(&self.layout, self.me);
+        self.links = None;
         self.low = Low::new(&self.layout, self.me, &self.mask);
         self.vigil = Vigil::new(ranks);
         self.poisoned = None;

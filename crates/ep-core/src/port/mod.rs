@@ -220,6 +220,7 @@ pub trait Port {
     fn charge(&self, work: Work);
 
     /// Says whether from now on the role only posts: it looks at nothing before it has said that it does again and posted
-    /// once more. A hint, for machines that simulate time: such a role need not take turns with the others so often.
+    /// once more. A hint, for machines that simulate time: such a role need not take turns with the others so often. It
+    /// should be the only role of its rank that puts meanwhile: what others put may leave after what it puts later.
     fn only_posts(&mut self, _only: bool) {}
 }

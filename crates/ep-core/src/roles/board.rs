@@ -1,6 +1,7 @@
 //! What the roles of a rank wait for, and what the peers say that they wait for: the ground for a verdict.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 use crate::error::Phase;
 use crate::port::Nanos;
@@ -26,8 +27,8 @@ pub(crate) struct Board {
     seats: Cell<usize>,
     /// What this rank last told the others that it waits for.
     reported: Cell<Option<Wait>>,
-    /// `[ranks]`: what each peer last said it waits for.
-    suspicions: RefCell<Vec<Option<Wait>>>,
+    /// What peers last said that they wait for.
+    suspicions: RefCell<BTreeMap<Rank, Wait>>,
     /// `[ranks]`: time waited for each peer.
     waited: RefCell<Vec<Nanos>>,
 }
@@ -39,7 +40,7 @@ impl Board {
             more: RefCell::default(),
             seats: Cell::default(),
             reported: Cell::default(),
-            suspicions: RefCell::new(vec![None; ranks]),
+            suspicions: RefCell::default(),
             waited: RefCell::new(vec![Nanos(0); ranks]),
         }
     }
@@ -67,7 +68,9 @@ impl Board {
 
     /// The wait of a seat ended well after `waited`.
     pub(crate) fn goes_on(&self, seat: usize, waited: Nanos) {
-        if let Some(wait) = self.replace(seat, None) {
+        let before = self.replace(seat, None);
+        // Whoever only let the others catch up has waited for nobody.
+        if let Some(wait) = before.filter(|_| waited > Nanos(0)) {
             let mut all = self.waited.borrow_mut();
             let sum = &mut all[wait.peer.index()];
             *sum = *sum + waited;
@@ -96,20 +99,19 @@ impl Board {
 
     /// Whether anybody, this rank too, has said what it waits for.
     pub(crate) fn is_troubled(&self) -> bool {
-        self.has_reported() || self.suspicions.borrow().iter().any(Option::is_some)
+        self.has_reported() || !self.suspicions.borrow().is_empty()
     }
 
     pub(crate) fn suspect(&self, reporter: Rank, wait: Wait) {
-        self.suspicions.borrow_mut()[reporter.index()] = Some(wait);
+        self.suspicions.borrow_mut().insert(reporter, wait);
     }
 
     pub(crate) fn forget(&self, reporter: Rank) {
-        self.suspicions.borrow_mut()[reporter.index()] = None;
+        self.suspicions.borrow_mut().remove(&reporter);
     }
 
     pub(crate) fn suspicions(&self) -> Vec<(Rank, Wait)> {
-        let all = self.suspicions.borrow();
-        (0u32..).map(Rank).zip(all.iter()).filter_map(|(rank, wait)| wait.map(|wait| (rank, wait))).collect()
+        self.suspicions.borrow().iter().map(|(&rank, &wait)| (rank, wait)).collect()
     }
 
     pub(crate) fn waited(&self) -> Vec<Nanos> {

@@ -64,5 +64,20 @@ fn several_nodes_are_refused_with_what_is_missing() {
 fn processes_need_a_launcher() {
     let refusal = moexpress("run --backend host --processes").refusal();
     assert!(refusal.contains("moexpress launch -n 4 -- moexpress run --backend host --processes"), "{refusal}");
-    assert!(moexpress("bench --backend host").refusal().contains("allowed: cuda"));
+}
+
+#[test]
+fn bench_measures_calls_beside_copying_threads() {
+    let line = "bench --backend host --ranks 2 --tokens 5 --low-latency-tokens 1,3 --hidden 64 --experts 4 --topk 2 --repetitions 2";
+    let table = moexpress(line).success();
+    assert!(table.contains("throughput") && table.contains("low latency"), "{table}");
+    let rows = moexpress(&format!("{line} --json")).json();
+    let rows = rows.as_array().expect("an array");
+    assert_eq!(rows.len(), 2 * 2 + 2 * 2, "{rows:?}");
+    for row in rows {
+        assert!(row["dispatch_us"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
+    let refusal = moexpress("bench --backend host --ranks 3").refusal();
+    assert!(refusal.contains("256"), "{refusal}");
+    assert!(moexpress("bench --backend sim").refusal().contains("allowed: host, cuda"));
 }

@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 mod compare;
 mod cuda;
+mod doctor;
 mod dump;
 #[cfg(target_os = "linux")]
 mod host;

@@ -9,49 +9,45 @@ use super::pairs::{Key, Pairs};
 /// A port's wait: the port, and which of its needs.
 pub(super) type Waiter = (u32, u32);
 
-/// One cell.
+/// One cell. Small, since a large cluster has millions of them, of which few are waited for at a time.
 #[derive(Debug, Default)]
-pub(super) struct CellState {
+struct CellState {
     /// What its reader sees.
-    pub(super) bits: u64,
-    pub(super) waiters: Waiters,
+    bits: u64,
+    /// The number of the list of those who wait for it, counted from 1; 0 when nobody does.
+    waiters: u32,
 }
 
-/// Who waits for a cell, in the order in which they came. Mostly it is one: nobody has to look elsewhere for it.
+/// Lists of who waits for a cell, in the order in which they came.
 #[derive(Debug, Default)]
-pub(super) struct Waiters {
-    /// With 1 added to the port: 0 is nobody.
-    first: Waiter,
-    more: Option<Box<More>>,
+struct Waiters {
+    lists: Vec<Vec<Waiter>>,
+    free: Vec<u32>,
 }
-
-#[derive(Debug)]
-struct More(Vec<Waiter>);
 
 impl Waiters {
-    pub(super) fn add(&mut self, (port, need): Waiter) {
-        match &mut self.more {
-            _ if self.first.0 == 0 => self.first = (port + 1, need),
-            Some(more) => more.0.push((port, need)),
-            none => *none = Some(Box::new(More(vec![(port, need)]))),
-        }
+    /// The list with a number that cells have.
+    fn list(&mut self, number: u32) -> Option<&mut Vec<Waiter>> {
+        self.lists.get_mut(number.checked_sub(1)? as usize)
     }
 
-    pub(super) fn forget(&mut self, (port, need): Waiter) {
-        let more = self.more.as_mut().map(|more| &mut more.0);
-        if self.first == (port + 1, need) {
-            let next = more.filter(|more| !more.is_empty()).map(|more| more.remove(0));
-            self.first = next.map_or((0, 0), |(port, need)| (port + 1, need));
-        } else if let Some(more) = more {
-            more.retain(|&other| other != (port, need));
+    /// Adds to the list of a cell, which is given one if it has none.
+    fn add(&mut self, number: &mut u32, waiter: Waiter) {
+        if *number == 0 {
+            *number = self.free.pop().unwrap_or_else(|| {
+                self.lists.push(Vec::new());
+                self.lists.len() as u32
+            });
         }
+        self.list(*number).into_iter().for_each(|list| list.push(waiter));
     }
 
-    /// The one that came after `at` others.
-    pub(super) fn get(&self, at: usize) -> Option<Waiter> {
-        match at.checked_sub(1) {
-            None => self.first.0.checked_sub(1).map(|port| (port, self.first.1)),
-            Some(at) => self.more.as_ref()?.0.get(at).copied(),
+    /// Takes one out of the list of a cell, which has none any more when it was the last.
+    fn forget(&mut self, number: &mut u32, waiter: Waiter) {
+        let Some(list) = self.list(*number) else { return };
+        list.retain(|&other| other != waiter);
+        if list.is_empty() {
+            self.free.push(std::mem::take(number));
         }
     }
 }
@@ -73,11 +69,14 @@ pub(super) struct Cells {
     /// What was last published, arrived or not: by writer, in each bank, and reader, so that who publishes to all finds one
     /// beside the other.
     published: Pairs<u64, 3>,
+    waiters: Waiters,
 }
 
 impl Cells {
     pub(super) fn new(ranks: u32) -> Self {
-        Self { ranks, cells: Pairs::new(2 * ranks, ranks), published: Pairs::new(2 * ranks, ranks) }
+        let pairs = (2 * ranks, ranks);
+        let (cells, published) = (Pairs::new(pairs.0, pairs.1), Pairs::new(pairs.0, pairs.1));
+        Self { ranks, cells, published, waiters: Waiters::default() }
     }
 
     /// The number of a cell of `reader`, if it was made.
@@ -120,12 +119,32 @@ impl Cells {
         self.published.get_mut(target.published)
     }
 
-    pub(super) fn cell(&self, number: u32) -> &CellState {
-        self.cells.get(number)
+    /// What the reader of a cell sees.
+    pub(super) fn bits(&self, number: u32) -> u64 {
+        self.cells.get(number).bits
     }
 
-    pub(super) fn cell_mut(&mut self, number: u32) -> &mut CellState {
-        self.cells.get_mut(number)
+    /// Raises a cell to at least `bits`; returns what its reader sees now.
+    pub(super) fn raise(&mut self, number: u32, bits: u64) -> u64 {
+        let cell = self.cells.get_mut(number);
+        cell.bits = cell.bits.max(bits);
+        cell.bits
+    }
+
+    /// Notes that somebody waits for a cell.
+    pub(super) fn await_by(&mut self, number: u32, waiter: Waiter) {
+        self.waiters.add(&mut self.cells.get_mut(number).waiters, waiter);
+    }
+
+    /// Notes that somebody waits for a cell no longer.
+    pub(super) fn forget(&mut self, number: u32, waiter: Waiter) {
+        self.waiters.forget(&mut self.cells.get_mut(number).waiters, waiter);
+    }
+
+    /// Who waits for a cell and came after `at` others.
+    pub(super) fn waiter(&self, number: u32, at: usize) -> Option<Waiter> {
+        let list = self.cells.get(number).waiters.checked_sub(1)?;
+        self.waiters.lists[list as usize].get(at).copied()
     }
 }
 
@@ -135,18 +154,23 @@ mod tests {
 
     #[test]
     fn waiters_stay_in_the_order_in_which_they_came() {
-        let mut waiters = Waiters::default();
-        let all = |waiters: &Waiters| (0..).map_while(|at| waiters.get(at)).map(|(port, _)| port).collect::<Vec<_>>();
-        assert_eq!(all(&waiters), []);
-        (0..=4).for_each(|port| waiters.add((port, 0)));
-        waiters.forget((1, 1));
-        assert_eq!(all(&waiters), [0, 1, 2, 3, 4]);
-        waiters.forget((0, 0));
-        waiters.forget((1, 0));
-        waiters.forget((3, 0));
-        waiters.add((5, 0));
-        assert_eq!(all(&waiters), [2, 4, 5]);
-        [2, 4, 5].iter().for_each(|&port| waiters.forget((port, 0)));
-        assert_eq!(all(&waiters), []);
+        let mut cells = Cells::new(2);
+        let numbers = [Rank(0), Rank(1)].map(|reader| cells.cells.number(reader, Rank(1), Key::Every(0)));
+        let all = |cells: &Cells, at: usize| {
+            (0..).map_while(|next| cells.waiter(numbers[at], next)).map(|(port, _)| port).collect::<Vec<_>>()
+        };
+        assert_eq!(all(&cells, 0), []);
+        (0..=4).for_each(|port| cells.await_by(numbers[0], (port, 0)));
+        cells.await_by(numbers[1], (9, 0));
+        cells.forget(numbers[0], (1, 1));
+        assert_eq!(all(&cells, 0), [0, 1, 2, 3, 4]);
+        [0, 1, 3].iter().for_each(|&port| cells.forget(numbers[0], (port, 0)));
+        cells.await_by(numbers[0], (5, 0));
+        assert_eq!(all(&cells, 0), [2, 4, 5]);
+        [2, 4, 5].iter().for_each(|&port| cells.forget(numbers[0], (port, 0)));
+        cells.await_by(numbers[1], (7, 0));
+        assert_eq!((all(&cells, 0), all(&cells, 1)), (vec![], vec![9, 7]));
+        cells.await_by(numbers[0], (8, 0));
+        assert_eq!((all(&cells, 0), cells.waiters.lists.len()), (vec![8], 2), "lists are used again");
     }
 }

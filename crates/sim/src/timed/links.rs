@@ -1,10 +1,11 @@
 //! Links: what is on its way, in the order in which it left.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 
 use ep_core::{Nanos, Rank};
 
-use super::agenda::Class;
+use super::events::Class;
 use super::model::{Link, Model, Rate};
 
 /// One direction of a rank's connection to a link: passes one transfer after the other.
@@ -27,14 +28,13 @@ impl Gate {
     }
 }
 
-/// Which verb a transfer belongs to.
+/// A transfer on its way. Small, since a rank of a large cluster has hundreds of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
     pub(super) lane: u32,
-    /// Whether it travels from the lane's peer to its poster.
-    pub(super) get: bool,
     pub(super) to: Rank,
-    pub(super) ticket: u64,
+    /// The ticket of a get, which travels from the lane's peer to its poster.
+    pub(super) get: Option<NonZeroU64>,
     /// As counted.
     pub(super) bytes: u64,
 }
@@ -44,6 +44,8 @@ pub(super) struct Flight {
 pub(super) struct Side {
     pub(super) out: Gate,
     pub(super) inn: Gate,
+    /// Transfers on the agenda that are yet to be handed to the port out.
+    pub(super) due: u32,
     /// Transfers that have left, by when their first byte reaches the target.
     pub(super) flying: VecDeque<(Nanos, Flight)>,
 }
@@ -62,6 +64,14 @@ impl Sides {
             Class::Far => &mut self.far,
         }
     }
+
+    /// The first transfer on its way.
+    pub(super) fn flying(&self, class: Class) -> Option<&(Nanos, Flight)> {
+        match class {
+            Class::Near => self.near.flying.front(),
+            Class::Far => self.far.flying.front(),
+        }
+    }
 }
 
 impl Model {
@@ -76,6 +86,11 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_flights_are_a_cache_line() {
+        assert_eq!(size_of::<(Nanos, Flight)>(), 32);
+    }
 
     #[test]
     fn a_gate_passes_one_after_the_other() {

@@ -4,7 +4,8 @@
 //! role that works ([`Port::charge`]) or posts runs its clock ahead. What it posts happens when the world has come there,
 //! so that shared links serve all roles in the order of time. A role that waits is held until the world has come to its
 //! clock, one that posts when it is ahead by more than the least latency. So a look that is no wait (`peek`) may miss
-//! what arrived in the last such stretch. A role that has said that it only posts may be further ahead.
+//! what arrived in the last such stretch. A role that has said that it only posts may be further ahead; what it puts takes its
+//! place at the rank's port out at once, before what another role of the rank puts until the world has come there.
 //!
 //! Bytes are copied when a put or get is posted: no role that keeps the rules can tell, since it looks at them only after
 //! a publish or flush. What travels is only the time. Everything between two ranks takes the same way and arrives in
@@ -14,15 +15,17 @@
 mod agenda;
 mod cells;
 mod elide;
+mod events;
+mod foresight;
 mod lanes;
 mod links;
 mod model;
 mod pairs;
 mod port;
 mod ports;
-mod posts;
 mod reset;
 mod schedule;
+mod slab;
 mod tickets;
 mod verbs;
 mod waits;
@@ -38,12 +41,13 @@ use ep_core::{Fault, Layout, Nanos, Rank};
 use self::agenda::Agenda;
 use self::cells::Cells;
 pub(crate) use self::elide::{Elision, stand_in};
+use self::events::Notice;
 use self::lanes::Lanes;
 use self::links::Sides;
 pub use self::model::{Link, Model, ModelBuilder, Rate};
 pub(crate) use self::port::Port;
 use self::ports::Slot;
-use self::posts::{Notice, Post, Slab};
+use self::slab::Slab;
 use self::tickets::Tickets;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
@@ -91,7 +95,6 @@ pub(crate) struct World {
     now: Nanos,
     events: u64,
     agenda: Agenda,
-    posts: Slab<Post>,
     /// Publishes that have come before a put that they follow, each with the next one of its lane.
     held: Slab<(Notice, Option<u32>)>,
     windows: Vec<Memory>,
@@ -125,7 +128,6 @@ impl World {
             now: Nanos(0),
             events: 0,
             agenda: Agenda::default(),
-            posts: Slab::default(),
             held: Slab::default(),
             windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
             cells: Cells::new(topology.ranks()),

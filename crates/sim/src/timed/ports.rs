@@ -8,8 +8,9 @@ use ep_core::trace::Verb;
 use ep_core::{Nanos, Rank};
 
 use super::World;
-use super::agenda::{Agenda, Event};
+use super::agenda::Agenda;
 use super::cells::Target;
+use super::events::Event;
 use super::model::Model;
 use crate::wakers::keep_waker;
 
@@ -48,7 +49,7 @@ pub(super) struct Slot {
     pub(super) held: Held,
     pub(super) granted: bool,
     /// Whether its role looks at nothing for now.
-    only_posts: bool,
+    pub(super) only_posts: bool,
     pub(super) waker: Option<Waker>,
     /// Registered needs; from the last wait on, until others take their places.
     pub(super) needs: Vec<Watched>,
@@ -92,9 +93,6 @@ impl World {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
-        if self.slots.len() > Agenda::NUMBERS {
-            self.broken("bounds", (rank, role), format!("more than {} ports are open", Agenda::NUMBERS));
-        }
         self.record(port, Verb::Open);
         port
     }
@@ -105,7 +103,7 @@ impl World {
         self.release(port);
         while let Some(watched) = self.slots[port as usize].needs.pop() {
             let at = self.slots[port as usize].needs.len() as u32;
-            self.cells.cell_mut(watched.number).waiters.forget((port, at));
+            self.cells.forget(watched.number, (port, at));
         }
         let slot = &mut self.slots[port as usize];
         slot.waker = None;
@@ -225,17 +223,17 @@ impl World {
             let watched = Watched { need, number };
             match before {
                 Some(before) => {
-                    self.cells.cell_mut(before.number).waiters.forget((port, at));
+                    self.cells.forget(before.number, (port, at));
                     self.slots[port as usize].needs[at as usize] = watched;
                 }
                 None => self.slots[port as usize].needs.push(watched),
             }
-            self.cells.cell_mut(number).waiters.add((port, at));
+            self.cells.await_by(number, (port, at));
         }
         while self.slots[port as usize].needs.len() > needs.len() {
             let Some(before) = self.slots[port as usize].needs.pop() else { break };
             let at = self.slots[port as usize].needs.len() as u32;
-            self.cells.cell_mut(before.number).waiters.forget((port, at));
+            self.cells.forget(before.number, (port, at));
         }
     }
 

@@ -5,8 +5,7 @@ use std::task::{Context, Poll, Waker};
 use ep_core::Rank;
 
 use super::World;
-use super::agenda::Event;
-use super::posts::Post;
+use super::events::Event;
 use crate::wakers::keep_waker;
 
 impl World {
@@ -47,8 +46,7 @@ impl World {
         let state = &self.ranks[rank.index()];
         if state.in_flight == 0 {
             let at = state.entered.max(self.now);
-            let number = self.posts.add(Post::Settled(rank));
-            self.agenda.enter(at, Event::Post(number));
+            self.agenda.enter(at, Event::Settled(rank));
         }
     }
 }

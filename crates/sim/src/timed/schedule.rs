@@ -1,11 +1,12 @@
 //! Time: which event is next, and what it does.
 
+use std::num::NonZeroU64;
+
 use ep_core::{Nanos, Rank, layout};
 
-use super::agenda::{Class, Event};
+use super::events::{Class, Event, Notice};
 use super::links::Flight;
 use super::ports::{Held, Slot};
-use super::posts::{Notice, Post};
 use super::tickets::Progress;
 use super::{NEVER, World};
 use crate::violation::Violation;
@@ -54,36 +55,45 @@ impl World {
             return Err(Violation::Livelock(self.report()));
         }
         self.now = time;
+        if self.agenda.turn(time) {
+            self.foresee();
+        }
         match self.agenda.pop() {
             Some(Event::Resume(port)) => self.resume(port),
-            Some(Event::Post(number)) => match self.posts.take(number) {
-                Post::Leave { from, to, class, get, lane, ticket, bytes } => {
-                    self.leave(from, class, Flight { lane, get, to, ticket, bytes });
+            Some(Event::Leave { from, to, class, get, lane, ticket, bytes }) => {
+                self.sides[from.index()].side(class).due -= 1;
+                let get_ticket = NonZeroU64::new(ticket).filter(|_| get);
+                let left = self.leave((from, self.now), class, Flight { lane, to, get: get_ticket, bytes });
+                if !get {
+                    self.settle(from, lane, ticket, left);
                 }
-                Post::Arrive(notice) => self.arrived(notice),
-                Post::Raise(notice) => self.raise(notice),
-                Post::Settled(rank) => self.settled(rank),
-            },
+            }
             Some(Event::Reach(rank, class)) => self.reach(rank, class),
+            Some(Event::Arrive(notice)) => self.arrived(notice),
+            Some(Event::Raise(notice)) => self.raise(notice),
+            Some(Event::Settled(rank)) => self.settled(rank),
             None => {}
         }
         Ok(())
     }
 
-    /// A transfer is handed to the port of `rank`, and leaves as soon as it can.
-    fn leave(&mut self, rank: Rank, class: Class, flight: Flight) {
+    /// A transfer is handed to the port of `rank` at `handed`, and leaves as soon as it can; returns when it has left.
+    pub(super) fn leave(&mut self, (rank, handed): (Rank, Nanos), class: Class, flight: Flight) -> Nanos {
         let link = self.timing.model.link(class);
         let side = self.sides[rank.index()].side(class);
-        let (begin, end) = side.out.pass(self.now, flight.bytes, link.rate);
+        let (begin, end) = side.out.pass(handed, flight.bytes, link.rate);
         let at = begin + link.latency;
         side.flying.push_back((at, flight));
         if side.flying.len() == 1 {
             self.agenda.enter(at, Event::Reach(rank, class));
         }
-        if !flight.get {
-            self.ranks[rank.index()].tickets.settle(flight.ticket, end);
-            self.notify_flushers(rank, flight.lane);
-        }
+        end
+    }
+
+    /// It is known when a ticket of a rank's lane needs nothing more.
+    pub(super) fn settle(&mut self, rank: Rank, lane: u32, ticket: u64, at: Nanos) {
+        self.ranks[rank.index()].tickets.settle(ticket, at);
+        self.notify_flushers(rank, lane);
     }
 
     /// The first byte of what left `rank` first reaches its target, and enters as soon as it can: from now on it is known when
@@ -97,10 +107,9 @@ impl World {
         let rate = self.timing.model.link(class).rate;
         let (_, end) = self.sides[flight.to.index()].side(class).inn.pass(self.now, flight.bytes, rate);
         // What it travels towards posted it, or what it comes from.
-        let poster = if flight.get { flight.to } else { rank };
-        if flight.get {
-            self.ranks[poster.index()].tickets.settle(flight.ticket, end);
-            self.notify_flushers(poster, flight.lane);
+        let poster = if flight.get.is_some() { flight.to } else { rank };
+        if let Some(ticket) = flight.get {
+            self.settle(poster, flight.lane, ticket.get(), end);
         } else {
             let lane = self.lanes.lane_mut(flight.lane);
             lane.reached = lane.reached.wrapping_add(1);
@@ -127,8 +136,7 @@ impl World {
             self.raise(notice);
         } else {
             let at = lane.entered;
-            let number = self.posts.add(Post::Raise(notice));
-            self.agenda.enter(at, Event::Post(number));
+            self.agenda.enter(at, Event::Raise(notice));
         }
     }
 
@@ -154,17 +162,14 @@ impl World {
             lane.set_held(next.map(|next| [next, last]));
             let at = lane.entered;
             self.held.take(first);
-            let raise = self.posts.add(Post::Raise(notice));
-            self.agenda.enter(at, Event::Post(raise));
+            self.agenda.enter(at, Event::Raise(notice));
         }
     }
 
     fn raise(&mut self, notice: Notice) {
-        let cell = self.cells.cell_mut(notice.cell);
-        cell.bits = cell.bits.max(notice.bits);
-        let bits = cell.bits;
+        let bits = self.cells.raise(notice.cell, notice.bits);
         let mut next = 0;
-        while let Some((port, need)) = self.cells.cell(notice.cell).waiters.get(next) {
+        while let Some((port, need)) = self.cells.waiter(notice.cell, next) {
             next += 1;
             let Slot { held, granted, generation, needs, .. } = &self.slots[port as usize];
             let enough = || layout::value_in(*generation, bits) >= needs[need as usize].need.at_least;

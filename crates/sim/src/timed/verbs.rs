@@ -5,11 +5,11 @@ use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
-use super::agenda::{Agenda, Class, Event};
 use super::cells::Target;
+use super::events::{Class, Event, Notice};
+use super::links::Flight;
 use super::model::Model;
 use super::ports::Slot;
-use super::posts::{Notice, Post};
 use crate::memory;
 use crate::world::carrier;
 
@@ -19,16 +19,15 @@ impl World {
         let Some(number) = self.admit(port, "put", lane, &[from, to])? else {
             return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
         };
+        self.foresee_put(number, lane.peer, to.offset);
         let rank = self.slots[port as usize].rank;
-        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
         let bytes = self.counted(lane.kind, from.len);
         let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
         let state = self.lanes.lane_mut(number);
         (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
-        let (to, class) = (lane.peer, self.class(rank, lane.peer));
-        let leave = Post::Leave { from: rank, to, class, get: false, lane: number, ticket, bytes };
-        self.post(port, self.timing.model.post, Nanos(0), leave);
+        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
+        self.hand(port, ticket, Flight { lane: number, to: lane.peer, get: None, bytes });
         Ok(Ticket(ticket))
     }
 
@@ -48,7 +47,8 @@ impl World {
         let bytes = self.counted(lane.kind, from.len);
         let (from, class) = (lane.peer, Class::Near);
         let Model { post, near, .. } = self.timing.model;
-        let leave = Post::Leave { from, to: rank, class, get: true, lane: number, ticket, bytes };
+        let leave = Event::Leave { from, to: rank, class, get: true, lane: number, ticket, bytes };
+        self.sides[from.index()].side(class).due += 1;
         self.post(port, post, near.latency, leave);
         Ok(Ticket(ticket))
     }
@@ -85,21 +85,40 @@ impl World {
         let notice = Notice { from: rank, lane: number, cell: target.cell, after, bits };
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
-        self.post(port, self.timing.model.publish, latency, Post::Arrive(notice));
+        self.post(port, self.timing.model.publish, latency, Event::Arrive(notice));
         Ok(())
     }
 
-    /// The role spends `cost`; `latency` after that the post happens.
-    fn post(&mut self, port: u32, cost: Nanos, latency: Nanos, post: Post) {
+    /// The role hands a put to the port of its rank, at its own time. That is an event, since other roles may hand something
+    /// before; but it waits for none where the role only posts and nothing else is due.
+    fn hand(&mut self, port: u32, ticket: u64, flight: Flight) {
+        let Slot { rank, only_posts, .. } = self.slots[port as usize];
+        let Flight { lane, to, bytes, .. } = flight;
+        let class = self.class(rank, to);
+        let due = &mut self.sides[rank.index()].side(class).due;
+        if only_posts && *due == 0 {
+            let handed = self.spend_on_post(port, self.timing.model.post);
+            let left = self.leave((rank, handed), class, flight);
+            self.events += 1;
+            return self.settle(rank, lane, ticket, left);
+        }
+        *due += 1;
+        let leave = Event::Leave { from: rank, to, class, get: false, lane, ticket, bytes };
+        self.post(port, self.timing.model.post, Nanos(0), leave);
+    }
+
+    /// The role spends `cost` and has something more on its way; returns its time.
+    fn spend_on_post(&mut self, port: u32, cost: Nanos) -> Nanos {
         let slot = &mut self.slots[port as usize];
         slot.clock = slot.clock + cost;
-        let (rank, role, at) = (slot.rank, slot.role, slot.clock + latency);
-        self.ranks[rank.index()].in_flight += 1;
-        let number = self.posts.add(post);
-        self.agenda.enter(at, Event::Post(number));
-        if self.posts.most() > Agenda::NUMBERS {
-            self.broken("bounds", (rank, role), format!("more than {} posts are under way", Agenda::NUMBERS));
-        }
+        self.ranks[slot.rank.index()].in_flight += 1;
+        slot.clock
+    }
+
+    /// The role spends `cost`; `latency` after that the event happens.
+    fn post(&mut self, port: u32, cost: Nanos, latency: Nanos, event: Event) {
+        let at = self.spend_on_post(port, cost) + latency;
+        self.agenda.enter(at, event);
     }
 
     /// The cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
@@ -138,14 +157,14 @@ impl World {
         let Slot { rank, role, generation, ref needs, .. } = self.slots[port as usize];
         // Mostly it is the cell that the role waited for last.
         if let Some(watched) = needs.first().filter(|watched| watched.need.cell == cell) {
-            return layout::value_in(generation, self.cells.cell(watched.number).bits);
+            return layout::value_in(generation, self.cells.bits(watched.number));
         }
         if !self.layout.has_cell(cell) {
             self.broken("F8", (rank, role), format!("peeked at {cell:?}, which is not in the layout"));
             return 0;
         }
         let number = self.cells.find(&self.layout, rank, cell, generation);
-        layout::value_in(generation, number.map_or(0, |number| self.cells.cell(number).bits))
+        layout::value_in(generation, number.map_or(0, |number| self.cells.bits(number)))
     }
 
     /// The number of a lane that the port posts to, if there is such a lane.

@@ -41,7 +41,7 @@ impl World {
     /// Ends a wait if it is over, or holds the role.
     fn end_wait(&mut self, port: u32, context: &Context<'_>) -> Poll<Result<usize, Fault>> {
         let Slot { rank, generation, deadline, since, needs, .. } = &self.slots[port as usize];
-        let value = |number: u32| layout::value_in(*generation, self.cells.cell(number).bits);
+        let value = |number: u32| layout::value_in(*generation, self.cells.bits(number));
         let met = needs.iter().position(|watched| value(watched.number) >= watched.need.at_least);
         let outcome = if let Some(index) = met {
             Ok(index)
@@ -174,7 +174,7 @@ impl World {
         let awaits = match slot.held {
             Held::Not | Held::Clock(_) => vec![Awaited::Turn],
             Held::Needs => {
-                let cell = |number| layout::value_in(slot.generation, self.cells.cell(number).bits);
+                let cell = |number| layout::value_in(slot.generation, self.cells.bits(number));
                 let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
                 slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
             }

@@ -19,6 +19,7 @@ use crate::error::{Error, Failure, Fault};
 use crate::layout::{Arrival, Layout, LowKind};
 use crate::machine::Machine;
 use crate::plan::{Plan, TopK};
+use crate::port::Nanos;
 use crate::roles::Board;
 use crate::roles::low_latency::{
     Asked, Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens,
@@ -186,7 +187,8 @@ impl<M: Machine> Engine<M> {
             (result, call.board.waited())
         };
         (self.low.outbox, self.low.voice, self.poisoned) = (outbox, voice, None);
-        for (peer, waited) in self.stats.peers.iter_mut().zip(waited) {
+        // Of many peers most kept nobody waiting.
+        for (peer, waited) in self.stats.peers.iter_mut().zip(waited).filter(|(_, waited)| *waited > Nanos(0)) {
             peer.waited = peer.waited + waited;
         }
         result

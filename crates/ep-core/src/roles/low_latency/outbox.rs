@@ -1,5 +1,7 @@
 //! Staging memory of low latency: slots that are used in turn, across operations.
 
+use std::collections::VecDeque;
+
 use super::{Call, Faults};
 use crate::error::Fault;
 use crate::layout::Layout;
@@ -8,17 +10,27 @@ use crate::port::{Port, Ticket};
 use crate::roles::Attended;
 use crate::topology::Rank;
 
-/// Which puts may still read each slot. A slot may be the source of puts to several peers.
+/// Which puts may still read each slot.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    readers: Vec<Vec<(Rank, Ticket)>>,
-    current: usize,
+    slots: u32,
+    current: u32,
+    /// Puts in the order in which they were posted, and so in the order in which their slots come again. A slot may be the
+    /// source of puts to several peers.
+    readers: VecDeque<Reader>,
+}
+
+#[derive(Debug)]
+struct Reader {
+    slot: u32,
+    peer: Rank,
+    ticket: Ticket,
 }
 
 impl Outbox {
     pub(crate) fn new(layout: &Layout) -> Self {
         let slots = if layout.settings().low_latency() { layout.low_staging_slots() } else { 0 };
-        Self { readers: vec![Vec::new(); slots as usize], current: 0 }
+        Self { slots, current: 0, readers: VecDeque::new() }
     }
 
     /// The next slot, once nothing reads it any more (F5). The lanes of a peer that keeps reading are reset: it is cut off
@@ -29,9 +41,10 @@ impl Outbox {
         port: &mut Attended<M::Port>,
         faults: &mut Faults,
     ) -> Result<u32, Fault> {
-        self.current = (self.current + 1) % self.readers.len();
-        let readers = &mut self.readers[self.current];
-        for (peer, ticket) in readers.drain(..) {
+        self.current = (self.current + 1) % self.slots;
+        let current = self.current;
+        let readers = self.readers.iter().take_while(|reader| reader.slot == current).count();
+        for Reader { peer, ticket, .. } in self.readers.drain(..readers) {
             // A masked peer's lanes have been reset.
             if call.mask.contains(peer) {
                 continue;
@@ -45,11 +58,11 @@ impl Outbox {
                 faults.note(peer, fault)?;
             }
         }
-        Ok(self.current as u32)
+        Ok(current)
     }
 
     /// The current slot is the source of this put.
     pub(super) fn sent(&mut self, peer: Rank, ticket: Ticket) {
-        self.readers[self.current].push((peer, ticket));
+        self.readers.push_back(Reader { slot: self.current, peer, ticket });
     }
 }

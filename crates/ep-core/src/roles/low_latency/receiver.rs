@@ -96,7 +96,11 @@ impl<W: Window> Intake<W> {
         rows: u32,
     ) -> Result<(), Fault> {
         let first = self.rows.len() as u32;
-        let before = self.counts.clone();
+        let ranks = call.layout.topology().ranks() as usize;
+        let segment = |expert| expert * ranks + source.index();
+        for (expert, &count) in self.counts.iter().enumerate() {
+            self.segments[segment(expert)].0 = count;
+        }
         let mut header = HeaderBytes::new(call.layout.row());
         let mut least = 0;
         for position in 0..rows {
@@ -120,9 +124,9 @@ impl<W: Window> Intake<W> {
             self.spread(call, port, &header, at.plus(call.layout.row().header_bytes()))?;
         }
         self.sources.push(first..self.rows.len() as u32);
-        let ranks = call.layout.topology().ranks() as usize;
-        for (expert, (&start, &end)) in before.iter().zip(&self.counts).enumerate() {
-            self.segments[expert * ranks + source.index()] = (start, end - start);
+        for (expert, &count) in self.counts.iter().enumerate() {
+            let (start, rows) = &mut self.segments[segment(expert)];
+            *rows = count - *start;
         }
         Ok(())
     }

@@ -59,6 +59,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Holds the timed scheduler against published figures.
     Compare(CompareArgs),
+    /// Says what this machine has for moexpress, and what each missing thing prevents. Changes nothing.
+    ///
+    /// Exit code: 0, whatever is missing.
+    Doctor(DoctorArgs),
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and a fresh
@@ -68,6 +72,13 @@ pub(crate) enum Command {
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.
     Launch(LaunchArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Print a JSON array: part, standing (ok, limited or missing), what, seen and prevents of each finding
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -159,7 +170,7 @@ pub(crate) struct BenchArgs {
     /// Measures one kind of operation only
     #[arg(long, value_enum)]
     pub(crate) mode: Option<Mode>,
-    /// Ranks [default: the GPUs of this host]
+    /// Ranks [default: the GPUs, or with --backend host the cores of this machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
     /// Tokens of each rank, throughput
@@ -168,7 +179,7 @@ pub(crate) struct BenchArgs {
     /// Tokens of each rank, low latency
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,128", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) low_latency_tokens: Vec<u32>,
-    /// Multiprocessors of each rank, throughput; low latency uses all
+    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "8,12,16,24", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) multiprocessors: Vec<u32>,
     /// Elements of a token's row

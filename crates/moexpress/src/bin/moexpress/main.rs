@@ -1,6 +1,6 @@
 //! The command line: `moexpress run` moves a batch to its experts and back and checks every bit of it; `moexpress plan`
 //! says how much memory a layout takes; `moexpress tune` proposes settings by runs in virtual time; `moexpress compare` holds
-//! such runs against published figures; `moexpress bench` measures a backend; `moexpress launch` starts the processes of a job on this machine.
+//! such runs against published figures; `moexpress bench` measures a backend; `moexpress doctor` says what this machine has; `moexpress launch` starts the processes of a job on this machine.
 //!
 //! Exit codes: 0 verified, 1 failed or not verified, 2 bad arguments or input. Those of `launch` are its processes'.
 
@@ -9,6 +9,7 @@ mod backend;
 mod bench;
 mod compare;
 mod deepep;
+mod doctor;
 mod dump;
 mod failure;
 mod input;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Tune(args) => tune::tune(&args),
         Command::Compare(args) => compare::compare(&args),
+        Command::Doctor(args) => doctor::doctor(&args),
         Command::Launch(args) => launch::launch(&args),
     };
     match outcome {

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(all(feature = "host", target_os = "linux"))]
+mod host;
 
 use crate::args::{Backend, BenchArgs};
 use crate::failure::Failure;
@@ -9,9 +11,14 @@ use crate::failure::Failure;
 pub(crate) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     match args.backend {
         Backend::Sim => Err(Failure::bad_input(
-            "--backend is sim, allowed: cuda; times of the simulator are virtual: moexpress run --schedule timed",
+            "--backend is sim, allowed: host, cuda; times of the simulator are virtual: moexpress run --schedule timed",
         )),
-        Backend::Host => Err(Failure::bad_input("--backend is host, allowed: cuda")),
+        #[cfg(all(feature = "host", target_os = "linux"))]
+        Backend::Host => host::bench(args),
+        #[cfg(not(all(feature = "host", target_os = "linux")))]
+        Backend::Host => {
+            Err(Failure::bad_input("--backend host: this program was built without the feature host, or not for Linux"))
+        }
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::bench(args),
         #[cfg(not(feature = "cuda"))]

@@ -1,0 +1,283 @@
+//! CPU ranks of this host, each a thread, by its clock; beside them threads that copy memory.
+
+use std::fmt::Write;
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ep_conformance::drive::upload;
+use ep_conformance::low_latency::{self, Weighing};
+use ep_conformance::workload::Workload;
+use ep_core::engine::{Combine, Engine};
+use ep_core::machine::Decorated;
+use ep_core::port::{Counts, LaneClass};
+use ep_core::quant::Scaling;
+use ep_core::{Element, Endpoint, Error, LowLatency, Placement, Settings, Shape, Topology};
+use ep_host::{Cluster, Machine};
+use serde_json::{Value, json};
+
+use crate::args::{BenchArgs, Mode};
+use crate::failure::Failure;
+use crate::show;
+
+const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
+/// Rows go through rings and come back so, or are placed and pulled.
+const PLACEMENTS: [(&str, Placement); 2] = [("rings", Placement::Ring), ("placed", Placement::Direct)];
+/// Calls before those that are measured: memory is taken at its first use.
+const WARM_UP: u32 = 2;
+
+/// A rank's machine with its copies counted.
+type Ranked = Engine<Decorated<Machine, Counts>>;
+
+pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    let ranks = args.ranks.unwrap_or(cores);
+    let topology = Topology::new(1, ranks).map_err(Failure::bad_input)?;
+    let mut report = Report { args, topology, text: String::new(), rows: Vec::new() };
+    report.line(format_args!(
+        "{} on {}, hidden {}, top-{} of {} experts chosen at random\nmicroseconds of the slowest rank after all have met, median \
+         of {}; GB/s of the bytes that its verbs copied,\nand their share of what as many threads copy in this run that do \
+         nothing else",
+        show::plural(ranks.into(), "rank"),
+        show::plural(cores.into(), "core"),
+        args.hidden,
+        args.topk,
+        args.experts,
+        args.repetitions,
+    ));
+    if args.mode != Some(Mode::LowLatency) {
+        report.throughput()?;
+    }
+    if args.mode != Some(Mode::Throughput) {
+        report.low_latency()?;
+    }
+    Ok(if args.json { format!("{}\n", Value::Array(report.rows)) } else { report.text })
+}
+
+struct Report<'a> {
+    args: &'a BenchArgs,
+    topology: Topology,
+    text: String,
+    rows: Vec<Value>,
+}
+
+impl Report<'_> {
+    fn line(&mut self, line: impl std::fmt::Display) {
+        writeln!(self.text, "{line}").expect("writing to a string does not fail");
+    }
+
+    fn shape(&self, element: Element, max_tokens: u32) -> Result<Shape, Failure> {
+        let BenchArgs { hidden, topk, experts, .. } = *self.args;
+        let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden);
+        shape.max_tokens(max_tokens).element(element).build().map_err(Failure::bad_input)
+    }
+
+    fn throughput(&mut self) -> Result<(), Failure> {
+        self.line("\nthroughput\n\n       tokens           dispatch     GB/s  share    combine     GB/s  share   copying GB/s");
+        for (name, element) in ELEMENTS {
+            for &tokens in &self.args.tokens {
+                let shape = self.shape(element, tokens)?;
+                let row_bytes = shape.row_bytes() as usize;
+                let copying =
+                    copying(self.topology.ranks(), tokens as usize * row_bytes, row_bytes, self.args.repetitions);
+                for (how, placement) in PLACEMENTS {
+                    let settings = Settings::builder(&shape, &self.topology).placement(placement).build();
+                    let settings = settings.map_err(Failure::bad_input)?;
+                    let work = async |ep: Ranked, meter: &Meter<'_>| throughput(ep, meter, tokens).await;
+                    let [dispatch, combine] = self.measure(shape, settings, work)?;
+                    self.throughput_row((name, how, tokens), [dispatch, combine], copying);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn throughput_row(
+        &mut self,
+        (name, how, tokens): (&str, &str, u32),
+        [dispatch, combine]: [Measured; 2],
+        copying: f64,
+    ) {
+        let part = |Measured { took, .. }: Measured, rate: f64| {
+            format!("{:>9.0} {rate:>8.2} {:>6.2}", micros(took), rate / copying)
+        };
+        let [there, back] = [dispatch, combine].map(Measured::rate);
+        self.line(format_args!(
+            "{name:<5} {tokens:>7}  {how:<7} {}  {}       {copying:>8.2}",
+            part(dispatch, there),
+            part(combine, back)
+        ));
+        self.rows.push(json!({
+            "mode": "throughput", "dtype": name, "ranks": self.topology.ranks(), "tokens": tokens, "placement": how,
+            "hidden": self.args.hidden, "topk": self.args.topk, "experts": self.args.experts,
+            "dispatch_us": micros(dispatch.took), "dispatch_copied_gb_s": there,
+            "combine_us": micros(combine.took), "combine_copied_gb_s": back, "copying_gb_s": copying,
+        }));
+    }
+
+    fn low_latency(&mut self) -> Result<(), Failure> {
+        self.line("\nlow latency: combine with a row a choice, and a row a rank\n\n       tokens   dispatch   per choice   per rank");
+        let max_tokens = self.args.low_latency_tokens.iter().copied().max().unwrap_or(1);
+        for (name, element) in ELEMENTS {
+            let shape = self.shape(element, max_tokens)?;
+            let settings = Settings::builder(&shape, &self.topology).slots(1).low_latency(true).build();
+            let settings = settings.map_err(Failure::bad_input)?;
+            for &tokens in &self.args.low_latency_tokens {
+                let work = async |ep: Ranked, meter: &Meter<'_>| low_latency(ep, meter, tokens).await;
+                let [dispatch, per_choice, per_rank] =
+                    self.measure(shape, settings, work)?.map(|measured| micros(measured.took));
+                self.line(format_args!("{name:<5} {tokens:>7} {dispatch:>10.0} {per_choice:>12.0} {per_rank:>10.0}"));
+                self.rows.push(json!({
+                    "mode": "low-latency", "dtype": name, "ranks": self.topology.ranks(), "tokens": tokens,
+                    "hidden": self.args.hidden, "topk": self.args.topk, "experts": self.args.experts,
+                    "dispatch_us": dispatch, "combine_per_choice_us": per_choice, "combine_per_rank_us": per_rank,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `work` on all ranks; of each of its calls, what the slowest rank took.
+    fn measure<const CALLS: usize>(
+        &self,
+        shape: Shape,
+        settings: Settings,
+        work: impl AsyncFn(Ranked, &Meter<'_>) -> Result<[Measured; CALLS], Error> + Sync,
+    ) -> Result<[Measured; CALLS], Failure> {
+        let cluster = Cluster::builder(self.topology).settings(settings).build(shape).map_err(Failure::bad_input)?;
+        let counts = Counts::new();
+        let there = Barrier::new(self.topology.ranks() as usize);
+        let meter = Meter { there: &there, counts: &counts, repetitions: self.args.repetitions };
+        let ran = cluster
+            .run_machines(async |machine| work(Engine::new(Decorated::new(machine, counts.clone()))?, &meter).await);
+        let ranks =
+            ran.map_err(Failure::failed)?.into_iter().collect::<Result<Vec<_>, _>>().map_err(Failure::failed)?;
+        let slowest = |call: usize| ranks.iter().map(|calls| calls[call]).max_by_key(|measured| measured.took);
+        Ok(std::array::from_fn(|call| slowest(call).unwrap_or_default()))
+    }
+}
+
+/// One kind of call: the median time, and the bytes that all ranks copied in one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    took: Duration,
+    copied: u64,
+}
+
+impl Measured {
+    fn rate(self) -> f64 {
+        self.copied as f64 / self.took.as_secs_f64().max(1e-9) / 1e9
+    }
+}
+
+/// How calls are timed.
+struct Meter<'a> {
+    there: &'a Barrier,
+    counts: &'a Counts,
+    repetitions: u32,
+}
+
+impl Meter<'_> {
+    /// The median of `call`, which begins on all ranks at about the same time.
+    async fn time(&self, mut call: impl AsyncFnMut() -> Result<(), Error>) -> Result<Measured, Error> {
+        let (mut times, mut before) = (Vec::new(), 0);
+        for repetition in 0..WARM_UP + self.repetitions {
+            if repetition == WARM_UP {
+                self.there.wait();
+                before = self.copied();
+            }
+            self.there.wait();
+            let began = Instant::now();
+            call().await?;
+            if repetition >= WARM_UP {
+                times.push(began.elapsed());
+            }
+        }
+        self.there.wait();
+        let copied = (self.copied() - before) / u64::from(self.repetitions);
+        self.there.wait();
+        times.sort_unstable();
+        Ok(Measured { took: times[times.len() / 2], copied })
+    }
+
+    /// Bytes copied by all verbs of all ranks so far.
+    fn copied(&self) -> u64 {
+        let lanes = LaneClass::ALL.iter().map(|&class| self.counts.lanes(class));
+        let lanes: u64 = lanes.map(|lane| lane.put_bytes + lane.got_bytes).sum();
+        self.counts.read_bytes() + self.counts.written_bytes() + lanes
+    }
+}
+
+async fn throughput(mut ep: Ranked, meter: &Meter<'_>, tokens: u32) -> Result<[Measured; 2], Error> {
+    let batch = Workload::new(*ep.shape(), vec![tokens; ep.topology().ranks() as usize]).batch(ep.rank())?;
+    let (x, routing) = upload(&mut ep, &batch)?;
+    let handle = ep.dispatch(&x, &routing).await?.handle;
+    let dispatch = meter.time(async || ep.dispatch(&x, &routing).await.map(|got| drop(black_box(got)))).await?;
+    let rows = vec![0x3f; handle.rows() as usize * ep.shape().result_bytes() as usize];
+    let y = match ep.output(&handle) {
+        Some(mut output) => {
+            ep.store(&mut output, 0, &rows)?;
+            output
+        }
+        None => ep.rows(&rows, handle.rows())?,
+    };
+    let combine = async || ep.combine(&y, &handle, Combine::default()).await.map(|back| drop(black_box(back)));
+    Ok([dispatch, meter.time(combine).await?])
+}
+
+async fn low_latency(mut ep: Ranked, meter: &Meter<'_>, tokens: u32) -> Result<[Measured; 3], Error> {
+    let ranks = ep.topology().ranks();
+    let batch = Workload::new(*ep.shape(), vec![tokens; ranks as usize]).batch(ep.rank())?;
+    let wide = ep.shape().experts() / ranks * ranks * ep.shape().max_tokens();
+    let rows = vec![0x3f; wide as usize * ep.shape().result_bytes() as usize];
+    let y = ep.rows(&rows, wide)?;
+    let mut measured = [Measured::default(); 3];
+    for (at, weighing) in [(1, Weighing::AtSource), (2, Weighing::AtExperts)] {
+        let (x, routing) = low_latency::upload(&mut ep, &batch, weighing)?;
+        let mut handle = None;
+        measured[0] = meter
+            .time(async || {
+                handle = Some(ep.low_latency_dispatch(&x, &routing).await?.handle);
+                Ok(())
+            })
+            .await?;
+        let weights = low_latency::weights(&mut ep, &batch, weighing)?;
+        let Some(handle) = handle else { return Err(Error::invalid("repetitions", 0, "1 or more")) };
+        let combine =
+            async || ep.low_latency_combine(&y, &handle, weights.as_ref()).await.map(|back| drop(black_box(back)));
+        measured[at] = meter.time(combine).await?;
+    }
+    Ok(measured)
+}
+
+/// GB/s of `threads` threads, each of which copies `bytes` bytes in pieces, as often as calls are repeated; median of the slowest.
+fn copying(threads: u32, bytes: usize, piece: usize, repetitions: u32) -> f64 {
+    let there = Barrier::new(threads as usize);
+    let copy = || {
+        let (source, mut target) = (vec![1u8; bytes], vec![0u8; bytes]);
+        let mut times = Vec::new();
+        for repetition in 0..WARM_UP + repetitions {
+            there.wait();
+            let began = Instant::now();
+            for (into, from) in target.chunks_exact_mut(piece).zip(source.chunks_exact(piece)) {
+                into.copy_from_slice(black_box(from));
+            }
+            black_box(&mut target);
+            if repetition >= WARM_UP {
+                times.push(began.elapsed());
+            }
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let slowest = thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(copy)).collect();
+        all.into_iter().map(|thread| thread.join().expect("copying does not panic")).max().unwrap_or_default()
+    });
+    f64::from(threads) * bytes as f64 / slowest.as_secs_f64().max(1e-9) / 1e9
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
