@@ -15,5 +15,7 @@ mod rank;
 
 pub use cluster::{Builder, Cluster};
 pub use endpoint::graphs;
-pub use endpoint::{Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, Rows};
+pub use endpoint::{
+    Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, LowPlaces, Rows,
+};
 pub use error::CudaError;

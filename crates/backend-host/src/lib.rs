@@ -109,5 +109,5 @@ mod window;
 
 pub use cluster::{Builder, Cluster};
 pub use machine::{Machine, Window};
-pub use pace::block_on;
+pub use pace::{block_on, block_on_while};
 pub use port::Port;

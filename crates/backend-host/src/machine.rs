@@ -1,9 +1,10 @@
 //! One rank's machine.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ep_core::machine::{Bootstrap, Capabilities, FarLanes, Opening};
-use ep_core::port::Offset;
+use ep_core::port::{Offset, Span};
 use ep_core::transport::{Lanes, NoLanes};
 use ep_core::{Fault, Layout, Nanos, Rank};
 
@@ -90,6 +91,17 @@ impl<L: Lanes> Drop for Machine<L> {
 pub struct Window {
     me: Rank,
     node: Arc<Node>,
+}
+
+impl Window {
+    /// Where a span of the window lies in this process, for as long as the `Window` or a clone of it lives. Others may read and
+    /// write there as the protocol lets them; what a lease covers is its holder's.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfRange`].
+    pub fn address(&self, span: Span) -> Result<NonNull<u8>, Fault> {
+        self.node.own(self.me).at(span)
+    }
 }
 
 impl ep_core::machine::Window for Window {

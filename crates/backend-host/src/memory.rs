@@ -43,7 +43,7 @@ impl Mapping {
     }
 
     /// The first byte of a span that lies inside (rule F8).
-    fn at(&self, span: Span) -> Result<NonNull<u8>, Fault> {
+    pub(crate) fn at(&self, span: Span) -> Result<NonNull<u8>, Fault> {
         span.within(self.len)?;
         // An empty span may name any place: it is at the start as well as anywhere.
         let offset = if span.len == 0 { 0 } else { span.offset.0 as usize };

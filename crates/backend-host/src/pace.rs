@@ -43,6 +43,17 @@ pub(crate) fn is_crowded() -> bool {
 /// Any executor that polls again when it is woken serves; this one knows when to yield.
 pub fn block_on<T>(rank: impl Future<Output = T>) -> T {
     let mut rank = pin!(rank);
+    loop {
+        if let Some(value) = block_on_while(rank.as_mut(), || true) {
+            return value;
+        }
+    }
+}
+
+/// As [`block_on`], until `go_on` says no: then none. It is asked each time before the rank yields its core. A rank that is dropped
+/// then has abandoned its call, which poisons its communicator.
+pub fn block_on_while<T>(rank: impl Future<Output = T>, mut go_on: impl FnMut() -> bool) -> Option<T> {
+    let mut rank = pin!(rank);
     let mut context = Context::from_waker(Waker::noop());
     let mut idle = 0u32;
     loop {
@@ -51,11 +62,14 @@ pub fn block_on<T>(rank: impl Future<Output = T>) -> T {
         #[cfg(ep_loom)]
         loom::thread::yield_now();
         if let Poll::Ready(value) = rank.as_mut().poll(&mut context) {
-            return value;
+            return Some(value);
         }
         if STIRRED.get() {
             idle = 0;
         } else if is_crowded() || idle >= SPIN {
+            if !go_on() {
+                return None;
+            }
             thread::yield_now();
         } else {
             idle += 1;

@@ -103,6 +103,8 @@ pub struct Scratch {
     stream: Arc<Stream>,
     address: u64,
     bytes: usize,
+    /// Whether it is somebody else's, who gives it back.
+    is_foreign: bool,
 }
 
 impl Scratch {
@@ -118,7 +120,17 @@ impl Scratch {
             stream.give_back_late();
             Self::take(stream, bytes)?
         };
-        Ok(Self { stream: Arc::clone(stream), address, bytes })
+        Ok(Self { stream: Arc::clone(stream), address, bytes, is_foreign: false })
+    }
+
+    /// Memory of somebody else's, who gives it back.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are of the stream's GPU. They stay, and nobody writes to what work of the stream reads or touches
+    /// what it writes, until work that was enqueued while this or a clone of an `Arc` of it lived has ended; and until whatever
+    /// was made of a capture of such work is gone.
+    pub unsafe fn foreign(stream: &Arc<Stream>, address: u64, bytes: usize) -> Self {
+        Self { stream: Arc::clone(stream), address, bytes, is_foreign: true }
     }
 
     /// Takes memory on a stream that is not captured.
@@ -153,6 +165,9 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if self.is_foreign {
+            return;
+        }
         // A capture would take it for its own; and where the capture is another thread's, it may begin at any moment.
         if super::graph::buries() || self.stream.is_capturing() {
             self.stream.late().push(self.address);

@@ -22,6 +22,7 @@ use ep_core::layout::LowKind;
 use ep_core::plan::{Plan, TopK};
 use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
+use super::foreign::LowPlaces;
 use super::rows::stride;
 use super::{Array, CudaEndpoint, Event, Rows};
 use crate::args;
@@ -211,16 +212,37 @@ impl CudaEndpoint {
         Ok(Routed { tokens, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone(), numbers })
     }
 
+    /// Memory for a dispatch: the caller's, but for what the handle keeps.
+    fn low_landing_at(&self, places: &LowPlaces) -> Result<Landing, Error> {
+        let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
+        let (rows, row_bytes) = (self.expert_rows(), self.layout().row().payload_bytes() as usize);
+        // SAFETY: who gave the places promised this.
+        unsafe {
+            Ok(Landing {
+                x: self.foreign_rows(places.x, rows, row_bytes),
+                expert_counts: self.foreign_array(places.expert_counts, local),
+                segments: self.foreign_array(places.segments, local * ranks),
+                source_token: self.foreign_array(places.source_token, rows as usize),
+                records: self.records()?,
+            })
+        }
+    }
+
+    fn records(&self) -> Result<Scratch, Error> {
+        let ranks = self.topology().ranks() as usize;
+        let records = ranks * self.shape().max_tokens() as usize * 8 * (1 + self.shape().topk() as usize);
+        Ok(Scratch::new(self.stream(), 8 * ranks + records)?)
+    }
+
     fn low_landing(&self) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
         let (stream, rows) = (self.stream(), self.expert_rows());
-        let records = ranks * self.shape().max_tokens() as usize * 8 * (1 + self.shape().topk() as usize);
         Ok(Landing {
             x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
             expert_counts: Array::new(stream, local)?,
             segments: Array::new(stream, local * ranks)?,
             source_token: Array::new(stream, rows as usize)?,
-            records: Scratch::new(stream, 8 * ranks + records)?,
+            records: self.records()?,
         })
     }
 
@@ -342,9 +364,13 @@ impl CudaEndpoint {
         phases: u32,
         in_flight: u32,
         capture: Option<&Capture>,
+        x: Option<Rows>,
     ) -> Result<LowCombined<Self>, Error> {
         let bytes = self.shape().result_bytes() as usize;
-        let x = Rows::new(self.stream(), combining.handle.tokens(), bytes)?;
+        let x = match x {
+            Some(x) => x,
+            None => Rows::new(self.stream(), combining.handle.tokens(), bytes)?,
+        };
         let args = Self::low_combine_args(combining, Some((self.address(&x), x.stride())));
         let args = args::LowCombine { phases, in_flight, ..args };
         let event = self.low_half(combining.sent.op, capture.is_some(), |device| device.low_combine(args)).await?;
@@ -352,6 +378,34 @@ impl CudaEndpoint {
         self.keep_combining(capture, combining)?;
         self.keep_for(capture, || vec![x.memory()])?;
         Ok(LowCombined { x, event })
+    }
+
+    /// The receiving half of a dispatch, into memory of the caller's where he gives some.
+    pub(super) async fn low_receive(
+        &mut self,
+        dispatching: &Dispatching,
+        places: Option<&LowPlaces>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let Dispatching { sent, routed, x } = dispatching;
+        let in_flight = self.check_receive(sent, capture)?;
+        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let args = self.low_dispatch_args(routed, x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
+        let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
+        self.low_received((sent, x), routed, landing, event, capture)
+    }
+
+    /// The receiving half of a combine, into rows of the caller's where he gives some.
+    pub(super) async fn low_receive_sums(
+        &mut self,
+        combining: &Combining,
+        x: Option<Rows>,
+    ) -> Result<LowCombined<Self>, Error> {
+        let capture = self.low_begin()?;
+        let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
+        self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref(), x).await
     }
 }
 
@@ -375,15 +429,7 @@ impl LowLatency for CudaEndpoint {
     }
 
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
-        let capture = self.low_begin()?;
-        let capture = capture.as_ref();
-        let Dispatching { sent, routed, x } = dispatching;
-        let in_flight = self.check_receive(sent, capture)?;
-        let landing = self.low_landing()?;
-        let args = self.low_dispatch_args(routed, x, Some(&landing));
-        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
-        let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
-        self.low_received((sent, x), routed, landing, event, capture)
+        self.low_receive(dispatching, None).await
     }
 
     async fn send_combine(
@@ -404,9 +450,7 @@ impl LowLatency for CudaEndpoint {
     }
 
     async fn receive_combine(&mut self, combining: &Combining) -> Result<LowCombined<Self>, Error> {
-        let capture = self.low_begin()?;
-        let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
-        self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref()).await
+        self.low_receive_sums(combining, None).await
     }
 
     /// Both halves of a dispatch, in one launch where nothing is in flight.
@@ -452,7 +496,7 @@ impl LowLatency for CudaEndpoint {
             return self.receive_combine(&sent).await;
         }
         let combining = self.combining(op, (y, handle, topk_weights), capture)?;
-        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture).await;
+        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture, None).await;
         if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
             self.low.flights(capture).sent = op;
         }

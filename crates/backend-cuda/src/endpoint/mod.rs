@@ -16,6 +16,7 @@
 mod checks;
 mod combine;
 mod dispatch;
+pub(crate) mod foreign;
 pub mod graphs;
 mod low_latency;
 pub(crate) mod poll;
@@ -39,6 +40,7 @@ use crate::checks::TestDevice;
 use crate::driver::{self, Capture};
 use crate::rank::{Call, RankDevice};
 pub use checks::CrashFlag;
+pub use foreign::LowPlaces;
 pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, DeviceWindow, Rows};
 

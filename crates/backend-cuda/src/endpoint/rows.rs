@@ -211,6 +211,10 @@ impl<T> Clone for Array<T> {
 }
 
 impl<T: Scalar> Array<T> {
+    pub(crate) const fn of_memory(memory: Arc<Scratch>, len: usize) -> Self {
+        Self { memory, len, of: PhantomData }
+    }
+
     /// Room for `len` numbers, undefined.
     pub(crate) fn new(stream: &Arc<Stream>, len: usize) -> Result<Self, Error> {
         Ok(Self { memory: Arc::new(Scratch::new(stream, len * size_of::<T>())?), len, of: PhantomData })

@@ -197,6 +197,12 @@ impl<W: Window> Lease<W> {
         self.held.block.rows()
     }
 
+    /// The window that it is part of, and where the rows lie there, one at each [`RowFormat::payload_stride`]: for backends whose
+    /// window may be read in place.
+    pub fn place(&self) -> (&W, Block) {
+        (&self.window, self.held.block)
+    }
+
     /// Bytes of one row.
     pub const fn row_bytes(&self) -> usize {
         self.row_bytes as usize

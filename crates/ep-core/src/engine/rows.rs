@@ -146,7 +146,7 @@ impl<W: Window> HostRows<W> {
     }
 
     /// The lease, when the rows lie in the window.
-    pub(crate) const fn lease(&self) -> Option<&Lease<W>> {
+    pub const fn lease(&self) -> Option<&Lease<W>> {
         match self {
             Self::Owned { .. } => None,
             Self::Leased(lease) => Some(lease),

@@ -1,0 +1,19 @@
+"""DeepEP's Python interface (V1, one NVLink domain) over moexpress.
+
+On CUDA tensors it runs moexpress's GPU kernels, one process a GPU; on CPU tensors, with a gloo group, its CPU backend, so that the same
+model code runs on a laptop. What is not supported raises ``NotImplementedError`` and says what to use instead. ``docs/python.md`` in
+the repository has the table.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .buffer import Buffer
+from .config import Config
+from .utils import EventHandle, EventOverlap
+
+topk_idx_t = torch.int64
+"""The dtype of ``topk_idx``."""
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]

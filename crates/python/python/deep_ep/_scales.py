@@ -1,0 +1,78 @@
+"""FP8 rows as frameworks hand them over: codes and scales of their own choosing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from moexpress import errors
+from moexpress._communicator import GROUP, Element
+
+
+@dataclass
+class Rows:
+    """What a dispatch sends."""
+
+    x: torch.Tensor
+    scales: torch.Tensor | None
+    element: Element
+    columns: int
+    """Scales of a row that the caller gave."""
+    dtype: torch.dtype | None
+    """Theirs."""
+
+    @staticmethod
+    def of(x: Any) -> Rows:
+        """Takes ``x`` or ``(x, scales)``, as DeepEP does.
+
+        Scales travel in the places that moexpress has for them, one f32 for each 128 elements, or one byte each where packed UE8M0
+        scales fit exactly; fewer are filled up. Their bits are not looked at.
+        """
+        if isinstance(x, torch.Tensor):
+            if x.dtype != torch.bfloat16:
+                raise errors.InvalidArgument(
+                    f"dtype of x is {x.dtype}, allowed: torch.bfloat16, or a tuple of torch.float8_e4m3fn and its scales"
+                )
+            _rows(x)
+            return Rows(x, None, "bf16", 0, None)
+        if not isinstance(x, tuple) or len(x) != 2 or not all(isinstance(one, torch.Tensor) for one in x):
+            raise errors.InvalidArgument(
+                f"x is a {type(x).__name__}, allowed: a tensor, or a tuple of codes and scales"
+            )
+        codes, scales = x
+        if codes.dtype != torch.float8_e4m3fn:
+            raise errors.InvalidArgument(f"dtype of x[0] is {codes.dtype}, allowed: torch.float8_e4m3fn")
+        _rows(codes)
+        if scales.dtype not in (torch.float32, torch.int32):
+            raise errors.InvalidArgument(f"dtype of x[1] is {scales.dtype}, allowed: torch.float32 or torch.int32")
+        if scales.dim() != 2 or scales.shape[0] != codes.shape[0]:
+            raise errors.InvalidArgument(f"shape of x[1] is {list(scales.shape)}, allowed: [{codes.shape[0]}, scales]")
+        groups, columns = -(-codes.shape[1] // GROUP), scales.shape[1]
+        if not 1 <= columns <= groups:
+            raise errors.Unsupported(
+                f"{columns} scales a row are not supported: use 1 to {groups}, at most one for each {GROUP} elements"
+            )
+        if scales.dtype == torch.int32 and 4 * columns == groups:
+            return Rows(codes, scales, "fp8-ue8m0", columns, torch.int32)
+        dtype = scales.dtype
+        scales = scales.view(torch.float32) if dtype == torch.int32 else scales
+        if columns < groups:
+            scales = torch.nn.functional.pad(scales, (0, groups - columns))
+        return Rows(codes, scales, "fp8", columns, dtype)
+
+    def received(self, x: torch.Tensor, scales: torch.Tensor | None) -> Any:
+        """What was received, in the form of what was sent."""
+        x = x.contiguous()
+        if scales is None or self.dtype is None:
+            return x
+        if scales.dtype != self.dtype:
+            scales = scales.view(self.dtype)
+        return x, scales[:, : self.columns].contiguous()
+
+
+def _rows(x: torch.Tensor) -> None:
+    if x.dim() != 2:
+        raise errors.InvalidArgument(f"shape of x is {list(x.shape)}, allowed: [tokens, hidden]")
+    if not x.is_contiguous():
+        raise errors.InvalidArgument(f"strides of x are {list(x.stride())}, allowed: contiguous; call .contiguous()")

@@ -1,0 +1,108 @@
+"""DeepEP's settings. They are hints here: kernels and rings of moexpress are sized by themselves."""
+
+from __future__ import annotations
+
+# Chunks that DeepEP's documentation recommends: NVLink send and receive, RDMA send and receive, by ranks.
+_DISPATCH = {
+    2: (24, 256, 6, 128),
+    4: (6, 256, 6, 128),
+    8: (6, 256, 6, 128),
+    16: (36, 288, 20, 128),
+    24: (32, 288, 8, 128),
+    32: (32, 288, 8, 128),
+    48: (32, 288, 8, 128),
+    64: (32, 288, 8, 128),
+    96: (20, 480, 12, 128),
+    128: (20, 560, 12, 128),
+    144: (32, 720, 12, 128),
+    160: (28, 720, 12, 128),
+}
+_COMBINE = {
+    2: (10, 256, 6, 128),
+    4: (9, 256, 6, 128),
+    8: (4, 256, 6, 128),
+    16: (4, 288, 12, 128),
+    24: (1, 288, 8, 128),
+    32: (1, 288, 8, 128),
+    48: (1, 288, 8, 128),
+    64: (1, 288, 8, 128),
+    96: (1, 480, 8, 128),
+    128: (1, 560, 8, 128),
+    144: (2, 720, 8, 128),
+    160: (2, 720, 8, 128),
+}
+
+NVLINK_RANKS = 8
+"""Ranks of one of DeepEP's nodes."""
+
+
+class Config:
+    """Multiprocessors and chunk sizes of a call.
+
+    Args:
+        num_sms: multiprocessors; an even number.
+        num_max_nvl_chunked_send_tokens: rows sent at a time over NVLink.
+        num_max_nvl_chunked_recv_tokens: rows of a ring over NVLink.
+        num_max_rdma_chunked_send_tokens: rows sent at a time over RDMA.
+        num_max_rdma_chunked_recv_tokens: rows of a ring over RDMA.
+    """
+
+    def __init__(
+        self,
+        num_sms: int = 20,
+        num_max_nvl_chunked_send_tokens: int = 6,
+        num_max_nvl_chunked_recv_tokens: int = 256,
+        num_max_rdma_chunked_send_tokens: int = 6,
+        num_max_rdma_chunked_recv_tokens: int = 256,
+    ) -> None:
+        for name, value in list(locals().items()):
+            if name != "self" and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} is {value}, allowed: a number, 0 or more")
+        if num_sms < 2 or num_sms % 2:
+            raise ValueError(f"num_sms is {num_sms}, allowed: an even number, 2 or more")
+        self.num_sms = num_sms
+        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
+        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
+        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
+        self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """Bytes of rings for rows of ``hidden_bytes`` from each of the ranks of a node, on each of ``num_sms / 2`` channels."""
+        peers = min(num_ranks, NVLINK_RANKS)
+        rows = self.num_sms // 2 * peers * self.num_max_nvl_chunked_recv_tokens
+        return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """The same for rings between nodes, there and back; 0 on one node."""
+        if num_ranks <= NVLINK_RANKS:
+            return 0
+        nodes = -(-num_ranks // NVLINK_RANKS)
+        rows = 2 * (self.num_sms // 2) * nodes * self.num_max_rdma_chunked_recv_tokens
+        return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
+
+    def __repr__(self) -> str:
+        return (
+            f"Config({self.num_sms}, {self.num_max_nvl_chunked_send_tokens}, {self.num_max_nvl_chunked_recv_tokens}, "
+            f"{self.num_max_rdma_chunked_send_tokens}, {self.num_max_rdma_chunked_recv_tokens})"
+        )
+
+
+METADATA = 512
+"""Bytes beside a row: its source, choices and weights, and scales."""
+ALIGN = 128
+
+
+def _of(table: dict[int, tuple[int, int, int, int]], num_ranks: int, num_sms: int) -> Config:
+    # Any number of ranks will do here: the next larger that DeepEP names, or its largest.
+    known = next((ranks for ranks in sorted(table) if ranks >= num_ranks), max(table))
+    return Config(num_sms, *table[known])
+
+
+def dispatch_config(num_ranks: int, num_sms: int) -> Config:
+    """What DeepEP recommends for a dispatch of so many ranks."""
+    return _of(_DISPATCH, num_ranks, num_sms)
+
+
+def combine_config(num_ranks: int, num_sms: int) -> Config:
+    """What DeepEP recommends for a combine of so many ranks."""
+    return _of(_COMBINE, num_ranks, num_sms)

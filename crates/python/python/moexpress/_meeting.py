@@ -1,0 +1,138 @@
+"""How the processes of a group meet: any group that can gather objects will do."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _exit, _native, errors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+TIMEOUT = 100.0
+"""Seconds, unless ``MOEXPRESS_TIMEOUT`` says otherwise."""
+
+
+def default_timeout() -> float:
+    """Seconds that meetings and operations may take."""
+    text = os.environ.get("MOEXPRESS_TIMEOUT")
+    if text is None:
+        return TIMEOUT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise errors.InvalidArgument(f"MOEXPRESS_TIMEOUT is {text!r}, allowed: seconds, more than 0")
+    return seconds
+
+
+def _host() -> str:
+    """Names the running system."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class Meeting:
+    """The ranks of a group, met: communicators of the same group may share one.
+
+    Args:
+        group: a ``torch.distributed`` process group of any backend, or None for the default one. Its object collectives carry an
+            address and a secret once; after that the ranks speak to each other directly.
+        comm: an MPI communicator (``Get_rank``, ``Get_size``, ``allgather``) instead.
+        timeout: seconds within which all ranks must have come. Default: ``MOEXPRESS_TIMEOUT``, or 100.
+
+    Raises:
+        errors.MeetingFailed: a rank did not come.
+        errors.Unsupported: the ranks run on several hosts.
+    """
+
+    rank: int
+    """This rank, in the group."""
+    world: int
+    """Ranks of the group."""
+
+    def __init__(self, group: ProcessGroup | None = None, *, comm: Any = None, timeout: float | None = None) -> None:
+        self.timeout = default_timeout() if timeout is None else timeout
+        self.group = group
+        if comm is not None:
+            self.rank, self.world, gather = comm.Get_rank(), comm.Get_size(), comm.allgather
+        else:
+            import torch.distributed as dist
+
+            if not dist.is_initialized():
+                raise errors.InvalidArgument(
+                    "torch.distributed is not initialised, allowed: a group of processes; call init_process_group"
+                )
+            self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+            if self.rank < 0:
+                raise errors.InvalidArgument(
+                    "group has not this process, allowed: a group that this process is part of"
+                )
+
+            def gather(told: object) -> list[Any]:
+                everybody: list[Any] = [None] * self.world
+                dist.all_gather_object(everybody, told, group=group)
+                return everybody
+
+        place, told = None, {"host": _host()}
+        if self.rank == 0:
+            try:
+                place = _native.Place()
+                told |= {"address": place.address, "secret": place.secret}
+            except (OSError, errors.Error) as error:  # told to the others, so that nobody waits
+                told |= {"error": str(error)}
+        everybody = gather(told)
+        first = everybody[0]
+        if "error" in first:
+            raise errors.MeetingFailed(f"rank 0 could not open a meeting place: {first['error']}")
+        for rank, other in enumerate(everybody):
+            if other["host"] != first["host"]:
+                raise errors.Unsupported(
+                    f"ranks on several hosts are not supported: rank {rank} runs on another one than rank 0; use a group of "
+                    "one host"
+                )
+        self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], self.timeout, place)
+        _exit.remember(self)
+
+    def all_gather(self, told: bytes) -> list[bytes | None]:
+        """Gives ``told`` to all ranks and returns what each told; None for a rank that ``recover`` went on without."""
+        return self._native.all_gather(told, self.timeout)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it."""
+        self._native.barrier(self.timeout)
+
+    def lost(self) -> list[int]:
+        """The ranks whose processes are gone."""
+        return self._native.lost()
+
+    def agree(self, what: dict[str, object]) -> None:
+        """Refuses to go on unless all ranks call this with the same values.
+
+        Raises:
+            errors.InvalidArgument: names what differs, on all ranks.
+        """
+        told = "\n".join(f"{name}={value}" for name, value in what.items()).encode()
+        everybody = self.all_gather(told)
+        first = next(other for other in everybody if other is not None)
+        for rank, other in enumerate(everybody):
+            if other is not None and other != first:
+                mine, theirs = (
+                    dict(line.split("=", 1) for line in text.decode().split("\n")) for text in (first, other)
+                )
+                name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+                raise errors.InvalidArgument(
+                    f"{name} is {theirs.get(name)} on rank {rank}, allowed: {mine.get(name)}, as on rank "
+                    f"{everybody.index(first)}"
+                )
+
+    def close(self) -> None:
+        """Leaves. The others are told that this rank is gone, once its communicators are closed, too."""
+        native = getattr(self, "_native", None)
+        if native is not None:
+            native.close()

@@ -1,0 +1,118 @@
+"""The compiled part: addresses, sizes and streams. Use :class:`moexpress.Communicator` instead."""
+
+from typing import Any, final
+
+Capsule = Any
+Scales2 = tuple[int, int, int] | None
+Scales3 = tuple[int, int, int, int] | None
+Dispatched = tuple[
+    Capsule,
+    Capsule | None,
+    int,
+    Capsule | None,
+    Capsule | None,
+    Capsule,
+    Capsule,
+    list[int],
+    "Handle",
+    Capsule | None,
+    Capsule | None,
+]
+
+def cuda_is_available() -> str | None: ...
+def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
+
+@final
+class Place:
+    address: str
+    secret: str
+    def __new__(cls) -> Place: ...
+
+@final
+class Meeting:
+    rank: int
+    world: int
+    def __new__(
+        cls, rank: int, world: int, address: str, secret: str, seconds: float, place: Place | None = None
+    ) -> Meeting: ...
+    def all_gather(self, bytes: bytes, seconds: float) -> list[bytes | None]: ...
+    def barrier(self, seconds: float) -> None: ...
+    def lost(self) -> list[int]: ...
+    def close(self) -> None: ...
+
+@final
+class Handle:
+    rows: int
+    tokens: int
+    generation: int
+    def rank_prefix(self, address: int, len: int) -> None: ...
+    def channel_prefix(self, channels: int, address: int, len: int) -> None: ...
+    def source_channel_prefix(self, channels: int, source_token: int, address: int, len: int) -> None: ...
+    def send_head(self, channels: int, address: int, len: int) -> None: ...
+
+@final
+class LowHandle:
+    tokens: int
+
+@final
+class Pending: ...
+
+@final
+class Endpoint:
+    def __new__(
+        cls,
+        meeting: Meeting,
+        backend: str,
+        experts: int,
+        topk: int,
+        hidden: int,
+        max_tokens: int,
+        element: str,
+        placement: str,
+        arena_bytes: int | None,
+        low_latency: bool,
+        seconds: float,
+        channels: int | None = None,
+        slots: int | None = None,
+        gpu: int = 0,
+        multiprocessors: int = 0,
+    ) -> Endpoint: ...
+    def dispatch(
+        self,
+        x: int,
+        tokens: int,
+        scales: Scales2,
+        topk_idx: int | None,
+        topk_weights: int | None,
+        in_rank: int,
+        tokens_per_expert: list[int],
+        alignment: int,
+        worst_rows: int,
+        device_counts: bool,
+    ) -> Dispatched: ...
+    def redispatch(self, x: int, tokens: int, scales: Scales2, handle: Handle) -> Dispatched: ...
+    def combine(
+        self, y: int, handle: Handle, topk_weights: int | None, bias: tuple[int | None, int | None]
+    ) -> tuple[Capsule, Capsule | None]: ...
+    def send_dispatch(self, x: int, tokens: int, topk_idx: int, topk_weights: int | None) -> Pending: ...
+    def receive_dispatch(
+        self,
+        sent: Pending,
+        x: int,
+        scales: Scales3,
+        expert_counts: int,
+        segments: int,
+        source_token: int,
+        tokens: int,
+    ) -> LowHandle: ...
+    def send_combine(self, y: int, handle: LowHandle, topk_weights: int | None) -> Pending: ...
+    def receive_combine(self, sent: Pending, into: int) -> None: ...
+    def mask_rank(self, rank: int) -> None: ...
+    def recover(self, mask: list[int]) -> None: ...
+    def mask(self) -> list[int]: ...
+    def low_latency_mask(self) -> list[int]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def window_bytes(self) -> int: ...
+    def stream(self) -> int: ...
+    def row_layout(self) -> tuple[int, int]: ...
+    def close(self) -> None: ...

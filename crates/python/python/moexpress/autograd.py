@@ -1,0 +1,73 @@
+"""Dispatch and combine with gradients: the backward of a dispatch is a combine, that of a combine a cached dispatch.
+
+Rows travel as bf16, gradients too; sums are f32, ranks ascending, rounded once. All ranks run forward and backward in the same order, so
+each rank must use the results (or none of them): a rank whose backward leaves one out keeps the others waiting until the timeout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ._communicator import Communicator, Received
+    from ._native import Handle
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_idx: torch.Tensor,
+        communicator: Communicator,
+        into: list[Received],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        received = communicator.dispatch(x, topk_idx, topk_weights)
+        assert received.topk_weights is not None
+        into.append(received)
+        ctx.communicator, ctx.handle = communicator, received.handle
+        return received.x, received.topk_weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weights = (gradient.contiguous() for gradient in gradients)
+        back = ctx.communicator.combine(rows, ctx.handle, topk_weights=weights)
+        return back.x, back.topk_weights, None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, handle: Handle, communicator: Communicator) -> torch.Tensor:
+        ctx.communicator, ctx.handle = communicator, handle
+        return communicator.combine(y, handle).x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        received = ctx.communicator.redispatch(gradients[0].contiguous(), ctx.handle)
+        return received.x, None, None
+
+
+def dispatch(
+    communicator: Communicator, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+) -> Received:
+    """:meth:`Communicator.dispatch` whose ``x`` and ``topk_weights`` have gradients.
+
+    Args:
+        x: bf16 ``[tokens, hidden]``.
+        topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
+        topk_weights: f32 ``[tokens, topk]``.
+    """
+    into: list[Received] = []
+    rows, weights = _Dispatch.apply(x, topk_weights, topk_idx, communicator, into)
+    received = into[0]
+    received.x, received.topk_weights = rows, weights
+    return received
+
+
+def combine(communicator: Communicator, y: torch.Tensor, handle: Handle) -> torch.Tensor:
+    """:meth:`Communicator.combine` with gradients: bf16 ``[rows, hidden]`` to the sums ``[tokens, hidden]``."""
+    result: torch.Tensor = _Combine.apply(y, handle, communicator)
+    return result

@@ -1,0 +1,107 @@
+//! What differs between machines: how Python's memory becomes an endpoint's, and an endpoint's Python's.
+
+use std::future::Future;
+
+use moexpress::engine::Scalar;
+use moexpress::{Endpoint, Error, LowLatency};
+
+use crate::dlpack::{Element, Tensor};
+
+/// Rows in Python's memory, one behind the other: bf16, or FP8 codes with their scales elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawRows {
+    pub(crate) address: usize,
+    pub(crate) rows: u32,
+    pub(crate) scales: Option<RawScales>,
+}
+
+/// Scales in Python's memory, `[rows, scales]` of four bytes each: f32, or four UE8M0 bytes. Strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawScales {
+    pub(crate) address: usize,
+    pub(crate) strides: [i64; 2],
+}
+
+/// Where the results of a low-latency dispatch go: memory of Python, with the shapes that
+/// [`LowReceived`](moexpress::engine::low_latency::LowReceived) says. Rows beyond each expert's are undefined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LowInto {
+    /// bf16, contiguous; or FP8 codes, contiguous, where scales go elsewhere, else rows as they travel, each at a multiple of 16 bytes.
+    pub(crate) x: usize,
+    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements. CPUs only.
+    pub(crate) scales: Option<(usize, [i64; 3])>,
+    pub(crate) expert_counts: usize,
+    pub(crate) segments: usize,
+    pub(crate) source_token: usize,
+}
+
+/// Received rows as they leave: bf16, or FP8 codes as bytes and their scales.
+pub(crate) struct RowsOut {
+    pub(crate) x: Tensor,
+    pub(crate) scales: Option<Tensor>,
+}
+
+/// A number that leaves as a tensor's element.
+pub(crate) trait Typed: Scalar {
+    const ELEMENT: Element;
+}
+
+impl Typed for i32 {
+    const ELEMENT: Element = Element::I32;
+}
+
+/// Counts, which are below 2^31.
+impl Typed for u32 {
+    const ELEMENT: Element = Element::I32;
+}
+
+impl Typed for i64 {
+    const ELEMENT: Element = Element::I64;
+}
+
+impl Typed for f32 {
+    const ELEMENT: Element = Element::F32;
+}
+
+/// An endpoint whose memory Python shares.
+///
+/// # Safety of its methods
+/// Addresses name memory of the machine's kind with room for what is said beside them. It keeps its contents until the call returns,
+/// or, where calls only enqueue, until work of the endpoint's stream that was enqueued then has ended.
+pub(crate) trait Backend: Endpoint + LowLatency + Send {
+    /// Rows of tokens (as the shape's element says where scales are given, else bf16), or of results.
+    unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error>;
+
+    /// Numbers. `keep`: later calls read them, too.
+    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Self::Array<T>, Error>;
+
+    /// Experts' results `[local experts, ranks * max_tokens, hidden]`, bf16, of which the first `counts` of each expert matter.
+    /// `counts` is empty where the host does not know them.
+    unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error>;
+
+    /// Rows that leave, whose memory is given back when the tensor is gone.
+    fn rows_out(&mut self, rows: Self::Buf) -> Result<RowsOut, Error>;
+
+    /// Rows of results that leave, bf16.
+    fn results_out(&mut self, rows: Self::Buf) -> Result<Tensor, Error>;
+
+    /// Numbers that leave.
+    fn array_out<T: Typed>(&mut self, array: Self::Array<T>, shape: Vec<i64>) -> Result<Tensor, Error>;
+
+    /// Receives a low-latency dispatch. Returns its handle, and each local expert's rows where the host knows them, else nothing.
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Self::Dispatching,
+        into: &LowInto,
+    ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
+
+    /// Receives a low-latency combine into `tokens` rows of bf16.
+    async unsafe fn receive_sums_into(&mut self, sent: &Self::Combining, into: usize, tokens: u32)
+    -> Result<(), Error>;
+
+    /// Runs a call to its end, as long as `go_on` says so.
+    fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T>;
+
+    /// The stream that calls enqueue to; 0 where they do not enqueue.
+    fn stream(&self) -> usize;
+}

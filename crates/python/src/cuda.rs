@@ -1,0 +1,202 @@
+//! GPUs: what Python has allocated is read and written where it lies, on the endpoint's stream. Results come from the endpoint's pool
+//! or arena, which get them back, in the order of that stream, when their tensors are gone.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use moexpress::cuda::{Array, Cluster, Combining, CudaEndpoint, Dispatching, LowHandle, LowPlaces, Rows};
+use moexpress::engine::Scalar;
+use moexpress::layout::RowFormat;
+use moexpress::{Element as Travels, Endpoint as _, Error, Layout, Scaling, Settings, Shape, Topology};
+
+use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
+use crate::dlpack::{Device, Element, Tensor};
+use crate::rank::{Calls, Rank};
+
+/// Rows lie at multiples of this.
+const ALIGN: usize = 16;
+/// Bytes of a scale, or a pack of them, in a tensor.
+const SCALE: usize = 4;
+
+/// Makes a rank. `multiprocessors`: 0 for the automatic choice.
+pub(crate) fn join(
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+    gpu: usize,
+    multiprocessors: u32,
+    member: &Arc<ep_bootstrap::Member>,
+) -> Result<Box<dyn Calls>, Error> {
+    let layout = Layout::new(&shape, &topology, &settings)?;
+    let mut builder = Cluster::builder(topology).settings(settings).gpus(vec![gpu]);
+    if multiprocessors > 0 {
+        builder = builder.multiprocessors(multiprocessors);
+    }
+    let endpoint = builder.join(shape, member)?;
+    Ok(Box::new(Rank { endpoint, layout }))
+}
+
+fn device(endpoint: &CudaEndpoint) -> Device {
+    Device::Cuda(endpoint.stream().device().ordinal() as i32)
+}
+
+/// A place in memory: its address, and the bytes from one row to the next.
+type Place = (usize, usize);
+
+/// Copies rows of `width` bytes, enqueued.
+fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, rows: u32) -> Result<(), Error> {
+    let place = |(address, stride): Place| (address as u64, stride);
+    Ok(endpoint.stream().copy_rows(place(to), place(from), width, rows as usize)?)
+}
+
+/// Rows that leave, bf16: `[rows, hidden]`, with strides.
+fn bf16(endpoint: &CudaEndpoint, rows: Rows) -> Tensor {
+    let (address, count, stride) = (endpoint.address_of(&rows) as usize, rows.rows(), rows.stride());
+    Tensor {
+        address,
+        shape: vec![i64::from(count), i64::from(endpoint.shape().hidden())],
+        strides: Some(vec![stride as i64 / 2, 1]),
+        element: Element::Bf16,
+        device: device(endpoint),
+        owner: Box::new(Mutex::new(rows)),
+    }
+}
+
+impl Backend for CudaEndpoint {
+    unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Rows, Error> {
+        let shape = *self.shape();
+        let hidden = shape.hidden() as usize;
+        let row_bytes = if rows.scales.is_some() { shape.row_bytes() } else { shape.result_bytes() } as usize;
+        let is_in_place =
+            rows.scales.is_none() && row_bytes.is_multiple_of(ALIGN) && rows.address.is_multiple_of(ALIGN);
+        if is_in_place && rows.rows > 0 {
+            // SAFETY: as the caller promises.
+            return Ok(unsafe { self.foreign_rows(rows.address as u64, rows.rows, row_bytes) });
+        }
+        let own = self.room(rows.rows, row_bytes)?;
+        let (to, stride) = (self.address_of(&own) as usize, own.stride());
+        let Some(scales) = &rows.scales else {
+            copy(self, (to, stride), (rows.address, row_bytes), row_bytes, rows.rows)?;
+            return Ok(own);
+        };
+        let format = RowFormat::new(&shape);
+        copy(self, (to, stride), (rows.address, hidden), hidden, rows.rows)?;
+        if scales.strides[1] != 1 {
+            return Err(Error::invalid("stride of a row's scales", scales.strides[1], "1 on GPUs"));
+        }
+        let to = (to + format.scales_offset() as usize, stride);
+        let from = (scales.address, scales.strides[0] as usize * SCALE);
+        copy(self, to, from, format.scales_bytes() as usize, rows.rows)?;
+        Ok(own)
+    }
+
+    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Array<T>, Error> {
+        if !keep && len > 0 {
+            // SAFETY: as the caller promises.
+            return Ok(unsafe { self.foreign_array(address as u64, len) });
+        }
+        // Of no numbers, too: an address of 0 would say that there is no array.
+        let own = self.array_room(len)?;
+        let bytes = len * size_of::<T>();
+        copy(self, (own.address() as usize, bytes), (address, bytes), bytes, 1)?;
+        Ok(own)
+    }
+
+    unsafe fn expert_rows_in(&mut self, address: usize, _counts: &[i32]) -> Result<Rows, Error> {
+        let shape = *self.shape();
+        let rows = shape.experts() * shape.max_tokens(); // Local experts x ranks x tokens.
+        // SAFETY: as the caller promises.
+        unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
+    }
+
+    fn rows_out(&mut self, rows: Rows) -> Result<RowsOut, Error> {
+        let shape = *self.shape();
+        let format = RowFormat::new(&shape);
+        if format.scales_bytes() == 0 {
+            return Ok(RowsOut { x: bf16(self, rows), scales: None });
+        }
+        let (address, count, stride) = (self.address_of(&rows) as usize, i64::from(rows.rows()), rows.stride() as i64);
+        let (hidden, device) = (i64::from(shape.hidden()), device(self));
+        let columns = format.scales_bytes().div_ceil(SCALE as u64) as i64;
+        let packed = format.element() == Travels::Fp8(Scaling::Ue8m0);
+        // Both tensors keep the rows.
+        let rows = Arc::new(Mutex::new(rows));
+        let x = Tensor {
+            address,
+            shape: vec![count, hidden],
+            strides: Some(vec![stride, 1]),
+            element: Element::U8,
+            device,
+            owner: Box::new(Arc::clone(&rows)),
+        };
+        let scales = Tensor {
+            address: address + format.scales_offset() as usize,
+            shape: vec![count, columns],
+            strides: Some(vec![stride / SCALE as i64, 1]),
+            element: if packed { Element::I32 } else { Element::F32 },
+            device,
+            owner: Box::new(rows),
+        };
+        Ok(RowsOut { x, scales: Some(scales) })
+    }
+
+    fn results_out(&mut self, rows: Rows) -> Result<Tensor, Error> {
+        Ok(bf16(self, rows))
+    }
+
+    fn array_out<T: Typed>(&mut self, array: Array<T>, shape: Vec<i64>) -> Result<Tensor, Error> {
+        let (address, device) = (array.address() as usize, device(self));
+        Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(array) })
+    }
+
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Dispatching,
+        into: &LowInto,
+    ) -> Result<(LowHandle, Vec<i32>), Error> {
+        if into.scales.is_some() {
+            return Err(Error::unsupported("a place for scales alone", "rows as they travel, on GPUs"));
+        }
+        let LowInto { x, expert_counts, segments, source_token, .. } = *into;
+        let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
+        let places = LowPlaces { x, expert_counts, segments, source_token };
+        // SAFETY: as the caller promises.
+        let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
+        Ok((received.handle, Vec::new()))
+    }
+
+    async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, tokens: u32) -> Result<(), Error> {
+        let row_bytes = self.shape().result_bytes() as usize;
+        if row_bytes.is_multiple_of(ALIGN) && into.is_multiple_of(ALIGN) && tokens > 0 {
+            // SAFETY: as the caller promises.
+            let rows = unsafe { self.foreign_rows(into as u64, tokens, row_bytes) };
+            return self.receive_combine_into(sent, rows).await.map(drop);
+        }
+        let own = self.room(tokens, row_bytes)?;
+        let from = (self.address_of(&own) as usize, own.stride());
+        let received = self.receive_combine_into(sent, own).await?;
+        copy(self, (into, row_bytes), from, row_bytes, tokens)?;
+        drop(received);
+        Ok(())
+    }
+
+    fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T> {
+        let mut call = pin!(call);
+        let mut context = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(value) = call.as_mut().poll(&mut context) {
+                return Some(value);
+            }
+            if !go_on() {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn stream(&self) -> usize {
+        CudaEndpoint::stream(self).raw() as usize
+    }
+}

@@ -1,0 +1,439 @@
+//! Python's view of one rank of a communicator. Everything is checked for meaning in Python (dtypes, shapes, devices) and for limits in
+//! the protocol.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use moexpress::engine::Dispatch;
+use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::backend::{LowInto, RawRows, RawScales};
+use crate::error::{closed, invalid, of};
+use crate::guard::{Own, Patience, aside};
+use crate::handle::{Handle, LowHandle, Pending};
+use crate::meeting::{Meeting, within};
+use crate::rank::{Answer, Calls, Dispatched, Ended, GoOn, Rank, RawCombine, RawRouting};
+
+type Boxed = Box<dyn Calls>;
+
+/// One rank of a communicator. All ranks make the same calls in the same order. Addresses are of contiguous tensors that live until the
+/// call returns; None where there is none.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct Endpoint {
+    rank: Own<Mutex<Option<Boxed>>>,
+    me: u32,
+    ranks: u32,
+}
+
+/// How the communicator is made.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+}
+
+fn element(name: &str) -> Result<Element, Error> {
+    Ok(match name {
+        "bf16" => Element::Bf16,
+        "fp8" => Element::Fp8(Scaling::Exact),
+        "fp8-pow2" => Element::Fp8(Scaling::PowerOfTwo),
+        "fp8-ue8m0" => Element::Fp8(Scaling::Ue8m0),
+        _ => return Err(Error::invalid("element", name, "bf16, fp8, fp8-pow2, fp8-ue8m0")),
+    })
+}
+
+fn placement(name: &str) -> Result<Placement, Error> {
+    match name {
+        "direct" => Ok(Placement::Direct),
+        "ring" => Ok(Placement::Ring),
+        _ => Err(Error::invalid("placement", name, "direct, ring")),
+    }
+}
+
+/// Makes a rank of a backend.
+fn join(
+    backend: &str,
+    plan: Plan,
+    gpu: usize,
+    multiprocessors: u32,
+    member: Arc<ep_bootstrap::Member>,
+) -> Result<Boxed, Error> {
+    let Plan { shape, topology, settings } = plan;
+    match backend {
+        "host" => {
+            let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
+            let layout = endpoint.layout().clone();
+            Ok(Box::new(Rank { endpoint, layout }))
+        }
+        "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
+        _ => Err(Error::invalid("backend", backend, "host, cuda")),
+    }
+}
+
+impl Endpoint {
+    /// Makes a call, without the interpreter's lock.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
+    ) -> PyResult<T> {
+        let rank = self.rank.get(py)?;
+        let mut patience = Patience::new();
+        let ended = py.detach(|| {
+            // Locked only here: who waits for it must not hold the interpreter's lock, which the holder asks for.
+            let mut rank = lock(rank);
+            rank.as_mut().map(|rank| work(&mut **rank, &mut || patience.go_on()))
+        });
+        match ended {
+            None => Err(closed(py, "endpoint")),
+            Some(Ok(value)) => Ok(value),
+            Some(Err(Ended::Failed(error))) => Err(of(py, &error)),
+            Some(Err(Ended::Stopped)) => Err(patience.into_error()),
+        }
+    }
+
+    fn sent(&self, sent: Box<dyn Any + Send>) -> Pending {
+        Pending { inner: Own::new(Mutex::new(Some(sent))) }
+    }
+
+    fn out<'py>(&self, py: Python<'py>, dispatched: Dispatched) -> PyResult<Out<'py>> {
+        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
+            dispatched;
+        let ((topk_idx, topk_weights), (count, counts)) = (choices.unzip(), counts.unzip());
+        let capsule = |tensor: Option<crate::dlpack::Tensor>| tensor.map(|tensor| tensor.into_capsule(py)).transpose();
+        let handle = Handle { inner: handle, me: self.me, ranks: self.ranks };
+        Ok((
+            x.into_capsule(py)?,
+            capsule(scales)?,
+            rows,
+            capsule(topk_idx)?,
+            capsule(topk_weights)?,
+            source_token.into_capsule(py)?,
+            source_rank.into_capsule(py)?,
+            expert_counts,
+            handle,
+            capsule(count)?,
+            capsule(counts)?,
+        ))
+    }
+}
+
+/// Rows, scales, number of rows, choices, weights, source tokens, source ranks, counts, handle; number and counts in the machine's
+/// memory.
+type Out<'py> = (
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+    u32,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Vec<u32>,
+    Handle,
+    Option<Bound<'py, PyAny>>,
+    Option<Bound<'py, PyAny>>,
+);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn rows(address: usize, rows: u32, scales: Option<(usize, i64, i64)>) -> RawRows {
+    let scales = scales.map(|(address, row, column)| RawScales { address, strides: [row, column] });
+    RawRows { address, rows, scales }
+}
+
+#[pymethods]
+impl Endpoint {
+    /// Joins the other ranks of the meeting, all of which make one with the same arguments.
+    #[new]
+    #[pyo3(signature = (
+        meeting, backend, experts, topk, hidden, max_tokens, element, placement, arena_bytes, low_latency, seconds, channels=None,
+        slots=None, gpu=0, multiprocessors=0
+    ))]
+    #[allow(clippy::too_many_arguments)] // One home for them: the typed communicator above has names and defaults.
+    fn new(
+        py: Python<'_>,
+        meeting: &Meeting,
+        backend: String,
+        experts: u32,
+        topk: u32,
+        hidden: u32,
+        max_tokens: u32,
+        element: &str,
+        placement: &str,
+        arena_bytes: Option<u64>,
+        low_latency: bool,
+        seconds: f64,
+        channels: Option<u32>,
+        slots: Option<u32>,
+        gpu: usize,
+        multiprocessors: u32,
+    ) -> PyResult<Self> {
+        let member = meeting.member(py)?;
+        let (me, ranks) = (member.rank().0, member.world());
+        let plan = || -> Result<Plan, Error> {
+            let element = self::element(element)?;
+            let shape = Shape::builder()
+                .experts(experts)
+                .topk(topk)
+                .hidden(hidden)
+                .max_tokens(max_tokens)
+                .element(element)
+                .build()?;
+            let topology = Topology::new(1, ranks)?;
+            let nanos = u64::try_from(within(seconds).as_nanos()).unwrap_or(u64::MAX);
+            let mut settings = Settings::builder(&shape, &topology)
+                .placement(self::placement(placement)?)
+                .low_latency(low_latency)
+                .deadline(Nanos(nanos));
+            if let Some(bytes) = arena_bytes {
+                settings = settings.arena_bytes(bytes);
+            }
+            if let Some(channels) = channels {
+                settings = settings.channels(channels);
+            }
+            if let Some(slots) = slots {
+                settings = settings.slots(slots);
+            }
+            Ok(Plan { shape, topology, settings: settings.build()? })
+        };
+        let plan = plan().map_err(|error| of(py, &error))?;
+        let joined = aside(py, move || join(&backend, plan, gpu, multiprocessors, member))?;
+        let rank = joined.map_err(|error| of(py, &error))?;
+        Ok(Self { rank: Own::new(Mutex::new(Some(rank))), me, ranks })
+    }
+
+    /// See `moexpress.Communicator.dispatch`. `scales`: address and strides.
+    #[pyo3(signature = (x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts))]
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn dispatch<'py>(
+        &self,
+        py: Python<'py>,
+        x: usize,
+        tokens: u32,
+        scales: Option<(usize, i64, i64)>,
+        topk_idx: Option<usize>,
+        topk_weights: Option<usize>,
+        in_rank: usize,
+        tokens_per_expert: Vec<u32>,
+        alignment: u32,
+        worst_rows: u32,
+        device_counts: bool,
+    ) -> PyResult<Out<'py>> {
+        let x = rows(x, tokens, scales);
+        let routing = match topk_idx {
+            Some(topk_idx) => RawRouting::TopK { topk_idx, topk_weights },
+            None => RawRouting::Membership { in_rank, tokens_per_expert },
+        };
+        let options = Dispatch { expert_alignment: alignment, worst_rows, device_counts, ..Dispatch::default() };
+        // SAFETY: this package's Python names contiguous tensors of these sizes, which it holds until this returns.
+        let dispatched = self.call(py, |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
+        self.out(py, dispatched)
+    }
+
+    /// See `moexpress.Communicator.redispatch`.
+    fn redispatch<'py>(
+        &self,
+        py: Python<'py>,
+        x: usize,
+        tokens: u32,
+        scales: Option<(usize, i64, i64)>,
+        handle: &Handle,
+    ) -> PyResult<Out<'py>> {
+        let (x, handle) = (rows(x, tokens, scales), handle.inner.clone());
+        // SAFETY: as in `dispatch`.
+        let dispatched = self.call(py, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
+        self.out(py, dispatched)
+    }
+
+    /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows.
+    fn combine<'py>(
+        &self,
+        py: Python<'py>,
+        y: usize,
+        handle: &Handle,
+        topk_weights: Option<usize>,
+        bias: [Option<usize>; 2],
+    ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let handle = handle.inner.clone();
+        let (y, with) = (rows(y, handle.rows(), None), RawCombine { topk_weights, bias });
+        // SAFETY: as in `dispatch`.
+        let combined = self.call(py, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
+        let topk_weights = combined.topk_weights.map(|weights| weights.into_capsule(py)).transpose()?;
+        Ok((combined.x.into_capsule(py)?, topk_weights))
+    }
+
+    /// The sending half of a low-latency dispatch.
+    fn send_dispatch(
+        &self,
+        py: Python<'_>,
+        x: usize,
+        tokens: u32,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+    ) -> PyResult<Pending> {
+        let x = rows(x, tokens, None);
+        // SAFETY: as in `dispatch`.
+        let sent = self.call(py, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
+        Ok(self.sent(sent))
+    }
+
+    /// The receiving half: writes to tensors of the shapes that `moexpress.Communicator` documents. `scales`: address and strides.
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn receive_dispatch(
+        &self,
+        py: Python<'_>,
+        sent: &Pending,
+        x: usize,
+        scales: Option<(usize, i64, i64, i64)>,
+        expert_counts: usize,
+        segments: usize,
+        source_token: usize,
+        tokens: u32,
+    ) -> PyResult<LowHandle> {
+        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
+        let into = LowInto { x, scales, expert_counts, segments, source_token };
+        let inner = self.take(py, sent, |rank, sent, go_on| {
+            // SAFETY: as in `dispatch`.
+            unsafe { rank.receive_dispatch(sent, &into, go_on) }
+        })?;
+        Ok(LowHandle { inner, tokens })
+    }
+
+    /// The sending half of a low-latency combine.
+    fn send_combine(
+        &self,
+        py: Python<'_>,
+        y: usize,
+        handle: &LowHandle,
+        topk_weights: Option<usize>,
+    ) -> PyResult<Pending> {
+        // SAFETY: as in `dispatch`.
+        let sent = self.call(py, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
+        Ok(self.sent(sent))
+    }
+
+    /// The receiving half: writes bf16 `[tokens, hidden]`.
+    fn receive_combine(&self, py: Python<'_>, sent: &Pending, into: usize) -> PyResult<()> {
+        self.take(py, sent, |rank, sent, go_on| {
+            // SAFETY: as in `dispatch`.
+            unsafe { rank.receive_combine(sent, into, go_on) }
+        })
+    }
+
+    /// Goes on without `rank` in low latency.
+    fn mask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
+        self.call(py, |endpoint, go_on| endpoint.mask_rank(rank, go_on))
+    }
+
+    /// Goes on without the ranks of `mask`, or after a failure; rejoins in low latency.
+    fn recover(&self, py: Python<'_>, mask: Vec<u32>) -> PyResult<()> {
+        self.call(py, |endpoint, go_on| endpoint.recover(&mask, go_on))
+    }
+
+    /// The ranks given up by recover.
+    fn mask(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.call(py, |endpoint, _| Ok(endpoint.mask()))
+    }
+
+    /// The ranks left out of low latency.
+    fn low_latency_mask(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.call(py, |endpoint, _| Ok(endpoint.low_mask()))
+    }
+
+    /// Per peer: rows and bytes there and back, nanoseconds waited; rows of each local expert; operations.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.call(py, |endpoint, _| Ok(endpoint.stats()))?;
+        let all = PyDict::new(py);
+        let of = |get: fn(&moexpress::engine::PeerStats) -> u64| stats.peers.iter().map(get).collect::<Vec<_>>();
+        all.set_item("rows_sent", of(|peer| peer.rows_sent))?;
+        all.set_item("rows_received", of(|peer| peer.rows_received))?;
+        all.set_item("bytes_sent", of(|peer| peer.bytes_sent))?;
+        all.set_item("bytes_received", of(|peer| peer.bytes_received))?;
+        all.set_item("waited_ns", of(|peer| peer.waited.0))?;
+        all.set_item("expert_rows", &stats.expert_rows)?;
+        all.set_item("operations", stats.operations)?;
+        Ok(all)
+    }
+
+    /// Bytes of this rank's window.
+    fn window_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |endpoint, _| Ok(endpoint.layout().window_bytes()))
+    }
+
+    /// The stream that calls enqueue to; 0 on CPUs.
+    fn stream(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, |endpoint, _| Ok(endpoint.stream()))
+    }
+
+    /// Bytes from one FP8 row to the next as they travel, and from the start of a row to its scales.
+    fn row_layout(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.call(py, |endpoint, _| {
+            let row = endpoint.layout().row();
+            Ok((row.payload_stride(), row.scales_offset()))
+        })
+    }
+
+    /// Frees windows and lanes. Tensors that lie in the arena stay readable.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let rank = self.rank.get(py)?;
+        py.detach(|| drop(lock(rank).take()));
+        Ok(())
+    }
+}
+
+impl Endpoint {
+    /// Receives what was sent. It stays to be received when that fails.
+    fn take<T: Send>(
+        &self,
+        py: Python<'_>,
+        sent: &Pending,
+        receive: impl FnOnce(&mut dyn Calls, &dyn Any, GoOn<'_>) -> Answer<T> + Send,
+    ) -> PyResult<T> {
+        let sent = sent.inner.get(py)?;
+        let received = self.call(py, |rank, go_on| {
+            let mut place = lock(sent);
+            let Some(held) = place.as_deref() else { return Ok(None) };
+            let value = receive(rank, held, go_on)?;
+            *place = None;
+            Ok(Some(value))
+        })?;
+        received.ok_or_else(|| invalid(py, "the operation has been received already"))
+    }
+}
+
+/// Bytes that low latency takes of each window, for sizes that [`Endpoint`] takes.
+#[pyfunction]
+pub(crate) fn low_latency_bytes(
+    py: Python<'_>,
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    max_tokens: u32,
+    ranks: u32,
+) -> PyResult<u64> {
+    let bytes = || -> Result<u64, Error> {
+        let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).build()?;
+        let topology = Topology::new(1, ranks)?;
+        let window = |on| {
+            let settings = Settings::builder(&shape, &topology).low_latency(on).build()?;
+            Ok::<_, Error>(Layout::new(&shape, &topology, &settings)?.window_bytes())
+        };
+        Ok(window(true)? - window(false)?)
+    };
+    bytes().map_err(|error| of(py, &error))
+}
+
+/// Why the CUDA backend cannot run here; None where it can.
+#[pyfunction]
+pub(crate) fn cuda_is_available() -> Option<String> {
+    match moexpress::cuda::driver::devices() {
+        Ok(0) => Some("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(Error::from(error).to_string()),
+    }
+}

@@ -1,0 +1,147 @@
+//! What calls leave behind for later ones.
+
+use std::any::Any;
+use std::sync::Mutex;
+
+use moexpress::{Rank, engine};
+use pyo3::prelude::*;
+
+use crate::error::{invalid, of};
+use crate::guard::Own;
+
+/// Replays the routing of a dispatch: for combine, and for cached dispatch.
+#[pyclass(frozen, module = "moexpress._native")]
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) inner: engine::Handle,
+    /// The endpoint's rank and their number.
+    pub(crate) me: u32,
+    pub(crate) ranks: u32,
+}
+
+impl Handle {
+    fn all(&self) -> impl Iterator<Item = Rank> + use<> {
+        (0..self.ranks).map(Rank)
+    }
+}
+
+/// Copies `values` to `address`, which has room for `len` of them.
+fn fill(py: Python<'_>, address: usize, len: usize, values: Vec<i32>) -> PyResult<()> {
+    if values.len() != len {
+        return Err(invalid(py, &format!("room for values is {len}, allowed: {}", values.len())));
+    }
+    // SAFETY: the caller, this package's own Python, names a contiguous int32 tensor of `len` elements.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), address as *mut i32, len) };
+    Ok(())
+}
+
+#[pymethods]
+impl Handle {
+    /// Rows that this rank received; the bound that was given where their number stays in the machine's memory.
+    #[getter]
+    fn rows(&self) -> u32 {
+        self.inner.rows()
+    }
+
+    /// Tokens of this rank's batch.
+    #[getter]
+    fn tokens(&self) -> u32 {
+        self.inner.tokens()
+    }
+
+    /// Generation of the communicator that it belongs to.
+    #[getter]
+    fn generation(&self) -> u16 {
+        self.inner.generation()
+    }
+
+    /// Writes int32 `[ranks, ranks]`: rows that rank `column` gets from ranks 0 to `row`.
+    fn rank_prefix(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
+        let exchange = self.inner.exchange().map_err(|error| of(py, &error))?;
+        let upto = |source: Rank, to: Rank| (exchange.first_row(source, to) + exchange.rows(source, to)) as i32;
+        let all = self.all().flat_map(|source| self.all().map(move |to| upto(source, to))).collect();
+        fill(py, address, len, all)
+    }
+
+    /// Writes int32 `[ranks, channels]`: rows of channels 0 to `column` to rank `row`, each channel a share of the tokens.
+    fn channel_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        let share = share(self.inner.tokens(), channels);
+        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
+        let upto = |to: Rank, channel: u32| {
+            plan.sent_to(to).partition_point(|&token| u64::from(token) < share * u64::from(channel + 1)) as i32
+        };
+        fill(py, address, len, self.all().flat_map(|to| (0..channels).map(move |c| upto(to, c))).collect())
+    }
+
+    /// Writes int32 `[ranks, channels]`: where, among the rows of rank `row`, those of channel `column` begin.
+    /// `source_token`: int32 `[rows]` in host memory.
+    fn source_channel_prefix(
+        &self,
+        py: Python<'_>,
+        channels: u32,
+        source_token: usize,
+        address: usize,
+        len: usize,
+    ) -> PyResult<()> {
+        let (exchange, me) = (self.inner.exchange().map_err(|error| of(py, &error))?, Rank(self.me));
+        // SAFETY: the caller names a contiguous int32 tensor of the received rows.
+        let tokens = unsafe { slice::<i32>(source_token, exchange.received(me) as usize) };
+        let before = |source: Rank, channel: u32| {
+            let first = exchange.first_row(source, me) as usize;
+            let rows = &tokens[first..first + exchange.rows(source, me) as usize];
+            let share = share(exchange.tokens(source), channels);
+            rows.partition_point(|&token| (token as u64) < share * u64::from(channel)) as i32
+        };
+        fill(py, address, len, self.all().flat_map(|source| (0..channels).map(move |c| before(source, c))).collect())
+    }
+
+    /// Writes int32 `[tokens, ranks]`: the row's number among those of its channel to the rank, -1 where the token does not go.
+    fn send_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        let share = share(self.inner.tokens(), channels).max(1);
+        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
+        let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks as usize];
+        for to in self.all() {
+            let (mut channel, mut number) = (0, 0);
+            for &token in plan.sent_to(to) {
+                let of = u64::from(token) / share;
+                number = if of == channel { number } else { 0 };
+                channel = of;
+                heads[token as usize * self.ranks as usize + to.index()] = number;
+                number += 1;
+            }
+        }
+        fill(py, address, len, heads)
+    }
+}
+
+/// Tokens of each channel but the last.
+fn share(tokens: u32, channels: u32) -> u64 {
+    u64::from(tokens.div_ceil(channels.max(1)))
+}
+
+/// `len` numbers at `address`.
+///
+/// # Safety
+/// They are there, aligned, and nobody writes to them as long as the slice lives.
+pub(crate) unsafe fn slice<'a, T>(address: usize, len: usize) -> &'a [T] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { std::slice::from_raw_parts(address as *const T, len) }
+}
+
+/// Says a low-latency combine where the rows came from.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct LowHandle {
+    pub(crate) inner: Box<dyn Any + Send + Sync>,
+    /// Tokens of this rank's batch.
+    #[pyo3(get)]
+    pub(crate) tokens: u32,
+}
+
+/// A low-latency operation that was sent and is to be received.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct Pending {
+    pub(crate) inner: Own<Mutex<Option<Box<dyn Any + Send>>>>,
+}

@@ -1,0 +1,255 @@
+//! CPUs: rows are copied in, and leave where they lie.
+
+use std::future::Future;
+
+use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
+use moexpress::engine::{Engine, HostRows, Scalar};
+use moexpress::host::{Machine, Window, block_on_while};
+use moexpress::layout::RowFormat;
+use moexpress::{Element as Rows, Endpoint as _, Error, LowLatency as _, Scaling};
+
+use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
+use crate::dlpack::{Device, Element, Tensor};
+use crate::handle::slice;
+
+/// Bytes of a scale, or a pack of them, in a tensor.
+const SCALE: usize = 4;
+
+/// Where the parts of an FP8 row are.
+#[derive(Clone, Copy, Debug)]
+struct Parts {
+    hidden: usize,
+    row_bytes: usize,
+    scales_at: usize,
+    /// Bytes of the scales of a row.
+    scales: usize,
+    /// Scales, or packs of them, in a row of a tensor.
+    columns: usize,
+    element: Element,
+}
+
+impl Parts {
+    fn of(format: &RowFormat, hidden: u32) -> Self {
+        let scales = format.scales_bytes() as usize;
+        let element = if format.element() == Rows::Fp8(Scaling::Ue8m0) { Element::I32 } else { Element::F32 };
+        Self {
+            hidden: hidden as usize,
+            row_bytes: format.payload_bytes() as usize,
+            scales_at: format.scales_offset() as usize,
+            scales,
+            columns: scales.div_ceil(SCALE),
+            element,
+        }
+    }
+
+    /// The bytes of column `column` of a row's scales: fewer than four at the end of UE8M0 scales.
+    fn column(&self, column: usize) -> std::ops::Range<usize> {
+        let end = self.scales.min((column + 1) * SCALE);
+        self.scales_at + column * SCALE..self.scales_at + end
+    }
+
+    /// Copies the scales of a row into its bytes.
+    ///
+    /// # Safety
+    /// The scales are there.
+    unsafe fn gather(&self, scales: &RawScales, row: usize, bytes: &mut [u8]) {
+        for column in 0..self.columns {
+            let at = row as i64 * scales.strides[0] + column as i64 * scales.strides[1];
+            // SAFETY: as the caller promises. Tensors' elements of four bytes need not be aligned for bytes.
+            let value = unsafe { (scales.address as *const [u8; SCALE]).offset(at as isize).read_unaligned() };
+            let into = &mut bytes[self.column(column)];
+            into.copy_from_slice(&value[..into.len()]);
+        }
+    }
+
+    /// One column of a row's scales, as tensors have it.
+    fn scale(&self, row: &[u8], column: usize) -> [u8; SCALE] {
+        let mut value = [0; SCALE];
+        let bytes = &row[self.column(column)];
+        value[..bytes.len()].copy_from_slice(bytes);
+        value
+    }
+}
+
+fn parts(engine: &Engine<Machine>) -> Parts {
+    Parts::of(engine.layout().row(), engine.layout().shape().hidden())
+}
+
+fn dense<'a>(rows: &'a HostRows<Window>, row_bytes: usize) -> Result<&'a [u8], Error> {
+    match rows {
+        HostRows::Owned { bytes, .. } => Ok(bytes),
+        HostRows::Leased(_) => {
+            Err(Error::invalid("rows of low latency", "in an arena", format_args!("of {row_bytes} bytes each")))
+        }
+    }
+}
+
+impl Backend for Engine<Machine> {
+    unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error> {
+        let count = rows.rows as usize;
+        let Some(scales) = &rows.scales else {
+            let row_bytes = self.layout().shape().result_bytes() as usize;
+            // SAFETY: as the caller promises.
+            let bytes = unsafe { slice::<u8>(rows.address, count * row_bytes) }.to_vec();
+            return Ok(HostRows::Owned { bytes, row_bytes });
+        };
+        let parts = parts(self);
+        let mut bytes = vec![0; count * parts.row_bytes];
+        // SAFETY: as the caller promises.
+        let codes = unsafe { slice::<u8>(rows.address, count * parts.hidden) };
+        for (row, into) in bytes.chunks_exact_mut(parts.row_bytes).enumerate() {
+            into[..parts.hidden].copy_from_slice(&codes[row * parts.hidden..][..parts.hidden]);
+            // SAFETY: as the caller promises.
+            unsafe { parts.gather(scales, row, into) };
+        }
+        Ok(HostRows::Owned { bytes, row_bytes: parts.row_bytes })
+    }
+
+    unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, _keep: bool) -> Result<Vec<T>, Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { slice::<T>(address, len) }.to_vec())
+    }
+
+    unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error> {
+        let shape = *self.layout().shape();
+        let (row_bytes, experts) = (shape.result_bytes() as usize, self.layout().local_experts() as usize);
+        let stride = (self.topology().ranks() * shape.max_tokens()) as usize;
+        let mut bytes = vec![0; experts * stride * row_bytes];
+        for (expert, &count) in counts.iter().enumerate() {
+            let (at, len) = (expert * stride * row_bytes, count as usize * row_bytes);
+            // SAFETY: as the caller promises; no expert has more rows than its part.
+            bytes[at..at + len].copy_from_slice(unsafe { slice::<u8>(address + at, len) });
+        }
+        Ok(HostRows::Owned { bytes, row_bytes })
+    }
+
+    fn rows_out(&mut self, rows: Self::Buf) -> Result<RowsOut, Error> {
+        let hidden = i64::from(self.layout().shape().hidden());
+        let count = rows.rows();
+        let shape = vec![i64::from(count), hidden];
+        let format = *self.layout().row();
+        let row_bytes = rows.row_bytes();
+        if row_bytes as u64 != self.layout().shape().result_bytes() || format.scales_bytes() > 0 {
+            return codes_and_scales(&parts(self), &rows);
+        }
+        let x = match rows {
+            HostRows::Owned { bytes, .. } => Tensor::of_vec(bytes, shape, Element::Bf16),
+            HostRows::Leased(lease) => {
+                let (window, block) = lease.place();
+                let address = if count == 0 {
+                    0
+                } else {
+                    let rows = block.base().span(u64::from(count) * format.payload_stride());
+                    let address = window.address(rows);
+                    address.map_err(|fault| Error::invalid("rows of a lease", count, fault))?.as_ptr() as usize
+                };
+                let strides = Some(vec![format.payload_stride() as i64 / 2, 1]);
+                Tensor { address, shape, strides, element: Element::Bf16, device: Device::Cpu, owner: Box::new(lease) }
+            }
+        };
+        Ok(RowsOut { x, scales: None })
+    }
+
+    fn results_out(&mut self, rows: Self::Buf) -> Result<Tensor, Error> {
+        let shape = vec![i64::from(rows.rows()), i64::from(self.layout().shape().hidden())];
+        match rows {
+            HostRows::Owned { bytes, .. } => Ok(Tensor::of_vec(bytes, shape, Element::Bf16)),
+            HostRows::Leased(_) => Err(Error::invalid("results", "in an arena", "in memory of their own")),
+        }
+    }
+
+    fn array_out<T: Typed>(&mut self, array: Vec<T>, shape: Vec<i64>) -> Result<Tensor, Error> {
+        Ok(Tensor::of_vec(array, shape, T::ELEMENT))
+    }
+
+    async unsafe fn receive_into(
+        &mut self,
+        sent: &Dispatching,
+        into: &LowInto,
+    ) -> Result<(LowHandle, Vec<i32>), Error> {
+        let received = self.receive_dispatch(sent).await?;
+        let parts = parts(self);
+        let bytes = dense(&received.x, parts.row_bytes)?;
+        let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
+        let counts = &received.expert_counts;
+        let stride = (self.topology().ranks() * self.layout().shape().max_tokens()) as usize;
+        for (expert, &count) in counts.iter().enumerate() {
+            for index in 0..count as usize {
+                let row = expert * stride + index;
+                let from = &bytes[row * parts.row_bytes..][..parts.row_bytes];
+                // SAFETY: the caller promises room for all rows of all local experts.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), (into.x as *mut u8).add(row * codes), codes) };
+                let Some((scales, strides)) = into.scales else { continue };
+                for column in 0..parts.columns {
+                    let at = [expert, index, column]
+                        .iter()
+                        .zip(strides)
+                        .map(|(&at, stride)| at as i64 * stride)
+                        .sum::<i64>();
+                    let value = parts.scale(from, column);
+                    // SAFETY: as above.
+                    unsafe { (scales as *mut [u8; SCALE]).offset(at as isize).write_unaligned(value) };
+                }
+            }
+            // SAFETY: as above.
+            unsafe {
+                copy_out(
+                    &received.source_token[expert * stride..][..count as usize],
+                    into.source_token,
+                    expert * stride,
+                )
+            };
+        }
+        // SAFETY: as above.
+        unsafe { copy_out(counts, into.expert_counts, 0) };
+        // SAFETY: as above.
+        unsafe { copy_out(&received.segments, into.segments, 0) };
+        Ok((received.handle, received.expert_counts))
+    }
+
+    async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, _tokens: u32) -> Result<(), Error> {
+        let rows = self.receive_combine(sent).await?.x;
+        // SAFETY: as the caller promises.
+        unsafe { copy_out(dense(&rows, rows.row_bytes())?, into, 0) };
+        Ok(())
+    }
+
+    fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T> {
+        block_on_while(call, go_on)
+    }
+
+    fn stream(&self) -> usize {
+        0
+    }
+}
+
+/// Copies numbers to the `at`-th of `address`.
+///
+/// # Safety
+/// There is room.
+unsafe fn copy_out<T>(values: &[T], address: usize, at: usize) {
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), (address as *mut T).add(at), values.len()) };
+}
+
+/// FP8 rows, whose codes and scales leave as tensors of their own.
+fn codes_and_scales(parts: &Parts, rows: &HostRows<Window>) -> Result<RowsOut, Error> {
+    let count = rows.rows() as usize;
+    let mut codes = vec![0u8; count * parts.hidden];
+    let mut scales = vec![[0u8; SCALE]; count * parts.columns];
+    let mut bytes = vec![0; parts.row_bytes];
+    for row in 0..count {
+        rows.read(row as u32, &mut bytes).map_err(|fault| Error::invalid("row received", row, fault))?;
+        codes[row * parts.hidden..][..parts.hidden].copy_from_slice(&bytes[..parts.hidden]);
+        for (column, scale) in scales[row * parts.columns..][..parts.columns].iter_mut().enumerate() {
+            *scale = parts.scale(&bytes, column);
+        }
+    }
+    // Four-byte numbers are read there, so they lie as such.
+    let scales: Vec<u32> = scales.into_iter().map(u32::from_ne_bytes).collect();
+    let shape = |columns: usize| vec![count as i64, columns as i64];
+    Ok(RowsOut {
+        x: Tensor::of_vec(codes, shape(parts.hidden), Element::U8),
+        scales: Some(Tensor::of_vec(scales, shape(parts.columns), parts.element)),
+    })
+}

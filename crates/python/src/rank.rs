@@ -1,0 +1,370 @@
+//! The calls of one rank, on any backend: raw memory in, tensors and handles out.
+
+use std::any::Any;
+
+use moexpress::engine::low_latency::LowRouting;
+use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats};
+use moexpress::{Element, Error, Layout, Rank as Number, RankSet};
+
+use crate::backend::{Backend, LowInto, RawRows};
+use crate::dlpack::Tensor;
+
+/// Why a call gave no result.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// It failed.
+    Failed(Error),
+    /// The caller would not wait on.
+    Stopped,
+}
+
+impl From<Error> for Ended {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+pub(crate) type Answer<T> = Result<T, Ended>;
+/// Whether to wait on.
+pub(crate) type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Where tokens go, in Python's memory.
+#[derive(Clone, Debug)]
+pub(crate) enum RawRouting {
+    /// int64 `[tokens, topk]` and f32 `[tokens, topk]`.
+    TopK { topk_idx: usize, topk_weights: Option<usize> },
+    /// u8 `[tokens, ranks]`.
+    Membership { in_rank: usize, tokens_per_expert: Vec<u32> },
+}
+
+/// What a combine takes beside its rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawCombine {
+    /// f32 `[rows, topk]`.
+    pub(crate) topk_weights: Option<usize>,
+    /// bf16 `[tokens, hidden]` each.
+    pub(crate) bias: [Option<usize>; 2],
+}
+
+/// What a dispatch brought.
+pub(crate) struct Dispatched {
+    pub(crate) x: Tensor,
+    pub(crate) scales: Option<Tensor>,
+    pub(crate) rows: u32,
+    /// Choices and weights, where they travel.
+    pub(crate) choices: Option<(Tensor, Tensor)>,
+    pub(crate) source_token: Tensor,
+    pub(crate) source_rank: Tensor,
+    pub(crate) expert_counts: Vec<u32>,
+    /// Rows, and counts of each expert, where they stay in the machine's memory.
+    pub(crate) counts: Option<(Tensor, Tensor)>,
+    pub(crate) handle: Handle,
+}
+
+/// What a combine brought: rows, and the sums of weights where they travelled.
+pub(crate) struct Combined {
+    pub(crate) x: Tensor,
+    pub(crate) topk_weights: Option<Tensor>,
+}
+
+/// A rank, whatever it runs on. See [`moexpress::Endpoint`] and [`moexpress::LowLatency`].
+///
+/// # Safety of its methods
+/// Addresses are as [`Backend`] asks.
+pub(crate) trait Calls: Send {
+    fn layout(&self) -> &Layout;
+    fn mask(&self) -> Vec<u32>;
+    fn low_mask(&self) -> Vec<u32>;
+    fn stats(&self) -> Stats;
+    fn stream(&self) -> usize;
+
+    unsafe fn dispatch(
+        &mut self,
+        x: &RawRows,
+        routing: &RawRouting,
+        options: &Dispatch,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched>;
+    unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
+    unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
+
+    unsafe fn send_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn receive_dispatch(
+        &mut self,
+        sent: &dyn Any,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    unsafe fn send_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>>;
+    unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
+
+    fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()>;
+    fn recover(&mut self, mask: &[u32], go_on: GoOn<'_>) -> Answer<()>;
+}
+
+/// [`Calls`] of a backend.
+pub(crate) struct Rank<E> {
+    pub(crate) endpoint: E,
+    pub(crate) layout: Layout,
+}
+
+/// What a low-latency dispatch leaves behind.
+struct Low<H> {
+    handle: H,
+    /// Rows of each local expert, where the host knows them.
+    counts: Vec<i32>,
+    tokens: u32,
+}
+
+/// A low-latency operation that was sent, and the tokens it was for.
+struct Sent<S> {
+    sent: S,
+    tokens: u32,
+}
+
+fn wait<E: Backend, T>(call: impl Future<Output = Result<T, Error>>, go_on: GoOn<'_>) -> Answer<T> {
+    E::wait(call, go_on).ok_or(Ended::Stopped)?.map_err(Ended::Failed)
+}
+
+fn foreign(what: &str) -> Error {
+    Error::invalid(what, "of another endpoint", "one of this endpoint")
+}
+
+impl<E: Backend> Rank<E> {
+    /// Weights, if there are any.
+    ///
+    /// # Safety
+    /// As [`Backend`] says.
+    unsafe fn weights(
+        &mut self,
+        address: Option<usize>,
+        rows: u32,
+        keep: bool,
+    ) -> Result<Option<E::Array<f32>>, Error> {
+        let len = rows as usize * self.topk();
+        // SAFETY: as the caller promises.
+        address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
+    }
+
+    fn topk(&self) -> usize {
+        self.layout.shape().topk() as usize
+    }
+
+    /// Refuses FP8 rows where the shape has none, and the reverse.
+    fn check_element(&self, x: &RawRows) -> Result<(), Error> {
+        let element = self.layout.shape().element();
+        if (element == Element::Bf16) == x.scales.is_none() {
+            return Ok(());
+        }
+        let given = if x.scales.is_some() { "FP8 rows with scales" } else { "rows without scales" };
+        Err(Error::invalid("x", given, format_args!("{element}, as the communicator was made for")))
+    }
+
+    fn dispatched(&mut self, received: moexpress::engine::Received<E>, carries: bool) -> Answer<Dispatched> {
+        let moexpress::engine::Received {
+            x,
+            rows,
+            topk_idx,
+            topk_weights,
+            source_token,
+            source_rank,
+            expert_counts,
+            counts,
+            handle,
+            ..
+        } = received;
+        let local = i64::from(self.layout.local_experts());
+        let counts = match counts {
+            Some(counts) => {
+                let rows = self.endpoint.array_out(counts.rows, vec![1])?;
+                Some((rows, self.endpoint.array_out(counts.experts, vec![local])?))
+            }
+            None => None,
+        };
+        let out = self.endpoint.rows_out(x)?;
+        let room = out.x.shape[0];
+        let topk = self.topk() as i64;
+        let choices = if carries {
+            let topk_idx = self.endpoint.array_out(topk_idx, vec![room, topk])?;
+            Some((topk_idx, self.endpoint.array_out(topk_weights, vec![room, topk])?))
+        } else {
+            None
+        };
+        let source_token = self.endpoint.array_out(source_token, vec![room])?;
+        let source_rank = self.endpoint.array_out(source_rank, vec![room])?;
+        Ok(Dispatched {
+            x: out.x,
+            scales: out.scales,
+            rows,
+            choices,
+            source_token,
+            source_rank,
+            expert_counts,
+            counts,
+            handle,
+        })
+    }
+}
+
+impl<E: Backend> Calls for Rank<E>
+where
+    E::LowHandle: Send + Sync + 'static,
+    E::Dispatching: Send + 'static,
+    E::Combining: Send + 'static,
+{
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn mask(&self) -> Vec<u32> {
+        self.endpoint.mask().iter().map(|rank| rank.0).collect()
+    }
+
+    fn low_mask(&self) -> Vec<u32> {
+        self.endpoint.low_latency_mask().iter().map(|rank| rank.0).collect()
+    }
+
+    fn stats(&self) -> Stats {
+        self.endpoint.stats()
+    }
+
+    fn stream(&self) -> usize {
+        self.endpoint.stream()
+    }
+
+    unsafe fn dispatch(
+        &mut self,
+        x: &RawRows,
+        routing: &RawRouting,
+        options: &Dispatch,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched> {
+        self.check_element(x)?;
+        let tokens = x.rows as usize;
+        let ranks = self.layout.topology().ranks() as usize;
+        let carries = matches!(routing, RawRouting::TopK { .. });
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        let routing = match routing {
+            RawRouting::TopK { topk_idx, topk_weights } => {
+                // SAFETY: as above.
+                let topk_idx = unsafe { self.endpoint.array_in(*topk_idx, tokens * self.topk(), false) }?;
+                // SAFETY: as above.
+                let topk_weights = unsafe { self.weights(*topk_weights, x.rows, false) }?;
+                Routing::TopK { topk_idx, topk_weights }
+            }
+            RawRouting::Membership { in_rank, tokens_per_expert } => {
+                // SAFETY: as above.
+                let in_rank = unsafe { self.endpoint.array_in(*in_rank, tokens * ranks, false) }?;
+                Routing::Membership { in_rank, tokens_per_expert: tokens_per_expert.clone() }
+            }
+        };
+        let received = wait::<E, _>(self.endpoint.dispatch_with(&rows, &routing, options), go_on)?;
+        self.dispatched(received, carries)
+    }
+
+    unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched> {
+        self.check_element(x)?;
+        // SAFETY: as the caller promises.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        let received = wait::<E, _>(self.endpoint.redispatch(&rows, handle), go_on)?;
+        self.dispatched(received, false)
+    }
+
+    unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined> {
+        let tokens = handle.tokens();
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.rows_in(y) }?;
+        // SAFETY: as above.
+        let topk_weights = unsafe { self.weights(with.topk_weights, handle.rows(), false) }?;
+        let mut bias = [None, None];
+        for (into, address) in bias.iter_mut().zip(with.bias) {
+            let Some(address) = address else { continue };
+            // SAFETY: as above.
+            *into = Some(unsafe { self.endpoint.rows_in(&RawRows { address, rows: tokens, scales: None }) }?);
+        }
+        let options =
+            Combine { topk_weights: topk_weights.as_ref(), bias: [bias[0].as_ref(), bias[1].as_ref()], rings: None };
+        let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;
+        let topk = self.topk() as i64;
+        let weights = combined.topk_weights;
+        let topk_weights = match topk_weights {
+            Some(_) => Some(self.endpoint.array_out(weights, vec![tokens.into(), topk])?),
+            None => None,
+        };
+        Ok(Combined { x: self.endpoint.results_out(combined.x)?, topk_weights })
+    }
+
+    unsafe fn send_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>> {
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        // SAFETY: as above.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
+        // SAFETY: as above.
+        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
+        let routing = LowRouting { topk_idx, topk_weights };
+        let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
+        Ok(Box::new(Sent { sent, tokens: x.rows }))
+    }
+
+    unsafe fn receive_dispatch(
+        &mut self,
+        sent: &dyn Any,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>> {
+        let sent: &Sent<E::Dispatching> = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
+        // SAFETY: as the caller promises.
+        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, into) }, go_on)?;
+        Ok(Box::new(Low { handle, counts, tokens: sent.tokens }))
+    }
+
+    unsafe fn send_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send>> {
+        let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
+        // SAFETY: as above.
+        let weights = unsafe { self.weights(topk_weights, low.tokens, true) }?;
+        let sent = wait::<E, _>(self.endpoint.send_combine(&rows, &low.handle, weights.as_ref()), go_on)?;
+        Ok(Box::new(Sent { sent, tokens: low.tokens }))
+    }
+
+    unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()> {
+        let sent: &Sent<E::Combining> = sent.downcast_ref().ok_or_else(|| foreign("combine"))?;
+        // SAFETY: as the caller promises.
+        wait::<E, _>(unsafe { self.endpoint.receive_sums_into(&sent.sent, into, sent.tokens) }, go_on)
+    }
+
+    fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()> {
+        wait::<E, _>(self.endpoint.mask_rank(Number(rank)), go_on)
+    }
+
+    fn recover(&mut self, mask: &[u32], go_on: GoOn<'_>) -> Answer<()> {
+        let mask: RankSet = mask.iter().copied().map(Number).collect();
+        wait::<E, _>(self.endpoint.recover(&mask), go_on)
+    }
+}

@@ -1,0 +1,283 @@
+"""The same on GPUs: deep_ep.Buffer on CUDA tensors, one process a GPU, against the oracle, and captured into CUDA graphs.
+
+Skipped, and counted so, on machines without two GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import deep_ep
+import moexpress
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+from moexpress import Communicator, errors
+
+GPUS = torch.cuda.device_count() if moexpress.cuda_available() else 0
+needs_two = pytest.mark.skipif(GPUS < 2, reason=f"needs 2 GPUs, there are {GPUS}")
+LIMIT = 200.0
+"""Seconds: kernels are compiled at first use."""
+
+
+def device(rank: int) -> torch.device:
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def make_buffer(**options: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(dist.group.WORLD, int(1e9), 0, explicitly_destroy=True, **options)
+
+
+def on(batch: oracle.Batch, where: torch.device) -> oracle.Batch:
+    return oracle.Batch(batch.x.to(where), batch.topk_idx.to(where), batch.topk_weights.to(where))
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().view(torch.uint8)
+
+
+def check_normal(rank: int, world: int) -> None:
+    where = device(rank)
+    layer = oracle.Layer(world, 8, 4, 512)
+    buffer = make_buffer()
+    for counts in ([300] * world, [70, 0, 5, 33][:world]):
+        all_batches = oracle.batches(layer, counts)
+        batch, expected = on(all_batches[rank], where), oracle.arrived(layer, all_batches, rank)
+        layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+        for with_topk, fp8, asynchronous in [
+            (t, f, a) for t in (True, False) for f in (False, True) for a in (False, True)
+        ]:
+            sent = [per_token_cast_to_fp8(each.x) if fp8 else each.x for each in all_batches]
+            mine: Any = tuple(one.to(where) for one in sent[rank]) if fp8 else batch.x
+            arguments: dict[str, Any] = {
+                "num_tokens_per_rank": layout[0],
+                "is_token_in_rank": layout[3],
+                "num_tokens_per_expert": layout[2],
+                "async_finish": asynchronous,
+                "previous_event": buffer.capture(),
+            }
+            if with_topk:
+                arguments |= {"topk_idx": batch.topk_idx, "topk_weights": batch.topk_weights}
+            x, idx, weights, numbers, handle, event = buffer.dispatch(mine, **arguments)
+            if asynchronous:
+                event.current_stream_wait()
+            assert numbers == expected.counts
+            for got, those in zip(x if fp8 else (x,), zip(*sent, strict=True) if fp8 else (sent,), strict=True):
+                assert got.is_contiguous() and torch.equal(bits(got), bits(oracle.gathered(list(those), expected)))
+            if with_topk:
+                assert torch.equal(idx.cpu(), expected.topk_idx) and torch.equal(weights.cpu(), expected.topk_weights)
+                worst = buffer.dispatch(mine, num_worst_tokens=2000, **arguments)
+                if asynchronous:
+                    worst[5].current_stream_wait()
+                rows = worst[0][0] if fp8 else worst[0]
+                count = len(expected.source_rank)
+                assert worst[3] == [] and len(rows) == 2000
+                assert torch.equal(bits(rows[:count]), bits(x[0] if fp8 else x))
+                assert torch.equal(worst[1][:count], idx) and bool((worst[1][count:] == -1).all())
+                # Without a count on the host, along the same handle.
+                y = per_token_cast_back(rows[:count], worst[0][1][:count]) if fp8 else rows[:count]
+                padded = torch.zeros(2000, layer.hidden, dtype=torch.bfloat16, device=where)
+                padded[:count] = y
+                sums = buffer.combine(padded, worst[4])[0]
+                assert calc_diff(sums.float(), batch.x.float() * layout[3].sum(1, keepdim=True)) < 1e-3 or not len(sums)
+            assert torch.equal(
+                handle[0].cpu()[:, rank], torch.bincount(expected.source_rank.long(), minlength=world).cumsum(0).int()
+            )
+            assert torch.equal(handle[3].cpu(), expected.source_token) and len(list(handle)) == 6
+            again = buffer.dispatch(mine, handle=handle)[0]
+            assert torch.equal(bits(again[0] if fp8 else again), bits(x[0] if fp8 else x))
+            received = per_token_cast_back(*x) if fp8 else x
+            plain = [per_token_cast_back(*one) if fp8 else one for one in sent]
+            results = [oracle.gathered(plain, oracle.arrived(layer, all_batches, r)) for r in range(world)]
+            bias = torch.ones_like(batch.x)
+            sums, sum_weights, _ = buffer.combine(received, handle, weights, bias=(bias, bias))
+            wanted = oracle.combined(layer, all_batches, rank, results, [bias.cpu(), bias.cpu()])
+            assert torch.equal(sums.cpu(), wanted)
+            if with_topk:
+                assert torch.equal(
+                    sum_weights.cpu(), all_batches[rank].topk_weights * (all_batches[rank].topk_idx >= 0)
+                )
+    assert buffer.get_comm_stream() is not None
+    buffer.destroy()
+
+
+@needs_two
+def test_rows_go_there_and_back(two: Any) -> None:
+    two.run(check_normal, limit=LIMIT)
+
+
+FORMS: list[dict[str, bool]] = [
+    {"use_fp8": False},
+    {"use_fp8": True},
+    {"use_fp8": True, "round_scale": True},
+    {"use_fp8": True, "round_scale": True, "use_ue8m0": True},
+]
+
+
+def check_low_latency(rank: int, world: int) -> None:
+    where = device(rank)
+    most, layer = 32, oracle.Layer(world, 6, 3, 1024)
+    buffer = make_buffer(low_latency_mode=True)
+    for tokens in ([32] * world, [9, 0, 4, 1][:world]):
+        all_batches = oracle.batches(layer, tokens)
+        batch = on(all_batches[rank], where)
+        for form, hook, zero_copy in [(f, h, z) for f in FORMS for h in (False, True) for z in (False, True)]:
+            stats = torch.zeros(layer.local, dtype=torch.int32, device=where)
+            received, counts, handle, _, receive = buffer.low_latency_dispatch(
+                batch.x, batch.topk_idx, most, layer.experts, stats, return_recv_hook=hook, **form
+            )
+            if receive is not None:
+                receive()
+            assert torch.equal(stats, counts)
+            plain = torch.zeros(layer.local, world * most, layer.hidden, dtype=torch.bfloat16, device=where)
+            for expert in range(layer.local):
+                number = expert + rank * layer.local
+                chose = [(each.topk_idx == number).any(1).nonzero()[:, 0] for each in all_batches]
+                count = int(counts[expert])
+                assert count == sum(map(len, chose))
+                assert handle[0][expert, :count].tolist() == torch.cat(chose).tolist()
+                wanted = torch.cat([each.x[those] for each, those in zip(all_batches, chose, strict=True)])
+                if isinstance(received, tuple):
+                    rows = per_token_cast_back(received[0][expert, :count], received[1][expert, :count])
+                    assert not count or calc_diff(rows.float().cpu(), wanted.float()) < 9e-4
+                else:
+                    rows = received[expert, :count]
+                    assert torch.equal(rows.cpu(), wanted)
+                plain[expert, :count] = rows
+            for _ in range(2):
+                if zero_copy:
+                    buffer.get_next_low_latency_combine_buffer(handle)[:] = plain
+                sums, _, receive = buffer.low_latency_combine(
+                    plain, batch.topk_idx, batch.topk_weights, handle, zero_copy=zero_copy, return_recv_hook=hook
+                )
+                if receive is not None:
+                    receive()
+                kept = batch.topk_weights.masked_fill(batch.topk_idx < 0, 0).sum(1, keepdim=True)
+                if len(sums):
+                    assert calc_diff(sums.float(), batch.x.float() * kept) < (9e-4 if form["use_fp8"] else 1e-5)
+    buffer.destroy()
+
+
+@needs_two
+def test_low_latency(two: Any) -> None:
+    two.run(check_low_latency, limit=LIMIT)
+
+
+def check_graphs(rank: int, world: int) -> None:
+    """A dispatch without counts on the host, experts, and a combine; and low latency: captured, and replayed on new inputs."""
+    where = device(rank)
+    layer, most = oracle.Layer(world, 8, 2, 512), 64
+    buffer = make_buffer(low_latency_mode=True)
+    batch = on(oracle.batches(layer, [most] * world)[rank], where)
+
+    def throughput() -> torch.Tensor:
+        layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+        x, _, _, _, handle, _ = buffer.dispatch(
+            batch.x,
+            None,
+            layout[0],
+            None,
+            layout[3],
+            layout[2],
+            batch.topk_idx,
+            batch.topk_weights,
+            num_worst_tokens=world * most,
+        )
+        return buffer.combine(x * 2, handle)[0]
+
+    def low_latency() -> torch.Tensor:
+        x, _, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, most, layer.experts, use_fp8=False)
+        return buffer.low_latency_combine(x, batch.topk_idx, batch.topk_weights, handle)[0]
+
+    for call in (throughput, low_latency):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call()
+        for seed in (1, 2, 3):
+            fresh = on(oracle.batches(layer, [most] * world, seed=seed)[rank], where)
+            batch.x.copy_(fresh.x)
+            batch.topk_idx.copy_(fresh.topk_idx)
+            batch.topk_weights.copy_(fresh.topk_weights)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out, call())
+            if call is throughput:
+                reached = oracle.members(layer, fresh.topk_idx.cpu()).sum(1, keepdim=True).to(where)
+                assert calc_diff(out.float(), 2 * fresh.x.float() * reached) < 1e-5
+        del graph
+    buffer.destroy()
+
+
+@needs_two
+def test_cuda_graphs(two: Any) -> None:
+    two.run(check_graphs, limit=LIMIT)
+
+
+def check_host_time(rank: int, world: int) -> float:
+    """Microseconds of the host for a cached dispatch: calls are enqueued, none is waited for."""
+    where = device(rank)
+    layer = oracle.Layer(world, 8, 2, 512)
+    batch = on(oracle.batches(layer, [8] * world)[rank], where)
+    communicator = Communicator(experts=8, topk=2, hidden=512, device=where)
+    handle = communicator.dispatch(batch.x, batch.topk_idx).handle
+    best = float("inf")
+    for _ in range(20):
+        torch.cuda.synchronize()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(20):
+            communicator.redispatch(batch.x, handle)
+        best = min(best, (time.perf_counter() - began) / 20 * 1e6)
+    torch.cuda.synchronize()
+    communicator.close()
+    return best
+
+
+@needs_two
+def test_host_time_of_a_cached_dispatch(two: Any) -> None:
+    times = two.run(check_host_time, limit=LIMIT)
+    print(f"host time of a cached dispatch: {times} us")
+    assert max(times) < 200
+
+
+def check_errors(rank: int, world: int) -> None:
+    where = device(rank)
+    communicator = Communicator(experts=4, topk=2, hidden=64, device=where, timeout=5.0)
+    x, idx = torch.zeros(4, 64, dtype=torch.bfloat16, device=where), torch.arange(8, device=where).view(4, 2) % 4
+    with pytest.raises(errors.InvalidArgument, match="device of x is cpu, allowed: cuda"):
+        communicator.dispatch(x.cpu(), idx)
+    with pytest.raises(errors.InvalidArgument, match="device of topk_idx is cpu"):
+        communicator.dispatch(x, idx.cpu())
+    with pytest.raises(errors.InvalidArgument, match="topk_idx of token 0 is 9"):
+        communicator.dispatch(x, idx + 9)
+    communicator.dispatch(x, idx)
+    # A rank that does not come is named.
+    if rank == 0:
+        with pytest.raises(errors.OperationFailed) as failed:
+            communicator.dispatch(x, idx)
+        assert failed.value.culprit == 1
+    dist.barrier()
+    communicator.recover()
+    communicator.dispatch(x, idx)
+    communicator.close()
+
+
+@needs_two
+def test_what_is_wrong_is_told(two: Any) -> None:
+    two.run(check_errors, limit=LIMIT)
+
+
+def test_without_a_driver_it_says_what_is_missing() -> None:
+    if moexpress.cuda_available():
+        pytest.skip("there is a driver")
+    with pytest.raises(NotImplementedError, match=r"device cuda is not supported: .*(driver|GPU).*use device='cpu'"):
+        Communicator(object(), experts=4, topk=2, hidden=64, device="cuda")

@@ -1,0 +1,208 @@
+"""What is wrong is said in Python, on every rank that it concerns, and nothing hangs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import deep_ep
+import moexpress
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from moexpress import Communicator, errors
+
+
+def make(**settings: Any) -> Communicator:
+    world = dist.get_world_size()
+    sizes = {"experts": 2 * world, "topk": 2, "hidden": 64, "max_tokens": 64, "device": "cpu", "timeout": 4.0}
+    return Communicator(**{**sizes, **settings})
+
+
+def check_arguments(rank: int, world: int) -> None:
+    communicator = make()
+    x, idx, weights = torch.zeros(4, 64).bfloat16(), torch.arange(8).view(4, 2) % (2 * world), torch.ones(4, 2)
+    good = communicator.dispatch(x, idx, weights)
+    dispatch = lambda **other: communicator.dispatch(  # noqa: E731
+        **{"x": x, "topk_idx": idx, "topk_weights": weights, **other}
+    )
+    for other, told in [
+        ({"x": x.float()}, "dtype of x is torch.float32, allowed: torch.bfloat16"),
+        ({"x": x[:, :63]}, r"shape of x is \[4, 63\], allowed: \[rows, 64\]"),
+        ({"x": x.T.contiguous().T}, r"strides of x is \[1, 4\], allowed: contiguous"),
+        ({"x": x.to("meta")}, "device of x is meta, allowed: cpu, that of the communicator"),
+        ({"x": [1]}, "x is a list, allowed: a tensor"),
+        ({"topk_idx": idx.int()}, "dtype of topk_idx is torch.int32, allowed: torch.int64"),
+        ({"topk_idx": idx[:3]}, r"shape of topk_idx is \[3, 2\], allowed: \[4, 2\]"),
+        ({"topk_idx": idx + 2 * world}, f"topk_idx of token 0 is {2 * world}, allowed: -1 or 0 to"),
+        ({"topk_idx": torch.zeros_like(idx)}, "topk_idx of token 0 is 0"),
+        ({"topk_weights": weights.half()}, "dtype of topk_weights is torch.float16"),
+        ({"scales": weights}, "scales is given, allowed: None"),
+        ({"alignment": 0}, "expert alignment is 0, allowed: at least 1"),
+        ({"worst_rows": 64 * world + 1}, f"worst-case rows is {64 * world + 1}, allowed: at most {64 * world}"),
+    ]:
+        with pytest.raises(errors.InvalidArgument, match=told):
+            dispatch(**other)
+    y = torch.zeros(good.rows, 64).bfloat16()
+    for given, told in [
+        ((y[:-1], good.handle), f"rows of y is {good.rows - 1}, allowed: at least {good.rows}"),
+        ((y.half(), good.handle), "dtype of y is torch.float16"),
+        ((y, "handle"), "handle is a str, allowed: one that a dispatch gave"),
+    ]:
+        with pytest.raises(errors.InvalidArgument, match=told):
+            communicator.combine(*given)
+    with pytest.raises(errors.InvalidArgument, match="number of biases is 3, allowed: at most 2"):
+        communicator.combine(y, good.handle, bias=[x, x, x])
+    with pytest.raises(errors.InvalidArgument, match=r"shape of bias 1 is \[3, 64\], allowed: \[4, 64\]"):
+        communicator.combine(y, good.handle, bias=[x, x[:3]])
+    with pytest.raises(errors.InvalidArgument, match="tokens of x is 3, allowed: 4"):
+        communicator.redispatch(x[:3], good.handle)
+    with pytest.raises(errors.Unsupported, match="low latency"):
+        communicator.low_latency_dispatch(x, idx)
+    with pytest.raises(errors.InvalidArgument, match="rank is 9, allowed: 0 to"):
+        communicator.recover([9])
+    # None of it has cost anything.
+    assert torch.equal(dispatch().x, good.x)
+    communicator.close()
+    communicator.close()
+    with pytest.raises(errors.Closed, match="was closed"):
+        dispatch()
+
+
+def test_bad_arguments_name_value_and_limit_and_cost_nothing(ranks: Any) -> None:
+    ranks.run(check_arguments)
+
+
+def check_sizes(rank: int, world: int) -> None:
+    for settings, told in [
+        ({"topk": 33, "experts": 64}, "topk is 33, allowed: 1 to 32"),
+        ({"experts": 2 * world + 1}, f"experts is {2 * world + 1}, allowed: a multiple of the {world} ranks"),
+        ({"hidden": 0}, "hidden is 0, allowed: 1 to"),
+        ({"hidden": 1 << 17}, "hidden is 131072, allowed: 1 to 65536"),
+        ({"element": "fp4"}, "element is fp4, allowed: bf16, fp8, fp8-pow2, fp8-ue8m0"),
+        ({"placement": "heap"}, "placement is heap, allowed: direct, ring"),
+        ({"device": "meta"}, "device is meta, allowed: cpu or cuda"),
+        ({"slots": 0}, "ring slots is 0, allowed: 1 to"),
+    ]:
+        with pytest.raises(errors.InvalidArgument, match=told):
+            make(**settings)
+    if not moexpress.cuda_available():
+        with pytest.raises(NotImplementedError, match="use device='cpu'"):
+            make(device="cuda")
+
+
+def test_sizes_outside_their_limits_are_named(two: Any) -> None:
+    two.run(check_sizes)
+
+
+def check_mismatch(rank: int, world: int) -> list[str]:
+    """Ranks that do different things all find out."""
+    told = []
+
+    def raises(kind: type[errors.Error], call: Any) -> None:
+        began = time.monotonic()
+        with pytest.raises(kind) as raised:
+            call()
+        assert time.monotonic() - began < 12
+        told.append(str(raised.value))
+
+    raises(errors.InvalidArgument, lambda: make(hidden=64 + 2 * (rank == 1)))
+    raises(errors.InvalidArgument, lambda: make(element="fp8" if rank == 1 else "bf16"))
+
+    x, idx = torch.zeros(4, 64).bfloat16(), torch.arange(8).view(4, 2) % (2 * world)
+    communicator = make()
+    handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
+    y = torch.zeros(handles[0].rows, 64).bfloat16()
+    # Another operation, and another handle.
+    raises(
+        errors.OperationFailed,
+        lambda: communicator.redispatch(x, handles[0]) if rank == 1 else communicator.combine(y, handles[0]),
+    )
+    communicator.recover()
+    handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
+    raises(errors.OperationFailed, lambda: communicator.combine(y, handles[rank == 1]))
+    communicator.recover()
+    # A rank that has made a mistake does not come: the others are told who.
+    if rank == 1:
+        raises(errors.InvalidArgument, lambda: communicator.dispatch(x.float(), idx))
+    else:
+        raises(errors.OperationFailed, lambda: communicator.dispatch(x, idx))
+    communicator.recover()
+    # More rows than one rank has room for.
+    raises(errors.OperationFailed, lambda: communicator.dispatch(x, idx * 0 + torch.tensor([2, 3]), worst_rows=4))
+    communicator.recover()
+    communicator.dispatch(x, idx)
+    communicator.close()
+    return told
+
+
+def test_ranks_that_do_different_things_all_raise(ranks: Any) -> None:
+    for told in ranks.run(check_mismatch):
+        assert told[0] == "hidden is 66 on rank 1, allowed: 64, as on rank 0"
+        assert told[1] == "element is fp8 on rank 1, allowed: bf16, as on rank 0"
+
+
+def check_deep_ep(rank: int, world: int) -> None:
+    buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    layer = oracle.Layer(world, 2 * world, 2, 128)
+    batch = oracle.batches(layer, [6] * world)[rank]
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+    arguments = {
+        "x": batch.x,
+        "num_tokens_per_rank": per_rank,
+        "is_token_in_rank": in_rank,
+        "num_tokens_per_expert": per_expert,
+        "topk_idx": batch.topk_idx,
+        "topk_weights": batch.topk_weights,
+    }
+    scales = torch.ones(6, 1)
+    codes = batch.x.float().to(torch.float8_e4m3fn)
+    handle = buffer.dispatch(**arguments)[4]
+    for other, kind, told in [
+        ({"x": batch.x.half()}, ValueError, "dtype of x is torch.float16, allowed: torch.bfloat16"),
+        ({"x": batch.x.T.contiguous().T}, ValueError, "strides of x"),
+        ({"x": (codes, scales.half())}, ValueError, r"dtype of x\[1\] is torch.float16"),
+        ({"x": (codes, scales[:3])}, ValueError, r"shape of x\[1\] is \[3, 1\], allowed: \[6, scales\]"),
+        ({"x": (codes, torch.ones(6, 2))}, NotImplementedError, "2 scales a row are not supported: use 1 to 1"),
+        ({"num_tokens_per_rank": None}, ValueError, "is None, allowed: what get_dispatch_layout returned"),
+        ({"num_tokens_per_expert": per_expert.long()}, ValueError, "dtype of num_tokens_per_expert is torch.int64"),
+        ({"is_token_in_rank": ~in_rank}, ValueError, "is_token_in_rank is not that of topk_idx"),
+        ({"is_token_in_rank": in_rank.int()}, ValueError, "dtype of is_token_in_rank"),
+        ({"topk_weights": None}, ValueError, "both or neither"),
+        ({"topk_idx": None, "topk_weights": None, "num_worst_tokens": 9}, ValueError, "without topk_idx"),
+        ({"handle": handle}, ValueError, "topk_idx is given with a handle"),
+        ({"handle": tuple(handle), "topk_idx": None, "topk_weights": None}, ValueError, "handle is a tuple"),
+        ({"allocate_on_comm_stream": True}, ValueError, "allowed: with previous_event and async_finish only"),
+        ({"previous_event": 3}, ValueError, "previous_event is a int, allowed: an EventOverlap"),
+        ({"config": 24}, ValueError, "config is a int, allowed: a deep_ep.Config"),
+        ({"num_worst_tokens": 1 << 30}, ValueError, "worst-case rows is 1073741824, allowed: at most"),
+    ]:
+        with pytest.raises(kind, match=told):
+            buffer.dispatch(**{**arguments, **other})
+    with pytest.raises(ValueError, match="num_experts is 1, allowed: a multiple"):
+        buffer.get_dispatch_layout(batch.topk_idx, 1)
+    with pytest.raises(ValueError, match=r"topk_idx is \[12\], allowed: \[tokens, topk\]"):
+        buffer.get_dispatch_layout(batch.topk_idx.flatten(), layer.experts)
+    with pytest.raises(AssertionError, match="no event"):
+        buffer.dispatch(**arguments)[5].current_stream_wait()
+    buffer.destroy()
+    with pytest.raises(errors.Closed):
+        buffer.dispatch(**arguments)
+
+
+def test_deep_ep_refuses_what_is_wrong(ranks: Any) -> None:
+    ranks.run(check_deep_ep)
+
+
+def test_there_must_be_a_group() -> None:
+    with pytest.raises(ValueError, match=r"torch\.distributed is not initialised"):
+        Communicator(experts=8, topk=2, hidden=64)
+    with pytest.raises(ValueError, match="group is None, allowed: a process group, or comm"):
+        deep_ep.Buffer(None)
+
+
+def test_timeouts_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEXPRESS_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="MOEXPRESS_TIMEOUT is 'soon', allowed: seconds, more than 0"):
+        deep_ep.Buffer(object())

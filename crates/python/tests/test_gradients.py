@@ -1,0 +1,88 @@
+"""Gradients through dispatch and combine, and the example that trains with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import oracle
+import torch
+import torch.distributed as dist
+from moexpress import Communicator
+from moexpress.autograd import combine, dispatch
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "moe_torch.py"
+
+
+def scaled(x: torch.Tensor, topk_idx: torch.Tensor, weights: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Experts that multiply: the weighted sum of a row's experts."""
+    chosen = torch.where(topk_idx < 0, 0, topk_idx)
+    total = (factors[chosen] * weights * (topk_idx >= 0)).sum(1, keepdim=True)
+    return (x.float() * total).bfloat16()
+
+
+def check_gradients(rank: int, world: int) -> None:
+    layer = oracle.Layer(world, 2 * world, 3, 64)
+    all_batches = oracle.batches(layer, [20, 0, 13, 7][:world], seed=4)
+    target = [
+        torch.randn(each.x.shape, generator=torch.Generator().manual_seed(9 + r)) for r, each in enumerate(all_batches)
+    ]
+    factors = torch.linspace(0.5, 2, layer.experts)
+
+    # This rank's part.
+    batch = all_batches[rank]
+    x, weights = batch.x.clone().requires_grad_(), batch.topk_weights.clone().requires_grad_()
+    mine = factors[rank * layer.local : (rank + 1) * layer.local].clone().requires_grad_()
+    with Communicator(experts=layer.experts, topk=layer.topk, hidden=layer.hidden, device="cpu") as communicator:
+        received = dispatch(communicator, x, batch.topk_idx, weights)
+        y = scaled(received.x, received.topk_idx, received.topk_weights, mine)
+        sums = combine(communicator, y, received.handle)
+        (sums.float() * target[rank]).sum().backward()
+
+    # Everything, without communication.
+    xs = [each.x.clone().requires_grad_() for each in all_batches]
+    all_weights = [each.topk_weights.clone().requires_grad_() for each in all_batches]
+    all_factors = factors.clone().requires_grad_()
+    loss = torch.zeros(())
+    for source, each in enumerate(all_batches):
+        total = torch.zeros(each.x.shape)
+        for other in range(world):
+            here = (each.topk_idx >= 0) & (each.topk_idx // layer.local == other)
+            idx = torch.where(here, each.topk_idx, -1)
+            # A copy for each rank, in f32, so that its gradients are summed as a combine does, which rounds once.
+            part = scaled(xs[source].float(), idx, all_weights[source], all_factors)
+            total = total + part.float() * here.any(1, keepdim=True)
+        loss = loss + (total.bfloat16().float() * target[source]).sum()
+    loss.backward()
+
+    torch.testing.assert_close(sums.detach(), sums_of(all_batches, rank, layer, factors), rtol=0, atol=0)
+    torch.testing.assert_close(x.grad, xs[rank].grad, rtol=1.6e-2, atol=1e-5)
+    torch.testing.assert_close(weights.grad, all_weights[rank].grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        mine.grad, all_factors.grad[rank * layer.local : (rank + 1) * layer.local], rtol=1e-5, atol=1e-4
+    )
+    dist.barrier()
+
+
+def sums_of(all_batches: list[oracle.Batch], rank: int, layer: oracle.Layer, factors: torch.Tensor) -> torch.Tensor:
+    results = []
+    for other in range(layer.world):
+        rows = oracle.arrived(layer, all_batches, other)
+        mine = factors[other * layer.local : (other + 1) * layer.local]
+        results.append(
+            scaled(oracle.gathered([each.x for each in all_batches], rows), rows.topk_idx, rows.topk_weights, mine)
+        )
+    return oracle.combined(layer, all_batches, rank, results)
+
+
+def test_gradients_are_those_of_one_process(ranks: Any) -> None:
+    ranks.run(check_gradients)
+
+
+def test_the_example_trains_as_one_process_does() -> None:
+    ended = subprocess.run(
+        [sys.executable, EXAMPLE, "--ranks", "2", "--steps", "8"], capture_output=True, text=True, timeout=240
+    )
+    assert ended.returncode == 0 and "largest difference" in ended.stdout, ended.stdout + ended.stderr

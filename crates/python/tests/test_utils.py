@@ -1,0 +1,128 @@
+"""`deep_ep.utils` and `deep_ep.Config`, without any ranks."""
+
+from __future__ import annotations
+
+import deep_ep
+import pytest
+import torch
+from deep_ep.utils import EventHandle, EventOverlap
+from deep_ep.utils.math import (
+    calc_diff,
+    hash_tensor,
+    inplace_unique,
+    per_token_cast_back,
+    per_token_cast_to_fp8,
+)
+from deep_ep.utils.testing import bench, bench_kineto
+
+
+def test_casts_to_fp8_and_back_lose_little() -> None:
+    x = torch.randn(7, 384, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[3] = 0
+    codes, scales = per_token_cast_to_fp8(x)
+    assert (codes.dtype, scales.dtype, scales.shape) == (torch.float8_e4m3fn, torch.float32, (7, 3))
+    assert torch.equal(scales[3], torch.full((3,), 1e-4 / 448))
+    assert calc_diff(per_token_cast_back(codes, scales).float(), x.float()) < 1e-3
+    assert per_token_cast_back(codes[:0], scales[:0]).shape == (0, 384)
+    with pytest.raises(ValueError, match="columns of x are 100, allowed: a multiple of 128"):
+        per_token_cast_to_fp8(torch.zeros(2, 100))
+
+
+def test_packed_exponents_are_scales() -> None:
+    codes = torch.ones(1, 512).to(torch.float8_e4m3fn)
+    packed = torch.tensor([[127, 128, 126, 130]], dtype=torch.uint8).view(torch.int32)
+    back = per_token_cast_back(codes, packed)
+    assert back[0, ::128].tolist() == [1, 2, 0.5, 8]
+
+
+def test_equal_tensors_do_not_differ() -> None:
+    x = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert calc_diff(x, x) == pytest.approx(0, abs=1e-12) and calc_diff(x, -x) > 0.1
+
+
+def test_unique_numbers_descend_and_the_rest_is_minus_one() -> None:
+    x = torch.tensor([[3, 1, 3, -1], [-1, -1, -1, -1], [0, 2, 1, 0], [-7, 4, 4, 4]])
+    inplace_unique(x, 5)
+    assert x.tolist() == [[3, 1, -1, -1], [-1, -1, -1, -1], [2, 1, 0, -1], [4, -1, -1, -1]]
+    with pytest.raises(ValueError, match="largest number of x is 4, allowed: less than 4"):
+        inplace_unique(x, 4)
+
+
+def test_hashes_see_a_bit() -> None:
+    x = torch.arange(13, dtype=torch.bfloat16)
+    before = hash_tensor(x)
+    assert before == hash_tensor(x.clone())
+    x[12] = 12.0625
+    assert before != hash_tensor(x)
+
+
+def test_bench_leaves_the_first_run_out() -> None:
+    runs = []
+    mean, least, largest = bench(lambda: runs.append(1), num_warmups=2, num_tests=5)
+    assert len(runs) == 7 and 0 <= least <= mean <= largest
+    if not torch.cuda.is_available():
+        with pytest.raises(NotImplementedError, match="use bench"):
+            bench_kineto(lambda: None, "kernel")
+
+
+def test_events_of_cpus_are_past() -> None:
+    EventHandle().current_stream_wait()
+    with EventOverlap(EventHandle()) as event:
+        event.current_stream_wait()
+    with EventOverlap():
+        pass
+    with pytest.raises(AssertionError, match="not asynchronous"):
+        EventOverlap().current_stream_wait()
+    assert deep_ep.Buffer.capture().event is not None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dispatch", "combine"),
+    [
+        (2, (24, 256, 6, 128), (10, 256, 6, 128)),
+        (4, (6, 256, 6, 128), (9, 256, 6, 128)),
+        (8, (6, 256, 6, 128), (4, 256, 6, 128)),
+        (16, (36, 288, 20, 128), (4, 288, 12, 128)),
+        (24, (32, 288, 8, 128), (1, 288, 8, 128)),
+        (64, (32, 288, 8, 128), (1, 288, 8, 128)),
+        (96, (20, 480, 12, 128), (1, 480, 8, 128)),
+        (128, (20, 560, 12, 128), (1, 560, 8, 128)),
+        (144, (32, 720, 12, 128), (2, 720, 8, 128)),
+        (160, (28, 720, 12, 128), (2, 720, 8, 128)),
+    ],
+)
+def test_recommended_chunks(ranks: int, dispatch: tuple[int, ...], combine: tuple[int, ...]) -> None:
+    for config, expected in [
+        (deep_ep.Buffer.get_dispatch_config(ranks), dispatch),
+        (deep_ep.Buffer.get_combine_config(ranks), combine),
+    ]:
+        assert config.num_sms == deep_ep.Buffer.num_sms
+        told = (
+            config.num_max_nvl_chunked_send_tokens,
+            config.num_max_nvl_chunked_recv_tokens,
+            config.num_max_rdma_chunked_send_tokens,
+            config.num_max_rdma_chunked_recv_tokens,
+        )
+        assert told == expected
+
+
+def test_configs_and_size_hints() -> None:
+    config = deep_ep.Config()
+    assert repr(config) == "Config(20, 6, 256, 6, 256)"
+    small, large = (config.get_nvl_buffer_size_hint(size, 8) for size in (7168, 14336))
+    assert 0 < small < large
+    assert config.get_rdma_buffer_size_hint(7168, 8) == 0 < config.get_rdma_buffer_size_hint(7168, 16)
+    hints = [deep_ep.Buffer.get_low_latency_rdma_size_hint(tokens, 7168, 8, 288) for tokens in (64, 128)]
+    assert 0 < hints[0] < hints[1]
+    with pytest.raises(ValueError, match="num_sms is 3, allowed: an even number"):
+        deep_ep.Config(3)
+    with pytest.raises(ValueError, match="num_sms is 7, allowed: an even number"):
+        deep_ep.Buffer.set_num_sms(7)
+    with pytest.raises(ValueError, match="experts is 7, allowed: a multiple of the 8 ranks"):
+        deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 7)
+
+
+def test_the_package_has_deep_eps_names() -> None:
+    for name in ("Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t"):
+        assert hasattr(deep_ep, name)
+    assert deep_ep.topk_idx_t == torch.int64
