@@ -25,10 +25,12 @@ extern __shared__ __align__(16) ep_u8 ep_pool[];
 
 EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource* sources) {
     const ep_u32 ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
-    const ep_u64 items = (ep_u64)a.tokens * columns, step = (ep_u64)gridDim.x * blockDim.x;
+    const ep_u32 step = gridDim.x * blockDim.x, tokens_of_step = step / columns, rest = step % columns;
     const ep_i32* positions = (const ep_i32*)a.position;
-    for (ep_u64 item = (ep_u64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += step) {
-        const ep_u32 token = (ep_u32)(item / columns), at = (ep_u32)(item - (ep_u64)token * columns) * 16;
+    /* From one unit of 16 bytes to that of `step` units further, without a division. */
+    ep_u32 unit = blockIdx.x * blockDim.x + threadIdx.x, token = unit / columns;
+    for (unit %= columns; token < a.tokens;) {
+        const ep_u32 at = unit * 16;
         EpSum sum;
         ep_sum_clear(sum);
         if (a.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)a.bias[0] + token * a.bias_stride + at));
@@ -50,6 +52,9 @@ EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource*
             }
         }
         ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
+        token += tokens_of_step;
+        unit += rest;
+        if (unit >= columns) { unit -= columns; ++token; }
     }
 }
 

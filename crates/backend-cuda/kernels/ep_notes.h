@@ -60,6 +60,7 @@ EP_DEV void ep_count_op(const EpRank& r) {
     const ep_u32* matrix = (const ep_u32*)((const EpPlan*)r.plan + 1);
     const bool back = r.kind == EP_KIND_COMBINE;
     ep_u64* tally = (ep_u64*)r.tally + (back ? 2 * ranks : 0);
+#pragma unroll 1
     for (ep_u32 peer = threadIdx.x; peer < ranks; peer += blockDim.x) {
         const ep_u32 there = matrix[r.me * ranks + peer], here = matrix[peer * ranks + r.me];
         tally[peer] += back ? here : there;
