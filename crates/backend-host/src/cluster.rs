@@ -13,6 +13,9 @@ use crate::node::Node;
 use crate::pace::{self, block_on};
 use crate::seat::Seat;
 
+/// How long ranks that are processes wait for each other at least when they meet.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -44,7 +47,8 @@ impl Builder {
     }
 
     /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
-    /// `member`. Returns when all ranks have met; may take the settings' deadline.
+    /// `member`. Returns when all ranks have met; may take the settings' deadline, and a minute at least:
+    /// operations may be allowed less than a process takes to start.
     ///
     /// The rank leaves when `member` is dropped or the process ends; while other ranks still work, keep `member`.
     ///
@@ -67,7 +71,8 @@ impl Builder {
         }
         let layout = self.layout(&shape)?;
         pace::expect(ranks);
-        let node = Node::met(&layout, member, Duration::from_nanos(layout.settings().deadline().0))?;
+        let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
+        let node = Node::met(&layout, member, within)?;
         let peers = Peers::Processes(Arc::clone(member));
         Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, Instant::now())))
     }
