@@ -17,6 +17,9 @@ use crate::node::{self, Node};
 use crate::pace::{self, block_on};
 use crate::seat::Seat;
 
+/// How long ranks that are processes wait for each other at least when they meet.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Collects what a [`Cluster`] needs to know. Its ranks reach other nodes by the transport `T`.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -65,7 +68,8 @@ impl<T: Transport> Builder<T> {
     }
 
     /// One rank of ranks that are processes, all of which call this with the same shape, settings and transport: that of
-    /// `member`. The ranks of a node are on one host. Returns when all ranks have met; may take the settings' deadline.
+    /// `member`. The ranks of a node are on one host. Returns when all ranks have met; may take the settings' deadline, and a
+    /// minute at least: operations may be allowed less than a process takes to start.
     ///
     /// The rank leaves when `member` is dropped or the process ends; while other ranks still work, keep `member`.
     ///
@@ -87,7 +91,7 @@ impl<T: Transport> Builder<T> {
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
         let layout = self.layout(&shape)?;
-        let within = Duration::from_nanos(layout.settings().deadline().0);
+        let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
         let window = node::create(&layout)?;
         let mut lanes = self.open(member.rank(), &layout, &window)?;
         let node = Node::met(&layout, &window, member, within)?;

@@ -187,7 +187,10 @@ impl Group {
         *returned.get_mut(rank as usize).ok_or_else(unknown)? = Some(result);
         let Some(results) = returned.iter().cloned().collect::<Option<Vec<_>>>() else { return Ok(()) };
         let exits = self.runs.remove(&run).map(|run| run.exits).unwrap_or_default();
-        let outcome: Outcome = results.into_iter().collect();
+        // What failed at one rank, the others often see as a rank that is gone: whoever reads it wants both.
+        let errors: Vec<&str> = results.iter().filter_map(|result| result.as_ref().err()).map(String::as_str).collect();
+        let outcome: Outcome =
+            if errors.is_empty() { Ok(results.into_iter().flatten().collect()) } else { Err(errors.join("; ")) };
         self.past.push((run, outcome.clone()));
         self.tell_all(&ToRank::Ended { run, outcome });
         // Whom an incident has ended, or is about to, gets a successor for the runs that follow.

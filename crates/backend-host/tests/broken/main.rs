@@ -1,0 +1,152 @@
+//! The suite with ranks as processes, where a process does what none may do: the case fails, says which rank it was, and leaves nothing
+//! behind.
+//!
+//! The test program runs itself as the suite, and the suite runs it as each rank.
+
+use std::future::Future;
+use std::process::{Command, ExitCode, Stdio, exit};
+use std::sync::Arc;
+use std::{env, fs, thread};
+
+use ep_bootstrap::Member;
+use ep_conformance::processes::{Place, Processes};
+use ep_conformance::script::{Script, Seen};
+use ep_conformance::{Backend, Requirement, Setup, Travels, harness};
+use ep_core::Rank;
+use ep_core::engine::Engine;
+use ep_host::{Cluster, Machine, block_on};
+use libtest_mimic::{Arguments, Trial};
+
+/// Makes this program the suite, and says what is broken.
+const BREAK: &str = "EP_HOST_TEST_BREAK";
+/// Marks the processes of one run.
+const RUN: &str = "EP_HOST_TEST_RUN";
+const CASE: &str = "processes::memory_rings_of_one_slot";
+
+/// Ranks as processes, of which rank 2 is broken.
+struct Broken;
+
+impl Processes for Broken {
+    type Endpoint = Engine<Machine>;
+    type Stay = Arc<Member>;
+
+    fn lacks(&self, _: Requirement) -> Option<&'static str> {
+        None
+    }
+
+    fn join(&self, setup: &Setup, place: Place) -> Result<(Self::Endpoint, Arc<Member>), String> {
+        let Place { rank, ranks, address, listener } = place;
+        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
+        let member = listener.map_or_else(|| Member::join(settings.clone()), |it| Member::host(it, settings.clone()));
+        let member = Arc::new(member.map_err(|error| error.to_string())?);
+        if rank == Rank(2) {
+            match env::var(BREAK).as_deref() {
+                Ok("exit") => exit(3),
+                Ok("abort") => std::process::abort(),
+                Ok("chatter") => println!("a library says hello"),
+                Ok("panic") => panic!("on purpose"),
+                Ok("refuse") => return Err("it does not want to".into()),
+                _ => {}
+            }
+        }
+        let endpoint = Cluster::builder(setup.topology).settings(setup.settings).join(setup.shape, &member);
+        Ok((endpoint.map_err(|error| error.to_string())?, member))
+    }
+
+    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        block_on(work)
+    }
+}
+
+/// Ranks as threads, none of which is asked for.
+struct Nobody;
+
+impl Backend for Nobody {
+    type Endpoint = Engine<Machine>;
+
+    fn lacks(&self, _: Requirement) -> Option<&'static str> {
+        None
+    }
+
+    fn run<T: Travels, F: AsyncFn(Engine<Machine>) -> T + Send + Sync>(
+        &self,
+        _: &Setup,
+        _: F,
+    ) -> Result<Vec<Option<T>>, String> {
+        Err("no threads here".into())
+    }
+
+    fn probe(&self, _: &Setup, _: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        Err("no threads here".into())
+    }
+}
+
+/// Processes of this machine that were started for `run`.
+fn left(run: &str) -> usize {
+    let mark = format!("{RUN}={run}");
+    let ours = |entry: &fs::DirEntry| {
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+    };
+    fs::read_dir("/proc").map_or(0, |entries| entries.flatten().filter(ours).count())
+}
+
+/// Runs a case of the suite in which something is broken: it must fail, or pass, and say so.
+fn broken(what: &str, limit: &str, passes: bool, says: &str) -> Result<(), String> {
+    let run = format!("{what}-{}-{:?}", std::process::id(), thread::current().id());
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = Command::new(program);
+    command.args(["--exact", CASE, "--test-threads=1"]).env(BREAK, what).env(RUN, &run).env("EP_TIME_FACTOR", limit);
+    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() != passes || !said.contains(says) {
+        return Err(format!("ended with {}, said `{said}`, expected `{says}`", output.status));
+    }
+    match left(&run) {
+        0 => Ok(()),
+        some => Err(format!("{some} processes were left")),
+    }
+}
+
+fn main() -> ExitCode {
+    if env::var_os(BREAK).is_some() {
+        return harness::main_with_processes(|| Nobody, || Broken);
+    }
+    let trial = |name: &str, what: &'static str, limit: &'static str, passes, says: &'static str| {
+        Trial::test(name, move || broken(what, limit, passes, says).map_err(Into::into))
+    };
+    let trials = vec![
+        trial("nothing_broken_passes", "nothing", "1", true, "1 passed"),
+        trial(
+            "a_process_that_exits_is_named",
+            "exit",
+            "1",
+            false,
+            "the process of rank 2 ended, which nothing asked for: exit status: 3",
+        ),
+        trial(
+            "a_process_that_aborts_is_named",
+            "abort",
+            "1",
+            false,
+            "the process of rank 2 ended, which nothing asked for: signal: 6",
+        ),
+        trial(
+            "a_process_that_panics_is_named",
+            "panic",
+            "1",
+            false,
+            "the process of rank 2 ended, which nothing asked for: exit status: 101",
+        ),
+        trial(
+            "a_process_that_writes_to_the_pipe_is_named",
+            "chatter",
+            "1",
+            false,
+            "the process of rank 2 wrote what nobody understands",
+        ),
+        trial("a_rank_that_does_not_join_is_named", "refuse", "1", false, "rank 2: it does not want to"),
+        trial("a_case_that_takes_too_long_fails", "nothing", "0", false, "not done within 0ns"),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
