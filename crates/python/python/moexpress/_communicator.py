@@ -11,6 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _check, _exit, _native, errors
+from ._libraries import load_nvrtc
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
 
@@ -547,7 +548,7 @@ class Communicator:
     def _low_shape(self, hidden: int) -> tuple[int, int, int]:
         return (self.local_experts, self.ranks * self.max_tokens, hidden)
 
-    def _received(self, out: _native.Dispatched) -> Received:
+    def _received(self, out: _native._Dispatched) -> Received:
         self.order.leave()
         x, scales, rows, topk_idx, topk_weights, source_token, source_rank, counts, handle, count, device_counts = out
         tensor = from_dlpack(x)
@@ -584,6 +585,7 @@ def _device(device: torch.device | str | None) -> torch.device:
         why = _native.cuda_is_available()
         if why is not None:
             raise errors.Unsupported(f"device {device} is not supported: {why}; use device='cpu'")
+        load_nvrtc()
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     elif device.type != "cpu":
