@@ -1,8 +1,9 @@
 //! What calls leave behind for later ones.
 
 use std::any::Any;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use moexpress::plan::{Exchange, Plan};
 use moexpress::{Rank, engine};
 use pyo3::prelude::*;
 
@@ -20,6 +21,16 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Of GPUs it is fetched, which waits for the dispatch: without the interpreter's lock.
+    fn exchange(&self, py: Python<'_>) -> PyResult<Arc<Exchange>> {
+        py.detach(|| self.inner.exchange()).map_err(|error| of(py, &error))
+    }
+
+    /// As [`Handle::exchange`].
+    fn plan(&self, py: Python<'_>) -> PyResult<Arc<Plan>> {
+        py.detach(|| self.inner.plan()).map_err(|error| of(py, &error))
+    }
+
     fn all(&self) -> impl Iterator<Item = Rank> + use<> {
         (0..self.ranks).map(Rank)
     }
@@ -57,7 +68,7 @@ impl Handle {
 
     /// Writes int32 `[ranks, ranks]`: rows that rank `column` gets from ranks 0 to `row`.
     fn rank_prefix(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
-        let exchange = self.inner.exchange().map_err(|error| of(py, &error))?;
+        let exchange = self.exchange(py)?;
         let upto = |source: Rank, to: Rank| (exchange.first_row(source, to) + exchange.rows(source, to)) as i32;
         let all = self.all().flat_map(|source| self.all().map(move |to| upto(source, to))).collect();
         fill(py, address, len, all)
@@ -66,7 +77,7 @@ impl Handle {
     /// Writes int32 `[ranks, channels]`: rows of channels 0 to `column` to rank `row`, each channel a share of the tokens.
     fn channel_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
         let share = share(self.inner.tokens(), channels);
-        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
+        let plan = self.plan(py)?;
         let upto = |to: Rank, channel: u32| {
             plan.sent_to(to).partition_point(|&token| u64::from(token) < share * u64::from(channel + 1)) as i32
         };
@@ -83,7 +94,7 @@ impl Handle {
         address: usize,
         len: usize,
     ) -> PyResult<()> {
-        let (exchange, me) = (self.inner.exchange().map_err(|error| of(py, &error))?, Rank(self.me));
+        let (exchange, me) = (self.exchange(py)?, Rank(self.me));
         // SAFETY: the caller names a contiguous int32 tensor of the received rows.
         let tokens = unsafe { slice::<i32>(source_token, exchange.received(me) as usize) };
         let before = |source: Rank, channel: u32| {
@@ -98,7 +109,7 @@ impl Handle {
     /// Writes int32 `[tokens, ranks]`: the row's number among those of its channel to the rank, -1 where the token does not go.
     fn send_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
         let share = share(self.inner.tokens(), channels).max(1);
-        let plan = self.inner.plan().map_err(|error| of(py, &error))?;
+        let plan = self.plan(py)?;
         let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks as usize];
         for to in self.all() {
             let (mut channel, mut number) = (0, 0);

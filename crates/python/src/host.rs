@@ -75,7 +75,7 @@ fn parts(engine: &Engine<Machine>) -> Parts {
     Parts::of(engine.layout().row(), engine.layout().shape().hidden())
 }
 
-fn dense<'a>(rows: &'a HostRows<Window>, row_bytes: usize) -> Result<&'a [u8], Error> {
+fn dense(rows: &HostRows<Window>, row_bytes: usize) -> Result<&[u8], Error> {
     match rows {
         HostRows::Owned { bytes, .. } => Ok(bytes),
         HostRows::Leased(_) => {

@@ -104,7 +104,7 @@ def check_mismatch(rank: int, world: int) -> list[str]:
         began = time.monotonic()
         with pytest.raises(kind) as raised:
             call()
-        assert time.monotonic() - began < 12
+        assert time.monotonic() - began < 20
         told.append(str(raised.value))
 
     raises(errors.InvalidArgument, lambda: make(hidden=64 + 2 * (rank == 1)))
@@ -112,6 +112,12 @@ def check_mismatch(rank: int, world: int) -> list[str]:
 
     x, idx = torch.zeros(4, 64).bfloat16(), torch.arange(8).view(4, 2) % (2 * world)
     communicator = make()
+
+    def recover() -> None:
+        # Some have failed seconds before others; a recovery waits no longer than an operation.
+        dist.barrier()
+        communicator.recover()
+
     handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
     y = torch.zeros(handles[0].rows, 64).bfloat16()
     # Another operation, and another handle.
@@ -119,19 +125,19 @@ def check_mismatch(rank: int, world: int) -> list[str]:
         errors.OperationFailed,
         lambda: communicator.redispatch(x, handles[0]) if rank == 1 else communicator.combine(y, handles[0]),
     )
-    communicator.recover()
+    recover()
     handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
     raises(errors.OperationFailed, lambda: communicator.combine(y, handles[rank == 1]))
-    communicator.recover()
+    recover()
     # A rank that has made a mistake does not come: the others are told who.
     if rank == 1:
         raises(errors.InvalidArgument, lambda: communicator.dispatch(x.float(), idx))
     else:
         raises(errors.OperationFailed, lambda: communicator.dispatch(x, idx))
-    communicator.recover()
+    recover()
     # More rows than one rank has room for.
     raises(errors.OperationFailed, lambda: communicator.dispatch(x, idx * 0 + torch.tensor([2, 3]), worst_rows=4))
-    communicator.recover()
+    recover()
     communicator.dispatch(x, idx)
     communicator.close()
     return told

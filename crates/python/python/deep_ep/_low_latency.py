@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress._communicator import LowCombine, LowDispatch
+from moexpress._halves import LowCombine, LowDispatch
 
 Half = LowDispatch | LowCombine
 

@@ -11,7 +11,7 @@ from moexpress import Communicator, Meeting, Received, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
 
-from . import _handles, config
+from . import _checks, _handles, config
 from ._communicators import Communicators
 from ._layout import dispatch_layout
 from ._low_latency import LowLatency
@@ -190,8 +190,8 @@ class Buffer:
             int32 ``[ranks]`` tokens for each rank; None (tokens for each node); int32 ``[experts]`` tokens for each expert; bool
             ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
-        _check_async(previous_event, async_finish, allocate_on_comm_stream)
-        _check_topk_idx(topk_idx)
+        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+        _checks.topk_idx(topk_idx)
         if num_experts < 1 or num_experts % self.group_size:
             raise errors.InvalidArgument(
                 f"num_experts is {num_experts}, allowed: a multiple of the {self.group_size} ranks"
@@ -241,8 +241,8 @@ class Buffer:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
             an event, if asynchronous. A cached dispatch returns None for all but the rows and the event.
         """
-        _check_async(previous_event, async_finish, allocate_on_comm_stream)
-        _check_config(config)
+        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+        _checks.config(config)
         rows = Rows.of(x)
         if previous_event is not None:
             previous_event.current_stream_wait()
@@ -260,9 +260,9 @@ class Buffer:
             raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
         tokens, hidden, device = rows.x.shape[0], rows.x.shape[1], rows.x.device
         experts = num_tokens_per_expert.numel()
-        _check("num_tokens_per_rank", num_tokens_per_rank, torch.int32, [self.group_size], device)
-        _check("num_tokens_per_expert", num_tokens_per_expert, torch.int32, [experts], device)
-        _check("is_token_in_rank", is_token_in_rank, torch.bool, [tokens, self.group_size], device)
+        _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, [self.group_size], device)
+        _checks.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, [experts], device)
+        _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, [tokens, self.group_size], device)
         worst: dict[str, Any] = {"alignment": expert_alignment, "worst_rows": num_worst_tokens}
         if topk_idx is None or topk_weights is None:
             communicator = self._normal(device, experts, 1, hidden, rows.element)
@@ -270,11 +270,11 @@ class Buffer:
             communicator.order.defer = async_finish
             received = communicator.dispatch_members(rows.x, is_token_in_rank, counts, scales=rows.scales, **worst)
         else:
-            _check_topk_idx(topk_idx)
-            _check("topk_idx", topk_idx, torch.int64, [tokens, topk_idx.shape[1]], device)
-            _check("topk_weights", topk_weights, torch.float32, [tokens, topk_idx.shape[1]], device)
+            _checks.topk_idx(topk_idx)
+            _checks.tensor("topk_idx", topk_idx, torch.int64, [tokens, topk_idx.shape[1]], device)
+            _checks.tensor("topk_weights", topk_weights, torch.float32, [tokens, topk_idx.shape[1]], device)
             if device.type == "cpu":
-                _check_agreement(topk_idx, is_token_in_rank, experts, self.group_size)
+                _checks.membership(topk_idx, is_token_in_rank, experts, self.group_size)
             communicator = self._normal(device, experts, topk_idx.shape[1], hidden, rows.element)
             # No count comes to the host, so that a GPU's calls can be captured.
             worst["device_counts"] = num_worst_tokens > 0
@@ -335,8 +335,8 @@ class Buffer:
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
-        _check_async(previous_event, async_finish, allocate_on_comm_stream)
-        _check_config(config)
+        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+        _checks.config(config)
         made = _handles.normal(handle)
         if previous_event is not None:
             previous_event.current_stream_wait()
@@ -391,14 +391,14 @@ class Buffer:
             event; the hook, or None.
         """
         self._check_low_latency_mode()
-        _check_hook(async_finish, return_recv_hook)
+        _checks.hook(async_finish, return_recv_hook)
         if (round_scale or use_ue8m0) and not use_fp8:
             raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
         if use_ue8m0 and not round_scale:
             raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
         if not isinstance(x, torch.Tensor) or x.dim() != 2:
-            raise errors.InvalidArgument(f"x is {_told(x)}, allowed: [tokens, hidden]")
-        _check_topk_idx(topk_idx)
+            raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
+        _checks.topk_idx(topk_idx)
         element: Element = "bf16"
         if use_fp8:
             element = "fp8-ue8m0" if use_ue8m0 else "fp8-pow2" if round_scale else "fp8"
@@ -409,9 +409,9 @@ class Buffer:
         local, ranks, device = communicator.local_experts, self.group_size, x.device
         stats, waited = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
         if stats is not None:
-            _check("cumulative_local_expert_recv_stats", stats, torch.int32, [local], device)
+            _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, [local], device)
         if waited is not None:
-            _check("dispatch_wait_recv_cost_stats", waited, torch.int64, [ranks], device)
+            _checks.tensor("dispatch_wait_recv_cost_stats", waited, torch.int64, [ranks], device)
         sent = communicator.send_dispatch(x, topk_idx)
         into = sent.result
 
@@ -453,20 +453,20 @@ class Buffer:
             bf16 ``[tokens, hidden]``; an event; the hook, or None.
         """
         self._check_low_latency_mode()
-        _check_hook(async_finish, return_recv_hook)
+        _checks.hook(async_finish, return_recv_hook)
         if use_logfmt:
             raise errors.Unsupported("use_logfmt is not supported: leave it out, results return as bf16")
         made = _handles.low_latency(handle)
         communicator, native = made.communicator, made.native
-        _check_topk_idx(topk_idx)
+        _checks.topk_idx(topk_idx)
         device = communicator.device
-        _check("topk_idx", topk_idx, torch.int64, [native.tokens, communicator.topk], device)
-        _check("topk_weights", topk_weights, torch.float32, [native.tokens, communicator.topk], device)
+        _checks.tensor("topk_idx", topk_idx, torch.int64, [native.tokens, communicator.topk], device)
+        _checks.tensor("topk_weights", topk_weights, torch.float32, [native.tokens, communicator.topk], device)
         if device.type == "cpu" and not torch.equal(topk_idx, made.topk_idx):
             raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
         waited = combine_wait_recv_cost_stats
         if waited is not None:
-            _check("combine_wait_recv_cost_stats", waited, torch.int64, [self.group_size], device)
+            _checks.tensor("combine_wait_recv_cost_stats", waited, torch.int64, [self.group_size], device)
         low = self._low_of(communicator)
         y = low.zero_copy_buffer() if zero_copy else x
         sent = communicator.send_combine(y, native, topk_weights, out=out)
@@ -501,7 +501,7 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
         self._check_shrink()
-        _check("mask_status", mask_status, torch.int32, [self.group_size], mask_status.device)
+        _checks.tensor("mask_status", mask_status, torch.int32, [self.group_size], mask_status.device)
         masked = [int(rank in self._communicators.masked) for rank in range(self.group_size)]
         mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
 
@@ -554,52 +554,3 @@ def _taken(rows: Rows, received: Received, communicator: Communicator, async_fin
 def _event(communicator: Communicator, async_finish: bool) -> EventOverlap:
     """After the last call of a communicator."""
     return EventOverlap(EventHandle(communicator.order.event()) if async_finish else None)
-
-
-def _told(what: object) -> str:
-    return str(list(what.shape)) if isinstance(what, torch.Tensor) else f"a {type(what).__name__}"
-
-
-def _check(name: str, given: object, dtype: torch.dtype, shape: list[int], device: torch.device) -> None:
-    from moexpress import _check as check
-
-    check.tensor(name, given, dtype, shape, device)
-
-
-def _check_topk_idx(topk_idx: object) -> None:
-    if not isinstance(topk_idx, torch.Tensor) or topk_idx.dim() != 2:
-        raise errors.InvalidArgument(f"topk_idx is {_told(topk_idx)}, allowed: [tokens, topk]")
-    if topk_idx.dtype != torch.int64:
-        raise errors.InvalidArgument(
-            f"dtype of topk_idx is {topk_idx.dtype}, allowed: torch.int64 (deep_ep.topk_idx_t)"
-        )
-
-
-def _check_agreement(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, ranks: int) -> None:
-    """Refuses choices that no expert has, and a membership that is not that of the choices."""
-    if topk_idx.numel() and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < experts:
-        worst = int(topk_idx.max()) if int(topk_idx.max()) >= experts else int(topk_idx.min())
-        raise errors.InvalidArgument(f"topk_idx has {worst}, allowed: -1 to {experts - 1}")
-    if not torch.equal(dispatch_layout(topk_idx, ranks, experts)[2], in_rank):
-        raise errors.InvalidArgument(
-            "is_token_in_rank is not that of topk_idx, allowed: what get_dispatch_layout returned for it"
-        )
-
-
-def _check_config(config: object) -> None:
-    if config is not None and not isinstance(config, Config):
-        raise errors.InvalidArgument(f"config is a {type(config).__name__}, allowed: a deep_ep.Config, or None")
-
-
-def _check_async(previous_event: object, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    if previous_event is not None and not isinstance(previous_event, EventOverlap):
-        raise errors.InvalidArgument(f"previous_event is a {type(previous_event).__name__}, allowed: an EventOverlap")
-    if allocate_on_comm_stream and (previous_event is None or not async_finish):
-        raise errors.InvalidArgument(
-            "allocate_on_comm_stream is True, allowed: with previous_event and async_finish only"
-        )
-
-
-def _check_hook(async_finish: bool, return_recv_hook: bool) -> None:
-    if async_finish and return_recv_hook:
-        raise errors.InvalidArgument("async_finish and return_recv_hook are both True, allowed: one of them")

@@ -37,8 +37,12 @@ def cuda_available() -> bool:
 
 def __getattr__(name: str) -> object:
     # Tensors come with torch, which takes seconds to import: errors and versions do not need it.
-    if name in ("Combined", "Communicator", "LowReceived", "Received"):
-        from . import _communicator
+    if name == "Communicator":
+        from ._communicator import Communicator
 
-        return getattr(_communicator, name)
+        return Communicator
+    if name in ("Combined", "LowReceived", "Received"):
+        from . import _results
+
+        return getattr(_results, name)
     raise AttributeError(f"module 'moexpress' has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +10,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _check, _exit, _native, errors
+from ._halves import LowCombine, LowDispatch
+from ._libraries import load_nvrtc
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
+from ._results import Combined, LowReceived, Received
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,131 +24,6 @@ Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0"]
 
 GROUP = 128
 """Elements that share a scale."""
-
-
-@dataclass
-class Received:
-    """What a rank received from a dispatch. Rows are ordered by source rank, then by token."""
-
-    x: torch.Tensor
-    """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn. May lie in the communicator's arena, which gets the memory back when
-    this tensor and its views are gone."""
-    scales: torch.Tensor | None
-    """``[rows, scales]`` of FP8 rows: f32, or int32 with four UE8M0 bytes each."""
-    rows: int
-    """Rows received; ``x`` may have room for more (``worst_rows``). With ``device_counts`` the bound."""
-    topk_idx: torch.Tensor | None
-    """int64 ``[rows, topk]``: expert on this rank, or -1. None where choices did not travel."""
-    topk_weights: torch.Tensor | None
-    """f32 ``[rows, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
-    source_token: torch.Tensor
-    """int32 ``[rows]``: token in its rank's batch."""
-    source_rank: torch.Tensor
-    """int32 ``[rows]``: rank that the row came from."""
-    expert_counts: list[int]
-    """``[local experts]``: received choices, rounded up to the alignment. Empty for a cached dispatch."""
-    handle: _native.Handle
-    """For combine and cached dispatches."""
-    device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
-    """int32 ``[1]``, rows received, and int32 ``[local experts]``, as ``expert_counts``: where they were asked for."""
-
-
-@dataclass
-class Combined:
-    """What a combine gave back."""
-
-    x: torch.Tensor
-    """bf16 ``[tokens, hidden]``: bias plus the sum over the ranks that got the token."""
-    topk_weights: torch.Tensor | None
-    """f32 ``[tokens, topk]``: sums of the weights that travelled back."""
-
-
-@dataclass
-class LowReceived:
-    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on."""
-
-    x: torch.Tensor
-    """``[local experts, ranks * max_tokens, hidden]``, bf16 or float8_e4m3fn. Undefined beyond each expert's rows."""
-    scales: torch.Tensor | None
-    """``[local experts, ranks * max_tokens, scales]`` of FP8 rows, column-major."""
-    expert_counts: torch.Tensor
-    """int32 ``[local experts]``: rows of each."""
-    segments: torch.Tensor
-    """int64 ``[local experts, ranks]``: rows of each source, ``first << 32 | rows``."""
-    source_token: torch.Tensor
-    """int32 ``[local experts, ranks * max_tokens]``: token at its source."""
-    handle: _native.LowHandle | None
-    """For combines. None until it was received."""
-
-
-class LowDispatch:
-    """A low-latency dispatch that was sent. Operations are received in the order in which they were sent."""
-
-    def __init__(
-        self, communicator: Communicator, pending: _native.Pending, x: torch.Tensor, into: LowReceived
-    ) -> None:
-        # Rows are kept: those for a rank that was late are read again by the receiving half.
-        self._communicator, self._pending, self._x, self._into = communicator, pending, x, into
-
-    @property
-    def result(self) -> LowReceived:
-        """Where results go; their contents are defined after :meth:`receive`."""
-        return self._into
-
-    def receive(self) -> LowReceived:
-        """Waits for what the others sent.
-
-        Raises:
-            errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
-        """
-        into, communicator = self._into, self._communicator
-        # GPUs bring FP8 rows as they travel; codes and scales are taken apart here.
-        rows = communicator._travelling() if communicator.device.type == "cuda" and into.scales is not None else None
-        scales = None if into.scales is None or rows is not None else (into.scales.data_ptr(), *into.scales.stride())
-        x = into.x if rows is None else rows
-        communicator.order.enter((x, into.scales, into.expert_counts, into.segments, into.source_token))
-        into.handle = communicator.native.receive_dispatch(
-            self._pending,
-            x.data_ptr(),
-            scales,  # type: ignore[arg-type]
-            into.expert_counts.data_ptr(),
-            into.segments.data_ptr(),
-            into.source_token.data_ptr(),
-            self._x.shape[0],
-        )
-        communicator.order.leave()
-        if rows is not None and into.scales is not None:
-            at, wide = communicator.native.row_layout()[1], into.scales.shape[2]
-            into.x.view(torch.uint8).copy_(rows[..., : communicator.hidden])
-            into.scales.copy_(rows[..., at : at + 4 * wide].view(into.scales.dtype))
-        return into
-
-
-class LowCombine:
-    """A low-latency combine that was sent."""
-
-    def __init__(
-        self, communicator: Communicator, pending: _native.Pending, y: torch.Tensor, into: torch.Tensor
-    ) -> None:
-        # Results are kept: those for a rank that was late are read again by the receiving half.
-        self._communicator, self._pending, self._y, self._into = communicator, pending, y, into
-
-    @property
-    def result(self) -> torch.Tensor:
-        """Where the sums go; defined after :meth:`receive`."""
-        return self._into
-
-    def receive(self) -> torch.Tensor:
-        """Waits for the results of this rank's tokens: bf16 ``[tokens, hidden]``.
-
-        Raises:
-            errors.OperationFailed: as for :meth:`LowDispatch.receive`.
-        """
-        order = self._communicator.order
-        order.enter((self._into,))
-        self._communicator.native.receive_combine(self._pending, self._into.data_ptr())
-        order.leave()
-        return self._into
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:
@@ -547,7 +424,7 @@ class Communicator:
     def _low_shape(self, hidden: int) -> tuple[int, int, int]:
         return (self.local_experts, self.ranks * self.max_tokens, hidden)
 
-    def _received(self, out: _native.Dispatched) -> Received:
+    def _received(self, out: _native._Dispatched) -> Received:
         self.order.leave()
         x, scales, rows, topk_idx, topk_weights, source_token, source_rank, counts, handle, count, device_counts = out
         tensor = from_dlpack(x)
@@ -584,6 +461,7 @@ def _device(device: torch.device | str | None) -> torch.device:
         why = _native.cuda_is_available()
         if why is not None:
             raise errors.Unsupported(f"device {device} is not supported: {why}; use device='cpu'")
+        load_nvrtc()
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     elif device.type != "cpu":

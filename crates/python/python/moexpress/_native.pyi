@@ -2,21 +2,23 @@
 
 from typing import Any, final
 
-Capsule = Any
-Scales2 = tuple[int, int, int] | None
-Scales3 = tuple[int, int, int, int] | None
-Dispatched = tuple[
-    Capsule,
-    Capsule | None,
+__all__ = ["Endpoint", "Handle", "LowHandle", "Meeting", "Pending", "Place", "cuda_is_available", "low_latency_bytes"]
+
+_Capsule = Any
+_Scales2 = tuple[int, int, int] | None
+_Scales3 = tuple[int, int, int, int] | None
+_Dispatched = tuple[
+    _Capsule,
+    _Capsule | None,
     int,
-    Capsule | None,
-    Capsule | None,
-    Capsule,
-    Capsule,
+    _Capsule | None,
+    _Capsule | None,
+    _Capsule,
+    _Capsule,
     list[int],
     "Handle",
-    Capsule | None,
-    Capsule | None,
+    _Capsule | None,
+    _Capsule | None,
 ]
 
 def cuda_is_available() -> str | None: ...
@@ -81,7 +83,7 @@ class Endpoint:
         self,
         x: int,
         tokens: int,
-        scales: Scales2,
+        scales: _Scales2,
         topk_idx: int | None,
         topk_weights: int | None,
         in_rank: int,
@@ -89,17 +91,17 @@ class Endpoint:
         alignment: int,
         worst_rows: int,
         device_counts: bool,
-    ) -> Dispatched: ...
-    def redispatch(self, x: int, tokens: int, scales: Scales2, handle: Handle) -> Dispatched: ...
+    ) -> _Dispatched: ...
+    def redispatch(self, x: int, tokens: int, scales: _Scales2, handle: Handle) -> _Dispatched: ...
     def combine(
         self, y: int, handle: Handle, topk_weights: int | None, bias: tuple[int | None, int | None]
-    ) -> tuple[Capsule, Capsule | None]: ...
+    ) -> tuple[_Capsule, _Capsule | None]: ...
     def send_dispatch(self, x: int, tokens: int, topk_idx: int, topk_weights: int | None) -> Pending: ...
     def receive_dispatch(
         self,
         sent: Pending,
         x: int,
-        scales: Scales3,
+        scales: _Scales3,
         expert_counts: int,
         segments: int,
         source_token: int,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from ._communicator import Communicator, Received
+    from ._communicator import Communicator
     from ._native import Handle
+    from ._results import Received
 
 
 class _Dispatch(torch.autograd.Function):
