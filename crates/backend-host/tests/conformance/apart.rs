@@ -51,7 +51,10 @@ impl Processes for Apart {
             None => Member::join(settings),
         };
         let member = Arc::new(member.map_err(|error| text(&error))?);
-        let machine = Cluster::builder(setup.topology).settings(setup.settings).join_machine(setup.shape, &member).map_err(|error| text(&error))?;
+        let machine = Cluster::builder(setup.topology)
+            .settings(setup.settings)
+            .join_machine(setup.shape, &member)
+            .map_err(|error| text(&error))?;
         let fate = Fate::of_process(rank, &setup.incidents);
         let engine = Engine::new(Decorated::new(machine, fate)).map_err(|error| text(&error))?;
         Ok((engine, member))
