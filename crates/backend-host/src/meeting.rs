@@ -4,6 +4,7 @@
 //! the survivors, once they have agreed and none of them posts any more, end all connections and make new ones.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
@@ -66,11 +67,13 @@ pub(crate) struct Meeting<L> {
     seat: Arc<Seat<L>>,
     /// Where ranks are threads.
     table: Option<Arc<Table>>,
+    /// Agreements so far: the same on all that take part, whether they could connect afterwards or not.
+    agreements: AtomicU32,
 }
 
 impl<L: Lanes> Meeting<L> {
     pub(crate) const fn new(seat: Arc<Seat<L>>, table: Option<Arc<Table>>) -> Self {
-        Self { seat, table }
+        Self { seat, table, agreements: AtomicU32::new(0) }
     }
 
     /// Connects the lanes to the other nodes' ranks anew, but not to those of `mask`.
@@ -78,7 +81,7 @@ impl<L: Lanes> Meeting<L> {
         let Some(far) = &self.seat.far else { return Ok(()) };
         // What this rank said last, to those too who do not go on with it.
         self.seat.settle(None).await;
-        let first = 2 * u32::from(agreed.generation);
+        let first = 2 * (self.agreements.fetch_add(1, Ordering::Relaxed) + 1);
         let offer = far.lanes().offer()?;
         let offers = self.gather(first, agreed, offer, deadline).await?;
         far.lanes().connect(&offers)?;

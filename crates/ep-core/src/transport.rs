@@ -94,7 +94,8 @@ pub trait Transport {
 /// Dropped, they are given up as they are; whoever wants what was accepted to arrive [drains](Self::drain) them first.
 pub trait Lanes: Send + fmt::Debug {
     /// Ends all connections, if there are any, and returns what every other rank needs to know to connect anew. From here
-    /// until [`connect`](Self::connect) nothing arrives in this rank's window, and its far cells are zeroed.
+    /// until [`connect`](Self::connect) nothing arrives in this rank's window, and its far cells may be zeroed: those of an ended
+    /// generation mean nothing.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with what the system refused.

@@ -137,6 +137,8 @@ impl RoceLanes {
     /// New queue pairs for all lanes, and what others need to know.
     fn renew(&mut self) -> Result<Offer, Error> {
         self.lanes.iter_mut().for_each(|lane| lane.close(LaneCause::Flushed));
+        // What the ended queue pairs have left there would take room.
+        self.poll();
         if self.connection > 0 {
             self.zero_far_cells();
         }

@@ -364,11 +364,9 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "NOT RUN: needs infiniband/verbs.h (EP_VERBS_INCLUDE) and a C compiler; ci/roce has them"]
     fn structures_and_numbers_are_those_of_the_header() {
-        let Some(include) = include() else {
-            println!("NOT RUN: there is no infiniband/verbs.h here; set EP_VERBS_INCLUDE (ci/softroce/build has one)");
-            return;
-        };
+        let include = include().expect("infiniband/verbs.h; EP_VERBS_INCLUDE says where");
         let mut rows: Vec<(&str, u64)> = Vec::new();
         macro_rules! field { ($c:literal, $rust:ty, $($field:ident).+) => { rows.push((concat!("offsetof(struct ", $c, ")"), offset_of!($rust, $($field).+) as u64)); }; }
         macro_rules! whole {

@@ -34,7 +34,7 @@ fn a_rank_that_was_started() {
     let topology = environment.topology().unwrap();
     match topology.nodes() {
         1 => act(&plan, &member, topology, &NoTransport),
-        _ => act(&plan, &member, topology, &super::roce().unwrap()),
+        _ => act(&plan, &member, topology, &super::roce()),
     }
 }
 

@@ -36,11 +36,11 @@ use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // RUST_LOG=info shows every operation of every rank, once it has ended. Without, warnings of a network and which device
-    // each rank uses, and why.
+    // RUST_LOG=info shows every operation of every rank, once it has ended. Without, which device each rank uses
+    // between nodes, and why.
     let filter = match std::env::var_os("RUST_LOG") {
         Some(_) => EnvFilter::from_default_env(),
-        None => EnvFilter::new("error,ep_roce=info,ep_host=warn"),
+        None => EnvFilter::new("error,ep_roce::lanes=info"),
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter);
     logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();

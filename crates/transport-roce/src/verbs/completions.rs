@@ -1,0 +1,58 @@
+//! Completion queues.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::Context;
+use crate::error::Error;
+use crate::sys;
+
+/// A completion queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Completions(Arc<OwnedCompletions>);
+
+#[derive(Debug)]
+struct OwnedCompletions {
+    context: Context,
+    raw: NonNull<sys::Cq>,
+}
+
+// SAFETY: libibverbs allows any thread to use a completion queue.
+unsafe impl Send for OwnedCompletions {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedCompletions {}
+
+impl Completions {
+    /// With room for `entries`.
+    pub(crate) fn new(context: &Context, entries: u32) -> Result<Self, Error> {
+        let null = ptr::null_mut();
+        // SAFETY: an opened device; no context, no channel, the first vector.
+        let raw = unsafe { (context.library().ibv_create_cq)(context.raw(), entries as c_int, null, null, 0) };
+        Ok(Self(Arc::new(OwnedCompletions { context: context.clone(), raw: context.made("ibv_create_cq", raw)? })))
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::Cq {
+        self.0.raw.as_ptr()
+    }
+
+    /// Takes what has completed, and returns how much of `into` it filled.
+    pub(crate) fn poll(&self, into: &mut [sys::WorkCompletion]) -> Result<usize, Error> {
+        let cq = self.raw();
+        // SAFETY: the queue lives, and its first field is its device, which lives as well.
+        let poll = unsafe { (*(*cq).context).ops.poll_cq };
+        let Some(poll) = poll else { return Err(Error::Symbol { name: "poll_cq" }) };
+        // SAFETY: room for as many entries as are asked for.
+        let count = unsafe { poll(cq, into.len() as c_int, into.as_mut_ptr()) };
+        usize::try_from(count)
+            .map_err(|_| Error::call("ibv_poll_cq", self.0.context.name(), io::Error::from_raw_os_error(-count)))
+    }
+}
+
+impl Drop for OwnedCompletions {
+    fn drop(&mut self) {
+        // SAFETY: made by `Completions::new`; its queue pairs have been destroyed, as they held it.
+        unsafe { (self.context.library().ibv_destroy_cq)(self.raw.as_ptr()) };
+    }
+}

@@ -1,0 +1,97 @@
+//! Protection domains, and memory that is registered in them.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::Context;
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::sys;
+
+/// A protection domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Domain(Arc<OwnedDomain>);
+
+#[derive(Debug)]
+struct OwnedDomain {
+    context: Context,
+    raw: NonNull<sys::Pd>,
+}
+
+// SAFETY: libibverbs allows any thread to use a protection domain.
+unsafe impl Send for OwnedDomain {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedDomain {}
+
+impl Domain {
+    pub(crate) fn new(context: &Context) -> Result<Self, Error> {
+        // SAFETY: an opened device.
+        let raw = unsafe { (context.library().ibv_alloc_pd)(context.raw()) };
+        Ok(Self(Arc::new(OwnedDomain { context: context.clone(), raw: context.made("ibv_alloc_pd", raw)? })))
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::Pd {
+        self.0.raw.as_ptr()
+    }
+}
+
+impl Drop for OwnedDomain {
+    fn drop(&mut self) {
+        // SAFETY: made by `Domain::new`; regions and queue pairs of it have ended, as they held it.
+        unsafe { (self.context.library().ibv_dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Memory that the adapter may read and write.
+#[derive(Debug)]
+pub(crate) struct Region {
+    raw: NonNull<sys::Mr>,
+    domain: Domain,
+    memory: Memory,
+}
+
+// SAFETY: libibverbs allows any thread to use a region.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// Registers all of `memory` with the rights `access`.
+    pub(crate) fn new(domain: &Domain, memory: Memory, access: c_uint) -> Result<Self, Error> {
+        let context = domain.context();
+        let (library, pd) = (context.library(), domain.raw());
+        let (address, bytes) = (memory.address(), memory.bytes());
+        let raw = if access & sys::ACCESS_RELAXED_ORDERING == 0 {
+            // SAFETY: the memory is mapped, and lives as long as the region.
+            unsafe { (library.ibv_reg_mr)(pd, address as *mut _, bytes, access as c_int) }
+        } else {
+            // SAFETY: as above.
+            unsafe { (library.ibv_reg_mr_iova2)(pd, address as *mut _, bytes, address, access) }
+        };
+        Ok(Self { raw: context.made("ibv_reg_mr", raw)?, domain: domain.clone(), memory })
+    }
+
+    pub(crate) const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn local_key(&self) -> u32 {
+        // SAFETY: the region lives.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: the region lives.
+        unsafe { self.raw.as_ref().rkey }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `Region::new`. Queue pairs that used it have been destroyed by whoever owns both.
+        unsafe { (self.domain.context().library().ibv_dereg_mr)(self.raw.as_ptr()) };
+    }
+}
