@@ -1,5 +1,5 @@
 /*
- * ep_low_combine_kernel: low-latency combine. The experts' results go back into fixed slots of the tokens' ranks, which sum them.
+ * ep_low_latency::combine: low-latency combine. The experts' results go back into fixed slots of the tokens' ranks, which sum them.
  *
  *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
  *   memory   the experts' rows and the records of the dispatch in memory of the own GPU: nothing is staged; slots and cells of the
@@ -254,8 +254,10 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
     }
 }
 
-extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
-    ep_low_combine_kernel(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
+namespace ep_low_latency {
+/* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::combine. */
+__global__ void __launch_bounds__(EP_LOW_THREADS, 1)
+    combine(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
     const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
     const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
@@ -285,3 +287,4 @@ extern "C" __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     }
     if (received && threadIdx.x == 0) counters[2 * r.w.ranks + r.w.local_experts] += 1;
 }
+} // namespace ep_low_latency

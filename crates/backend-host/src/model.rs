@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ep_core::Fault;
@@ -60,6 +61,11 @@ impl Mapping {
             let range = start.max(first) - first..end.min(first + LINE_BYTES) - first;
             (&self.lines[line as usize], range.start as usize..range.end as usize)
         }))
+    }
+
+    /// None: a model's window lies in pieces.
+    pub(crate) fn at(&self, span: Span) -> Result<NonNull<u8>, Fault> {
+        Err(Fault::out_of_range(span, 0))
     }
 
     /// Copies `from` to `to` in `target`, which may be this one.

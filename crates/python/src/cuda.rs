@@ -197,6 +197,6 @@ impl Backend for CudaEndpoint {
     }
 
     fn stream(&self) -> usize {
-        CudaEndpoint::stream(self).raw() as usize
+        CudaEndpoint::stream(self).lend() as usize
     }
 }

@@ -83,7 +83,7 @@ impl Source {
         }
     }
 
-    /// The kernel in it.
+    /// The kernel in it, as the linker sees its name.
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Layout => "ep_layout_kernel",
@@ -95,8 +95,9 @@ impl Source {
             Self::Combine => "ep_combine_kernel",
             Self::DispatchRing => "ep_dispatch_ring_kernel",
             Self::CombineRing => "ep_combine_ring_kernel",
-            Self::LowDispatch => "ep_low_dispatch_kernel",
-            Self::LowCombine => "ep_low_combine_kernel",
+            // ep_low_latency::dispatch(EpRank, EpLowDispatchArgs) and ep_low_latency::combine(EpRank, EpLowCombineArgs).
+            Self::LowDispatch => "_ZN14ep_low_latency8dispatchE6EpRank17EpLowDispatchArgs",
+            Self::LowCombine => "_ZN14ep_low_latency7combineE6EpRank16EpLowCombineArgs",
             Self::LowMask => "ep_low_mask_kernel",
             Self::Meet => "ep_meet_kernel",
             Self::Ceiling => "ep_ceiling_kernel",

@@ -1,5 +1,6 @@
 //! Streams and events.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,28 @@ use crate::error::CudaError;
 pub struct Stream {
     device: Arc<Device>,
     raw: sys::CUstream,
+    priority: i32,
+    /// Whether others may name it for as long as the process lives.
+    is_lent: AtomicBool,
     /// Memory of the pool that is to be given back and could not be, as the stream was captured.
     late: Mutex<Vec<u64>>,
+}
+
+/// A stream that had been lent when its owner was done with it.
+struct Lent {
+    gpu: usize,
+    priority: i32,
+    raw: sys::CUstream,
+}
+
+// SAFETY: the driver's streams may be used from any thread.
+unsafe impl Send for Lent {}
+
+/// They are taken again where a stream is asked for, and never destroyed.
+static LENT: Mutex<Vec<Lent>> = Mutex::new(Vec::new());
+
+fn lent() -> MutexGuard<'static, Vec<Lent>> {
+    LENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // SAFETY: the driver's streams may be used from any thread.
@@ -33,11 +54,23 @@ impl Stream {
 
     pub(super) fn make(device: &Arc<Device>, priority: i32) -> Result<Self, CudaError> {
         device.bind()?;
+        let own = |raw, is_lent| Self {
+            device: Arc::clone(device),
+            raw,
+            priority,
+            is_lent: AtomicBool::new(is_lent),
+            late: Mutex::default(),
+        };
+        let mut spare = lent();
+        if let Some(at) = spare.iter().position(|lent| (lent.gpu, lent.priority) == (device.ordinal(), priority)) {
+            return Ok(own(spare.swap_remove(at).raw, true));
+        }
+        drop(spare);
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `raw` is written to; the context is current.
         check("cuStreamCreateWithPriority", unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, flags, priority) })?;
-        Ok(Self { device: Arc::clone(device), raw, late: Mutex::default() })
+        Ok(own(raw, false))
     }
 
     pub(super) fn late(&self) -> MutexGuard<'_, Vec<u64>> {
@@ -49,8 +82,16 @@ impl Stream {
         &self.device
     }
 
-    /// The driver's handle, for other libraries' calls.
+    /// The driver's handle, for as long as this lives.
     pub const fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// The driver's handle, for as long as the process lives. A framework's allocator, for instance, records events on every stream
+    /// that a tensor was used on when the tensor is gone, and that may be after the stream's owner. Streams that were lent are
+    /// used again, and not destroyed.
+    pub fn lend(&self) -> sys::CUstream {
+        self.is_lent.store(true, Ordering::Relaxed);
         self.raw
     }
 
@@ -102,6 +143,10 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             self.give_back_late();
+            if *self.is_lent.get_mut() {
+                lent().push(Lent { gpu: self.device.ordinal(), priority: self.priority, raw: self.raw });
+                return;
+            }
             // SAFETY: nobody else has it; the driver lets what is enqueued end.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
