@@ -6,6 +6,7 @@
 
 use ep_core::machine::{Machine as _, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role};
+use ep_core::transport::NoLanes;
 use ep_core::{Nanos, Rank, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine, Port, block_on};
 
@@ -26,7 +27,7 @@ fn machines() -> [Machine; 2] {
     cluster.into_machines().try_into().expect("two ranks")
 }
 
-fn open(machine: &Machine, duty: Duty) -> Port {
+fn open(machine: &Machine, duty: Duty) -> Port<NoLanes> {
     let deadline = machine.now() + Nanos::from_secs(3600);
     machine.port(Opening { role: Role::new(duty), op: 1, generation: 1, deadline })
 }
