@@ -171,23 +171,26 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 #else
 
-/* Without the bulk copy engine: through registers, eight units of 16 bytes in flight. */
+/* Units of 16 bytes that a lane has in flight; eight do not fit into its registers. */
+#define EP_HELD 6u
+
+/* Without the bulk copy engine: through registers. */
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8*, ep_u64*) {
     const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
     const ep_u32 stride = (ep_u32)r.w.payload_stride, codes = a.scales ? (ep_u32)r.w.scales_offset : stride;
     for (ep_u32 token = blockIdx.x * a.movers + warp; token < a.tokens; token += gridDim.x * a.movers) {
         const ep_u8* row = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
         const ep_i32* positions = (const ep_i32*)a.position + (ep_u64)token * ranks;
-        for (ep_u32 begin = lane * 16; begin < codes; begin += 32 * 16 * 8) {
-            int4 held[8];
+        for (ep_u32 begin = lane * 16; begin < codes; begin += 32 * 16 * EP_HELD) {
+            int4 held[EP_HELD];
 #pragma unroll
-            for (ep_u32 i = 0; i < 8; ++i)
+            for (ep_u32 i = 0; i < EP_HELD; ++i)
                 if (begin + i * 512 < codes) held[i] = ep_ld16(row + begin + i * 512);
             for (ep_u32 rank = 0; rank < ranks; ++rank) {
                 if (positions[rank] < 0 || places[rank].payload == 0) continue;
                 ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + begin;
 #pragma unroll
-                for (ep_u32 i = 0; i < 8; ++i)
+                for (ep_u32 i = 0; i < EP_HELD; ++i)
                     if (begin + i * 512 < codes) ep_st16(to + i * 512, held[i]);
             }
         }
