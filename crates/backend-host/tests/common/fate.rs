@@ -28,20 +28,15 @@ pub(crate) struct Fate {
 }
 
 impl Fate {
-    /// That of `rank` under `incidents`. Exits need nothing: a rank leaves when its endpoint is dropped.
-    pub(crate) fn new(rank: Rank, incidents: &[Incident]) -> Self {
+    /// That of `rank` under `incidents`. Exits need nothing: a rank leaves when its endpoint is dropped. `alone`: the rank is a
+    /// process, which ends when it crashes, as processes end that are killed.
+    pub(crate) fn new(rank: Rank, incidents: &[Incident], alone: bool) -> Self {
         let slow = incidents.contains(&Incident::Starve { rank });
         let crash = incidents.iter().find_map(|incident| match *incident {
             Incident::Crash { rank: victim, after, noticed: true } if victim == rank => Some(after),
             _ => None,
         });
-        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default(), alone: false }
-    }
-
-    /// That of a rank whose process ends when it crashes, as processes end that are killed.
-    #[allow(dead_code)] // The suite over RoCE has threads only.
-    pub(crate) fn of_process(rank: Rank, incidents: &[Incident]) -> Self {
-        Self { alone: true, ..Self::new(rank, incidents) }
+        Self { slow, left: Rc::new(Count::new(crash)), crashed: Rc::default(), alone }
     }
 
     /// Does `work` to its end, or until the rank crashes: then it is dropped, and with it the rank's endpoint.

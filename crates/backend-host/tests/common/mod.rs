@@ -81,7 +81,7 @@ where
         F: AsyncFn(Self::Endpoint) -> T + Send + Sync,
     {
         let ran = self.cluster(setup)?.run_machines(async |machine| {
-            let fate = Fate::new(machine.rank(), &setup.incidents);
+            let fate = Fate::new(machine.rank(), &setup.incidents, false);
             let engine = Engine::new(Decorated::new(machine, fate.clone())).map_err(|error| error.to_string())?;
             Ok(fate.befall(user(engine)).await)
         });

@@ -55,7 +55,7 @@ impl Processes for Apart {
             .settings(setup.settings)
             .join_machine(setup.shape, &member)
             .map_err(|error| text(&error))?;
-        let fate = Fate::of_process(rank, &setup.incidents);
+        let fate = Fate::new(rank, &setup.incidents, true);
         let engine = Engine::new(Decorated::new(machine, fate)).map_err(|error| text(&error))?;
         Ok((engine, member))
     }

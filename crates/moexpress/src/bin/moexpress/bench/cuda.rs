@@ -1,20 +1,15 @@
 //! Kernels on the GPUs of this host, by device events.
 
-use std::fmt::Write;
-
-use ep_core::Element;
-use ep_core::quant::Scaling;
 use ep_cuda::bench::{Blocks, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::table::{ELEMENTS, Table};
 use crate::args::{BenchArgs, Mode};
 use crate::failure::Failure;
 use crate::show;
 
 /// Warps and stages of a block that kernels take by themselves: as many as fit.
 const FITTING: (u32, u32) = (24, 0);
-
-const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
 
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     let gpus = ep_cuda::driver::devices().map_err(Failure::bad_input)?;
@@ -23,7 +18,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
         None if gpus > 0 => gpus as u32,
         None => return Err(Failure::bad_input("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)")),
     };
-    let mut report = Report { args, ranks, gpus, text: String::new(), rows: Vec::new() };
+    let mut report = Report { args, ranks, gpus, table: Table::default() };
     report.describe();
     if args.mode != Some(Mode::LowLatency) {
         report.throughput()?;
@@ -31,25 +26,20 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.mode != Some(Mode::Throughput) {
         report.low_latency()?;
     }
-    Ok(if args.json { format!("{}\n", Value::Array(report.rows)) } else { report.text })
+    Ok(report.table.print(args))
 }
 
 struct Report<'a> {
     args: &'a BenchArgs,
     ranks: u32,
     gpus: usize,
-    text: String,
-    rows: Vec<Value>,
+    table: Table,
 }
 
 impl Report<'_> {
-    fn line(&mut self, line: impl std::fmt::Display) {
-        writeln!(self.text, "{line}").expect("writing to a string does not fail");
-    }
-
     fn describe(&mut self) {
         let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
-        self.line(format_args!(
+        self.table.line(format_args!(
             "{} on {}, hidden {hidden}, top-{topk} of {experts} experts chosen at random\nmicroseconds of the slowest rank by \
              device events after all have met on their devices, median of {repetitions}",
             show::plural(u64::from(self.ranks), "rank"),
@@ -58,11 +48,11 @@ impl Report<'_> {
     }
 
     fn throughput(&mut self) -> Result<(), Failure> {
-        self.line(
+        self.table.line(
             "\nthroughput: dispatch cached, and fresh after its counts, with headers; combine of rows in the window, and of rows \
              anywhere\nGB/s on the link, and their share of what stores of the same multiprocessors carry in this run\n",
         );
-        self.line(
+        self.table.line(
             "       tokens  SMs   layout  counts    fresh   cached  combine  anywhere   ceiling  dispatch  share   combine  share",
         );
         let shapes: Vec<Blocks> = self
@@ -92,13 +82,13 @@ impl Report<'_> {
         let [there, back] = times.rates(plan);
         let (tokens, sms) = (plan.tokens, shape.blocks);
         let share = |rate: f64| if ceiling > 0.0 { format!("{:.2}", rate / ceiling) } else { "-".to_owned() };
-        self.line(format_args!(
+        self.table.line(format_args!(
             "{name:<5} {tokens:>7} {sms:>4} {layout:>8.1} {counts:>7.1} {fresh:>8.1} {cached:>8.1} {combine:>8.1} {anywhere:>9.1} \
              {ceiling:>9.1} {there:>9.1} {:>6} {back:>9.1} {:>6}",
             share(there),
             share(back),
         ));
-        self.rows.push(json!({
+        self.table.row(json!({
             "mode": "throughput", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
             "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": sms,
             "layout_us": layout, "counts_us": counts, "fresh_dispatch_us": fresh, "cached_dispatch_us": cached,
@@ -109,11 +99,12 @@ impl Report<'_> {
     }
 
     fn low_latency(&mut self) -> Result<(), Failure> {
-        self.line(
+        self.table.line(
             "\nlow latency: both halves in one launch, in two, the sending half alone; combine with a row a choice, and a row a \
              rank\n",
         );
-        self.line("       tokens   dispatch     two    send   per choice     two    send   per rank     two    send");
+        self.table
+            .line("       tokens   dispatch     two    send   per choice     two    send   per rank     two    send");
         for (name, element) in ELEMENTS {
             let BenchArgs { hidden, topk, experts, repetitions, ref low_latency_tokens, .. } = *self.args;
             let max_tokens = low_latency_tokens.iter().copied().max().unwrap_or(1);
@@ -135,7 +126,7 @@ impl Report<'_> {
             )));
         }
         let halves = |Halves { one, two, send, .. }: Halves| format!("{one:>10.1} {two:>7.1} {send:>7.1}");
-        self.line(format_args!(
+        self.table.line(format_args!(
             "{name:<5} {tokens:>7} {}   {} {}",
             halves(dispatch),
             halves(per_choice),
@@ -143,7 +134,7 @@ impl Report<'_> {
         ));
         let object =
             |Halves { one, two, send, .. }: Halves| json!({ "one_launch": one, "two_launches": two, "send": send });
-        self.rows.push(json!({
+        self.table.row(json!({
             "mode": "low-latency", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
             "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "dispatch_us": object(dispatch),
             "combine_per_choice_us": object(per_choice), "combine_per_rank_us": object(per_rank),

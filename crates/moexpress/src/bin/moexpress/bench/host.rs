@@ -1,6 +1,5 @@
 //! CPU ranks of this host, each a thread, by its clock; beside them threads that copy memory.
 
-use std::fmt::Write;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
@@ -12,16 +11,15 @@ use ep_conformance::workload::Workload;
 use ep_core::engine::{Combine, Engine};
 use ep_core::machine::Decorated;
 use ep_core::port::{Counts, LaneClass};
-use ep_core::quant::Scaling;
 use ep_core::{Element, Endpoint, Error, LowLatency, Placement, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::table::{ELEMENTS, Table};
 use crate::args::{BenchArgs, Mode};
 use crate::failure::Failure;
 use crate::show;
 
-const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
 /// Rows go through rings and come back so, or are placed and pulled.
 const PLACEMENTS: [(&str, Placement); 2] = [("rings", Placement::Ring), ("placed", Placement::Direct)];
 /// Calls before those that are measured: memory is taken at its first use.
@@ -34,8 +32,8 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let ranks = args.ranks.unwrap_or(cores);
     let topology = Topology::new(1, ranks).map_err(Failure::bad_input)?;
-    let mut report = Report { args, topology, text: String::new(), rows: Vec::new() };
-    report.line(format_args!(
+    let mut report = Report { args, topology, table: Table::default() };
+    report.table.line(format_args!(
         "{} on {}, hidden {}, top-{} of {} experts chosen at random\nmicroseconds of the slowest rank after all have met, median \
          of {}; GB/s of the bytes that its verbs copied,\nand their share of what as many threads copy in this run that do \
          nothing else",
@@ -52,21 +50,16 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.mode != Some(Mode::Throughput) {
         report.low_latency()?;
     }
-    Ok(if args.json { format!("{}\n", Value::Array(report.rows)) } else { report.text })
+    Ok(report.table.print(args))
 }
 
 struct Report<'a> {
     args: &'a BenchArgs,
     topology: Topology,
-    text: String,
-    rows: Vec<Value>,
+    table: Table,
 }
 
 impl Report<'_> {
-    fn line(&mut self, line: impl std::fmt::Display) {
-        writeln!(self.text, "{line}").expect("writing to a string does not fail");
-    }
-
     fn shape(&self, element: Element, max_tokens: u32) -> Result<Shape, Failure> {
         let BenchArgs { hidden, topk, experts, .. } = *self.args;
         let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden);
@@ -74,7 +67,7 @@ impl Report<'_> {
     }
 
     fn throughput(&mut self) -> Result<(), Failure> {
-        self.line("\nthroughput\n\n       tokens           dispatch     GB/s  share    combine     GB/s  share   copying GB/s");
+        self.table.line("\nthroughput\n\n       tokens           dispatch     GB/s  share    combine     GB/s  share   copying GB/s");
         for (name, element) in ELEMENTS {
             for &tokens in &self.args.tokens {
                 let shape = self.shape(element, tokens)?;
@@ -103,12 +96,12 @@ impl Report<'_> {
             format!("{:>9.0} {rate:>8.2} {:>6.2}", micros(took), rate / copying)
         };
         let [there, back] = [dispatch, combine].map(Measured::rate);
-        self.line(format_args!(
+        self.table.line(format_args!(
             "{name:<5} {tokens:>7}  {how:<7} {}  {}       {copying:>8.2}",
             part(dispatch, there),
             part(combine, back)
         ));
-        self.rows.push(json!({
+        self.table.row(json!({
             "mode": "throughput", "dtype": name, "ranks": self.topology.ranks(), "tokens": tokens, "placement": how,
             "hidden": self.args.hidden, "topk": self.args.topk, "experts": self.args.experts,
             "dispatch_us": micros(dispatch.took), "dispatch_copied_gb_s": there,
@@ -117,7 +110,7 @@ impl Report<'_> {
     }
 
     fn low_latency(&mut self) -> Result<(), Failure> {
-        self.line("\nlow latency: combine with a row a choice, and a row a rank\n\n       tokens   dispatch   per choice   per rank");
+        self.table.line("\nlow latency: combine with a row a choice, and a row a rank\n\n       tokens   dispatch   per choice   per rank");
         let max_tokens = self.args.low_latency_tokens.iter().copied().max().unwrap_or(1);
         for (name, element) in ELEMENTS {
             let shape = self.shape(element, max_tokens)?;
@@ -127,8 +120,9 @@ impl Report<'_> {
                 let work = async |ep: Ranked, meter: &Meter<'_>| low_latency(ep, meter, tokens).await;
                 let [dispatch, per_choice, per_rank] =
                     self.measure(shape, settings, work)?.map(|measured| micros(measured.took));
-                self.line(format_args!("{name:<5} {tokens:>7} {dispatch:>10.0} {per_choice:>12.0} {per_rank:>10.0}"));
-                self.rows.push(json!({
+                self.table
+                    .line(format_args!("{name:<5} {tokens:>7} {dispatch:>10.0} {per_choice:>12.0} {per_rank:>10.0}"));
+                self.table.row(json!({
                     "mode": "low-latency", "dtype": name, "ranks": self.topology.ranks(), "tokens": tokens,
                     "hidden": self.args.hidden, "topk": self.args.topk, "experts": self.args.experts,
                     "dispatch_us": dispatch, "combine_per_choice_us": per_choice, "combine_per_rank_us": per_rank,

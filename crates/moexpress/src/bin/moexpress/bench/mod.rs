@@ -4,6 +4,8 @@
 mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod host;
+#[cfg(any(feature = "cuda", all(feature = "host", target_os = "linux")))]
+mod table;
 
 use crate::args::{Backend, BenchArgs};
 use crate::failure::Failure;
