@@ -1,6 +1,8 @@
 //! A cluster and its runs.
 
+use std::cell::RefCell;
 use std::future::Future;
+use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -12,9 +14,9 @@ use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
 use crate::home::Home;
 use crate::machine::Machine;
-use crate::timed::{Model, Timing, stand_in};
+use crate::timed::{self, Model, Timing, stand_in};
 use crate::violation::Violation;
-use crate::world::{Config, Step};
+use crate::world::{Config, Step, Wakes, World};
 use ep_core::incident::Incident;
 
 /// Events after which a run counts as one that does not end.
@@ -179,30 +181,66 @@ impl Cluster {
     where
         F: AsyncFn(Machine) -> T,
     {
+        match &self.config.timed {
+            Some(timing) => timed::run(&self.layout, &self.config, timing, &each),
+            None => self.explore(&each),
+        }
+    }
+
+    /// As [`Cluster::run_machines`]; under the timed scheduler, where there are several nodes and the link between them has
+    /// a latency, on `threads` threads. It comes out the same on any number of them: nodes go through time together, in
+    /// stretches as long as that latency.
+    ///
+    /// # Errors
+    /// As [`Cluster::run_machines`].
+    ///
+    /// # Panics
+    /// As [`Cluster::run_machines`].
+    pub fn run_machines_on<T, F>(&self, threads: NonZeroUsize, each: F) -> Result<Run<T>, Violation>
+    where
+        T: Send,
+        F: AsyncFn(Machine) -> T + Sync,
+    {
+        match &self.config.timed {
+            Some(timing) => timed::run_on(threads, &self.layout, (&self.config, timing), &each),
+            None => self.explore(&each),
+        }
+    }
+
+    /// Runs under the adversary.
+    fn explore<T, F>(&self, each: &F) -> Result<Run<T>, Violation>
+    where
+        F: AsyncFn(Machine) -> T,
+    {
         let layout = Rc::new(self.layout.clone());
-        let (home, turns, wakers) = Home::new(&layout, &self.config);
+        let (wakes, wakers) = Wakes::new(layout.topology().ranks() as usize);
+        let world = Rc::new(RefCell::new(World::new(&layout, &self.config)));
+        let home = Home::Explore(Rc::clone(&world));
         let _story = StoryOnPanic { seed: self.config.seed, home: home.clone() };
         let ranks = self.layout.topology().all();
         let mut roots: Vec<Option<Root<'_, T>>> = ranks
             .map(|rank| Some(Box::pin(each(Machine::new(&home, &layout, rank, self.config.far_lanes))) as Root<'_, T>))
             .collect();
         let mut outcomes: Vec<Option<Outcome<T>>> = roots.iter().map(|_| None).collect();
-        while let Step::Poll(rank) = home.next(&turns)? {
+        let next = || world.borrow_mut().next(&wakes);
+        while let Step::Poll(rank) = next()? {
             if let Some(root) = &mut roots[rank.index()]
                 && let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&wakers[rank.index()]))
             {
                 outcomes[rank.index()] = Some(Outcome::Finished(value));
                 roots[rank.index()] = None;
-                home.finish(rank);
+                world.borrow_mut().finish(rank);
             }
-            if let Some(rank) = home.take_crashing() {
+            let crashing = world.borrow_mut().take_crashing();
+            if let Some(rank) = crashing {
                 roots[rank.index()] = None;
                 outcomes[rank.index()] = Some(Outcome::Crashed);
             }
         }
         let outcomes = outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Crashed)).collect();
-        let (events, time, resident, records) = home.close();
-        Ok(Run { outcomes, events, time, resident, records })
+        let mut world = world.borrow_mut();
+        let (events, time, resident) = (world.events(), world.now(), world.resident());
+        Ok(Run { outcomes, events, time, resident, records: world.take_records() })
     }
 }
 
@@ -220,14 +258,29 @@ impl Cluster {
     {
         self.run_machines(async |machine| each(Engine::new(machine).expect("checked by build")).await)
     }
+
+    /// Runs `each` on an endpoint of every rank; else as [`Cluster::run_machines_on`].
+    ///
+    /// # Errors
+    /// The first [`Violation`] found.
+    ///
+    /// # Panics
+    /// As [`Cluster::run`].
+    pub fn run_on<T, F>(&self, threads: NonZeroUsize, each: F) -> Result<Run<T>, Violation>
+    where
+        T: Send,
+        F: AsyncFn(Engine<Machine>) -> T + Sync,
+    {
+        self.run_machines_on(threads, async |machine| each(Engine::new(machine).expect("checked by build")).await)
+    }
 }
 
 type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Tells what is known when a rank's code panics: an assertion knows neither the seed nor that a race came before it.
-struct StoryOnPanic {
-    seed: u64,
-    home: Home,
+pub(crate) struct StoryOnPanic {
+    pub(crate) seed: u64,
+    pub(crate) home: Home,
 }
 
 impl Drop for StoryOnPanic {

@@ -2,19 +2,16 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use ep_core::machine::{Agreement, Opening, Proposal};
 use ep_core::port::Offset;
-use ep_core::trace::Record;
-use ep_core::{Error, Fault, Layout, Nanos, Rank};
+use ep_core::{Error, Fault, Nanos, Rank};
 
 use crate::port::{Of, Port};
 use crate::timed;
 use crate::violation::Violation;
-use crate::wakers::Woken;
-use crate::world::{self, Config, Step, Wakes, World};
+use crate::world::{self, World};
 
 /// What ranks and the executor share.
 #[derive(Clone, Debug)]
@@ -23,75 +20,12 @@ pub(crate) enum Home {
     Timed(Rc<RefCell<timed::World>>),
 }
 
-/// Which ranks' futures were woken.
-#[derive(Debug)]
-pub(crate) enum Turns {
-    Explore(Arc<Wakes>),
-    Timed(Arc<Woken>),
-}
-
 impl Home {
-    /// A fresh world, its turns and the waker of each rank.
-    pub(crate) fn new(layout: &Rc<Layout>, config: &Config) -> (Self, Turns, Vec<Waker>) {
-        let ranks = layout.topology().ranks();
-        match &config.timed {
-            None => {
-                let (wakes, wakers) = Wakes::new(ranks as usize);
-                let world = Rc::new(RefCell::new(World::new(layout, config)));
-                (Self::Explore(world), Turns::Explore(wakes), wakers)
-            }
-            Some(timing) => {
-                let (woken, wakers) = Woken::new(ranks);
-                let world = Rc::new(RefCell::new(timed::World::new(layout, config, timing)));
-                (Self::Timed(world), Turns::Timed(woken), wakers)
-            }
-        }
-    }
-
-    /// What the executor does next.
-    pub(crate) fn next(&self, turns: &Turns) -> Result<Step, Violation> {
-        match (self, turns) {
-            (Self::Explore(world), Turns::Explore(wakes)) => world.borrow_mut().next(wakes),
-            (Self::Timed(world), Turns::Timed(woken)) => world.borrow_mut().next(woken),
-            _ => Ok(Step::Finished),
-        }
-    }
-
-    /// The rank's future has ended.
-    pub(crate) fn finish(&self, rank: Rank) {
-        match self {
-            Self::Explore(world) => world.borrow_mut().finish(rank),
-            Self::Timed(world) => world.borrow_mut().finish(),
-        }
-    }
-
-    /// The rank whose future is to be dropped, once.
-    pub(crate) fn take_crashing(&self) -> Option<Rank> {
-        match self {
-            Self::Explore(world) => world.borrow_mut().take_crashing(),
-            Self::Timed(_) => None,
-        }
-    }
-
     /// What was found before a rank's own code panicked.
     pub(crate) fn verdict(&self) -> Option<Violation> {
         match self {
             Self::Explore(world) => world.try_borrow().ok()?.verdict().cloned(),
             Self::Timed(world) => world.try_borrow().ok()?.verdict().cloned(),
-        }
-    }
-
-    /// Events, virtual time, bytes behind the windows and records at the end of a run.
-    pub(crate) fn close(&self) -> (u64, Nanos, u64, Vec<Record>) {
-        match self {
-            Self::Explore(world) => {
-                let mut world = world.borrow_mut();
-                (world.events(), world.now(), world.resident(), world.take_records())
-            }
-            Self::Timed(world) => {
-                let mut world = world.borrow_mut();
-                (world.events(), world.end(), world.resident(), world.take_records())
-            }
         }
     }
 
@@ -162,7 +96,7 @@ impl Home {
     pub(crate) fn poll_answer(&self, rank: Rank, context: &Context<'_>) -> Poll<Result<Agreement, Error>> {
         match self {
             Self::Explore(world) => world.borrow_mut().meeting().poll_answer(rank, context),
-            Self::Timed(world) => world.borrow_mut().meeting().poll_answer(rank, context),
+            Self::Timed(world) => world.borrow_mut().poll_answer(rank, context),
         }
     }
 
@@ -176,7 +110,7 @@ impl Home {
             }
             Self::Timed(world) => {
                 if let Ok(mut world) = world.try_borrow_mut() {
-                    world.meeting().leave(rank);
+                    world.leave_meeting(rank);
                 }
             }
         }

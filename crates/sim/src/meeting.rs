@@ -101,6 +101,16 @@ impl Meeting {
         }
     }
 
+    /// Takes all answers to ranks that came.
+    pub(crate) fn answers(&mut self) -> Vec<(Rank, Result<Agreement, Error>)> {
+        let answered = |(arrival, rank): (&mut Option<Arrival>, u32)| {
+            let answer = arrival.as_mut()?.answer.take()?;
+            *arrival = None;
+            Some((Rank(rank), answer))
+        };
+        self.arrivals.iter_mut().zip(0..).filter_map(answered).collect()
+    }
+
     /// A rank stops waiting for an answer.
     pub(crate) fn leave(&mut self, rank: Rank) {
         self.arrivals[rank.index()] = None;

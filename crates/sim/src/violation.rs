@@ -49,6 +49,17 @@ pub struct Report {
     pub waiting: Vec<Waiting>,
 }
 
+impl Report {
+    /// That of two parts of a cluster, ranks of the first one first.
+    pub(crate) fn and(mut self: Box<Self>, other: Box<Self>) -> Box<Self> {
+        self.events += other.events;
+        self.time = self.time.max(other.time);
+        self.unfinished.extend(other.unfinished);
+        self.waiting.extend(other.waiting);
+        self
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {}, {} events, time {}, unfinished ranks ", self.seed, self.events, self.time)?;

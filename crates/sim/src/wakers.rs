@@ -54,9 +54,14 @@ impl Woken {
         (woken, wakers)
     }
 
+    /// Whether any rank was woken.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
     /// The next rank that was woken; it counts as not woken from then on.
     pub(crate) fn next(&self) -> Option<Rank> {
-        if !self.any.load(Ordering::Relaxed) {
+        if !self.any() {
             return None;
         }
         let rank = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();

@@ -1,5 +1,7 @@
 //! Cells, made when they are first published or waited on, and who waits for them.
 
+use std::ops::Range;
+
 use ep_core::port::{Cell, Counter};
 use ep_core::topology::MAX_RANKS;
 use ep_core::{Layout, Rank};
@@ -52,18 +54,12 @@ impl Waiters {
     }
 }
 
-/// What the writer of a cell needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    /// The number of the cell.
-    pub(super) cell: u32,
-    published: u32,
-}
 
-/// All cells.
+/// The cells of one partition: those that its ranks read, and what they published to any.
 #[derive(Debug)]
 pub(super) struct Cells {
-    ranks: u32,
+    first: u32,
+    locals: u32,
     /// By reader, in each bank, and writer.
     cells: Pairs<CellState, 3>,
     /// What was last published, arrived or not: by writer, in each bank, and reader, so that who publishes to all finds one
@@ -73,10 +69,11 @@ pub(super) struct Cells {
 }
 
 impl Cells {
-    pub(super) fn new(ranks: u32) -> Self {
-        let pairs = (2 * ranks, ranks);
-        let (cells, published) = (Pairs::new(pairs.0, pairs.1), Pairs::new(pairs.0, pairs.1));
-        Self { ranks, cells, published, waiters: Waiters::default() }
+    /// Those of some of `ranks` ranks.
+    pub(super) fn new(of: &Range<u32>, ranks: u32) -> Self {
+        let locals = of.end - of.start;
+        let (cells, published) = (Pairs::new(2 * locals, ranks), Pairs::new(2 * locals, ranks));
+        Self { first: of.start, locals, cells, published, waiters: Waiters::default() }
     }
 
     /// The number of a cell of `reader`, if it was made.
@@ -91,16 +88,15 @@ impl Cells {
         self.cells.number(first, cell.writer, key)
     }
 
-    /// What the writer of a cell of `reader` needs: the number of the cell, and that of what was last published.
-    pub(super) fn target(&mut self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> Target {
+    /// The number of what a writer last published to a cell of `reader`.
+    pub(super) fn published_number(&mut self, layout: &Layout, reader: Rank, cell: Cell, generation: u16) -> u32 {
         let (first, key) = self.place(layout, cell.writer, cell, generation);
         let key = match key {
             // Readers of a writer's cell are told apart by more than its place.
             Key::Some(at) => Key::Some(at * u64::from(MAX_RANKS) + u64::from(reader.0)),
             every => every,
         };
-        let published = self.published.number(first, reader, key);
-        Target { cell: self.number(layout, reader, cell, generation), published }
+        self.published.number(first, reader, key)
     }
 
     /// Where a cell is found from the one or the other side.
@@ -111,12 +107,12 @@ impl Cells {
             Counter::Received => Key::Every(2),
             _ => Key::Some(layout.cell(cell, generation).0),
         };
-        (Rank(u32::from(generation % 2) * self.ranks + side.0), key)
+        (Rank(u32::from(generation % 2) * self.locals + side.0 - self.first), key)
     }
 
     /// What was last published, arrived or not.
-    pub(super) fn published_mut(&mut self, target: Target) -> &mut u64 {
-        self.published.get_mut(target.published)
+    pub(super) fn published_mut(&mut self, number: u32) -> &mut u64 {
+        self.published.get_mut(number)
     }
 
     /// What the reader of a cell sees.
@@ -154,7 +150,7 @@ mod tests {
 
     #[test]
     fn waiters_stay_in_the_order_in_which_they_came() {
-        let mut cells = Cells::new(2);
+        let mut cells = Cells::new(&(0..2), 2);
         let numbers = [Rank(0), Rank(1)].map(|reader| cells.cells.number(reader, Rank(1), Key::Every(0)));
         let all = |cells: &Cells, at: usize| {
             (0..).map_while(|next| cells.waiter(numbers[at], next)).map(|(port, _)| port).collect::<Vec<_>>()

@@ -1,6 +1,7 @@
 //! What happens: a role's time has come, a transfer leaves or reaches its target, a publish arrives.
 
 use ep_core::Rank;
+use ep_core::port::LaneId;
 
 /// Which of a rank's two links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,7 +14,7 @@ pub(super) enum Class {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Notice {
     pub(super) from: Rank,
-    /// The lane of the puts that come before, or [`Notice::NO_LANE`] where it never had any.
+    /// The lane of the puts that come before, where it leads to, or [`Notice::NO_LANE`] where it never had any.
     pub(super) lane: u32,
     pub(super) cell: u32,
     /// How many puts of the lane come before.
@@ -32,6 +33,10 @@ pub(super) enum Event {
     Resume(u32),
     /// The bytes of a put or get are handed to the port of the rank that has them. A [`super::links::Flight`] from then on.
     Leave { from: Rank, to: Rank, class: Class, get: bool, lane: u32, ticket: u64, bytes: u64 },
+    /// The bytes of a put to another partition are handed to the port of its rank.
+    LeaveAbroad { from: Rank, lane: LaneId, ticket: u64, bytes: u64 },
+    /// The first byte of a put from another partition comes.
+    Enter { from: Rank, to: Rank, lane: u32, bytes: u64 },
     /// The first transfer on its way from the rank begins to reach its target. Only the first one is on the agenda.
     Reach(Rank, Class),
     /// A publish arrives.
@@ -40,6 +45,8 @@ pub(super) enum Event {
     Raise(Notice),
     /// All that reached another rank from this one has entered, if nothing more was posted.
     Settled(Rank),
+    /// Something seldom, which lies elsewhere.
+    Matter(u32),
 }
 
 #[cfg(test)]

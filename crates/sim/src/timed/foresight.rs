@@ -12,9 +12,9 @@ use super::World;
 use super::events::{Event, Notice};
 
 impl World {
-    /// Looks at what a put will need.
+    /// Looks at what a put within the partition will need.
     pub(super) fn foresee_put(&self, lane: u32, to: Rank, at: Offset) {
-        black_box((self.lanes.lane(lane).puts, self.windows[to.index()].first_look(at.0)));
+        black_box((self.lanes.posted(lane).puts, self.windows[to].first_look(at.0)));
     }
 
     /// Looks at what the events of a slice of the agenda, which begins, will need.
@@ -23,16 +23,23 @@ impl World {
             match *event {
                 Event::Arrive(notice) | Event::Raise(notice) => {
                     if notice.lane != Notice::NO_LANE {
-                        black_box(self.lanes.lane(notice.lane).reached);
+                        black_box(self.lanes.reached(notice.lane).puts);
                     }
                     black_box(self.cells.bits(notice.cell));
                 }
                 Event::Reach(rank, class) => {
-                    if let Some((_, flight)) = self.sides[rank.index()].flying(class) {
-                        black_box(self.lanes.lane(flight.lane).reached);
+                    if let Some((_, flight)) = self.sides[rank].flying(class).filter(|(_, flight)| flight.get.is_none()) {
+                        black_box(self.lanes.reached(flight.lane).puts);
                     }
                 }
-                Event::Leave { .. } | Event::Resume(_) | Event::Settled(_) => {}
+                Event::Enter { lane, .. } => {
+                    black_box(self.lanes.reached(lane).puts);
+                }
+                Event::Leave { .. }
+                | Event::LeaveAbroad { .. }
+                | Event::Resume(_)
+                | Event::Settled(_)
+                | Event::Matter(_) => {}
             }
         }
     }

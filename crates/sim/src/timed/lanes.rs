@@ -1,6 +1,11 @@
 //! Lanes: what was posted on them, what has come, and which publishes wait for puts.
+//!
+//! A lane has two ends: one where its poster is and one where its peer is, which may lie in different partitions.
+
+use std::ops::Range;
 
 use ep_core::port::{LaneId, LaneKind};
+use ep_core::topology::MAX_RANKS;
 use ep_core::{Layout, Nanos, Rank};
 
 use super::pairs::{Key, Pairs};
@@ -8,36 +13,44 @@ use super::pairs::{Key, Pairs};
 /// No publish.
 const NONE: u32 = u32::MAX;
 
-/// One lane. Small, since a large cluster has millions of them.
-#[derive(Debug)]
-pub(super) struct Lane {
-    /// Puts posted, and puts that have reached the peer: they do so in order. Both wrap.
+/// A lane where it is posted to. Small, since a large cluster has millions of them.
+#[derive(Debug, Default)]
+pub(super) struct Posted {
+    /// Puts; it wraps.
     pub(super) puts: u32,
-    pub(super) reached: u32,
-    /// When the last one that reached the peer has entered.
-    pub(super) entered: Nanos,
     /// The last tickets of a put and of a get.
     pub(super) put: u64,
     pub(super) get: u64,
-    /// The first and last of the publishes that have come before a put that they follow, if any.
-    held: [u32; 2],
 }
 
-impl Default for Lane {
-    fn default() -> Self {
-        Self { puts: 0, reached: 0, entered: Nanos(0), put: 0, get: 0, held: [NONE; 2] }
-    }
-}
-
-impl Lane {
+impl Posted {
     /// The last ticket given out.
     pub(super) fn issued(&self) -> u64 {
         self.put.max(self.get)
     }
+}
 
+/// A lane where it leads to. As small.
+#[derive(Debug)]
+pub(super) struct Reached {
+    /// Puts that have reached the peer: they do so in order. It wraps.
+    pub(super) puts: u32,
+    /// The first and last of the publishes that have come before a put that they follow, if any.
+    held: [u32; 2],
+    /// When the last put that reached the peer has entered.
+    pub(super) entered: Nanos,
+}
+
+impl Default for Reached {
+    fn default() -> Self {
+        Self { puts: 0, held: [NONE; 2], entered: Nanos(0) }
+    }
+}
+
+impl Reached {
     /// Whether put number `count` has reached the peer.
-    pub(super) const fn has_reached(&self, count: u32) -> bool {
-        (self.reached.wrapping_sub(count) as i32) >= 0
+    pub(super) const fn has(&self, count: u32) -> bool {
+        (self.puts.wrapping_sub(count) as i32) >= 0
     }
 
     /// The first and last of the publishes that have come before a put that they follow.
@@ -50,55 +63,75 @@ impl Lane {
     }
 }
 
-/// All lanes.
+/// The ends of lanes that lie in one partition.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    ranks: u32,
+    first: u32,
+    locals: u32,
     /// By poster, on each of the two kinds of low latency, and peer.
-    lanes: Pairs<Lane, 1>,
+    posted: Pairs<Posted, 1>,
+    /// By peer, on each of the two kinds, and poster.
+    reached: Pairs<Reached, 1>,
 }
 
 impl Lanes {
-    pub(super) fn new(ranks: u32) -> Self {
-        Self { ranks, lanes: Pairs::new(2 * ranks, ranks) }
+    /// Those of some of `ranks` ranks.
+    pub(super) fn new(of: &Range<u32>, ranks: u32) -> Self {
+        let locals = of.end - of.start;
+        let (posted, reached) = (Pairs::new(2 * locals, ranks), Pairs::new(2 * locals, ranks));
+        Self { first: of.start, locals, posted, reached }
     }
 
-    /// The number of a lane that the layout has.
-    pub(super) fn number(&mut self, layout: &Layout, from: Rank, id: LaneId) -> u32 {
-        let (first, key) = self.place(layout, from, id);
-        self.lanes.number(first, id.peer, key)
+    /// The number of a lane that the layout has, where it is posted to.
+    pub(super) fn posted_number(&mut self, layout: &Layout, from: Rank, id: LaneId) -> u32 {
+        let (first, key) = self.place(layout, from, id.peer, id.kind);
+        self.posted.number(first, id.peer, key)
     }
 
-    /// The number of a lane that is about to be published on; none where it is known that nothing else was posted on it.
+    /// Its number if anything may have been put on it.
     pub(super) fn published(&mut self, layout: &Layout, from: Rank, id: LaneId) -> Option<u32> {
-        match self.place(layout, from, id) {
-            (first, key @ Key::Every(_)) => self.lanes.find(first, id.peer, key),
-            (first, key) => Some(self.lanes.number(first, id.peer, key)),
+        match self.place(layout, from, id.peer, id.kind) {
+            (first, key @ Key::Every(_)) => self.posted.find(first, id.peer, key),
+            (first, key) => Some(self.posted.number(first, id.peer, key)),
         }
     }
 
-    fn place(&self, layout: &Layout, from: Rank, id: LaneId) -> (Rank, Key) {
-        match id.kind {
-            LaneKind::LowRows => (from, Key::Every(0)),
-            LaneKind::LowDone => (Rank(self.ranks + from.0), Key::Every(0)),
-            _ => (from, Key::Some(place(layout, id))),
+    /// The number of a lane that the layout has, where it leads to.
+    pub(super) fn reached_number(&mut self, layout: &Layout, from: Rank, id: LaneId) -> u32 {
+        let (first, key) = self.place(layout, id.peer, from, id.kind);
+        self.reached.number(first, from, key)
+    }
+
+    /// Where a lane's end with `side` is found; the other end is with `other`.
+    fn place(&self, layout: &Layout, side: Rank, other: Rank, kind: LaneKind) -> (Rank, Key) {
+        let local = side.0 - self.first;
+        match kind {
+            LaneKind::LowRows => (Rank(local), Key::Every(0)),
+            LaneKind::LowDone => (Rank(self.locals + local), Key::Every(0)),
+            // Mailboxes have a numbering of their own.
+            _ => {
+                let before = if kind.is_mailbox() { MAX_RANKS } else { other.0 };
+                let lanes = LaneKind::count(layout.tracks()) as u64;
+                (Rank(local), Key::Some(u64::from(before) * lanes + kind.index() as u64))
+            }
         }
     }
 
-    pub(super) fn lane(&self, number: u32) -> &Lane {
-        self.lanes.get(number)
+    pub(super) fn posted(&self, number: u32) -> &Posted {
+        self.posted.get(number)
     }
 
-    pub(super) fn lane_mut(&mut self, number: u32) -> &mut Lane {
-        self.lanes.get_mut(number)
+    pub(super) fn posted_mut(&mut self, number: u32) -> &mut Posted {
+        self.posted.get_mut(number)
     }
-}
 
-/// A number of its own for each lane of a rank.
-fn place(layout: &Layout, LaneId { peer, kind }: LaneId) -> u64 {
-    let lanes = LaneKind::count(layout.tracks()) as u64;
-    let before = if kind.is_mailbox() { u64::from(layout.topology().ranks()) } else { u64::from(peer.0) };
-    before * lanes + kind.index() as u64
+    pub(super) fn reached(&self, number: u32) -> &Reached {
+        self.reached.get(number)
+    }
+
+    pub(super) fn reached_mut(&mut self, number: u32) -> &mut Reached {
+        self.reached.get_mut(number)
+    }
 }
 
 #[cfg(test)]
@@ -106,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_fits_a_cache_line() {
-        assert!(size_of::<Lane>() <= 64);
+    fn ends_of_lanes_are_small() {
+        assert!(size_of::<Posted>() <= 24 && size_of::<Reached>() <= 24);
     }
 }

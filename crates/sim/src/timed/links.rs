@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
+use ep_core::port::LaneId;
 use ep_core::{Nanos, Rank};
 
 use super::events::Class;
@@ -31,10 +32,19 @@ impl Gate {
 /// A transfer on its way. Small, since a rank of a large cluster has hundreds of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
+    /// Of a put, where it leads to; of a get, where it was posted to.
     pub(super) lane: u32,
     pub(super) to: Rank,
     /// The ticket of a get, which travels from the lane's peer to its poster.
     pub(super) get: Option<NonZeroU64>,
+    /// As counted.
+    pub(super) bytes: u64,
+}
+
+/// A put to another partition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Departure {
+    pub(super) lane: LaneId,
     /// As counted.
     pub(super) bytes: u64,
 }
@@ -55,6 +65,8 @@ pub(super) struct Side {
 pub(super) struct Sides {
     near: Side,
     far: Side,
+    /// Puts to other partitions that were not mailed yet, by when their first byte reaches the target.
+    abroad: VecDeque<(Nanos, Departure)>,
 }
 
 impl Sides {
@@ -63,6 +75,11 @@ impl Sides {
             Class::Near => &mut self.near,
             Class::Far => &mut self.far,
         }
+    }
+
+    /// Puts to other partitions that were not mailed yet.
+    pub(super) const fn abroad(&mut self) -> &mut VecDeque<(Nanos, Departure)> {
+        &mut self.abroad
     }
 
     /// The first transfer on its way.

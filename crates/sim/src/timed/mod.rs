@@ -13,40 +13,54 @@
 //! lanes have queued at the ports. What breaks the rules is explore's to find.
 
 mod agenda;
+mod agreement;
 mod cells;
+mod crew;
 mod elide;
 mod events;
 mod foresight;
 mod lanes;
 mod links;
+mod locals;
+mod mail;
 mod model;
 mod pairs;
+mod partition;
 mod port;
 mod ports;
 mod reset;
+mod run;
 mod schedule;
 mod slab;
 mod tickets;
 mod verbs;
 mod waits;
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::Waker;
 
-use ep_core::machine::{FarLanes, Proposal};
+use ep_core::machine::FarLanes;
 use ep_core::port::{Offset, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Fault, Layout, Nanos, Rank};
+use rustc_hash::FxHashMap;
 
 use self::agenda::Agenda;
+use self::agreement::Attendance;
 use self::cells::Cells;
 pub(crate) use self::elide::{Elision, stand_in};
 use self::events::Notice;
 use self::lanes::Lanes;
 use self::links::Sides;
+use self::locals::Locals;
+use self::mail::{Bag, Matter};
 pub use self::model::{Link, Model, ModelBuilder, Rate};
+pub(crate) use self::partition::Partitions;
 pub(crate) use self::port::Port;
 use self::ports::Slot;
+use self::reset::Foreign;
+pub(crate) use self::run::{run, run_on};
 use self::slab::Slab;
 use self::tickets::Tickets;
 use crate::meeting::Meeting;
@@ -71,10 +85,14 @@ struct RankState {
     main: Nanos,
     /// The last operation that was launched.
     launched: u64,
-    /// Effects that it posted and that are on their way: puts and gets until they begin to enter.
+    /// Effects that it posted within the partition and that are on their way: puts and gets until they begin to enter.
     in_flight: u64,
     /// By when all that began to enter is there.
     entered: Nanos,
+    /// Effects that it posted to each other partition; none where it never did.
+    abroad: Vec<u64>,
+    /// Partitions that it asked whether they have come.
+    unanswered: u32,
     /// Waits until nothing is on its way.
     resetting: Option<Waker>,
     tickets: Tickets,
@@ -82,11 +100,14 @@ struct RankState {
     flushing: Vec<u32>,
 }
 
-/// Everything that ranks share.
+/// Everything that the ranks of one partition share.
 #[derive(Debug)]
 pub(crate) struct World {
     layout: Rc<Layout>,
     timing: Timing,
+    partitions: Partitions,
+    /// Which one it is.
+    partition: usize,
     seed: u64,
     max_events: u64,
     far_lanes: FarLanes,
@@ -97,30 +118,53 @@ pub(crate) struct World {
     agenda: Agenda,
     /// Publishes that have come before a put that they follow, each with the next one of its lane.
     held: Slab<(Notice, Option<u32>)>,
-    windows: Vec<Memory>,
+    windows: Locals<Memory>,
     cells: Cells,
     lanes: Lanes,
-    sides: Vec<Sides>,
-    ranks: Vec<RankState>,
+    sides: Locals<Sides>,
+    ranks: Locals<RankState>,
     /// Ranks whose future has not ended.
     running: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// No wait ends at a deadline before.
     no_deadline_before: Nanos,
+    /// Where all ranks meet: in the first partition.
     meeting: Meeting,
+    /// When each rank came there last.
+    came: Vec<Nanos>,
+    attendances: Locals<Attendance>,
+    /// What has come from each rank of other partitions.
+    foreign: Vec<Foreign>,
+    /// Which of them want to know when so many effects have come.
+    inquiries: Vec<(Rank, u64)>,
+    /// What is on the agenda by number.
+    matters: FxHashMap<u32, Matter>,
+    last_matter: u32,
+    /// To each partition; they are another's while no stretch runs.
+    bags: Vec<Bag>,
     records: Option<Vec<Record>>,
     verdict: Option<Violation>,
 }
 
 impl World {
-    pub(crate) fn new(layout: &Rc<Layout>, config: &Config, timing: &Timing) -> Self {
-        let topology = layout.topology();
+    /// The world of one partition.
+    pub(crate) fn new(
+        layout: &Rc<Layout>,
+        config: &Config,
+        timing: &Timing,
+        (partitions, partition): (Partitions, usize),
+    ) -> Self {
+        let all = layout.topology().ranks();
+        let ranks = partitions.ranks(partition);
         let pages = if timing.elision.is_on() { PageSize::HEADERS } else { PageSize::ROWS };
         let cells_end = layout.regions()[0].span.end();
+        let foreign = if partitions.count() > 1 { all as usize } else { 0 };
         Self {
             layout: Rc::clone(layout),
             timing: timing.clone(),
+            partitions,
+            partition,
             seed: config.seed,
             max_events: config.max_events,
             far_lanes: config.far_lanes,
@@ -129,29 +173,41 @@ impl World {
             events: 0,
             agenda: Agenda::default(),
             held: Slab::default(),
-            windows: topology.all().map(|_| Memory::new(cells_end, pages)).collect(),
-            cells: Cells::new(topology.ranks()),
-            lanes: Lanes::new(topology.ranks()),
-            sides: topology.all().map(|_| Sides::default()).collect(),
-            ranks: topology.all().map(|_| RankState::default()).collect(),
-            running: topology.ranks(),
+            windows: Locals::new(ranks.clone(), |_| Memory::new(cells_end, pages)),
+            cells: Cells::new(&ranks, all),
+            lanes: Lanes::new(&ranks, all),
+            sides: Locals::new(ranks.clone(), |_| Sides::default()),
+            ranks: Locals::new(ranks.clone(), |_| RankState::default()),
+            running: ranks.len() as u32,
             slots: Vec::new(),
             free: Vec::new(),
             no_deadline_before: NEVER,
-            meeting: Meeting::new(topology.ranks()),
+            meeting: Meeting::new(if partition == 0 { all } else { 0 }),
+            came: vec![Nanos(0); if partition == 0 { all as usize } else { 0 }],
+            attendances: Locals::new(ranks, |_| Attendance::default()),
+            foreign: vec![Foreign::default(); foreign],
+            inquiries: Vec::new(),
+            matters: FxHashMap::default(),
+            last_matter: 0,
+            bags: Vec::new(),
             records: config.record.then(Vec::new),
             verdict: None,
         }
     }
 
-    /// The time on a rank's main line.
-    pub(crate) fn now_of(&self, rank: Rank) -> Nanos {
-        self.now.max(self.ranks[rank.index()].main)
+    /// Its ranks.
+    pub(crate) fn its_ranks(&self) -> Range<u32> {
+        self.partitions.ranks(self.partition)
     }
 
-    /// The time at which the last rank ended.
+    /// The time on a rank's main line.
+    pub(crate) fn now_of(&self, rank: Rank) -> Nanos {
+        self.now.max(self.ranks[rank].main)
+    }
+
+    /// The time at which the last of its ranks ended.
     pub(crate) fn end(&self) -> Nanos {
-        self.ranks.iter().map(|rank| rank.main).fold(self.now, Nanos::max)
+        self.ranks.iter().map(|rank| rank.main).fold(Nanos(0), Nanos::max)
     }
 
     pub(crate) fn events(&self) -> u64 {
@@ -173,40 +229,28 @@ impl World {
     }
 
     /// A rank's future has ended.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self, rank: Rank) {
+        self.ranks[rank].main = self.now_of(rank);
         self.running -= 1;
     }
 
     /// The main line of a rank computes for a while.
     pub(crate) fn spend(&mut self, rank: Rank, time: Nanos) {
-        self.ranks[rank.index()].main = self.now_of(rank) + time;
+        self.ranks[rank].main = self.now_of(rank) + time;
     }
 
     /// Copies out of a rank's window.
     pub(crate) fn read(&mut self, rank: Rank, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
         from.span(into.len() as u64).within(self.layout.window_bytes())?;
-        self.windows[rank.index()].read(from.0, into);
+        self.windows[rank].read(from.0, into);
         Ok(())
     }
 
     /// Copies into a rank's window.
     pub(crate) fn write(&mut self, rank: Rank, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
         to.span(bytes.len() as u64).within(self.layout.window_bytes())?;
-        self.windows[rank.index()].write(to.0, bytes);
+        self.windows[rank].write(to.0, bytes);
         Ok(())
-    }
-
-    /// A rank comes to agree with the others: all go on when the last has come.
-    pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
-        self.no_deadline_before = self.no_deadline_before.min(deadline);
-        let Some(members) = self.meeting.arrive(rank, proposal, deadline, self.now_of(rank)) else { return };
-        let last = members.iter().map(|&rank| self.now_of(rank)).fold(self.now, Nanos::max);
-        members.iter().for_each(|rank| self.ranks[rank.index()].main = last);
-    }
-
-    /// Where ranks meet.
-    pub(crate) fn meeting(&mut self) -> &mut Meeting {
-        &mut self.meeting
     }
 
     /// Records a verb at the port's own time.

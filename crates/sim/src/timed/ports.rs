@@ -9,9 +9,9 @@ use ep_core::{Nanos, Rank};
 
 use super::World;
 use super::agenda::Agenda;
-use super::cells::Target;
 use super::events::Event;
 use super::model::Model;
+use super::verbs::{Ends, Target};
 use crate::wakers::keep_waker;
 
 /// What a port is held for.
@@ -55,7 +55,7 @@ pub(super) struct Slot {
     pub(super) needs: Vec<Watched>,
     pub(super) since: Nanos,
     /// The lane it posted to last.
-    pub(super) lane: Option<(LaneId, u32)>,
+    pub(super) lane: Option<(LaneId, Ends)>,
     /// The rank and the cell that it published to last.
     pub(super) target: Option<(Rank, Cell, Target)>,
 }
@@ -64,7 +64,7 @@ impl World {
     pub(crate) fn open(&mut self, rank: Rank, opening: Opening) -> u32 {
         let Opening { role, op, generation, deadline } = opening;
         let launch = self.timing.model.launch;
-        let state = &mut self.ranks[rank.index()];
+        let state = &mut self.ranks[rank];
         if op > state.launched {
             state.launched = op;
             state.main = state.main.max(self.now) + launch;
@@ -107,7 +107,7 @@ impl World {
         }
         let slot = &mut self.slots[port as usize];
         slot.waker = None;
-        let state = &mut self.ranks[slot.rank.index()];
+        let state = &mut self.ranks[slot.rank];
         state.main = state.main.max(slot.clock);
         self.free.push(port);
     }
@@ -186,7 +186,7 @@ impl World {
         let slot = &mut self.slots[port as usize];
         slot.granted = false;
         if let Held::Flush { .. } = std::mem::replace(&mut slot.held, Held::Not) {
-            self.ranks[slot.rank.index()].flushing.retain(|&flushing| flushing != port);
+            self.ranks[slot.rank].flushing.retain(|&flushing| flushing != port);
         }
     }
 

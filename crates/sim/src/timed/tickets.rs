@@ -24,6 +24,7 @@ struct Open {
     /// A put: when its source has left. A get: when it comes. [`NEVER`] while nobody knows: a put that was not handed to
     /// the rank's port, or a get that has not reached it.
     at: Nanos,
+    /// Its number where it is posted to.
     lane: u32,
     get: bool,
 }
@@ -48,13 +49,11 @@ impl Tickets {
         self.settled + self.open.len() as u64
     }
 
-    /// A ticket needs nothing from `time` on.
-    pub(super) fn settle(&mut self, ticket: u64, time: Nanos) {
-        if let Some(at) = ticket.checked_sub(self.settled + 1)
-            && let Some(open) = self.open.get_mut(at as usize)
-        {
-            open.at = time;
-        }
+    /// A ticket needs nothing from `time` on; the lane it is of.
+    pub(super) fn settle(&mut self, ticket: u64, time: Nanos) -> Option<u32> {
+        let open = self.open.get_mut(ticket.checked_sub(self.settled + 1)? as usize)?;
+        open.at = time;
+        Some(open.lane)
     }
 
     /// Whether it is known that all tickets up to `upto` are settled, whatever their lanes.

@@ -5,30 +5,69 @@ use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
-use super::cells::Target;
 use super::events::{Class, Event, Notice};
-use super::links::Flight;
+use super::links::{Departure, Flight};
+use super::mail::Publish;
 use super::model::Model;
 use super::ports::Slot;
 use crate::memory;
 use crate::world::carrier;
 
+/// The numbers of the ends of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) posted: u32,
+    /// Where it leads to; none in another partition.
+    pub(super) reached: Option<u32>,
+}
+
+/// The numbers of what a publish raises: what was last published, and the cell, unless that is in another partition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    published: u32,
+    cell: Option<u32>,
+}
+
+/// What a put hands to the port of its rank.
+#[derive(Clone, Copy, Debug)]
+struct Handed {
+    lane: LaneId,
+    /// Where it leads to; none in another partition.
+    reached: Option<u32>,
+    ticket: u64,
+    /// As counted.
+    bytes: u64,
+}
+
 impl World {
     pub(crate) fn put(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
         let to = to.span(from.len);
-        let Some(number) = self.admit(port, "put", lane, &[from, to])? else {
-            return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
+        let Some(Ends { posted, reached }) = self.admit(port, "put", lane, &[from, to])? else {
+            return Ok(self.last_ticket(port, lane));
         };
-        self.foresee_put(number, lane.peer, to.offset);
+        if reached.is_some() {
+            self.foresee_put(posted, lane.peer, to.offset);
+        }
         let rank = self.slots[port as usize].rank;
         self.record(port, Verb::Put { lane, to: to.offset.0, len: to.len });
         let bytes = self.counted(lane.kind, from.len);
-        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, false);
-        let state = self.lanes.lane_mut(number);
+        let ticket = self.ranks[rank].tickets.issue(self.now, posted, false);
+        let state = self.lanes.posted_mut(posted);
         (state.puts, state.put) = (state.puts.wrapping_add(1), ticket);
-        memory::copy(&mut self.windows, (rank.index(), from.offset.0), (lane.peer.index(), to.offset.0), from.len);
-        self.hand(port, ticket, Flight { lane: number, to: lane.peer, get: None, bytes });
+        if reached.is_some() {
+            let (source, target) = (self.windows.place(rank), self.windows.place(lane.peer));
+            let windows = self.windows.as_mut_slice();
+            memory::copy(windows, (source, from.offset.0), (target, to.offset.0), from.len);
+        } else {
+            self.mail_bytes((rank, from.offset), (lane.peer, to.offset), from.len);
+        }
+        self.hand(port, Handed { lane, reached, ticket, bytes });
         Ok(Ticket(ticket))
+    }
+
+    /// What a put or get of nothing is as far as.
+    fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {
+        Ticket(self.ends(port, lane).map_or(0, |ends| self.lanes.posted(ends.posted).issued()))
     }
 
     pub(crate) fn get(&mut self, port: u32, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
@@ -37,18 +76,20 @@ impl World {
         if self.layout.has_lane(rank, lane) && self.layout.topology().reach(rank, lane.peer) == Reach::Far {
             return Err(Fault::NotOffered { verb: "get", lane });
         }
-        let Some(number) = self.admit(port, "get", lane, &[from, to])? else {
-            return Ok(Ticket(self.lane_number(port, lane).map_or(0, |number| self.lanes.lane(number).issued())));
+        let Some(Ends { posted: number, .. }) = self.admit(port, "get", lane, &[from, to])? else {
+            return Ok(self.last_ticket(port, lane));
         };
-        memory::copy(&mut self.windows, (lane.peer.index(), from.offset.0), (rank.index(), to.offset.0), from.len);
+        let (source, target) = (self.windows.place(lane.peer), self.windows.place(rank));
+        memory::copy(self.windows.as_mut_slice(), (source, from.offset.0), (target, to.offset.0), from.len);
         self.record(port, Verb::Get { lane, from: from.offset.0, len: from.len });
-        let ticket = self.ranks[rank.index()].tickets.issue(self.now, number, true);
-        self.lanes.lane_mut(number).get = ticket;
+        let ticket = self.ranks[rank].tickets.issue(self.now, number, true);
+        self.lanes.posted_mut(number).get = ticket;
         let bytes = self.counted(lane.kind, from.len);
         let (from, class) = (lane.peer, Class::Near);
         let Model { post, near, .. } = self.timing.model;
         let leave = Event::Leave { from, to: rank, class, get: true, lane: number, ticket, bytes };
-        self.sides[from.index()].side(class).due += 1;
+        self.sides[from].side(class).due += 1;
+        self.ranks[rank].in_flight += 1;
         self.post(port, post, near.latency, leave);
         Ok(Ticket(ticket))
     }
@@ -73,7 +114,7 @@ impl World {
         }
         let bits = layout::stamp(generation, value);
         let target = self.target(port, lane.peer, cell);
-        let published = self.cells.published_mut(target);
+        let published = self.cells.published_mut(target.published);
         if *published > bits {
             let seen = layout::value_in(generation, *published);
             self.broken("F4", (rank, role), format!("lowered {cell:?} of rank {} from {seen} to {value}", lane.peer));
@@ -81,68 +122,95 @@ impl World {
         }
         *published = bits;
         self.record(port, Verb::Publish { lane, cell, value });
-        let (number, after) = self.puts_before(port, lane);
-        let notice = Notice { from: rank, lane: number, cell: target.cell, after, bits };
+        let before = self.puts_before(port, lane);
+        let cost = self.timing.model.publish;
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
-        self.post(port, self.timing.model.publish, latency, Event::Arrive(notice));
+        if let Some(cell) = target.cell {
+            let (number, after) = before.map_or((Notice::NO_LANE, 0), |(ends, puts)| {
+                (ends.reached.unwrap_or(Notice::NO_LANE), puts)
+            });
+            self.ranks[rank].in_flight += 1;
+            self.post(port, cost, latency, Event::Arrive(Notice { from: rank, lane: number, cell, after, bits }));
+        } else {
+            let at = self.spend_on_post(port, cost) + latency;
+            let after = before.map(|(_, puts)| puts);
+            self.goes_abroad(rank, lane.peer);
+            self.mail_publish(Publish { at, from: rank, lane, cell, generation, after, bits });
+        }
         Ok(())
     }
 
     /// The role hands a put to the port of its rank, at its own time. That is an event, since other roles may hand something
     /// before; but it waits for none where the role only posts and nothing else is due.
-    fn hand(&mut self, port: u32, ticket: u64, flight: Flight) {
+    fn hand(&mut self, port: u32, handed: Handed) {
         let Slot { rank, only_posts, .. } = self.slots[port as usize];
-        let Flight { lane, to, bytes, .. } = flight;
-        let class = self.class(rank, to);
-        let due = &mut self.sides[rank.index()].side(class).due;
-        if only_posts && *due == 0 {
-            let handed = self.spend_on_post(port, self.timing.model.post);
-            let left = self.leave((rank, handed), class, flight);
-            self.events += 1;
-            return self.settle(rank, lane, ticket, left);
+        let Handed { lane, reached, ticket, bytes } = handed;
+        let class = self.class(rank, lane.peer);
+        match reached {
+            Some(_) => self.ranks[rank].in_flight += 1,
+            None => self.goes_abroad(rank, lane.peer),
         }
-        *due += 1;
-        let leave = Event::Leave { from: rank, to, class, get: false, lane, ticket, bytes };
-        self.post(port, self.timing.model.post, Nanos(0), leave);
+        let due = &mut self.sides[rank].side(class).due;
+        let at_once = only_posts && *due == 0;
+        *due += u32::from(!at_once);
+        let cost = self.timing.model.post;
+        if at_once {
+            let now = self.spend_on_post(port, cost);
+            let left = match reached {
+                Some(number) => self.leave((rank, now), class, Flight { lane: number, to: lane.peer, get: None, bytes }),
+                None => self.leave_abroad((rank, now), Departure { lane, bytes }),
+            };
+            self.events += 1;
+            return self.settle(rank, ticket, left);
+        }
+        let leave = match reached {
+            Some(number) => Event::Leave { from: rank, to: lane.peer, class, get: false, lane: number, ticket, bytes },
+            None => Event::LeaveAbroad { from: rank, lane, ticket, bytes },
+        };
+        self.post(port, cost, Nanos(0), leave);
     }
 
-    /// The role spends `cost` and has something more on its way; returns its time.
+    /// The role spends `cost` on posting; returns its time.
     fn spend_on_post(&mut self, port: u32, cost: Nanos) -> Nanos {
+        let begin = self.clock(port);
         let slot = &mut self.slots[port as usize];
-        slot.clock = slot.clock + cost;
-        self.ranks[slot.rank.index()].in_flight += 1;
+        slot.clock = begin + cost;
         slot.clock
     }
 
-    /// The role spends `cost`; `latency` after that the event happens.
+    /// The role spends `cost` on posting something that happens `latency` later.
     fn post(&mut self, port: u32, cost: Nanos, latency: Nanos, event: Event) {
         let at = self.spend_on_post(port, cost) + latency;
         self.agenda.enter(at, event);
     }
 
-    /// The cell of `reader` that the port publishes to. Mostly it is the one that it published to last.
+    /// What the port publishes to. Mostly it is what it published to last.
     fn target(&mut self, port: u32, reader: Rank, cell: Cell) -> Target {
         let Slot { generation, target, .. } = self.slots[port as usize];
         if let Some((.., target)) = target.filter(|(to, last, _)| (*to, *last) == (reader, cell)) {
             return target;
         }
-        let target = self.cells.target(&self.layout, reader, cell, generation);
+        let published = self.cells.published_number(&self.layout, reader, cell, generation);
+        let here = self.ranks.has(reader);
+        let cell_number = here.then(|| self.cells.number(&self.layout, reader, cell, generation));
+        let target = Target { published, cell: cell_number };
         self.slots[port as usize].target = Some((reader, cell, target));
         target
     }
 
-    /// The lane of the puts that a publish follows, and how many there are.
-    fn puts_before(&mut self, port: u32, lane: LaneId) -> (u32, u32) {
+    /// The lane of the puts that a publish follows, and how many there are, if it ever had any.
+    fn puts_before(&mut self, port: u32, lane: LaneId) -> Option<(Ends, u32)> {
         let Slot { rank, lane: last, .. } = self.slots[port as usize];
-        let number = match last.filter(|(id, _)| *id == lane) {
-            Some((_, number)) => Some(number),
-            None => self.lanes.published(&self.layout, rank, lane),
+        let ends = match last.filter(|(id, _)| *id == lane) {
+            Some((_, ends)) => ends,
+            None => {
+                let posted = self.lanes.published(&self.layout, rank, lane)?;
+                self.remember_ends(port, lane, posted)
+            }
         };
-        let Some(number) = number else { return (Notice::NO_LANE, 0) };
-        self.slots[port as usize].lane = Some((lane, number));
-        let lane = self.lanes.lane(number);
-        if lane.put == 0 { (Notice::NO_LANE, 0) } else { (number, lane.puts) }
+        let posted = self.lanes.posted(ends.posted);
+        (posted.put > 0).then_some((ends, posted.puts))
     }
 
     /// The link between two ranks.
@@ -167,28 +235,37 @@ impl World {
         layout::value_in(generation, number.map_or(0, |number| self.cells.bits(number)))
     }
 
-    /// The number of a lane that the port posts to, if there is such a lane.
-    pub(super) fn lane_number(&mut self, port: u32, lane: LaneId) -> Option<u32> {
+    /// The ends of a lane that the port posts to, if there is such a lane.
+    pub(super) fn ends(&mut self, port: u32, lane: LaneId) -> Option<Ends> {
         let Slot { rank, lane: last, .. } = self.slots[port as usize];
-        if let Some((_, number)) = last.filter(|(id, _)| *id == lane) {
-            return Some(number);
+        if let Some((_, ends)) = last.filter(|(id, _)| *id == lane) {
+            return Some(ends);
         }
         if !self.layout.has_lane(rank, lane) {
             return None;
         }
-        let number = self.lanes.number(&self.layout, rank, lane);
-        self.slots[port as usize].lane = Some((lane, number));
-        Some(number)
+        let posted = self.lanes.posted_number(&self.layout, rank, lane);
+        Some(self.remember_ends(port, lane, posted))
+    }
+
+    /// Finds the other end of a lane that the port posts to, and notes both.
+    fn remember_ends(&mut self, port: u32, lane: LaneId, posted: u32) -> Ends {
+        let rank = self.slots[port as usize].rank;
+        let here = self.ranks.has(lane.peer);
+        let reached = here.then(|| self.lanes.reached_number(&self.layout, rank, lane));
+        let ends = Ends { posted, reached };
+        self.slots[port as usize].lane = Some((lane, ends));
+        ends
     }
 
     /// Checks a verb that posts; none when there is nothing to transfer.
-    fn admit(&mut self, port: u32, verb: &'static str, lane: LaneId, spans: &[Span]) -> Result<Option<u32>, Fault> {
-        let Some(number) = self.lane_number(port, lane) else { return Err(Fault::NotOffered { verb, lane }) };
+    fn admit(&mut self, port: u32, verb: &'static str, lane: LaneId, spans: &[Span]) -> Result<Option<Ends>, Fault> {
+        let Some(ends) = self.ends(port, lane) else { return Err(Fault::NotOffered { verb, lane }) };
         if spans.iter().any(|span| span.len == 0) {
             return Ok(None);
         }
         spans.iter().try_for_each(|span| span.within(self.layout.window_bytes()))?;
-        Ok(Some(number))
+        Ok(Some(ends))
     }
 
     /// The bytes to count for a transfer: rows travel on data lanes and, when they are pulled, on credit lanes.

@@ -70,15 +70,15 @@ impl World {
     ) -> Poll<Result<(), Fault>> {
         self.release(port);
         let Slot { rank, .. } = self.slots[port as usize];
-        if self.layout.has_lane(rank, lane) && self.ranks[rank.index()].tickets.are_settled(upto.0) {
+        if self.layout.has_lane(rank, lane) && self.ranks[rank].tickets.are_settled(upto.0) {
             self.record(port, Verb::Flushed { lane });
             return Poll::Ready(Ok(()));
         }
-        let Some(number) = self.lane_number(port, lane) else {
+        let Some(ends) = self.ends(port, lane) else {
             return Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane }));
         };
         self.slots[port as usize].since = self.clock(port);
-        self.end_flush(port, (lane, number), upto.0, context)
+        self.end_flush(port, (lane, ends.posted), upto.0, context)
     }
 
     /// Polls a role that [`World::begin_flush`] held.
@@ -92,8 +92,8 @@ impl World {
         if !self.granted(port, context) {
             return Poll::Pending;
         }
-        match self.lane_number(port, lane) {
-            Some(number) => self.end_flush(port, (lane, number), upto.0, context),
+        match self.ends(port, lane) {
+            Some(ends) => self.end_flush(port, (lane, ends.posted), upto.0, context),
             None => Poll::Ready(Err(Fault::NotOffered { verb: "flush", lane })),
         }
     }
@@ -122,7 +122,7 @@ impl World {
             }
             Progress::Awaits(seen) if self.now >= deadline => Err(timeout(seen, clock - since)),
             Progress::Awaits(_) => {
-                self.ranks[rank.index()].flushing.push(port);
+                self.ranks[rank].flushing.push(port);
                 self.hold(port, Held::Flush { lane, number, upto }, context);
                 return Poll::Pending;
             }
@@ -135,8 +135,8 @@ impl World {
 
     /// How far a lane of `rank` is with its tickets up to one.
     pub(super) fn progress(&self, rank: Rank, number: u32, upto: u64) -> Progress {
-        let lane = self.lanes.lane(number);
-        let tickets = &self.ranks[rank.index()].tickets;
+        let lane = self.lanes.posted(number);
+        let tickets = &self.ranks[rank].tickets;
         let of = |last: u64, get| if last == 0 { Progress::By(Nanos(0)) } else { tickets.progress(number, get, upto) };
         of(lane.put, false).and(of(lane.get, true))
     }
@@ -157,6 +157,7 @@ impl World {
             }
         }
         self.meeting.expire(self.now);
+        self.answer_all(self.now);
         self.no_deadline_before = next.unwrap_or(super::NEVER);
     }
 

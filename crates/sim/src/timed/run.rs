@@ -1,0 +1,157 @@
+//! Runs: all partitions on one thread, or on several.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+
+use ep_core::Layout;
+
+use super::crew::{Closed, Company, Crew, Ended, Outlook, Stop};
+use super::mail::Bag;
+use super::{Partitions, Timing};
+use crate::cluster::{Outcome, Run};
+use crate::machine::Machine;
+use crate::violation::{Report, Violation};
+use crate::world::Config;
+
+/// Runs all partitions on this thread.
+pub(crate) fn run<T, F>(layout: &Layout, config: &Config, timing: &Timing, each: &F) -> Result<Run<T>, Violation>
+where
+    F: AsyncFn(Machine) -> T,
+{
+    let partitions = Partitions::new(layout.topology(), &timing.model);
+    let crew = Crew::new(layout, (config, timing), (partitions, 0..partitions.count()), each);
+    conclude(vec![crew.run(&mut Alone)])
+}
+
+/// Runs the partitions on `threads` threads, or fewer where there are fewer partitions: it comes out the same.
+pub(crate) fn run_on<T, F>(
+    threads: NonZeroUsize,
+    layout: &Layout,
+    (config, timing): (&Config, &Timing),
+    each: &F,
+) -> Result<Run<T>, Violation>
+where
+    T: Send,
+    F: AsyncFn(Machine) -> T + Sync,
+{
+    let partitions = Partitions::new(layout.topology(), &timing.model);
+    let count = partitions.count();
+    let threads = threads.get().min(count);
+    if threads == 1 {
+        return run(layout, config, timing, each);
+    }
+    let crews: Vec<Range<usize>> =
+        (0..threads).map(|thread| thread * count / threads..(thread + 1) * count / threads).collect();
+    let post = PostOffice::new(crews, count);
+    let ended = std::thread::scope(|scope| {
+        let post = &post;
+        let thread = |number: usize| {
+            scope.spawn(move || {
+                let numbers = post.crews[number].clone();
+                Crew::new(layout, (config, timing), (partitions, numbers), each).run(&mut Among { post, number })
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(thread).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap_or_else(|panic| Err(Stop::Panicked(panic)))).collect()
+    });
+    conclude(ended)
+}
+
+type Outcomes<T> = Result<Option<(Ended, Vec<Closed<T>>)>, Stop>;
+
+/// What came of it, crews in the order of their partitions.
+fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
+    let mut all = Vec::new();
+    let mut how = Ended::Finished;
+    for crew in crews {
+        match crew {
+            Ok(Some((ended, closed))) => {
+                how = ended;
+                all.extend(closed);
+            }
+            Ok(None) => {}
+            Err(Stop::Found(violation)) => return Err(violation),
+            Err(Stop::Panicked(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
+    let reports = all.iter_mut().filter_map(|closed: &mut Closed<T>| closed.report.take());
+    if let Some(report) = reports.reduce(Report::and) {
+        return Err(if how == Ended::Livelock { Violation::Livelock(report) } else { Violation::Deadlock(report) });
+    }
+    let mut run =
+        Run { outcomes: Vec::new(), events: 0, time: ep_core::Nanos(0), resident: 0, records: Vec::new() };
+    for closed in all {
+        run.outcomes.extend(closed.outcomes.into_iter().map(Outcome::Finished));
+        run.events += closed.events;
+        run.time = run.time.max(closed.time);
+        run.resident += closed.resident;
+        run.records.extend(closed.records);
+    }
+    run.records.sort_by_key(|record| record.at);
+    Ok(run)
+}
+
+/// The only crew.
+struct Alone;
+
+impl Company for Alone {
+    fn outlook(&mut self, own: Option<Outlook>) -> Option<Outlook> {
+        own
+    }
+
+    fn exchange(&mut self, bags: &mut [Bag], mut receive: impl FnMut(usize, &mut Bag)) {
+        bags.iter_mut().enumerate().for_each(|(at, bag)| receive(at, bag));
+    }
+}
+
+/// Where crews on several threads meet. Between two meetings each has its own part of everything, so that no lock is ever
+/// waited for.
+struct PostOffice {
+    /// The partitions of each.
+    crews: Vec<Range<usize>>,
+    /// `[crews][partitions]`: the bags from each crew.
+    bags: Vec<Vec<Mutex<Bag>>>,
+    /// `[crews]`
+    outlooks: Vec<Mutex<Option<Outlook>>>,
+    meeting: Barrier,
+}
+
+impl PostOffice {
+    fn new(crews: Vec<Range<usize>>, partitions: usize) -> Self {
+        Self {
+            bags: crews.iter().map(|_| (0..partitions).map(|_| Mutex::default()).collect()).collect(),
+            outlooks: crews.iter().map(|_| Mutex::default()).collect(),
+            meeting: Barrier::new(crews.len()),
+            crews,
+        }
+    }
+}
+
+/// A crew with others on other threads.
+struct Among<'a> {
+    post: &'a PostOffice,
+    number: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Company for Among<'_> {
+    fn outlook(&mut self, own: Option<Outlook>) -> Option<Outlook> {
+        *lock(&self.post.outlooks[self.number]) = own;
+        self.post.meeting.wait();
+        self.post.outlooks.iter().map(|outlook| *lock(outlook)).reduce(|one, other| Some(one?.and(other?))).flatten()
+    }
+
+    fn exchange(&mut self, bags: &mut [Bag], mut receive: impl FnMut(usize, &mut Bag)) {
+        // What it takes back was emptied: by the same meeting a round before.
+        let own = &self.post.bags[self.number];
+        own.iter().zip(bags).for_each(|(place, bag)| std::mem::swap(&mut *lock(place), bag));
+        self.post.meeting.wait();
+        for (at, partition) in self.post.crews[self.number].clone().enumerate() {
+            self.post.bags.iter().for_each(|from| receive(at, &mut lock(&from[partition])));
+        }
+    }
+}
