@@ -54,7 +54,6 @@ impl Waiters {
     }
 }
 
-
 /// The cells of one partition: those that its ranks read, and what they published to any.
 #[derive(Debug)]
 pub(super) struct Cells {

@@ -53,11 +53,11 @@ impl Outlook {
     /// What all do next: the same for whoever asks.
     fn course(self, partitions: Partitions, max_events: u64) -> Course {
         let Self { next, deadline, deadlines, running, events } = self;
-        if running == 0 {
-            return Course::End(Ended::Finished);
-        }
         if events > max_events {
             return Course::End(Ended::Livelock);
+        }
+        if running == 0 {
+            return Course::End(Ended::Finished);
         }
         if next == NEVER && (deadline == NEVER || !deadlines) {
             return Course::End(Ended::Deadlock);

@@ -28,7 +28,8 @@ impl World {
                     black_box(self.cells.bits(notice.cell));
                 }
                 Event::Reach(rank, class) => {
-                    if let Some((_, flight)) = self.sides[rank].flying(class).filter(|(_, flight)| flight.get.is_none()) {
+                    if let Some((_, flight)) = self.sides[rank].flying(class).filter(|(_, flight)| flight.get.is_none())
+                    {
                         black_box(self.lanes.reached(flight.lane).puts);
                     }
                 }

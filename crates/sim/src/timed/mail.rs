@@ -11,9 +11,18 @@ use super::events::{Event, Notice};
 #[derive(Debug)]
 enum Letter {
     /// The bytes of a put, which lie in the bag. They are there long before anybody may look.
-    Bytes { to: Rank, at: Offset, len: usize },
+    Bytes {
+        to: Rank,
+        at: Offset,
+        len: usize,
+    },
     /// A put has left: when its first byte comes, and how many count.
-    Put { at: Nanos, from: Rank, lane: LaneId, bytes: u64 },
+    Put {
+        at: Nanos,
+        from: Rank,
+        lane: LaneId,
+        bytes: u64,
+    },
     Publish(Publish),
     Matter(Nanos, Box<Matter>),
 }

@@ -79,8 +79,7 @@ fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
     if let Some(report) = reports.reduce(Report::and) {
         return Err(if how == Ended::Livelock { Violation::Livelock(report) } else { Violation::Deadlock(report) });
     }
-    let mut run =
-        Run { outcomes: Vec::new(), events: 0, time: ep_core::Nanos(0), resident: 0, records: Vec::new() };
+    let mut run = Run { outcomes: Vec::new(), events: 0, time: ep_core::Nanos(0), resident: 0, records: Vec::new() };
     for closed in all {
         run.outcomes.extend(closed.outcomes.into_iter().map(Outcome::Finished));
         run.events += closed.events;

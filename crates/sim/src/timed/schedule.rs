@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 
 use ep_core::{Nanos, Rank, layout};
 
-use super::events::{Class, Event, Notice};
 use super::crew::{Outlook, Stretch};
+use super::events::{Class, Event, Notice};
 use super::links::{Departure, Flight};
 use super::ports::{Held, Slot};
 use super::tickets::Progress;
@@ -42,7 +42,9 @@ impl World {
                 return Ok(Some(self.ranks.rank(place.index())));
             }
             match self.agenda.next_time() {
-                Some(time) if time < stretch.end.min(self.no_deadline_before) && !self.is_over() => self.happen(time)?,
+                Some(time) if time < stretch.end.min(self.no_deadline_before) && !self.is_over() => {
+                    self.happen(time)?
+                }
                 _ if stretch.expired.is_some_and(|now| self.no_deadline_before <= now) => self.reach_deadline(),
                 _ => return Ok(None),
             }

@@ -127,9 +127,8 @@ impl World {
         // A rank hears at once what it tells itself.
         let latency = if lane.peer == rank { Nanos(0) } else { self.timing.model.link(class).latency };
         if let Some(cell) = target.cell {
-            let (number, after) = before.map_or((Notice::NO_LANE, 0), |(ends, puts)| {
-                (ends.reached.unwrap_or(Notice::NO_LANE), puts)
-            });
+            let (number, after) =
+                before.map_or((Notice::NO_LANE, 0), |(ends, puts)| (ends.reached.unwrap_or(Notice::NO_LANE), puts));
             self.ranks[rank].in_flight += 1;
             self.post(port, cost, latency, Event::Arrive(Notice { from: rank, lane: number, cell, after, bits }));
         } else {
@@ -158,7 +157,9 @@ impl World {
         if at_once {
             let now = self.spend_on_post(port, cost);
             let left = match reached {
-                Some(number) => self.leave((rank, now), class, Flight { lane: number, to: lane.peer, get: None, bytes }),
+                Some(number) => {
+                    self.leave((rank, now), class, Flight { lane: number, to: lane.peer, get: None, bytes })
+                }
                 None => self.leave_abroad((rank, now), Departure { lane, bytes }),
             };
             self.events += 1;

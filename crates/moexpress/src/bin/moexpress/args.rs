@@ -15,7 +15,7 @@ mod far;
 mod timed;
 
 pub(crate) use far::FarArgs;
-pub(crate) use timed::{CompareArgs, ModelName, Part, Published, TuneArgs};
+pub(crate) use timed::{CompareArgs, ModelName, Part, Published, ThreadsArgs, TuneArgs};
 
 /// Moves tokens to experts and back, and checks every bit of it.
 #[derive(Parser, Debug)]
@@ -146,6 +146,8 @@ pub(crate) struct RunArgs {
     /// large batches fit. Rows' values cannot be verified then
     #[arg(long)]
     pub(crate) elide_payload: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArgs,
     /// What batch and schedule are drawn from; the same seed repeats a run of the simulator exactly
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

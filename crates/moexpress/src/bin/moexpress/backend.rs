@@ -1,5 +1,6 @@
 //! Runs all ranks of a job on a backend.
 
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use ep_bootstrap::Environment;
@@ -36,6 +37,7 @@ pub(crate) struct Timing {
     pub(crate) model: ModelName,
     /// Whether rows have no payload to speak of.
     pub(crate) elide_payload: bool,
+    pub(crate) threads: NonZeroUsize,
 }
 
 /// What is to be run.
@@ -114,7 +116,7 @@ pub(crate) fn seen_shape(
     timing: Option<Timing>,
 ) -> Result<Shape, Error> {
     match timing {
-        Some(Timing { model, elide_payload: true }) => {
+        Some(Timing { model, elide_payload: true, .. }) => {
             Ok(*timed::cluster(shape, topology, settings, model.model())?.build(*shape)?.layout().shape())
         }
         _ => Ok(*shape),

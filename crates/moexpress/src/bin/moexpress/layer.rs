@@ -1,5 +1,7 @@
 //! A dispatch and a combine of the real engine in virtual time, without payload.
 
+use std::num::NonZeroUsize;
+
 use ep_conformance::workload::Batch;
 use ep_core::engine::{Combine, Engine, Routing};
 use ep_core::machine::{Machine as _, Proposal};
@@ -20,6 +22,7 @@ pub(crate) struct Layer<'a> {
     /// `[ranks]`: whose choices count, and weights.
     pub(crate) batches: &'a [Batch],
     pub(crate) max_events: u64,
+    pub(crate) threads: NonZeroUsize,
 }
 
 /// When a dispatch and a combine ended, counted from when all ranks had begun them.
@@ -60,10 +63,11 @@ impl Layer<'_> {
     pub(crate) fn time(&self) -> Result<Times, Stopped> {
         let builder = timed::cluster(&self.shape, &self.topology, &self.settings, self.model)?;
         let cluster = builder.max_events(self.max_events).build(self.shape)?;
-        let run = cluster.run(async |ep| self.rank(ep).await).map_err(|violation| match violation {
-            Violation::Livelock(_) => Stopped::Events,
-            other => Stopped::Failed(other.to_string()),
-        })?;
+        let run =
+            cluster.run_on(self.threads, async |ep| self.rank(ep).await).map_err(|violation| match violation {
+                Violation::Livelock(_) => Stopped::Events,
+                other => Stopped::Failed(other.to_string()),
+            })?;
         let events = run.events;
         let ranks: Result<Vec<_>, Error> = run.finished().into_iter().collect();
         Ok(Times::of(&ranks?, events))

@@ -251,12 +251,13 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
             ));
         }
         let model = args.model.unwrap_or(ModelName::H800Cx7);
-        return Ok(Some(Timing { model, elide_payload: args.elide_payload }));
+        return Ok(Some(Timing { model, elide_payload: args.elide_payload, threads: args.threads.get() }));
     }
     let needs = |option: &str| Error::invalid(format_args!("--schedule with {option}"), "explore", "timed");
     match args.model {
         Some(_) => Err(needs("--model")),
         None if args.elide_payload => Err(needs("--elide-payload")),
+        None if args.threads.given() => Err(needs("--threads")),
         None => Ok(None),
     }
 }

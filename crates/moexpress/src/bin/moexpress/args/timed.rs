@@ -1,10 +1,30 @@
 //! The arguments of what runs in virtual time.
 
+use std::num::NonZeroUsize;
+
 use clap::{Args, ValueEnum};
 use ep_conformance::workload::RoutingKind;
 use ep_sim::Model;
 
 use super::{LayerArgs, TopologyArgs};
+
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ThreadsArgs {
+    /// Threads on which nodes are simulated in virtual time: it comes out the same on any number [default: one a core]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+}
+
+impl ThreadsArgs {
+    /// Whether a number was given.
+    pub(crate) const fn given(self) -> bool {
+        self.threads.is_some()
+    }
+
+    pub(crate) fn get(self) -> NonZeroUsize {
+        self.threads.or_else(|| std::thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
+    }
+}
 
 /// Machines whose rates and latencies the timed scheduler knows.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +69,8 @@ pub(crate) struct TuneArgs {
     /// Proposes no settings whose window is larger [default: any]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_window: Option<u64>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArgs,
     /// Prints one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -81,6 +103,8 @@ pub(crate) struct CompareArgs {
     /// Leaves out rows with more ranks than this
     #[arg(long, value_name = "RANKS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(8..))]
     pub(crate) up_to: u32,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArgs,
     /// Prints one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,

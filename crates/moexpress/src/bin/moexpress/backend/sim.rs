@@ -1,5 +1,7 @@
 //! The simulator as a backend.
 
+use std::num::NonZeroUsize;
+
 use ep_core::{Endpoint, Nanos};
 use ep_sim::{Cluster, Outcome};
 
@@ -10,7 +12,7 @@ use crate::rank::{Shared, work, work_low_latency};
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     let builder = match job.timing {
         None => Cluster::builder(job.topology).seed(job.seed).settings(job.settings).race_tracking(true),
-        Some(Timing { model, elide_payload: true }) => {
+        Some(Timing { model, elide_payload: true, .. }) => {
             timed::cluster(&job.shape, &job.topology, &job.settings, model.model()).map_err(Failure::bad_input)?
         }
         Some(Timing { model, .. }) => Cluster::builder(job.topology).settings(job.settings).timed(model.model()),
@@ -21,8 +23,9 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failur
     let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let clock = move |own: Nanos| if timed { own } else { host() };
     let shared = Shared { world: job.world, clock: &clock, step };
+    let threads = job.timing.map_or(NonZeroUsize::MIN, |timing| timing.threads);
     let run = cluster
-        .run(async |mut ep| {
+        .run_on(threads, async |mut ep| {
             let batch = &job.batches[ep.rank().index()];
             match job.low_latency {
                 None => work(&mut ep, batch, &shared).await,

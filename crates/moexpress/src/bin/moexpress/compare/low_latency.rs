@@ -14,6 +14,8 @@
 //! Payload is never written, so that it has no memory, but travels in full; every row's header does both, and is checked
 //! where it arrives.
 
+use std::num::NonZeroUsize;
+
 use ep_conformance::workload::Workload;
 use ep_core::machine::{Machine as _, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Offset, Port as _, Role, Work};
@@ -109,7 +111,13 @@ struct Worker<'a> {
 }
 
 /// Runs a dispatch and a combine, each `before` after all ranks have begun it.
-pub(crate) fn run(form: Form, topology: Topology, model: Model, before: Nanos) -> Result<Times, Stopped> {
+pub(crate) fn run(
+    form: Form,
+    topology: Topology,
+    model: Model,
+    before: Nanos,
+    threads: NonZeroUsize,
+) -> Result<Times, Stopped> {
     let builder = Shape::builder().experts(form.experts).topk(form.topk).max_tokens(form.tokens);
     let shape = builder.hidden(form.hidden).build()?;
     // Only choices are wanted: rows of one element.
@@ -129,7 +137,7 @@ pub(crate) fn run(form: Form, topology: Topology, model: Model, before: Nanos) -
     let builder = Cluster::builder(topology).settings(settings).timed(model).elide_payload(true);
     let cluster = builder.max_events(u64::MAX).build(shape)?;
     places.base = cluster.layout().arena().offset;
-    let run = cluster.run_machines(async |machine| {
+    let run = cluster.run_machines_on(threads, async |machine| {
         let (me, choices) = (machine.rank(), &choices[..]);
         Worker { machine: &machine, form, places, local_experts, me, before, choices }.layer().await
     });

@@ -5,6 +5,7 @@ mod normal;
 mod published;
 
 use std::fmt::Write;
+use std::num::NonZeroUsize;
 
 use ep_core::Nanos;
 use serde_json::{Value, json};
@@ -58,15 +59,12 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<String, Failure> {
     let progress = show::progress_bar();
     let wanted = |part: Part| args.only.is_none_or(|only| only == part);
     let mut tables = Vec::new();
-    for (part, table) in [
-        (Part::LowLatency, low_latency_table as fn(&mut dyn Iterator<Item = Figure>) -> Result<Table, Stopped>),
-        (Part::Normal, normal_table),
-    ] {
+    for (part, table) in [(Part::LowLatency, low_latency_table as TableOf), (Part::Normal, normal_table)] {
         let figures = if part == Part::LowLatency { &published::LOW_LATENCY[..] } else { &published::NORMAL };
         let rows = figures.iter().filter(|figure| figure.ranks <= args.up_to);
         let mut told = rows.copied().inspect(|figure| progress.set_message(format!("{} ranks", figure.ranks)));
         if wanted(part) {
-            tables.push(table(&mut told).map_err(|stopped| match stopped {
+            tables.push(table(&mut told, args.threads.get()).map_err(|stopped| match stopped {
                 Stopped::Events => Failure::failed("a run did not end"),
                 Stopped::Failed(error) => Failure::failed(error),
             })?);
@@ -80,7 +78,10 @@ fn micros(time: Nanos) -> f64 {
     time.0 as f64 / 1e3
 }
 
-fn low_latency_table(figures: &mut dyn Iterator<Item = Figure>) -> Result<Table, Stopped> {
+/// Makes the table of some figures.
+type TableOf = fn(&mut dyn Iterator<Item = Figure>, NonZeroUsize) -> Result<Table, Stopped>;
+
+fn low_latency_table(figures: &mut dyn Iterator<Item = Figure>, threads: NonZeroUsize) -> Result<Table, Stopped> {
     let form = low_latency::Form { tokens: 128, experts: EXPERTS, topk: TOPK, hidden: HIDDEN };
     let what = format!(
         "{} tokens a rank, hidden {HIDDEN}, top-{TOPK} of {EXPERTS} experts; for each token and expert a row of {} bytes there \
@@ -91,14 +92,14 @@ fn low_latency_table(figures: &mut dyn Iterator<Item = Figure>) -> Result<Table,
     );
     let mut rows = Vec::new();
     for figure in figures {
-        let times = low_latency::run(form, figure.topology()?, MODEL.model(), BEFORE)?;
+        let times = low_latency::run(form, figure.topology()?, MODEL.model(), BEFORE, threads)?;
         let calibrated = figure.ranks == CALIBRATED_ON;
         rows.push(Row { figure, simulated: times.mean.map(micros), slowest: times.slowest.map(micros), calibrated });
     }
     Ok(Table { part: Part::LowLatency, what, unit: "us", rows })
 }
 
-fn normal_table(figures: &mut dyn Iterator<Item = Figure>) -> Result<Table, Stopped> {
+fn normal_table(figures: &mut dyn Iterator<Item = Figure>, threads: NonZeroUsize) -> Result<Table, Stopped> {
     let [there, back] = normal::row_bytes()?;
     let what = format!(
         "{} tokens a rank, hidden {HIDDEN}, top-{TOPK} of {EXPERTS} experts on at most 4 nodes, {} channels; rows of {} bytes there \
@@ -110,7 +111,7 @@ fn normal_table(figures: &mut dyn Iterator<Item = Figure>) -> Result<Table, Stop
     );
     let mut rows = Vec::new();
     for figure in figures {
-        let normal::Ran { times, rows: sent } = normal::run(figure.topology()?, MODEL.model())?;
+        let normal::Ran { times, rows: sent } = normal::run(figure.topology()?, MODEL.model(), threads)?;
         let rate = |bytes: u64, time: Nanos| sent * bytes as f64 / time.0 as f64;
         let simulated = [rate(there, times.mean[0]), rate(back, times.mean[1])];
         rows.push(Row { figure, simulated, slowest: times.slowest.map(micros), calibrated: false });

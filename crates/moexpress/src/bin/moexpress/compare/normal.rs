@@ -1,5 +1,7 @@
 //! Normal mode: the real engine, with rings as DeepEP V1 configures its own.
 
+use std::num::NonZeroUsize;
+
 use ep_conformance::workload::{Batch, RoutingKind, Workload};
 use ep_core::quant::Scaling;
 use ep_core::{Element, Error, Settings, Shape, Topology};
@@ -34,7 +36,7 @@ fn shape() -> Result<Shape, Error> {
 }
 
 /// Dispatches and combines a batch.
-pub(crate) fn run(topology: Topology, model: Model) -> Result<Ran, Stopped> {
+pub(crate) fn run(topology: Topology, model: Model, threads: NonZeroUsize) -> Result<Ran, Stopped> {
     let shape = shape()?;
     let kind = match topology.nodes() {
         1 => RoutingKind::Uniform,
@@ -44,7 +46,8 @@ pub(crate) fn run(topology: Topology, model: Model) -> Result<Ran, Stopped> {
     let thin = Shape::builder().experts(shape.experts()).topk(shape.topk()).hidden(1).max_tokens(TOKENS).build()?;
     let batches = Workload::new(thin, vec![TOKENS; topology.ranks() as usize]).kind(kind).batches()?;
     let settings = settings(&shape, &topology)?;
-    let layer = Layer { shape, topology, settings, model, before: BEFORE, batches: &batches, max_events: u64::MAX };
+    let layer =
+        Layer { shape, topology, settings, model, before: BEFORE, batches: &batches, max_events: u64::MAX, threads };
     Ok(Ran { times: layer.time()?, rows: rows(&topology, &batches) })
 }
 

@@ -121,6 +121,7 @@ impl<'a> Search<'a> {
             before: Nanos(0),
             batches: &self.batches,
             max_events: self.budget,
+            threads: self.args.threads.get(),
         };
         match layer.time() {
             Ok(times) => {
