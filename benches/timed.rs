@@ -5,8 +5,11 @@
 //! of 64 and 1024 ranks, one low-latency dispatch and combine, each rank with a routing of its own. *slots*: 64 and 1024 ranks
 //! that put rows to each other as a low-latency dispatch does, on the machine contract alone: each token to a slot at each of 8
 //! experts' ranks, then a publish to every rank. So *slots* shows the scheduler, the others the roles on it.
+//!
+//! The last part of a name is the number of threads: one, and where there are several nodes one a core.
 
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -93,50 +96,72 @@ fn time<T>(times: u64, run: impl Fn() -> Run<T>) -> Duration {
     began.elapsed()
 }
 
+/// Numbers of threads to run so many nodes on.
+fn threads(nodes: u32) -> Vec<NonZeroUsize> {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let most = cores.min(NonZeroUsize::new(nodes as usize).unwrap_or(NonZeroUsize::MIN));
+    let mut counts = vec![NonZeroUsize::MIN, most];
+    counts.dedup();
+    counts
+}
+
 fn timed(c: &mut Criterion) {
     let mut group = c.benchmark_group("timed");
     group.sample_size(10);
     for (nodes, locals) in [(1, 64), (8, 8)] {
         let cluster = cluster(nodes, locals, 0);
         let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS, 0);
-        let run = || cluster.run(async |ep| layers(ep, &topk_idx).await).expect("a run without findings");
-        let once = run();
-        println!("{nodes} x {locals}: {} events in {} of virtual time", once.events, once.time);
-        group.throughput(Throughput::Elements(once.events));
-        group.bench_function(format!("layers/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+        for threads in threads(nodes) {
+            let run =
+                || cluster.run_on(threads, async |ep| layers(ep, &topk_idx).await).expect("a run without findings");
+            let once = run();
+            println!("{nodes} x {locals}: {} events in {} of virtual time", once.events, once.time);
+            group.throughput(Throughput::Elements(once.events));
+            let name = format!("layers/{nodes}x{locals}/{threads}");
+            group.bench_function(name, |b| b.iter_custom(|times| time(times, run)));
+        }
     }
     for (nodes, locals) in [(1, 64), (8, 8), (128, 8)] {
         let cluster = cluster(nodes, locals, 0);
         let shape = *cluster.layout().shape();
         let choices: Vec<_> =
             (0..u64::from(nodes * locals)).map(|seed| moexpress_benches::routing(&shape, TOKENS, seed)).collect();
-        let run = || cluster.run(async |ep| low_latency(ep, &choices).await).expect("a run without findings");
-        let began = Instant::now();
-        let once = run();
-        println!(
-            "{nodes} x {locals}, low latency: {} events, {} of virtual time, {} MB of windows, {:?}",
-            once.events,
-            once.time,
-            once.resident / 1_000_000,
-            began.elapsed()
-        );
-        group.throughput(Throughput::Elements(once.events));
-        group.bench_function(format!("low_latency/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+        for threads in threads(nodes) {
+            let run = || {
+                let each = async |ep| low_latency(ep, &choices).await;
+                cluster.run_on(threads, each).expect("a run without findings")
+            };
+            let began = Instant::now();
+            let once = run();
+            println!(
+                "{nodes} x {locals}, low latency, {threads} threads: {} events, {} of virtual time, {} MB of windows, {:?}",
+                once.events,
+                once.time,
+                once.resident / 1_000_000,
+                began.elapsed()
+            );
+            group.throughput(Throughput::Elements(once.events));
+            let name = format!("low_latency/{nodes}x{locals}/{threads}");
+            group.bench_function(name, |b| b.iter_custom(|times| time(times, run)));
+        }
     }
     for (nodes, locals) in [(1, 64), (128, 8)] {
         let cluster = cluster(nodes, locals, 1 << 30);
         let topk_idx = moexpress_benches::routing(cluster.layout().shape(), TOKENS, 0);
         let each = async |machine| slots(machine, &topk_idx).await;
-        let run = || cluster.run_machines(each).expect("a run without findings");
-        let once = run();
-        println!(
-            "{nodes} x {locals}: {} events in {} of virtual time, {} MB",
-            once.events,
-            once.time,
-            once.resident / 1_000_000
-        );
-        group.throughput(Throughput::Elements(once.events));
-        group.bench_function(format!("slots/{nodes}x{locals}"), |b| b.iter_custom(|times| time(times, run)));
+        for threads in threads(nodes) {
+            let run = || cluster.run_machines_on(threads, each).expect("a run without findings");
+            let once = run();
+            println!(
+                "{nodes} x {locals}: {} events in {} of virtual time, {} MB",
+                once.events,
+                once.time,
+                once.resident / 1_000_000
+            );
+            group.throughput(Throughput::Elements(once.events));
+            let name = format!("slots/{nodes}x{locals}/{threads}");
+            group.bench_function(name, |b| b.iter_custom(|times| time(times, run)));
+        }
     }
     group.finish();
 }
