@@ -1,4 +1,4 @@
-//! The simulator: any number of ranks in one process and one thread, the very roles of [`ep_core`], and one of two
+//! The simulator: any number of ranks in one process, the very roles of [`ep_core`], and one of two
 //! schedulers: an adversary that explores what the rules allow, or a model of time.
 //!
 //! ```
@@ -99,6 +99,10 @@
 //! - [`Builder::elide_payload`]: rows take the time of their payload but have none, so that thousands of ranks fit.
 //! - Nothing is to come and a rank waits: a deadlock, as under explore. A deadline that others' doings outlast ends its
 //!   waits at its time.
+//! - Nodes are simulated apart, each with a world of its own. What leaves a node takes the far latency at least, so all go
+//!   through time in stretches of that length and tell each other between two. [`Cluster::run_on`] does it on several
+//!   threads; what comes out is the same on any number. What is beyond the model takes that latency too: a rank's
+//!   agreement with ranks of other nodes, and a reset's question whether all has come there.
 //! - [`Builder::record`] keeps every verb with its virtual time, for [`ep_core::trace::perfetto`].
 //!
 //! # Failing seeds
