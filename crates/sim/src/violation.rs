@@ -51,7 +51,7 @@ pub struct Report {
 
 impl Report {
     /// That of two parts of a cluster, ranks of the first one first.
-    pub(crate) fn and(mut self: Box<Self>, other: Box<Self>) -> Box<Self> {
+    pub(crate) fn and(mut self, other: Self) -> Self {
         self.events += other.events;
         self.time = self.time.max(other.time);
         self.unfinished.extend(other.unfinished);

@@ -175,6 +175,9 @@ pub(super) struct Closed<T> {
     pub(super) report: Option<Box<Report>>,
 }
 
+/// What every partition of a crew has to say at the end, unless it stopped, or none when another crew did.
+pub(super) type Outcomes<T> = Result<Option<(Ended, Vec<Closed<T>>)>, Stop>;
+
 /// How a crew hears of the others.
 pub(super) trait Company {
     /// What all see together; none when one of them stopped.
@@ -212,9 +215,8 @@ impl<'a, T> Crew<'a, T> {
         }
     }
 
-    /// Goes through time, together with the others, to the end; what every partition has to say then, unless one of this
-    /// crew or of another stopped.
-    pub(super) fn run(mut self, company: &mut impl Company) -> Result<Option<(Ended, Vec<Closed<T>>)>, Stop> {
+    /// Goes through time, together with the others, to the end.
+    pub(super) fn run(mut self, company: &mut impl Company) -> Outcomes<T> {
         let mut stop = None;
         loop {
             let outlook = |member: &mut Member<'a, T>| member.world.borrow_mut().outlook(&member.woken);

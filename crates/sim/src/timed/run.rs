@@ -6,12 +6,12 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
 use ep_core::Layout;
 
-use super::crew::{Closed, Company, Crew, Ended, Outlook, Stop};
+use super::crew::{Closed, Company, Crew, Ended, Outcomes, Outlook, Stop};
 use super::mail::Bag;
 use super::{Partitions, Timing};
 use crate::cluster::{Outcome, Run};
 use crate::machine::Machine;
-use crate::violation::{Report, Violation};
+use crate::violation::Violation;
 use crate::world::Config;
 
 /// Runs all partitions on this thread.
@@ -58,8 +58,6 @@ where
     conclude(ended)
 }
 
-type Outcomes<T> = Result<Option<(Ended, Vec<Closed<T>>)>, Stop>;
-
 /// What came of it, crews in the order of their partitions.
 fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
     let mut all = Vec::new();
@@ -76,7 +74,7 @@ fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
         }
     }
     let reports = all.iter_mut().filter_map(|closed: &mut Closed<T>| closed.report.take());
-    if let Some(report) = reports.reduce(Report::and) {
+    if let Some(report) = reports.reduce(|one, other| Box::new(one.and(*other))) {
         return Err(if how == Ended::Livelock { Violation::Livelock(report) } else { Violation::Deadlock(report) });
     }
     let mut run = Run { outcomes: Vec::new(), events: 0, time: ep_core::Nanos(0), resident: 0, records: Vec::new() };
