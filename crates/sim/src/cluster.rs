@@ -189,7 +189,7 @@ impl Cluster {
 
     /// As [`Cluster::run_machines`]; under the timed scheduler, where there are several nodes and the link between them has
     /// a latency, on `threads` threads. It comes out the same on any number of them: nodes go through time together, in
-    /// stretches as long as that latency.
+    /// stretches as long as that latency. Ranks may wait for each other by their machines only.
     ///
     /// # Errors
     /// As [`Cluster::run_machines`].

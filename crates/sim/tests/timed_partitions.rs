@@ -3,7 +3,9 @@
 
 mod common;
 
+use std::future::{Future as _, poll_fn};
 use std::num::NonZeroUsize;
+use std::task::Poll;
 
 use common::{A, B, cell, free, lane, need, probe, shape};
 use ep_core::engine::low_latency::LowRouting;
@@ -273,4 +275,23 @@ fn without_a_latency_between_nodes_there_is_one_partition() {
         port.now()
     });
     assert_eq!(times, [Nanos(0); 2]);
+}
+
+#[test]
+fn who_leaves_a_meeting_and_comes_again_is_told_what_was_agreed_then() {
+    let agreed = run(&cluster(2, 1, bare()), async |machine: Machine| {
+        let proposal = |op| Proposal { mask: RankSet::new(), generation: 1, op };
+        if machine.rank() == B {
+            // Gives up at once, after it has written to the host.
+            let mut early = Box::pin(machine.bootstrap().agree(proposal(7), Nanos::from_secs(1)));
+            let pends = poll_fn(|context| Poll::Ready(early.as_mut().poll(context).is_pending())).await;
+            assert!(pends);
+            drop(early);
+        } else {
+            machine.spend(Nanos(5000));
+        }
+        let agreed = machine.bootstrap().agree(proposal(3), Nanos::from_secs(1)).await.unwrap();
+        (agreed.op, machine.now())
+    });
+    assert_eq!(agreed, [(3, Nanos(5000 + FAR.0)); 2]);
 }

@@ -15,6 +15,8 @@ const HOST: Rank = Rank(0);
 /// A rank that came to agree.
 #[derive(Debug, Default)]
 pub(super) struct Attendance {
+    /// How often it came.
+    visit: u64,
     waits: bool,
     waker: Option<Waker>,
     answer: Option<Result<Agreement, Error>>,
@@ -23,12 +25,18 @@ pub(super) struct Attendance {
 impl World {
     /// A rank comes to agree with the others: all go on when the last has come.
     pub(crate) fn arrive(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos) {
-        self.attendances[rank] = Attendance { waits: true, ..Attendance::default() };
-        let came = self.now_of(rank);
+        let visit = self.attendances[rank].visit + 1;
+        self.attendances[rank] = Attendance { visit, waits: true, ..Attendance::default() };
+        self.tell_host(rank, Matter::Come { rank, visit, proposal, deadline });
+    }
+
+    /// Lets the host know at a rank's own time, or a latency later.
+    fn tell_host(&mut self, rank: Rank, matter: Matter) {
+        let at = self.now_of(rank);
         if self.windows.has(HOST) {
-            self.meet(rank, proposal, deadline, came);
+            self.expect(at, matter);
         } else {
-            self.mail(HOST, came + self.partitions.delay(), Matter::Come { rank, proposal, deadline });
+            self.mail(HOST, at + self.partitions.delay(), matter);
         }
     }
 
@@ -46,23 +54,17 @@ impl World {
 
     /// A rank stops waiting for an answer, or has it.
     pub(crate) fn leave_meeting(&mut self, rank: Rank) {
-        let left = std::mem::take(&mut self.attendances[rank]);
-        if !left.waits {
-        } else if self.windows.has(HOST) {
-            self.leaves(rank);
-        } else {
-            let at = self.now_of(rank) + self.partitions.delay();
-            self.mail(HOST, at, Matter::Gone { rank });
+        if std::mem::take(&mut self.attendances[rank].waits) {
+            self.tell_host(rank, Matter::Gone { rank });
         }
     }
 
-    /// Where ranks meet: one has come, at `came`.
-    pub(super) fn meet(&mut self, rank: Rank, proposal: Proposal, deadline: Nanos, came: Nanos) {
+    /// Where ranks meet: one has come.
+    pub(super) fn meet(&mut self, (rank, visit): (Rank, u64), proposal: Proposal, deadline: Nanos) {
         self.no_deadline_before = self.no_deadline_before.min(deadline);
-        self.came[rank.index()] = came;
-        let members = self.meeting.arrive(rank, proposal, deadline, came).unwrap_or_default();
-        let last = members.iter().map(|member| self.came[member.index()]).fold(self.now, Nanos::max);
-        self.answer_all(last);
+        self.visits[rank.index()] = visit;
+        self.meeting.arrive(rank, proposal, deadline, self.now);
+        self.answer_all();
     }
 
     /// Where ranks meet: one waits no longer.
@@ -71,19 +73,19 @@ impl World {
     }
 
     /// Where ranks meet: those who have an answer are told, all at the same time.
-    pub(super) fn answer_all(&mut self, at: Nanos) {
-        let at = at + self.partitions.delay();
+    pub(super) fn answer_all(&mut self) {
+        let at = self.now + self.partitions.delay();
         for (rank, answer) in self.meeting.answers() {
-            let answer = Matter::Answer { rank, answer };
+            let answer = Matter::Answer { rank, visit: self.visits[rank.index()], answer };
             if self.windows.has(rank) { self.expect(at, answer) } else { self.mail(rank, at, answer) }
         }
     }
 
     /// A rank is told the answer.
-    pub(super) fn answered(&mut self, rank: Rank, answer: Result<Agreement, Error>) {
+    pub(super) fn answered(&mut self, (rank, visit): (Rank, u64), answer: Result<Agreement, Error>) {
         let attendance = &mut self.attendances[rank];
-        // It may have stopped waiting since.
-        if std::mem::take(&mut attendance.waits) {
+        // It may have stopped waiting since, and come again.
+        if attendance.visit == visit && std::mem::take(&mut attendance.waits) {
             attendance.answer = Some(answer);
             attendance.waker.iter().for_each(Waker::wake_by_ref);
             self.ranks[rank].main = self.now_of(rank);

@@ -49,11 +49,11 @@ pub(super) enum Matter {
     /// They have.
     Landed { to: Rank },
     /// A rank comes to agree with the others.
-    Come { rank: Rank, proposal: Proposal, deadline: Nanos },
+    Come { rank: Rank, visit: u64, proposal: Proposal, deadline: Nanos },
     /// It waits no longer.
     Gone { rank: Rank },
     /// What it is told.
-    Answer { rank: Rank, answer: Result<Agreement, Error> },
+    Answer { rank: Rank, visit: u64, answer: Result<Agreement, Error> },
 }
 
 /// Letters to one partition, in the order in which they were written.
@@ -151,9 +151,11 @@ impl World {
         match self.matters.remove(&number) {
             Some(Matter::Inquiry { from, posted }) => self.inquired(from, posted),
             Some(Matter::Landed { to }) => self.told_landed(to),
-            Some(Matter::Come { rank, proposal, deadline }) => self.meet(rank, proposal, deadline, self.now),
+            Some(Matter::Come { rank, visit, proposal, deadline }) => {
+                self.meet((rank, visit), proposal, deadline);
+            }
             Some(Matter::Gone { rank }) => self.leaves(rank),
-            Some(Matter::Answer { rank, answer }) => self.answered(rank, answer),
+            Some(Matter::Answer { rank, visit, answer }) => self.answered((rank, visit), answer),
             None => {}
         }
     }

@@ -131,8 +131,8 @@ pub(crate) struct World {
     no_deadline_before: Nanos,
     /// Where all ranks meet: in the first partition.
     meeting: Meeting,
-    /// When each rank came there last.
-    came: Vec<Nanos>,
+    /// How often each rank came there.
+    visits: Vec<u64>,
     attendances: Locals<Attendance>,
     /// What has come from each rank of other partitions.
     foreign: Vec<Foreign>,
@@ -183,7 +183,7 @@ impl World {
             free: Vec::new(),
             no_deadline_before: NEVER,
             meeting: Meeting::new(if partition == 0 { all } else { 0 }),
-            came: vec![Nanos(0); if partition == 0 { all as usize } else { 0 }],
+            visits: vec![0; if partition == 0 { all as usize } else { 0 }],
             attendances: Locals::new(ranks, |_| Attendance::default()),
             foreign: vec![Foreign::default(); foreign],
             inquiries: Vec::new(),

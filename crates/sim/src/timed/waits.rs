@@ -157,7 +157,7 @@ impl World {
             }
         }
         self.meeting.expire(self.now);
-        self.answer_all(self.now);
+        self.answer_all();
         self.no_deadline_before = next.unwrap_or(super::NEVER);
     }
 
