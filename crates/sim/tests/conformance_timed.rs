@@ -1,10 +1,13 @@
-//! The shared suite on the simulator's timed scheduler: what no incident and no planted fault is needed for.
+//! The shared suite on the simulator's timed scheduler: what no incident and no planted fault is needed for. Runs of several
+//! nodes take place on one thread and on several, and come out the same.
+
+use std::num::NonZeroUsize;
 
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
 use ep_core::machine::{FarLanes, Machine as _};
-use ep_sim::{Builder, Cluster, Machine, Model, Outcome};
+use ep_sim::{Builder, Cluster, Machine, Model, Outcome, Run};
 
 struct Timed;
 
@@ -42,7 +45,16 @@ impl Backend for Timed {
         F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
     {
         let cluster = builder(setup).build(setup.shape).map_err(|error| error.to_string())?;
-        let run = cluster.run(user).map_err(|violation| violation.to_string())?;
+        let on = |threads| cluster.run_on(threads, &user).map_err(|violation| violation.to_string());
+        let run = on(NonZeroUsize::MIN)?;
+        if setup.topology.nodes() > 1 {
+            let threads = NonZeroUsize::new(2 + setup.seed as usize % 3).unwrap_or(NonZeroUsize::MIN);
+            let other = on(threads)?;
+            let came = |run: &Run<T>| (run.events, run.time, run.resident);
+            if came(&run) != came(&other) {
+                return Err(format!("{threads} threads: {:?} instead of {:?}", came(&other), came(&run)));
+            }
+        }
         Ok(run.outcomes.into_iter().map(Outcome::finished).collect())
     }
 
