@@ -98,8 +98,10 @@ impl Times {
         Self { there: Barrier::new(2), taken: Mutex::new(vec![Vec::new(); variants]) }
     }
 
-    /// Times what one thread does, which begins when both are there. The first sample of a variant does not count.
-    fn time(&self, thread: usize, variant: usize, sample: usize, work: impl FnOnce()) {
+    /// Times what one thread does, which begins when both are there. It does it once before, so that what was measured before it
+    /// is not in the caches any more. The first sample of a variant does not count.
+    fn time(&self, thread: usize, variant: usize, sample: usize, mut work: impl FnMut()) {
+        work();
         self.there.wait();
         let began = Instant::now();
         work();
@@ -334,7 +336,7 @@ fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usiz
             });
         }
         times.there.wait();
-        let copied = (copied(&counts) - before) / ((samples + 1) * CALLS) as u64;
+        let copied = (copied(&counts) - before) / (2 * (samples + 1) * CALLS) as u64;
         rows.lock().expect("no thread has panicked")[thread] = ([calls.received(), calls.carried()], copied);
         times.there.wait();
     });

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -18,7 +18,8 @@ use crate::memory::Mapping;
 use crate::node::Node;
 use crate::pace;
 
-/// Polls of unmet waits between two looks at the clock, where every rank has a core: a poll is cheaper than a look.
+/// Polls of an unmet wait between two looks at the clock, where every rank has a core: a poll is cheaper than a look, which lets
+/// no load overtake it either.
 const POLLS: u32 = 32;
 /// Time between two looks at who is gone.
 const LOOK: Nanos = Nanos::from_millis(1);
@@ -43,16 +44,29 @@ pub(crate) struct Seat<L> {
     counters: Counters,
 }
 
-/// Written with every verb and poll: not on lines that other ranks read, whatever lies beside a seat.
+/// Written with every verb: not on lines that other ranks read, whatever lies beside a seat.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counters {
-    /// Polls of unmet waits.
-    polls: AtomicU32,
     /// When to look next at who is gone.
     look_at: AtomicU64,
     /// The last ticket given out near: tickets of a lane ascend when those of all lanes do.
     tickets: AtomicU64,
+}
+
+/// A wait, or a verb that is tried again, under way.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Times that it could not end.
+    polls: u32,
+    /// When the clock was first looked at.
+    since: Option<Nanos>,
+}
+
+/// What a look at the clock told.
+pub(crate) struct Glance {
+    pub(crate) now: Nanos,
+    pub(crate) waited: Nanos,
 }
 
 /// What a verb does on a lane.
@@ -266,11 +280,11 @@ impl<L: Lanes> Seat<L> {
         place.map_or(0, |place| layout::value_in(generation, place.load(Ordering::Acquire)))
     }
 
-    /// Looks at the clock, for a wait that was not met: every so often only, or whenever `always`.
-    pub(crate) fn glance(&self, always: bool) -> Option<Nanos> {
-        let polls = self.counters.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.counters.polls.store(polls, Ordering::Relaxed);
-        if !always && !pace::is_crowded() && !polls.is_multiple_of(POLLS) {
+    /// Looks at the clock, for a wait that was not met: every so often only. The first look is when the wait began, as far as
+    /// anybody is told.
+    pub(crate) fn glance(&self, wait: &mut Waiting) -> Option<Glance> {
+        wait.polls = wait.polls.wrapping_add(1);
+        if !pace::is_crowded() && !wait.polls.is_multiple_of(POLLS) {
             return None;
         }
         let now = self.now();
@@ -278,6 +292,7 @@ impl<L: Lanes> Seat<L> {
             self.counters.look_at.store((now + LOOK).0, Ordering::Relaxed);
             self.peers.lost().iter().for_each(|rank| self.node.roll().strike(rank));
         }
-        Some(now)
+        let since = *wait.since.get_or_insert(now);
+        Some(Glance { now, waited: now - since })
     }
 }
