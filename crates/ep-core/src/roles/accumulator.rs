@@ -106,10 +106,10 @@ fn values(row: &[u8]) -> impl Iterator<Item = f32> {
 /// compiler makes code of it that does several at a time.
 const fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();
-    let nearest = bits.wrapping_add(0x7FFF + (bits >> 16 & 1));
-    let nan = bits | 0x0040_0000;
-    let is_nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
-    ((if is_nan { nan } else { nearest }) >> 16) as u16
+    // All ones for a NaN, which gets its quiet bit and is not rounded: it might end as a zero.
+    let nan = if value.is_nan() { u32::MAX } else { 0 };
+    let half = (0x7FFF + (bits >> 16 & 1)) & !nan;
+    ((bits | 0x0040_0000 & nan) + half >> 16) as u16
 }
 
 #[cfg(test)]
