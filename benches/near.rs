@@ -186,12 +186,21 @@ impl<'m> End<'m> {
 
     /// `count` messages; they are batches, and begin with message 0.
     async fn run(&mut self, count: usize, slot: usize, bytes: usize, ready: &[u8]) {
-        for first in (0..count).step_by(slot) {
-            let at = first % BATCH;
-            match self {
-                Self::Sender { end, staged: false } => end.send_staged(at / slot, slot * bytes).await.expect("a put"),
-                Self::Sender { end, staged: true } => end.send(&ready[at * bytes..][..bytes]).await.expect("a put"),
-                Self::Receiver { end, into } => {
+        // A loop for each, so that nothing is decided for each message.
+        let (messages, places) = ((0..count).step_by(slot), BATCH / slot);
+        match self {
+            Self::Sender { end, staged: false } => {
+                for number in 0..messages.len() {
+                    end.send_staged(number % places, slot * bytes).await.expect("a put");
+                }
+            }
+            Self::Sender { end, staged: true } => {
+                for number in 0..messages.len() {
+                    end.send(&ready[number % places * bytes..][..bytes]).await.expect("a put");
+                }
+            }
+            Self::Receiver { end, into } => {
+                for first in messages {
                     end.receive(into).await.expect("a message");
                     check(into, bytes, first);
                 }

@@ -90,6 +90,7 @@ impl<L: Lanes> Port<L> {
     }
 
     /// A fault, after taking in all that has come: whether it matters that a peer is gone depends on what it said before.
+    #[cold]
     fn told(&self, fault: Fault) -> Fault {
         self.seat.progress();
         fault
@@ -137,9 +138,10 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        match self.seat.put(lane, from, to).map_err(|fault| self.told(fault))? {
-            Posted::Done(ticket) => Ok(ticket),
-            Posted::Far(verb) => self.far(lane, verb).await,
+        match self.seat.put(lane, from, to) {
+            Ok(Posted::Done(ticket)) => Ok(ticket),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await,
+            Err(fault) => Err(self.told(fault)),
         }
     }
 
@@ -148,16 +150,18 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        match self.seat.publish(lane, cell, self.opening.generation, value).map_err(|fault| self.told(fault))? {
-            Posted::Done(()) => Ok(()),
-            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        match self.seat.publish(lane, cell, self.opening.generation, value) {
+            Ok(Posted::Done(())) => Ok(()),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await.map(drop),
+            Err(fault) => Err(self.told(fault)),
         }
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        match self.seat.flush(lane, upto).map_err(|fault| self.told(fault))? {
-            Posted::Done(()) => Ok(()),
-            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        match self.seat.flush(lane, upto) {
+            Ok(Posted::Done(())) => Ok(()),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await.map(drop),
+            Err(fault) => Err(self.told(fault)),
         }
     }
 

@@ -133,7 +133,7 @@ impl<L: Lanes> Seat<L> {
     #[inline]
     pub(crate) fn put(&self, lane: LaneId, from: Span, to: Offset) -> Result<Posted<Ticket>, Fault> {
         match self.near("put", lane)? {
-            Some(peer) => self.transfer(lane, (self.own(), from), (peer, to)).map(Posted::Done),
+            Some(peer) => Ok(Posted::Done(self.transfer(lane, (self.own(), from), (peer, to))?)),
             None => {
                 if from.len > 0 {
                     self.check_transfer(lane, from, to)?;

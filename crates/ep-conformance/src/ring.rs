@@ -5,7 +5,7 @@
 //! returns credit after the rows that they say.
 
 use ep_core::machine::{Machine, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role, Span, Ticket};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Offset, Port as _, Role, Span, Ticket};
 use ep_core::ring::{Consumer, Producer};
 use ep_core::{Fault, Nanos, Rank};
 
@@ -75,9 +75,8 @@ impl<'m, M: Machine> Sender<'m, M> {
         let next = self.next;
         self.port.flush(TO_RECEIVER, self.staged[next]).await?;
         self.stage(next, message)?;
-        self.staged[next] = self.put(self.staging(next, message.len())).await?;
         self.next = if next + 1 == self.staged.len() { 0 } else { next + 1 };
-        Ok(())
+        self.send_staged(next, message.len()).await
     }
 
     /// Sends the message of `bytes` bytes that lies ready in slot `slot` of the staging memory.
@@ -85,33 +84,33 @@ impl<'m, M: Machine> Sender<'m, M> {
     /// # Errors
     /// Those of the verbs.
     pub async fn send_staged(&mut self, slot: usize, bytes: usize) -> Result<(), Fault> {
-        self.staged[slot] = self.put(self.staging(slot, bytes)).await?;
-        Ok(())
-    }
-
-    async fn put(&mut self, from: Span) -> Result<Ticket, Fault> {
-        let slot = self.room().await?;
-        let layout = self.machine.layout();
-        let to = layout.ring_slot(SENDER, &layout.settings().rings(), 0, slot).offset;
-        let ticket = self.port.put(TO_RECEIVER, from, to).await?;
+        if self.ring.slot().is_none() {
+            self.room().await?;
+        }
+        let (from, to) = (self.staging(slot, bytes), self.target());
+        self.staged[slot] = self.port.put(TO_RECEIVER, from, to).await?;
         if let Some(tail) = self.ring.push() {
             self.port.publish(TO_RECEIVER, TAIL, tail).await?;
         }
-        Ok(ticket)
+        Ok(())
+    }
+
+    /// The next slot of the ring, which has room.
+    fn target(&self) -> Offset {
+        let (layout, slot) = (self.machine.layout(), self.ring.slot().unwrap_or_default());
+        layout.ring_slot(SENDER, &layout.settings().rings(), 0, slot).offset
     }
 
     /// Waits for a free slot of the ring.
-    async fn room(&mut self) -> Result<u32, Fault> {
-        loop {
-            if let Some(slot) = self.ring.slot() {
-                return Ok(slot);
-            }
+    async fn room(&mut self) -> Result<(), Fault> {
+        while self.ring.slot().is_none() {
             // Who waits lets the other go on.
             self.announce().await?;
             self.port.wait_any(&[Need { cell: HEAD, at_least: self.ring.awaited_head() }]).await?;
             let seen = self.port.peek(HEAD);
             self.ring.saw_head(seen).map_err(|overrun| miscounted("head of the ring", overrun, RECEIVER))?;
         }
+        Ok(())
     }
 
     async fn announce(&mut self) -> Result<(), Fault> {
@@ -152,21 +151,26 @@ impl<'m, M: Machine> Receiver<'m, M> {
     /// # Errors
     /// Those of the verbs.
     pub async fn receive(&mut self, into: &mut [u8]) -> Result<(), Fault> {
-        let slot = loop {
-            if let Some(slot) = self.ring.slot() {
-                break slot;
-            }
-            self.finish().await?;
-            self.port.wait_any(&[Need { cell: TAIL, at_least: self.ring.awaited_tail() }]).await?;
-            let seen = self.port.peek(TAIL);
-            self.ring.saw_tail(seen).map_err(|overrun| miscounted("tail of the ring", overrun, SENDER))?;
-        };
-        let layout = self.machine.layout();
+        if self.ring.slot().is_none() {
+            self.message().await?;
+        }
+        let (layout, slot) = (self.machine.layout(), self.ring.slot().unwrap_or_default());
         self.port.read(layout.ring_slot(SENDER, &layout.settings().rings(), 0, slot).offset, into)?;
         match self.ring.pop() {
             Some(head) => self.port.publish(TO_SENDER, HEAD, head).await,
             None => Ok(()),
         }
+    }
+
+    /// Waits for a message.
+    async fn message(&mut self) -> Result<(), Fault> {
+        while self.ring.slot().is_none() {
+            self.finish().await?;
+            self.port.wait_any(&[Need { cell: TAIL, at_least: self.ring.awaited_tail() }]).await?;
+            let seen = self.port.peek(TAIL);
+            self.ring.saw_tail(seen).map_err(|overrun| miscounted("tail of the ring", overrun, SENDER))?;
+        }
+        Ok(())
     }
 
     /// Returns the credit that is pending.

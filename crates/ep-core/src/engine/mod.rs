@@ -3,6 +3,9 @@
 //! [`Endpoint`] is what users see; [`Engine`] implements it over any [`Machine`] whose roles run on a CPU. Operations are
 //! numbered, the same on all ranks; each runs its roles and, beside them, a watch role. When a role fails, all stop, the
 //! lanes are reset, the verdict goes to every peer, and the communicator is poisoned until [`Endpoint::recover`].
+//!
+//! Results outside of the window lie in [`Buffer`]s, whose memory serves later calls once they are dropped. What a contract leaves
+//! undefined in them (rows beyond the received ones) is what an earlier call left there.
 
 mod arena;
 mod combine;
