@@ -8,7 +8,8 @@
 //!
 //! *Calls*: dispatch and combine of two ranks, hidden 7168. Copies are counted by the decorator that counts verbs; own rows that
 //! a call copies without a verb are not among them. Beside it both threads copy rows of the same batch to as much memory as they
-//! receive: the share is that of the bytes a second.
+//! receive: the share is that of the bytes a second. Beside that, each sends the other a batch through `rtrb` and receives one:
+//! what it takes to bring so many rows from core to core and back, whoever does it.
 //!
 //! What is compared is measured in turn, some milliseconds each, by the same two threads: on a machine that others use, too,
 //! figures taken a second apart cannot be compared. Medians.
@@ -61,7 +62,10 @@ fn main() {
     }
     if asked("calls") {
         println!("calls: {TOKENS} tokens a rank, rows of {ROW_BYTES} bytes; GB/s of copied bytes");
-        println!("{:<34} {:>8} {:>7} {:>8} {:>8} {:>6}", "", "ms", "copies", "GB/s", "memcpy", "share");
+        println!(
+            "{:<34} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8}",
+            "", "ms", "copies", "GB/s", "memcpy", "share", "rtrb ms"
+        );
         let pulled = Part::Combine { pull: true };
         for (name, placement, part, apart) in [
             ("dispatch, rings", Placement::Ring, Part::Dispatch, false),
@@ -288,6 +292,32 @@ fn drain<const BYTES: usize>(consumer: &mut rtrb::Consumer<[u8; BYTES]>, count: 
     }
 }
 
+/// Sends rows and receives as many, what can be done first.
+fn swap<const BYTES: usize>(
+    producer: &mut rtrb::Producer<[u8; BYTES]>,
+    consumer: &mut rtrb::Consumer<[u8; BYTES]>,
+    rows: &[u8],
+    into: &mut [u8],
+) {
+    let (rows, _) = rows.as_chunks::<BYTES>();
+    let (into, _) = into.as_chunks_mut::<BYTES>();
+    let (mut sent, mut got) = (0, 0);
+    while sent < rows.len() || got < rows.len() {
+        if let Ok(chunk) = producer.write_chunk_uninit(BATCH.min(rows.len() - sent)) {
+            sent += chunk.fill_from_iter(rows[sent..].iter().copied());
+        }
+        if let Ok(chunk) = consumer.read_chunk(BATCH.min(rows.len() - got)) {
+            let (first, second) = chunk.as_slices();
+            for row in first.iter().chain(second) {
+                into[got] = *row;
+                got += 1;
+            }
+            chunk.commit_all();
+        }
+    }
+    black_box(into);
+}
+
 /// Bytes copied by all verbs so far.
 fn copied(counts: &Counts) -> u64 {
     let lanes: u64 = LaneClass::ALL.iter().map(|&class| counts.lanes(class)).map(|c| c.put_bytes + c.got_bytes).sum();
@@ -319,7 +349,9 @@ fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usiz
     let counts = Counts::new();
     let machines = cluster.expect("a cluster").into_machines().into_iter();
     let machines: Vec<_> = machines.map(|machine| Mutex::new(Some(machine))).collect();
-    let (times, rows) = (Times::new(2), Mutex::new([([0; 2], 0); 2]));
+    let (times, rows) = (Times::new(3), Mutex::new([([0; 2], 0); 2]));
+    let [(left, there), (right, back)] = [(); 2].map(|()| rtrb::RingBuffer::<[u8; ROW_BYTES]>::new(SLOTS));
+    let swaps = [Mutex::new((left, back)), Mutex::new((right, there))];
     both(|thread| {
         let machine = machines[thread].lock().expect("taken once").take().expect("taken once");
         let rank = machine.rank();
@@ -330,6 +362,8 @@ fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usiz
         times.there.wait();
         let source = vec![1u8; TOKENS as usize * ROW_BYTES];
         let mut target = vec![0u8; calls.received() as usize * ROW_BYTES];
+        let mut swapped = vec![0u8; source.len()];
+        let (producer, consumer) = &mut *swaps[thread].lock().expect("locked once");
         for sample in 0..=samples {
             times.time(thread, 0, sample, || {
                 for _ in 0..CALLS {
@@ -343,6 +377,11 @@ fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usiz
                     black_box(&mut target);
                 }
             });
+            times.time(thread, 2, sample, || {
+                for _ in 0..CALLS {
+                    swap(producer, consumer, &source, &mut swapped);
+                }
+            });
         }
         times.there.wait();
         let copied = (copied(&counts) - before) / (2 * (samples + 1) * CALLS) as u64;
@@ -353,11 +392,12 @@ fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usiz
     let [received, carried] = [0, 1].map(|at| u64::from(first[at] + second[at]) * ROW_BYTES as u64);
     let rate = |bytes: u64, variant: usize| bytes as f64 * CALLS as f64 / times.median(variant);
     println!(
-        "{name:<34} {:>8.2} {:>7.2} {:>8.2} {:>8.2} {:>6.2}",
+        "{name:<34} {:>8.2} {:>7.2} {:>8.2} {:>8.2} {:>6.2} {:>8.2}",
         times.median(0) / CALLS as f64 / 1e6,
         copied as f64 / carried as f64,
         rate(copied, 0),
         rate(received, 1),
         copied as f64 / received as f64 / times.ratio(0, 1),
+        times.median(2) / CALLS as f64 / 1e6,
     );
 }

@@ -108,8 +108,8 @@ const fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();
     // All ones for a NaN, which gets its quiet bit and is not rounded: it might end as a zero.
     let nan = if value.is_nan() { u32::MAX } else { 0 };
-    let half = (0x7FFF + (bits >> 16 & 1)) & !nan;
-    ((bits | 0x0040_0000 & nan) + half >> 16) as u16
+    let half = (0x7FFF + ((bits >> 16) & 1)) & !nan;
+    (((bits | (0x0040_0000 & nan)) + half) >> 16) as u16
 }
 
 #[cfg(test)]
