@@ -8,73 +8,34 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ep_core::engine::{Combine, Engine, Routing};
-use ep_core::{Endpoint, Placement, Settings, Shape, Topology};
-use ep_sim::{Cluster, Machine};
+use ep_core::{Placement, Settings, Topology};
+use ep_sim::Cluster;
+use moexpress_benches::calls::{Calls, Part, ROW_BYTES, shape};
 
 const RANKS: u32 = 4;
 const TOKENS: u32 = 128;
-const HIDDEN: u32 = 7168;
-const ROW_BYTES: usize = HIDDEN as usize * 2;
 
 /// Adversaries, each with inclinations of its own, over which times are averaged.
 const SEEDS: u32 = 4;
 
-/// What is timed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Dispatch,
-    /// Combine, out of ordinary memory or out of the window.
-    Combine {
-        pull: bool,
-    },
-    /// A dispatch and the combine of what it brought.
-    Round,
-}
-
-fn shape() -> Shape {
-    Shape::builder().experts(64).topk(8).hidden(HIDDEN).max_tokens(TOKENS).build().expect("a valid shape")
-}
-
 fn cluster(placement: Placement, seed: u32) -> Cluster {
     let topology = Topology::new(1, RANKS).expect("a valid topology");
-    let settings = Settings::builder(&shape(), &topology).placement(placement).arena_bytes(64 << 20).build();
+    let settings = Settings::builder(&shape(TOKENS), &topology).placement(placement).arena_bytes(64 << 20).build();
     let builder = Cluster::builder(topology).settings(settings.expect("valid settings")).race_tracking(false);
-    builder.seed(seed.into()).max_events(u64::MAX).build(shape()).expect("a cluster")
+    builder.seed(seed.into()).max_events(u64::MAX).build(shape(TOKENS)).expect("a cluster")
 }
 
-/// What one rank does: `times` times the part, between the two moments that it returns. All ranks run on this thread. A
-/// dispatch before the first moment brings them there at about the same time.
-async fn play(mut ep: Engine<Machine>, part: Part, times: u64) -> [Instant; 2] {
-    let x = ep.rows(&vec![1; TOKENS as usize * ROW_BYTES], TOKENS).expect("rows");
-    let topk_idx = moexpress_benches::routing(&shape(), TOKENS, 0);
-    let routing = Routing::TopK { topk_idx, topk_weights: None };
-    let handle = ep.dispatch(&x, &routing).await.expect("a dispatch").handle;
-    let rows = vec![1; handle.rows() as usize * ROW_BYTES];
-    let y = match part {
-        Part::Combine { pull: true } => {
-            let mut y = ep.output(&handle).expect("room in the arena");
-            ep.store(&mut y, 0, &rows).expect("as many rows");
-            y
-        }
-        _ => ep.rows(&rows, handle.rows()).expect("rows"),
-    };
-    drop(ep.dispatch(&x, &routing).await.expect("a dispatch"));
-    let began = Instant::now();
-    for _ in 0..times {
-        if matches!(part, Part::Dispatch | Part::Round) {
-            black_box(ep.dispatch(&x, &routing).await.expect("a dispatch"));
-        }
-        if part != Part::Dispatch {
-            black_box(ep.combine(&y, &handle, Combine::default()).await.expect("a combine"));
-        }
-    }
-    [began, Instant::now()]
-}
-
+/// `times` times the part, from the first rank's first call to the last one's end. All ranks run on this thread.
 fn timed(cluster: &Cluster, part: Part, times: u64) -> Duration {
-    let run = cluster.run(async |ep| play(ep, part, times).await).expect("a run without findings");
-    let moments = run.finished();
+    let run = cluster.run(async |ep| {
+        let mut calls = Calls::new(ep, part, moexpress_benches::routing(&shape(TOKENS), TOKENS, 0)).await;
+        let began = Instant::now();
+        for _ in 0..times {
+            calls.call().await;
+        }
+        [began, Instant::now()]
+    });
+    let moments = run.expect("a run without findings").finished();
     let began = moments.iter().map(|[began, _]| *began).min();
     let ended = moments.iter().map(|[_, ended]| *ended).max();
     ended.zip(began).map_or(Duration::ZERO, |(ended, began)| ended - began)
@@ -82,11 +43,11 @@ fn timed(cluster: &Cluster, part: Part, times: u64) -> Duration {
 
 /// Payload bytes of the rows that all ranks receive in one dispatch, and in one combine.
 fn received() -> usize {
-    let topk_idx = moexpress_benches::routing(&shape(), TOKENS, 0);
-    let local = i64::from(shape().experts() / RANKS);
+    let topk_idx = moexpress_benches::routing(&shape(TOKENS), TOKENS, 0);
+    let local = i64::from(shape(TOKENS).experts() / RANKS);
     let ranks =
         |choices: &[i64]| (0..i64::from(RANKS)).filter(|rank| choices.iter().any(|e| e / local == *rank)).count();
-    let rows: usize = topk_idx.chunks(shape().topk() as usize).map(ranks).sum();
+    let rows: usize = topk_idx.chunks(shape(TOKENS).topk() as usize).map(ranks).sum();
     RANKS as usize * rows * ROW_BYTES
 }
 

@@ -1,171 +1,321 @@
-//! Near lanes of the host backend between two threads: a ring beside `rtrb`, and whole calls beside `memcpy`.
+//! Near lanes of the host backend between two threads, beside what else could carry the same bytes.
 //!
-//! *Ring*: messages of 64 to 14336 bytes through 256 slots, published and returned in batches of 64; `rtrb` moves the same messages
-//! in chunks of 64. A message of ours is copied three times (into staging memory, into the ring, out of it), `rtrb`'s twice.
+//! *Rings*: messages through a ring that holds 256, published and returned in batches of 64, beside `rtrb` in chunks of 64 and beside
+//! two threads that do nothing but copy messages. The sender's messages lie ready in its window, as those of `rtrb` lie ready in
+//! memory, so that both copy a message twice: into the ring and out of it. *Batches*: a batch is a slot of the ring, or
+//! as many slots as it needs, and put and read at once. *Messages*: each has a put and a read of its own. *Staged*: it lies in ordinary memory and is written to the
+//! window first, the third copy.
 //!
-//! *Calls*: dispatch and combine of two ranks, hidden 7168. Their throughput is in bytes copied, as the counting decorator counts
-//! them; that of `memcpy` is of two threads that copy rows at the same time. So the ratio of two lines is the share of `memcpy`
-//! that remains when the copies are paid.
+//! *Calls*: dispatch and combine of two ranks, hidden 7168. Copies are counted by the decorator that counts verbs; own rows that
+//! a call copies without a verb are not among them. Beside it both threads copy rows of the same batch to as much memory as they
+//! receive: the share is that of the bytes a second. Beside that, each sends the other a batch through `rtrb` and receives one:
+//! what it takes to bring so many rows from core to core and back, whoever does it.
+//!
+//! What is compared is measured in turn, some milliseconds each, by the same two threads: on a machine that others use, too,
+//! figures taken a second apart cannot be compared. Medians.
+//!
+//! `cargo bench -p moexpress-benches --bench near -- [rings | calls] [samples]`
 
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ep_core::engine::{Combine, Engine, Routing};
-use ep_core::machine::{Decorated, Machine};
+use ep_conformance::ring::{Receiver, SENDER, Sender};
+use ep_core::engine::Engine;
+use ep_core::machine::{Decorated, Machine as _};
 use ep_core::port::{Counts, LaneClass};
-use ep_core::{Endpoint as _, Placement, Settings, Shape, Topology};
-use ep_host::Cluster;
-use moexpress_benches::ring::{MESSAGES, messages};
+use ep_core::shape::MAX_HIDDEN;
+use ep_core::{Placement, Rank, Settings, Shape, Topology};
+use ep_host::{Cluster, Machine, block_on};
+use moexpress_benches::calls::{self, Calls, Part, ROW_BYTES};
 
-const RANKS: u32 = 2;
-const SLOTS: u32 = 256;
-const BATCH: u32 = 64;
+/// Messages that a ring holds.
+const SLOTS: usize = 256;
+/// Messages that are published, and returned, at a time; and different ones, sent in turn.
+const BATCH: usize = 64;
+/// Bytes that one sample of a ring carries, about.
+const SAMPLE: usize = 8 << 20;
 
 const TOKENS: u32 = 512;
-const HIDDEN: u32 = 7168;
-const ROW_BYTES: usize = HIDDEN as usize * 2;
 
 fn topology() -> Topology {
-    Topology::new(1, RANKS).expect("a valid topology")
+    Topology::new(1, 2).expect("a valid topology")
 }
 
-/// Both ends of a fresh ring, from the moment that both are there.
-fn ring(count: u64, bytes: usize) -> Duration {
-    let shape = Shape::builder().experts(2).topk(1).hidden(bytes as u32 / 2).build().expect("a valid shape");
-    let builder = Settings::builder(&shape, &topology()).channels(1).slots(SLOTS).chunk(BATCH).credit(BATCH);
-    let cluster = Cluster::builder(topology()).settings(builder.build().expect("valid settings"));
-    let there = Barrier::new(RANKS as usize);
-    let times = cluster.build(shape).expect("a cluster").run_machines(async |machine| {
-        // Pages are taken when they are first used.
-        moexpress_benches::ring::touch(&machine);
-        there.wait();
-        let began = Instant::now();
-        moexpress_benches::ring::play(&machine, count, bytes).await.expect("a ring");
-        let took = began.elapsed();
-        // A rank that leaves is gone for the other.
-        there.wait();
-        took
-    });
-    times.expect("ranks that end").into_iter().max().unwrap_or_default()
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let test = arguments.iter().any(|argument| argument == "--test");
+    let samples = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(if test { 1 } else { 41 });
+    let asked = |what: &str| {
+        let named = |name: &str| arguments.iter().any(|argument| argument == name);
+        named(what) || !(named("rings") || named("calls"))
+    };
+    if asked("rings") {
+        println!("rings: ns a message, ratio to rtrb");
+        println!("{:>7} {:>16} {:>16} {:>16} {:>9} {:>9}", "bytes", "batches", "messages", "staged", "rtrb", "memcpy");
+        rings::<64>(samples);
+        rings::<256>(samples);
+        rings::<1024>(samples);
+        rings::<7168>(samples);
+        rings::<ROW_BYTES>(samples);
+    }
+    if asked("calls") {
+        println!("calls: {TOKENS} tokens a rank, rows of {ROW_BYTES} bytes; GB/s of copied bytes");
+        println!(
+            "{:<34} {:>8} {:>7} {:>8} {:>8} {:>6} {:>8}",
+            "", "ms", "copies", "GB/s", "memcpy", "share", "rtrb ms"
+        );
+        let pulled = Part::Combine { pull: true };
+        for (name, placement, part, apart) in [
+            ("dispatch, rings", Placement::Ring, Part::Dispatch, false),
+            ("dispatch, rings, all to the peer", Placement::Ring, Part::Dispatch, true),
+            ("dispatch, placed", Placement::Direct, Part::Dispatch, false),
+            ("dispatch, placed, all to the peer", Placement::Direct, Part::Dispatch, true),
+            ("combine, rings", Placement::Ring, Part::Combine { pull: false }, false),
+            ("combine, rings, all of the peer", Placement::Ring, Part::Combine { pull: false }, true),
+            ("combine, pulled", Placement::Direct, pulled, false),
+            ("combine, pulled, all of the peer", Placement::Direct, pulled, true),
+        ] {
+            call(name, placement, part, apart, samples);
+        }
+    }
 }
 
-/// The same messages through `rtrb`.
-fn rtrb<const BYTES: usize>(count: u64) -> Duration {
-    let (mut producer, mut consumer) = rtrb::RingBuffer::<[u8; BYTES]>::new(SLOTS as usize);
-    let there = Barrier::new(2);
-    let (count, batch) = (count as usize, BATCH as usize);
+/// Runs `work` on two threads, which it tells apart by a number.
+fn both(work: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
-        let sender = scope.spawn(|| {
-            let messages: Vec<[u8; BYTES]> =
-                messages(BYTES).into_iter().map(|message| message.try_into().expect("so long")).collect();
-            there.wait();
-            let began = Instant::now();
-            let mut sent = 0usize;
-            while sent < count {
-                let Ok(chunk) = producer.write_chunk_uninit(batch.min(count - sent)) else {
-                    std::hint::spin_loop();
-                    continue;
-                };
-                sent += chunk.fill_from_iter((sent..).map(|number| messages[number % MESSAGES]));
-            }
-            began.elapsed()
-        });
-        there.wait();
+        let other = scope.spawn(|| work(1));
+        work(0);
+        other.join().expect("a thread that ends");
+    });
+}
+
+/// Times of what is measured in turn: `[variants, samples]`, of the slower thread.
+struct Times {
+    there: Barrier,
+    taken: Mutex<Vec<Vec<[Duration; 2]>>>,
+}
+
+impl Times {
+    fn new(variants: usize) -> Self {
+        Self { there: Barrier::new(2), taken: Mutex::new(vec![Vec::new(); variants]) }
+    }
+
+    /// Times what one thread does, which begins when both are there. It does it once before, so that what was measured before it
+    /// is not in the caches any more. The first sample of a variant does not count.
+    fn time(&self, thread: usize, variant: usize, sample: usize, mut work: impl FnMut()) {
+        work();
+        self.there.wait();
         let began = Instant::now();
-        let mut message = [0u8; BYTES];
-        let mut got = 0usize;
-        while got < count {
-            let Ok(chunk) = consumer.read_chunk(batch.min(count - got)) else {
-                std::hint::spin_loop();
-                continue;
-            };
+        work();
+        let took = began.elapsed();
+        // Nobody goes on, or leaves, while the other is at work.
+        self.there.wait();
+        if let Some(sample) = sample.checked_sub(1) {
+            let mut taken = self.taken.lock().expect("no thread has panicked");
+            let all = &mut taken[variant];
+            all.resize(all.len().max(sample + 1), [Duration::ZERO; 2]);
+            all[sample][thread] = took;
+        }
+    }
+
+    /// Nanoseconds of each sample.
+    fn of(&self, variant: usize) -> Vec<f64> {
+        let taken = self.taken.lock().expect("no thread has panicked");
+        taken[variant].iter().map(|[a, b]| (*a).max(*b).as_nanos() as f64).collect()
+    }
+
+    fn median(&self, variant: usize) -> f64 {
+        median(self.of(variant))
+    }
+
+    /// The median of the ratios, sample by sample.
+    fn ratio(&self, variant: usize, to: usize) -> f64 {
+        median(self.of(variant).iter().zip(self.of(to)).map(|(a, b)| a / b).collect())
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Two ranks and a ring of `slots` slots of `bytes` bytes or a little more, of which `chunk` are published at a time.
+fn machines(slots: u32, chunk: u32, bytes: usize) -> [Option<Machine>; 2] {
+    let shape = Shape::builder().experts(2).topk(1).hidden((bytes / 2) as u32).build().expect("a valid shape");
+    let settings = Settings::builder(&shape, &topology()).channels(1).slots(slots).chunk(chunk).credit(chunk);
+    let cluster = Cluster::builder(topology()).settings(settings.build().expect("valid settings")).build(shape);
+    let machines: [Machine; 2] = cluster.expect("a cluster").into_machines().try_into().expect("two ranks");
+    machines.map(Some)
+}
+
+/// Messages of a batch that a slot holds: all of it, if rows may be that long.
+const fn per_slot(bytes: usize) -> usize {
+    let most = MAX_HIDDEN as usize * 2 / bytes;
+    if most >= BATCH { BATCH } else { 1 << most.ilog2() }
+}
+
+/// What the rings carry: message `number` begins with a byte of that value.
+fn messages(count: usize, bytes: usize) -> Vec<u8> {
+    (0..count).flat_map(|number| vec![number as u8; bytes]).collect()
+}
+
+/// Looks at what has come: `first` is the number of the first message.
+fn check(came: &[u8], bytes: usize, first: usize) {
+    for (number, message) in (first..).zip(came.chunks_exact(bytes)) {
+        assert_eq!(usize::from(message[0]), number % BATCH, "message {number} is another");
+    }
+    black_box(came);
+}
+
+/// One end of a ring whose slots hold `slot` messages each.
+enum End<'m> {
+    Sender { end: Sender<'m, Machine>, staged: bool },
+    Receiver { end: Receiver<'m, Machine>, into: Vec<u8> },
+}
+
+impl<'m> End<'m> {
+    fn new(machine: &'m Machine, slot: usize, bytes: usize, staged: bool) -> Self {
+        if machine.rank() != SENDER {
+            return Self::Receiver { end: Receiver::new(machine), into: vec![0; slot * bytes] };
+        }
+        let mut end = Sender::new(machine);
+        let ready = messages(BATCH, bytes);
+        for (at, message) in ready.chunks_exact(slot * bytes).enumerate() {
+            end.stage(at, message).expect("a slot of the staging memory");
+        }
+        Self::Sender { end, staged }
+    }
+
+    /// `count` messages; they are batches, and begin with message 0.
+    async fn run(&mut self, count: usize, slot: usize, bytes: usize, ready: &[u8]) {
+        // A loop for each, so that nothing is decided for each message.
+        let (messages, places) = ((0..count).step_by(slot), BATCH / slot);
+        match self {
+            Self::Sender { end, staged: false } => {
+                for number in 0..messages.len() {
+                    end.send_staged(number % places, slot * bytes).await.expect("a put");
+                }
+            }
+            Self::Sender { end, staged: true } => {
+                for number in 0..messages.len() {
+                    end.send(&ready[number % places * bytes..][..bytes]).await.expect("a put");
+                }
+            }
+            Self::Receiver { end, into } => {
+                for first in messages {
+                    end.receive(into).await.expect("a message");
+                    check(into, bytes, first);
+                }
+            }
+        }
+    }
+}
+
+/// Ours in three ways, `rtrb`, and copies, in turn.
+fn rings<const BYTES: usize>(samples: usize) {
+    let count = (SAMPLE / (BYTES + 64)).next_multiple_of(BATCH);
+    let times = Times::new(5);
+    let (mut producer, mut consumer) = rtrb::RingBuffer::<[u8; BYTES]>::new(SLOTS);
+    let slots = [per_slot(BYTES), 1, 1];
+    let machines_of = |slot: usize| machines((SLOTS / slot) as u32, (BATCH / slot) as u32, slot * BYTES);
+    let [left, right]: [Vec<Machine>; 2] = {
+        let mut all = slots.map(machines_of);
+        [0, 1].map(|rank| all.iter_mut().map(|machines| machines[rank].take().expect("not taken yet")).collect())
+    };
+    // One of the two threads has the producer, the other the consumer.
+    let ends = [Mutex::new((left, Some(&mut producer), None)), Mutex::new((right, None, Some(&mut consumer)))];
+    both(|thread| {
+        let (machines, producer, consumer) = &mut *ends[thread].lock().expect("taken once");
+        let ready = messages(BATCH, BYTES);
+        let mut ours: Vec<End<'_>> = (0..)
+            .zip(machines.iter().zip(slots))
+            .map(|(variant, (machine, slot))| End::new(machine, slot, BYTES, variant == 2))
+            .collect();
+        let mut memory = vec![0; SLOTS * BYTES];
+        for sample in 0..=samples {
+            for (variant, (end, slot)) in ours.iter_mut().zip(slots).enumerate() {
+                times.time(thread, variant, sample, || block_on(end.run(count, slot, BYTES, &ready)));
+            }
+            times.time(thread, 3, sample, || {
+                if let Some(producer) = producer {
+                    fill(producer, count, &ready);
+                }
+                if let Some(consumer) = consumer {
+                    drain(consumer, count);
+                }
+            });
+            times.time(thread, 4, sample, || {
+                for number in 0..count {
+                    let into = &mut memory[number % SLOTS * BYTES..][..BYTES];
+                    into.copy_from_slice(black_box(&ready[number % BATCH * BYTES..][..BYTES]));
+                }
+                black_box(&mut memory);
+            });
+        }
+    });
+    let [batches, messages, staged, rtrb, memcpy] = std::array::from_fn(|at| times.median(at) / count as f64);
+    let ratios: [f64; 3] = std::array::from_fn(|at| times.ratio(at, 3));
+    println!(
+        "{BYTES:>7} {batches:>9.1} {:>6.2} {messages:>9.1} {:>6.2} {staged:>9.1} {:>6.2} {rtrb:>9.1} {memcpy:>9.1}",
+        ratios[0], ratios[1], ratios[2],
+    );
+}
+
+fn fill<const BYTES: usize>(producer: &mut rtrb::Producer<[u8; BYTES]>, count: usize, ready: &[u8]) {
+    let (messages, _) = ready.as_chunks::<BYTES>();
+    let mut sent = 0;
+    while sent < count {
+        let Ok(chunk) = producer.write_chunk_uninit(BATCH) else {
+            std::hint::spin_loop();
+            continue;
+        };
+        sent += chunk.fill_from_iter((sent..).map(|number| messages[number % BATCH]));
+    }
+}
+
+fn drain<const BYTES: usize>(consumer: &mut rtrb::Consumer<[u8; BYTES]>, count: usize) {
+    let mut got = 0;
+    while got < count {
+        let Ok(chunk) = consumer.read_chunk(BATCH) else {
+            std::hint::spin_loop();
+            continue;
+        };
+        let (first, second) = chunk.as_slices();
+        for from in first.iter().chain(second) {
+            let message: [u8; BYTES] = *from;
+            check(&message, BYTES, got);
+            got += 1;
+        }
+        chunk.commit_all();
+    }
+}
+
+/// Sends rows and receives as many, what can be done first.
+fn swap<const BYTES: usize>(
+    producer: &mut rtrb::Producer<[u8; BYTES]>,
+    consumer: &mut rtrb::Consumer<[u8; BYTES]>,
+    rows: &[u8],
+    into: &mut [u8],
+) {
+    let (rows, _) = rows.as_chunks::<BYTES>();
+    let (into, _) = into.as_chunks_mut::<BYTES>();
+    let (mut sent, mut got) = (0, 0);
+    while sent < rows.len() || got < rows.len() {
+        if let Ok(chunk) = producer.write_chunk_uninit(BATCH.min(rows.len() - sent)) {
+            sent += chunk.fill_from_iter(rows[sent..].iter().copied());
+        }
+        if let Ok(chunk) = consumer.read_chunk(BATCH.min(rows.len() - got)) {
             let (first, second) = chunk.as_slices();
-            for from in first.iter().chain(second) {
-                message = *from;
-                assert_eq!(usize::from(message[0]), got % MESSAGES, "message {got} is another");
+            for row in first.iter().chain(second) {
+                into[got] = *row;
                 got += 1;
             }
             chunk.commit_all();
         }
-        black_box(&message);
-        began.elapsed().max(sender.join().expect("a sender"))
-    })
-}
-
-fn rings(c: &mut Criterion) {
-    let mut group = c.benchmark_group("near/ring");
-    group.throughput(Throughput::Elements(1));
-    // A ring is fresh once: many messages, so that its beginning does not count.
-    let scaled = |times: u64, run: &dyn Fn(u64) -> Duration| {
-        let count = times.max(20_000);
-        run(count).mul_f64(times as f64 / count as f64)
-    };
-    group.bench_function("64 bytes", |b| b.iter_custom(|times| scaled(times, &|count| ring(count, 64))));
-    group.bench_function("64 bytes, rtrb", |b| b.iter_custom(|times| scaled(times, &rtrb::<64>)));
-    group.bench_function("256 bytes", |b| b.iter_custom(|times| scaled(times, &|count| ring(count, 256))));
-    group.bench_function("256 bytes, rtrb", |b| b.iter_custom(|times| scaled(times, &rtrb::<256>)));
-    group.bench_function("1024 bytes", |b| b.iter_custom(|times| scaled(times, &|count| ring(count, 1024))));
-    group.bench_function("1024 bytes, rtrb", |b| b.iter_custom(|times| scaled(times, &rtrb::<1024>)));
-    group.bench_function("14336 bytes", |b| b.iter_custom(|times| scaled(times, &|count| ring(count, ROW_BYTES))));
-    group.bench_function("14336 bytes, rtrb", |b| b.iter_custom(|times| scaled(times, &rtrb::<ROW_BYTES>)));
-    group.finish();
-}
-
-/// What is timed.
-#[derive(Clone, Copy)]
-enum Part {
-    Dispatch,
-    /// Combine, out of ordinary memory or out of the window.
-    Combine {
-        pull: bool,
-    },
-}
-
-fn shape() -> Shape {
-    Shape::builder().experts(64).topk(8).hidden(HIDDEN).max_tokens(TOKENS).build().expect("a valid shape")
-}
-
-/// What one rank does: `times` times the part.
-async fn play<M: Machine>(
-    mut ep: Engine<M>,
-    part: Part,
-    times: u64,
-    there: &Barrier,
-    counts: &Counts,
-) -> (Duration, u64) {
-    let x = ep.rows(&vec![1; TOKENS as usize * ROW_BYTES], TOKENS).expect("rows");
-    let topk_idx = moexpress_benches::routing(&shape(), TOKENS, 0);
-    let routing = Routing::TopK { topk_idx, topk_weights: None };
-    let handle = ep.dispatch(&x, &routing).await.expect("a dispatch").handle;
-    let rows = vec![1; handle.rows() as usize * ROW_BYTES];
-    let y = match part {
-        Part::Combine { pull: true } => {
-            let mut y = ep.output(&handle).expect("room in the arena");
-            ep.store(&mut y, 0, &rows).expect("as many rows");
-            y
-        }
-        _ => ep.rows(&rows, handle.rows()).expect("rows"),
-    };
-    drop(ep.dispatch(&x, &routing).await.expect("a dispatch"));
-    drop(ep.combine(&y, &handle, Combine::default()).await.expect("a combine"));
-    there.wait();
-    let before = copied(counts);
-    there.wait();
-    let began = Instant::now();
-    for _ in 0..times {
-        match part {
-            Part::Dispatch => drop(black_box(ep.dispatch(&x, &routing).await.expect("a dispatch"))),
-            Part::Combine { .. } => {
-                drop(black_box(ep.combine(&y, &handle, Combine::default()).await.expect("a combine")));
-            }
-        }
     }
-    let took = began.elapsed();
-    there.wait();
-    (took, copied(counts) - before)
+    black_box(into);
 }
 
 /// Bytes copied by all verbs so far.
@@ -174,68 +324,80 @@ fn copied(counts: &Counts) -> u64 {
     counts.read_bytes() + counts.written_bytes() + lanes
 }
 
-/// The time of `times` calls, and the bytes that they copied.
-fn call(placement: Placement, part: Part, times: u64) -> (Duration, u64) {
-    let settings = Settings::builder(&shape(), &topology()).placement(placement).arena_bytes(64 << 20).build();
-    let cluster = Cluster::builder(topology()).settings(settings.expect("valid settings")).build(shape());
-    let (there, counts) = (Barrier::new(RANKS as usize), Counts::new());
-    let ran = cluster.expect("a cluster").run_machines(async |machine| {
-        let machine = Decorated::new(machine, counts.clone());
-        play(Engine::new(machine).expect("an engine"), part, times, &there, &counts).await
-    });
-    let ran = ran.expect("ranks that end");
-    (ran.iter().map(|(took, _)| *took).max().unwrap_or_default(), ran[0].1)
-}
-
-/// Two threads copy `bytes` bytes in rows, each its half.
-fn memcpy(bytes: u64, times: u64) -> Duration {
-    let rows = bytes as usize / 2 / ROW_BYTES;
-    let there = Barrier::new(2);
-    let copy = || {
-        // As much memory as a call goes over: the rows of a batch, again and again.
-        let source = vec![1u8; TOKENS as usize * ROW_BYTES];
-        let mut target = vec![0u8; source.len()];
-        there.wait();
-        let began = Instant::now();
-        for _ in 0..times {
-            let pairs = target.chunks_exact_mut(ROW_BYTES).zip(source.chunks_exact(ROW_BYTES));
-            let mut left = rows;
-            for (into, from) in pairs {
-                into.copy_from_slice(black_box(from));
-                left -= 1;
-                if left == 0 {
-                    break;
-                }
-            }
-            assert_eq!(left, 0, "fewer rows than a batch");
-            black_box(&mut target);
+/// Experts that tokens of `rank` choose: any, or only the other's.
+fn choices(rank: Rank, apart: bool) -> Vec<i64> {
+    let shape = calls::shape(TOKENS);
+    let local = i64::from(shape.experts() / topology().ranks());
+    let mut topk_idx = moexpress_benches::routing(&shape, TOKENS, 0);
+    if apart {
+        // Sixteen experts of every other eight: still different ones of a token.
+        for choices in topk_idx.chunks_exact_mut(shape.topk() as usize) {
+            let first = choices[0] % local;
+            (0..).zip(choices).for_each(|(at, choice)| *choice = i64::from(1 - rank.0) * local + (first + at) % local);
         }
-        began.elapsed()
-    };
-    thread::scope(|scope| {
-        let other = scope.spawn(copy);
-        copy().max(other.join().expect("a copying thread"))
-    })
-}
-
-fn calls(c: &mut Criterion) {
-    let mut group = c.benchmark_group("near/call");
-    group.sample_size(20);
-    for (name, placement, part) in [
-        ("dispatch, rings", Placement::Ring, Part::Dispatch),
-        ("dispatch, placed", Placement::Direct, Part::Dispatch),
-        ("combine, rings", Placement::Ring, Part::Combine { pull: false }),
-        ("combine, pulled", Placement::Direct, Part::Combine { pull: true }),
-    ] {
-        let (_, bytes) = call(placement, part, 1);
-        group.throughput(Throughput::Bytes(bytes));
-        group.bench_function(name, |b| b.iter_custom(|times| call(placement, part, times).0));
     }
-    let bytes = u64::from(RANKS) * u64::from(TOKENS) * ROW_BYTES as u64;
-    group.throughput(Throughput::Bytes(bytes));
-    group.bench_function("memcpy", |b| b.iter_custom(|times| memcpy(bytes, times)));
-    group.finish();
+    topk_idx
 }
 
-criterion_group!(benches, rings, calls);
-criterion_main!(benches);
+/// One kind of call and copies, in turn.
+fn call(name: &str, placement: Placement, part: Part, apart: bool, samples: usize) {
+    /// Calls of a sample, and as often is copied.
+    const CALLS: usize = 4;
+    let shape = calls::shape(TOKENS);
+    let settings = Settings::builder(&shape, &topology()).placement(placement).arena_bytes(64 << 20).build();
+    let cluster = Cluster::builder(topology()).settings(settings.expect("valid settings")).build(shape);
+    let counts = Counts::new();
+    let machines = cluster.expect("a cluster").into_machines().into_iter();
+    let machines: Vec<_> = machines.map(|machine| Mutex::new(Some(machine))).collect();
+    let (times, rows) = (Times::new(3), Mutex::new([([0; 2], 0); 2]));
+    let [(left, there), (right, back)] = [(); 2].map(|()| rtrb::RingBuffer::<[u8; ROW_BYTES]>::new(SLOTS));
+    let swaps = [Mutex::new((left, back)), Mutex::new((right, there))];
+    both(|thread| {
+        let machine = machines[thread].lock().expect("taken once").take().expect("taken once");
+        let rank = machine.rank();
+        let engine = Engine::new(Decorated::new(machine, counts.clone())).expect("an engine");
+        let mut calls = block_on(Calls::new(engine, part, choices(rank, apart)));
+        times.there.wait();
+        let before = copied(&counts);
+        times.there.wait();
+        let source = vec![1u8; TOKENS as usize * ROW_BYTES];
+        let mut target = vec![0u8; calls.received() as usize * ROW_BYTES];
+        let mut swapped = vec![0u8; source.len()];
+        let (producer, consumer) = &mut *swaps[thread].lock().expect("locked once");
+        for sample in 0..=samples {
+            times.time(thread, 0, sample, || {
+                for _ in 0..CALLS {
+                    block_on(calls.call());
+                }
+            });
+            times.time(thread, 1, sample, || {
+                for _ in 0..CALLS {
+                    let rows = black_box(&source).chunks_exact(ROW_BYTES).cycle();
+                    target.chunks_exact_mut(ROW_BYTES).zip(rows).for_each(|(into, from)| into.copy_from_slice(from));
+                    black_box(&mut target);
+                }
+            });
+            times.time(thread, 2, sample, || {
+                for _ in 0..CALLS {
+                    swap(producer, consumer, &source, &mut swapped);
+                }
+            });
+        }
+        times.there.wait();
+        let copied = (copied(&counts) - before) / (2 * (samples + 1) * CALLS) as u64;
+        rows.lock().expect("no thread has panicked")[thread] = ([calls.received(), calls.carried()], copied);
+        times.there.wait();
+    });
+    let [(first, copied), (second, _)] = *rows.lock().expect("no thread has panicked");
+    let [received, carried] = [0, 1].map(|at| u64::from(first[at] + second[at]) * ROW_BYTES as u64);
+    let rate = |bytes: u64, variant: usize| bytes as f64 * CALLS as f64 / times.median(variant);
+    println!(
+        "{name:<34} {:>8.2} {:>7.2} {:>8.2} {:>8.2} {:>6.2} {:>8.2}",
+        times.median(0) / CALLS as f64 / 1e6,
+        copied as f64 / carried as f64,
+        rate(copied, 0),
+        rate(received, 1),
+        copied as f64 / received as f64 / times.ratio(0, 1),
+        times.median(2) / CALLS as f64 / 1e6,
+    );
+}

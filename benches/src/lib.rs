@@ -2,7 +2,7 @@
 
 use ep_core::Shape;
 
-pub mod ring;
+pub mod calls;
 
 /// A layer as large models have them: 256 experts, top-8, hidden 7168, 4096 tokens.
 ///

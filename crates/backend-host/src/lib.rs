@@ -68,7 +68,7 @@
 //! | F3, F9, F10 | a cell is published by a release store and seen by an acquire load; on the publisher's side copies come before it, on the reader's after |
 //! | F4 | 8-byte stores by the cell's one writer; the layout keeps writers on lines of their own |
 //! | F5 | nothing reads a source after its put: a flush returns at once |
-//! | F6 | a wait looks at the clock, every 32nd poll or, where ranks are more than cores, every one |
+//! | F6 | a wait looks at the clock at every 32nd of its polls or, where ranks are more than cores, at every one |
 //! | F7 | threads: a rank whose [`Machine`] is dropped, by a panic for instance, is marked as gone. Processes: who waits asks every millisecond the control plane ([`Member::lost`](ep_bootstrap::Member::lost)), which sees connections of dead processes close |
 //! | F8 | every span is checked against the window before a byte is touched |
 //!

@@ -46,7 +46,7 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
 
     fn capabilities(&self) -> Capabilities {
         let far_lanes = self.seat.far.as_ref().map_or(FarLanes::PerRole, |far| far.far_lanes);
-        Capabilities::new(true).far_lanes(far_lanes)
+        Capabilities::new(true).far_lanes(far_lanes).near_puts_done(true)
     }
 
     fn now(&self) -> Nanos {

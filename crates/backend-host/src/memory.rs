@@ -43,6 +43,7 @@ impl Mapping {
     }
 
     /// The first byte of a span that lies inside (rule F8).
+    #[inline]
     pub(crate) fn at(&self, span: Span) -> Result<NonNull<u8>, Fault> {
         span.within(self.len)?;
         // An empty span may name any place: it is at the start as well as anywhere.
@@ -52,6 +53,7 @@ impl Mapping {
     }
 
     /// Copies `from` to `to` in `target`, which may be this one.
+    #[inline]
     pub(crate) fn copy(&self, from: Span, target: &Self, to: Offset) -> Result<(), Fault> {
         let (source, sink) = (self.at(from)?, target.at(to.span(from.len))?);
         // SAFETY: both ranges lie in live mappings, as was just checked, and `copy` allows them to overlap. Nobody has a
@@ -61,6 +63,7 @@ impl Mapping {
     }
 
     /// Copies bytes out.
+    #[inline]
     pub(crate) fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
         let source = self.at(from.span(into.len() as u64))?;
         // SAFETY: the source lies in the mapping, as was just checked. The buffer is borrowed mutably and cannot be part of a
@@ -70,6 +73,7 @@ impl Mapping {
     }
 
     /// Copies bytes in.
+    #[inline]
     pub(crate) fn write(&self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
         let sink = self.at(to.span(bytes.len() as u64))?;
         // SAFETY: as in `read`, the other way round; the protocol excludes that somebody else touches the sink.
@@ -78,6 +82,7 @@ impl Mapping {
     }
 
     /// The cell at `at`; none where no whole and aligned one lies inside.
+    #[inline]
     pub(crate) fn cell(&self, at: Offset) -> Option<&AtomicU64> {
         if !at.0.is_multiple_of(CELL_BYTES) {
             return None;

@@ -53,11 +53,13 @@ impl Node {
     }
 
     /// The window of a near rank.
+    #[inline]
     pub(crate) fn window(&self, rank: Rank) -> Option<&Mapping> {
         self.windows.get(rank.index())?.as_ref()
     }
 
     /// The window of a rank of this process.
+    #[inline]
     pub(crate) fn own(&self, me: Rank) -> &Mapping {
         self.window(me).expect("a rank's own window is mapped when its node is made")
     }

@@ -19,6 +19,7 @@ thread_local! {
 }
 
 /// Notes that a wait on this thread has ended.
+#[inline]
 pub(crate) fn stir() {
     STIRRED.set(true);
 }
@@ -33,6 +34,7 @@ pub(crate) fn expect(ranks: u32) {
 }
 
 /// Whether ranks have to take turns on the cores.
+#[inline]
 pub(crate) fn is_crowded() -> bool {
     CROWDED.load(Ordering::Relaxed)
 }

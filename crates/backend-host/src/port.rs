@@ -11,7 +11,7 @@ use ep_core::{Fault, Nanos, Phase};
 
 use crate::far::Verb;
 use crate::pace;
-use crate::seat::{Posted, Seat};
+use crate::seat::{Glance, Posted, Seat, Waiting};
 
 /// A role's view of its machine. Every verb but a wait is done when it is first polled, unless it is on a far lane that is full.
 #[derive(Debug)]
@@ -33,8 +33,9 @@ impl<L: Lanes> Port<L> {
         self.seat.peek(cell, self.opening.generation)
     }
 
-    /// How a wait that began at `since`, or begins now, ends, if it does.
-    fn look(&self, needs: &[Need], since: &mut Option<Nanos>) -> Option<Result<usize, Fault>> {
+    /// How a wait ends, if it does now.
+    #[inline]
+    fn look(&self, needs: &[Need], wait: &mut Waiting) -> Option<Result<usize, Fault>> {
         if let Some(met) = self.first_met(needs) {
             return Some(Ok(met));
         }
@@ -44,9 +45,8 @@ impl<L: Lanes> Port<L> {
             self.seat.progress();
             return Some(self.first_met(needs).ok_or(lost));
         }
-        let now = self.seat.glance(since.is_none())?;
-        let since = *since.get_or_insert(now);
-        (now >= self.opening.deadline).then(|| Err(self.timeout(needs, now - since)))
+        let Glance { now, waited } = self.seat.glance(wait)?;
+        (now >= self.opening.deadline).then(|| Err(self.timeout(needs, waited)))
     }
 
     /// Why a need is not met any more, if that is known.
@@ -71,15 +71,14 @@ impl<L: Lanes> Port<L> {
 }
 
 impl<L: Lanes> Port<L> {
-    /// How a verb on a far lane ends now, if it does; it began at `since`, or begins now.
-    fn attempt(&self, lane: LaneId, verb: Verb, since: &mut Option<Nanos>) -> Option<Result<Ticket, Fault>> {
+    /// How a verb on a far lane ends now, if it does.
+    fn attempt(&self, lane: LaneId, verb: Verb, wait: &mut Waiting) -> Option<Result<Ticket, Fault>> {
         match self.seat.attempt(lane, verb) {
             Err(fault) => return Some(Err(self.told(fault))),
             Ok(Some(ticket)) => return Some(Ok(ticket)),
             Ok(None) => {}
         }
-        let now = self.seat.glance(since.is_none())?;
-        let since = *since.get_or_insert(now);
+        let Glance { now, waited } = self.seat.glance(wait)?;
         if now < self.opening.deadline {
             return None;
         }
@@ -87,10 +86,11 @@ impl<L: Lanes> Port<L> {
             Verb::Flush { upto } => (lane.kind.counters()[0].phase(), upto.0),
             Verb::Put { .. } | Verb::Raise { .. } => (Phase::Credit, 1),
         };
-        Some(Err(Fault::Timeout { phase, peer: lane.peer, lane, seen: 0, awaited, waited: now - since }))
+        Some(Err(Fault::Timeout { phase, peer: lane.peer, lane, seen: 0, awaited, waited }))
     }
 
     /// A fault, after taking in all that has come: whether it matters that a peer is gone depends on what it said before.
+    #[cold]
     fn told(&self, fault: Fault) -> Fault {
         self.seat.progress();
         fault
@@ -98,8 +98,8 @@ impl<L: Lanes> Port<L> {
 
     /// Does a verb on a far lane, as soon as the lane can take it.
     async fn far(&self, lane: LaneId, verb: Verb) -> Result<Ticket, Fault> {
-        let mut since = None;
-        poll_fn(|context| match self.attempt(lane, verb, &mut since) {
+        let mut wait = Waiting::default();
+        poll_fn(|context| match self.attempt(lane, verb, &mut wait) {
             Some(outcome) => {
                 pace::stir();
                 Poll::Ready(outcome)
@@ -123,8 +123,8 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
-        let mut since = None;
-        poll_fn(|context| match self.look(needs, &mut since) {
+        let mut wait = Waiting::default();
+        poll_fn(|context| match self.look(needs, &mut wait) {
             Some(outcome) => {
                 pace::stir();
                 Poll::Ready(outcome)
@@ -138,9 +138,10 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        match self.seat.put(lane, from, to).map_err(|fault| self.told(fault))? {
-            Posted::Done(ticket) => Ok(ticket),
-            Posted::Far(verb) => self.far(lane, verb).await,
+        match self.seat.put(lane, from, to) {
+            Ok(Posted::Done(ticket)) => Ok(ticket),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await,
+            Err(fault) => Err(self.told(fault)),
         }
     }
 
@@ -149,16 +150,18 @@ impl<L: Lanes> ep_core::Port for Port<L> {
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        match self.seat.publish(lane, cell, self.opening.generation, value).map_err(|fault| self.told(fault))? {
-            Posted::Done(()) => Ok(()),
-            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        match self.seat.publish(lane, cell, self.opening.generation, value) {
+            Ok(Posted::Done(())) => Ok(()),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await.map(drop),
+            Err(fault) => Err(self.told(fault)),
         }
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        match self.seat.flush(lane, upto).map_err(|fault| self.told(fault))? {
-            Posted::Done(()) => Ok(()),
-            Posted::Far(verb) => self.far(lane, verb).await.map(drop),
+        match self.seat.flush(lane, upto) {
+            Ok(Posted::Done(())) => Ok(()),
+            Ok(Posted::Far(verb)) => self.far(lane, verb).await.map(drop),
+            Err(fault) => Err(self.told(fault)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Instant;
 
@@ -18,7 +18,8 @@ use crate::memory::Mapping;
 use crate::node::Node;
 use crate::pace;
 
-/// Polls of unmet waits between two looks at the clock, where every rank has a core: a poll is cheaper than a look.
+/// Polls of an unmet wait between two looks at the clock, where every rank has a core: a poll is cheaper than a look, which lets
+/// no load overtake it either.
 const POLLS: u32 = 32;
 /// Time between two looks at who is gone.
 const LOOK: Nanos = Nanos::from_millis(1);
@@ -36,14 +37,36 @@ pub(crate) struct Seat<L> {
     pub(crate) peers: Peers,
     /// Lanes to other nodes, where there are any.
     pub(crate) far: Option<Far<L>>,
+    /// `[ranks]`: how each is reached.
+    reach: Box<[Reach]>,
     /// When the clock began.
     origin: Instant,
-    /// Polls of unmet waits.
-    polls: AtomicU32,
+    counters: Counters,
+}
+
+/// Written with every verb: not on lines that other ranks read, whatever lies beside a seat.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counters {
     /// When to look next at who is gone.
     look_at: AtomicU64,
     /// The last ticket given out near: tickets of a lane ascend when those of all lanes do.
     tickets: AtomicU64,
+}
+
+/// A wait, or a verb that is tried again, under way.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Times that it could not end.
+    polls: u32,
+    /// When the clock was first looked at.
+    since: Option<Nanos>,
+}
+
+/// What a look at the clock told.
+pub(crate) struct Glance {
+    pub(crate) now: Nanos,
+    pub(crate) waited: Nanos,
 }
 
 /// What a verb does on a lane.
@@ -63,8 +86,9 @@ impl<L: Lanes> Seat<L> {
         far: Option<Far<L>>,
         origin: Instant,
     ) -> Self {
-        let (polls, look_at, tickets) = (AtomicU32::new(0), AtomicU64::new(0), AtomicU64::new(0));
-        Self { me, layout, node, peers, far, origin, polls, look_at, tickets }
+        let topology = layout.topology();
+        let reach = topology.all().map(|rank| topology.reach(me, rank)).collect();
+        Self { me, layout, node, peers, far, reach, origin, counters: Counters::default() }
     }
 
     pub(crate) fn now(&self) -> Nanos {
@@ -72,23 +96,31 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// The own window.
+    #[inline]
     pub(crate) fn own(&self) -> &Mapping {
         self.node.own(self.me)
     }
 
+    #[inline]
+    fn reach(&self, rank: Rank) -> Reach {
+        self.reach.get(rank.index()).copied().unwrap_or(Reach::Far)
+    }
+
     /// The window at the other end of a near lane, for a verb that this rank may do on it; none at that of a far one.
+    #[inline]
     fn near(&self, verb: &'static str, lane: LaneId) -> Result<Option<&Mapping>, Fault> {
         let refused = Fault::NotOffered { verb, lane };
         if !self.layout.has_lane(self.me, lane) {
             return Err(refused);
         }
-        match self.layout.topology().reach(self.me, lane.peer) {
+        match self.reach(lane.peer) {
             Reach::Far if self.far.is_some() => Ok(None),
             Reach::Far => Err(refused),
             Reach::Near | Reach::Own => self.node.window(lane.peer).map(Some).ok_or(refused),
         }
     }
 
+    #[inline]
     fn check_presence(&self, lane: LaneId) -> Result<(), Fault> {
         if self.node.roll().is_gone(lane.peer) {
             let phase = lane.kind.counters()[0].phase();
@@ -98,9 +130,10 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// Copies into the peer's window: near, it is done on return, so that a flush has nothing to wait for (F5).
+    #[inline]
     pub(crate) fn put(&self, lane: LaneId, from: Span, to: Offset) -> Result<Posted<Ticket>, Fault> {
         match self.near("put", lane)? {
-            Some(peer) => self.transfer(lane, (self.own(), from), (peer, to)).map(Posted::Done),
+            Some(peer) => Ok(Posted::Done(self.transfer(lane, (self.own(), from), (peer, to))?)),
             None => {
                 if from.len > 0 {
                     self.check_transfer(lane, from, to)?;
@@ -111,6 +144,7 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// Copies out of a near peer's window.
+    #[inline]
     pub(crate) fn get(&self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
         let peer = self.near("get", lane)?.ok_or(Fault::NotOffered { verb: "get", lane })?;
         self.transfer(lane, (peer, from), (self.own(), to))
@@ -123,22 +157,27 @@ impl<L: Lanes> Seat<L> {
         self.check_presence(lane)
     }
 
+    #[inline]
     fn transfer(&self, lane: LaneId, source: (&Mapping, Span), sink: (&Mapping, Offset)) -> Result<Ticket, Fault> {
-        let last = self.tickets.load(Ordering::Relaxed);
+        let last = self.counters.tickets.load(Ordering::Relaxed);
         if source.1.len == 0 {
             return Ok(Ticket(last));
         }
-        self.check_transfer(lane, source.1, sink.1)?;
+        if self.node.roll().is_gone(lane.peer) {
+            self.check_transfer(lane, source.1, sink.1)?;
+        }
+        // Refuses ranges outside.
         source.0.copy(source.1, sink.0, sink.1)?;
-        self.tickets.store(last + 1, Ordering::Relaxed);
+        self.counters.tickets.store(last + 1, Ordering::Relaxed);
         Ok(Ticket(last + 1))
     }
 
     /// Whether `cell` may be published on `lane`: its own, or the one that all far tracks share.
+    #[inline]
     fn carries(&self, lane: LaneId, cell: Cell) -> bool {
         let shared = || {
             self.far.as_ref().is_some_and(|far| far.far_lanes == FarLanes::One)
-                && self.layout.topology().reach(self.me, lane.peer) == Reach::Far
+                && self.reach(lane.peer) == Reach::Far
                 && lane.kind == self.layout.rail_lane()
                 && matches!(cell.lane, LaneKind::Data(track) | LaneKind::Credit(track) if self.layout.is_far(track))
         };
@@ -146,6 +185,7 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// Raises a cell at the peer, after all that this rank did before on the lane (F3): near by a release store.
+    #[inline]
     pub(crate) fn publish(&self, lane: LaneId, cell: Cell, generation: u16, value: u64) -> Result<Posted<()>, Fault> {
         let peer = self.near("publish", lane)?;
         let refused = Fault::NotOffered { verb: "publish", lane };
@@ -170,6 +210,7 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// Near, a flush waits for nothing: puts and gets are done when they return.
+    #[inline]
     pub(crate) fn flush(&self, lane: LaneId, upto: Ticket) -> Result<Posted<()>, Fault> {
         Ok(match self.near("flush", lane)? {
             Some(_) => Posted::Done(()),
@@ -196,7 +237,7 @@ impl<L: Lanes> Seat<L> {
     /// Why nothing comes from `peer` any more, by what the transport knows.
     pub(crate) fn broken(&self, peer: Rank) -> Option<Fault> {
         let far = self.far.as_ref()?;
-        if self.layout.topology().reach(self.me, peer) == Reach::Far { far.broken(peer) } else { None }
+        if self.reach(peer) == Reach::Far { far.broken(peer) } else { None }
     }
 
     /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.
@@ -232,24 +273,26 @@ impl<L: Lanes> Seat<L> {
     }
 
     /// The value of a cell of the own window (acquire). One that the layout lacks is never published.
+    #[inline]
     pub(crate) fn peek(&self, cell: Cell, generation: u16) -> u64 {
         debug_assert!(self.layout.has_cell(cell), "{cell:?} is not in the layout");
         let place = self.own().cell(self.layout.cell(cell, generation));
         place.map_or(0, |place| layout::value_in(generation, place.load(Ordering::Acquire)))
     }
 
-    /// Looks at the clock, for a wait that was not met: every so often only, or whenever `always`.
-    pub(crate) fn glance(&self, always: bool) -> Option<Nanos> {
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        if !always && !pace::is_crowded() && !polls.is_multiple_of(POLLS) {
+    /// Looks at the clock, for a wait that was not met: every so often only. The first look is when the wait began, as far as
+    /// anybody is told.
+    pub(crate) fn glance(&self, wait: &mut Waiting) -> Option<Glance> {
+        wait.polls = wait.polls.wrapping_add(1);
+        if !pace::is_crowded() && !wait.polls.is_multiple_of(POLLS) {
             return None;
         }
         let now = self.now();
-        if now.0 >= self.look_at.load(Ordering::Relaxed) {
-            self.look_at.store((now + LOOK).0, Ordering::Relaxed);
+        if now.0 >= self.counters.look_at.load(Ordering::Relaxed) {
+            self.counters.look_at.store((now + LOOK).0, Ordering::Relaxed);
             self.peers.lost().iter().for_each(|rank| self.node.roll().strike(rank));
         }
-        Some(now)
+        let since = *wait.since.get_or_insert(now);
+        Some(Glance { now, waited: now - since })
     }
 }

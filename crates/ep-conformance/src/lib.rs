@@ -20,8 +20,8 @@
 //! | `EP_SEED` | first seed of the campaign; by default it is fixed |
 //! | `EP_TIME_FACTOR` | multiplies the time limits |
 //!
-//! Without the feature `suite` (on by default) only [`workload`], [`drive`], [`verify`] and [`low_latency`] are there: batches and routings
-//! from a seed, one round of a layer, and the comparison with the oracle.
+//! Without the feature `suite` (on by default) only [`workload`], [`drive`], [`verify`], [`low_latency`] and [`ring`] are there: batches and
+//! routings from a seed, one round of a layer, the comparison with the oracle, and a bare ring.
 //!
 //! ```
 //! use ep_conformance::workload::{RoutingKind, Workload};
@@ -46,6 +46,7 @@ pub mod harness;
 pub mod low_latency;
 #[cfg(feature = "suite")]
 pub mod processes;
+pub mod ring;
 #[cfg(feature = "suite")]
 pub mod scenario;
 #[cfg(feature = "suite")]

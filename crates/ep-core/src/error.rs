@@ -177,6 +177,9 @@ pub enum LaneCause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
+// Verbs return it in memory. Behind a tag of a byte it would be copied in pieces that overlap, which a core can read back only
+// once they have left its store buffer: behind all that goes to another core's cache.
+#[repr(u64)]
 pub enum Fault {
     /// The deadline passed.
     #[error("waited {waited} for {phase} from rank {peer} on {lane}: saw {seen}, awaited {awaited}")]

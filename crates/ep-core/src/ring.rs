@@ -37,9 +37,16 @@ pub struct Geometry {
 
 impl Geometry {
     /// Slots of a ring's staging memory on the producer's side: two chunks, at most the ring.
+    #[inline]
     pub const fn staging_slots(&self) -> u32 {
         let two = self.chunk.saturating_mul(2);
         if two < self.slots { two } else { self.slots }
+    }
+
+    /// The slot behind `slot`.
+    #[inline]
+    const fn after(&self, slot: u32) -> u32 {
+        if slot + 1 >= self.slots { 0 } else { slot + 1 }
     }
 }
 
@@ -58,6 +65,8 @@ pub struct Overrun {
 pub struct Producer {
     geometry: Geometry,
     origin: u64,
+    /// `index % slots`: a division less for every row.
+    at: u32,
     tail: u64,
     published: u64,
     head: u64,
@@ -66,32 +75,37 @@ pub struct Producer {
 impl Producer {
     /// A producer of an empty ring whose counters stand at zero.
     pub const fn new(geometry: Geometry) -> Self {
-        Self { geometry, origin: 0, tail: 0, published: 0, head: 0 }
+        Self { geometry, origin: 0, at: 0, tail: 0, published: 0, head: 0 }
     }
 
     /// The slot to fill next, or none while the ring is full.
+    #[inline]
     pub fn slot(&self) -> Option<u32> {
-        (self.tail - self.head < u64::from(self.geometry.slots))
-            .then(|| (self.index() % u64::from(self.geometry.slots)) as u32)
+        (self.tail - self.head < u64::from(self.geometry.slots)).then_some(self.at)
     }
 
     /// The head that must be seen before the next slot may be filled.
+    #[inline]
     pub const fn awaited_head(&self) -> u64 {
         (self.tail + 1).saturating_sub(self.geometry.slots as u64)
     }
 
     /// Counts the slot named by [`Producer::slot`] as filled; returns the tail to publish when a chunk is full.
+    #[inline]
     pub fn push(&mut self) -> Option<u64> {
         debug_assert!(self.slot().is_some(), "pushed into a full ring");
         self.tail += 1;
+        self.at = self.geometry.after(self.at);
         (self.tail - self.published >= u64::from(self.geometry.chunk)).then(|| self.take_tail())
     }
 
     /// The tail to publish before waiting, if rows are unpublished; counts as published.
+    #[inline]
     pub fn pending(&mut self) -> Option<u64> {
         (self.tail > self.published).then(|| self.take_tail())
     }
 
+    #[inline]
     const fn take_tail(&mut self) -> u64 {
         self.published = self.tail;
         self.tail
@@ -101,6 +115,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`Overrun`] when the head claims rows that were never sent.
+    #[inline]
     pub fn saw_head(&mut self, head: u64) -> Result<(), Overrun> {
         if head > self.tail {
             return Err(Overrun { seen: head, limit: self.tail });
@@ -110,6 +125,7 @@ impl Producer {
     }
 
     /// Slots filled since the geometry last changed.
+    #[inline]
     pub const fn index(&self) -> u64 {
         self.tail - self.origin
     }
@@ -139,6 +155,7 @@ impl Producer {
         debug_assert!(self.is_empty(), "geometry changed on a ring that holds rows");
         self.geometry = geometry;
         self.origin = self.tail;
+        self.at = 0;
     }
 }
 
@@ -146,7 +163,8 @@ impl Producer {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Consumer {
     geometry: Geometry,
-    origin: u64,
+    /// `(head - origin) % slots`, as the producer's.
+    at: u32,
     head: u64,
     returned: u64,
     tail: u64,
@@ -155,31 +173,37 @@ pub struct Consumer {
 impl Consumer {
     /// A consumer of an empty ring whose counters stand at zero.
     pub const fn new(geometry: Geometry) -> Self {
-        Self { geometry, origin: 0, head: 0, returned: 0, tail: 0 }
+        Self { geometry, at: 0, head: 0, returned: 0, tail: 0 }
     }
 
     /// The slot to read next, or none while no more rows are known to be there.
+    #[inline]
     pub fn slot(&self) -> Option<u32> {
-        (self.head < self.tail).then(|| ((self.head - self.origin) % u64::from(self.geometry.slots)) as u32)
+        (self.head < self.tail).then_some(self.at)
     }
 
     /// The tail that must be seen before the next slot may be read.
+    #[inline]
     pub const fn awaited_tail(&self) -> u64 {
         self.head + 1
     }
 
     /// Counts the slot named by [`Consumer::slot`] as read; returns the head to publish when credit is due.
+    #[inline]
     pub fn pop(&mut self) -> Option<u64> {
         debug_assert!(self.slot().is_some(), "popped from an empty ring");
         self.head += 1;
+        self.at = self.geometry.after(self.at);
         (self.head - self.returned >= u64::from(self.geometry.credit)).then(|| self.take_head())
     }
 
     /// The head to publish before waiting, if credit is unreturned; counts as returned.
+    #[inline]
     pub fn pending(&mut self) -> Option<u64> {
         (self.head > self.returned).then(|| self.take_head())
     }
 
+    #[inline]
     const fn take_head(&mut self) -> u64 {
         self.returned = self.head;
         self.head
@@ -189,6 +213,7 @@ impl Consumer {
     ///
     /// # Errors
     /// [`Overrun`] when the tail claims more rows than the ring holds.
+    #[inline]
     pub fn saw_tail(&mut self, tail: u64) -> Result<(), Overrun> {
         let limit = self.head + u64::from(self.geometry.slots);
         if tail > limit {
@@ -214,6 +239,6 @@ impl Consumer {
     pub fn restart(&mut self, geometry: Geometry) {
         debug_assert!(self.head == self.tail, "geometry changed on a ring that holds rows");
         self.geometry = geometry;
-        self.origin = self.head;
+        self.at = 0;
     }
 }

@@ -105,11 +105,13 @@ impl Topology {
     }
 
     /// The node that holds `rank`.
+    #[inline]
     pub const fn node_of(&self, rank: Rank) -> Node {
         Node(rank.0 / self.ranks_per_node)
     }
 
     /// The index of `rank` within its node: its rail.
+    #[inline]
     pub const fn local_of(&self, rank: Rank) -> u32 {
         rank.0 % self.ranks_per_node
     }
@@ -131,6 +133,7 @@ impl Topology {
     }
 
     /// How `from` reaches `to`.
+    #[inline]
     pub fn reach(&self, from: Rank, to: Rank) -> Reach {
         if from == to {
             Reach::Own

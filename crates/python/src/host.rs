@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
-use moexpress::engine::{Engine, HostRows, Scalar};
+use moexpress::engine::{Buffer, Engine, HostRows, Scalar};
 use moexpress::host::{Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
 use moexpress::{Element as Rows, Endpoint as _, Error, LowLatency as _, Scaling};
@@ -91,7 +91,7 @@ impl Backend for Engine<Machine> {
             let row_bytes = self.layout().shape().result_bytes() as usize;
             // SAFETY: as the caller promises.
             let bytes = unsafe { slice::<u8>(rows.address, count * row_bytes) }.to_vec();
-            return Ok(HostRows::Owned { bytes, row_bytes });
+            return Ok(HostRows::Owned { bytes: bytes.into(), row_bytes });
         };
         let parts = parts(self);
         let mut bytes = vec![0; count * parts.row_bytes];
@@ -102,7 +102,7 @@ impl Backend for Engine<Machine> {
             // SAFETY: as the caller promises.
             unsafe { parts.gather(scales, row, into) };
         }
-        Ok(HostRows::Owned { bytes, row_bytes: parts.row_bytes })
+        Ok(HostRows::Owned { bytes: bytes.into(), row_bytes: parts.row_bytes })
     }
 
     unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, _keep: bool) -> Result<Vec<T>, Error> {
@@ -120,7 +120,7 @@ impl Backend for Engine<Machine> {
             // SAFETY: as the caller promises; no expert has more rows than its part.
             bytes[at..at + len].copy_from_slice(unsafe { slice::<u8>(address + at, len) });
         }
-        Ok(HostRows::Owned { bytes, row_bytes })
+        Ok(HostRows::Owned { bytes: bytes.into(), row_bytes })
     }
 
     fn rows_out(&mut self, rows: Self::Buf) -> Result<RowsOut, Error> {
@@ -133,7 +133,7 @@ impl Backend for Engine<Machine> {
             return codes_and_scales(&parts(self), &rows);
         }
         let x = match rows {
-            HostRows::Owned { bytes, .. } => Tensor::of_vec(bytes, shape, Element::Bf16),
+            HostRows::Owned { bytes, .. } => of_buffer(bytes, shape),
             HostRows::Leased(lease) => {
                 let (window, block) = lease.place();
                 let address = if count == 0 {
@@ -153,7 +153,7 @@ impl Backend for Engine<Machine> {
     fn results_out(&mut self, rows: Self::Buf) -> Result<Tensor, Error> {
         let shape = vec![i64::from(rows.rows()), i64::from(self.layout().shape().hidden())];
         match rows {
-            HostRows::Owned { bytes, .. } => Ok(Tensor::of_vec(bytes, shape, Element::Bf16)),
+            HostRows::Owned { bytes, .. } => Ok(of_buffer(bytes, shape)),
             HostRows::Leased(_) => Err(Error::invalid("results", "in an arena", "in memory of their own")),
         }
     }
@@ -230,6 +230,12 @@ impl Backend for Engine<Machine> {
 unsafe fn copy_out<T>(values: &[T], address: usize, at: usize) {
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), (address as *mut T).add(at), values.len()) };
+}
+
+/// bf16 rows as they lie. Their memory goes back to the engine when nobody uses the tensor any more.
+fn of_buffer(mut rows: Buffer, shape: Vec<i64>) -> Tensor {
+    let address = rows.as_mut_ptr() as usize;
+    Tensor { address, shape, strides: None, element: Element::Bf16, device: Device::Cpu, owner: Box::new(rows) }
 }
 
 /// FP8 rows, whose codes and scales leave as tensors of their own.

@@ -5,18 +5,10 @@
 use std::error::Error;
 use std::time::Instant;
 
-use ep_core::machine::{Machine as _, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role, Ticket};
-use ep_core::ring::{Consumer, Producer};
-use ep_core::{Fault, Nanos, Rank, Shape, Topology};
+use ep_conformance::ring::{RECEIVER, Receiver, SENDER, Sender};
+use ep_core::machine::Machine as _;
+use ep_core::{Fault, Shape, Topology};
 use ep_sim::{Cluster, Machine};
-
-const SENDER: Rank = Rank(0);
-const RECEIVER: Rank = Rank(1);
-const DATA: LaneKind = LaneKind::Data(0);
-const CREDIT: LaneKind = LaneKind::Credit(0);
-const TAIL: Cell = Cell::new(SENDER, DATA, Counter::Tail);
-const HEAD: Cell = Cell::new(RECEIVER, CREDIT, Counter::Head);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -42,72 +34,26 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn opening(machine: &Machine, duty: Duty) -> Opening {
-    let deadline = machine.now() + Nanos::from_secs(60);
-    Opening { role: Role::new(duty), op: 1, generation: 1, deadline }
-}
-
 /// Fills the ring; returns the bytes sent.
 async fn send(machine: &Machine, rows: u64) -> Result<u64, Fault> {
-    let mut port = machine.port(opening(machine, Duty::Sender));
-    let layout = machine.layout();
-    let rings = layout.settings().rings();
-    let lane = LaneId { peer: RECEIVER, kind: DATA };
-    let mut row = vec![0u8; layout.row().wire_bytes() as usize];
-    let mut ring = Producer::new(rings.near);
-    let mut staged = vec![Ticket(0); rings.near.staging_slots() as usize];
+    let mut row = vec![0u8; machine.layout().row().wire_bytes() as usize];
+    let mut sender = Sender::new(machine);
     for number in 0..rows {
-        let slot = loop {
-            if let Some(slot) = ring.slot() {
-                break slot;
-            }
-            if let Some(tail) = ring.pending() {
-                port.publish(lane, TAIL, tail).await?;
-            }
-            port.wait_any(&[Need { cell: HEAD, at_least: ring.awaited_head() }]).await?;
-            ring.saw_head(port.peek(HEAD)).expect("the receiver counts right");
-        };
-        let staging = (number % staged.len() as u64) as usize;
-        port.flush(lane, staged[staging]).await?;
         row[..8].copy_from_slice(&number.to_le_bytes());
-        let from = layout.staging_slot(RECEIVER, &rings, 0, staging as u32);
-        port.write(from.offset, &row)?;
-        staged[staging] = port.put(lane, from, layout.ring_slot(SENDER, &rings, 0, slot).offset).await?;
-        if let Some(tail) = ring.push() {
-            port.publish(lane, TAIL, tail).await?;
-        }
+        sender.send(&row).await?;
     }
-    if let Some(tail) = ring.pending() {
-        port.publish(lane, TAIL, tail).await?;
-    }
-    port.flush(lane, Ticket(rows)).await?;
+    sender.finish().await?;
     Ok(rows * row.len() as u64)
 }
 
 /// Drains the ring; returns the bytes received.
 async fn receive(machine: &Machine, rows: u64) -> Result<u64, Fault> {
-    let mut port = machine.port(opening(machine, Duty::Receiver));
-    let layout = machine.layout();
-    let rings = layout.settings().rings();
-    let lane = LaneId { peer: SENDER, kind: CREDIT };
-    let mut row = vec![0u8; layout.row().wire_bytes() as usize];
-    let mut ring = Consumer::new(rings.near);
+    let mut row = vec![0u8; machine.layout().row().wire_bytes() as usize];
+    let mut receiver = Receiver::new(machine);
     for number in 0..rows {
-        let slot = loop {
-            if let Some(slot) = ring.slot() {
-                break slot;
-            }
-            if let Some(head) = ring.pending() {
-                port.publish(lane, HEAD, head).await?;
-            }
-            port.wait_any(&[Need { cell: TAIL, at_least: ring.awaited_tail() }]).await?;
-            ring.saw_tail(port.peek(TAIL)).expect("the sender counts right");
-        };
-        port.read(layout.ring_slot(SENDER, &rings, 0, slot).offset, &mut row)?;
+        receiver.receive(&mut row).await?;
         assert_eq!(row[..8], number.to_le_bytes(), "row {number} is another");
-        if let Some(head) = ring.pop() {
-            port.publish(lane, HEAD, head).await?;
-        }
     }
+    receiver.finish().await?;
     Ok(rows * row.len() as u64)
 }

@@ -41,7 +41,7 @@ impl<M: Machine> Engine<M> {
         let returns = Returns { y, handle, topk_weights: options.topk_weights.map(Vec::as_slice) };
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
-        let reduction = Reduction::new(options.bias, tokens * self.result_bytes(), weights);
+        let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes()), weights);
         // Only the rows that this machine's peers can reach are offered to them.
         let offered = y.block_in(&self.arena).filter(|_| self.machine.capabilities().get);
         let lease = y.lease().filter(|_| offered.is_some());

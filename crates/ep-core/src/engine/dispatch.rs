@@ -7,6 +7,7 @@ use super::arena::Arena;
 use super::endpoint::{Counts, Dispatch, Ready, Received, Routing, RoutingOf};
 use super::handle::{Handle, Inner};
 use super::movers::Movers;
+use super::pool::Pool;
 use super::{Ended, Engine, HostRows, Lease, Links, Started, run};
 use crate::error::{Error, Fault};
 use crate::layout::{Block, Kind};
@@ -130,9 +131,9 @@ impl<M: Machine> Engine<M> {
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
         let op = self.op;
         let ended = {
-            let Started { operation, links, vigil, arena, granted } =
+            let Started { operation, links, vigil, arena, pool, granted } =
                 self.start(batch.kind, batch.rings, batch.replayed);
-            let work = transfer(&operation, links, arena, &batch, granted);
+            let work = transfer(&operation, links, (arena, pool), &batch, granted);
             run(&operation, vigil, work).await
         };
         self.receive(op, batch, ended)
@@ -200,7 +201,7 @@ impl<M: Machine> Engine<M> {
 async fn transfer<M: Machine>(
     operation: &Operation<'_, M>,
     links: &mut Links,
-    arena: &Arena,
+    (arena, pool): (&Arena, &Pool),
     batch: &Batch<'_, M>,
     granted: &mut Option<Block>,
 ) -> Result<Arrived<M>, Fault> {
@@ -218,7 +219,7 @@ async fn transfer<M: Machine>(
     }
     let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
     let row_bytes = operation.layout.row().payload_bytes() as usize;
-    let x = HostRows::zeroed(if granted.is_some() { 0 } else { rows }, row_bytes);
+    let x = HostRows::of_pool(pool, if granted.is_some() { 0 } else { rows }, row_bytes);
     let intake = Intake::new(x, rows, topk);
     let by_node = tokens_by_node(batch.outgoing.plan, operation.layout.topology());
     let slots = operation.layout.topology().nodes() * operation.rings.channels;

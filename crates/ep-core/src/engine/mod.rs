@@ -3,6 +3,9 @@
 //! [`Endpoint`] is what users see; [`Engine`] implements it over any [`Machine`] whose roles run on a CPU. Operations are
 //! numbered, the same on all ranks; each runs its roles and, beside them, a watch role. When a role fails, all stop, the
 //! lanes are reset, the verdict goes to every peer, and the communicator is poisoned until [`Endpoint::recover`].
+//!
+//! Results outside of the window lie in [`Buffer`]s, whose memory serves later calls once they are dropped. What a contract leaves
+//! undefined in them (rows beyond the received ones) is what an earlier call left there.
 
 mod arena;
 mod combine;
@@ -13,6 +16,7 @@ mod links;
 pub mod low_latency;
 mod mark;
 mod movers;
+mod pool;
 mod recover;
 pub mod rows;
 pub mod stats;
@@ -30,6 +34,7 @@ pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, 
 pub use handle::{Handle, Kept, Replay};
 pub use low_latency::LowLatency;
 pub use mark::Mark;
+pub use pool::Buffer;
 pub use rows::HostRows;
 pub use stats::{PeerStats, Stats};
 
@@ -44,6 +49,7 @@ use crate::topology::{Rank, RankSet, Reach, Topology};
 use handle::Inner;
 use links::Links;
 use low_latency::Low;
+use pool::Pool;
 
 /// An endpoint whose roles run as futures on the thread of its rank, over the ports of a [`Machine`].
 #[derive(Debug)]
@@ -65,6 +71,8 @@ pub struct Engine<M: Machine> {
     low: Low,
     vigil: Vigil,
     arena: Arena,
+    /// Memory of results outside of the window.
+    pool: Pool,
     /// The block that the running operation granted, or one that was dropped half-way.
     granted: Option<Block>,
     /// Set while an operation runs, so that one whose future is dropped is not forgotten.
@@ -119,6 +127,7 @@ impl<M: Machine> Engine<M> {
             low: Low::new(&layout, me, &RankSet::new()),
             vigil: Vigil::new(ranks),
             arena: Arena::new(layout.arena()),
+            pool: Pool::default(),
             granted: None,
             poisoned: None,
             stats,
@@ -195,6 +204,7 @@ struct Started<'a, M: Machine> {
     links: &'a mut Links,
     vigil: &'a mut Vigil,
     arena: &'a Arena,
+    pool: &'a Pool,
     granted: &'a mut Option<Block>,
 }
 
@@ -230,7 +240,7 @@ impl<M: Machine> Engine<M> {
         };
         let links = self.links.get_or_insert_with(|| Links::new(&self.layout, self.me));
         let granted = &mut self.granted;
-        Started { operation, links, vigil: &mut self.vigil, arena: &self.arena, granted }
+        Started { operation, links, vigil: &mut self.vigil, arena: &self.arena, pool: &self.pool, granted }
     }
 
     /// Takes note of how an operation ended.
@@ -353,7 +363,7 @@ impl<M: Machine> Endpoint for Engine<M> {
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error> {
         let result = self.result_bytes();
         let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
-        HostRows::from_bytes(bytes, rows, row)
+        HostRows::from_bytes(&self.pool, bytes, rows, row)
     }
 
     fn bytes(&self, rows: &Self::Buf) -> Result<Vec<u8>, Error> {

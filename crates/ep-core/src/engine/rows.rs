@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::engine::arena::{Arena, Lease};
+use crate::engine::pool::{Buffer, Pool};
 use crate::error::{Error, Fault};
 use crate::layout::Block;
 use crate::machine::Window;
@@ -12,7 +13,7 @@ pub enum HostRows<W: Window> {
     /// In ordinary memory, dense.
     Owned {
         /// The rows' bytes.
-        bytes: Vec<u8>,
+        bytes: Buffer,
         /// Bytes of one row; not 0.
         row_bytes: usize,
     },
@@ -22,10 +23,15 @@ pub enum HostRows<W: Window> {
 
 impl<W: Window> HostRows<W> {
     pub(crate) fn zeroed(rows: u32, row_bytes: usize) -> Self {
-        Self::Owned { bytes: vec![0; rows as usize * row_bytes], row_bytes }
+        Self::Owned { bytes: vec![0; rows as usize * row_bytes].into(), row_bytes }
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
+    /// Room for `rows` rows that are to be written, in memory of `pool`.
+    pub(crate) fn of_pool(pool: &Pool, rows: u32, row_bytes: usize) -> Self {
+        Self::Owned { bytes: pool.take(rows as usize * row_bytes), row_bytes }
+    }
+
+    pub(crate) fn from_bytes(pool: &Pool, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
         if bytes.len() != rows as usize * row_bytes {
             return Err(Error::invalid(
                 "length of the rows in bytes",
@@ -33,7 +39,9 @@ impl<W: Window> HostRows<W> {
                 format_args!("{rows} rows of {row_bytes} bytes"),
             ));
         }
-        Ok(Self::Owned { bytes: bytes.to_vec(), row_bytes })
+        let mut own = pool.take(bytes.len());
+        own.copy_from_slice(bytes);
+        Ok(Self::Owned { bytes: own, row_bytes })
     }
 
     /// Rows it has room for.
@@ -84,7 +92,7 @@ impl<W: Window> HostRows<W> {
     /// All rows, dense.
     pub(crate) fn to_vec(&self) -> Result<Vec<u8>, Error> {
         match self {
-            Self::Owned { bytes, .. } => Ok(bytes.clone()),
+            Self::Owned { bytes, .. } => Ok(bytes.to_vec()),
             Self::Leased(lease) => {
                 let mut bytes = vec![0; lease.rows() as usize * lease.row_bytes()];
                 for (row, into) in (0u32..).zip(bytes.chunks_exact_mut(lease.row_bytes())) {

@@ -13,6 +13,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Slot `slot` of the ring `ring` of a part, when its rings have `slots` each: its first `len` bytes.
+    #[inline]
     pub(super) fn slot(&self, part: u32, ring: u32, slots: u32, slot: u32, len: u64) -> Span {
         let at = u64::from(part) * self.per_part + u64::from(ring) * u64::from(slots) + u64::from(slot);
         self.base.plus(at * self.bytes).span(len)

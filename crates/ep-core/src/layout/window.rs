@@ -162,12 +162,14 @@ impl Layout {
     }
 
     /// Tracks from one rank to one peer.
+    #[inline]
     pub fn tracks(&self) -> u32 {
         tracks(&self.topology, self.settings.rings().channels) as u32
     }
 
     /// The track, between two ranks of a node, that carries rows of `node` (dispatch: that come from it; combine: that
     /// go back to it) on `channel`.
+    #[inline]
     pub fn near_track(&self, node: Node, channel: u32) -> u16 {
         (node.0 * self.settings.rings().channels + channel) as u16
     }
@@ -178,6 +180,7 @@ impl Layout {
     }
 
     /// Whether `track` runs between nodes.
+    #[inline]
     pub fn is_far(&self, track: u16) -> bool {
         u32::from(track) >= self.topology.nodes() * self.settings.rings().channels
     }
@@ -193,6 +196,7 @@ impl Layout {
     }
 
     /// A cell of the own window in the bank of `generation`.
+    #[inline]
     pub fn cell(&self, cell: Cell, generation: u16) -> Offset {
         let lanes = LaneKind::count(self.tracks()) as u64;
         let (ranks, bank) = (u64::from(self.topology.ranks()), u64::from(generation % 2));
@@ -213,6 +217,7 @@ impl Layout {
     }
 
     /// Whether this layout has such a cell.
+    #[inline]
     pub fn has_cell(&self, cell: Cell) -> bool {
         cell.writer.0 < self.topology.ranks()
             && cell.lane.index() < self.lanes_like(cell.lane)
@@ -220,17 +225,20 @@ impl Layout {
     }
 
     /// Whether `from` may have such a lane: mailboxes lead to itself.
+    #[inline]
     pub fn has_lane(&self, from: Rank, lane: LaneId) -> bool {
         lane.peer.0 < self.topology.ranks()
             && lane.kind.index() < self.lanes_like(lane.kind)
             && (lane.peer == from || !lane.kind.is_mailbox())
     }
 
+    #[inline]
     fn lanes_like(&self, kind: LaneKind) -> usize {
         if kind.is_mailbox() { self.mailboxes() } else { LaneKind::count(self.tracks()) }
     }
 
     /// Mailboxes of a rank.
+    #[inline]
     pub fn mailboxes(&self) -> usize {
         mailboxes(&self.topology, self.settings.rings().channels)
     }
@@ -262,6 +270,7 @@ impl Layout {
     }
 
     /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
+    #[inline]
     pub fn ring_slot(&self, writer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
         if self.is_far(track) {
             let part = self.topology.node_of(writer).0;
@@ -273,6 +282,7 @@ impl Layout {
     }
 
     /// A slot of the staging memory for the ring on `track` to `peer`, when the part is cut as `rings`.
+    #[inline]
     pub fn staging_slot(&self, peer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {
         let slots = self.staging_slots(rings, track);
         if self.is_far(track) {
@@ -285,6 +295,7 @@ impl Layout {
     }
 
     /// Staging slots of the ring on `track` when the part is cut as `rings`: what the ring asks for, within the part.
+    #[inline]
     pub fn staging_slots(&self, rings: &Rings, track: u16) -> u32 {
         let (asked, part, count) = if self.is_far(track) {
             (rings.far.staging_slots(), &self.far_staging, rings.channels)
@@ -300,6 +311,7 @@ impl Layout {
     }
 
     /// The index of the ring on `track` within its writer's part, when that is cut as `rings`.
+    #[inline]
     fn ring_of(&self, track: u16, rings: &Rings) -> u32 {
         let channels = self.settings.rings().channels;
         let (node, channel) = (u32::from(track) / channels, u32::from(track) % channels);
@@ -308,6 +320,7 @@ impl Layout {
 
     /// Bytes of a slot between nodes: a dispatched row with one bit for each rank of the node that it goes to, or a row
     /// of results.
+    #[inline]
     pub fn far_wire_bytes(&self) -> u64 {
         (self.row.wire_bytes() + self.mask_bytes()).max(self.row.results().wire_bytes())
     }
@@ -390,12 +403,14 @@ pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
 }
 
 /// Tracks from one rank to one peer: for each node and channel one within the node, for each channel one along the rail.
+#[inline]
 fn tracks(topology: &Topology, channels: u32) -> u64 {
     let nodes = u64::from(topology.nodes());
     u64::from(channels) * if nodes > 1 { nodes + 1 } else { 1 }
 }
 
 /// One node has no network stage.
+#[inline]
 fn mailboxes(topology: &Topology, channels: u32) -> usize {
     if topology.nodes() > 1 { LaneKind::mailboxes(topology.nodes() * channels) } else { 0 }
 }

@@ -32,18 +32,28 @@ pub struct Capabilities {
     pub get: bool,
     /// Who posts to ranks of other nodes.
     pub far_lanes: FarLanes,
+    /// Near puts have been carried out when they return, and flushes of near lanes wait for nothing: a role stages all its rows
+    /// in the same place, which stays in the cache.
+    pub near_puts_done: bool,
 }
 
 impl Capabilities {
     /// A machine that offers `get` on near lanes, or does not.
     pub const fn new(get: bool) -> Self {
-        Self { get, far_lanes: FarLanes::PerRole }
+        Self { get, far_lanes: FarLanes::PerRole, near_puts_done: false }
     }
 
     /// The same with far lanes shared like this.
     #[must_use]
     pub const fn far_lanes(mut self, far_lanes: FarLanes) -> Self {
         self.far_lanes = far_lanes;
+        self
+    }
+
+    /// The same with near puts that have been carried out when they return, or have not.
+    #[must_use]
+    pub const fn near_puts_done(mut self, done: bool) -> Self {
+        self.near_puts_done = done;
         self
     }
 }

@@ -43,6 +43,7 @@ pub enum Mail {
 impl LaneKind {
     /// Dense index: watch, control, the two of low latency, then data and credit of each track. Mailboxes have a numbering of
     /// their own.
+    #[inline]
     pub const fn index(self) -> usize {
         match self {
             Self::Watch => 0,
@@ -56,6 +57,7 @@ impl LaneKind {
     }
 
     /// Whether it leads from a rank to itself.
+    #[inline]
     pub const fn is_mailbox(self) -> bool {
         matches!(self, Self::Mailbox(..))
     }
@@ -73,6 +75,7 @@ impl LaneKind {
     }
 
     /// The counters that are published on lanes of this kind.
+    #[inline]
     pub const fn counters(self) -> &'static [Counter] {
         match self {
             Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Waiting, Counter::Probe],
@@ -88,11 +91,13 @@ impl LaneKind {
     }
 
     /// Lanes from one rank to one peer with `tracks` tracks.
+    #[inline]
     pub const fn count(tracks: u32) -> usize {
         4 + 2 * tracks as usize
     }
 
     /// Mailboxes of a rank, for `rings` rings between nodes.
+    #[inline]
     pub const fn mailboxes(rings: u32) -> usize {
         3 * rings as usize
     }
@@ -179,6 +184,7 @@ impl Counter {
     ];
 
     /// Its place in the 64-byte line of its lane, 0 to 7. Counters of different lanes may share a place.
+    #[inline]
     pub const fn slot(self) -> u64 {
         match self {
             Self::Alarm | Self::Counts | Self::Tail | Self::Head | Self::Even | Self::Received => 0,
@@ -216,6 +222,7 @@ pub struct Cell {
 
 impl Cell {
     /// The cell of `counter` on the lane `lane` of `writer`.
+    #[inline]
     pub const fn new(writer: Rank, lane: LaneKind, counter: Counter) -> Self {
         Self { writer, lane, counter }
     }

@@ -92,11 +92,13 @@ pub struct Offset(pub u64);
 
 impl Offset {
     /// `len` bytes from here.
+    #[inline]
     pub const fn span(self, len: u64) -> Span {
         Span { offset: self, len }
     }
 
     /// The place `bytes` further on.
+    #[inline]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
     }
@@ -113,6 +115,7 @@ pub struct Span {
 
 impl Span {
     /// One past the last byte, saturating.
+    #[inline]
     pub const fn end(self) -> u64 {
         self.offset.0.saturating_add(self.len)
     }
@@ -121,6 +124,7 @@ impl Span {
     ///
     /// # Errors
     /// [`Fault::OutOfRange`].
+    #[inline]
     pub const fn within(self, window: u64) -> Result<(), Fault> {
         if self.len == 0 || (self.end() <= window && self.offset.0 < window) {
             Ok(())

@@ -120,11 +120,14 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
         reached: &[(Rank, u32)],
     ) -> Result<(), Fault> {
         for &(rank, position) in reached {
-            self.take(port, rank, position).await?;
+            let own = self.take(port, rank, position).await?;
             check_row(self.operation, &self.header, rank, position)?;
             self.operation.agree("token of a row", token, self.header.header().source_token, rank)?;
             port.charge(Work::Reduce { bytes: self.row.len() as u64 });
-            into.add(&self.row);
+            match own {
+                Some(row) => into.add(self.returns.y.borrow(row, &mut self.row)?),
+                None => into.add(&self.row),
+            }
             into.add_weights(&self.header);
         }
         self.summed += 1;
@@ -143,28 +146,33 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
         Ok(true)
     }
 
-    /// Brings header and payload of a rank's next row.
-    async fn take(&mut self, port: &mut Attended<M::Port>, rank: Rank, position: u32) -> Result<(), Fault> {
+    /// Brings header and payload of a rank's next row. Of the own rank's only the header: the payload may lie in ordinary memory,
+    /// in the row that is returned.
+    async fn take(&mut self, port: &mut Attended<M::Port>, rank: Rank, position: u32) -> Result<Option<u32>, Fault> {
         let (track, turn) = (self.track, self.summed);
         match self.route(rank) {
-            Route::Absent => self.operation.agree("ranks that return rows of a token", 0, 1, rank),
+            Route::Absent => {
+                self.operation.agree("ranks that return rows of a token", 0, 1, rank)?;
+            }
             Route::Own => {
                 let row = self.returns.handle.inner.exchange.first_row(self.source, rank) + position;
                 self.returns.head(self.operation, &mut self.header, row, position);
-                self.returns.y.read(row, &mut self.row)
+                return Ok(Some(row));
             }
             Route::Ring(inlet) => {
                 let at = inlet.next(port).await?;
                 self.read(port, at)?;
-                let Route::Ring(inlet) = self.route(rank) else { return Ok(()) };
-                inlet.release(port).await
+                if let Route::Ring(inlet) = self.route(rank) {
+                    inlet.release(port).await?;
+                }
             }
             Route::Pull { landing, .. } => {
                 let ticket = landing.pop_front().unwrap_or_default();
                 port.flush(LaneId { peer: rank, kind: LaneKind::Credit(track) }, ticket).await?;
-                self.read(port, self.operation.layout.pull_slot(track, rank, turn).offset)
+                self.read(port, self.operation.layout.pull_slot(track, rank, turn).offset)?;
             }
         }
+        Ok(None)
     }
 
     fn read(&mut self, port: &Attended<M::Port>, at: Offset) -> Result<(), Fault> {

@@ -104,6 +104,13 @@ impl<'a, M: Machine> Operation<'a, M> {
         self.layout.near_track(self.layout.topology().node_of(self.me), channel)
     }
 
+    /// Slots of the staging memory for the ring on `track` that its role uses in turn.
+    pub(crate) fn staging_slots(&self, track: u16) -> u32 {
+        let slots = self.layout.staging_slots(&self.rings, track);
+        let done = self.machine.capabilities().near_puts_done && !self.layout.is_far(track);
+        if done { slots.min(1) } else { slots }
+    }
+
     /// Whether roles wait without publishing what is pending: never, unless a test planted that.
     pub(crate) fn is_impolite(&self) -> bool {
         #[cfg(feature = "plant")]

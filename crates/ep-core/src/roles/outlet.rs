@@ -60,7 +60,7 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         Self {
             operation,
             ring,
-            staging: Staging::new(operation.layout.staging_slots(&operation.rings, track)),
+            staging: Staging::new(operation.staging_slots(track)),
             lane: LaneId { peer, kind: LaneKind::Data(track) },
             track,
             mailbox: operation.mailbox(peer, track),

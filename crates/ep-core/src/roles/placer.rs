@@ -23,7 +23,7 @@ pub(crate) struct Placer<'a, 'o, M: Machine> {
 
 impl<'a, 'o, M: Machine> Placer<'a, 'o, M> {
     pub(crate) fn new(operation: &'a Operation<'o, M>, block: Block, peer: Rank, track: u16) -> Self {
-        let staging = Staging::new(operation.layout.staging_slots(&operation.rings, track));
+        let staging = Staging::new(operation.staging_slots(track));
         Self { operation, block, staging, lane: LaneId { peer, kind: LaneKind::Data(track) }, track }
     }
 

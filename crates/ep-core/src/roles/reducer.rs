@@ -11,6 +11,7 @@ use super::inlet::Inlet;
 use super::intake::HeaderBytes;
 use super::returner::Returns;
 use super::{Accumulator, Attended, Operation};
+use crate::engine::Buffer;
 use crate::engine::rows::HostRows;
 use crate::error::Fault;
 use crate::layout::PULL_DEPTH;
@@ -29,14 +30,15 @@ pub(crate) struct Reduction<'a, W: Window> {
 /// The sums of all tokens.
 pub(crate) struct Sums {
     /// `[tokens, hidden]` bf16.
-    pub(crate) x: Vec<u8>,
+    pub(crate) x: Buffer,
     /// `[tokens, topk]`, or empty.
     pub(crate) topk_weights: Vec<f32>,
 }
 
 impl<'a, W: Window> Reduction<'a, W> {
-    pub(crate) fn new(bias: [Option<&'a HostRows<W>>; 2], rows_bytes: usize, weights: usize) -> Self {
-        let sums = Sums { x: vec![0; rows_bytes], topk_weights: vec![0.0; weights] };
+    /// The sums are written to `x`, all of it, and `weights` sums of weights.
+    pub(crate) fn new(bias: [Option<&'a HostRows<W>>; 2], x: Buffer, weights: usize) -> Self {
+        let sums = Sums { x, topk_weights: vec![0.0; weights] };
         Self { bias, sums: RefCell::new(sums) }
     }
 

@@ -314,7 +314,7 @@ impl<M: Machine> LowLatency for Engine<M> {
         let bytes = crate::layout::RESULT_HEADER + self.shape().result_bytes();
         let local = self.layout.local_experts();
         self.count_low(bytes, |rank| (0, asked.owed(kind, local, rank).into()));
-        Ok(LowCombined { x: HostRows::Owned { bytes: x, row_bytes: self.result_bytes() }, event: Ready })
+        Ok(LowCombined { x: HostRows::Owned { bytes: x.into(), row_bytes: self.result_bytes() }, event: Ready })
     }
 
     fn low_latency_mask(&self) -> &RankSet {
