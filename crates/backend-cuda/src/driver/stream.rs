@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
+use super::relaxed::Relaxed;
 use super::{Device, check};
 use crate::error::CudaError;
 
@@ -103,6 +104,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         self.must_run("a wait for the stream")?;
+        let _relaxed = Relaxed::enter();
         loop {
             // SAFETY: the stream lives.
             match unsafe { sys::cuStreamQuery(self.raw) } {
@@ -128,16 +130,33 @@ impl Stream {
     /// [`CudaError::Driver`].
     pub fn record(self: &Arc<Self>, timed: bool) -> Result<Event, CudaError> {
         self.device.bind()?;
-        let mut raw = std::ptr::null_mut();
-        let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
-        // SAFETY: `raw` is written to; the context is current.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-        let event = Event { stream: Arc::clone(self), raw, captured: self.is_capturing() };
+        let spare = if timed { None } else { self.device.spare_events().pop() };
+        let raw = match spare {
+            Some(SpareEvent(raw)) => raw,
+            None => create(timed)?,
+        };
+        let event = Event { stream: Arc::clone(self), raw, timed, captured: self.is_capturing() };
         // SAFETY: event and stream live.
         check("cuEventRecord", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(event)
     }
 }
+
+/// An event of the current context.
+fn create(timed: bool) -> Result<sys::CUevent, CudaError> {
+    let mut raw = std::ptr::null_mut();
+    let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+    // SAFETY: `raw` is written to; the context is current.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+    Ok(raw)
+}
+
+/// An event that nobody has any more, to be recorded anew. Who waited for it waits for what it was then.
+#[derive(Debug)]
+pub(super) struct SpareEvent(sys::CUevent);
+
+// SAFETY: the driver's events may be used from any thread.
+unsafe impl Send for SpareEvent {}
 
 impl Drop for Stream {
     fn drop(&mut self) {
@@ -159,6 +178,7 @@ impl Drop for Stream {
 pub struct Event {
     stream: Arc<Stream>,
     raw: sys::CUevent,
+    timed: bool,
     captured: bool,
 }
 
@@ -176,6 +196,7 @@ impl Event {
         if self.captured {
             return Err(CudaError::Capturing { what: "a wait for an event of the capture" });
         }
+        let _relaxed = Relaxed::enter();
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -213,7 +234,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.stream.device.bind().is_ok() {
+        if !self.timed {
+            self.stream.device.spare_events().push(SpareEvent(self.raw));
+        } else if self.stream.device.bind().is_ok() {
             // SAFETY: nobody else has it.
             unsafe { sys::cuEventDestroy_v2(self.raw) };
         }

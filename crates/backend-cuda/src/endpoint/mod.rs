@@ -40,9 +40,9 @@ use crate::checks::TestDevice;
 use crate::driver::{self, Capture};
 use crate::rank::{Call, RankDevice};
 pub use checks::CrashFlag;
-pub use foreign::LowPlaces;
+pub use foreign::{LowPlaces, LowScales};
 pub use low_latency::{Combining, Dispatching, LowHandle};
-pub use rows::{Array, DeviceWindow, Rows};
+pub use rows::{Apart, Array, DeviceWindow, Rows, ScaleStrides};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
