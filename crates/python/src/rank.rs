@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use moexpress::engine::low_latency::LowRouting;
+use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats};
 use moexpress::{Element, Error, Layout, Rank as Number, RankSet};
 
@@ -77,6 +77,8 @@ pub(crate) trait Calls: Send {
     fn low_mask(&self) -> Vec<u32>;
     fn stats(&self) -> Stats;
     fn stream(&self) -> usize;
+    unsafe fn follow(&self, stream: usize) -> Result<(), Error>;
+    unsafe fn lead(&self, stream: usize) -> Result<(), Error>;
 
     unsafe fn dispatch(
         &mut self,
@@ -109,6 +111,22 @@ pub(crate) trait Calls: Send {
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
+    unsafe fn low_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    unsafe fn low_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        into: usize,
+        go_on: GoOn<'_>,
+    ) -> Answer<()>;
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()>;
     fn recover(&mut self, mask: &[u32], go_on: GoOn<'_>) -> Answer<()>;
@@ -156,6 +174,25 @@ impl<E: Backend> Rank<E> {
         let len = rows as usize * self.topk();
         // SAFETY: as the caller promises.
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
+    }
+
+    /// Rows and routing of a low-latency dispatch. Its combine needs the routing, too.
+    ///
+    /// # Safety
+    /// As [`Backend`] says.
+    unsafe fn low_batch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+    ) -> Result<(E::Buf, LowRoutingOf<E>), Error> {
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        // SAFETY: as above.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
+        // SAFETY: as above.
+        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
+        Ok((rows, LowRouting { topk_idx, topk_weights }))
     }
 
     fn topk(&self) -> usize {
@@ -244,6 +281,16 @@ where
         self.endpoint.stream()
     }
 
+    unsafe fn follow(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { self.endpoint.follow(stream) }
+    }
+
+    unsafe fn lead(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { self.endpoint.lead(stream) }
+    }
+
     unsafe fn dispatch(
         &mut self,
         x: &RawRows,
@@ -314,13 +361,8 @@ where
         topk_weights: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>> {
-        // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.endpoint.rows_in(x) }?;
-        // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
-        // SAFETY: as above.
-        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
-        let routing = LowRouting { topk_idx, topk_weights };
+        // SAFETY: as the caller promises.
+        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
         let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
         Ok(Box::new(Sent { sent, tokens: x.rows }))
     }
@@ -357,6 +399,39 @@ where
         let sent: &Sent<E::Combining> = sent.downcast_ref().ok_or_else(|| foreign("combine"))?;
         // SAFETY: as the caller promises.
         wait::<E, _>(unsafe { self.endpoint.receive_sums_into(&sent.sent, into, sent.tokens) }, go_on)
+    }
+
+    unsafe fn low_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>> {
+        // SAFETY: as the caller promises, for this and what follows.
+        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
+        // SAFETY: as above.
+        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.dispatch_into(&rows, &routing, into) }, go_on)?;
+        Ok(Box::new(Low { handle, counts, tokens: x.rows }))
+    }
+
+    unsafe fn low_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        into: usize,
+        go_on: GoOn<'_>,
+    ) -> Answer<()> {
+        let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
+        // SAFETY: as above. Both halves are enqueued when this returns: nothing reads the weights later.
+        let weights = unsafe { self.weights(topk_weights, low.tokens, false) }?;
+        // SAFETY: as above.
+        let call = unsafe { self.endpoint.combine_into(&rows, &low.handle, weights.as_ref(), into, low.tokens) };
+        wait::<E, _>(call, go_on)
     }
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()> {

@@ -114,6 +114,51 @@ impl Stream {
         }
     }
 
+    /// Makes what is enqueued from now on wait for what `other` holds now: a stream of the same GPU, by the driver's handle. 0 is the
+    /// default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `other` lives.
+    pub unsafe fn follow(&self, other: usize) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises, and as this lives.
+        unsafe { self.order(other as sys::CUstream, self.raw) }
+    }
+
+    /// Makes what is enqueued to `other` from now on wait for what this stream holds now. See [`Stream::follow`].
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `other` lives.
+    pub unsafe fn lead(&self, other: usize) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises, and as this lives.
+        unsafe { self.order(self.raw, other as sys::CUstream) }
+    }
+
+    /// `then` waits for what `first` holds.
+    ///
+    /// # Safety
+    /// Both live.
+    unsafe fn order(&self, first: sys::CUstream, then: sys::CUstream) -> Result<(), CudaError> {
+        self.device.bind()?;
+        let spare = self.device.spare_events().pop();
+        let raw = match spare {
+            Some(SpareEvent(raw)) => raw,
+            None => create(false)?,
+        };
+        // SAFETY: the event is nobody else's; the stream lives.
+        let recorded = check("cuEventRecord", unsafe { sys::cuEventRecord(raw, first) });
+        // SAFETY: both live; flags must be 0. Who waits, waits for what the event is now: it may be recorded anew at once.
+        let waits = || check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(then, raw, 0) });
+        let ordered = recorded.and_then(|()| waits());
+        self.device.spare_events().push(SpareEvent(raw));
+        ordered
+    }
+
     /// Makes what is enqueued from now on wait for `event`.
     ///
     /// # Errors

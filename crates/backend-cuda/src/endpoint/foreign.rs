@@ -79,14 +79,8 @@ impl CudaEndpoint {
         let span = u64::from(rows) * strides.row + scales_bytes.div_ceil(4) * strides.word;
         // SAFETY: as the caller promises.
         let foreign = |at, bytes: u64| Arc::new(unsafe { Scratch::foreign(self.stream(), at, bytes as usize) });
-        Ok(Rows::Apart(Apart {
-            codes: foreign(codes, u64::from(rows) * codes_bytes),
-            scales: foreign(scales, span),
-            strides,
-            rows,
-            row_bytes: format.payload_bytes() as usize,
-            codes_bytes: codes_bytes as usize,
-        }))
+        let (codes, scales) = (foreign(codes, u64::from(rows) * codes_bytes), foreign(scales, span));
+        Ok(Rows::Apart(Apart::new(&format, codes, scales, strides, rows)))
     }
 
     /// Rows at an address of this GPU, which is a multiple of 16.

@@ -31,13 +31,15 @@ use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
 use ep_core::engine::{
-    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
+    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Scales, Stats,
 };
 use ep_core::layout::{Block, KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
+use zerocopy::IntoBytes as _;
+
 use crate::checks::TestDevice;
-use crate::driver::{self, Capture};
+use crate::driver::{self, Capture, Scratch};
 use crate::rank::{Call, RankDevice};
 pub use checks::CrashFlag;
 pub use foreign::{LowPlaces, LowScales};
@@ -354,6 +356,19 @@ impl Endpoint for CudaEndpoint {
         let result = self.shape().result_bytes() as usize;
         let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
         Rows::from_bytes(&self.device.stream, bytes, rows, row)
+    }
+
+    fn rows_apart(&mut self, codes: &[u8], scales: &Scales<'_>, rows: u32) -> Result<Rows, Error> {
+        scales.check(self.shape(), codes, rows)?;
+        if !self.shape().hidden().is_multiple_of(16) {
+            // Codes would not begin where kernels can load them from.
+            return self.rows(&scales.joined(&self.shape().clone(), codes, rows)?, rows);
+        }
+        let stream = &self.device.stream;
+        let words = Scratch::from_bytes(stream, scales.words.as_bytes())?;
+        let codes = Scratch::from_bytes(stream, codes)?;
+        let strides = ScaleStrides { row: 4 * scales.row as u64, word: 4 * scales.word as u64 };
+        Ok(Rows::Apart(Apart::new(self.layout().row(), Arc::new(codes), Arc::new(words), strides, rows)))
     }
 
     fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ep_core::engine::{Arena, Lease, Scalar};
+use ep_core::layout::RowFormat;
 use ep_core::machine::Window;
 use ep_core::port::{Offset, Span};
 use ep_core::{Error, Fault, Phase, Rank};
@@ -75,13 +76,26 @@ pub enum Rows {
 /// FP8 rows of a dispatch: codes, and scales in memory of their own.
 #[derive(Debug)]
 pub struct Apart {
-    pub(super) codes: Arc<Scratch>,
-    pub(super) scales: Arc<Scratch>,
-    pub(super) strides: ScaleStrides,
-    pub(super) rows: u32,
+    codes: Arc<Scratch>,
+    scales: Arc<Scratch>,
+    strides: ScaleStrides,
+    rows: u32,
     /// Bytes of a row as it travels, and of its codes.
-    pub(super) row_bytes: usize,
-    pub(super) codes_bytes: usize,
+    row_bytes: usize,
+    codes_bytes: usize,
+}
+
+impl Apart {
+    pub(super) fn new(
+        format: &RowFormat,
+        codes: Arc<Scratch>,
+        scales: Arc<Scratch>,
+        strides: ScaleStrides,
+        rows: u32,
+    ) -> Self {
+        let [row_bytes, codes_bytes] = [format.payload_bytes(), format.codes_bytes()].map(|bytes| bytes as usize);
+        Self { codes, scales, strides, rows, row_bytes, codes_bytes }
+    }
 }
 
 /// How scales of their own lie: in words of 4 bytes, an f32 or four UE8M0 bytes each.

@@ -4,6 +4,7 @@
 //! numbered, the same on all ranks; each runs its roles and, beside them, a watch role. When a role fails, all stop, the
 //! lanes are reset, the verdict goes to every peer, and the communicator is poisoned until [`Endpoint::recover`].
 
+mod apart;
 mod arena;
 mod combine;
 mod dispatch;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
+pub use apart::Scales;
 pub use arena::{Arena, Held, Lease};
 pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::{Handle, Kept, Replay};
