@@ -555,7 +555,7 @@ def _finished(async_finish: bool) -> EventOverlap:
 def _taken(rows: Rows, received: Received, communicator: Communicator, async_finish: bool) -> Rows_t:
     """Received rows in the form of those that were sent, which may take a copy."""
     taken: Rows_t
-    if not async_finish:
+    if not async_finish or (rows.scales is None and received.x.is_contiguous()):
         taken = rows.received(received.x, received.scales)
         return taken
     with communicator.order.behind():
