@@ -103,6 +103,9 @@ impl Backend for CudaEndpoint {
             return unsafe { self.foreign_rows_apart(codes, scales, ScaleStrides { row, word }, rows.rows) };
         }
         let own = self.room(rows.rows, row_bytes)?;
+        if rows.rows == 0 {
+            return Ok(own);
+        }
         let (to, stride) = (self.address_of(&own) as usize, own.stride());
         let Some(scales) = &rows.scales else {
             copy(self, (to, stride), (rows.address, row_bytes), row_bytes, rows.rows)?;

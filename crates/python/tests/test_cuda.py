@@ -177,6 +177,17 @@ def check_odd_sizes(rank: int, world: int) -> None:
     sizes: dict[str, Any] = {"experts": 6, "topk": 3, "hidden": 200, "max_tokens": 16, "low_latency": True}
     layer = oracle.Layer(world, 6, 3, 200)
     batch = on(oracle.batches(layer, [16] * world)[rank], where)
+    # Codes that do not begin at a multiple of 16 bytes, and none at all, with scales side by side.
+    with Communicator(device=where, element="fp8", **(sizes | {"hidden": 256})) as shifted:
+        codes, scales = per_token_cast_to_fp8(torch.randn(16, 256, device=where).bfloat16())
+        odd = torch.empty(16 * 256 + 8, dtype=torch.uint8, device=where)[8:].view(16, 256).view(codes.dtype)
+        odd.copy_(codes)
+        beside = scales.T.contiguous().T
+        got, same = (shifted.dispatch(x, batch.topk_idx, scales=beside) for x in (codes, odd))
+        assert torch.equal(bits(got.x.contiguous()), bits(same.x.contiguous())) and got.scales is not None
+        assert same.scales is not None and torch.equal(got.scales, same.scales)
+        none = shifted.dispatch(codes[:0], batch.topk_idx[:0], scales=beside[:0])
+        assert none.rows == 0
     with Communicator(device=where, **sizes) as plain, Communicator(device=where, element="fp8", **sizes) as fp8:
         expected = plain.low_latency_dispatch(batch.x, batch.topk_idx)
         halves = fp8.send_dispatch(batch.x, batch.topk_idx).receive()

@@ -158,7 +158,7 @@ class Communicator:
                 CUDA graph. Needs ``worst_rows``.
         """
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
         if topk_weights is not None:
             _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
@@ -194,7 +194,7 @@ class Communicator:
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), [tokens, self.ranks], self.device)
         out = self.native.dispatch(
             self.order.on(x, scales, in_rank),
@@ -215,7 +215,7 @@ class Communicator:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
         handle = _handle(handle)
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
         out = self.native.redispatch(self.order.on(x, scales), x.data_ptr(), tokens, _scales(scales), handle)
@@ -454,9 +454,11 @@ class Communicator:
     def _low_shape(self, hidden: int) -> tuple[int, int, int]:
         return (self.local_experts, self.ranks * self.max_tokens, hidden)
 
-    def _by_row(self, scales: torch.Tensor | None) -> torch.Tensor | None:
-        """Scales as the backend takes them: on GPUs those of a row side by side, where its codes are no multiple of 16 bytes."""
-        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1 or self.hidden % UNIT == 0:
+    def _by_row(self, x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
+        """Scales as the backend takes them: on GPUs those of a row side by side, where codes do not lie at multiples of 16 bytes."""
+        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
+            return scales
+        if self.hidden % UNIT == 0 and x.data_ptr() % UNIT == 0:
             return scales
         return scales.clone(memory_format=torch.contiguous_format)
 
