@@ -9,6 +9,7 @@ import torch
 from moexpress import Communicator, Meeting, Received, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
+from moexpress._plain import plain
 
 from . import _checks, _handles, config
 from ._communicators import Communicators
@@ -171,6 +172,7 @@ class Buffer:
 
     # Throughput mode.
 
+    @plain
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -200,6 +202,7 @@ class Buffer:
         per_rank, per_expert, in_rank = dispatch_layout(topk_idx, self.group_size, num_experts)
         return per_rank, None, per_expert, in_rank, _finished(async_finish)
 
+    @plain
     def dispatch(
         self,
         x: Rows_t,
@@ -311,6 +314,7 @@ class Buffer:
         out = _taken(rows, received, communicator, async_finish)
         return out, None, None, None, None, _event(communicator, async_finish)
 
+    @plain
     def combine(
         self,
         x: torch.Tensor,
@@ -357,6 +361,7 @@ class Buffer:
         """Does nothing: low latency leaves nothing behind that would have to be cleaned."""
         self._check_low_latency_mode()
 
+    @plain
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -431,6 +436,7 @@ class Buffer:
         handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
         return rows, into.expert_counts, handle, _finished(async_finish), receive if return_recv_hook else None
 
+    @plain
     def low_latency_combine(
         self,
         x: torch.Tensor,

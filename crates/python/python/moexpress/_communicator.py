@@ -14,6 +14,7 @@ from ._halves import Landing, LowCombine, LowDispatch
 from ._libraries import load_nvrtc
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
+from ._plain import plain
 from ._results import Combined, LowReceived, Received
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Communicator:
 
     # Throughput mode.
 
+    @plain
     def dispatch(
         self,
         x: torch.Tensor,
@@ -177,6 +179,7 @@ class Communicator:
         )
         return Received(out)
 
+    @plain
     def dispatch_members(
         self,
         x: torch.Tensor,
@@ -211,6 +214,7 @@ class Communicator:
         )
         return Received(out)
 
+    @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
         handle = _handle(handle)
@@ -221,6 +225,7 @@ class Communicator:
         out = self.native.redispatch(self.order.on(x, scales), x.data_ptr(), tokens, _scales(scales), handle)
         return Received(out)
 
+    @plain
     def combine(
         self,
         y: torch.Tensor,
@@ -253,6 +258,7 @@ class Communicator:
 
     # Low latency.
 
+    @plain
     def send_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowDispatch:
@@ -272,6 +278,7 @@ class Communicator:
         sent = self.native.send_dispatch(order, x.data_ptr(), tokens, topk_idx.data_ptr(), _address(topk_weights))
         return LowDispatch(self, sent, x, into)
 
+    @plain
     def low_latency_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowReceived:
@@ -290,6 +297,7 @@ class Communicator:
         rows.landed()
         return into
 
+    @plain
     def send_combine(
         self,
         y: torch.Tensor,
@@ -312,6 +320,7 @@ class Communicator:
         sent = self.native.send_combine(order, y.data_ptr(), handle, _address(topk_weights))
         return LowCombine(self, sent, y, out)
 
+    @plain
     def low_latency_combine(
         self,
         y: torch.Tensor,

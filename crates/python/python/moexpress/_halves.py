@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import _native
+from ._plain import plain
 from ._results import LowReceived
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class LowDispatch:
         """Where results go; their contents are defined after :meth:`receive`."""
         return self._into
 
+    @plain
     def receive(self) -> LowReceived:
         """Waits for what the others sent.
 
@@ -87,6 +89,7 @@ class LowCombine:
         """Where the sums go; defined after :meth:`receive`."""
         return self._into
 
+    @plain
     def receive(self) -> torch.Tensor:
         """Waits for the results of this rank's tokens: bf16 ``[tokens, hidden]``.
 
