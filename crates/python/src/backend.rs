@@ -140,6 +140,14 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         Ok(())
     }
 
+    /// Makes the caller's stream wait for what `event` is after.
+    ///
+    /// # Safety
+    /// As [`follow`](Self::follow).
+    unsafe fn precede(_event: &Self::Event, _stream: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Makes the caller's stream wait for the calls made so far, where they enqueue.
     ///
     /// # Safety

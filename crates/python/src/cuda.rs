@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use moexpress::cuda::{
-    Array, Cluster, Combining, CudaEndpoint, Dispatching, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Event, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
 };
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
@@ -40,7 +40,7 @@ pub(crate) fn join(
         builder = builder.multiprocessors(multiprocessors);
     }
     let endpoint = builder.join(shape, member)?;
-    Ok(Box::new(Rank { endpoint, layout }))
+    Ok(Box::new(Rank::new(endpoint, layout)))
 }
 
 fn device(endpoint: &CudaEndpoint) -> Device {
@@ -259,6 +259,11 @@ impl Backend for CudaEndpoint {
     unsafe fn follow(&self, stream: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
         Ok(unsafe { CudaEndpoint::stream(self).follow(stream) }?)
+    }
+
+    unsafe fn precede(event: &Event, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { event.precede(stream) }
     }
 
     unsafe fn lead(&self, stream: usize) -> Result<(), Error> {

@@ -66,7 +66,7 @@ fn join(
         "host" => {
             let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
             let layout = endpoint.layout().clone();
-            Ok(Box::new(Rank { endpoint, layout }))
+            Ok(Box::new(Rank::new(endpoint, layout)))
         }
         "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
         _ => Err(Error::invalid("backend", backend, "host, cuda")),

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats};
-use moexpress::{Element, Error, Layout, Rank as Number, RankSet};
+use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, RawRows};
 use crate::dlpack::Tensor;
@@ -77,8 +77,8 @@ pub(crate) trait Calls: Send {
     fn low_mask(&self) -> Vec<u32>;
     fn stats(&self) -> Stats;
     fn stream(&self) -> usize;
-    unsafe fn follow(&self, stream: usize) -> Result<(), Error>;
-    unsafe fn lead(&self, stream: usize) -> Result<(), Error>;
+    unsafe fn follow(&mut self, stream: usize) -> Result<(), Error>;
+    unsafe fn lead(&mut self, stream: usize) -> Result<(), Error>;
 
     unsafe fn dispatch(
         &mut self,
@@ -133,9 +133,17 @@ pub(crate) trait Calls: Send {
 }
 
 /// [`Calls`] of a backend.
-pub(crate) struct Rank<E> {
-    pub(crate) endpoint: E,
-    pub(crate) layout: Layout,
+pub(crate) struct Rank<E: Endpoint> {
+    endpoint: E,
+    layout: Layout,
+    /// After all work of the call under way, where that is known.
+    last: Option<E::Event>,
+}
+
+impl<E: Endpoint> Rank<E> {
+    pub(crate) const fn new(endpoint: E, layout: Layout) -> Self {
+        Self { endpoint, layout, last: None }
+    }
 }
 
 /// What a low-latency dispatch leaves behind.
@@ -220,8 +228,10 @@ impl<E: Backend> Rank<E> {
             expert_counts,
             counts,
             handle,
-            ..
+            event,
         } = received;
+        // Nothing below enqueues.
+        self.last = Some(event);
         let local = i64::from(self.layout.local_experts());
         let counts = match counts {
             Some(counts) => {
@@ -260,6 +270,7 @@ where
     E::LowHandle: Send + Sync + 'static,
     E::Dispatching: Send + 'static,
     E::Combining: Send + 'static,
+    E::Event: Send,
 {
     fn layout(&self) -> &Layout {
         &self.layout
@@ -281,14 +292,19 @@ where
         self.endpoint.stream()
     }
 
-    unsafe fn follow(&self, stream: usize) -> Result<(), Error> {
+    unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
+        self.last = None;
         // SAFETY: as the caller promises.
         unsafe { self.endpoint.follow(stream) }
     }
 
-    unsafe fn lead(&self, stream: usize) -> Result<(), Error> {
-        // SAFETY: as the caller promises.
-        unsafe { self.endpoint.lead(stream) }
+    unsafe fn lead(&mut self, stream: usize) -> Result<(), Error> {
+        match self.last.take() {
+            // SAFETY: as the caller promises.
+            Some(event) => unsafe { E::precede(&event, stream) },
+            // SAFETY: as the caller promises.
+            None => unsafe { self.endpoint.lead(stream) },
+        }
     }
 
     unsafe fn dispatch(
@@ -346,6 +362,7 @@ where
             Combine { topk_weights: topk_weights.as_ref(), bias: [bias[0].as_ref(), bias[1].as_ref()], rings: None };
         let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;
         let topk = self.topk() as i64;
+        self.last = Some(combined.event);
         let weights = combined.topk_weights;
         let topk_weights = match topk_weights {
             Some(_) => Some(self.endpoint.array_out(weights, vec![tokens.into(), topk])?),

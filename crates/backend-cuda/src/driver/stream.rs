@@ -249,6 +249,19 @@ impl Event {
         }
     }
 
+    /// Makes what is enqueued to `stream` from now on wait for it: a stream of any GPU, by the driver's handle. 0 is the default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `stream` lives.
+    pub unsafe fn precede(&self, stream: usize) -> Result<(), CudaError> {
+        self.stream.device.bind()?;
+        // SAFETY: as the caller promises, and as the event lives; flags must be 0.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream as sys::CUstream, self.raw, 0) })
+    }
+
     /// Waits for it, at most `timeout`; false when it did not come.
     ///
     /// # Errors

@@ -56,6 +56,20 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 pub struct Event(Arc<driver::Event>);
 
+impl Event {
+    /// Makes what is enqueued to `stream` from now on wait for it: a stream by the driver's handle; 0 is the default stream.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    ///
+    /// # Safety
+    /// `stream` lives.
+    pub unsafe fn precede(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { self.0.precede(stream) }?)
+    }
+}
+
 impl ep_core::engine::Event for Event {
     fn wait(&self, timeout: Nanos) -> bool {
         self.0.wait(Duration::from_nanos(timeout.0)).unwrap_or(false)

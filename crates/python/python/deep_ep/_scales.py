@@ -10,7 +10,7 @@ from moexpress import errors
 from moexpress._communicator import GROUP, Element
 
 
-@dataclass
+@dataclass(slots=True)
 class Rows:
     """What a dispatch sends."""
 
