@@ -22,7 +22,7 @@ struct EpDispatchArgs {
     ep_u64 x_stride;
     ep_u64 scales;         /* scales of a tensor of their own, or 0 where they follow the codes in x */
     ep_u64 scales_token;   /* bytes from one token's scales to the next's */
-    ep_u64 scales_group;   /* bytes from one scale to the next */
+    ep_u64 scales_word;    /* bytes from one word of 4 bytes to the next: an f32, or 4 UE8M0 */
     ep_u64 position;       /* i32 [tokens, ranks] */
     ep_u64 topk_idx;       /* i64 [tokens, topk], or 0: rows carry no choices */
     ep_u64 topk_weights;   /* f32 [tokens, topk], or 0: weights of 1 */
@@ -109,12 +109,8 @@ EP_DEV void ep_load_piece(const EpRank& r, const EpDispatchArgs& a, ep_u32 unit,
     if (a.scales && end > codes) {
         /* The last piece ends with the scales; pieces are cut so that one holds all of them. */
         const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-        const ep_u32 size = (ep_u32)r.w.scales_bytes / r.w.scale_groups;
-        ep_u8* at = to + (codes - begin);
-        for (ep_u32 g = lane; g < r.w.scale_groups; g += 32) {
-            if (size == 4) ((ep_u32*)at)[g] = *(const ep_u32*)(scales + g * a.scales_group);
-            else at[g] = scales[g * a.scales_group];
-        }
+        ep_u32* at = (ep_u32*)(to + (codes - begin));
+        for (ep_u32 w = lane; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32) at[w] = *(const ep_u32*)(scales + w * a.scales_word);
         ep_fence_bulk();
         __syncwarp();
     }
@@ -196,13 +192,11 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
         }
         if (a.scales) {
             const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-            const ep_u32 size = (ep_u32)r.w.scales_bytes / r.w.scale_groups;
-            for (ep_u32 g = lane; g < r.w.scale_groups; g += 32)
+            for (ep_u32 w = lane; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32)
                 for (ep_u32 rank = 0; rank < ranks; ++rank) {
                     if (positions[rank] < 0 || places[rank].payload == 0) continue;
                     ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + codes;
-                    if (size == 4) ((ep_u32*)to)[g] = *(const ep_u32*)(scales + g * a.scales_group);
-                    else to[g] = scales[g * a.scales_group];
+                    ((ep_u32*)to)[w] = *(const ep_u32*)(scales + w * a.scales_word);
                 }
         }
     }

@@ -16,7 +16,7 @@ struct EpDispatchRingArgs {
     ep_u64 x_stride;
     ep_u64 scales;
     ep_u64 scales_token;
-    ep_u64 scales_group;
+    ep_u64 scales_word;
     ep_u64 position;      /* i32 [tokens, ranks] */
     ep_u64 topk_idx;      /* i64 [tokens, topk], or 0 */
     ep_u64 topk_weights;  /* f32 [tokens, topk], or 0 */
@@ -24,8 +24,8 @@ struct EpDispatchRingArgs {
     ep_u64 out;           /* received rows, payload_stride bytes apart; 0 where they are placed */
     ep_u64 out_idx;       /* i64 [rows, topk], or 0 */
     ep_u64 out_weights;   /* f32 [rows, topk], or 0 */
-    ep_u64 out_token;     /* i32 [rows] */
-    ep_u64 out_rank;      /* i32 [rows] */
+    ep_u64 out_token;     /* i32 [rows], or 0 */
+    ep_u64 out_rank;      /* i32 [rows], or 0 */
     ep_u32 tokens;
     ep_u32 notes;         /* whether ep_dispatch_kernel came before */
 };
@@ -50,11 +50,8 @@ EP_DEV void ep_copy_payload(const EpRank& r, const EpDispatchRingArgs& a, ep_u8*
     ep_copy_row(to, (const ep_u8*)a.x + (ep_u64)token * a.x_stride, codes);
     if (a.scales == 0) return;
     const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-    const ep_u32 size = (ep_u32)r.w.scales_bytes / r.w.scale_groups;
-    for (ep_u32 g = threadIdx.x % 32; g < r.w.scale_groups; g += 32) {
-        if (size == 4) ((ep_u32*)(to + codes))[g] = *(const ep_u32*)(scales + g * a.scales_group);
-        else (to + codes)[g] = scales[g * a.scales_group];
-    }
+    for (ep_u32 w = threadIdx.x % 32; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32)
+        ((ep_u32*)(to + codes))[w] = *(const ep_u32*)(scales + w * a.scales_word);
 }
 
 /* The first of this rank's rows for peer among the tokens begin .. end, and how many there are. By a warp. */
@@ -104,7 +101,7 @@ EP_DEV void ep_send(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 peer, e
 /* What the user learns of a row, and its payload's place. By a warp. */
 EP_DEV void ep_keep(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row, ep_u32 source, ep_u32 token, ep_u32 k,
                     EpChoice choice) {
-    if (k == 0) {
+    if (k == 0 && a.out_token) {
         ((ep_i32*)a.out_token)[row] = (ep_i32)token;
         ((ep_i32*)a.out_rank)[row] = (ep_i32)source;
     }

@@ -11,7 +11,7 @@ struct EpLowDispatchArgs {
     ep_u64 topk_idx;      /* i64 [tokens, topk]: experts over all ranks, or -1 */
     ep_u64 topk_weights;  /* f32 [tokens, topk], or 0: weights of 1 */
     ep_u64 routed;        /* out, of the sender: u32 [2, ranks]: rows to each rank, choices of its experts; 0 for masked ranks */
-    ep_u64 out;           /* out: [local experts, ranks * max_tokens] rows as they travelled, out_stride bytes apart */
+    ep_u64 out;           /* out: [local experts, ranks * max_tokens] rows, out_stride bytes apart: as they travelled, or codes alone */
     ep_u64 out_stride;
     ep_u64 expert_counts; /* out: i32 [local experts] */
     ep_u64 segments;      /* out: i64 [local experts, ranks]: first << 32 | rows */
@@ -19,6 +19,10 @@ struct EpLowDispatchArgs {
     ep_u64 records;       /* out: what the combine needs, see ep_low_record */
     ep_u64 counters;      /* u64 [4 * ranks + local experts + 1], added to: rows of dispatches sent, received; of combines; of
                              experts; operations */
+    ep_u64 scales;        /* out: scales of their own, or 0 where they follow the codes in out; words of 4 bytes: an f32, or 4 UE8M0 */
+    ep_u64 scales_expert; /* bytes from one expert's scales to the next's */
+    ep_u64 scales_row;    /* bytes from one row's scales to the next's */
+    ep_u64 scales_word;   /* bytes from one word to the next */
     ep_u32 tokens;
     ep_u32 phases;
     ep_u32 in_flight;     /* operations that were sent and not received when it was enqueued */

@@ -181,8 +181,26 @@ EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const
     }
 }
 
+/* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */
+EP_DEV void ep_low_store_scales(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+    const ep_u32 experts = s.of[turn], wide = r.w.ranks * r.w.max_tokens, first = at / 4;
+    const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
+    for (ep_u32 i = 0; i < experts; ++i) {
+        const ep_u32 place = s.to[turn * 32 + i];
+        ep_u8* to = (ep_u8*)a.scales + place / wide * a.scales_expert + place % wide * a.scales_row + first * a.scales_word;
+        *(int*)to = v.x;
+        if (first + 1 < words) *(int*)(to + a.scales_word) = v.y;
+        if (first + 2 < words) *(int*)(to + 2 * a.scales_word) = v.z;
+        if (first + 3 < words) *(int*)(to + 3 * a.scales_word) = v.w;
+    }
+}
+
 /* Stores 16 bytes of a row of the batch to each of its experts. */
-EP_DEV void ep_low_store(const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+    if (a.scales != 0 && at >= (ep_u32)r.w.scales_offset) {
+        ep_low_store_scales(r, a, s, turn, at - (ep_u32)r.w.scales_offset, v);
+        return;
+    }
     const ep_u32 experts = s.of[turn];
     for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
 }
@@ -213,15 +231,15 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
                 ep_low_each_expert(r, ep_low_slot(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
         }
         ep_low_place_rows(r, a, s, op, row, read, warp, row < share.last, (ep_u64)row * columns >= share.begin);
-        if (unit < end) ep_low_store(a, s, unit / columns, unit % columns * 16, v);
-        if (other < end) ep_low_store(a, s, other / columns, other % columns * 16, w);
+        if (unit < end) ep_low_store(r, a, s, unit / columns, unit % columns * 16, v);
+        if (other < end) ep_low_store(r, a, s, other / columns, other % columns * 16, w);
         for (ep_u32 more = other + EP_LOW_THREADS; more < end; more += 2 * EP_LOW_THREADS) {
             const ep_u32 next = more + EP_LOW_THREADS;
             const bool two = next < end;
             v = ep_ld16_peer((const ep_u8*)s.from[more / columns] + more % columns * 16);
             if (two) w = ep_ld16_peer((const ep_u8*)s.from[next / columns] + next % columns * 16);
-            ep_low_store(a, s, more / columns, more % columns * 16, v);
-            if (two) ep_low_store(a, s, next / columns, next % columns * 16, w);
+            ep_low_store(r, a, s, more / columns, more % columns * 16, v);
+            if (two) ep_low_store(r, a, s, next / columns, next % columns * 16, w);
         }
         __syncthreads();
     }

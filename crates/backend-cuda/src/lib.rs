@@ -16,6 +16,7 @@ mod rank;
 pub use cluster::{Builder, Cluster};
 pub use endpoint::graphs;
 pub use endpoint::{
-    Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, LowPlaces, Rows,
+    Apart, Array, Combining, CrashFlag, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, LowPlaces,
+    LowScales, Rows, ScaleStrides,
 };
 pub use error::CudaError;

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(read(Rank(1), Some(&told), 7).unwrap().to_bytes(), [3; MemoryHandle::BYTES]);
         let complaint = |told: Option<&[u8]>, hash| read(Rank(1), told, hash).unwrap_err().to_string();
         assert!(complaint(Some(&told), 8).contains("rank 1 is 0000000000000007, the own 0000000000000008"));
-        assert!(complaint(Some(&told[..71]), 7).contains("71 bytes, expected 72"));
+        assert!(complaint(Some(&told[..79]), 7).contains("79 bytes, expected 80"));
         assert!(complaint(None, 7).contains("rank 1 was given up"));
     }
 }

@@ -16,7 +16,7 @@ use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
 use crate::checks::{Checks, TestDevice};
-use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
@@ -130,6 +130,10 @@ pub(crate) struct RankDevice {
     low: Option<LowDevice>,
     /// Of kernels built for tests.
     pub(crate) test: Option<TestDevice>,
+    /// Where arrays of no numbers lie: an address of 0 would say that there is none.
+    pub(crate) nothing: Arc<Scratch>,
+    /// Given up before the windows, so that the last rank of the GPU closes those of other processes.
+    _presence: Presence,
     /// The windows of all ranks. Last: peers write into this one's until the others have ended, too.
     pub(crate) node: Arc<Node>,
     /// Blocks of the kernels that move rows.
@@ -149,6 +153,7 @@ impl RankDevice {
         checks: Option<&Checks>,
     ) -> Result<Self, CudaError> {
         let Options { blocks, low_blocks, priority } = options;
+        let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
         let channels = layout.settings().rings().channels as usize;
@@ -187,6 +192,8 @@ impl RankDevice {
             first_op: AtomicU64::new(1),
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
             flags: memory(LAYOUT_BLOCKS as usize * 8)?,
+            nothing: Arc::new(Scratch::new(&stream, 0)?),
+            _presence: presence,
             layout: layout.clone(),
             local,
             windows,

@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use moexpress::engine::Scalar;
+use moexpress::engine::low_latency::LowRoutingOf;
 use moexpress::{Endpoint, Error, LowLatency};
 
 use crate::dlpack::{Element, Tensor};
@@ -28,7 +29,7 @@ pub(crate) struct RawScales {
 pub(crate) struct LowInto {
     /// bf16, contiguous; or FP8 codes, contiguous, where scales go elsewhere, else rows as they travel, each at a multiple of 16 bytes.
     pub(crate) x: usize,
-    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements. CPUs only.
+    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements. On GPUs only where rows are a multiple of 16 elements.
     pub(crate) scales: Option<(usize, [i64; 3])>,
     pub(crate) expert_counts: usize,
     pub(crate) segments: usize,
@@ -95,6 +96,32 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         into: &LowInto,
     ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
 
+    /// Both halves of a low-latency dispatch, as [`receive_into`](Self::receive_into) brings it.
+    async unsafe fn dispatch_into(
+        &mut self,
+        x: &Self::Buf,
+        routing: &LowRoutingOf<Self>,
+        into: &LowInto,
+    ) -> Result<(Self::LowHandle, Vec<i32>), Error> {
+        let sent = self.send_dispatch(x, routing).await?;
+        // SAFETY: as the caller promises.
+        unsafe { self.receive_into(&sent, into) }.await
+    }
+
+    /// Both halves of a low-latency combine, as [`receive_sums_into`](Self::receive_sums_into) brings it.
+    async unsafe fn combine_into(
+        &mut self,
+        y: &Self::Buf,
+        handle: &Self::LowHandle,
+        topk_weights: Option<&Self::Array<f32>>,
+        into: usize,
+        tokens: u32,
+    ) -> Result<(), Error> {
+        let sent = self.send_combine(y, handle, topk_weights).await?;
+        // SAFETY: as the caller promises.
+        unsafe { self.receive_sums_into(&sent, into, tokens) }.await
+    }
+
     /// Receives a low-latency combine into `tokens` rows of bf16.
     async unsafe fn receive_sums_into(&mut self, sent: &Self::Combining, into: usize, tokens: u32)
     -> Result<(), Error>;
@@ -104,4 +131,28 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
 
     /// The stream that calls enqueue to; 0 where they do not enqueue.
     fn stream(&self) -> usize;
+
+    /// Makes calls from now on wait for what the caller's stream holds, where they enqueue.
+    ///
+    /// # Safety
+    /// `stream` is one of the machine's, and lives.
+    unsafe fn follow(&self, _stream: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes the caller's stream wait for what `event` is after.
+    ///
+    /// # Safety
+    /// As [`follow`](Self::follow).
+    unsafe fn precede(_event: &Self::Event, _stream: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes the caller's stream wait for the calls made so far, where they enqueue.
+    ///
+    /// # Safety
+    /// As [`follow`](Self::follow).
+    unsafe fn lead(&self, _stream: usize) -> Result<(), Error> {
+        Ok(())
+    }
 }

@@ -6,10 +6,15 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use moexpress::cuda::{Array, Cluster, Combining, CudaEndpoint, Dispatching, LowHandle, LowPlaces, Rows};
+use moexpress::cuda::{
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Event, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
+};
 use moexpress::engine::Scalar;
+use moexpress::engine::low_latency::LowRoutingOf;
 use moexpress::layout::RowFormat;
-use moexpress::{Element as Travels, Endpoint as _, Error, Layout, Scaling, Settings, Shape, Topology};
+use moexpress::{
+    Element as Travels, Endpoint as _, Error, Layout, LowLatency as _, Scaling, Settings, Shape, Topology,
+};
 
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
@@ -35,11 +40,22 @@ pub(crate) fn join(
         builder = builder.multiprocessors(multiprocessors);
     }
     let endpoint = builder.join(shape, member)?;
-    Ok(Box::new(Rank { endpoint, layout }))
+    Ok(Box::new(Rank::new(endpoint, layout)))
 }
 
 fn device(endpoint: &CudaEndpoint) -> Device {
     Device::Cuda(endpoint.stream().device().ordinal() as i32)
+}
+
+/// Where the results of a low-latency dispatch go.
+fn places(into: &LowInto) -> LowPlaces {
+    let LowInto { x, scales, expert_counts, segments, source_token } = *into;
+    let scales = scales.map(|(address, strides)| {
+        let [expert, row, word] = strides.map(|stride| stride as u64 * SCALE as u64);
+        LowScales { address: address as u64, expert, row, word }
+    });
+    let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
+    LowPlaces { x, scales, expert_counts, segments, source_token }
 }
 
 /// A place in memory: its address, and the bytes from one row to the next.
@@ -64,6 +80,11 @@ fn bf16(endpoint: &CudaEndpoint, rows: Rows) -> Tensor {
     }
 }
 
+/// Whether kernels take codes at `address` and scales elsewhere, as they lie.
+fn takes_apart(endpoint: &CudaEndpoint, address: usize) -> bool {
+    (endpoint.shape().hidden() as usize).is_multiple_of(ALIGN) && address.is_multiple_of(ALIGN)
+}
+
 impl Backend for CudaEndpoint {
     unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Rows, Error> {
         let shape = *self.shape();
@@ -75,7 +96,16 @@ impl Backend for CudaEndpoint {
             // SAFETY: as the caller promises.
             return Ok(unsafe { self.foreign_rows(rows.address as u64, rows.rows, row_bytes) });
         }
+        if let Some(scales) = rows.scales.filter(|_| takes_apart(self, rows.address) && rows.rows > 0) {
+            let [row, word] = scales.strides.map(|stride| stride as u64 * SCALE as u64);
+            let (codes, scales) = (rows.address as u64, scales.address as u64);
+            // SAFETY: as the caller promises.
+            return unsafe { self.foreign_rows_apart(codes, scales, ScaleStrides { row, word }, rows.rows) };
+        }
         let own = self.room(rows.rows, row_bytes)?;
+        if rows.rows == 0 {
+            return Ok(own);
+        }
         let (to, stride) = (self.address_of(&own) as usize, own.stride());
         let Some(scales) = &rows.scales else {
             copy(self, (to, stride), (rows.address, row_bytes), row_bytes, rows.rows)?;
@@ -156,15 +186,41 @@ impl Backend for CudaEndpoint {
         sent: &Dispatching,
         into: &LowInto,
     ) -> Result<(LowHandle, Vec<i32>), Error> {
-        if into.scales.is_some() {
-            return Err(Error::unsupported("a place for scales alone", "rows as they travel, on GPUs"));
-        }
-        let LowInto { x, expert_counts, segments, source_token, .. } = *into;
-        let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
-        let places = LowPlaces { x, expert_counts, segments, source_token };
+        let places = places(into);
         // SAFETY: as the caller promises.
         let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
         Ok((received.handle, Vec::new()))
+    }
+
+    async unsafe fn dispatch_into(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+        into: &LowInto,
+    ) -> Result<(LowHandle, Vec<i32>), Error> {
+        let places = places(into);
+        // SAFETY: as the caller promises.
+        let received = unsafe { self.low_latency_dispatch_into(x, routing, &places) }.await?;
+        Ok((received.handle, Vec::new()))
+    }
+
+    async unsafe fn combine_into(
+        &mut self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+        into: usize,
+        tokens: u32,
+    ) -> Result<(), Error> {
+        let row_bytes = self.shape().result_bytes() as usize;
+        if row_bytes.is_multiple_of(ALIGN) && into.is_multiple_of(ALIGN) && tokens > 0 {
+            // SAFETY: as the caller promises.
+            let rows = unsafe { self.foreign_rows(into as u64, tokens, row_bytes) };
+            return self.low_latency_combine_into(y, handle, topk_weights, rows).await.map(drop);
+        }
+        let sent = self.send_combine(y, handle, topk_weights).await?;
+        // SAFETY: as the caller promises.
+        unsafe { self.receive_sums_into(&sent, into, tokens) }.await
     }
 
     async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, tokens: u32) -> Result<(), Error> {
@@ -198,5 +254,20 @@ impl Backend for CudaEndpoint {
 
     fn stream(&self) -> usize {
         CudaEndpoint::stream(self).lend() as usize
+    }
+
+    unsafe fn follow(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { CudaEndpoint::stream(self).follow(stream) }?)
+    }
+
+    unsafe fn precede(event: &Event, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        unsafe { event.precede(stream) }
+    }
+
+    unsafe fn lead(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { CudaEndpoint::stream(self).lead(stream) }?)
     }
 }

@@ -66,12 +66,15 @@ fn join(
         "host" => {
             let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
             let layout = endpoint.layout().clone();
-            Ok(Box::new(Rank { endpoint, layout }))
+            Ok(Box::new(Rank::new(endpoint, layout)))
         }
         "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
         _ => Err(Error::invalid("backend", backend, "host, cuda")),
     }
 }
+
+/// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
+type Order = (usize, bool);
 
 impl Endpoint {
     /// Makes a call, without the interpreter's lock.
@@ -81,18 +84,41 @@ impl Endpoint {
         work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
     ) -> PyResult<T> {
         let rank = self.rank.get(py)?;
-        let mut patience = Patience::new();
+        // Most calls wait for nothing.
+        let mut patience = None;
         let ended = py.detach(|| {
             // Locked only here: who waits for it must not hold the interpreter's lock, which the holder asks for.
             let mut rank = lock(rank);
-            rank.as_mut().map(|rank| work(&mut **rank, &mut || patience.go_on()))
+            rank.as_mut().map(|rank| work(&mut **rank, &mut || patience.get_or_insert_with(Patience::new).go_on()))
         });
         match ended {
             None => Err(closed(py, "endpoint")),
             Some(Ok(value)) => Ok(value),
             Some(Err(Ended::Failed(error))) => Err(of(py, &error)),
-            Some(Err(Ended::Stopped)) => Err(patience.into_error()),
+            Some(Err(Ended::Stopped)) => Err(patience.unwrap_or_else(Patience::new).into_error()),
         }
+    }
+
+    /// Makes a call whose work is ordered with the caller's.
+    fn call_on<T: Send>(
+        &self,
+        py: Python<'_>,
+        (stream, defers): Order,
+        work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
+    ) -> PyResult<T> {
+        self.call(py, |rank, go_on| {
+            // SAFETY: this package's Python names the current stream.
+            unsafe { rank.follow(stream) }?;
+            let answer = work(rank, go_on);
+            if defers {
+                return answer;
+            }
+            // SAFETY: as above. After a failure, too: what was enqueued may still use the caller's memory.
+            let led = unsafe { rank.lead(stream) };
+            let value = answer?;
+            led?;
+            Ok(value)
+        })
     }
 
     fn sent(&self, sent: Box<dyn Any + Send>) -> Pending {
@@ -207,12 +233,15 @@ impl Endpoint {
         Ok(Self { rank: Own::new(Mutex::new(Some(rank))), me, ranks })
     }
 
-    /// See `moexpress.Communicator.dispatch`. `scales`: address and strides.
-    #[pyo3(signature = (x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts))]
+    /// See `moexpress.Communicator.dispatch`. `order`: the caller's stream, and whether he waits himself. `scales`: address and strides.
+    #[pyo3(signature = (
+        order, x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts
+    ))]
     #[allow(clippy::too_many_arguments)] // As above.
     fn dispatch<'py>(
         &self,
         py: Python<'py>,
+        order: Order,
         x: usize,
         tokens: u32,
         scales: Option<(usize, i64, i64)>,
@@ -231,7 +260,8 @@ impl Endpoint {
         };
         let options = Dispatch { expert_alignment: alignment, worst_rows, device_counts, ..Dispatch::default() };
         // SAFETY: this package's Python names contiguous tensors of these sizes, which it holds until this returns.
-        let dispatched = self.call(py, |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
+        let dispatched =
+            self.call_on(py, order, |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
         self.out(py, dispatched)
     }
 
@@ -239,6 +269,7 @@ impl Endpoint {
     fn redispatch<'py>(
         &self,
         py: Python<'py>,
+        order: Order,
         x: usize,
         tokens: u32,
         scales: Option<(usize, i64, i64)>,
@@ -246,7 +277,7 @@ impl Endpoint {
     ) -> PyResult<Out<'py>> {
         let (x, handle) = (rows(x, tokens, scales), handle.inner.clone());
         // SAFETY: as in `dispatch`.
-        let dispatched = self.call(py, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
+        let dispatched = self.call_on(py, order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
         self.out(py, dispatched)
     }
 
@@ -254,6 +285,7 @@ impl Endpoint {
     fn combine<'py>(
         &self,
         py: Python<'py>,
+        order: Order,
         y: usize,
         handle: &Handle,
         topk_weights: Option<usize>,
@@ -262,7 +294,7 @@ impl Endpoint {
         let handle = handle.inner.clone();
         let (y, with) = (rows(y, handle.rows(), None), RawCombine { topk_weights, bias });
         // SAFETY: as in `dispatch`.
-        let combined = self.call(py, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
+        let combined = self.call_on(py, order, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
         let topk_weights = combined.topk_weights.map(|weights| weights.into_capsule(py)).transpose()?;
         Ok((combined.x.into_capsule(py)?, topk_weights))
     }
@@ -271,6 +303,7 @@ impl Endpoint {
     fn send_dispatch(
         &self,
         py: Python<'_>,
+        order: Order,
         x: usize,
         tokens: u32,
         topk_idx: usize,
@@ -278,7 +311,8 @@ impl Endpoint {
     ) -> PyResult<Pending> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let sent = self.call(py, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
+        let sent =
+            self.call_on(py, order, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
         Ok(self.sent(sent))
     }
 
@@ -287,6 +321,7 @@ impl Endpoint {
     fn receive_dispatch(
         &self,
         py: Python<'_>,
+        order: Order,
         sent: &Pending,
         x: usize,
         scales: Option<(usize, i64, i64, i64)>,
@@ -297,29 +332,69 @@ impl Endpoint {
     ) -> PyResult<LowHandle> {
         let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
         let into = LowInto { x, scales, expert_counts, segments, source_token };
-        let inner = self.take(py, sent, |rank, sent, go_on| {
+        let inner = self.take(py, order, sent, |rank, sent, go_on| {
             // SAFETY: as in `dispatch`.
             unsafe { rank.receive_dispatch(sent, &into, go_on) }
         })?;
         Ok(LowHandle { inner, tokens })
     }
 
+    /// Both halves of a low-latency dispatch, into tensors as of `receive_dispatch`.
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn low_dispatch(
+        &self,
+        py: Python<'_>,
+        order: Order,
+        x: usize,
+        tokens: u32,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        into: usize,
+        scales: Option<(usize, i64, i64, i64)>,
+        expert_counts: usize,
+        segments: usize,
+        source_token: usize,
+    ) -> PyResult<LowHandle> {
+        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
+        let (x, into) = (rows(x, tokens, None), LowInto { x: into, scales, expert_counts, segments, source_token });
+        // SAFETY: as in `dispatch`.
+        let inner = self
+            .call_on(py, order, |rank, go_on| unsafe { rank.low_dispatch(&x, topk_idx, topk_weights, &into, go_on) })?;
+        Ok(LowHandle { inner, tokens })
+    }
+
+    /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.
+    fn low_combine(
+        &self,
+        py: Python<'_>,
+        order: Order,
+        y: usize,
+        handle: &LowHandle,
+        topk_weights: Option<usize>,
+        into: usize,
+    ) -> PyResult<()> {
+        // SAFETY: as in `dispatch`.
+        self.call_on(py, order, |rank, go_on| unsafe { rank.low_combine(y, &*handle.inner, topk_weights, into, go_on) })
+    }
+
     /// The sending half of a low-latency combine.
     fn send_combine(
         &self,
         py: Python<'_>,
+        order: Order,
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
     ) -> PyResult<Pending> {
         // SAFETY: as in `dispatch`.
-        let sent = self.call(py, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
+        let sent = self
+            .call_on(py, order, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
         Ok(self.sent(sent))
     }
 
     /// The receiving half: writes bf16 `[tokens, hidden]`.
-    fn receive_combine(&self, py: Python<'_>, sent: &Pending, into: usize) -> PyResult<()> {
-        self.take(py, sent, |rank, sent, go_on| {
+    fn receive_combine(&self, py: Python<'_>, order: Order, sent: &Pending, into: usize) -> PyResult<()> {
+        self.take(py, order, sent, |rank, sent, go_on| {
             // SAFETY: as in `dispatch`.
             unsafe { rank.receive_combine(sent, into, go_on) }
         })
@@ -391,11 +466,12 @@ impl Endpoint {
     fn take<T: Send>(
         &self,
         py: Python<'_>,
+        order: Order,
         sent: &Pending,
         receive: impl FnOnce(&mut dyn Calls, &dyn Any, GoOn<'_>) -> Answer<T> + Send,
     ) -> PyResult<T> {
         let sent = sent.inner.get(py)?;
-        let received = self.call(py, |rank, go_on| {
+        let received = self.call_on(py, order, |rank, go_on| {
             let mut place = lock(sent);
             let Some(held) = place.as_deref() else { return Ok(None) };
             let value = receive(rank, held, go_on)?;

@@ -2,9 +2,9 @@
 
 use std::any::Any;
 
-use moexpress::engine::low_latency::LowRouting;
+use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats};
-use moexpress::{Element, Error, Layout, Rank as Number, RankSet};
+use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, RawRows};
 use crate::dlpack::Tensor;
@@ -77,6 +77,8 @@ pub(crate) trait Calls: Send {
     fn low_mask(&self) -> Vec<u32>;
     fn stats(&self) -> Stats;
     fn stream(&self) -> usize;
+    unsafe fn follow(&mut self, stream: usize) -> Result<(), Error>;
+    unsafe fn lead(&mut self, stream: usize) -> Result<(), Error>;
 
     unsafe fn dispatch(
         &mut self,
@@ -109,15 +111,39 @@ pub(crate) trait Calls: Send {
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
+    unsafe fn low_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    unsafe fn low_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        into: usize,
+        go_on: GoOn<'_>,
+    ) -> Answer<()>;
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()>;
     fn recover(&mut self, mask: &[u32], go_on: GoOn<'_>) -> Answer<()>;
 }
 
 /// [`Calls`] of a backend.
-pub(crate) struct Rank<E> {
-    pub(crate) endpoint: E,
-    pub(crate) layout: Layout,
+pub(crate) struct Rank<E: Endpoint> {
+    endpoint: E,
+    layout: Layout,
+    /// After all work of the call under way, where that is known.
+    last: Option<E::Event>,
+}
+
+impl<E: Endpoint> Rank<E> {
+    pub(crate) const fn new(endpoint: E, layout: Layout) -> Self {
+        Self { endpoint, layout, last: None }
+    }
 }
 
 /// What a low-latency dispatch leaves behind.
@@ -158,6 +184,25 @@ impl<E: Backend> Rank<E> {
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
     }
 
+    /// Rows and routing of a low-latency dispatch. Its combine needs the routing, too.
+    ///
+    /// # Safety
+    /// As [`Backend`] says.
+    unsafe fn low_batch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+    ) -> Result<(E::Buf, LowRoutingOf<E>), Error> {
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        // SAFETY: as above.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
+        // SAFETY: as above.
+        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
+        Ok((rows, LowRouting { topk_idx, topk_weights }))
+    }
+
     fn topk(&self) -> usize {
         self.layout.shape().topk() as usize
     }
@@ -183,8 +228,10 @@ impl<E: Backend> Rank<E> {
             expert_counts,
             counts,
             handle,
-            ..
+            event,
         } = received;
+        // Nothing below enqueues.
+        self.last = Some(event);
         let local = i64::from(self.layout.local_experts());
         let counts = match counts {
             Some(counts) => {
@@ -223,6 +270,7 @@ where
     E::LowHandle: Send + Sync + 'static,
     E::Dispatching: Send + 'static,
     E::Combining: Send + 'static,
+    E::Event: Send,
 {
     fn layout(&self) -> &Layout {
         &self.layout
@@ -242,6 +290,21 @@ where
 
     fn stream(&self) -> usize {
         self.endpoint.stream()
+    }
+
+    unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
+        self.last = None;
+        // SAFETY: as the caller promises.
+        unsafe { self.endpoint.follow(stream) }
+    }
+
+    unsafe fn lead(&mut self, stream: usize) -> Result<(), Error> {
+        match self.last.take() {
+            // SAFETY: as the caller promises.
+            Some(event) => unsafe { E::precede(&event, stream) },
+            // SAFETY: as the caller promises.
+            None => unsafe { self.endpoint.lead(stream) },
+        }
     }
 
     unsafe fn dispatch(
@@ -299,6 +362,7 @@ where
             Combine { topk_weights: topk_weights.as_ref(), bias: [bias[0].as_ref(), bias[1].as_ref()], rings: None };
         let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;
         let topk = self.topk() as i64;
+        self.last = Some(combined.event);
         let weights = combined.topk_weights;
         let topk_weights = match topk_weights {
             Some(_) => Some(self.endpoint.array_out(weights, vec![tokens.into(), topk])?),
@@ -314,13 +378,8 @@ where
         topk_weights: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>> {
-        // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.endpoint.rows_in(x) }?;
-        // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
-        // SAFETY: as above.
-        let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
-        let routing = LowRouting { topk_idx, topk_weights };
+        // SAFETY: as the caller promises.
+        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
         let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
         Ok(Box::new(Sent { sent, tokens: x.rows }))
     }
@@ -357,6 +416,39 @@ where
         let sent: &Sent<E::Combining> = sent.downcast_ref().ok_or_else(|| foreign("combine"))?;
         // SAFETY: as the caller promises.
         wait::<E, _>(unsafe { self.endpoint.receive_sums_into(&sent.sent, into, sent.tokens) }, go_on)
+    }
+
+    unsafe fn low_dispatch(
+        &mut self,
+        x: &RawRows,
+        topk_idx: usize,
+        topk_weights: Option<usize>,
+        into: &LowInto,
+        go_on: GoOn<'_>,
+    ) -> Answer<Box<dyn Any + Send + Sync>> {
+        // SAFETY: as the caller promises, for this and what follows.
+        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
+        // SAFETY: as above.
+        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.dispatch_into(&rows, &routing, into) }, go_on)?;
+        Ok(Box::new(Low { handle, counts, tokens: x.rows }))
+    }
+
+    unsafe fn low_combine(
+        &mut self,
+        y: usize,
+        handle: &dyn Any,
+        topk_weights: Option<usize>,
+        into: usize,
+        go_on: GoOn<'_>,
+    ) -> Answer<()> {
+        let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
+        // SAFETY: as above. Both halves are enqueued when this returns: nothing reads the weights later.
+        let weights = unsafe { self.weights(topk_weights, low.tokens, false) }?;
+        // SAFETY: as above.
+        let call = unsafe { self.endpoint.combine_into(&rows, &low.handle, weights.as_ref(), into, low.tokens) };
+        wait::<E, _>(call, go_on)
     }
 
     fn mask_rank(&mut self, rank: u32, go_on: GoOn<'_>) -> Answer<()> {

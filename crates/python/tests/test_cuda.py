@@ -6,6 +6,7 @@ Skipped, and counted so, on machines without two GPUs.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import deep_ep
@@ -53,6 +54,9 @@ def check_normal(rank: int, world: int) -> None:
         ]:
             sent = [per_token_cast_to_fp8(each.x) if fp8 else each.x for each in all_batches]
             mine: Any = tuple(one.to(where) for one in sent[rank]) if fp8 else batch.x
+            if fp8 and asynchronous:
+                # Scales of neighbouring rows side by side, as matrix kernels like them.
+                mine = (mine[0], mine[1].T.contiguous().T)
             arguments: dict[str, Any] = {
                 "num_tokens_per_rank": layout[0],
                 "is_token_in_rank": layout[3],
@@ -167,6 +171,39 @@ def test_low_latency(two: Any) -> None:
     two.run(check_low_latency, limit=LIMIT)
 
 
+def check_odd_sizes(rank: int, world: int) -> None:
+    """Low latency with rows of FP8 that are no multiple of 16 bytes: the same rows as bf16 brings, in one call and in halves."""
+    where = device(rank)
+    sizes: dict[str, Any] = {"experts": 6, "topk": 3, "hidden": 200, "max_tokens": 16, "low_latency": True}
+    layer = oracle.Layer(world, 6, 3, 200)
+    batch = on(oracle.batches(layer, [16] * world)[rank], where)
+    # Codes that do not begin at a multiple of 16 bytes, and none at all, with scales side by side.
+    with Communicator(device=where, element="fp8", **(sizes | {"hidden": 256})) as shifted:
+        codes, scales = per_token_cast_to_fp8(torch.randn(16, 256, device=where).bfloat16())
+        odd = torch.empty(16 * 256 + 8, dtype=torch.uint8, device=where)[8:].view(16, 256).view(codes.dtype)
+        odd.copy_(codes)
+        beside = scales.T.contiguous().T
+        got, same = (shifted.dispatch(x, batch.topk_idx, scales=beside) for x in (codes, odd))
+        assert torch.equal(bits(got.x.contiguous()), bits(same.x.contiguous())) and got.scales is not None
+        assert same.scales is not None and torch.equal(got.scales, same.scales)
+        none = shifted.dispatch(codes[:0], batch.topk_idx[:0], scales=beside[:0])
+        assert none.rows == 0
+    with Communicator(device=where, **sizes) as plain, Communicator(device=where, element="fp8", **sizes) as fp8:
+        expected = plain.low_latency_dispatch(batch.x, batch.topk_idx)
+        halves = fp8.send_dispatch(batch.x, batch.topk_idx).receive()
+        for got in (fp8.low_latency_dispatch(batch.x, batch.topk_idx), halves):
+            assert torch.equal(got.expert_counts, expected.expert_counts) and got.scales is not None
+            for expert, count in enumerate(expected.expert_counts.tolist()):
+                scales = got.scales[expert, :count].repeat_interleave(128, dim=1)[:, :200]
+                rows = got.x[expert, :count].float() * scales
+                assert not count or calc_diff(rows, expected.x[expert, :count].float()) < 9e-4
+
+
+@needs_two
+def test_odd_sizes(two: Any) -> None:
+    two.run(check_odd_sizes, limit=LIMIT)
+
+
 def check_graphs(rank: int, world: int) -> None:
     """A dispatch without counts on the host, experts, and a combine; and low latency: captured, and replayed on new inputs."""
     where = device(rank)
@@ -222,31 +259,42 @@ def test_cuda_graphs(two: Any) -> None:
     two.run(check_graphs, limit=LIMIT)
 
 
-def check_host_time(rank: int, world: int) -> float:
-    """Microseconds of the host for a cached dispatch: calls are enqueued, none is waited for."""
+def check_host_time(rank: int, world: int) -> dict[str, float]:
+    """Microseconds of the host for cached dispatches, in Python and below: enqueued behind a stream that sleeps, so that no kernel runs
+    and none is waited for. The fastest mean of 20 calls."""
     where = device(rank)
     layer = oracle.Layer(world, 8, 2, 512)
     batch = on(oracle.batches(layer, [8] * world)[rank], where)
     communicator = Communicator(experts=8, topk=2, hidden=512, device=where)
     handle = communicator.dispatch(batch.x, batch.topk_idx).handle
-    best = float("inf")
-    for _ in range(20):
+    buffer = make_buffer()
+    layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+    routing = (batch.topk_idx, batch.topk_weights)
+    kept = buffer.dispatch(batch.x, None, layout[0], None, layout[3], layout[2], *routing)[4]
+    calls: dict[str, Callable[[], object]] = {
+        "Communicator.redispatch": lambda: communicator.redispatch(batch.x, handle).x,
+        "deep_ep": lambda: buffer.dispatch(batch.x, handle=kept),
+    }
+    best = dict.fromkeys(calls, float("inf"))
+    for name, call in [*calls.items()] * 30:
         torch.cuda.synchronize()
         dist.barrier()
+        torch.cuda._sleep(20_000_000)
         began = time.perf_counter()
         for _ in range(20):
-            communicator.redispatch(batch.x, handle)
-        best = min(best, (time.perf_counter() - began) / 20 * 1e6)
+            call()
+        best[name] = min(best[name], (time.perf_counter() - began) / 20 * 1e6)
     torch.cuda.synchronize()
     communicator.close()
+    buffer.destroy()
     return best
 
 
 @needs_two
 def test_host_time_of_a_cached_dispatch(two: Any) -> None:
     times = two.run(check_host_time, limit=LIMIT)
-    print(f"host time of a cached dispatch: {times} us")
-    assert max(times) < 200
+    print(f"host time of a cached dispatch, us: {times}")
+    assert max(max(each.values()) for each in times) < 60
 
 
 def check_errors(rank: int, world: int) -> None:

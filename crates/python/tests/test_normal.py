@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+from torch.overrides import TorchFunctionMode
 
 TOKENS = [37, 0, 64, 5]
 
@@ -310,3 +311,33 @@ def check_subgroup(rank: int, world: int) -> list[int]:
 
 def test_groups_that_are_parts_of_the_world(four: Any) -> None:
     assert four.run(check_subgroup) == [[0, 2], [0, 2], [1, 2], [1, 2]]
+
+
+class Counting(TorchFunctionMode):
+    """Counts what goes through Python instead of straight to torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.calls += 1
+        return function(*arguments, **(named or {}))
+
+
+def check_function_modes(rank: int, world: int) -> None:
+    layer = layer_of(world)
+    buffer = make_buffer()
+    batch = oracle.batches(layer, TOKENS[:world])[rank]
+    with Counting() as counting:
+        layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
+        routing = (batch.topk_idx, batch.topk_weights)
+        received = buffer.dispatch(batch.x, None, layout[0], None, layout[3], layout[2], *routing)
+        again = buffer.dispatch(batch.x, handle=received[4])
+        buffer.combine(again[0], received[4], received[2])
+        assert counting.calls == 0
+    buffer.destroy()
+
+
+def test_function_modes_do_not_slow_calls(ranks: Any) -> None:
+    ranks.run(check_function_modes)

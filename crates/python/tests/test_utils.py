@@ -33,6 +33,9 @@ def test_packed_exponents_are_scales() -> None:
     packed = torch.tensor([[127, 128, 126, 130]], dtype=torch.uint8).view(torch.int32)
     back = per_token_cast_back(codes, packed)
     assert back[0, ::128].tolist() == [1, 2, 0.5, 8]
+    # As DeepEP's tests hand them over: rows of packs, seen as if they were not packed.
+    rows = per_token_cast_back(codes.expand(4, 512), packed.expand(4, 1).reshape(-1, 4))
+    assert torch.equal(rows, back.expand(4, 512))
 
 
 def test_equal_tensors_do_not_differ() -> None:

@@ -1,7 +1,7 @@
 //! A GPU and its primary context.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
@@ -20,6 +20,10 @@ pub struct Device {
     pool: sys::CUmemoryPool,
     pub(crate) kept: Mutex<super::memory::Kept>,
     pub(super) beside: super::graph::Beside,
+    /// Blocks of other processes.
+    pub(super) imports: Mutex<super::ipc::Imports>,
+    /// Events without timing.
+    events: Mutex<Vec<super::stream::SpareEvent>>,
 }
 
 // SAFETY: contexts may be used from any thread; all that is mutable is behind the mutex.
@@ -80,6 +84,8 @@ impl Device {
             pool: pool(device)?,
             kept: Mutex::default(),
             beside: Mutex::default(),
+            imports: Mutex::default(),
+            events: Mutex::default(),
         })
     }
 
@@ -90,6 +96,11 @@ impl Device {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained for ever.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Events to be recorded again: making one takes longer than recording it.
+    pub(super) fn spare_events(&self) -> MutexGuard<'_, Vec<super::stream::SpareEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where stream-ordered memory comes from.

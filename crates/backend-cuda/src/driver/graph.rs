@@ -172,30 +172,8 @@ fn undertaker() -> Option<&'static mpsc::Sender<Kept>> {
     UNDERTAKER.get_or_init(begin).as_ref()
 }
 
-/// Lets the calling thread make calls that a capture of its own would forbid, as they might be meant for it.
-struct Relaxed {
-    before: sys::CUstreamCaptureMode,
-}
-
-impl Relaxed {
-    fn enter() -> Self {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the mode is read from and written to.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-        Self { before: mode }
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.before) };
-    }
-}
-
 /// Takes `bytes` bytes of the pool for work that is captured: beside the capture, so that they are the process's and not the graph's.
 pub(super) fn take_beside(device: &Arc<Device>, bytes: usize) -> Result<u64, CudaError> {
-    let _relaxed = Relaxed::enter();
     let mut beside = device.beside.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = match &*beside {
         Some(stream) => stream,

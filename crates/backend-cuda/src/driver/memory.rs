@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys;
 
+use super::relaxed::Relaxed;
 use super::{Device, Stream, check};
 use crate::error::CudaError;
 
@@ -49,6 +50,7 @@ impl DeviceMemory {
         let address = match kept {
             Some(address) => address,
             None => {
+                let _relaxed = Relaxed::enter();
                 let mut address = 0;
                 // SAFETY: `address` is written to; the context is current.
                 check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, room) })?;
@@ -135,6 +137,7 @@ impl Scratch {
 
     /// Takes memory on a stream that is not captured.
     pub(super) fn take(stream: &Stream, bytes: usize) -> Result<u64, CudaError> {
+        let _relaxed = Relaxed::enter();
         let mut address = 0;
         let (room, pool) = (bytes.max(16), stream.device().pool());
         // SAFETY: `address` is written to; the pool lives as long as the process.
@@ -180,6 +183,7 @@ impl Drop for Scratch {
 impl Stream {
     /// Gives back memory of the pool, after everything enqueued.
     fn give_back(&self, address: u64) {
+        let _relaxed = Relaxed::enter();
         // SAFETY: it came from the pool; work enqueued before may still use it, later work may not, as it is gone.
         unsafe { sys::cuMemFreeAsync(address, self.raw()) };
     }
@@ -203,6 +207,7 @@ impl Stream {
         self.must_run("a copy from the host")?;
         // A copy of pageable memory waits inside the driver for what was enqueued before; see `Stream::synchronize`.
         self.synchronize()?;
+        let _relaxed = Relaxed::enter();
         // SAFETY: callers name memory of this process with room for the bytes. Bytes of pageable memory are staged, and the
         // synchronisation covers what is not.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw()) };
@@ -234,6 +239,7 @@ impl Stream {
         self.must_run("a copy to the host")?;
         // As in `upload`.
         self.synchronize()?;
+        let _relaxed = Relaxed::enter();
         // SAFETY: callers name memory of this process of that size; the copy has ended on return.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), self.raw()) };
         check("cuMemcpyDtoHAsync", code)?;
@@ -358,6 +364,7 @@ impl Mapped {
 }
 
 fn allocate_mapped(room: usize) -> Result<(*mut u8, u64), CudaError> {
+    let _relaxed = Relaxed::enter();
     let mut host = std::ptr::null_mut();
     let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
     // SAFETY: `host` is written to; the context is current.

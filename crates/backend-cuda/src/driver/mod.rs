@@ -5,6 +5,7 @@ mod graph;
 mod ipc;
 mod memory;
 mod module;
+mod relaxed;
 mod stream;
 
 use std::ffi::CStr;
@@ -14,6 +15,7 @@ use cudarc::driver::sys;
 pub use device::Device;
 pub use graph::Graph;
 pub(crate) use graph::{Capture, Kept};
+pub(crate) use ipc::Presence;
 pub use ipc::{Imported, MemoryHandle};
 pub use memory::{DeviceMemory, Mapped, Scratch};
 pub use module::{Kernel, Launch, Module};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::relaxed::Relaxed;
 use super::{Device, Stream, check};
 use crate::error::CudaError;
 
@@ -27,6 +28,7 @@ impl Module {
     /// [`CudaError::Driver`].
     pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self, CudaError> {
         device.bind()?;
+        let _relaxed = Relaxed::enter();
         let mut raw = std::ptr::null_mut();
         // SAFETY: a cubin says its own length; the driver copies it.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) })?;
@@ -40,6 +42,7 @@ impl Module {
     pub fn kernel(&self, name: &str, shared_memory: u32) -> Result<Kernel, CudaError> {
         self.device.bind()?;
         let name = CString::new(name).map_err(|_| CudaError::Driver { call: "name of a kernel", code: name.into() })?;
+        let _relaxed = Relaxed::enter();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module lives for ever; the name ends with zero.
         check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
+use super::relaxed::Relaxed;
 use super::{Device, check};
 use crate::error::CudaError;
 
@@ -103,6 +104,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         self.must_run("a wait for the stream")?;
+        let _relaxed = Relaxed::enter();
         loop {
             // SAFETY: the stream lives.
             match unsafe { sys::cuStreamQuery(self.raw) } {
@@ -110,6 +112,51 @@ impl Stream {
                 code => return check("cuStreamQuery", code),
             }
         }
+    }
+
+    /// Makes what is enqueued from now on wait for what `other` holds now: a stream of the same GPU, by the driver's handle. 0 is the
+    /// default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `other` lives.
+    pub unsafe fn follow(&self, other: usize) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises, and as this lives.
+        unsafe { self.order(other as sys::CUstream, self.raw) }
+    }
+
+    /// Makes what is enqueued to `other` from now on wait for what this stream holds now. See [`Stream::follow`].
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `other` lives.
+    pub unsafe fn lead(&self, other: usize) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises, and as this lives.
+        unsafe { self.order(self.raw, other as sys::CUstream) }
+    }
+
+    /// `then` waits for what `first` holds.
+    ///
+    /// # Safety
+    /// Both live.
+    unsafe fn order(&self, first: sys::CUstream, then: sys::CUstream) -> Result<(), CudaError> {
+        self.device.bind()?;
+        let spare = self.device.spare_events().pop();
+        let raw = match spare {
+            Some(SpareEvent(raw)) => raw,
+            None => create(false)?,
+        };
+        // SAFETY: the event is nobody else's; the stream lives.
+        let recorded = check("cuEventRecord", unsafe { sys::cuEventRecord(raw, first) });
+        // SAFETY: both live; flags must be 0. Who waits, waits for what the event is now: it may be recorded anew at once.
+        let waits = || check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(then, raw, 0) });
+        let ordered = recorded.and_then(|()| waits());
+        self.device.spare_events().push(SpareEvent(raw));
+        ordered
     }
 
     /// Makes what is enqueued from now on wait for `event`.
@@ -128,16 +175,33 @@ impl Stream {
     /// [`CudaError::Driver`].
     pub fn record(self: &Arc<Self>, timed: bool) -> Result<Event, CudaError> {
         self.device.bind()?;
-        let mut raw = std::ptr::null_mut();
-        let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
-        // SAFETY: `raw` is written to; the context is current.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
-        let event = Event { stream: Arc::clone(self), raw, captured: self.is_capturing() };
+        let spare = if timed { None } else { self.device.spare_events().pop() };
+        let raw = match spare {
+            Some(SpareEvent(raw)) => raw,
+            None => create(timed)?,
+        };
+        let event = Event { stream: Arc::clone(self), raw, timed, captured: self.is_capturing() };
         // SAFETY: event and stream live.
         check("cuEventRecord", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(event)
     }
 }
+
+/// An event of the current context.
+fn create(timed: bool) -> Result<sys::CUevent, CudaError> {
+    let mut raw = std::ptr::null_mut();
+    let flags = if timed { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+    // SAFETY: `raw` is written to; the context is current.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+    Ok(raw)
+}
+
+/// An event that nobody has any more, to be recorded anew. Who waited for it waits for what it was then.
+#[derive(Debug)]
+pub(super) struct SpareEvent(sys::CUevent);
+
+// SAFETY: the driver's events may be used from any thread.
+unsafe impl Send for SpareEvent {}
 
 impl Drop for Stream {
     fn drop(&mut self) {
@@ -159,6 +223,7 @@ impl Drop for Stream {
 pub struct Event {
     stream: Arc<Stream>,
     raw: sys::CUevent,
+    timed: bool,
     captured: bool,
 }
 
@@ -176,11 +241,25 @@ impl Event {
         if self.captured {
             return Err(CudaError::Capturing { what: "a wait for an event of the capture" });
         }
+        let _relaxed = Relaxed::enter();
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => check("cuEventQuery", code).map(|()| true),
         }
+    }
+
+    /// Makes what is enqueued to `stream` from now on wait for it: a stream of any GPU, by the driver's handle. 0 is the default stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// `stream` lives.
+    pub unsafe fn precede(&self, stream: usize) -> Result<(), CudaError> {
+        self.stream.device.bind()?;
+        // SAFETY: as the caller promises, and as the event lives; flags must be 0.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream as sys::CUstream, self.raw, 0) })
     }
 
     /// Waits for it, at most `timeout`; false when it did not come.
@@ -213,7 +292,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.stream.device.bind().is_ok() {
+        if !self.timed {
+            self.stream.device.spare_events().push(SpareEvent(self.raw));
+        } else if self.stream.device.bind().is_ok() {
             // SAFETY: nobody else has it.
             unsafe { sys::cuEventDestroy_v2(self.raw) };
         }

@@ -39,7 +39,7 @@ impl CudaEndpoint {
         let stream = Arc::clone(self.stream());
         let out = Rows::new(&stream, handle.tokens(), result as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
-        let sums: Array<f32> = Array::new(&stream, weighed)?;
+        let sums: Array<f32> = self.room_for(weighed)?;
         let plan = &kept.plan;
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
         let (offered, copy) = self.offer(call, y, handle, kept)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing};
+use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing, Scalar};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
 use ep_core::plan::{Exchange, Plan, TopK, align_counts, tokens_of};
 use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
@@ -36,8 +36,8 @@ struct Landing {
     x: Option<Rows>,
     topk_idx: Array<i64>,
     topk_weights: Array<f32>,
-    source_token: Array<i32>,
-    source_rank: Array<i32>,
+    /// None in a cached dispatch, whose rows come from where they came from before.
+    sources: Option<(Array<i32>, Array<i32>)>,
 }
 
 impl CudaEndpoint {
@@ -92,10 +92,11 @@ impl CudaEndpoint {
         let batch = Batch { call, rings, x, tokens, plan: &plan, choices, room, spare: told.is_none() || room > rows };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
+        let sources = landing.sources.clone().ok_or_else(foreign)?;
         let kept = Replayed {
             plan,
-            source_token: landing.source_token.clone(),
-            source_rank: landing.source_rank.clone(),
+            source_token: sources.0.clone(),
+            source_rank: sources.1.clone(),
             shape: *self.shape(),
             ranks,
             stream,
@@ -105,7 +106,7 @@ impl CudaEndpoint {
             },
         };
         let replay = Replay { mark: self.mark(), op: self.last_op(), rings, tokens, rows, kept: Arc::new(kept) };
-        let mut received = self.received(landing, Handle::of_backend(replay), event);
+        let mut received = self.received(landing, sources, Handle::of_backend(replay), event);
         (received.expert_counts, received.counts) = (expert_counts, counts);
         self.keep_received(capture.as_ref(), x, &received)?;
         self.keep_for(capture.as_ref(), || match routing {
@@ -135,11 +136,7 @@ impl CudaEndpoint {
         };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
-        // Rings write these anew, the same as they were; a graph goes on doing so.
-        self.keep_for(capture.as_ref(), || vec![landing.source_token.memory(), landing.source_rank.memory()])?;
-        // The rows come from where they came from before.
-        let landing =
-            Landing { source_token: kept.source_token.clone(), source_rank: kept.source_rank.clone(), ..landing };
+        let sources = (kept.source_token.clone(), kept.source_rank.clone());
         // A handle of this dispatch replays it as well as that of the first.
         let replay = Replay {
             mark: self.mark(),
@@ -149,7 +146,7 @@ impl CudaEndpoint {
             rows: handle.rows(),
             kept: handle.shared_kept().ok_or_else(foreign)?,
         };
-        let received = self.received(landing, Handle::of_backend(replay), event);
+        let received = self.received(landing, sources, Handle::of_backend(replay), event);
         self.keep_received(capture.as_ref(), x, &received)?;
         Ok(received)
     }
@@ -281,6 +278,14 @@ impl CudaEndpoint {
         })
     }
 
+    /// Room for `len` numbers, undefined; of none it costs nothing.
+    pub(super) fn room_for<T: Scalar>(&self, len: usize) -> Result<Array<T>, Error> {
+        match len {
+            0 => Ok(Array::of_memory(Arc::clone(&self.device.nothing), 0)),
+            _ => Array::new(self.stream(), len),
+        }
+    }
+
     /// Takes memory for what comes.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
@@ -293,20 +298,25 @@ impl CudaEndpoint {
             None => Some(Rows::new(&stream, batch.room, row.payload_bytes() as usize)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
+        let sources = match batch.call.kind {
+            Kind::CachedDispatch => None,
+            _ => Some((Array::new(&stream, batch.room as usize)?, Array::new(&stream, batch.room as usize)?)),
+        };
         let landing = Landing {
             block: self.granted,
             x,
-            topk_idx: Array::new(&stream, choices)?,
-            topk_weights: Array::new(&stream, choices)?,
-            source_token: Array::new(&stream, batch.room as usize)?,
-            source_rank: Array::new(&stream, batch.room as usize)?,
+            topk_idx: self.room_for(choices)?,
+            topk_weights: self.room_for(choices)?,
+            sources,
         };
         if landing.block.is_none() && batch.spare {
             // Rows beyond those that come name no expert, token or rank; received ones are written over it.
             stream.fill(landing.topk_idx.address(), 0xff, choices * 8)?;
             stream.fill(landing.topk_weights.address(), 0, choices * 4)?;
-            stream.fill(landing.source_token.address(), 0xff, batch.room as usize * 4)?;
-            stream.fill(landing.source_rank.address(), 0xff, batch.room as usize * 4)?;
+            if let Some((tokens, ranks)) = &landing.sources {
+                stream.fill(tokens.address(), 0xff, batch.room as usize * 4)?;
+                stream.fill(ranks.address(), 0xff, batch.room as usize * 4)?;
+            }
         }
         Ok(landing)
     }
@@ -319,10 +329,16 @@ impl CudaEndpoint {
         let (topk_idx, topk_weights) = batch.choices;
         let position = plan.position.address();
         let (tokens, x_stride) = (batch.tokens, batch.x.stride() as u64);
+        let (scales, strides) = batch.x.scales();
+        let (out_token, out_rank) =
+            landing.sources.as_ref().map_or((0, 0), |(tokens, ranks)| (tokens.address(), ranks.address()));
         if direct {
             let args = args::Dispatch {
                 x,
                 x_stride,
+                scales,
+                scales_token: strides.row,
+                scales_word: strides.word,
                 position,
                 topk_idx,
                 topk_weights,
@@ -343,9 +359,9 @@ impl CudaEndpoint {
             rings: KernelRings::from(&batch.rings),
             x,
             x_stride,
-            scales: 0,
-            scales_token: 0,
-            scales_group: 0,
+            scales,
+            scales_token: strides.row,
+            scales_word: strides.word,
             position,
             topk_idx,
             topk_weights,
@@ -353,8 +369,8 @@ impl CudaEndpoint {
             out: landing.x.as_ref().map_or(0, |x| self.address(x)),
             out_idx: idx,
             out_weights: weights,
-            out_token: landing.source_token.address(),
-            out_rank: landing.source_rank.address(),
+            out_token,
+            out_rank,
             tokens,
             notes: direct.into(),
         };
@@ -365,8 +381,8 @@ impl CudaEndpoint {
                 first_of: plan.first_of(),
                 topk_idx: idx,
                 topk_weights: weights,
-                source_token: landing.source_token.address(),
-                source_rank: landing.source_rank.address(),
+                source_token: out_token,
+                source_rank: out_rank,
                 op: 0,
                 rows: block.rows(),
                 reserved: 0,
@@ -377,8 +393,14 @@ impl CudaEndpoint {
     }
 
     /// What the user gets, without counts.
-    fn received(&mut self, landing: Landing, handle: Handle, event: super::Event) -> Received<Self> {
-        let Landing { x, topk_idx, topk_weights, source_token, source_rank, .. } = landing;
+    fn received(
+        &mut self,
+        landing: Landing,
+        (source_token, source_rank): (Array<i32>, Array<i32>),
+        handle: Handle,
+        event: super::Event,
+    ) -> Received<Self> {
+        let Landing { x, topk_idx, topk_weights, .. } = landing;
         let bytes = self.shape().row_bytes();
         let x = match (x, self.granted.take()) {
             (Some(x), _) => x,

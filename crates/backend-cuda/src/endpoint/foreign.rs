@@ -7,18 +7,20 @@ use std::sync::Arc;
 
 use ep_core::Error;
 use ep_core::engine::Scalar;
-use ep_core::engine::low_latency::{LowCombined, LowReceived};
+use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
 
-use super::low_latency::{Combining, Dispatching};
+use super::low_latency::{Combining, Dispatching, LowHandle};
 use super::rows::stride;
-use super::{Array, CudaEndpoint, Rows};
+use super::{Apart, Array, CudaEndpoint, Rows, ScaleStrides};
 use crate::driver::Scratch;
 
 /// Where a low-latency dispatch puts what it brings: addresses of arrays with the shapes of [`LowReceived`].
 #[derive(Clone, Copy, Debug)]
 pub struct LowPlaces {
-    /// `[local experts, ranks * max_tokens]` rows as they travelled, each at a multiple of 16 bytes.
+    /// `[local experts, ranks * max_tokens]` rows as they travelled, or codes alone, each at a multiple of 16 bytes.
     pub x: u64,
+    /// Where FP8 rows' scales go; none: they follow their codes.
+    pub scales: Option<LowScales>,
     /// i32 `[local experts]`.
     pub expert_counts: u64,
     /// i64 `[local experts, ranks]`.
@@ -27,7 +29,60 @@ pub struct LowPlaces {
     pub source_token: u64,
 }
 
+/// Where a low-latency dispatch puts scales: `[local experts, ranks * max_tokens, words]`, words of 4 bytes, an f32 or four UE8M0 bytes
+/// each. Strides in bytes, multiples of 4. The hidden size is a multiple of 16.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowScales {
+    /// Of the first word.
+    pub address: u64,
+    /// From one expert to the next.
+    pub expert: u64,
+    /// From one row to the next.
+    pub row: u64,
+    /// From one word to the next.
+    pub word: u64,
+}
+
 impl CudaEndpoint {
+    /// FP8 rows of a dispatch, codes and scales each at an address of this GPU. Codes lie one row behind the other, at a multiple of 16;
+    /// scales in words of 4 bytes, with any strides.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where rows of the shape are not FP8, a row of codes is no multiple of 16 bytes, or an address or stride is not
+    /// aligned.
+    ///
+    /// # Safety
+    /// As [`Scratch::foreign`], for both.
+    pub unsafe fn foreign_rows_apart(
+        &self,
+        codes: u64,
+        scales: u64,
+        strides: ScaleStrides,
+        rows: u32,
+    ) -> Result<Rows, Error> {
+        let format = *self.layout().row();
+        let (codes_bytes, scales_bytes) = (format.codes_bytes(), format.scales_bytes());
+        if scales_bytes == 0 {
+            return Err(Error::invalid("scales", "given", format_args!("none, of {} rows", format.element())));
+        }
+        for (what, value, unit) in [
+            ("bytes of a row's codes", codes_bytes, 16),
+            ("address of the codes", codes, 16),
+            ("address of the scales", scales, 4),
+            ("bytes between scales of rows", strides.row, 4),
+            ("bytes between scales of a row", strides.word, 4),
+        ] {
+            if !value.is_multiple_of(unit) {
+                return Err(Error::invalid(what, value, format_args!("a multiple of {unit}")));
+            }
+        }
+        let span = u64::from(rows) * strides.row + scales_bytes.div_ceil(4) * strides.word;
+        // SAFETY: as the caller promises.
+        let foreign = |at, bytes: u64| Arc::new(unsafe { Scratch::foreign(self.stream(), at, bytes as usize) });
+        let (codes, scales) = (foreign(codes, u64::from(rows) * codes_bytes), foreign(scales, span));
+        Ok(Rows::Apart(Apart::new(&format, codes, scales, strides, rows)))
+    }
+
     /// Rows at an address of this GPU, which is a multiple of 16.
     ///
     /// # Safety
@@ -89,5 +144,35 @@ impl CudaEndpoint {
     /// Those of `receive_combine`.
     pub async fn receive_combine_into(&mut self, sent: &Combining, x: Rows) -> Result<LowCombined<Self>, Error> {
         self.low_receive_sums(sent, Some(x)).await
+    }
+
+    /// [`low_latency_dispatch`](ep_core::LowLatency::low_latency_dispatch) into memory of the caller's.
+    ///
+    /// # Errors
+    /// Those of `low_latency_dispatch`.
+    ///
+    /// # Safety
+    /// As [`Scratch::foreign`], for all of `places`.
+    pub async unsafe fn low_latency_dispatch_into(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+        places: &LowPlaces,
+    ) -> Result<LowReceived<Self>, Error> {
+        self.low_dispatch_at_once(x, routing, Some(places)).await
+    }
+
+    /// [`low_latency_combine`](ep_core::LowLatency::low_latency_combine) into rows of the caller's.
+    ///
+    /// # Errors
+    /// Those of `low_latency_combine`.
+    pub async fn low_latency_combine_into(
+        &mut self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+        x: Rows,
+    ) -> Result<LowCombined<Self>, Error> {
+        self.low_combine_at_once(y, handle, topk_weights, Some(x)).await
     }
 }

@@ -22,7 +22,7 @@ use ep_core::layout::LowKind;
 use ep_core::plan::{Plan, TopK};
 use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
-use super::foreign::LowPlaces;
+use super::foreign::{LowPlaces, LowScales};
 use super::rows::stride;
 use super::{Array, CudaEndpoint, Event, Rows};
 use crate::args;
@@ -96,6 +96,8 @@ pub struct Combining {
 /// Where a dispatch's results go.
 struct Landing {
     x: Rows,
+    /// Where scales go that do not follow their codes.
+    scales: Option<LowScales>,
     expert_counts: Array<i32>,
     segments: Array<i64>,
     source_token: Array<i32>,
@@ -215,11 +217,21 @@ impl CudaEndpoint {
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
     fn low_landing_at(&self, places: &LowPlaces) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
-        let (rows, row_bytes) = (self.expert_rows(), self.layout().row().payload_bytes() as usize);
+        let rows = self.expert_rows();
+        let format = self.layout().row();
+        let row_bytes = match places.scales {
+            Some(_) => format.codes_bytes() as usize,
+            None => format.payload_bytes() as usize,
+        };
+        if places.scales.is_some() && (row_bytes as u64 != format.scales_offset() || format.scales_bytes() == 0) {
+            let limit = "FP8 and a multiple of 16 elements";
+            return Err(Error::invalid("row whose scales go elsewhere", format_args!("{row_bytes} bytes"), limit));
+        }
         // SAFETY: who gave the places promised this.
         unsafe {
             Ok(Landing {
                 x: self.foreign_rows(places.x, rows, row_bytes),
+                scales: places.scales,
                 expert_counts: self.foreign_array(places.expert_counts, local),
                 segments: self.foreign_array(places.segments, local * ranks),
                 source_token: self.foreign_array(places.source_token, rows as usize),
@@ -239,6 +251,7 @@ impl CudaEndpoint {
         let (stream, rows) = (self.stream(), self.expert_rows());
         Ok(Landing {
             x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
+            scales: None,
             expert_counts: Array::new(stream, local)?,
             segments: Array::new(stream, local * ranks)?,
             source_token: Array::new(stream, rows as usize)?,
@@ -257,9 +270,14 @@ impl CudaEndpoint {
             ..args::LowDispatch::default()
         };
         let Some(landing) = landing else { return args };
+        let scales = landing.scales.unwrap_or_default();
         args::LowDispatch {
             out: self.address(&landing.x),
             out_stride: landing.x.stride() as u64,
+            scales: scales.address,
+            scales_expert: scales.expert,
+            scales_row: scales.row,
+            scales_word: scales.word,
             expert_counts: landing.expert_counts.address(),
             segments: landing.segments.address(),
             source_token: landing.source_token.address(),
@@ -289,7 +307,7 @@ impl CudaEndpoint {
         capture: Option<&Capture>,
     ) -> Result<LowReceived<Self>, Error> {
         self.low.flights(capture).received += 1;
-        let Landing { x: rows, expert_counts, segments, source_token, records } = landing;
+        let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
         let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
@@ -407,6 +425,58 @@ impl CudaEndpoint {
         let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
         self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref(), x).await
     }
+
+    /// Both halves of a dispatch, in one launch where nothing is in flight; into memory of the caller's where he gives some.
+    pub(super) async fn low_dispatch_at_once(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+        places: Option<&LowPlaces>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        if in_flight > 0 {
+            let sent = self.send_dispatch(x, routing).await?;
+            return self.low_receive(&sent, places).await;
+        }
+        let routed = Arc::new(self.routed(x, routing)?);
+        let x = self.keep(x, routed.tokens)?;
+        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
+        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
+        // What failed in receiving was sent.
+        if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
+            self.low.flights(capture).sent = op;
+        }
+        let event = half.map_err(|error| self.name_choices(&routed, error))?;
+        let sent = self.sent(op, capture);
+        self.low_received((&sent, &x), &routed, landing, event, capture)
+    }
+
+    /// Both halves of a combine, in one launch where nothing is in flight; into rows of the caller's where he gives some.
+    pub(super) async fn low_combine_at_once(
+        &mut self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+        x: Option<Rows>,
+    ) -> Result<LowCombined<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        if in_flight > 0 {
+            let sent = self.send_combine(y, handle, topk_weights).await?;
+            return self.receive_combine(&sent).await;
+        }
+        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
+        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture, x).await;
+        if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
+            self.low.flights(capture).sent = op;
+        }
+        reduced
+    }
 }
 
 impl LowLatency for CudaEndpoint {
@@ -459,26 +529,7 @@ impl LowLatency for CudaEndpoint {
         x: &Rows,
         routing: &LowRoutingOf<Self>,
     ) -> Result<LowReceived<Self>, Error> {
-        let capture = self.low_begin()?;
-        let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
-        if in_flight > 0 {
-            let sent = self.send_dispatch(x, routing).await?;
-            return self.receive_dispatch(&sent).await;
-        }
-        let routed = Arc::new(self.routed(x, routing)?);
-        let x = self.keep(x, routed.tokens)?;
-        let landing = self.low_landing()?;
-        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
-        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
-        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
-        // What failed in receiving was sent.
-        if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.flights(capture).sent = op;
-        }
-        let event = half.map_err(|error| self.name_choices(&routed, error))?;
-        let sent = self.sent(op, capture);
-        self.low_received((&sent, &x), &routed, landing, event, capture)
+        self.low_dispatch_at_once(x, routing, None).await
     }
 
     /// Both halves of a combine, in one launch where nothing is in flight.
@@ -488,19 +539,7 @@ impl LowLatency for CudaEndpoint {
         handle: &LowHandle,
         topk_weights: Option<&Array<f32>>,
     ) -> Result<LowCombined<Self>, Error> {
-        let capture = self.low_begin()?;
-        let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
-        if in_flight > 0 {
-            let sent = self.send_combine(y, handle, topk_weights).await?;
-            return self.receive_combine(&sent).await;
-        }
-        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
-        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture, None).await;
-        if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.flights(capture).sent = op;
-        }
-        reduced
+        self.low_combine_at_once(y, handle, topk_weights, None).await
     }
 
     fn low_latency_mask(&self) -> &RankSet {

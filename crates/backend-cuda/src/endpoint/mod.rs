@@ -31,18 +31,20 @@ use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
 use ep_core::engine::{
-    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Stats,
+    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Scales, Stats,
 };
 use ep_core::layout::{Block, KernelWindow, Kind};
 use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
 
+use zerocopy::IntoBytes as _;
+
 use crate::checks::TestDevice;
-use crate::driver::{self, Capture};
+use crate::driver::{self, Capture, Scratch};
 use crate::rank::{Call, RankDevice};
 pub use checks::CrashFlag;
-pub use foreign::LowPlaces;
+pub use foreign::{LowPlaces, LowScales};
 pub use low_latency::{Combining, Dispatching, LowHandle};
-pub use rows::{Array, DeviceWindow, Rows};
+pub use rows::{Apart, Array, DeviceWindow, Rows, ScaleStrides};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -53,6 +55,20 @@ const LOOK: Duration = Duration::from_millis(1);
 /// other streams of the same capture may wait for it.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<driver::Event>);
+
+impl Event {
+    /// Makes what is enqueued to `stream` from now on wait for it: a stream by the driver's handle; 0 is the default stream.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    ///
+    /// # Safety
+    /// `stream` lives.
+    pub unsafe fn precede(&self, stream: usize) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { self.0.precede(stream) }?)
+    }
+}
 
 impl ep_core::engine::Event for Event {
     fn wait(&self, timeout: Nanos) -> bool {
@@ -354,6 +370,19 @@ impl Endpoint for CudaEndpoint {
         let result = self.shape().result_bytes() as usize;
         let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
         Rows::from_bytes(&self.device.stream, bytes, rows, row)
+    }
+
+    fn rows_apart(&mut self, codes: &[u8], scales: &Scales<'_>, rows: u32) -> Result<Rows, Error> {
+        scales.check(self.shape(), codes, rows)?;
+        if !self.shape().hidden().is_multiple_of(16) {
+            // Codes would not begin where kernels can load them from.
+            return self.rows(&scales.joined(&self.shape().clone(), codes, rows)?, rows);
+        }
+        let stream = &self.device.stream;
+        let words = Scratch::from_bytes(stream, scales.words.as_bytes())?;
+        let codes = Scratch::from_bytes(stream, codes)?;
+        let strides = ScaleStrides { row: 4 * scales.row as u64, word: 4 * scales.word as u64 };
+        Ok(Rows::Apart(Apart::new(self.layout().row(), Arc::new(codes), Arc::new(words), strides, rows)))
     }
 
     fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {

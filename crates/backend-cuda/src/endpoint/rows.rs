@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ep_core::engine::{Arena, Lease, Scalar};
+use ep_core::layout::RowFormat;
 use ep_core::machine::Window;
 use ep_core::port::{Offset, Span};
 use ep_core::{Error, Fault, Phase, Rank};
@@ -68,6 +69,42 @@ pub enum Rows {
     },
     /// In the arena of the own window.
     Leased(Lease<DeviceWindow>),
+    /// FP8 rows of a dispatch whose scales lie elsewhere.
+    Apart(Apart),
+}
+
+/// FP8 rows of a dispatch: codes, and scales in memory of their own.
+#[derive(Debug)]
+pub struct Apart {
+    codes: Arc<Scratch>,
+    scales: Arc<Scratch>,
+    strides: ScaleStrides,
+    rows: u32,
+    /// Bytes of a row as it travels, and of its codes.
+    row_bytes: usize,
+    codes_bytes: usize,
+}
+
+impl Apart {
+    pub(super) fn new(
+        format: &RowFormat,
+        codes: Arc<Scratch>,
+        scales: Arc<Scratch>,
+        strides: ScaleStrides,
+        rows: u32,
+    ) -> Self {
+        let [row_bytes, codes_bytes] = [format.payload_bytes(), format.codes_bytes()].map(|bytes| bytes as usize);
+        Self { codes, scales, strides, rows, row_bytes, codes_bytes }
+    }
+}
+
+/// How scales of their own lie: in words of 4 bytes, an f32 or four UE8M0 bytes each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ScaleStrides {
+    /// Bytes from one row's scales to the next's, a multiple of 4.
+    pub row: u64,
+    /// Bytes from one word to the next, a multiple of 4.
+    pub word: u64,
 }
 
 /// From one row to the next.
@@ -95,6 +132,7 @@ impl Rows {
         match self {
             Self::Owned { rows, .. } => *rows,
             Self::Leased(lease) => lease.rows(),
+            Self::Apart(apart) => apart.rows,
         }
     }
 
@@ -103,12 +141,24 @@ impl Rows {
         match self {
             Self::Owned { row_bytes, .. } => *row_bytes,
             Self::Leased(lease) => lease.row_bytes(),
+            Self::Apart(apart) => apart.row_bytes,
         }
     }
 
-    /// From one row to the next, in bytes.
+    /// From one row to the next, in bytes; of their codes, where scales lie elsewhere.
     pub const fn stride(&self) -> usize {
-        stride(self.row_bytes())
+        match self {
+            Self::Apart(apart) => stride(apart.codes_bytes),
+            _ => stride(self.row_bytes()),
+        }
+    }
+
+    /// Where scales of their own lie, and how; address 0 where there are none.
+    pub(crate) fn scales(&self) -> (u64, ScaleStrides) {
+        match self {
+            Self::Apart(apart) => (apart.scales.address(), apart.strides),
+            _ => (0, ScaleStrides { row: 0, word: 0 }),
+        }
     }
 
     /// Where the first row lies.
@@ -116,6 +166,7 @@ impl Rows {
         match self {
             Self::Owned { memory, .. } => memory.address(),
             Self::Leased(lease) => lease.block_in(arena).map_or(0, |block| window.address(block.base())),
+            Self::Apart(apart) => apart.codes.address(),
         }
     }
 
@@ -124,19 +175,23 @@ impl Rows {
         match self {
             Self::Owned { memory, .. } => Arc::clone(memory) as _,
             Self::Leased(lease) => Arc::clone(lease.held()) as _,
+            Self::Apart(apart) => Arc::new((Arc::clone(&apart.codes), Arc::clone(&apart.scales))) as _,
         }
     }
 
     /// The lease, where the rows lie in the window.
     pub(crate) const fn lease(&self) -> Option<&Lease<DeviceWindow>> {
         match self {
-            Self::Owned { .. } => None,
+            Self::Owned { .. } | Self::Apart(_) => None,
             Self::Leased(lease) => Some(lease),
         }
     }
 
     /// All rows, dense.
     pub(crate) fn to_vec(&self, arena: &Arena, window: &DeviceWindow) -> Result<Vec<u8>, Error> {
+        if matches!(self, Self::Apart(_)) {
+            return Err(apart());
+        }
         let mut padded = vec![0; self.rows() as usize * self.stride()];
         window.stream.download(self.address(arena, window), &mut padded)?;
         let row_bytes = self.row_bytes();
@@ -169,8 +224,14 @@ impl Rows {
                 }
                 Ok(())
             }
+            Self::Apart(_) => Err(apart()),
         }
     }
+}
+
+/// What only rows in one piece can do.
+fn apart() -> Error {
+    Error::unsupported("copying rows whose scales lie apart", "their tensors; they are there to be dispatched")
 }
 
 /// Dense rows with padding between them.

@@ -36,6 +36,7 @@ const CASES: &[Case] = &[
     ("graphs_keep_what_they_use", memory::kept),
     ("graphs_outlive_their_endpoints", memory::outlived),
     ("graphs_give_back_what_they_used", memory::given_back),
+    ("graphs_a_global_capture_hinders_nobody", memory::global),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use cudarc::driver::sys;
 use ep_conformance::drive::{Round, round};
 use ep_conformance::verify::{bits_of, bytes_of};
 use ep_core::engine::{Combine, Dispatch, Routing};
 use ep_core::layout::RowFormat;
 use ep_core::{Endpoint, Error, LowLatency, Placement, Rank, RankSet, Shape};
 use ep_cuda::Rows;
+use ep_cuda::driver::{Device, Scratch, Stream};
 
 use super::Verdict;
 use super::fixture::{HIDDEN, LOCAL, Layer, TOKENS, TOPK, Uploaded, replay, same, same_rows, same_sums};
@@ -172,4 +174,42 @@ pub(crate) fn given_back() -> Verdict {
     })?;
 
     Ok(())
+}
+
+/// While a framework captures in global mode, memory and events of other streams are used, taken and given back, by any thread, and
+/// the capture goes on.
+pub(crate) fn global() -> Verdict {
+    let text = |error: ep_cuda::CudaError| error.to_string();
+    let device = Device::open(0).map_err(text)?;
+    let streams = [Stream::new(&device, 0).map_err(text)?, Stream::new(&device, 0).map_err(text)?];
+    let [captured, other] = &streams;
+    let written = Scratch::from_bytes(captured, &[7; 64]).map_err(text)?;
+    let use_other = || {
+        let memory = Scratch::from_bytes(other, &[1; 64])?;
+        let event = other.record(false)?;
+        drop(memory);
+        let came = event.wait(Duration::from_secs(5))?;
+        other.synchronize()?;
+        Ok::<_, ep_cuda::CudaError>(came)
+    };
+    let before = Scratch::from_bytes(other, &[2; 64]).map_err(text)?;
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    // SAFETY: the stream lives and is not captured.
+    let began = unsafe { sys::cuStreamBeginCapture_v2(captured.raw(), mode) };
+    if began != sys::CUresult::CUDA_SUCCESS {
+        return Err(format!("the capture did not begin: {began:?}"));
+    }
+    drop(before);
+    let here = use_other();
+    let there = std::thread::scope(|scope| scope.spawn(use_other).join());
+    captured.fill(written.address(), 3, 64).map_err(text)?;
+    let mut graph = captured.end_capture().map_err(text)?;
+    let there = there.map_err(|_| "a thread panicked")?;
+    if !here.map_err(text)? || !there.map_err(text)? {
+        return Err("an event did not come".into());
+    }
+    graph.launch(captured).map_err(text)?;
+    let mut bytes = [0; 64];
+    captured.download(written.address(), &mut bytes).map_err(text)?;
+    same("what the graph wrote", 1, &bytes, &[3; 64]).map_err(|error| error.to_string())
 }

@@ -2,19 +2,20 @@
 
 use std::thread;
 
-use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::engine::{Combine, Dispatch, Routing, Scales};
+use ep_core::layout::RowFormat;
 use ep_core::reference::{self, Returned, World};
 use ep_core::ring::Geometry;
-use ep_core::{Element, Endpoint, Placement, Rank, RankSet, Rings};
+use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
 
 use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
-use crate::arrival::Arrival;
-use crate::backend::{Backend, Requirement};
+use crate::arrival::{Arrival, travelling};
+use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, cached_round, round, upload};
 use crate::harness::Case;
 use crate::scenario::{Scenario, Turn};
 use crate::verify::{self, Observed, bytes_of};
-use crate::workload::RoutingKind;
+use crate::workload::{RoutingKind, Workload};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[], body };
@@ -24,6 +25,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         Case { name: "engine_sixteen_ranks", needs: &[Requirement::ManyRanks], body: sixteen_ranks::<B> },
         case("engine_hidden_sizes_of_all_kinds", hidden_sizes::<B>),
         case("engine_fp8_rows_of_every_scaling", fp8_rows::<B>),
+        case("engine_fp8_scales_may_lie_apart", scales_apart::<B>),
         case("engine_topk_from_1_to_32", topk_sizes::<B>),
         case("engine_every_routing", routings::<B>),
         case("engine_no_tokens_anywhere", no_tokens::<B>),
@@ -73,6 +75,64 @@ fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
         check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..direct(3, 7) })?;
     }
     Ok(())
+}
+
+/// Scales of any strides arrive as they do where they follow their codes: in a fresh dispatch, and in a cached one.
+fn scales_apart<B: Backend>(backend: &B) -> Verdict {
+    let elements = Element::ALL.into_iter().filter(|&element| element != Element::Bf16);
+    for (element, hidden) in elements.flat_map(|element| [48, 127, 640, 2880].map(|hidden| (element, hidden))) {
+        for placement in [Placement::Ring, Placement::Direct] {
+            let Layer { setup, batches } = fp8_layer(element, hidden, placement).map_err(text)?;
+            let outcomes = backend.run(&setup, async |mut ep| {
+                let batch = &batches[ep.rank().index()];
+                let (x, routing) = upload(&mut ep, batch)?;
+                let got = ep.dispatch(&x, &routing).await?;
+                let expected = ep.bytes(&got.x)?;
+                let rows = travelling(ep.shape(), &batch.x)?;
+                let mut same = Vec::new();
+                for (row, word) in [(25, 1), (1, 9), (2, 19)] {
+                    let (codes, words) = taken_apart(ep.shape(), &rows, row, word);
+                    let apart = ep.rows_apart(&codes, &Scales { words: &words, row, word }, batch.tokens)?;
+                    let fresh = ep.dispatch(&apart, &routing).await?;
+                    let cached = ep.redispatch(&apart, &got.handle).await?;
+                    same.push(ep.bytes(&fresh.x)? == expected && ep.bytes(&cached.x)? == expected);
+                }
+                let bf16 = ep.rows_apart(&[], &Scales { words: &[], row: 1, word: 1 }, batch.tokens).is_err();
+                Ok((expected.is_empty(), same, bf16))
+            })?;
+            for (rank, (is_empty, same, refused)) in finished(outcomes)?.into_iter().enumerate() {
+                let case = || format!("rank {rank}, {element}, hidden {hidden}, {placement:?}");
+                ensure(!is_empty && refused, || format!("{}: nothing came, or too few scales were taken", case()))?;
+                ensure(same == [true; 3], || format!("{}: other rows came: {same:?}", case()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Three ranks with nine tokens each.
+fn fp8_layer(element: Element, hidden: u32, placement: Placement) -> Result<Layer, Error> {
+    let (topology, tokens) = (Topology::new(1, 3)?, 9);
+    let shape = Shape::builder().experts(6).topk(2).hidden(hidden).max_tokens(tokens).element(element).build()?;
+    let settings = Settings::builder(&shape, &topology).slots(3).chunk(2).credit(2).placement(placement).build()?;
+    let batches = Workload::new(shape, vec![tokens; 3]).seed(4).batches()?;
+    Ok(Layer { setup: Setup::new(shape, topology, 4)?.settings(settings), batches })
+}
+
+/// Codes of `rows` as they travel, and their scales with these strides.
+fn taken_apart(shape: &Shape, rows: &[u8], row: usize, word: usize) -> (Vec<u8>, Vec<u32>) {
+    let format = RowFormat::new(shape);
+    let (hidden, offset) = (shape.hidden() as usize, format.scales_offset() as usize);
+    let (mut codes, mut words) = (Vec::new(), vec![u32::MAX; 9 * row + 23 * word]);
+    for (number, bytes) in rows.chunks_exact(format.payload_bytes() as usize).enumerate() {
+        codes.extend_from_slice(&bytes[..hidden]);
+        for (at, scales) in bytes[offset..].chunks(4).enumerate() {
+            let mut four = [0xff; 4];
+            four[..scales.len()].copy_from_slice(scales);
+            words[number * row + at * word] = u32::from_ne_bytes(four);
+        }
+    }
+    (codes, words)
 }
 
 fn topk_sizes<B: Backend>(backend: &B) -> Verdict {

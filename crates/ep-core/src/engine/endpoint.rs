@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::engine::apart::Scales;
 use crate::engine::handle::Handle;
 use crate::engine::stats::Stats;
 use crate::error::Error;
@@ -193,6 +194,16 @@ pub trait Endpoint {
     /// # Errors
     /// [`Error::Invalid`] when `bytes` are not `rows` times one of these sizes.
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error>;
+
+    /// Brings `rows` FP8 rows into this machine's memory, to be dispatched: dense codes `[rows, hidden]`, and scales in a tensor of
+    /// their own, whatever its strides. Machines that can take them as they lie do; what arrives is the same.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where rows of the shape have no scales, or there are too few.
+    fn rows_apart(&mut self, codes: &[u8], scales: &Scales<'_>, rows: u32) -> Result<Self::Buf, Error> {
+        let joined = scales.joined(self.shape(), codes, rows)?;
+        self.rows(&joined, rows)
+    }
 
     /// The dense bytes of rows in this machine's memory.
     ///

@@ -7,6 +7,7 @@
 //! Results outside of the window lie in [`Buffer`]s, whose memory serves later calls once they are dropped. What a contract leaves
 //! undefined in them (rows beyond the received ones) is what an earlier call left there.
 
+mod apart;
 mod arena;
 mod combine;
 mod dispatch;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
+pub use apart::Scales;
 pub use arena::{Arena, Held, Lease};
 pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::{Handle, Kept, Replay};

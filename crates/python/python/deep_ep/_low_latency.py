@@ -31,6 +31,10 @@ class UnderWay:
             self._halves[0][1]()
             self._halves.popleft()
 
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._halves
+
     def clear(self) -> None:
         """After a rejoin nothing is under way any more."""
         self._halves.clear()
@@ -72,6 +76,10 @@ class LowLatency:
             then()
 
         return self.under_way.add(half, receive)
+
+    def goes_at_once(self) -> bool:
+        """Whether both halves of an operation may be one call: nothing is under way, and nobody would have to be masked in between."""
+        return not self.shrink and self.under_way.is_empty()
 
     def _receive(self, half: Half) -> Any:
         while True:

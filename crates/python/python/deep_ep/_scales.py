@@ -10,7 +10,7 @@ from moexpress import errors
 from moexpress._communicator import GROUP, Element
 
 
-@dataclass
+@dataclass(slots=True)
 class Rows:
     """What a dispatch sends."""
 
@@ -63,12 +63,19 @@ class Rows:
 
     def received(self, x: torch.Tensor, scales: torch.Tensor | None) -> Any:
         """What was received, in the form of what was sent."""
-        x = x.contiguous()
         if scales is None or self.dtype is None:
-            return x
+            return x.contiguous()
+        x = _dense(x)
         if scales.dtype != self.dtype:
             scales = scales.view(self.dtype)
         return x, scales[:, : self.columns].contiguous()
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous codes. They are copied in larger units than one."""
+    if x.is_contiguous() or x.shape[1] % 16 or x.stride(0) % 16 or x.data_ptr() % 16 or not len(x):
+        return x.contiguous()
+    return x.view(torch.complex128).contiguous().view(x.dtype)
 
 
 def _rows(x: torch.Tensor) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from moexpress import Communicator, Meeting, Received, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
+from moexpress._plain import plain
 
 from . import _checks, _handles, config
 from ._communicators import Communicators
@@ -172,6 +172,7 @@ class Buffer:
 
     # Throughput mode.
 
+    @plain
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -201,6 +202,7 @@ class Buffer:
         per_rank, per_expert, in_rank = dispatch_layout(topk_idx, self.group_size, num_experts)
         return per_rank, None, per_expert, in_rank, _finished(async_finish)
 
+    @plain
     def dispatch(
         self,
         x: Rows_t,
@@ -312,6 +314,7 @@ class Buffer:
         out = _taken(rows, received, communicator, async_finish)
         return out, None, None, None, None, _event(communicator, async_finish)
 
+    @plain
     def combine(
         self,
         x: torch.Tensor,
@@ -358,6 +361,7 @@ class Buffer:
         """Does nothing: low latency leaves nothing behind that would have to be cleaned."""
         self._check_low_latency_mode()
 
+    @plain
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -412,20 +416,27 @@ class Buffer:
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, [local], device)
         if waited is not None:
             _checks.tensor("dispatch_wait_recv_cost_stats", waited, torch.int64, [ranks], device)
-        sent = communicator.send_dispatch(x, topk_idx)
-        into = sent.result
-
-        def count() -> None:
+        receive = None
+        if not return_recv_hook and waited is None and low.goes_at_once():
+            into = communicator.low_latency_dispatch(x, topk_idx)
             if stats is not None:
                 stats.add_(into.expert_counts)
+        else:
+            sent = communicator.send_dispatch(x, topk_idx)
+            into = sent.result
 
-        receive = low.sent(sent, count, waited)
-        if not return_recv_hook:
-            receive()
+            def count() -> None:
+                if stats is not None:
+                    stats.add_(into.expert_counts)
+
+            receive = low.sent(sent, count, waited)
+            if not return_recv_hook:
+                receive()
         rows: Rows_t = into.x if into.scales is None else (into.x, into.scales)
         handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
         return rows, into.expert_counts, handle, _finished(async_finish), receive if return_recv_hook else None
 
+    @plain
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -469,6 +480,9 @@ class Buffer:
             _checks.tensor("combine_wait_recv_cost_stats", waited, torch.int64, [self.group_size], device)
         low = self._low_of(communicator)
         y = low.zero_copy_buffer() if zero_copy else x
+        if not return_recv_hook and waited is None and low.goes_at_once():
+            sums = communicator.low_latency_combine(y, native, topk_weights, out=out)
+            return sums, _finished(async_finish), None
         sent = communicator.send_combine(y, native, topk_weights, out=out)
         receive = low.sent(sent, lambda: None, waited)
         if not return_recv_hook:
@@ -546,8 +560,12 @@ def _finished(async_finish: bool) -> EventOverlap:
 
 def _taken(rows: Rows, received: Received, communicator: Communicator, async_finish: bool) -> Rows_t:
     """Received rows in the form of those that were sent, which may take a copy."""
-    with communicator.order.behind() if async_finish else nullcontext():
-        taken: Rows_t = rows.received(received.x, received.scales)
+    taken: Rows_t
+    if not async_finish or (rows.scales is None and received.x.is_contiguous()):
+        taken = rows.received(received.x, received.scales)
+        return taken
+    with communicator.order.behind():
+        taken = rows.received(received.x, received.scales)
     return taken
 
 

@@ -30,13 +30,17 @@ def tensor(
     """
     if not isinstance(given, torch.Tensor):
         raise invalid(name, f"a {type(given).__name__}", "a tensor")
-    dtypes = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
-    if given.dtype not in dtypes:
-        raise invalid(f"dtype of {name}", given.dtype, " or ".join(map(str, dtypes)))
-    sizes = tuple(given.shape)
-    fits = len(sizes) == len(shape) and all(
-        isinstance(want, str) or size == want for size, want in zip(sizes, shape, strict=True)
-    )
+    if given.dtype is not dtypes:
+        allowed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
+        if given.dtype not in allowed:
+            raise invalid(f"dtype of {name}", given.dtype, " or ".join(map(str, allowed)))
+    # A plain loop: this is on the path of every call.
+    sizes = given.shape
+    fits = len(sizes) == len(shape)
+    if fits:
+        for size, want in zip(sizes, shape, strict=True):
+            if size != want and not isinstance(want, str):
+                fits = False
     if not fits:
         raise invalid(f"shape of {name}", list(sizes), "[" + ", ".join(map(str, shape)) + "]")
     if given.device != device:

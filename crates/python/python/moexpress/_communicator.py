@@ -10,10 +10,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _check, _exit, _native, errors
-from ._halves import LowCombine, LowDispatch
+from ._halves import Landing, LowCombine, LowDispatch
 from ._libraries import load_nvrtc
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
+from ._plain import plain
 from ._results import Combined, LowReceived, Received
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0"]
 
 GROUP = 128
 """Elements that share a scale."""
+
+UNIT = 16
+"""Bytes that a GPU's rows are moved in."""
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:
@@ -130,6 +134,7 @@ class Communicator:
 
     # Throughput mode.
 
+    @plain
     def dispatch(
         self,
         x: torch.Tensor,
@@ -155,12 +160,12 @@ class Communicator:
                 CUDA graph. Needs ``worst_rows``.
         """
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
         if topk_weights is not None:
             _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
-        self.order.enter((x, scales, topk_idx, topk_weights))
         out = self.native.dispatch(
+            self.order.on(x, scales, topk_idx, topk_weights),
             x.data_ptr(),
             tokens,
             _scales(scales),
@@ -172,8 +177,9 @@ class Communicator:
             worst_rows,
             device_counts,
         )
-        return self._received(out)
+        return Received(out)
 
+    @plain
     def dispatch_members(
         self,
         x: torch.Tensor,
@@ -191,10 +197,10 @@ class Communicator:
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), [tokens, self.ranks], self.device)
-        self.order.enter((x, scales, in_rank))
         out = self.native.dispatch(
+            self.order.on(x, scales, in_rank),
             x.data_ptr(),
             tokens,
             _scales(scales),
@@ -206,19 +212,20 @@ class Communicator:
             worst_rows,
             False,
         )
-        return self._received(out)
+        return Received(out)
 
+    @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
         handle = _handle(handle)
         tokens = self._rows("x", x, scales)
-        scales = self._by_row(scales)
+        scales = self._by_row(x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        self.order.enter((x, scales))
-        out = self.native.redispatch(x.data_ptr(), tokens, _scales(scales), handle)
-        return self._received(out)
+        out = self.native.redispatch(self.order.on(x, scales), x.data_ptr(), tokens, _scales(scales), handle)
+        return Received(out)
 
+    @plain
     def combine(
         self,
         y: torch.Tensor,
@@ -243,14 +250,15 @@ class Communicator:
             raise _check.invalid("number of biases", len(biases), "at most 2")
         for number, one in enumerate(biases):
             _check.tensor(f"bias {number}", one, torch.bfloat16, [handle.tokens, self.hidden], self.device)
-        self.order.enter((y, topk_weights, *biases))
         addresses = [*map(_address, biases), None, None]
-        x, weights = self.native.combine(y.data_ptr(), handle, _address(topk_weights), (addresses[0], addresses[1]))
-        self.order.leave()
+        order = self.order.on(y, topk_weights, *biases)
+        starts = (addresses[0], addresses[1])
+        x, weights = self.native.combine(order, y.data_ptr(), handle, _address(topk_weights), starts)
         return Combined(from_dlpack(x), None if weights is None else from_dlpack(weights))
 
     # Low latency.
 
+    @plain
     def send_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowDispatch:
@@ -262,22 +270,34 @@ class Communicator:
             topk_weights: where given, each rank weighs and sums its experts' results, and one row a rank comes back; where not,
                 one row a choice comes back, and combine is given the weights.
         """
-        tokens = self._results("x", x, None)
-        _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
+        tokens = self._low_batch(x, topk_idx, topk_weights)
         into = self.low_latency_room()
-        self.order.enter((x, topk_idx, topk_weights))
-        sent = self.native.send_dispatch(x.data_ptr(), tokens, topk_idx.data_ptr(), _address(topk_weights))
-        self.order.leave()
+        # The receiving half may read the rows again.
+        self.order.beyond(x)
+        order = self.order.on(x, topk_idx, topk_weights)
+        sent = self.native.send_dispatch(order, x.data_ptr(), tokens, topk_idx.data_ptr(), _address(topk_weights))
         return LowDispatch(self, sent, x, into)
 
+    @plain
     def low_latency_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowReceived:
-        """Both halves of a low-latency dispatch."""
-        return self.send_dispatch(x, topk_idx, topk_weights).receive()
+        """Both halves of a low-latency dispatch, on GPUs in one kernel."""
+        tokens = self._low_batch(x, topk_idx, topk_weights)
+        into = self.low_latency_room()
+        rows = Landing(self, into)
+        into.handle = self.native.low_dispatch(
+            self.order.on(x, topk_idx, topk_weights),
+            x.data_ptr(),
+            tokens,
+            topk_idx.data_ptr(),
+            _address(topk_weights),
+            *rows.places(),
+        )
+        rows.landed()
+        return into
 
+    @plain
     def send_combine(
         self,
         y: torch.Tensor,
@@ -293,21 +313,14 @@ class Communicator:
             topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
         """
-        if not isinstance(handle, _native.LowHandle):
-            raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        _check.tensor("y", y, torch.bfloat16, self._low_shape(self.hidden), self.device)
-        if topk_weights is not None:
-            shape = [handle.tokens, self.topk]
-            _check.tensor("topk_weights", topk_weights, torch.float32, shape, self.device)
-        if out is None:
-            out = torch.empty((handle.tokens, self.hidden), dtype=torch.bfloat16, device=self.device)
-        else:
-            _check.tensor("out", out, torch.bfloat16, [handle.tokens, self.hidden], self.device)
-        self.order.enter((y, topk_weights))
-        sent = self.native.send_combine(y.data_ptr(), handle, _address(topk_weights))
-        self.order.leave()
+        out = self._low_sums(y, handle, topk_weights, out)
+        # The receiving half may read the results again.
+        self.order.beyond(y)
+        order = self.order.on(y, topk_weights)
+        sent = self.native.send_combine(order, y.data_ptr(), handle, _address(topk_weights))
         return LowCombine(self, sent, y, out)
 
+    @plain
     def low_latency_combine(
         self,
         y: torch.Tensor,
@@ -316,8 +329,12 @@ class Communicator:
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Both halves of a low-latency combine: the weighted sum of each token's results, bf16 ``[tokens, hidden]``."""
-        return self.send_combine(y, handle, topk_weights, out=out).receive()
+        """Both halves of a low-latency combine, on GPUs in one kernel: the weighted sum of each token's results, bf16
+        ``[tokens, hidden]``."""
+        out = self._low_sums(y, handle, topk_weights, out)
+        order = self.order.on(y, topk_weights, out)
+        self.native.low_combine(order, y.data_ptr(), handle, _address(topk_weights), out.data_ptr())
+        return out
 
     def low_latency_room(self) -> LowReceived:
         """Memory for what a low-latency dispatch brings."""
@@ -416,34 +433,44 @@ class Communicator:
 
     def _results(self, name: str, y: torch.Tensor, least: int | None) -> int:
         """Checks bf16 rows; how many."""
-        _check.tensor(name, y, torch.bfloat16, ["rows", self.hidden], self.device)
+        # On the path of every call: what is wrong is found out only where something is.
+        fits = isinstance(y, torch.Tensor) and y.dtype is torch.bfloat16 and y.dim() == 2 and y.is_contiguous()
+        if not fits or y.shape[1] != self.hidden or y.device != self.device:
+            _check.tensor(name, y, torch.bfloat16, ["rows", self.hidden], self.device)
         if least is not None and y.shape[0] < least:
             raise _check.invalid(f"rows of {name}", y.shape[0], f"at least {least}, those of the handle")
         return y.shape[0]
 
+    def _low_batch(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> int:
+        """Checks a batch of low latency; its tokens."""
+        tokens = self._results("x", x, None)
+        _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
+        if topk_weights is not None:
+            _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
+        return tokens
+
+    def _low_sums(
+        self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Checks a combine of low latency; where the sums go."""
+        if not isinstance(handle, _native.LowHandle):
+            raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
+        _check.tensor("y", y, torch.bfloat16, self._low_shape(self.hidden), self.device)
+        if topk_weights is not None:
+            shape = [handle.tokens, self.topk]
+            _check.tensor("topk_weights", topk_weights, torch.float32, shape, self.device)
+        if out is None:
+            return torch.empty((handle.tokens, self.hidden), dtype=torch.bfloat16, device=self.device)
+        return _check.tensor("out", out, torch.bfloat16, [handle.tokens, self.hidden], self.device)
+
     def _low_shape(self, hidden: int) -> tuple[int, int, int]:
         return (self.local_experts, self.ranks * self.max_tokens, hidden)
 
-    def _received(self, out: _native._Dispatched) -> Received:
-        self.order.leave()
-        x, scales, rows, topk_idx, topk_weights, source_token, source_rank, counts, handle, count, device_counts = out
-        tensor = from_dlpack(x)
-        return Received(
-            x=tensor if scales is None else tensor.view(torch.float8_e4m3fn),
-            scales=None if scales is None else from_dlpack(scales),
-            rows=rows,
-            topk_idx=None if topk_idx is None else from_dlpack(topk_idx),
-            topk_weights=None if topk_weights is None else from_dlpack(topk_weights),
-            source_token=from_dlpack(source_token),
-            source_rank=from_dlpack(source_rank),
-            expert_counts=counts,
-            handle=handle,
-            device_counts=(from_dlpack(count), from_dlpack(device_counts)) if count is not None else None,
-        )
-
-    def _by_row(self, scales: torch.Tensor | None) -> torch.Tensor | None:
-        """Scales as the backend takes them: GPUs want those of a row side by side."""
+    def _by_row(self, x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
+        """Scales as the backend takes them: on GPUs those of a row side by side, where codes do not lie at multiples of 16 bytes."""
         if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
+            return scales
+        if self.hidden % UNIT == 0 and x.data_ptr() % UNIT == 0:
             return scales
         return scales.clone(memory_format=torch.contiguous_format)
 

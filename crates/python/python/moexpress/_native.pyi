@@ -5,6 +5,7 @@ from typing import Any, final
 __all__ = ["Endpoint", "Handle", "LowHandle", "Meeting", "Pending", "Place", "cuda_is_available", "low_latency_bytes"]
 
 _Capsule = Any
+_Order = tuple[int, bool]
 _Scales2 = tuple[int, int, int] | None
 _Scales3 = tuple[int, int, int, int] | None
 _Dispatched = tuple[
@@ -81,6 +82,7 @@ class Endpoint:
     ) -> Endpoint: ...
     def dispatch(
         self,
+        order: _Order,
         x: int,
         tokens: int,
         scales: _Scales2,
@@ -92,13 +94,19 @@ class Endpoint:
         worst_rows: int,
         device_counts: bool,
     ) -> _Dispatched: ...
-    def redispatch(self, x: int, tokens: int, scales: _Scales2, handle: Handle) -> _Dispatched: ...
+    def redispatch(self, order: _Order, x: int, tokens: int, scales: _Scales2, handle: Handle) -> _Dispatched: ...
     def combine(
-        self, y: int, handle: Handle, topk_weights: int | None, bias: tuple[int | None, int | None]
+        self,
+        order: _Order,
+        y: int,
+        handle: Handle,
+        topk_weights: int | None,
+        bias: tuple[int | None, int | None],
     ) -> tuple[_Capsule, _Capsule | None]: ...
-    def send_dispatch(self, x: int, tokens: int, topk_idx: int, topk_weights: int | None) -> Pending: ...
+    def send_dispatch(self, order: _Order, x: int, tokens: int, topk_idx: int, topk_weights: int | None) -> Pending: ...
     def receive_dispatch(
         self,
+        order: _Order,
         sent: Pending,
         x: int,
         scales: _Scales3,
@@ -107,8 +115,22 @@ class Endpoint:
         source_token: int,
         tokens: int,
     ) -> LowHandle: ...
-    def send_combine(self, y: int, handle: LowHandle, topk_weights: int | None) -> Pending: ...
-    def receive_combine(self, sent: Pending, into: int) -> None: ...
+    def low_dispatch(
+        self,
+        order: _Order,
+        x: int,
+        tokens: int,
+        topk_idx: int,
+        topk_weights: int | None,
+        into: int,
+        scales: _Scales3,
+        expert_counts: int,
+        segments: int,
+        source_token: int,
+    ) -> LowHandle: ...
+    def low_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None, into: int) -> None: ...
+    def send_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None) -> Pending: ...
+    def receive_combine(self, order: _Order, sent: Pending, into: int) -> None: ...
     def mask_rank(self, rank: int) -> None: ...
     def recover(self, mask: list[int]) -> None: ...
     def mask(self) -> list[int]: ...

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+
+On = tuple[int, bool]
+"""What calls are told: the caller's stream, and whether he waits for the call himself."""
+
+ANYWHERE: On = (0, True)
+"""Of CPUs."""
 
 
 class HostOrder:
@@ -16,12 +21,13 @@ class HostOrder:
     defer: bool = False
     """Whether the caller waits for the next call himself."""
 
-    def enter(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        """Before a call that reads or writes ``tensors``."""
-
-    def leave(self) -> None:
-        """After a call."""
+    def on(self, *tensors: torch.Tensor | None) -> On:
+        """For a call that reads or writes ``tensors``."""
         self.defer = False
+        return ANYWHERE
+
+    def beyond(self, *tensors: torch.Tensor | None) -> None:
+        """Keeps the memory of ``tensors`` for work that comes after the call."""
 
     def event(self) -> torch.cuda.Event | None:
         """What the completion of the last call is waited for by; None where it is complete."""
@@ -35,27 +41,28 @@ class HostOrder:
 class CudaOrder:
     """GPUs: calls enqueue to a stream of the communicator.
 
-    It waits for what the caller's current stream holds when the call is made; unless the caller defers that, the current stream then waits
-    for it. Memory of arguments is kept by ``record_stream``. Memory of results is given back on the communicator's stream when their
-    last view is gone, and used again by calls made after that: so whatever reads them must have been enqueued to the stream that is
-    current in the next call, or to one that this stream waits for.
+    It waits for what the caller's current stream holds when the call is made; unless the caller defers that, the current stream then
+    waits for it, so that the memory of arguments may be used again in its order. Where the caller defers, ``record_stream`` keeps it.
+    Memory of results is given back on the communicator's stream when their last view is gone, and used again by calls made after that:
+    so whatever reads them must have been enqueued to the stream that is current in the next call, or to one that this stream waits for.
     """
 
     def __init__(self, raw: int, device: torch.device) -> None:
         self.stream = torch.cuda.ExternalStream(raw, device=device)
         self.device = device
+        self.index = self.stream.device_index
         self.defer = False
 
-    def enter(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+    def on(self, *tensors: torch.Tensor | None) -> On:
+        defer, self.defer = self.defer, False
+        if defer:
+            self.beyond(*tensors)
+        return _current_stream(self.index), defer
+
+    def beyond(self, *tensors: torch.Tensor | None) -> None:
         for tensor in tensors:
             if tensor is not None:
                 tensor.record_stream(self.stream)
-
-    def leave(self) -> None:
-        if not self.defer:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        self.defer = False
 
     def event(self) -> torch.cuda.Event | None:
         event = torch.cuda.Event()
@@ -65,5 +72,12 @@ class CudaOrder:
     def behind(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self.stream)
 
+
+def _slow_current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+# The same without an object, where this torch has it.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_current_stream)
 
 Order = HostOrder | CudaOrder

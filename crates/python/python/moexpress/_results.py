@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from . import _native
 
 
-@dataclass
 class Received:
-    """What a rank received from a dispatch. Rows are ordered by source rank, then by token."""
+    """What a rank received from a dispatch. Rows are ordered by source rank, then by token.
 
-    x: torch.Tensor
-    """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn. May lie in the communicator's arena, which gets the memory back when
-    this tensor and its views are gone."""
-    scales: torch.Tensor | None
-    """``[rows, scales]`` of FP8 rows: f32, or int32 with four UE8M0 bytes each."""
+    Tensors are made of the memory they lie in when they are asked for.
+    """
+
     rows: int
     """Rows received; ``x`` may have room for more (``worst_rows``). With ``device_counts`` the bound."""
-    topk_idx: torch.Tensor | None
-    """int64 ``[rows, topk]``: expert on this rank, or -1. None where choices did not travel."""
-    topk_weights: torch.Tensor | None
-    """f32 ``[rows, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
-    source_token: torch.Tensor
-    """int32 ``[rows]``: token in its rank's batch."""
-    source_rank: torch.Tensor
-    """int32 ``[rows]``: rank that the row came from."""
     expert_counts: list[int]
     """``[local experts]``: received choices, rounded up to the alignment. Empty for a cached dispatch."""
     handle: _native.Handle
     """For combine and cached dispatches."""
-    device_counts: tuple[torch.Tensor, torch.Tensor] | None = None
-    """int32 ``[1]``, rows received, and int32 ``[local experts]``, as ``expert_counts``: where they were asked for."""
+
+    def __init__(self, out: _native._Dispatched) -> None:
+        self._out = out
+        self.rows, self.expert_counts, self.handle = out[2], out[7], out[8]
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn. May lie in the communicator's arena, which gets the memory back when
+        this tensor and its views are gone."""
+        x = from_dlpack(self._out[0])
+        return x if self._out[1] is None else x.view(torch.float8_e4m3fn)
+
+    @cached_property
+    def scales(self) -> torch.Tensor | None:
+        """``[rows, scales]`` of FP8 rows: f32, or int32 with four UE8M0 bytes each."""
+        return _maybe(self._out[1])
+
+    @cached_property
+    def topk_idx(self) -> torch.Tensor | None:
+        """int64 ``[rows, topk]``: expert on this rank, or -1. None where choices did not travel."""
+        return _maybe(self._out[3])
+
+    @cached_property
+    def topk_weights(self) -> torch.Tensor | None:
+        """f32 ``[rows, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
+        return _maybe(self._out[4])
+
+    @cached_property
+    def source_token(self) -> torch.Tensor:
+        """int32 ``[rows]``: token in its rank's batch."""
+        return from_dlpack(self._out[5])
+
+    @cached_property
+    def source_rank(self) -> torch.Tensor:
+        """int32 ``[rows]``: rank that the row came from."""
+        return from_dlpack(self._out[6])
+
+    @cached_property
+    def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """int32 ``[1]``, rows received, and int32 ``[local experts]``, as ``expert_counts``: where they were asked for."""
+        rows, counts = self._out[9], self._out[10]
+        return None if rows is None or counts is None else (from_dlpack(rows), from_dlpack(counts))
+
+
+def _maybe(capsule: _native._Capsule | None) -> torch.Tensor | None:
+    return None if capsule is None else from_dlpack(capsule)
 
 
 @dataclass

@@ -41,7 +41,8 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bf16 of codes ``[rows, columns]`` and scales ``[rows, columns / 128]``: f32, or int32 with four UE8M0 bytes each."""
+    """bf16 of codes ``[rows, columns]`` and scales ``[rows, columns / 128]``: f32, or int32 with four UE8M0 bytes each. Scales may have
+    another shape that holds the same numbers in the same order."""
     if x.numel() == 0:
         return x.to(torch.bfloat16)
     if scales.dtype == torch.int32:
@@ -51,7 +52,8 @@ def per_token_cast_back(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         scales = (exponents << 23).view(torch.float32)
     rows, columns = x.shape
     groups = x.float().view(rows, columns // GROUP, GROUP)
-    return (groups * scales[:, : groups.shape[1]].unsqueeze(2)).view(rows, columns).to(torch.bfloat16)
+    scales = scales.reshape(rows, -1)[:, : groups.shape[1]]
+    return (groups * scales.unsqueeze(2)).view(rows, columns).to(torch.bfloat16)
 
 
 def hash_tensor(t: torch.Tensor) -> int:
