@@ -7,7 +7,7 @@ use ep_core::{Endpoint as _, Fault, Rank, RankSet};
 use ep_roce::{Roce, Settings, Signal};
 
 use crate::Test;
-use crate::job::{Job, factor};
+use crate::job::Job;
 use crate::link::Link;
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -62,7 +62,7 @@ fn dry(settings: &Settings) {
 /// Its process lives, its connections live, it only never looks: nobody can know that it will not, so its senders repeat until
 /// their time is over.
 fn silent(settings: &Settings) {
-    let deadline = Duration::from_secs(4) * factor();
+    let deadline = Duration::from_secs(8);
     let before = refusals();
     let job = Job::new(2, 2, deadline);
     let ended = job.run(counting(settings), async |ep| {

@@ -1,6 +1,6 @@
 //! A job: ranks that are threads, of nodes with RoCE between them, and what they go through.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ep_conformance::drive::{self, Round};
@@ -16,11 +16,6 @@ use ep_host::{Cluster, Machine};
 const HOW: Round =
     Round { rings: None, worst_rows: 0, device_counts: false, pull: true, return_weights: true, bias: Vec::new() };
 const TOKENS: u32 = 40;
-
-/// `EP_TIME_FACTOR`: how much slower this machine is than one with free cores.
-pub(crate) fn factor() -> u32 {
-    std::env::var("EP_TIME_FACTOR").map_or(1, |factor| factor.parse().expect("EP_TIME_FACTOR is a number"))
-}
 
 /// What a round of each mode gave.
 pub(crate) type Both = (Observed, Seen);
@@ -89,7 +84,10 @@ impl Job {
             let began = Instant::now();
             match self.both(ep).await {
                 Ok(_) => rounds.done(ep.rank()),
-                Err(error) => return (*error.failure().unwrap_or_else(|| panic!("{error}")), began.elapsed()),
+                Err(error) => {
+                    rounds.fail();
+                    return (*error.failure().unwrap_or_else(|| panic!("{error}")), began.elapsed());
+                }
             }
         }
     }
@@ -111,11 +109,12 @@ impl Job {
 pub(crate) struct Rounds {
     done: AtomicU32,
     last: AtomicU32,
+    failed: AtomicBool,
 }
 
 impl Rounds {
     pub(crate) const fn new() -> Self {
-        Self { done: AtomicU32::new(0), last: AtomicU32::new(u32::MAX) }
+        Self { done: AtomicU32::new(0), last: AtomicU32::new(u32::MAX), failed: AtomicBool::new(false) }
     }
 
     /// Noted by all ranks; that of rank 0 counts.
@@ -125,11 +124,25 @@ impl Rounds {
         }
     }
 
-    /// Waits until `more` more rounds are done, or all is over.
+    /// A round has failed.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until a round has failed.
+    pub(crate) fn until_failed(&self, limit: Duration) {
+        let began = Instant::now();
+        while !self.failed.load(Ordering::Relaxed) {
+            assert!(began.elapsed() < limit, "no rank failed within {limit:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until `more` more rounds are done: false when one failed instead.
     pub(crate) fn pass(&self, more: u32, limit: Duration) -> bool {
         let (from, began) = (self.done.load(Ordering::Relaxed), Instant::now());
         while self.done.load(Ordering::Relaxed) < from + more {
-            if began.elapsed() > limit {
+            if self.failed.load(Ordering::Relaxed) || began.elapsed() > limit {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));

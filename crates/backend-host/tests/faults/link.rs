@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The interfaces under the two devices.
 const ENDS: [&str; 2] = ["v0", "v1"];
@@ -21,6 +23,17 @@ impl Link {
         batch(&format!("change dev DEV root netem {how}"));
     }
 
+    /// Loses all packets for `hole`; how long it was before and after that, at most.
+    pub(crate) fn swallow(&self, hole: Duration) -> Duration {
+        first(|| {
+            let began = Instant::now();
+            self.change("loss 100%");
+            thread::sleep(hole);
+            self.change("loss 0%");
+            began.elapsed()
+        })
+    }
+
     /// Packets that were lost at both ends so far.
     pub(crate) fn lost(&self) -> u64 {
         ENDS.iter().map(|end| lost_at(end)).sum()
@@ -31,6 +44,16 @@ impl Drop for Link {
     fn drop(&mut self) {
         batch("del dev DEV root");
     }
+}
+
+/// Runs `work` on a thread that goes before all others, as do the processes that it starts. Ranks keep all cores busy, and a
+/// blackhole is to end when it should.
+fn first<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let raised = || {
+        rustix::process::setpriority_process(None, -20).expect("the guest's user is root");
+        work()
+    };
+    thread::scope(|scope| scope.spawn(raised).join()).expect("the link is disturbed")
 }
 
 /// The same at both ends, by one process: starting it takes long on an emulated machine.

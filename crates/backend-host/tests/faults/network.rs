@@ -1,14 +1,14 @@
 //! A link that loses packets, for a while or for ever, and a key that is wrong.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ep_core::machine::FarLanes;
 use ep_core::{Endpoint as _, Error, Failure, Fault, LaneCause, Rank, RankSet};
 use ep_roce::{Roce, Settings, Signal};
 
 use crate::Test;
-use crate::job::{Both, Job, Rounds, factor};
+use crate::job::{Both, Job, Rounds};
 use crate::link::Link;
 use crate::wrong::Wrong;
 
@@ -45,7 +45,7 @@ fn while_disturbed<R: Send>(
                 if !rounds.includes(round) {
                     break;
                 }
-                seen.push(job.both(ep).await?);
+                seen.push(job.both(ep).await.inspect_err(|_| rounds.fail())?);
                 rounds.done(ep.rank());
             }
             Ok(seen)
@@ -71,7 +71,7 @@ fn loss(settings: &Settings) {
     for signal in SIGNALS {
         let link = Link::disturb("loss 0.5%");
         let (seen, lost) = while_disturbed(&job, &settings.clone().signal(signal), |rounds| {
-            while link.lost() < LOST && rounds.pass(3, DEADLINE) {}
+            while link.lost() < LOST && rounds.pass(1, DEADLINE) {}
             link.lost()
         });
         assert!(lost >= LOST, "{lost} packets lost");
@@ -79,45 +79,42 @@ fn loss(settings: &Settings) {
     }
 }
 
-/// With the settings that ranks have if nobody says otherwise. A machine that is too busy to end the blackhole in time tries again.
+/// First with the settings that ranks have if nobody says otherwise: lanes give up 470 ms after the last answer. A machine that is
+/// too busy to end the blackhole before that tries again with lanes that are more patient.
 fn heals(settings: &Settings) {
     const HOLE: Duration = Duration::from_millis(200);
-    // A lane gives up after 470 ms without an answer.
-    const LONGEST: Duration = Duration::from_millis(380);
     const HOLES: usize = 3;
     let job = Job::new(2, 2, DEADLINE);
-    for attempt in 1..=5 {
+    let patient = settings.clone().ack_timeout(17).unwrap();
+    let attempts = [(settings, 380), (settings, 380), (&patient, 3500), (&patient, 3500), (&patient, 3500)];
+    for (settings, most) in attempts.map(|(settings, most)| (settings, Duration::from_millis(most))) {
         let link = Link::disturb("loss 0%");
         let (seen, longest) = while_disturbed(&job, settings, |rounds| {
             let mut longest = Duration::ZERO;
             for _ in 0..HOLES {
-                if !rounds.pass(2, DEADLINE) || longest > LONGEST {
+                if longest > most || !rounds.pass(2, DEADLINE) {
                     break;
                 }
-                let began = Instant::now();
-                link.change("loss 100%");
-                thread::sleep(HOLE);
-                link.change("loss 0%");
-                longest = longest.max(began.elapsed());
+                longest = longest.max(link.swallow(HOLE));
             }
             longest
         });
-        println!("attempt {attempt}: blackholes of up to {longest:?}, {} packets lost", link.lost());
-        if longest <= LONGEST {
+        println!("blackholes of 200 ms to {longest:?}, allowed: {most:?}; {} packets lost", link.lost());
+        if longest <= most {
             assert!(link.lost() >= HOLES as u64, "each blackhole swallowed something");
             println!("{} rounds", verify_all(&job, seen));
             return;
         }
     }
-    panic!("no blackhole of 200 ms ended within {LONGEST:?}");
+    panic!("no blackhole of 200 ms ended in time");
 }
 
 /// Cuts the link after some rounds, for as long as what it returns lives.
-fn cut_soon(rounds: &Rounds) -> (Link, Instant) {
+fn cut_soon(rounds: &Rounds) -> Link {
     let link = Link::disturb("loss 0%");
     assert!(rounds.pass(2, DEADLINE), "two rounds");
     link.change("loss 100%");
-    (link, Instant::now())
+    link
 }
 
 /// That a rank found out by the network that `peers` are out of reach, or was told so.
@@ -137,14 +134,16 @@ fn is_no_answer(failure: &Failure) -> bool {
     matches!(failure.fault, Fault::LaneBroken { cause: LaneCause::NoAnswer, .. })
 }
 
-/// Node 1's device hears and says nothing any more; nodes 0 and 2 share the other one.
+/// Node 1's device hears and says nothing any more; nodes 0 and 2 share the other one. A rank that has sent something is told by the
+/// network within a second. One that only waits sends nothing that could stay without an answer, until it voices its suspicion
+/// at three quarters of the time.
 fn node_lost(settings: &Settings) {
     const LOST: Rank = Rank(1);
-    let job = Job::new(3, 1, DEADLINE);
+    let deadline = Duration::from_secs(20);
+    let job = Job::new(3, 1, deadline);
     let kinds = [
         settings.clone(),
-        settings.clone().signal(Signal::OrderedWrite).far_lanes(FarLanes::PerRole),
-        settings.clone().signal(Signal::Counting).queue_depth(2).unwrap(),
+        settings.clone().signal(Signal::Counting).far_lanes(FarLanes::PerRole).queue_depth(2).unwrap(),
     ];
     for settings in kinds {
         let rounds = Rounds::new();
@@ -162,7 +161,7 @@ fn node_lost(settings: &Settings) {
         let mut seen = Vec::new();
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(&ended) {
             println!("rank {rank}: {failure}, after {took:?}");
-            assert!(*took < DEADLINE / 4, "rank {rank} took {took:?}");
+            assert!(*took < deadline, "rank {rank} took {took:?}");
             if rank == LOST {
                 check(rank, failure, &[Rank(0), Rank(2)]);
                 assert_eq!(after.as_ref().err(), Some(&Error::Excluded { rank: LOST }));
@@ -180,20 +179,18 @@ fn node_lost(settings: &Settings) {
 fn parted(settings: &Settings) {
     let job = Job::new(2, 2, DEADLINE);
     for signal in [Signal::FetchAdd, Signal::Counting] {
-        let (rounds, failed) = (Rounds::new(), Rounds::new());
+        let rounds = Rounds::new();
         let settings = settings.clone().signal(signal);
         let ended = thread::scope(|scope| {
             let cutter = scope.spawn(|| {
                 let link = cut_soon(&rounds);
-                // Rank 0 has failed, and so the others have, or do: no answer comes any more.
-                assert!(failed.pass(1, DEADLINE), "a failure");
-                thread::sleep(Duration::from_secs(3) * factor());
+                // One rank has failed, and the others have, or do: no answer comes any more.
+                rounds.until_failed(DEADLINE);
+                thread::sleep(Duration::from_secs(2));
                 drop(link);
-                rounds.done(Rank(0));
             });
             let ended = job.run(Roce::new(settings), async |ep| {
                 let failure = job.until_failure(ep, &rounds).await;
-                failed.done(ep.rank());
                 // What a user does who has heard that the link is mended.
                 while !cutter.is_finished() {
                     thread::sleep(Duration::from_millis(5));
