@@ -43,7 +43,7 @@ impl Job {
         (World::new(self.shape(), self.topology, mask.clone()).unwrap(), batches)
     }
 
-    /// Runs `user` on all ranks.
+    /// Runs `user` on all ranks. None leaves before all are through: who leaves is gone for the others.
     pub(crate) fn run<T: Transport, R: Send>(
         &self,
         transport: T,
@@ -53,7 +53,17 @@ impl Job {
         let deadline = Nanos(self.deadline.as_nanos() as u64);
         let settings = Settings::builder(&shape, &self.topology).slots(3).low_latency(true).deadline(deadline);
         let cluster = Cluster::builder(self.topology).settings(settings.build().unwrap()).far(transport);
-        cluster.build(shape).unwrap().run(async |mut ep| user(&mut ep).await).unwrap()
+        let at_work = AtomicU32::new(self.topology.ranks());
+        let ran = cluster.build(shape).unwrap().run(async |mut ep| {
+            let through = Through(&at_work);
+            let result = user(&mut ep).await;
+            drop(through);
+            while at_work.load(Ordering::Relaxed) > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            result
+        });
+        ran.unwrap()
     }
 
     /// A round of throughput mode and one of low latency, without the ranks that were given up.
@@ -101,6 +111,15 @@ impl Job {
         ep.recover(&mask.into_iter().collect()).await?;
         assert_eq!(ep.low_latency_mask(), ep.mask());
         self.both(ep).await
+    }
+}
+
+/// A rank at work, until this is dropped: a panic, too, ends that.
+struct Through<'a>(&'a AtomicU32);
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

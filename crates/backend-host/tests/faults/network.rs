@@ -109,12 +109,13 @@ fn heals(settings: &Settings) {
     panic!("no blackhole of 200 ms ended in time");
 }
 
-/// Cuts the link after some rounds, for as long as what it returns lives.
-fn cut_soon(rounds: &Rounds) -> Link {
+/// Cuts the link after some rounds, for as long as what it returns lives. None when a round failed before.
+fn cut_soon(rounds: &Rounds) -> Option<Link> {
     let link = Link::disturb("loss 0%");
-    assert!(rounds.pass(2, DEADLINE), "two rounds");
-    link.change("loss 100%");
-    link
+    rounds.pass(2, DEADLINE).then(|| {
+        link.change("loss 100%");
+        link
+    })
 }
 
 /// That a rank found out by the network that `peers` are out of reach, or was told so.
@@ -126,6 +127,8 @@ fn check(rank: Rank, failure: &Failure, peers: &[Rank]) {
             assert!(matches!(cause, LaneCause::NoAnswer | LaneCause::Flushed | LaneCause::Cut), "rank {rank}: {failure}");
         }
         Fault::Aborted { reporter, .. } => assert!(!peers.contains(&reporter), "rank {rank}: {failure}"),
+        // Of a rank that only waited, and whose suspicion was still on its way.
+        Fault::Timeout { .. } => {}
         _ => panic!("rank {rank}: {failure}"),
     }
 }
@@ -141,23 +144,28 @@ fn node_lost(settings: &Settings) {
     const LOST: Rank = Rank(1);
     let deadline = Duration::from_secs(20);
     let job = Job::new(3, 1, deadline);
+    // A busy machine is not to be taken for a blackhole.
+    let patient = |settings: Settings| settings.ack_timeout(16).unwrap();
     let kinds = [
         settings.clone(),
+        // A lane that is full when the link is cut.
         settings.clone().signal(Signal::Counting).far_lanes(FarLanes::PerRole).queue_depth(2).unwrap(),
-    ];
+    ]
+    .map(patient);
     for settings in kinds {
         let rounds = Rounds::new();
-        let ended = thread::scope(|scope| {
+        let (ended, link) = thread::scope(|scope| {
             let cutter = scope.spawn(|| cut_soon(&rounds));
             let ended = job.run(Roce::new(settings), async |ep| {
                 let failed = job.until_failure(ep, &rounds).await;
                 let mask = (ep.rank() != LOST).then_some(failed.0.culprit);
                 (failed, job.go_on(ep, mask).await)
             });
-            // Until here the link was cut.
-            drop(cutter.join().unwrap());
-            ended
+            (ended, cutter.join().unwrap())
         });
+        // Until here the link was cut.
+        assert!(link.is_some(), "failed before: {:?}", ended[0].0);
+        drop(link);
         let mut seen = Vec::new();
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(&ended) {
             println!("rank {rank}: {failure}, after {took:?}");
@@ -177,17 +185,18 @@ fn node_lost(settings: &Settings) {
 
 /// Neither node is dead. When the link is mended all go on together.
 fn parted(settings: &Settings) {
-    let job = Job::new(2, 2, DEADLINE);
+    let deadline = Duration::from_secs(20);
+    let job = Job::new(2, 2, deadline);
     for signal in [Signal::FetchAdd, Signal::Counting] {
         let rounds = Rounds::new();
-        let settings = settings.clone().signal(signal);
+        let settings = settings.clone().signal(signal).ack_timeout(16).unwrap();
         let ended = thread::scope(|scope| {
             let cutter = scope.spawn(|| {
                 let link = cut_soon(&rounds);
                 // One rank has failed, and the others have, or do: no answer comes any more.
                 rounds.until_failed(DEADLINE);
                 thread::sleep(Duration::from_secs(2));
-                drop(link);
+                link.is_some()
             });
             let ended = job.run(Roce::new(settings), async |ep| {
                 let failure = job.until_failure(ep, &rounds).await;
@@ -197,7 +206,7 @@ fn parted(settings: &Settings) {
                 }
                 (failure, job.go_on(ep, None).await)
             });
-            cutter.join().unwrap();
+            assert!(cutter.join().unwrap(), "failed before the link was cut: {:?}", ended[0].0);
             ended
         });
         let mut seen = Vec::new();
@@ -205,7 +214,7 @@ fn parted(settings: &Settings) {
             println!("{signal}, rank {rank}: {failure}, after {took:?}");
             let others = if rank.0 < 2 { [Rank(2), Rank(3)] } else { [Rank(0), Rank(1)] };
             check(rank, &failure, &others);
-            assert!(took < DEADLINE / 4, "rank {rank} took {took:?}");
+            assert!(took < deadline, "rank {rank} took {took:?}");
             seen.push(after.unwrap_or_else(|error| panic!("rank {rank} after recovery: {error}")));
         }
         job.verify(&RankSet::new(), seen);
@@ -224,18 +233,21 @@ fn wrong_key(settings: &Settings) {
             (failed, job.go_on(ep, None).await)
         });
         let mut seen = Vec::new();
-        let mut refused = 0;
+        let mut broken = 0;
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(ended) {
             println!("{signal}, rank {rank}: {failure}, after {took:?}");
             assert!([Rank(1), LIAR].contains(&failure.culprit), "{signal}, rank {rank}: {failure}");
             assert!(took < DEADLINE / 4, "rank {rank} took {took:?}");
-            if let Fault::LaneBroken { lane, cause: LaneCause::RemoteAccess } = failure.fault {
-                assert_eq!((rank, lane.peer), (Rank(1), LIAR), "{failure}");
-                refused += 1;
+            if let Fault::LaneBroken { lane, cause } = failure.fault {
+                let refused = (rank, lane.peer, cause) == (Rank(1), LIAR, LaneCause::RemoteAccess);
+                // The other end's queue pair breaks, too, which it may notice first.
+                let ended = (rank, lane.peer) == (LIAR, Rank(1));
+                assert!(refused || ended, "{signal}, rank {rank}: {failure}");
+                broken += 1;
             }
             seen.push(after.unwrap_or_else(|error| panic!("rank {rank} after recovery: {error}")));
         }
-        assert_eq!(refused, 1, "rank 1 is refused");
+        assert!(broken > 0, "{signal}: nobody says what broke");
         job.verify(&RankSet::new(), seen);
     }
 }
