@@ -17,6 +17,11 @@ const HOW: Round =
     Round { rings: None, worst_rows: 0, device_counts: false, pull: true, return_weights: true, bias: Vec::new() };
 const TOKENS: u32 = 40;
 
+/// `EP_TIME_FACTOR`: how much slower this machine is than one with free cores.
+pub(crate) fn factor() -> u32 {
+    std::env::var("EP_TIME_FACTOR").map_or(1, |factor| factor.parse().expect("EP_TIME_FACTOR is a number"))
+}
+
 /// What a round of each mode gave.
 pub(crate) type Both = (Observed, Seen);
 
