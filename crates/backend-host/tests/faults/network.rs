@@ -124,7 +124,10 @@ fn check(rank: Rank, failure: &Failure, peers: &[Rank]) {
     match failure.fault {
         Fault::LaneBroken { lane, cause } => {
             assert!(peers.contains(&lane.peer), "rank {rank}: {failure}");
-            assert!(matches!(cause, LaneCause::NoAnswer | LaneCause::Flushed | LaneCause::Cut), "rank {rank}: {failure}");
+            assert!(
+                matches!(cause, LaneCause::NoAnswer | LaneCause::Flushed | LaneCause::Cut),
+                "rank {rank}: {failure}"
+            );
         }
         Fault::Aborted { reporter, .. } => assert!(!peers.contains(&reporter), "rank {rank}: {failure}"),
         // Of a rank that only waited, and whose suspicion was still on its way.

@@ -160,9 +160,13 @@ fn a_process_killed_while_ranks_meet_ends_that_for_all() {
         let said: Vec<Vec<String>> = others().map(|rank| all_words(&ranks[rank])).collect();
         println!("{kill}: {said:?}");
         let names = format!("rank {}", kill.victim);
-        let ended = |word: &str| said.iter().filter(|words| words.last().is_some_and(|last| last.starts_with(word))).count();
+        let ended =
+            |word: &str| said.iter().filter(|words| words.last().is_some_and(|last| last.starts_with(word))).count();
         if ended("verified ") == said.len() {
-            assert!(said.iter().flatten().any(|word| *word == format!("lost {}", kill.victim)), "{kill}: said {said:?}");
+            assert!(
+                said.iter().flatten().any(|word| *word == format!("lost {}", kill.victim)),
+                "{kill}: said {said:?}"
+            );
         } else {
             assert_eq!(ended("not met: "), said.len(), "{kill}: said {said:?}");
             assert!(said.iter().flatten().any(|word| word.contains(&names)), "{kill}: said {said:?}");
