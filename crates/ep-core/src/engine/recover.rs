@@ -27,7 +27,7 @@ impl<M: Machine> Engine<M> {
         if matches!(self.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
             self.machine.reset().await;
         }
-        if let Some(culprit) = self.low.failed {
+        if let Some(culprit) = self.low.failed.filter(|&culprit| proposed.contains(culprit)) {
             self.warn(culprit).await;
         }
         self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
@@ -53,7 +53,8 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
-    /// Low latency failed here, which nobody else need know; but this rank recovers from it, and who waits for it waits in vain.
+    /// Low latency failed here, which nobody else need know; but this rank gives up whom it blames, and who waits for it waits in
+    /// vain. (To rejoin gives up nobody: all come to that when they are through with what they do.)
     async fn warn(&mut self, culprit: Rank) {
         let deadline = self.machine.now() + Nanos(self.settings().deadline().0 / 32);
         let (op, generation) = (self.op, self.generation);
