@@ -10,8 +10,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = os.path.dirname(os.path.dirname(HERE))
 CACHE = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(REPOSITORY, "target"), "softroce")
 
-# The exit codes of `timeout` and `env`: a command that ran too long, and a harness that could not do its part.
-TIMED_OUT, BROKEN = 124, 125
+# A command that left something behind; and the exit codes of `timeout` and `env`: one that ran too long, and a harness that could
+# not do its part.
+LEFT, TIMED_OUT, BROKEN = 123, 124, 125
 
 
 class Broken(Exception):

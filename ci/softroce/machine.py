@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from common import BROKEN, TIMED_OUT, put_away, say
+from common import BROKEN, LEFT, TIMED_OUT, put_away, say
 from guest import QEMU
 
 CPUS = 2
@@ -32,6 +32,7 @@ class Machine:
         self.stage = "boot"  # boot -> job -> end
         self.current = None
         self.codes = {}
+        self.left = {}
         self.broken = None
         self.streams = selectors.DefaultSelector()
         with contextlib.ExitStack() as ours:
@@ -115,6 +116,8 @@ class Machine:
             self.current = None
             if len(self.codes) == len(self.names):
                 self.stage = "end"
+        elif word == "left":
+            self.left[int(rest[0])] = " ".join(rest[1:]).strip("; ").replace(";", "; ")
         elif word == "cut":
             say("a process that the job left behind still held its output: the rest is lost")
         elif word == "broken":
@@ -145,9 +148,11 @@ class Machine:
         for name, code in failed:
             killed = f" ({signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""
             say(f"{name} ended with {code}{killed}")
+        for number, things in sorted(self.left.items()):
+            say(f"{self.names[number]} left behind: {things}")
         if any(code > 128 for _, code in failed):
             self._tell_console()  # the kernel may have said why
-        return failed[0][1] if failed else 0
+        return failed[0][1] if failed else LEFT if self.left else 0
 
     def _tell_console(self):
         last = [*self.console, self.partial["console"].decode(errors="replace")]

@@ -3,6 +3,7 @@
  *
  *   selftest write      the bytes must arrive, over the wire
  *   selftest wrong-key  a remote key that nobody gave out must end in a remote access error and change nothing
+ *   selftest hold       makes queue pairs and waits: for who looks for what programs leave behind
  *   selftest corrupt    as write, but a byte is changed before the comparison: must fail, or the comparison proves nothing
  *
  * Exits with 0 if all is as it must be, else with 1 and a line that says what is not.
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { BYTES = 4096, POISON = 0xff, LIMIT_S = 10 };
 
@@ -167,7 +169,9 @@ int main(int count, char **arguments) {
         expect_write(&left, &right, mode[0] == 'c');
     else if (strcmp(mode, "wrong-key") == 0)
         expect_refusal(&left, &right);
+    else if (strcmp(mode, "hold") == 0)
+        pause();
     else
-        fail("mode \"%s\" is none of write, wrong-key, corrupt", mode);
+        fail("mode \"%s\" is none of write, wrong-key, hold, corrupt", mode);
     return 0;
 }

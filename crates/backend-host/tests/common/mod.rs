@@ -31,7 +31,7 @@ pub(crate) struct Host<N> {
     pub(crate) absent: Option<&'static str>,
 }
 
-type Lanes<N> = <<N as Network>::Transport as Transport>::Lanes;
+pub(crate) type Lanes<N> = <<N as Network>::Transport as Transport>::Lanes;
 
 impl<N: Network> Host<N> {
     fn cluster(&self, setup: &Setup) -> Result<Cluster<Lanes<N>>, String> {

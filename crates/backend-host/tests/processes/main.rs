@@ -2,6 +2,7 @@
 //!
 //! The test binary runs itself again as each rank.
 
+mod kills;
 mod rank;
 
 use std::collections::BTreeSet;

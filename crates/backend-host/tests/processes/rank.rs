@@ -12,7 +12,7 @@ use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::Engine;
 use ep_core::reference::World;
 use ep_core::transport::{Lanes, NoTransport, Transport};
-use ep_core::{Endpoint as _, Error, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{Endpoint as _, Error, Failure, Nanos, Placement, Rank, RankSet, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine, block_on};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,14 +23,24 @@ pub(super) const PLAN: &str = "EP_HOST_TEST_PLAN";
 pub(super) const MARK: &str = "rank says: ";
 
 const LONG: Duration = Duration::from_secs(30);
+/// How long ranks wait for one that may never come.
+const SHORT: Duration = Duration::from_secs(3);
+
+fn factor() -> u32 {
+    std::env::var("EP_TIME_FACTOR").map_or(1, |factor| factor.parse().unwrap())
+}
 
 /// Not a test by itself: the body of a rank that another test started.
 #[test]
 fn a_rank_that_was_started() {
     let Ok(plan) = std::env::var(PLAN) else { return };
     let environment = Environment::detect().unwrap();
-    let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(LONG);
-    let member = Arc::new(Member::join(settings).unwrap());
+    let within = if plan == "endure" { SHORT * factor() } else { LONG };
+    let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(within);
+    let member = match Member::join(settings) {
+        Ok(member) => Arc::new(member),
+        Err(error) => return say(format_args!("not met: {error}")),
+    };
     let topology = environment.topology().unwrap();
     match topology.nodes() {
         1 => act(&plan, &member, topology, &NoTransport),
@@ -42,6 +52,7 @@ fn act<T: Transport + Clone>(plan: &str, member: &Arc<Member>, topology: Topolog
     match plan {
         "work" => work(member, topology, transport),
         "persist" => persist(member, topology, transport),
+        "endure" => endure(member, topology, transport),
         _ => differ(member, topology, transport),
     }
 }
@@ -136,7 +147,41 @@ fn persist<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, trans
             say("at work");
         }
     };
+    go_on(ep, member, topology, failure);
+}
+
+/// Works in both modes, in turn, until a rank is gone, then without it.
+fn endure<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+    let layer = Layer::new(topology, RankSet::new());
+    let mut ep = match layer.join(member, transport, 3, Placement::Direct) {
+        Ok(ep) => ep,
+        Err(error) => return say(format_args!("not met: {error}")),
+    };
+    let batch = layer.batch(member);
+    let mut rounds = 0u32;
+    let failure = loop {
+        let how = Round { pull: rounds.is_multiple_of(2), return_weights: true, ..Round::default() };
+        let round = block_on(async {
+            drive::round(&mut ep, &layer.world, batch, &how).await?;
+            low_latency::round(&mut ep, &layer.world, batch, Weighing::AtExperts).await
+        });
+        match round {
+            Ok(_) => rounds += 1,
+            Err(error) => break *error.failure().unwrap(),
+        }
+        if rounds == 1 {
+            say("at work");
+        }
+    };
+    go_on(ep, member, topology, failure);
+}
+
+/// Gives up `culprit`, recovers with the others, and works once more in both modes.
+fn go_on<L: Lanes>(mut ep: Engine<Machine<L>>, member: &Member, topology: Topology, failure: Failure) {
+    let how = Round { pull: true, return_weights: true, ..Round::default() };
     say(format_args!("lost {}", failure.culprit));
+    // For whoever looks for the cause: shown when a test fails.
+    eprintln!("rank {}: {failure}", member.rank());
     let mask: RankSet = [failure.culprit].into_iter().collect();
     match block_on(ep.recover(&mask)) {
         Ok(()) => {}

@@ -1,19 +1,23 @@
 //! The shared suite on CPU ranks whose nodes reach each other over RoCE. `ci/softroce/run` has a guest with two devices
 //! (`SOFTROCE_DEVICES`); elsewhere `EP_ROCE_DEVICES=NAME/NAME` names those of the nodes, in turn. Without either, every case
-//! is counted as ignored and says so.
+//! is counted as ignored and says so. With ranks that are threads, then, as `processes::...`, with ranks that are processes.
 //!
 //! `EP_ROCE_SIGNAL` chooses how cells are raised: ordered-write, fetch-add (which is what the devices have otherwise) or
 //! counting.
 
+#[path = "../common/apart.rs"]
+mod apart;
 #[path = "../common/mod.rs"]
 mod common;
 
+use apart::Apart;
 use common::{Host, Network};
 use ep_conformance::Setup;
 use ep_core::machine::FarLanes;
 use ep_roce::{Roce, Settings, Signal};
 
 /// Found in the environment, when the suite begins.
+#[derive(Clone)]
 struct Devices(Settings);
 
 impl Network for Devices {
@@ -48,5 +52,6 @@ fn main() -> std::process::ExitCode {
         eprintln!("NOT RUN: {absent}; see ci/softroce/run");
     }
     let network = Devices(settings.unwrap_or_default());
-    ep_conformance::harness::main(Host { network, campaign: 12, largest: (2, 2), absent })
+    let apart = Apart { network: network.clone(), campaign: 4, one_in: 16, one_node: None, absent };
+    ep_conformance::harness::main_with_processes(|| Host { network, campaign: 12, largest: (2, 2), absent }, || apart)
 }

@@ -7,6 +7,7 @@ mod failures;
 mod fixture;
 mod low_latency;
 mod memory;
+mod modes;
 mod nodes;
 #[cfg(feature = "plant")]
 mod planted;
@@ -21,6 +22,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(memory::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
+    all.extend(modes::cases());
     all.extend(low_latency::cases());
     all.extend(nodes::cases());
     #[cfg(feature = "plant")]

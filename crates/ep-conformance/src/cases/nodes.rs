@@ -198,7 +198,9 @@ fn lost_rank<B: Backend>(backend: &B) -> Verdict {
 /// Any rank's process ends right after its last call, while another one, near or far, is slow.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, pull: true, ..Round::default() };
-    for (seed, placement) in (0..60).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)]) {
+    for (seed, placement) in
+        (0..backend.seeds(60)).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)])
+    {
         let (mut setup, batches, world) = layer(2, 2, seed, placement).map_err(text)?;
         // Nothing fails here, however slow the machine is.
         let settings = Settings::builder(&setup.shape, &setup.topology).slots(2).placement(placement);

@@ -3,9 +3,10 @@
 use super::low_latency::Low;
 use super::{Engine, Neighbours};
 use crate::error::{Error, Failure, Fault};
-use crate::machine::{Agreement, Machine, Proposal};
+use crate::machine::{Agreement, Machine, Opening, Proposal};
+use crate::port::{Duty, Nanos, Role};
 use crate::roles::Vigil;
-use crate::topology::{RankSet, Topology};
+use crate::topology::{Rank, RankSet, Topology};
 
 impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
@@ -25,6 +26,9 @@ impl<M: Machine> Engine<M> {
         // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
         if matches!(self.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
             self.machine.reset().await;
+        }
+        if let Some(culprit) = self.low.failed.filter(|&culprit| proposed.contains(culprit)) {
+            self.warn(culprit).await;
         }
         self.granted.take().into_iter().for_each(|block| self.arena.hold(block));
         let proposal = Proposal { mask: proposed, generation: self.generation, op: self.op };
@@ -47,6 +51,16 @@ impl<M: Machine> Engine<M> {
         self.vigil = Vigil::new(ranks);
         self.poisoned = None;
         Ok(())
+    }
+
+    /// Low latency failed here, which nobody else need know; but this rank gives up whom it blames, and who waits for it waits in
+    /// vain. (To rejoin gives up nobody: all come to that when they are through with what they do.)
+    async fn warn(&mut self, culprit: Rank) {
+        let deadline = self.machine.now() + Nanos(self.settings().deadline().0 / 32);
+        let (op, generation) = (self.op, self.generation);
+        let mut port = self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline });
+        let Neighbours { near, rail } = &self.neighbours;
+        self.vigil.warn(self.me, near.iter().chain(rail).copied(), &mut port, op, culprit).await;
     }
 }
 

@@ -43,6 +43,29 @@ impl Vigil {
         verdict: bool,
         wait: Wait,
     ) {
+        self.publish(operation.me, operation.neighbours(), port, verdict, wait).await;
+    }
+
+    /// Tells `neighbours` that `me` blames `culprit`, and goes on with them by a recovery only.
+    pub(crate) async fn warn(
+        &mut self,
+        me: Rank,
+        neighbours: impl Iterator<Item = Rank>,
+        port: &mut impl Port,
+        op: u64,
+        culprit: Rank,
+    ) {
+        self.publish(me, neighbours, port, true, Wait { op, phase: Phase::Alarm, peer: culprit }).await;
+    }
+
+    async fn publish(
+        &mut self,
+        me: Rank,
+        neighbours: impl Iterator<Item = Rank>,
+        port: &mut impl Port,
+        verdict: bool,
+        wait: Wait,
+    ) {
         // The last serial is kept for a verdict.
         if self.serial >= Alarm::MAX_SERIAL - u16::from(!verdict) {
             return;
@@ -50,8 +73,8 @@ impl Vigil {
         self.serial += 1;
         let (op, phase, peer) = (Alarm::op_bits(wait.op), wait.phase, wait.peer);
         let alarm = Alarm { serial: self.serial, verdict, op, phase, peer };
-        let cell = Cell::new(operation.me, LaneKind::Watch, Counter::Alarm);
-        for peer in operation.neighbours() {
+        let cell = Cell::new(me, LaneKind::Watch, Counter::Alarm);
+        for peer in neighbours {
             let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell, alarm.encode()).await;
         }
     }
@@ -91,11 +114,13 @@ impl Vigil {
 
     /// The alarms of peers that have not been heard.
     fn unheard<M: Machine>(&self, operation: &Operation<'_, M>) -> Vec<Need> {
-        let need = |peer: Rank| Need {
-            cell: Cell::new(peer, LaneKind::Watch, Counter::Alarm),
-            at_least: self.heard[peer.index()] + 1,
-        };
-        operation.neighbours().map(need).collect()
+        operation.neighbours().map(|peer| self.next_alarm(peer)).collect()
+    }
+
+    /// The alarm of `peer` after the last that was heard.
+    pub(crate) fn next_alarm(&self, peer: Rank) -> Need {
+        let cell = Cell::new(peer, LaneKind::Watch, Counter::Alarm);
+        Need { cell, at_least: self.heard[peer.index()] + 1 }
     }
 }
 

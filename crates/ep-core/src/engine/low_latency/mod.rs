@@ -41,6 +41,8 @@ pub(super) struct Low {
     peers: Vec<Rank>,
     outbox: Outbox,
     voice: Voice,
+    /// Whom the last half named, if it failed.
+    pub(super) failed: Option<Rank>,
 }
 
 /// Operations that may be sent and not received.
@@ -55,6 +57,7 @@ impl Low {
             peers: Vec::new(),
             outbox: Outbox::new(layout),
             voice: Voice::default(),
+            failed: None,
         };
         low.peers = layout.topology().all().filter(|&rank| rank != me && !mask.contains(rank)).collect();
         low
@@ -98,6 +101,9 @@ impl<M: Machine> Engine<M> {
             me: self.me,
             mask: &self.low.mask,
             peers: &self.low.peers,
+            near: &self.neighbours.near,
+            rail: &self.neighbours.rail,
+            vigil: &self.vigil,
             op,
             generation: self.generation,
             kind,
@@ -182,11 +188,15 @@ impl<M: Machine> Engine<M> {
                     voice.retract(&call).await;
                     Ok(value)
                 }
-                Err(fault) => Err(Failure { op, culprit: culprit(&call, &fault), reporter: self.me, fault }),
+                Err(fault) => {
+                    let reporter = if let Fault::Aborted { reporter, .. } = fault { reporter } else { self.me };
+                    Err(Failure { op, culprit: culprit(&call, &fault), reporter, fault })
+                }
             };
             (result, call.board.waited())
         };
         (self.low.outbox, self.low.voice, self.poisoned) = (outbox, voice, None);
+        self.low.failed = result.as_ref().err().map(|failure| failure.culprit);
         // Of many peers most kept nobody waiting.
         for (peer, waited) in self.stats.peers.iter_mut().zip(waited).filter(|(_, waited)| *waited > Nanos(0)) {
             peer.waited = peer.waited + waited;

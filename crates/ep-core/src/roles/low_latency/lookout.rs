@@ -3,9 +3,13 @@
 //! A rank that waits in vain mostly waits for another that waits in vain. At three quarters of the time allowed, or when
 //! somebody has said that it waits for this rank, a rank that waits publishes for whom, to all. So everybody who gives up
 //! can follow the chain to the one who waits for nobody. A rank that goes on takes back what it said.
+//!
+//! A rank that has failed otherwise, in throughput mode or before it recovers, has spread a verdict, and comes no more: who
+//! waits hears that, too, and ends with it. Otherwise it would wait out its time, and blame the one who found out first.
 
 use super::Call;
 use crate::error::Fault;
+use crate::layout::Alarm;
 use crate::machine::{Machine, Opening};
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Port, Role};
 use crate::topology::Rank;
@@ -56,16 +60,23 @@ impl Voice {
     }
 }
 
-/// Runs beside a role, and never ends before it.
+/// A wait of so little, in parts of a step, is nothing to worry about: nearly all calls end before anything is looked at.
+const EARLY: u64 = 4;
+
+/// Runs beside a role. Ends before it only with a peer's verdict.
 pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -> Fault {
     let step = Nanos(((call.deadline - call.started).0 / STEPS).max(1));
+    // Nobody publishes that: the wait is a clock.
+    let never = Need { cell: cell(call.me), at_least: u64::MAX };
+    let early = call.started + Nanos(step.0 / EARLY);
+    let _ = call.watch_port(early).wait_any(&[never]).await;
+    let mut needs = vec![never];
+    needs.extend(call.neighbours().filter(|&peer| !call.mask.contains(peer)).map(|peer| call.vigil.next_alarm(peer)));
     let mut look = call.started + Nanos(step.0 * STEPS / 2);
     while look < call.deadline {
-        let mut port = call.watch_port(look);
-        // Nobody publishes that: the wait is a clock.
-        let never = Need { cell: cell(call.me), at_least: u64::MAX };
-        let _ = port.wait_any(&[never]).await;
-        drop(port);
+        if let Some(verdict) = listen(call, &mut needs, look).await {
+            return verdict;
+        }
         let mut port = call.watch_port(call.deadline);
         let late = port.now() >= call.started + Nanos(step.0 * STEPS / 4 * 3);
         let asked = || call.peers.iter().any(|&peer| named(port.peek(cell(peer))) == Some(call.me));
@@ -77,7 +88,30 @@ pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -
         }
         look = port.now() + step;
     }
-    std::future::pending().await
+    match listen(call, &mut needs, call.deadline).await {
+        Some(verdict) => verdict,
+        None => std::future::pending().await,
+    }
+}
+
+/// Listens to alarms until `until`, and returns a verdict.
+async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Nanos) -> Option<Fault> {
+    let mut port = call.watch_port(until);
+    loop {
+        match port.wait_any(needs).await {
+            Ok(at) => {
+                let (reporter, value) = (needs[at].cell.writer, port.peek(needs[at].cell));
+                if let Some(alarm) = Alarm::decode(value).filter(|alarm| alarm.verdict) {
+                    return Some(Fault::Aborted { reporter, culprit: alarm.peer });
+                }
+                // A suspicion of throughput mode: who waits there is told by others.
+                needs[at].at_least = value + 1;
+            }
+            // Who is gone says nothing more. Whether it is missed, the roles find out.
+            Err(fault) if fault.gone().is_some() => needs.retain(|need| Some(need.cell.writer) != fault.gone()),
+            Err(_) => return None,
+        }
+    }
 }
 
 /// Who is to blame for `fault`: the end of the chain of those who wait for each other.

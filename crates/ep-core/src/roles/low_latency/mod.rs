@@ -13,7 +13,8 @@
 //! not be sent because its bank was not free in time is held, and the receiving half tries again: whoever is late may only
 //! wait for the one who is dead.
 //!
-//! **Who is to blame**: a rank that waits long says for whom ([`lookout`]); the one at the end of that chain is named.
+//! **Who is to blame**: a rank that waits long says for whom ([`lookout`]); the one at the end of that chain is named. Verdicts of
+//! throughput mode, and of ranks that recover, end a wait: their reporter comes no more.
 
 mod faults;
 mod lookout;
@@ -35,7 +36,7 @@ pub(crate) use reducer::{Asked, reduce_results};
 pub(crate) use returner::{Results, return_results};
 pub(crate) use sender::{Tokens, send_tokens};
 
-use super::{Attended, Board};
+use super::{Attended, Board, Vigil};
 use crate::error::Fault;
 use crate::layout::{Arrival, Layout, LowKind, MASKED, RowHeader};
 use crate::machine::{Machine, Opening};
@@ -51,6 +52,11 @@ pub(crate) struct Call<'a, M> {
     pub(crate) mask: &'a RankSet,
     /// The other ranks, ascending.
     pub(crate) peers: &'a [Rank],
+    /// Those of them that alarms come from: of the own node, and of the rail.
+    pub(crate) near: &'a [Rank],
+    pub(crate) rail: &'a [Rank],
+    /// What was heard of them.
+    pub(crate) vigil: &'a Vigil,
     /// Counted from 1 in each generation.
     pub(crate) op: u64,
     pub(crate) generation: u16,
@@ -65,6 +71,10 @@ impl<M: Machine> Call<'_, M> {
         let Self { op, generation, deadline, .. } = *self;
         let port = self.machine.port(Opening { role: Role::new(duty), op, generation, deadline });
         Attended::new(port, &self.board, op)
+    }
+
+    fn neighbours(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.near.iter().chain(self.rail).copied()
     }
 
     const fn rows_lane(peer: Rank) -> LaneId {

@@ -1,4 +1,4 @@
-//! The suite's ranks as processes of one node.
+//! The suite's ranks as processes of this host, with any transport between their nodes.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,18 +11,36 @@ use ep_core::machine::Decorated;
 use ep_host::{Cluster, Machine, block_on};
 
 use crate::common::fate::Fate;
+use crate::common::{Lanes, Network};
 
 /// One rank, in a process of its own.
-pub(crate) struct Apart;
+pub(crate) struct Apart<N> {
+    pub(crate) network: N,
+    /// Cases of the random campaign.
+    pub(crate) campaign: u32,
+    /// Of how many seeds of a case one is run: each run is a meeting of processes, and most seeds change nothing here.
+    pub(crate) one_in: u64,
+    /// Why there are no nodes.
+    pub(crate) one_node: Option<&'static str>,
+    /// Why nothing can run here.
+    pub(crate) absent: Option<&'static str>,
+}
 
-impl Processes for Apart {
-    type Endpoint = Engine<Decorated<Machine, Fate>>;
+impl<N: Network> Processes for Apart<N>
+where
+    Lanes<N>: 'static,
+{
+    type Endpoint = Engine<Decorated<Machine<Lanes<N>>, Fate>>;
     type Stay = Arc<Member>;
+
+    fn absent(&self) -> Option<&'static str> {
+        self.absent
+    }
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Nodes => Some("ranks that are processes have no transport for tests between nodes"),
-            Requirement::Coordinators => Some("one node has no lanes between nodes"),
+            Requirement::Nodes => self.one_node,
+            Requirement::Coordinators => self.one_node.map(|_| "one node has no lanes between nodes"),
             Requirement::Incidents => Some("late and lost messages would take real time"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
             Requirement::Departures
@@ -34,12 +52,11 @@ impl Processes for Apart {
     }
 
     fn campaign(&self) -> u32 {
-        60
+        self.campaign
     }
 
-    /// Each run is a meeting of processes, and most seeds change nothing here.
     fn seeds(&self, most: u64) -> u64 {
-        most.div_ceil(4)
+        most.div_ceil(self.one_in)
     }
 
     fn join(&self, setup: &Setup, place: Place) -> Result<(Self::Endpoint, Arc<Member>), String> {
@@ -53,6 +70,7 @@ impl Processes for Apart {
         let member = Arc::new(member.map_err(|error| text(&error))?);
         let machine = Cluster::builder(setup.topology)
             .settings(setup.settings)
+            .far(self.network.transport(setup))
             .join_machine(setup.shape, &member)
             .map_err(|error| text(&error))?;
         let fate = Fate::new(rank, &setup.incidents, true);
