@@ -172,7 +172,7 @@ fn node_lost(settings: &Settings) {
         let mut seen = Vec::new();
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(&ended) {
             println!("rank {rank}: {failure}, after {took:?}");
-            assert!(*took < deadline, "rank {rank} took {took:?}");
+            assert!(*took < deadline * 3 / 2, "rank {rank} took {took:?}");
             if rank == LOST {
                 check(rank, failure, &[Rank(0), Rank(2)]);
                 assert_eq!(after.as_ref().err(), Some(&Error::Excluded { rank: LOST }));
@@ -212,14 +212,20 @@ fn parted(settings: &Settings) {
             assert!(cutter.join().unwrap(), "failed before the link was cut: {:?}", ended[0].0);
             ended
         });
-        let mut seen = Vec::new();
+        let (mut seen, mut noticed) = (Vec::new(), 0);
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(ended) {
             println!("{signal}, rank {rank}: {failure}, after {took:?}");
             let others = if rank.0 < 2 { [Rank(2), Rank(3)] } else { [Rank(0), Rank(1)] };
-            check(rank, &failure, &others);
-            assert!(took < deadline, "rank {rank} took {took:?}");
+            // Who has noticed nothing before the link is mended may hear the other node's verdict then.
+            if !matches!(failure.fault, Fault::Aborted { .. }) {
+                check(rank, &failure, &others);
+            }
+            noticed += usize::from(is_no_answer(&failure));
+            // Low latency waits to the very end, and tells nobody before.
+            assert!(took < deadline * 3 / 2, "rank {rank} took {took:?}");
             seen.push(after.unwrap_or_else(|error| panic!("rank {rank} after recovery: {error}")));
         }
+        assert!(noticed > 0, "{signal}: nobody says what broke");
         job.verify(&RankSet::new(), seen);
     }
 }

@@ -38,6 +38,8 @@ fn devices() -> Option<Settings> {
     // Many small communicators: each lane's queue costs memory, and emulated devices have little.
     let settings = Settings::new().devices(named.parse().expect("names of devices"));
     let settings = settings.queue_depth(32).and_then(|settings| settings.receive_depth(64)).expect("within limits");
+    // Sixty-four ranks on a busy emulated machine may keep each other waiting for an answer for longer than the default half second.
+    let settings = settings.ack_timeout(17).expect("within limits");
     Some(match std::env::var("EP_ROCE_SIGNAL") {
         Ok(signal) => settings.signal(signal.parse::<Signal>().expect("a signal")),
         Err(_) => settings,
