@@ -18,30 +18,20 @@
 
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_conformance::ring::{Receiver, SENDER, Sender};
 use ep_core::engine::Engine;
 use ep_core::machine::{Decorated, Machine as _};
 use ep_core::port::{Counts, LaneClass};
-use ep_core::shape::MAX_HIDDEN;
-use ep_core::{Placement, Rank, Settings, Shape, Topology};
+use ep_core::{Placement, Rank, Settings};
 use ep_host::{Cluster, Machine, block_on};
 use moexpress_benches::calls::{self, Calls, Part, ROW_BYTES};
+use moexpress_benches::rings::{BATCH, End, SLOTS, both, drain, fill, machines, messages, per_slot, topology};
 
-/// Messages that a ring holds.
-const SLOTS: usize = 256;
-/// Messages that are published, and returned, at a time; and different ones, sent in turn.
-const BATCH: usize = 64;
 /// Bytes that one sample of a ring carries, about.
 const SAMPLE: usize = 8 << 20;
 
 const TOKENS: u32 = 512;
-
-fn topology() -> Topology {
-    Topology::new(1, 2).expect("a valid topology")
-}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -80,15 +70,6 @@ fn main() {
             call(name, placement, part, apart, samples);
         }
     }
-}
-
-/// Runs `work` on two threads, which it tells apart by a number.
-fn both(work: impl Fn(usize) + Sync) {
-    thread::scope(|scope| {
-        let other = scope.spawn(|| work(1));
-        work(0);
-        other.join().expect("a thread that ends");
-    });
 }
 
 /// Times of what is measured in turn: `[variants, samples]`, of the slower thread.
@@ -141,78 +122,6 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Two ranks and a ring of `slots` slots of `bytes` bytes or a little more, of which `chunk` are published at a time.
-fn machines(slots: u32, chunk: u32, bytes: usize) -> [Option<Machine>; 2] {
-    let shape = Shape::builder().experts(2).topk(1).hidden((bytes / 2) as u32).build().expect("a valid shape");
-    let settings = Settings::builder(&shape, &topology()).channels(1).slots(slots).chunk(chunk).credit(chunk);
-    let cluster = Cluster::builder(topology()).settings(settings.build().expect("valid settings")).build(shape);
-    let machines: [Machine; 2] = cluster.expect("a cluster").into_machines().try_into().expect("two ranks");
-    machines.map(Some)
-}
-
-/// Messages of a batch that a slot holds: all of it, if rows may be that long.
-const fn per_slot(bytes: usize) -> usize {
-    let most = MAX_HIDDEN as usize * 2 / bytes;
-    if most >= BATCH { BATCH } else { 1 << most.ilog2() }
-}
-
-/// What the rings carry: message `number` begins with a byte of that value.
-fn messages(count: usize, bytes: usize) -> Vec<u8> {
-    (0..count).flat_map(|number| vec![number as u8; bytes]).collect()
-}
-
-/// Looks at what has come: `first` is the number of the first message.
-fn check(came: &[u8], bytes: usize, first: usize) {
-    for (number, message) in (first..).zip(came.chunks_exact(bytes)) {
-        assert_eq!(usize::from(message[0]), number % BATCH, "message {number} is another");
-    }
-    black_box(came);
-}
-
-/// One end of a ring whose slots hold `slot` messages each.
-enum End<'m> {
-    Sender { end: Sender<'m, Machine>, staged: bool },
-    Receiver { end: Receiver<'m, Machine>, into: Vec<u8> },
-}
-
-impl<'m> End<'m> {
-    fn new(machine: &'m Machine, slot: usize, bytes: usize, staged: bool) -> Self {
-        if machine.rank() != SENDER {
-            return Self::Receiver { end: Receiver::new(machine), into: vec![0; slot * bytes] };
-        }
-        let mut end = Sender::new(machine);
-        let ready = messages(BATCH, bytes);
-        for (at, message) in ready.chunks_exact(slot * bytes).enumerate() {
-            end.stage(at, message).expect("a slot of the staging memory");
-        }
-        Self::Sender { end, staged }
-    }
-
-    /// `count` messages; they are batches, and begin with message 0.
-    async fn run(&mut self, count: usize, slot: usize, bytes: usize, ready: &[u8]) {
-        // A loop for each, so that nothing is decided for each message.
-        let (messages, places) = ((0..count).step_by(slot), BATCH / slot);
-        match self {
-            Self::Sender { end, staged: false } => {
-                for number in 0..messages.len() {
-                    end.send_staged(number % places, slot * bytes).await.expect("a put");
-                }
-            }
-            Self::Sender { end, staged: true } => {
-                for number in 0..messages.len() {
-                    end.send(&ready[number % places * bytes..][..bytes]).await.expect("a put");
-                }
-            }
-            Self::Receiver { end, into } => {
-                for first in messages {
-                    end.receive(into).await.expect("a message");
-                    check(into, bytes, first);
-                }
-            }
-        }
-    }
-}
-
 /// Ours in three ways, `rtrb`, and copies, in turn.
 fn rings<const BYTES: usize>(samples: usize) {
     let count = (SAMPLE / (BYTES + 64)).next_multiple_of(BATCH);
@@ -261,35 +170,6 @@ fn rings<const BYTES: usize>(samples: usize) {
         "{BYTES:>7} {batches:>9.1} {:>6.2} {messages:>9.1} {:>6.2} {staged:>9.1} {:>6.2} {rtrb:>9.1} {memcpy:>9.1}",
         ratios[0], ratios[1], ratios[2],
     );
-}
-
-fn fill<const BYTES: usize>(producer: &mut rtrb::Producer<[u8; BYTES]>, count: usize, ready: &[u8]) {
-    let (messages, _) = ready.as_chunks::<BYTES>();
-    let mut sent = 0;
-    while sent < count {
-        let Ok(chunk) = producer.write_chunk_uninit(BATCH) else {
-            std::hint::spin_loop();
-            continue;
-        };
-        sent += chunk.fill_from_iter((sent..).map(|number| messages[number % BATCH]));
-    }
-}
-
-fn drain<const BYTES: usize>(consumer: &mut rtrb::Consumer<[u8; BYTES]>, count: usize) {
-    let mut got = 0;
-    while got < count {
-        let Ok(chunk) = consumer.read_chunk(BATCH) else {
-            std::hint::spin_loop();
-            continue;
-        };
-        let (first, second) = chunk.as_slices();
-        for from in first.iter().chain(second) {
-            let message: [u8; BYTES] = *from;
-            check(&message, BYTES, got);
-            got += 1;
-        }
-        chunk.commit_all();
-    }
 }
 
 /// Sends rows and receives as many, what can be done first.

@@ -3,6 +3,7 @@
 use ep_core::Shape;
 
 pub mod calls;
+pub mod rings;
 
 /// A layer as large models have them: 256 experts, top-8, hidden 7168, 4096 tokens.
 ///
