@@ -90,7 +90,8 @@
 //!
 //! # What is missing
 //!
-//! Without rank 0's process, which holds the meeting place, the survivors cannot recover.
+//! Survivors recover by the meeting place: not when it was in the process that died, mostly rank 0's. `moexpress launch` holds it
+//! itself, and another launcher can ([`ep_bootstrap::MeetingPlace::hold`]).
 #![cfg(target_os = "linux")]
 
 mod cluster;

@@ -44,7 +44,9 @@ pub enum Error {
         why: String,
     },
     /// No meeting place answered by the deadline.
-    #[error("no meeting place at {address} within {waited:.1?} (is rank 0 running there?): {why}")]
+    #[error(
+        "no meeting place at {address} within {waited:.1?} (is rank 0, or who else holds it, running there?): {why}"
+    )]
     Unreachable {
         /// Where it should be.
         address: String,
@@ -104,8 +106,8 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// The connection to the meeting place is gone, most likely because rank 0 ended.
-    #[error("{call} failed: the connection to the meeting place at {address} (rank 0) is gone: {why}")]
+    /// The connection to the meeting place is gone, most likely because the process that holds it, mostly rank 0's, ended.
+    #[error("{call} failed: the connection to the meeting place at {address} is gone: {why}")]
     Gone {
         /// What was called.
         call: Call,

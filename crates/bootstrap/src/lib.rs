@@ -26,7 +26,8 @@
 //! - **Nobody different joins**: ranks whose [`Identity`] (shape, layout hash), world size or version differs from rank
 //!   0's cannot meet, and all are told the field, both values and both ranks.
 //!
-//! The meeting place lives and dies with rank 0's process: without it nobody can agree on anything.
+//! The meeting place lives and dies with the process that holds it: without it nobody can agree on anything. That is rank 0's, unless
+//! a launcher holds it ([`MeetingPlace::hold`]), as `moexpress launch` does: then the others recover whoever ended.
 //!
 //! # Example
 //!
@@ -85,10 +86,11 @@ mod socket;
 mod verdict;
 mod wire;
 
-pub use environment::{Environment, EnvironmentError};
+pub use environment::{Environment, EnvironmentError, MEETING_VARIABLE};
 pub use error::{Call, Error};
 pub use identity::{Identity, Value};
 pub use local::LocalMeeting;
+pub use meeting::MeetingPlace;
 pub use member::{MAX_CONTRIBUTION, Member, Settings};
 pub use peers::Peers;
 pub use secret::{SECRET_VARIABLE, Secret};

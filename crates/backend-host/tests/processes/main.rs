@@ -7,13 +7,17 @@ mod rank;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
 use rank::{MARK, PLAN};
+
+/// Of the job.
+const SECRET: &str = "test";
 
 /// More than anything takes that works.
 const LONG: Duration = Duration::from_secs(60);
@@ -32,12 +36,13 @@ impl Drop for Started {
 }
 
 impl Started {
-    fn new(rank: u32, world: u32, nodes: u32, port: u16, plan: &str) -> Self {
+    fn new(rank: u32, world: u32, nodes: u32, port: u16, held: Option<SocketAddr>, plan: &str) -> Self {
         let (local, local_world) = (rank % (world / nodes), world / nodes);
         let [rank, world, local, local_world] = [rank, world, local, local_world].map(|number| number.to_string());
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "rank::a_rank_that_was_started", "--nocapture", "--test-threads=1"]);
-        command.env(PLAN, plan).env("MOEXPRESS_SECRET", "test");
+        command.env(PLAN, plan).env(SECRET_VARIABLE, SECRET);
+        command.envs(held.map(|address| (MEETING_VARIABLE, address.to_string())));
         command
             .env("RANK", &rank)
             .env("WORLD_SIZE", &world)
@@ -74,7 +79,17 @@ fn start(world: u32, plan: &str) -> Vec<Started> {
 fn start_on(nodes: u32, world: u32, plan: &str) -> Vec<Started> {
     // Free a moment ago; the launcher's port is rank 0's to open.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    (0..world).map(|rank| Started::new(rank, world, nodes, port, plan)).collect()
+    (0..world).map(|rank| Started::new(rank, world, nodes, port, None, plan)).collect()
+}
+
+/// As [`start_on`], but the meeting place is in this process: whichever rank dies, the others can agree.
+fn start_held(nodes: u32, world: u32, plan: &str) -> (MeetingPlace, Vec<Started>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let secret = Secret::from_text(SECRET).unwrap();
+    let place = MeetingPlace::hold(listener, world, Some(secret)).unwrap();
+    let start = |rank| Started::new(rank, world, nodes, address.port(), Some(address), plan);
+    (place, (0..world).map(start).collect())
 }
 
 /// The files that shared memory with names would lie in.

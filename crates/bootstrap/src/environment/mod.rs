@@ -58,7 +58,13 @@ pub struct Environment {
     pub master_address: String,
     /// Port of the meeting place there.
     pub master_port: u16,
+    /// Where the meeting place is, `host:port`, when a process holds it that is no rank ([`MEETING_VARIABLE`]).
+    pub meeting_place: Option<String>,
 }
+
+/// The variable by which a launcher says where it holds the meeting place, `host:port`, so that it is not in rank 0's process. It
+/// goes before `MASTER_ADDR` and `MASTER_PORT`, which other libraries use, too.
+pub const MEETING_VARIABLE: &str = "MOEXPRESS_MEETING";
 
 impl Environment {
     /// Reads the variables of this process.
@@ -78,7 +84,7 @@ impl Environment {
     /// [`EnvironmentError`], which names variable, value and what was expected.
     pub fn detect_from(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, EnvironmentError> {
         let variables = Variables { lookup: &lookup };
-        let environment = if variables.has("RANK") {
+        let mut environment = if variables.has("RANK") {
             torchrun::detect(&variables)?
         } else if variables.has("OMPI_COMM_WORLD_RANK") {
             mpi::detect(&variables, &mpi::OPEN_MPI)?
@@ -90,11 +96,15 @@ impl Environment {
             return Err(EnvironmentError::NotLaunched);
         };
         variables.agrees("WORLD_SIZE", environment.world)?;
+        environment.meeting_place = variables.meeting_place()?;
         Ok(environment)
     }
 
     /// The meeting place, as [`crate::Settings`] takes it: `host:port`, an IPv6 address in brackets.
     pub fn address(&self) -> String {
+        if let Some(address) = &self.meeting_place {
+            return address.clone();
+        }
         let Self { master_address: host, master_port: port, .. } = self;
         if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
@@ -158,6 +168,7 @@ impl Place {
             local_world: self.local_world.value,
             master_address,
             master_port,
+            meeting_place: None,
         }
     }
 }
@@ -204,6 +215,16 @@ impl Variables<'_> {
         let missing = || EnvironmentError::Missing { name: name.to_owned(), launcher, expected: EXPECTED };
         let value = self.number(name, EXPECTED)?.ok_or_else(missing)?;
         Ok(Read { name: name.to_owned(), value })
+    }
+
+    /// [`MEETING_VARIABLE`].
+    fn meeting_place(&self) -> Result<Option<String>, EnvironmentError> {
+        let Some(place) = self.text(MEETING_VARIABLE) else { return Ok(None) };
+        let port = place.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        match port {
+            Some(1..) => Ok(Some(place)),
+            _ => Err(EnvironmentError::invalid(MEETING_VARIABLE, format_args!("'{place}'"), "host:port")),
+        }
     }
 
     /// `MASTER_PORT`, which overrides whatever a launcher would suggest.
@@ -260,6 +281,17 @@ pub(crate) mod tests {
         assert_eq!(detect(&format!("{slurm} {mpi}")).unwrap().launcher, Launcher::OpenMpi);
         let torchrun = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1";
         assert_eq!(detect(&format!("{slurm} {mpi} {torchrun}")).unwrap().launcher, Launcher::Torchrun);
+    }
+
+    #[test]
+    fn a_held_meeting_place_goes_before_the_port_of_rank_0() {
+        let torchrun = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1";
+        let held = detect(&format!("{torchrun} MOEXPRESS_MEETING=b:2")).unwrap();
+        assert_eq!((held.address().as_str(), held.master_port), ("b:2", 1));
+        for wrong in ["b", "b:0", "b:", ":b"] {
+            let error = detect(&format!("{torchrun} MOEXPRESS_MEETING={wrong}")).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("host:port"), "{error}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn secret() -> Secret {
 
 fn terms() -> Terms {
     let identity = Identity::new().number("hidden", 7168);
-    Terms { world: WORLD, crate_version: crate::VERSION.to_owned(), identity }
+    Terms { said_by: Some(0), world: WORLD, crate_version: crate::VERSION.to_owned(), identity }
 }
 
 /// The other end of a connection that is attacked.
@@ -108,7 +108,7 @@ fn request(random: &mut Random) -> Request {
 
 /// What a proper member says first.
 fn join(rank: u32) -> Request {
-    let Terms { world, crate_version, identity } = terms();
+    let Terms { world, crate_version, identity, .. } = terms();
     Request::Join { rank, world, crate_version, identity, within: 1_000_000_000 }
 }
 

@@ -81,9 +81,11 @@ impl Bootstrap for Member {
             Ok(Reply::NotAgreed { why: Discord::NoMoreGenerations, .. }) => {
                 Err(ep_core::Error::unsupported("a generation after 65535", "a new communicator"))
             }
-            // The meeting place is in rank 0's process.
-            Err(Error::Silent { .. }) => timeout(Rank(0)),
-            Ok(_) | Err(_) => gone(Rank(0)),
+            other => match (self.link().host(), other) {
+                (Some(host), Err(Error::Silent { .. })) => timeout(host),
+                (Some(host), _) => gone(host),
+                (None, _) => Err(ep_core::Error::unsupported("an agreement", "the meeting place, which is gone")),
+            },
         }
     }
 }

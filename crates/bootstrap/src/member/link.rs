@@ -77,6 +77,8 @@ struct Writer {
 /// The connection, shared by callers and the reading thread.
 pub(super) struct Link {
     address: String,
+    /// The rank whose process the meeting place is in.
+    host: Option<Rank>,
     writer: Mutex<Writer>,
     /// To end the connection while somebody writes.
     stream: TcpStream,
@@ -92,7 +94,12 @@ pub(super) struct Links {
 
 impl Link {
     /// Takes over a connection on which both sides have proved themselves.
-    pub(super) fn open(stream: TcpStream, session: &Session, address: String) -> Result<Links, Error> {
+    pub(super) fn open(
+        stream: TcpStream,
+        session: &Session,
+        address: String,
+        host: Option<Rank>,
+    ) -> Result<Links, Error> {
         let gone =
             |error: std::io::Error| Error::Gone { call: Call::Join, address: address.clone(), why: error.to_string() };
         let (reading, closing) = (stream.try_clone().map_err(gone)?, stream.try_clone().map_err(gone)?);
@@ -100,6 +107,7 @@ impl Link {
         let incoming = session.seal(Side::Meeting, VERSION);
         let link = Arc::new(Self {
             address: address.clone(),
+            host,
             writer: Mutex::new(writer),
             stream: closing,
             inbox: Mutex::default(),
@@ -148,6 +156,11 @@ impl Link {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The rank whose process the meeting place is in.
+    pub(super) const fn host(&self) -> Option<Rank> {
+        self.host
+    }
+
     pub(super) fn lost(&self) -> RankSet {
         self.inbox().lost.clone()
     }
@@ -158,7 +171,9 @@ impl Link {
         let _ = self.stream.shutdown(Shutdown::Both);
         let mut inbox = self.inbox();
         inbox.closed.get_or_insert_with(|| why.to_owned());
-        inbox.lost.insert(Rank(0));
+        if let Some(host) = self.host {
+            inbox.lost.insert(host);
+        }
         self.arrived.notify_all();
     }
 

@@ -53,13 +53,14 @@ pub struct Member {
 }
 
 impl Member {
-    /// Joins the other ranks, and returns when all have joined. Rank 0 opens the meeting place.
+    /// Joins the other ranks, and returns when all have joined. Rank 0 opens the meeting place, unless it is
+    /// [held elsewhere](Settings::held_elsewhere).
     ///
     /// # Errors
     /// [`Error`] says what kept the ranks from meeting: among others, without secret an address in reach of other
     /// machines; at the deadline the ranks that are missing; a rank with another identity.
     pub fn join(settings: Settings) -> Result<Self, Error> {
-        if settings.rank == Rank(0) {
+        if settings.rank == Rank(0) && !settings.held_elsewhere {
             settings.check()?;
             let addresses = socket::resolve(&settings.address, settings.secret.is_some())?;
             return Self::host(socket::listen(&addresses)?, settings);
@@ -84,7 +85,7 @@ impl Member {
             return Err(Error::SecretNeeded { address: address.to_string() });
         }
         let (world, secret, identity) = (settings.world, settings.secret.clone(), settings.identity.clone());
-        let place = MeetingPlace::open(listener, world, secret, identity)?;
+        let place = MeetingPlace::open(listener, world, secret, Some(identity))?;
         let settings = Settings { address: socket::own(address).to_string(), ..settings };
         Self::enter(settings, Some(place))
     }
@@ -94,7 +95,8 @@ impl Member {
         let start = Instant::now();
         let wait = Wait::new(Call::Join, settings.within);
         let (stream, session) = handshake::meet(&settings, random()?, wait.deadline)?;
-        let link = Link::open(stream, &session, settings.address.clone())?;
+        let host = (!settings.held_elsewhere).then_some(Rank(0));
+        let link = Link::open(stream, &session, settings.address.clone(), host)?;
         let request = Request::Join {
             rank: settings.rank.0,
             world: settings.world,
@@ -140,7 +142,7 @@ impl Member {
     }
 
     /// Ranks whose connection to the meeting place is closed: their process ended, or dropped its member. When the
-    /// connection from here is closed, that is rank 0.
+    /// connection from here is closed, that is rank 0; nobody, where the place is held elsewhere.
     pub fn lost(&self) -> RankSet {
         self.link.lost()
     }
@@ -215,7 +217,7 @@ impl Member {
 }
 
 /// Refuses numbers of ranks that no communicator has.
-fn check_world(rank: Rank, world: u32) -> Result<(), Error> {
+pub(crate) fn check_world(rank: Rank, world: u32) -> Result<(), Error> {
     if !(1..=MAX_RANKS).contains(&world) {
         return Err(Error::invalid("world size", world, format_args!("1 to {MAX_RANKS}")));
     }

@@ -20,6 +20,7 @@ pub struct Settings {
     pub(crate) identity: Identity,
     pub(crate) within: Duration,
     pub(crate) origin: Instant,
+    pub(crate) held_elsewhere: bool,
 }
 
 impl Settings {
@@ -33,12 +34,21 @@ impl Settings {
             identity: Identity::new(),
             within: Duration::from_secs(60),
             origin: Instant::now(),
+            held_elsewhere: false,
         }
     }
 
     /// The place that a launcher gave this process.
     pub fn of(environment: &Environment) -> Self {
         Self::new(environment.rank, environment.world, environment.address())
+            .held_elsewhere(environment.meeting_place.is_some())
+    }
+
+    /// Whether the meeting place is in a process that is no rank ([`MeetingPlace::hold`](crate::MeetingPlace::hold)), so that rank 0
+    /// enters it as all do. All ranks say the same. Otherwise rank 0 opens it.
+    #[must_use]
+    pub fn held_elsewhere(self, held_elsewhere: bool) -> Self {
+        Self { held_elsewhere, ..self }
     }
 
     /// With the job's secret, if there is one. Without, the ranks meet on loopback addresses only.

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod collectives;
+mod held;
 mod joining;
 mod processes;
 

@@ -36,9 +36,11 @@ pub(super) enum Action {
     Dismiss(Guest),
 }
 
-/// What rank 0 demands of the others.
+/// What is demanded of all: what rank 0 says, or where no rank holds the place, who joins first.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
+    /// Whose identity it is, once that is known.
+    pub(super) said_by: Option<u32>,
     pub(super) world: u32,
     pub(super) crate_version: String,
     pub(super) identity: Identity,
@@ -115,8 +117,8 @@ impl Hall {
         let rank = self.ranks.get(&guest).copied();
         match (request, rank) {
             (Request::Join { rank, world, crate_version, identity, within }, None) => {
-                let said = Terms { world, crate_version, identity };
-                self.join(guest, rank, &said, until(within));
+                let said = Terms { said_by: Some(rank), world, crate_version, identity };
+                self.join(guest, rank, said, until(within));
                 Ok(())
             }
             (Request::Join { .. }, Some(_)) => Err(Malformed::OutOfPlace { what: "a second join" }),
@@ -138,8 +140,8 @@ impl Hall {
         }
     }
 
-    fn join(&mut self, guest: Guest, rank: u32, said: &Terms, deadline: Instant) {
-        if let Some(verdict) = self.objection(rank, said) {
+    fn join(&mut self, guest: Guest, rank: u32, said: Terms, deadline: Instant) {
+        if let Some(verdict) = self.objection(rank, &said) {
             // Two ranks that differ can never meet, so all who wait are told. Only one of two processes that claim the
             // same rank is wrong, and the other may yet meet everybody.
             if matches!(verdict, Verdict::Mismatch(_)) {
@@ -149,6 +151,9 @@ impl Hall {
             }
             self.refuse(guest, &verdict);
             return;
+        }
+        if self.terms.said_by.is_none() {
+            self.terms = said;
         }
         self.seats[rank as usize] = Some(Seat { guest, deadline });
         self.ranks.insert(guest, Rank(rank));
@@ -166,7 +171,7 @@ impl Hall {
         let mine = &self.terms;
         let differs = |field: &str, values: [String; 2]| {
             let field = field.to_owned();
-            Some(Verdict::Mismatch(Mismatch { field, values, ranks: [0, rank] }))
+            Some(Verdict::Mismatch(Mismatch { field, values, ranks: [mine.said_by.unwrap_or(0), rank] }))
         };
         if mine.crate_version != said.crate_version {
             return differs("crate version", [mine.crate_version.clone(), said.crate_version.clone()]);
@@ -180,7 +185,8 @@ impl Hall {
         if self.seats[rank as usize].is_some() || self.gone.contains(Rank(rank)) {
             return Some(Verdict::Duplicate { rank });
         }
-        mine.identity.differs(0, &said.identity, rank).map(Verdict::Mismatch)
+        let first = mine.said_by?;
+        mine.identity.differs(first, &said.identity, rank).map(Verdict::Mismatch)
     }
 
     /// Whether ranks that differ have ended the meeting, and not every process of it has come to hear that yet.

@@ -13,7 +13,7 @@ mod signals;
 use std::net::TcpListener;
 use std::process::Command;
 
-use ep_bootstrap::{SECRET_VARIABLE, Secret};
+use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
 
 use self::job::Job;
 use self::output::Printer;
@@ -35,13 +35,17 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     // Before the first process starts: from then on, nothing may end this one without ending them.
     let mut signals =
         Signals::new().map_err(|error| Failure::failed(format_args!("cannot wait for signals: {error}")))?;
-    let secret = Secret::generate().map_err(Failure::failed)?.to_hex();
+    let secret = Secret::generate().map_err(Failure::failed)?;
     let port = args.master_port.map_or_else(free_port, Ok)?;
+    // Here rather than in rank 0's process, so that ranks that go on without another may be any. Other libraries meet at
+    // the master port.
+    let (_place, meeting) = hold_meeting_place(n, secret.clone())?;
+    let secret = secret.to_hex();
     let printer = Printer::new(n);
     let mut job = Job::new(args.grace);
     for rank in 0..n {
         let mut command = command(args, rank);
-        command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret);
+        command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret).env(MEETING_VARIABLE, &meeting);
         if let Err(error) = job.start(rank, command, &printer) {
             job.kill_all();
             let program = args.command[0].display();
@@ -69,6 +73,14 @@ fn command(args: &LaunchArgs, rank: u32) -> Command {
     }
     command.env("MASTER_ADDR", ADDRESS);
     command
+}
+
+/// Opens the meeting place of `world` ranks, and says where it is.
+fn hold_meeting_place(world: u32, secret: Secret) -> Result<(MeetingPlace, String), Failure> {
+    let failed = |error: std::io::Error| Failure::failed(format_args!("no free port: {error}"));
+    let listener = TcpListener::bind((ADDRESS, 0)).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?.to_string();
+    Ok((MeetingPlace::hold(listener, world, Some(secret)).map_err(Failure::failed)?, address))
 }
 
 /// A port that nobody uses now. Somebody may until rank 0 does: then rank 0 says so, and `--master-port` helps.
