@@ -118,6 +118,11 @@ impl Environment {
     }
 }
 
+/// The port of a job with such a number: below the range that systems hand out by themselves (32768 on Linux).
+const fn job_port(number: u64) -> u16 {
+    20_000 + (number % 10_000) as u16
+}
+
 /// A number and the variable it was read from, for complaints.
 #[derive(Clone, Debug)]
 struct Read<T> {

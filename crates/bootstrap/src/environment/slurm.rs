@@ -1,13 +1,9 @@
 //! Slurm: the sizes of nodes and the first host come as lists, the port from the number of the job.
 
 use super::hostlist::{first_host, tasks_per_node};
-use super::{Environment, EnvironmentError, Launcher, Place, Read, Variables};
+use super::{Environment, EnvironmentError, Launcher, Place, Read, Variables, job_port};
 
 const LAUNCHER: Launcher = Launcher::Slurm;
-
-/// Ports for jobs: below the range that systems hand out by themselves (32768 on Linux).
-const FIRST_PORT: u16 = 20_000;
-const PORTS: u64 = 10_000;
 
 pub(super) fn detect(variables: &Variables<'_>) -> Result<Environment, EnvironmentError> {
     let world = variables.needed("SLURM_NTASKS", LAUNCHER)?;
@@ -80,7 +76,7 @@ fn port(variables: &Variables<'_>) -> Result<u16, EnvironmentError> {
     let job = job.ok_or_else(missing)?;
     // Special steps have numbers near 2^32.
     let step = variables.number::<u64>("SLURM_STEP_ID", "a whole number")?.unwrap_or(0);
-    Ok(FIRST_PORT + (job.wrapping_add(step) % PORTS) as u16)
+    Ok(job_port(job.wrapping_add(step)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! torchrun: everything is said outright.
 
-use super::{Environment, EnvironmentError, Launcher, Place, Variables};
+use super::{Environment, EnvironmentError, Launcher, Place, Variables, job_port};
 
 pub(super) fn detect(variables: &Variables<'_>) -> Result<Environment, EnvironmentError> {
     const LAUNCHER: Launcher = Launcher::Torchrun;
@@ -16,6 +16,10 @@ pub(super) fn detect(variables: &Variables<'_>) -> Result<Environment, Environme
     let missing =
         || EnvironmentError::Missing { name: "MASTER_PORT".to_owned(), launcher: LAUNCHER, expected: "a port" };
     let port = variables.port()?.ok_or_else(missing)?;
+    // Where torchrun keeps a store of its own at the port, as it does unless told otherwise, ranks meet at another, which all of them
+    // know.
+    let taken = variables.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used.eq_ignore_ascii_case("true"));
+    let port = if taken { job_port(u64::from(port) + 5_000) } else { port };
     Ok(place.environment(LAUNCHER, address, port))
 }
 
@@ -30,6 +34,17 @@ mod tests {
         let environment = detect(GOOD).unwrap();
         assert_eq!(place(&environment), (5, 8, 1, 4, "node0:29500".to_owned()));
         assert_eq!(environment.topology().unwrap().nodes(), 2);
+    }
+
+    #[test]
+    fn the_port_of_its_own_store_is_left_to_it() {
+        for (given, other) in [(29_500, 24_500), (41_981, 26_981), (24_500, 29_500)] {
+            let port = |said: &str| {
+                let store = format!("TORCHELASTIC_USE_AGENT_STORE={said}");
+                detect(&format!("{} {store}", GOOD.replace("29500", &given.to_string()))).unwrap().master_port
+            };
+            assert_eq!([port("True"), port("False")], [other, given]);
+        }
     }
 
     #[test]
