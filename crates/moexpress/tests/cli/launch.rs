@@ -96,6 +96,15 @@ fn when_one_fails_the_others_end_and_its_code_is_passed_on() {
 }
 
 #[test]
+fn the_others_go_on_when_one_fails_if_they_are_told_to() {
+    let script = "if [ $RANK = 0 ]; then exit 7; fi; sleep 0.5; test -n \"$MOEXPRESS_MEETING\" && echo went on";
+    let output = launch("-n 3 --keep-going", script);
+    assert_eq!(output.status.code(), Some(7));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said.matches("went on").count(), 2, "{said}");
+}
+
+#[test]
 fn one_that_a_signal_ends_counts_as_128_and_the_signal() {
     let output = launch("-n 2", &format!("if [ $RANK = 0 ]; then kill -9 $$; fi; {FOREVER}"));
     assert_eq!(output.status.code(), Some(137));

@@ -65,11 +65,11 @@ pub(crate) enum Command {
     ///
     /// Exit code: 0, whatever is missing.
     Doctor(DoctorArgs),
-    /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails.
+    /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails, or lets the others go on.
     ///
-    /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and a fresh
-    /// MOEXPRESS_SECRET in its environment, and nothing on its standard input. Its output is printed line by line, with its
-    /// rank in front. SIGINT and SIGTERM are passed on.
+    /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, a fresh
+    /// MOEXPRESS_SECRET, and with MOEXPRESS_MEETING the meeting place, which this command holds, in its environment, and nothing on
+    /// its standard input. Its output is printed line by line, with its rank in front. SIGINT and SIGTERM are passed on.
     ///
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.
@@ -91,9 +91,13 @@ pub(crate) struct LaunchArgs {
     /// Nodes that the processes pretend to be on, the same number on each
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nodes: u32,
-    /// Port of the meeting place [default: one that is free]
+    /// MASTER_PORT of the processes [default: one that is free]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
+    /// When a process fails, the others go on: those that recover finish what they can. The exit code is that of the first rank
+    /// that failed
+    #[arg(long)]
+    pub(crate) keep_going: bool,
     /// How long processes that are told to end may take before they are killed: 500ms, 10s, ...
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     pub(crate) grace: Duration,

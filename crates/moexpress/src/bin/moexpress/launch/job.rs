@@ -40,11 +40,13 @@ impl Cause {
 pub(super) struct Job {
     processes: Vec<Process>,
     grace: Duration,
+    /// Whether the others go on when one fails.
+    keep_going: bool,
 }
 
 impl Job {
-    pub(super) const fn new(grace: Duration) -> Self {
-        Self { processes: Vec::new(), grace }
+    pub(super) const fn new(grace: Duration, keep_going: bool) -> Self {
+        Self { processes: Vec::new(), grace, keep_going }
     }
 
     pub(super) fn start(&mut self, rank: u32, mut command: Command, printer: &Printer) -> io::Result<()> {
@@ -70,7 +72,8 @@ impl Job {
                 self.processes.iter_mut().for_each(|process| process.signal(signal));
             }
             if cause.is_none() {
-                cause = self.first_failure().or_else(|| printer.is_unread().then_some(Cause::Unread));
+                let failed = if self.keep_going { None } else { self.first_failure() };
+                cause = failed.or_else(|| printer.is_unread().then_some(Cause::Unread));
                 if cause.is_some() {
                     kill_at = Some(Instant::now() + self.grace);
                     self.processes.iter_mut().for_each(Process::end);

@@ -42,7 +42,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     let (_place, meeting) = hold_meeting_place(n, secret.clone())?;
     let secret = secret.to_hex();
     let printer = Printer::new(n);
-    let mut job = Job::new(args.grace);
+    let mut job = Job::new(args.grace, args.keep_going);
     for rank in 0..n {
         let mut command = command(args, rank);
         command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret).env(MEETING_VARIABLE, &meeting);
