@@ -9,6 +9,7 @@ import torch
 from moexpress import Communicator, Meeting, Received, _native, errors
 from moexpress._communicator import Element
 from moexpress._meeting import default_timeout
+from moexpress._order import deferring
 from moexpress._plain import plain
 
 from . import _checks, _handles, config
@@ -269,8 +270,16 @@ class Buffer:
         if topk_idx is None or topk_weights is None:
             communicator = self._normal(device, experts, 1, hidden, rows.element)
             counts = num_tokens_per_expert.tolist()
-            communicator.order.defer = async_finish
-            received = communicator.dispatch_members(rows.x, is_token_in_rank, counts, scales=rows.scales, **worst)
+            received = deferring(
+                communicator.order,
+                async_finish,
+                communicator.dispatch_members,
+                rows.x,
+                is_token_in_rank,
+                counts,
+                scales=rows.scales,
+                **worst,
+            )
         else:
             _checks.topk_idx(topk_idx)
             _checks.tensor("topk_idx", topk_idx, torch.int64, [tokens, topk_idx.shape[1]], device)
@@ -280,8 +289,16 @@ class Buffer:
             communicator = self._normal(device, experts, topk_idx.shape[1], hidden, rows.element)
             # No count comes to the host, so that a GPU's calls can be captured.
             worst["device_counts"] = num_worst_tokens > 0
-            communicator.order.defer = async_finish
-            received = communicator.dispatch(rows.x, topk_idx, topk_weights, scales=rows.scales, **worst)
+            received = deferring(
+                communicator.order,
+                async_finish,
+                communicator.dispatch,
+                rows.x,
+                topk_idx,
+                topk_weights,
+                scales=rows.scales,
+                **worst,
+            )
         channels = (config.num_sms if config is not None else Buffer.num_sms) // 2
         made = _handles.Handle.of(communicator, received.handle, received.source_token, is_token_in_rank, channels)
         return (
@@ -303,14 +320,16 @@ class Buffer:
             known = handle.others.get(rows.element)
             if known is None:
                 zeros = [0] * communicator.experts
-                other.order.defer = async_finish
-                received = other.dispatch_members(rows.x, handle[4], zeros, scales=rows.scales)
+                received = deferring(
+                    other.order, async_finish, other.dispatch_members, rows.x, handle[4], zeros, scales=rows.scales
+                )
                 handle.others[rows.element] = (other, received.handle)
                 out = _taken(rows, received, other, async_finish)
                 return out, None, None, None, None, _event(other, async_finish)
             communicator, native = known
-        communicator.order.defer = async_finish
-        received = communicator.redispatch(rows.x, native, scales=rows.scales)
+        received = deferring(
+            communicator.order, async_finish, communicator.redispatch, rows.x, native, scales=rows.scales
+        )
         out = _taken(rows, received, communicator, async_finish)
         return out, None, None, None, None, _event(communicator, async_finish)
 
@@ -343,8 +362,10 @@ class Buffer:
         made = _handles.normal(handle)
         if previous_event is not None:
             previous_event.current_stream_wait()
-        made.communicator.order.defer = async_finish
-        combined = made.communicator.combine(x, made.native, topk_weights=topk_weights, bias=bias)
+        call = made.communicator.combine
+        combined = deferring(
+            made.communicator.order, async_finish, call, x, made.native, topk_weights=topk_weights, bias=bias
+        )
         return combined.x, combined.topk_weights, _event(made.communicator, async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:

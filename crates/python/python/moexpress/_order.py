@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 On = tuple[int, bool]
 """What calls are told: the caller's stream, and whether he waits for the call himself."""
@@ -81,3 +84,12 @@ def _slow_current_stream(index: int) -> int:
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_current_stream)
 
 Order = HostOrder | CudaOrder
+
+
+def deferring(order: Order, defer: bool, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Calls with ``order`` told whether the caller waits himself; a call that is refused leaves the next one as it is."""
+    order.defer = defer
+    try:
+        return call(*arguments, **named)
+    finally:
+        order.defer = False
