@@ -295,3 +295,17 @@ fn who_leaves_a_meeting_and_comes_again_is_told_what_was_agreed_then() {
     });
     assert_eq!(agreed, [(3, Nanos(5000 + FAR.0)); 2]);
 }
+
+#[test]
+fn a_panic_where_futures_are_made_ends_all() {
+    let panic = std::panic::catch_unwind(|| {
+        cluster(3, 1, bare()).run_machines_on(threads(3), |machine: Machine| {
+            assert!(machine.rank() != B, "rank 1 is not even made");
+            async move {
+                let mut port = probe(&machine, 0);
+                port.wait_any(&need(B, 1)).await.unwrap();
+            }
+        })
+    });
+    assert!(panic.is_err());
+}

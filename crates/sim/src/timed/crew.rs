@@ -97,6 +97,14 @@ pub(super) enum Stop {
     Panicked(Box<dyn Any + Send>),
 }
 
+/// Does `work`, and returns if it panics: other threads wait for this one, which tells them before it unwinds.
+pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, Violation>) -> Result<T, Stop> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => outcome.map_err(Stop::Found),
+        Err(panic) => Err(Stop::Panicked(panic)),
+    }
+}
+
 type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// One partition: its world, and the futures of its ranks.
@@ -232,17 +240,17 @@ impl<'a, T> Crew<'a, T> {
                     return Ok(Some((ended, self.members.into_iter().map(|member| member.close(ended)).collect())));
                 }
             };
-            for member in &mut self.members {
-                // Other threads wait for this one: it tells them before it unwinds.
-                stop = match catch_unwind(AssertUnwindSafe(|| member.run(&stretch, &mut self.bags))) {
-                    Ok(Ok(())) => continue,
-                    Ok(Err(violation)) => Some(Stop::Found(violation)),
-                    Err(panic) => Some(Stop::Panicked(panic)),
-                };
-                break;
-            }
+            stop = self.members.iter_mut().find_map(|member| caught(|| member.run(&stretch, &mut self.bags)).err());
             let members = &self.members;
-            company.exchange(&mut self.bags, |at, bag| members[at].world.borrow_mut().receive(bag));
+            company.exchange(&mut self.bags, |at, bag| {
+                if stop.is_none() {
+                    stop = caught(|| {
+                        members[at].world.borrow_mut().receive(bag);
+                        Ok(())
+                    })
+                    .err();
+                }
+            });
         }
     }
 }

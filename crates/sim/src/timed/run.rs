@@ -6,7 +6,7 @@ use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 
 use ep_core::Layout;
 
-use super::crew::{Closed, Company, Crew, Ended, Outcomes, Outlook, Stop};
+use super::crew::{Closed, Company, Crew, Ended, Outcomes, Outlook, Stop, caught};
 use super::mail::Bag;
 use super::{Partitions, Timing};
 use crate::cluster::{Outcome, Run};
@@ -48,8 +48,13 @@ where
         let post = &post;
         let thread = |number: usize| {
             scope.spawn(move || {
+                let mut company = Among { post, number };
                 let numbers = post.crews[number].clone();
-                Crew::new(layout, (config, timing), (partitions, numbers), each).run(&mut Among { post, number })
+                let crew = caught(|| Ok(Crew::new(layout, (config, timing), (partitions, numbers), each)));
+                if crew.is_err() {
+                    company.outlook(None);
+                }
+                crew?.run(&mut company)
             })
         };
         let handles: Vec<_> = (0..threads).map(thread).collect();
