@@ -58,6 +58,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bf16;
 pub mod engine;
 pub mod error;
 pub mod incident;
@@ -77,6 +78,7 @@ pub mod topology;
 pub mod trace;
 #[cfg(unix)]
 pub mod transport;
+mod vectors;
 
 pub use engine::endpoint::Endpoint;
 pub use engine::low_latency::LowLatency;

@@ -26,7 +26,7 @@ const REBIAS: u32 = 127 - 7;
 ///
 /// An f32 addition does the rounding. Codes lie `2^(e - 3)` apart, where `e` is the value's exponent, at least -6. So do
 /// the f32 numbers from `2^(e + 20)` to its double, in which the value's steps are then counted by the lowest bits.
-#[inline]
+#[inline(always)]
 pub const fn encode(value: f32) -> u8 {
     let magnitude = value.abs();
     let clamped = if magnitude < MAX { magnitude } else { MAX };
@@ -40,7 +40,7 @@ pub const fn encode(value: f32) -> u8 {
 }
 
 /// The value of `code`: exact.
-#[inline]
+#[inline(always)]
 pub const fn decode(code: u8) -> f32 {
     let magnitude = (code & 0x7f) as u32;
     let normal = (magnitude << DROPPED) + (REBIAS << 23);

@@ -2,6 +2,7 @@
 
 use super::{GROUP, Scaling, e4m3};
 use crate::error::Error;
+use crate::{bf16, vectors};
 
 mod sealed {
     pub trait Sealed {}
@@ -21,36 +22,36 @@ pub trait Number: Copy + sealed::Sealed {
 }
 
 impl Number for f32 {
-    #[inline]
+    #[inline(always)]
     fn widen(self) -> f32 {
         self
     }
 
-    #[inline]
+    #[inline(always)]
     fn round(value: f32) -> Self {
         value
     }
 }
 
 impl Number for u16 {
-    #[inline]
+    #[inline(always)]
     fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self) << 16)
+        bf16::widen(self)
     }
 
-    #[inline]
+    #[inline(always)]
     fn round(value: f32) -> Self {
-        half::bf16::from_f32(value).to_bits()
+        bf16::round(value)
     }
 }
 
 impl Number for [u8; 2] {
-    #[inline]
+    #[inline(always)]
     fn widen(self) -> f32 {
         u16::from_le_bytes(self).widen()
     }
 
-    #[inline]
+    #[inline(always)]
     fn round(value: f32) -> Self {
         u16::round(value).to_le_bytes()
     }
@@ -64,11 +65,15 @@ impl Number for [u8; 2] {
 pub fn quantize<T: Number>(scaling: Scaling, row: &[T], codes: &mut [u8], scales: &mut [u8]) -> Result<(), Error> {
     check(scaling, row.len(), codes.len(), scales.len())?;
     let places = codes.chunks_mut(GROUP).zip(scales.chunks_exact_mut(scaling.scale_bytes()));
-    for (group, (codes, stored)) in row.chunks(GROUP).zip(places) {
-        let factors = scaling.scale(amax(group));
-        encode(group, factors.multiplier, codes);
-        scaling.store(factors.scale, stored);
-    }
+    vectors::for_each(
+        row.chunks(GROUP).zip(places),
+        #[inline(always)]
+        |(group, (codes, stored))| {
+            let factors = scaling.scale(amax(group));
+            encode(group, factors.multiplier, codes);
+            scaling.store(factors.scale, stored);
+        },
+    );
     Ok(())
 }
 
@@ -80,21 +85,26 @@ pub fn quantize<T: Number>(scaling: Scaling, row: &[T], codes: &mut [u8], scales
 pub fn dequantize<T: Number>(scaling: Scaling, codes: &[u8], scales: &[u8], row: &mut [T]) -> Result<(), Error> {
     check(scaling, row.len(), codes.len(), scales.len())?;
     let stored = codes.chunks(GROUP).zip(scales.chunks_exact(scaling.scale_bytes()));
-    for (group, (codes, scale)) in row.chunks_mut(GROUP).zip(stored) {
-        let scale = scaling.load(scale);
-        for (x, &code) in group.iter_mut().zip(codes) {
-            *x = T::round(e4m3::decode(code) * scale);
-        }
-    }
+    vectors::for_each(
+        row.chunks_mut(GROUP).zip(stored),
+        #[inline(always)]
+        |(group, (codes, scale))| {
+            let scale = scaling.load(scale);
+            for (x, &code) in group.iter_mut().zip(codes) {
+                *x = T::round(e4m3::decode(code) * scale);
+            }
+        },
+    );
     Ok(())
 }
 
 /// The largest magnitude of a group, NaNs left out: they compare false. 0 where nothing is left.
+#[inline(always)]
 fn amax<T: Number>(group: &[T]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     // A maximum for each of several lanes: in a single one, each step would wait for the last.
-    let mut lanes = [0f32; 8];
-    let (parts, rest) = group.as_chunks::<8>();
+    let mut lanes = [0f32; 16];
+    let (parts, rest) = group.as_chunks::<16>();
     for part in parts {
         lanes.iter_mut().zip(part).for_each(|(lane, x)| *lane = larger(*lane, x.widen().abs()));
     }
@@ -102,6 +112,7 @@ fn amax<T: Number>(group: &[T]) -> f32 {
 }
 
 /// The codes of a group.
+#[inline(always)]
 fn encode<T: Number>(group: &[T], multiplier: f32, codes: &mut [u8]) {
     for (code, x) in codes.iter_mut().zip(group) {
         *code = e4m3::encode(x.widen() * multiplier);

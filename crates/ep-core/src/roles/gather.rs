@@ -126,7 +126,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
             port.charge(Work::Reduce { bytes: self.row.len() as u64 });
             match own {
                 Some(row) => into.add(self.returns.y.borrow(row, &mut self.row)?),
-                None => into.add(&self.row),
+                None => into.take(&mut self.row),
             }
             into.add_weights(&self.header);
         }

@@ -179,11 +179,11 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
         if !part.is_empty() {
             #[cfg(feature = "plant")]
             if self.operation.plants(crate::plant::Plant::PartialNotRounded) {
-                self.sum.add_unrounded(&self.partial);
+                self.sum.add_unrounded(&mut self.partial);
                 return Ok(());
             }
             self.partial.finish(&mut self.row);
-            self.sum.add(&self.row);
+            self.sum.take(&mut self.row);
             self.sum.add_own(self.partial.weights());
         }
         Ok(())
@@ -207,7 +207,7 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
         check_row(self.operation, &self.header, *rank, own.position)?;
         self.operation.agree("token of a row", token, own.source_token, *rank)?;
         self.port.charge(Work::Reduce { bytes: self.row.len() as u64 });
-        self.sum.add(&self.row);
+        self.sum.take(&mut self.row);
         self.sum.add_weights(&self.header);
         Ok(())
     }

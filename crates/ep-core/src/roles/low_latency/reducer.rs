@@ -105,7 +105,7 @@ impl<M: Machine> Reducer<'_, '_, M> {
         self.port.charge(Work::Reduce { bytes: self.row.len() as u64 });
         match weight {
             Some(weight) => self.sum.add_scaled(weight, &self.row),
-            None => self.sum.add(&self.row),
+            None => self.sum.take(&mut self.row),
         }
         Ok(())
     }
