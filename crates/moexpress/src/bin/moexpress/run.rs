@@ -157,9 +157,10 @@ impl Task {
         }
     }
 
-    /// A failure of the backend, with a report where the run itself failed.
+    /// A failure of the backend, with a report where the run itself failed: one, however many processes it has.
     fn explain(&self, args: &RunArgs, failure: Failure) -> Failure {
-        if failure.is_bad_input() { failure } else { self.reject(args, None, None, failure.text) }
+        let reports = self.launched.as_ref().is_none_or(|launched| launched.rank == Rank(0));
+        if reports && !failure.is_bad_input() { self.reject(args, None, None, failure.text) } else { failure }
     }
 
     fn reject(&self, args: &RunArgs, events: Option<u64>, measured: Option<Measured>, error: String) -> Failure {
