@@ -75,7 +75,7 @@ pub struct Times {
     pub fresh: f64,
     /// Combine of rows in the window.
     pub combine: f64,
-    /// Combine of rows anywhere: with a local copy first.
+    /// Combine of rows anywhere, which are copied into the window meanwhile.
     pub anywhere: f64,
     /// Rows that the slowest rank got.
     pub rows: u32,
@@ -288,11 +288,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             },
         )
     };
-    let combine = |rank: &RankDevice, base: u64| {
+    // Of rows at `y` that peers pull from the block at `base`.
+    let combine = |rank: &RankDevice, y: u64, base: u64| {
         rank.combine(
             call(Kind::Combine),
             &args::Combine {
-                y: window + base,
+                y,
                 y_stride: row.results().payload_stride(),
                 position: device_plan.position.address(),
                 first_at: device_plan.first_at(),
@@ -300,10 +301,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
                 out: out.address(),
                 out_stride: row.results().payload_stride(),
                 base,
+                first_of: device_plan.first_of(),
                 base_rows: most,
                 tokens: plan.tokens,
                 ..args::Combine::default()
             },
+            y != window + base,
         )
     };
     let mut all = Vec::new();
@@ -344,7 +347,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         times.rows = u32::from_le_bytes(rows);
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
-        times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
+        times.combine = bench.time(|rank| Ok(combine(rank, window + y, y)?))?;
         if bf16 {
             times.wrong = check(plan, me, &stream, &out, &device_plan, stride)?;
         }
@@ -353,11 +356,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             let (from, to) = ((window + block, width as usize), (anywhere.address(), width as usize));
             stream.copy_rows(to, from, width as usize, times.rows as usize)?;
         }
-        times.anywhere = bench.time(|rank| {
-            let places = (anywhere.address(), window + results);
-            rank.collect(call(Kind::Combine), places, width, times.rows, &device_plan)?;
-            Ok(combine(rank, results)?)
-        })?;
+        times.anywhere = bench.time(|rank| Ok(combine(rank, anywhere.address(), results)?))?;
         if bf16 {
             times.wrong += check(plan, me, &stream, &out, &device_plan, stride)?;
         }
