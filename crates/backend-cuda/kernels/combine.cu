@@ -190,11 +190,8 @@ extern "C" __global__ void __launch_bounds__(EP_COMBINE_THREADS, 1) ep_combine_k
         const bool all = ep_pull(r, a, sources, there, 32 * pulling, began);
         if (threadIdx.x == 0) pulled = all;
     } else {
-        if (ep_planted(r, EP_PLANT_OFFERED_EARLY)) {
-            if (blockIdx.x == 0 && warp == pulling) ep_tell_too_early(r);
-            ep_be_slow();
-        }
-        ep_copy_rows(r, a, ep_pool + ep_round_128((ep_u32)(r.w.ranks * (sizeof(EpSource) + 4 * pulling))), warp - pulling);
+        ep_u8* shared = ep_pool + ep_round_128((ep_u32)(r.w.ranks * (sizeof(EpSource) + 4 * pulling)));
+        ep_offer_rows(r, a, shared, warp - pulling, began);
     }
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
     /* Who has offered nothing may have to give rows back through rings. */

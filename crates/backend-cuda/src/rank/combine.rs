@@ -15,6 +15,8 @@ const STAGES: u32 = 3;
 const CHUNK: u32 = 16 << 10;
 /// What a copier keeps of each chunk: an `EpChunk` and a barrier.
 const CHUNK_STATE: u32 = 24;
+/// What it keeps beside: `EP_COUNTED` numbers.
+const COPIER_STATE: u32 = 16;
 /// Bytes of `EpRoute`.
 const ROUTE_BYTES: u32 = 72;
 
@@ -35,7 +37,7 @@ impl RankDevice {
         let mut args = *args;
         // A rank alone has no peers that pull.
         if copies && self.ranks() > 1 {
-            let state = state + (COPIERS * STAGES * CHUNK_STATE).next_multiple_of(128);
+            let state = state + (COPIERS * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
             // Beside what kernels keep by themselves.
             let room = self.stream.device().shared_memory().saturating_sub(state + 256);
             let chunk = (room / (COPIERS * STAGES) / 128 * 128).clamp(128, CHUNK);
