@@ -5,12 +5,12 @@ use crate::args;
 use crate::driver::Launch;
 use crate::error::CudaError;
 
-/// Warps of a block that pull and sum. With those that copy as many as `EP_COMBINE_THREADS`.
-const PULLING: u32 = 24;
-/// Warps of a block that copy rows into the window, where they are not there.
-const COPIERS: u32 = 4;
+/// Warps of a block: `EP_COMBINE_THREADS`. All of them pull and sum, but for those that copy.
+const COMBINING: u32 = 28;
+/// Warps of a block that copy rows into the window, where they are not there. More copy sooner and pull later: on the whole slower.
+const COPIERS: u32 = 2;
 /// Chunks of rows that each of them has in shared memory.
-const STAGES: u32 = 3;
+const STAGES: u32 = 4;
 /// Bytes of a chunk at most.
 const CHUNK: u32 = 16 << 10;
 /// What a copier keeps of each chunk: an `EpChunk` and a barrier.
@@ -32,19 +32,20 @@ impl RankDevice {
     /// Pulls and sums. Where the rows are not in the offered block yet, it `copies` them there, all but those of the own rank;
     /// `args` without what only this needs.
     pub(crate) fn combine(&self, call: Call, args: &args::Combine, copies: bool) -> Result<(), CudaError> {
-        let state = (self.ranks() * (SOURCE_BYTES + 4 * PULLING)).next_multiple_of(128);
-        let mut shape = Launch { blocks: self.blocks, threads: 32 * PULLING, shared_memory: state, cooperative: true };
-        let mut args = *args;
         // A rank alone has no peers that pull.
-        if copies && self.ranks() > 1 {
-            let state = state + (COPIERS * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
+        let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
+        let state = (self.ranks() * (SOURCE_BYTES + 4 * (COMBINING - copiers))).next_multiple_of(128);
+        let mut shape =
+            Launch { blocks: self.blocks, threads: 32 * COMBINING, shared_memory: state, cooperative: true };
+        let mut args = *args;
+        if copiers > 0 {
+            let state = state + (copiers * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
             // Beside what kernels keep by themselves.
             let room = self.stream.device().shared_memory().saturating_sub(state + 256);
-            let chunk = (room / (COPIERS * STAGES) / 128 * 128).clamp(128, CHUNK);
-            (args.copiers, args.stages, args.chunk) = (COPIERS, STAGES, chunk);
+            let chunk = (room / (copiers * STAGES) / 128 * 128).clamp(128, CHUNK);
+            (args.copiers, args.stages, args.chunk) = (copiers, STAGES, chunk);
             args.copied = self.copied.address();
-            shape.threads += 32 * COPIERS;
-            shape.shared_memory = state + COPIERS * STAGES * chunk;
+            shape.shared_memory = state + copiers * STAGES * chunk;
         }
         self.launch(self.kernels.combine(self.ranks()), shape, call, &args)
     }
