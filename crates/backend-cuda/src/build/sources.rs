@@ -29,7 +29,6 @@ pub enum Source {
     LowCombine,
     /// Going on without a rank in low latency.
     LowMask,
-    /// A failure that the host found.
     /// Meeting of all ranks, for measurements.
     Meet,
     /// What the links carry, for measurements.
