@@ -1,68 +1,153 @@
 /*
  * ep_combine_kernel: every token's rows are pulled from the windows of the ranks that got it, and summed.
  *
- *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); a thread sums 16 bytes of a token
- *   memory   offered blocks in the peers' windows; own rows, bias and sums in memory of the own GPU
+ *   launch   any number of blocks, co-resident with those of the other ranks (cooperative). The last `copiers` warps of a block copy,
+ *            where the own rows are not in the window yet; the others pull: a lane sums EP_PULL_UNITS times 16 bytes of a token
+ *   memory   offered blocks in the peers' windows; own rows, bias and sums in memory of the own GPU. shared: where rows lie; how many
+ *            of each rank's are known to be there, for each warp; what copiers need (ep_copy.h)
  *   roles    block 0 offers; every block learns the peers' offers. Where a rank with rows for this one offered nothing, nothing
  *            is summed here, and ep_combine_ring_kernel, which follows, does it all. The block that comes last publishes Done, and
  *            waits until all that pull from here are done
- *   rules    F10: acquire of the notes, barrier, then coherent loads. All rows of a token, up to EP_PULL_WIDTH of them, are in
- *            flight before the first is added
+ *   rules    F10: acquire of the notes, barrier, or of the piece's cell by the warp; then coherent loads. All rows of a token, up to
+ *            EP_PULL_WIDTH of them, are in flight before the first is added. Copiers wait for nobody: pulling warps may wait for them
  *
  * Compiled for each EP_PULL_WIDTH.
  */
-#include "ep_offers.h"
+#include "ep_copy.h"
 #include "ep_sum.h"
 
 #ifndef EP_PULL_WIDTH
 #define EP_PULL_WIDTH 4
 #endif
+/* Of each row, for each lane, in flight at once: as many as fit into registers. */
+#if EP_PULL_WIDTH > 4
+#define EP_PULL_UNITS 1
+#else
+#define EP_PULL_UNITS 2
+#endif
+/* Bytes of a row that a warp sums at once. */
+#define EP_PART (512u * EP_PULL_UNITS)
 
+/* As many as have the registers that they need. */
+#define EP_COMBINE_THREADS 896
 
 EP_CHECK_ARGS(EpCombineArgs);
 
-extern __shared__ __align__(16) ep_u8 ep_pool[];
+extern __shared__ __align__(128) ep_u8 ep_pool[];
 
-EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource* sources) {
-    const ep_u32 ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
-    const ep_u32 step = gridDim.x * blockDim.x, tokens_of_step = step / columns, rest = step % columns;
-    const ep_i32* positions = (const ep_i32*)a.position;
-    /* From one unit of 16 bytes to that of `step` units further, without a division. */
-    ep_u32 unit = blockIdx.x * blockDim.x + threadIdx.x, token = unit / columns;
-    for (unit %= columns; token < a.tokens;) {
-        const ep_u32 at = unit * 16;
-        EpSum sum;
-        ep_sum_clear(sum);
-        if (a.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)a.bias[0] + token * a.bias_stride + at));
-        if (a.bias[1]) ep_sum_add(sum, ep_ld16((const ep_u8*)a.bias[1] + token * a.bias_stride + at));
-        for (ep_u32 first = 0; first < ranks; first += EP_PULL_WIDTH) {
-            int4 rows[EP_PULL_WIDTH];
-            bool there[EP_PULL_WIDTH];
+/* Whether all rows are there, as far as a warp knows: of each rank so many, EP_FULL for all. By a warp. */
+EP_DEV bool ep_all_there(const EpRank& r, const ep_u32* there) {
+    bool all = true;
+    for (ep_u32 rank = threadIdx.x % 32; rank < r.w.ranks; rank += 32) all &= there[rank] == EP_FULL;
+    return __all_sync(EP_FULL, all);
+}
+
+/* Where a token's rows lie among those of each rank; -1: it did not go there. */
+EP_DEV const ep_i32* ep_positions(const EpRank& r, const EpCombineArgs& a, ep_u32 token) {
+    return (const ep_i32*)a.position + (ep_u64)token * r.w.ranks;
+}
+
+/* Whether a token's rows are there. */
+EP_DEV bool ep_is_there(const EpRank& r, const EpCombineArgs& a, const ep_u32* there, ep_u32 token) {
+    const ep_i32* positions = ep_positions(r, a, token);
+    bool all = true;
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) all &= positions[rank] < 0 || (ep_u32)positions[rank] < there[rank];
+    return all;
+}
+
+/* Waits until they are; false when that will not happen. By a warp. */
+EP_DEV bool ep_await_token(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, ep_u32* there, ep_u32 token, ep_u64 began) {
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) {
+        const ep_i32 position = ep_positions(r, a, token)[rank];
+        if (position < 0 || (ep_u32)position < there[rank]) continue;
+        const ep_u32 rows = ep_await_row(r, sources[rank], rank, (ep_u32)position, began);
+        if (rows == 0) return false;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) there[rank] = rows;
+        __syncwarp();
+    }
+    return true;
+}
+
+/* Sums a part of a token, from byte `at` of its rows on. By a warp. */
+EP_DEV void ep_sum_part(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, ep_u32 token, ep_u32 at) {
+    const ep_u32 ranks = r.w.ranks, row_bytes = (ep_u32)r.w.result_stride;
+    const ep_i32* positions = ep_positions(r, a, token);
+    /* Of several units one after the other: the kernels that take several have no more ranks than they are wide. */
+    EpSum sum;
+    for (ep_u32 first = 0; first < (EP_PULL_WIDTH < 8 ? 1 : ranks); first += EP_PULL_WIDTH) {
+        int4 rows[EP_PULL_UNITS][EP_PULL_WIDTH];
+        bool there[EP_PULL_WIDTH];
 #pragma unroll
-            for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
-                const ep_i32 position = first + i < ranks ? positions[(ep_u64)token * ranks + first + i] : -1;
-                there[i] = position >= 0;
-                rows[i] = make_int4(0, 0, 0, 0);
-                if (there[i]) rows[i] = ep_ld16_peer(ep_source_row(sources[first + i], position) + at);
-            }
+        for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
+            const ep_i32 position = first + i < ranks ? positions[first + i] : -1;
+            there[i] = position >= 0;
+            const ep_u8* row = there[i] ? ep_source_row(sources[first + i], position) + at : nullptr;
 #pragma unroll
-            for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
-                if (there[i]) ep_sum_add(sum, rows[i]);
-                if (ep_planted(r, EP_PLANT_ROUNDED_TOO_EARLY)) ep_sum_start(sum, ep_sum_round(sum));
+            for (ep_u32 u = 0; u < EP_PULL_UNITS; ++u) {
+                rows[u][i] = make_int4(0, 0, 0, 0);
+                if (there[i] && at + u * 512 < row_bytes) rows[u][i] = ep_ld16_peer(row + u * 512);
             }
         }
-        ep_st16((ep_u8*)a.out + token * a.out_stride + at, ep_sum_round(sum));
-        token += tokens_of_step;
-        unit += rest;
-        if (unit >= columns) { unit -= columns; ++token; }
+#pragma unroll
+        for (ep_u32 u = 0; u < EP_PULL_UNITS; ++u) {
+            if (at + u * 512 >= row_bytes) continue;
+            if (first == 0) {
+                const ep_u64 place = (ep_u64)token * (ep_u32)a.bias_stride + at + u * 512;
+                ep_sum_clear(sum);
+                if (a.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)a.bias[0] + place));
+                if (a.bias[1]) ep_sum_add(sum, ep_ld16((const ep_u8*)a.bias[1] + place));
+            }
+#pragma unroll
+            for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
+                if (there[i]) ep_sum_add(sum, rows[u][i]);
+                if (ep_planted(r, EP_PLANT_ROUNDED_TOO_EARLY)) ep_sum_start(sum, ep_sum_round(sum));
+            }
+            if (first + EP_PULL_WIDTH >= ranks)
+                ep_st16((ep_u8*)a.out + (ep_u64)token * (ep_u32)a.out_stride + at + u * 512, ep_sum_round(sum));
+        }
     }
 }
 
-/* Sums the weights that came back, ranks ascending. Those of the own rank lie without headers. */
-EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSource* sources) {
+/* How warps go from one part of a token to the next: parts of a row; tokens, and parts beside, from a warp's part to its next. The same
+   for all: in shared memory, as registers are all needed. */
+struct EpWalk {
+    ep_u32 parts;
+    ep_u32 tokens;
+    ep_u32 rest;
+};
+
+/* Warp `warp` of `warps` that pull in each block. */
+EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, const EpWalk& walk, ep_u32* there, ep_u32 warp,
+                        ep_u32 warps, ep_u64 began) {
+    const ep_u32 lane = threadIdx.x % 32;
+    for (ep_u32 rank = lane; rank < r.w.ranks; rank += 32) there[rank] = sources[rank].piece > 0 ? 0 : EP_FULL;
+    __syncwarp();
+    bool all_there = ep_all_there(r, there);
+    ep_u32 part = blockIdx.x * warps + warp, token = part / walk.parts;
+    part %= walk.parts;
+    while (token < a.tokens) {
+        if (!all_there) {
+            if (!ep_await_token(r, a, sources, there, token, began)) return;
+            all_there = ep_all_there(r, there);
+        }
+        /* Nothing is called in here: that would cost registers. */
+        do {
+            /* Of the token that comes next, or of the one before it. */
+            if (token + walk.tokens < a.tokens) ep_prefetch(ep_positions(r, a, token + walk.tokens));
+            ep_sum_part(r, a, sources, token, part * EP_PART + lane * 16);
+            token += walk.tokens;
+            part += walk.rest;
+            if (part >= walk.parts) { part -= walk.parts; ++token; }
+        } while (token < a.tokens && (all_there || ep_is_there(r, a, there, token)));
+    }
+}
+
+/* Sums the weights that came back, ranks ascending. Those of the own rank lie without headers. By the first `threads` threads. */
+EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, ep_u32 threads) {
     const ep_u32 ranks = r.w.ranks, topk = r.w.topk;
-    const ep_u64 items = (ep_u64)a.tokens * topk, step = (ep_u64)gridDim.x * blockDim.x;
-    for (ep_u64 item = (ep_u64)blockIdx.x * blockDim.x + threadIdx.x; item < items; item += step) {
+    const ep_u64 items = (ep_u64)a.tokens * topk, step = (ep_u64)gridDim.x * threads;
+    for (ep_u64 item = (ep_u64)blockIdx.x * threads + threadIdx.x; item < items; item += step) {
         const ep_u32 token = (ep_u32)(item / topk), k = (ep_u32)(item % topk);
         float sum = 0.0f;
         for (ep_u32 rank = 0; rank < ranks; ++rank) {
@@ -73,22 +158,44 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
-                                                                       const __grid_constant__ EpCombineArgs a) {
-    if (ep_closed(r)) return;
-    const ep_u64 began = ep_now();
-    EpSource* sources = (EpSource*)ep_pool;
-    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, a.offers_weights, began);
-    const bool all = ep_learn_sources(r, a, sources, began);
-    ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | threadIdx.x / 32);
+/* Offers, learns the offers and pulls. By the first `threads` threads. Whether all rows could be pulled. */
+EP_DEV bool ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u32* there, ep_u32 threads, ep_u64 began) {
+    const ep_u32 warp = threadIdx.x / 32;
+    const ep_u32 offer = (a.offers_weights ? EP_OFFERS_WEIGHTS : 0) | (a.copiers > 0 ? EP_OFFERS_PIECES : 0);
+    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, offer, threads, began);
+    __shared__ EpWalk walk;
+    if (threadIdx.x == 0) {
+        const ep_u32 parts = ((ep_u32)r.w.result_stride + EP_PART - 1) / EP_PART, step = gridDim.x * (threads / 32);
+        walk = {parts, step / parts, step % parts};
+    }
+    const bool all = ep_all_of(ep_learn_sources(r, a, sources, threads, began), threads);
+    ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | warp);
     if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
     if (all && !ep_failed(r)) {
-        ep_sum_rows(r, a, sources);
-        if (a.weights) ep_sum_weights(r, a, sources);
+        ep_sum_rows(r, a, sources, walk, there + warp * r.w.ranks, warp, threads / 32, began);
+        if (a.weights) ep_sum_weights(r, a, sources, threads);
+    }
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(EP_COMBINE_THREADS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
+                                                                       const __grid_constant__ EpCombineArgs a) {
+    __shared__ bool pulled;
+    if (__syncthreads_or(ep_closed(r))) return;
+    const ep_u64 began = ep_now();
+    const ep_u32 warp = threadIdx.x / 32, pulling = blockDim.x / 32 - a.copiers;
+    EpSource* sources = (EpSource*)ep_pool;
+    ep_u32* there = (ep_u32*)(sources + r.w.ranks); /* [pulling, ranks] */
+    if (warp < pulling) {
+        const bool all = ep_pull(r, a, sources, there, 32 * pulling, began);
+        if (threadIdx.x == 0) pulled = all;
+    } else {
+        ep_u8* shared = ep_pool + ep_round_128((ep_u32)(r.w.ranks * (sizeof(EpSource) + 4 * pulling)));
+        ep_offer_rows(r, a, shared, warp - pulling, began);
     }
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
     /* Who has offered nothing may have to give rows back through rings. */
-    const bool rings = !all || a.base == EP_NO_BASE;
+    const bool all = pulled, rings = !all || a.base == EP_NO_BASE;
     if (threadIdx.x == 0) ep_local(r)->rings = rings ? (all ? 2 : 1) : 0;
     if (rings) return;
     ep_say_done(r);

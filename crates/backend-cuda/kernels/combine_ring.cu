@@ -16,7 +16,6 @@
 struct EpCombineRingArgs {
     EpCombineArgs combine;
     EpRings rings;
-    ep_u64 first_of;      /* u32 [ranks + 1]: first row of each source */
     ep_u64 source_token;  /* i32 [rows] */
     ep_u64 tokens_of;     /* u32 [ranks]: tokens of each rank's batch */
 };
@@ -37,7 +36,7 @@ EP_DEV ep_u32 ep_partition(const ep_i32* tokens, ep_u32 count, ep_u32 token) {
 
 EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 channel, ep_u64 began) {
     const ep_u32 lane = threadIdx.x % 32, channels = a.rings.channels;
-    const ep_u32 first = ((const ep_u32*)a.first_of)[source], rows = ((const ep_u32*)a.first_of)[source + 1] - first;
+    const ep_u32 first = ((const ep_u32*)a.combine.first_of)[source], rows = ((const ep_u32*)a.combine.first_of)[source + 1] - first;
     const ep_i32* tokens = (const ep_i32*)a.source_token + first;
     const ep_u32 batch = ((const ep_u32*)a.tokens_of)[source];
     const ep_u32 begin = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel));
@@ -184,7 +183,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(cons
     const ep_u32 warp = blockIdx.x * (blockDim.x / 32) + in_block;
     EpSource* sources = (EpSource*)ep_pool;
     EpRoute* routes = (EpRoute*)(sources + ranks) + in_block * ranks;
-    ep_learn_sources(r, a.combine, sources, began);
+    ep_learn_sources(r, a.combine, sources, blockDim.x, began);
+    __syncthreads();
+    /* Where some rows come through rings, pulled ones are taken when all are there. */
+    for (ep_u32 rank = in_block; left == 1 && rank < ranks; rank += blockDim.x / 32)
+        if (sources[rank].rows > 0 && sources[rank].piece > 0) ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began);
+    __syncthreads();
     /* Returners of all peers, and in the place of the own rank's, the reducer. */
     const ep_u32 channel = warp / ranks, peer = warp % ranks;
     if (channel < channels && ep_takes_part(r, peer)) {

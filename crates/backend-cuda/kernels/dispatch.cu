@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
     if (tid < a.movers * a.stages) ep_barrier_init(bars + tid, 1);
     ep_barrier_init_done();
 #endif
-    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, began);
+    if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, blockDim.x, began);
     ep_learn_places(r, a, places, began);
     __syncthreads();
     if (ep_planted(r, EP_PLANT_PLACED_EARLY)) {

@@ -2,8 +2,8 @@
  * ep_bulk.h: the bulk copy engine of sm_90: global to shared memory, completing on an mbarrier; shared to global memory,
  * completing in groups of the issuing thread.
  *
- * `ep_bulk_wait_read`: the shared memory may be reused. `ep_bulk_wait_all`: the writes are complete and visible to the issuing
- * thread; only then may a barrier and a release announce them.
+ * `ep_bulk_wait_read`: the shared memory may be reused. `ep_bulk_wait`, `ep_bulk_wait_all`: the writes are complete and visible to the
+ * issuing thread; only then may a barrier and a release announce them.
  */
 #ifndef EP_BULK_H
 #define EP_BULK_H
@@ -36,7 +36,8 @@ EP_DEV void ep_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "m
 template <int kPending> EP_DEV void ep_bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-EP_DEV void ep_bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+template <int kPending> EP_DEV void ep_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory"); }
+EP_DEV void ep_bulk_wait_all() { ep_bulk_wait<0>(); }
 /* Ordinary stores to shared memory become visible to the bulk copy engine: by each storing thread, before the barrier. */
 EP_DEV void ep_fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

@@ -7,10 +7,10 @@
 
 EP_DEV ep_u32 ep_round_128(ep_u32 bytes) { return (bytes + 127) / 128 * 128; }
 
-/* Tells every peer where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By all threads of one
-   block, a thread a peer. `first` is 1 where the rows of an offer have headers. */
-EP_DEV void ep_send_notes(const EpRank& r, ep_u64 base, ep_u32 rows, ep_u32 first, ep_u64 began) {
-    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x) {
+/* Tells every peer where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By the first `threads` threads
+   of one block, a thread a peer. `first` says of an offer what EP_OFFERS_... name. */
+EP_DEV void ep_send_notes(const EpRank& r, ep_u64 base, ep_u32 rows, ep_u32 first, ep_u32 threads, ep_u64 began) {
+    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += threads) {
         if (peer == r.me || !ep_takes_part(r, peer)) continue;
         ep_open(r, peer);
         if (!ep_wait_bank(r, peer, began)) continue;

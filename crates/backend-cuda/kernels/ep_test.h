@@ -27,6 +27,7 @@
 #define EP_PLANT_LOW_ARRIVAL_EARLY 12u
 #define EP_PLANT_LOW_WRONG_BANK 13u
 #define EP_PLANT_LOW_COUNT_OFF_BY_ONE 14u
+#define EP_PLANT_OFFERED_EARLY 15u
 
 /* Events: EpEvent.kind. */
 #define EP_EVENT_FILLS 0u     /* an end opens: count slots were filled before */

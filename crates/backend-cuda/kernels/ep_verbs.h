@@ -165,13 +165,19 @@ EP_DEV bool ep_failed(const EpRank& r) { return ep_ld_relaxed(&ep_local(r)->fail
 
 /* ---- publish and peek ---- */
 
-/* Raises a cell at peer. The caller has ordered everything that it announces before this (a barrier after the stores). */
-EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+/* Raises the cell at this offset of peer's window, which belongs to lane. The caller has ordered everything that it announces before
+   this (a barrier after the stores). */
+EP_DEV void ep_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
     if (!ep_posts(r, peer, lane, value)) return;
-    ep_st_release(ep_window(r, peer) + ep_cell(r.w, r.generation, r.me, lane, counter), ep_stamp(r.generation, value));
+    ep_st_release(ep_window(r, peer) + cell, ep_stamp(r.generation, value));
 }
+EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    ep_raise(r, peer, lane, ep_cell(r.w, r.generation, r.me, lane, counter), value);
+}
+/* The value of the cell at this offset of the own window. */
+EP_DEV ep_u64 ep_look(const EpRank& r, ep_u64 cell) { return ep_value_in(r.generation, ep_ld_acquire(ep_own(r) + cell)); }
 EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
-    return ep_value_in(r.generation, ep_ld_acquire(ep_own(r) + ep_cell(r.w, r.generation, writer, lane, counter)));
+    return ep_look(r, ep_cell(r.w, r.generation, writer, lane, counter));
 }
 
 /* ---- failing ---- */
@@ -307,14 +313,14 @@ EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 
     ep_fail(r, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
 }
 
-/* The rare part of a wait: has anybody given up, does the peer do something else, is it gone, is time up? */
-__device__ __noinline__ bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u32 phase, ep_u64 seen,
+/* The rare part of a wait for a cell: has anybody given up, does the peer do something else, is it gone, is time up? */
+__device__ __noinline__ bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u64 cell, ep_u32 phase, ep_u64 seen,
                             ep_u64 awaited, ep_u64 began) {
     if (ep_failed(r)) return true;
     const ep_u64 op = ep_op(r);
     /* Looked at first: who is gone may have delivered before, or have said why it goes. */
     const bool gone = ep_is_gone(r, writer);
-    if (gone && ep_peek(r, writer, lane, counter) >= awaited) return false;
+    if (gone && ep_look(r, cell) >= awaited) return false;
     const ep_u64 waited = ep_now() - began;
     const ep_u64 turn = r.allowed / 8 * 7 + r.allowed / 8 / r.w.ranks * r.me;
     bool asked = waited >= r.allowed / 4 * 3;
@@ -353,13 +359,14 @@ __device__ __noinline__ bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_
 EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
                     ep_u64 began) {
     if (!ep_verb(r, lane << 16 | counter << 12 | writer, at_least)) return false;
+    const ep_u64 cell = ep_cell(r.w, r.generation, writer, lane, counter);
     for (ep_u32 spin = 1;; ++spin) {
-        const ep_u64 seen = ep_peek(r, writer, lane, counter);
+        const ep_u64 seen = ep_look(r, cell);
         if (seen >= at_least) {
             if (spin > 64) ep_unsuspect(r, ep_op(r), phase, writer);
             return true;
         }
-        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, counter, phase, seen, at_least, began)) return false;
+        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, cell, phase, seen, at_least, began)) return false;
     }
 }
 
@@ -407,6 +414,14 @@ EP_DEV bool ep_wait_bank(const EpRank& r, ep_u32 peer, ep_u64 began) {
 
 /* ---- meetings of a grid ---- */
 
+/* Whether all of the first `threads` threads of the block say so; only these call it, all of them. Others may be elsewhere. */
+EP_DEV bool ep_all_of(bool mine, ep_u32 threads) {
+    ep_u32 all;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.and.pred q, 1, %2, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(all) : "r"((ep_u32)mine), "r"(threads) : "memory");
+    return all != 0;
+}
+
 /* True in every thread of the block that comes last. What all blocks did before is visible to that block. Every thread of
    every block must call it. */
 EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
@@ -428,6 +443,8 @@ EP_DEV bool ep_last_block(const EpRank& r, ep_u32 meeting) {
 /* 16 bytes. */
 EP_DEV int4 ep_ld16(const void* at) { return *(const int4*)at; }
 EP_DEV void ep_st16(void* at, int4 v) { *(int4*)at = v; }
+/* Brings a line into the first cache, where it stays for as long as there is room. */
+EP_DEV void ep_prefetch(const void* at) { asm volatile("prefetch.global.L1 [%0];" ::"l"(at)); }
 /* 16 bytes that no kernel writes meanwhile, read once. */
 EP_DEV int4 ep_ld16_once(const void* at) {
     int4 v;

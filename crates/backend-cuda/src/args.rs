@@ -160,10 +160,14 @@ pub(crate) struct Combine {
     pub(crate) weights: u64,
     pub(crate) own_weights: u64,
     pub(crate) base: u64,
+    pub(crate) first_of: u64,
+    pub(crate) copied: u64,
     pub(crate) base_rows: u32,
     pub(crate) offers_weights: u32,
     pub(crate) tokens: u32,
-    pub(crate) reserved: u32,
+    pub(crate) copiers: u32,
+    pub(crate) stages: u32,
+    pub(crate) chunk: u32,
 }
 
 /// `EpDispatchRingArgs`.
@@ -195,7 +199,6 @@ pub(crate) struct DispatchRing {
 pub(crate) struct CombineRing {
     pub(crate) combine: Combine,
     pub(crate) rings: KernelRings,
-    pub(crate) first_of: u64,
     pub(crate) source_token: u64,
     pub(crate) tokens_of: u64,
 }
@@ -251,16 +254,6 @@ pub(crate) struct LowCombine {
 pub(crate) struct LowMask {
     pub(crate) peer: u32,
     pub(crate) reserved: u32,
-}
-
-/// `EpCollectArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Collect {
-    pub(crate) from: u64,
-    pub(crate) to: u64,
-    pub(crate) stride: u64,
-    pub(crate) first_of: u64,
 }
 
 /// `EpProbeArgs`.

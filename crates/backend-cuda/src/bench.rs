@@ -18,6 +18,16 @@ pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 use crate::node::Node;
 use crate::rank::{Call, Counting, DevicePlan, Options, RankDevice};
 
+/// Which experts tokens choose; all are equally likely.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Choice {
+    /// Of all ranks.
+    #[default]
+    Any,
+    /// Of other ranks: no row stays at home, so that with two ranks the links bound what many multiprocessors do.
+    Peers,
+}
+
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
@@ -33,6 +43,8 @@ pub struct Plan {
     pub experts: u32,
     /// How rows travel to the experts.
     pub element: Element,
+    /// Which experts are chosen.
+    pub choice: Choice,
     /// Repetitions; the median is told.
     pub repetitions: u32,
 }
@@ -63,7 +75,7 @@ pub struct Times {
     pub fresh: f64,
     /// Combine of rows in the window.
     pub combine: f64,
-    /// Combine of rows anywhere: with a local copy first.
+    /// Combine of rows anywhere, which are copied into the window meanwhile.
     pub anywhere: f64,
     /// Rows that the slowest rank got.
     pub rows: u32,
@@ -71,7 +83,7 @@ pub struct Times {
     pub wrong: u64,
 }
 
-/// A choice of experts from a counter: distinct experts, uniformly.
+/// A choice of experts from a counter: distinct experts.
 fn route(plan: &Plan, rank: u32) -> Vec<i64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(rank) + 1);
     let mut next = || {
@@ -80,7 +92,10 @@ fn route(plan: &Plan, rank: u32) -> Vec<i64> {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     };
-    let mut all: Vec<i64> = (0..i64::from(plan.experts)).collect();
+    let (local, experts) = (plan.experts / plan.ranks, i64::from(plan.experts));
+    let own = i64::from(rank * local)..i64::from((rank + 1) * local);
+    let is_meant = |expert: &i64| plan.choice == Choice::Any || plan.ranks == 1 || !own.contains(expert);
+    let mut all: Vec<i64> = (0..experts).filter(is_meant).collect();
     let mut chosen = Vec::with_capacity((plan.tokens * plan.topk) as usize);
     for _ in 0..plan.tokens {
         for k in 0..plan.topk as usize {
@@ -273,11 +288,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             },
         )
     };
-    let combine = |rank: &RankDevice, base: u64| {
+    // Of rows at `y` that peers pull from the block at `base`.
+    let combine = |rank: &RankDevice, y: u64, base: u64| {
         rank.combine(
             call(Kind::Combine),
             &args::Combine {
-                y: window + base,
+                y,
                 y_stride: row.results().payload_stride(),
                 position: device_plan.position.address(),
                 first_at: device_plan.first_at(),
@@ -285,10 +301,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
                 out: out.address(),
                 out_stride: row.results().payload_stride(),
                 base,
+                first_of: device_plan.first_of(),
                 base_rows: most,
                 tokens: plan.tokens,
                 ..args::Combine::default()
             },
+            y != window + base,
         )
     };
     let mut all = Vec::new();
@@ -329,16 +347,19 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         times.rows = u32::from_le_bytes(rows);
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
-        times.combine = bench.time(|rank| Ok(combine(rank, y)?))?;
+        times.combine = bench.time(|rank| Ok(combine(rank, window + y, y)?))?;
         if bf16 {
             times.wrong = check(plan, me, &stream, &out, &device_plan, stride)?;
         }
         let width = row.results().payload_stride();
-        times.anywhere = bench.time(|rank| {
-            let places = (anywhere.address(), window + results);
-            rank.collect(call(Kind::Combine), places, width, times.rows, &device_plan)?;
-            Ok(combine(rank, results)?)
-        })?;
+        if bf16 {
+            let (from, to) = ((window + block, width as usize), (anywhere.address(), width as usize));
+            stream.copy_rows(to, from, width as usize, times.rows as usize)?;
+        }
+        times.anywhere = bench.time(|rank| Ok(combine(rank, anywhere.address(), results)?))?;
+        if bf16 {
+            times.wrong += check(plan, me, &stream, &out, &device_plan, stride)?;
+        }
         all.push(times);
     }
     Ok(all)
@@ -389,7 +410,11 @@ impl Times {
     /// GB/s on the links from the rank with the most rows, in a cached dispatch and in a combine of rows in the window.
     pub fn rates(&self, plan: &Plan) -> [f64; 2] {
         let there = if plan.element == Element::Bf16 { 2.0 } else { 1.0 + 4.0 / 128.0 };
-        let rows = f64::from(self.rows) * f64::from(plan.ranks - 1) / f64::from(plan.ranks);
+        let from_peers = match plan.choice {
+            Choice::Any => f64::from(plan.ranks - 1) / f64::from(plan.ranks),
+            Choice::Peers => 1.0,
+        };
+        let rows = f64::from(self.rows) * from_peers;
         let values = rows * f64::from(plan.hidden);
         [values * there / self.cached / 1e3, values * 2.0 / self.combine / 1e3]
     }

@@ -14,7 +14,6 @@ pub(crate) struct Kernels {
     pub(crate) counts: Kernel,
     pub(crate) dispatch: Kernel,
     pub(crate) unpack: Kernel,
-    pub(crate) collect: Kernel,
     pub(crate) offer: Kernel,
     pub(crate) dispatch_ring: Kernel,
     pub(crate) combine_ring: Kernel,
@@ -56,7 +55,7 @@ impl Kernels {
         let plain = |source| load(&Target::new(source, &arch), 0);
         let wide = |width: u32| {
             let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
-            Ok::<_, CudaError>((width, load(&target, device.shared_memory() / 4)?))
+            Ok::<_, CudaError>((width, load(&target, device.shared_memory())?))
         };
         let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
@@ -64,7 +63,6 @@ impl Kernels {
             counts: plain(Source::Counts)?,
             dispatch: load(&Target::new(Source::Dispatch, &arch), device.shared_memory())?,
             unpack: plain(Source::Unpack)?,
-            collect: plain(Source::Collect)?,
             offer: plain(Source::Offer)?,
             dispatch_ring: plain(Source::DispatchRing)?,
             combine_ring: load(&Target::new(Source::CombineRing, &arch), device.shared_memory())?,

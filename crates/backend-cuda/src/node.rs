@@ -10,6 +10,7 @@ use ep_core::{Layout, Rank, RankSet};
 use crate::checks::POISON;
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
+use crate::rank::piece_cells;
 
 /// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -110,10 +111,11 @@ impl Drop for Node {
     }
 }
 
-/// A window, filled with a pattern where it is poisoned: cells of no generation.
+/// A window and the cells behind it, filled with a pattern where it is poisoned: cells of no generation.
 fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
     let stream = Stream::new(device, 0)?;
-    let window = DeviceMemory::zeroed(&stream, usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?;
+    let bytes = layout.window_bytes() + piece_cells(layout.window_bytes(), layout.topology().ranks());
+    let window = DeviceMemory::zeroed(&stream, usize::try_from(bytes).unwrap_or(usize::MAX))?;
     if poison {
         stream.fill(window.address(), POISON, window.bytes())?;
     }

@@ -3,6 +3,7 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod combine;
 mod counts;
 mod low;
 mod plan;
@@ -20,6 +21,7 @@ use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scra
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
+pub(crate) use combine::{PIECES, piece_cells};
 use counts::{COUNTS_HEADER, LAYOUT_BLOCKS};
 pub(crate) use counts::{Counting, HostCounts};
 use low::LowDevice;
@@ -38,8 +40,6 @@ const HEADER_WARPS: u32 = 4;
 const WARPS: u32 = 8;
 /// Bytes of `EpSource`.
 const SOURCE_BYTES: u32 = 32;
-/// Bytes of `EpRoute`.
-const ROUTE_BYTES: u32 = 72;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +120,8 @@ pub(crate) struct RankDevice {
     /// rows `[ranks]`, choices `[experts]`, partial `[LAYOUT_BLOCKS, ranks]`; u32.
     numbers: DeviceMemory,
     flags: DeviceMemory,
+    /// u32 `[ranks, PIECES]`: what a running combine has copied; zero in between.
+    copied: DeviceMemory,
     /// [`Tally`] of throughput mode.
     tally: DeviceMemory,
     /// What does not change.
@@ -192,6 +194,7 @@ impl RankDevice {
             first_op: AtomicU64::new(1),
             numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
             flags: memory(LAYOUT_BLOCKS as usize * 8)?,
+            copied: memory(4 * ranks * PIECES as usize)?,
             nothing: Arc::new(Scratch::new(&stream, 0)?),
             _presence: presence,
             layout: layout.clone(),
@@ -254,7 +257,7 @@ impl RankDevice {
 
     /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
     pub(crate) fn restart(&self, generation: u16, op: u64) -> Result<(), CudaError> {
-        for memory in [&self.local, &self.cursors, &self.numbers, &self.flags] {
+        for memory in [&self.local, &self.cursors, &self.numbers, &self.flags, &self.copied] {
             memory.zero(&self.stream)?;
         }
         self.stream.upload(self.local.address(), &(op - 1).to_le_bytes())?;
@@ -315,55 +318,15 @@ impl RankDevice {
         self.launch(self.kernels.unpack, self.light(), call, args)
     }
 
-    /// Copies the results of the rows that were received along `plan`, at most `rows`, into the window, all but those of the own
-    /// rank.
-    pub(crate) fn collect(
-        &self,
-        call: Call,
-        (from, to): (u64, u64),
-        stride: u64,
-        rows: u32,
-        plan: &DevicePlan,
-    ) -> Result<(), CudaError> {
-        let args = args::Collect { from, to, stride, first_of: plan.first_of() };
-        let pieces = u64::from(rows) * stride / 16;
-        let most = u64::from(self.stream.device().multiprocessors());
-        let blocks = pieces.div_ceil(1024).clamp(1, most) as u32;
-        self.launch(
-            self.kernels.collect,
-            Launch { blocks, threads: 1024, shared_memory: 0, cooperative: false },
-            call,
-            &args,
-        )
-    }
-
     /// Headers of a block that is offered.
     pub(crate) fn offer(&self, call: Call, args: &args::Offer) -> Result<(), CudaError> {
         self.launch(self.kernels.offer, self.light(), call, args)
-    }
-
-    /// Pulls and sums.
-    pub(crate) fn combine(&self, call: Call, args: &args::Combine) -> Result<(), CudaError> {
-        let columns = (self.view.window.result_stride / 16) as u32;
-        // A block serves whole tokens where a token fits into one.
-        let threads = if columns <= 1024 { (1024 / columns * columns).next_multiple_of(32).min(1024) } else { 1024 };
-        let threads = if columns <= 1024 && columns > 512 { columns.next_multiple_of(32) } else { threads };
-        let shape =
-            Launch { blocks: self.blocks, threads, shared_memory: self.ranks() * SOURCE_BYTES, cooperative: true };
-        self.launch(self.kernels.combine(self.ranks()), shape, call, args)
     }
 
     /// Rows that were not placed, through rings.
     pub(crate) fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
         let roles = 2 * self.ranks() * args.rings.channels;
         self.launch(self.kernels.dispatch_ring, self.for_roles(roles, 0), call, args)
-    }
-
-    /// Rows that were not offered, through rings.
-    pub(crate) fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
-        let roles = self.ranks() * args.rings.channels;
-        let shared_memory = self.ranks() * (SOURCE_BYTES + WARPS * ROUTE_BYTES);
-        self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
     }
 
     /// A warp for each role.

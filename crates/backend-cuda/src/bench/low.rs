@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use ep_core::layout::LowKind;
 use ep_core::{Element, Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
-use super::{Bench, Plan, fill, median, on_threads, route};
+use super::{Bench, Choice, Plan, fill, median, on_threads, route};
 use crate::args;
 use crate::driver::{Device, Scratch};
 use crate::node::Node;
@@ -169,6 +169,7 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
             topk: plan.topk,
             experts: plan.experts,
             element: plan.element,
+            choice: Choice::Any,
             repetitions: plan.repetitions,
         };
         let sent = fill(&batch, me, result as usize);

@@ -1,10 +1,10 @@
-//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...]`, of low latency: `ep-cuda-bench low [ranks] [SMs,SMs,...]`, and of
-//! calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`.
+//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers]`, of low latency: `ep-cuda-bench low [ranks]
+//! [SMs,SMs,...]`, and of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`. With `peers` no row stays at home.
 
 use std::process::ExitCode;
 
 use ep_core::{Element, Scaling};
-use ep_cuda::bench::{Blocks, LowPlan, Plan, graphs_table, low_table, run, run_graphs, run_low, table};
+use ep_cuda::bench::{Blocks, Choice, LowPlan, Plan, graphs_table, low_table, run, run_graphs, run_low, table};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
@@ -20,8 +20,9 @@ fn main() -> ExitCode {
     }
     let list = words.next().unwrap_or_else(|| "8,12,16,24,48".into());
     let sms: Vec<u32> = list.split(',').filter_map(|word| word.parse().ok()).collect();
+    let choice = if words.next().is_some_and(|word| word == "peers") { Choice::Peers } else { Choice::Any };
     for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
-        let plan = Plan { ranks, tokens, hidden: 7168, topk: 8, experts: 256, element, repetitions: 50 };
+        let plan = Plan { ranks, tokens, hidden: 7168, topk: 8, experts: 256, element, choice, repetitions: 50 };
         let kinds: &[(u32, u32)] = if element == Element::Bf16 { &[(5, 3), (7, 2)] } else { &[(9, 3), (15, 2)] };
         let shapes: Vec<Blocks> = sms
             .iter()
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
 fn of_graphs(ranks: u32, tokens: u32) -> ExitCode {
     // Not so many that a rank's queue of launches fills up.
     let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
-    let plan = Plan { ranks, tokens, hidden, topk, experts, element: Element::Bf16, repetitions };
+    let plan = Plan { ranks, tokens, hidden, topk, experts, element: Element::Bf16, choice: Choice::Any, repetitions };
     match run_graphs(&plan) {
         Ok(times) => print!("{}", graphs_table(&plan, &times)),
         Err(error) => {

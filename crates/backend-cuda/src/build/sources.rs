@@ -2,6 +2,7 @@
 
 use super::Target;
 use crate::args;
+use crate::rank::PIECES;
 
 /// A kernel file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -14,8 +15,6 @@ pub enum Source {
     Dispatch,
     /// Headers of placed rows.
     Unpack,
-    /// A copy of rows into the window.
-    Collect,
     /// Headers of offered rows.
     Offer,
     /// Rows through rings.
@@ -30,7 +29,6 @@ pub enum Source {
     LowCombine,
     /// Going on without a rank in low latency.
     LowMask,
-    /// A failure that the host found.
     /// Meeting of all ranks, for measurements.
     Meet,
     /// What the links carry, for measurements.
@@ -40,12 +38,11 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 15] = [
+pub const ALL: [Source; 14] = [
     Source::Layout,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
-    Source::Collect,
     Source::Offer,
     Source::DispatchRing,
     Source::Combine,
@@ -69,7 +66,6 @@ impl Source {
             Self::Counts => "counts.cu",
             Self::Dispatch => "dispatch.cu",
             Self::Unpack => "unpack.cu",
-            Self::Collect => "collect.cu",
             Self::Offer => "offer.cu",
             Self::Combine => "combine.cu",
             Self::DispatchRing => "dispatch_ring.cu",
@@ -90,7 +86,6 @@ impl Source {
             Self::Counts => "ep_counts_kernel",
             Self::Dispatch => "ep_dispatch_kernel",
             Self::Unpack => "ep_unpack_kernel",
-            Self::Collect => "ep_collect_kernel",
             Self::Offer => "ep_offer_kernel",
             Self::Combine => "ep_combine_kernel",
             Self::DispatchRing => "ep_dispatch_ring_kernel",
@@ -112,7 +107,6 @@ impl Source {
             Self::Counts => include_str!("../../kernels/counts.cu"),
             Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
-            Self::Collect => include_str!("../../kernels/collect.cu"),
             Self::Offer => include_str!("../../kernels/offer.cu"),
             Self::Combine => include_str!("../../kernels/combine.cu"),
             Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
@@ -133,7 +127,6 @@ impl Source {
             Self::Counts => size_of::<args::Counts>(),
             Self::Dispatch => size_of::<args::Dispatch>(),
             Self::Unpack => size_of::<args::Unpack>(),
-            Self::Collect => size_of::<args::Collect>(),
             Self::Offer => size_of::<args::Offer>(),
             Self::Combine => size_of::<args::Combine>(),
             Self::DispatchRing => size_of::<args::DispatchRing>(),
@@ -151,6 +144,7 @@ impl Source {
             format!("EP_SIZE_REPORT={}", args::REPORT_BYTES),
             format!("EP_SIZE_LOW={}", args::LOW_BYTES),
             format!("EP_SIZE_TEST={}", size_of::<args::Test>()),
+            format!("EP_SIZE_PIECES={PIECES}"),
             format!("EP_SIZE_ARGS={args}"),
         ]
     }
@@ -170,6 +164,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
     vec![
         ("ep_layout.h", ep_core::layout::c_header()),
         ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
+        ("ep_copy.h", include_str!("../../kernels/ep_copy.h").to_owned()),
         ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
         ("ep_low.h", include_str!("../../kernels/ep_low.h").to_owned()),
         ("ep_low_dispatch.h", include_str!("../../kernels/ep_low_dispatch.h").to_owned()),
@@ -177,6 +172,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_low_send.h", include_str!("../../kernels/ep_low_send.h").to_owned()),
         ("ep_notes.h", include_str!("../../kernels/ep_notes.h").to_owned()),
         ("ep_offers.h", include_str!("../../kernels/ep_offers.h").to_owned()),
+        ("ep_pieces.h", include_str!("../../kernels/ep_pieces.h").to_owned()),
         ("ep_quant.h", include_str!("../../kernels/ep_quant.h").to_owned()),
         ("ep_ring.h", include_str!("../../kernels/ep_ring.h").to_owned()),
         ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),

@@ -54,6 +54,8 @@ pub enum Plant {
     LowWrongBank = 13,
     /// Low latency: the arrival says one row more.
     LowCountOffByOne = 14,
+    /// Rows are offered before they were copied into the window.
+    OfferedEarly = 15,
 }
 
 /// What kernels that are built for tests do beside their work.

@@ -6,10 +6,9 @@ use ep_core::engine::{Combine, Combined, Handle, Held};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
 use ep_core::{Endpoint as _, Error};
 
-use super::replayed::{Replayed, replayed};
+use super::replayed::replayed;
 use super::{Array, CudaEndpoint, Rows};
 use crate::args;
-use crate::rank::Call;
 
 impl CudaEndpoint {
     pub(super) async fn combine_rows(
@@ -42,7 +41,7 @@ impl CudaEndpoint {
         let sums: Array<f32> = self.room_for(weighed)?;
         let plan = &kept.plan;
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
-        let (offered, copy) = self.offer(call, y, handle, kept)?;
+        let (offered, copy) = self.offer(y, handle);
         let copy_offered = copy.as_ref().filter(|_| capture.is_none());
         copy_offered.inspect(|copy| copy.offer());
         let lease = y.lease().filter(|_| offered.is_some() && capture.is_none());
@@ -74,16 +73,16 @@ impl CudaEndpoint {
             weights: if weighed > 0 { sums.address() } else { 0 },
             own_weights,
             base: offered.as_ref().map_or(NO_BASE, |block| block.base().0),
+            first_of: plan.first_of(),
             base_rows: offered.as_ref().map_or(0, Block::rows),
             offers_weights: (own_weights != 0).into(),
             tokens: handle.tokens(),
-            reserved: 0,
+            ..args::Combine::default()
         };
-        self.device.combine(call, &args)?;
+        self.device.combine(call, &args, copy.is_some())?;
         let ring = args::CombineRing {
             combine: args,
             rings: KernelRings::from(&rings),
-            first_of: plan.first_of(),
             source_token: kept.source_token.address(),
             tokens_of: plan.tokens_of(),
         };
@@ -107,22 +106,11 @@ impl CudaEndpoint {
 
     /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room, which is returned
     /// beside it.
-    fn offer(
-        &self,
-        call: Call,
-        y: &Rows,
-        handle: &Handle,
-        kept: &Replayed,
-    ) -> Result<(Option<Block>, Option<Arc<Held>>), Error> {
+    fn offer(&self, y: &Rows, handle: &Handle) -> (Option<Block>, Option<Arc<Held>>) {
         if let Some(block) = y.lease().and_then(|lease| lease.block_in(&self.arena)) {
-            return Ok((Some(block), None));
+            return (Some(block), None);
         }
-        let results = self.layout().row().results();
-        let Some(block) = self.arena.take(&results, handle.rows()) else { return Ok((None, None)) };
-        let held = Arc::new(Held::new(&self.arena, block));
-        // The own rows are read where they are.
-        let places = (self.address(y), self.window.address(block.base()));
-        self.device.collect(call, places, y.stride() as u64, handle.rows(), &kept.plan)?;
-        Ok((Some(block), Some(held)))
+        let block = self.arena.take(&self.layout().row().results(), handle.rows());
+        (block, block.map(|block| Arc::new(Held::new(&self.arena, block))))
     }
 }

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | dispatch | layout, counts; then as a cached dispatch; unpack where rows were placed |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
-//! | combine | a local copy of rows that lie elsewhere; offer where weights travel; combine, combine ring |
+//! | combine | offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
 mod checks;

@@ -20,7 +20,7 @@ const fn fault(plant: Plant, case: &'static str, signs: &'static [&'static str])
 /// Signs of the oracle.
 const WRONG_ROWS: &str = "recv_x";
 
-pub(crate) const FAULTS: [Fault; 14] = [
+pub(crate) const FAULTS: [Fault; 15] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -34,6 +34,7 @@ pub(crate) const FAULTS: [Fault; 14] = [
         "memory_output_is_the_callers_again_when_combine_returns",
         &["got back what was written after combine"],
     ),
+    fault(Plant::OfferedEarly, "engine_ranks_that_are_no_power_of_two", &["combined_x"]),
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
     fault(Plant::LowArrivalEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),

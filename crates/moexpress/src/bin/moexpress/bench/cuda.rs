@@ -1,6 +1,6 @@
 //! Kernels on the GPUs of this host, by device events.
 
-use ep_cuda::bench::{Blocks, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
+use ep_cuda::bench::{Blocks, Choice, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
@@ -64,7 +64,8 @@ impl Report<'_> {
         for (name, element) in ELEMENTS {
             for &tokens in &self.args.tokens {
                 let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
-                let plan = Plan { ranks: self.ranks, tokens, hidden, topk, experts, element, repetitions };
+                let choice = Choice::Any;
+                let plan = Plan { ranks: self.ranks, tokens, hidden, topk, experts, element, choice, repetitions };
                 let all = run(&plan, &shapes).map_err(Failure::failed)?;
                 for (shape, times) in shapes.iter().zip(&all) {
                     self.throughput_row(name, &plan, shape, times)?;

@@ -1,0 +1,224 @@
+//! Low latency: a dispatch, its halves apart and at once.
+
+use std::sync::Arc;
+
+use ep_core::engine::low_latency::{LowReceived, LowRoutingOf};
+use ep_core::plan::{Plan, TopK};
+use ep_core::{Endpoint as _, Error};
+
+use super::super::foreign::{LowPlaces, LowScales};
+use super::super::{Array, CudaEndpoint, Event, Rows};
+use super::flights::Sent;
+use super::{Inner, Kept, LowHandle, Routed};
+use crate::args;
+use crate::driver::{Capture, Scratch};
+use crate::rank::{LOW_RECEIVE, LOW_SEND};
+
+/// A low-latency dispatch that was sent and is to be received.
+#[derive(Debug)]
+pub struct Dispatching {
+    sent: Sent,
+    routed: Arc<Routed>,
+    x: Kept,
+}
+
+/// Where a dispatch's results go.
+struct Landing {
+    x: Rows,
+    /// Where scales go that do not follow their codes.
+    scales: Option<LowScales>,
+    expert_counts: Array<i32>,
+    segments: Array<i64>,
+    source_token: Array<i32>,
+    records: Scratch,
+}
+
+impl CudaEndpoint {
+    /// Checks a batch and takes memory for it.
+    fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
+        let (topk_idx, topk_weights) = (&routing.topk_idx, &routing.topk_weights);
+        Self::check_weights(topk_weights.as_ref(), topk_idx.len())?;
+        let (topk, most) = (self.shape().topk(), self.shape().max_tokens());
+        if !topk_idx.len().is_multiple_of(topk as usize) {
+            let limit = format_args!("a multiple of the {topk} topk");
+            return Err(Error::invalid("length of topk_idx", topk_idx.len(), limit));
+        }
+        let tokens = topk_idx.len() / topk as usize;
+        if tokens > most as usize {
+            let limit = format_args!("at most {most}, max_tokens of the shape");
+            return Err(Error::invalid("tokens of a low-latency dispatch", tokens, limit));
+        }
+        let tokens = tokens as u32;
+        self.check_rows("x", x, self.shape().result_bytes(), tokens)?;
+        let numbers = Scratch::new(self.stream(), 8 * self.topology().ranks() as usize)?;
+        Ok(Routed { tokens, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone(), numbers })
+    }
+
+    /// Memory for a dispatch: the caller's, but for what the handle keeps.
+    fn low_landing_at(&self, places: &LowPlaces) -> Result<Landing, Error> {
+        let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
+        let rows = self.expert_rows();
+        let format = self.layout().row();
+        let row_bytes = match places.scales {
+            Some(_) => format.codes_bytes() as usize,
+            None => format.payload_bytes() as usize,
+        };
+        if places.scales.is_some() && (row_bytes as u64 != format.scales_offset() || format.scales_bytes() == 0) {
+            let limit = "FP8 and a multiple of 16 elements";
+            return Err(Error::invalid("row whose scales go elsewhere", format_args!("{row_bytes} bytes"), limit));
+        }
+        // SAFETY: who gave the places promised this.
+        unsafe {
+            Ok(Landing {
+                x: self.foreign_rows(places.x, rows, row_bytes),
+                scales: places.scales,
+                expert_counts: self.foreign_array(places.expert_counts, local),
+                segments: self.foreign_array(places.segments, local * ranks),
+                source_token: self.foreign_array(places.source_token, rows as usize),
+                records: self.records()?,
+            })
+        }
+    }
+
+    fn records(&self) -> Result<Scratch, Error> {
+        let ranks = self.topology().ranks() as usize;
+        let records = ranks * self.shape().max_tokens() as usize * 8 * (1 + self.shape().topk() as usize);
+        Ok(Scratch::new(self.stream(), 8 * ranks + records)?)
+    }
+
+    fn low_landing(&self) -> Result<Landing, Error> {
+        let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
+        let (stream, rows) = (self.stream(), self.expert_rows());
+        Ok(Landing {
+            x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
+            scales: None,
+            expert_counts: Array::new(stream, local)?,
+            segments: Array::new(stream, local * ranks)?,
+            source_token: Array::new(stream, rows as usize)?,
+            records: self.records()?,
+        })
+    }
+
+    fn low_dispatch_args(&self, routed: &Routed, x: &Kept, landing: Option<&Landing>) -> args::LowDispatch {
+        let args = args::LowDispatch {
+            x: x.memory.address(),
+            x_stride: x.stride as u64,
+            topk_idx: routed.topk_idx.address(),
+            topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
+            routed: routed.numbers.address(),
+            tokens: routed.tokens,
+            ..args::LowDispatch::default()
+        };
+        let Some(landing) = landing else { return args };
+        let scales = landing.scales.unwrap_or_default();
+        args::LowDispatch {
+            out: self.address(&landing.x),
+            out_stride: landing.x.stride() as u64,
+            scales: scales.address,
+            scales_expert: scales.expert,
+            scales_row: scales.row,
+            scales_word: scales.word,
+            expert_counts: landing.expert_counts.address(),
+            segments: landing.segments.address(),
+            source_token: landing.source_token.address(),
+            records: landing.records.address(),
+            ..args
+        }
+    }
+
+    /// Bad choices that a kernel found, named as on the host.
+    fn name_choices(&self, routed: &Routed, error: Error) -> Error {
+        if error.failure().is_some() {
+            return error;
+        }
+        let Ok(topk_idx) = routed.topk_idx.to_vec(self.stream()) else { return error };
+        let planned =
+            Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
+        planned.err().unwrap_or(error)
+    }
+
+    /// A dispatch was received.
+    fn low_received(
+        &mut self,
+        (sent, x): (&Sent, &Kept),
+        routed: &Arc<Routed>,
+        landing: Landing,
+        event: Event,
+        capture: Option<&Capture>,
+    ) -> Result<LowReceived<Self>, Error> {
+        self.low.flights(capture).received += 1;
+        let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
+        let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
+        self.keep_for(capture, || {
+            let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
+            let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
+            all.into_iter().chain(arrays).collect()
+        })?;
+        Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
+    }
+
+    /// The sending half.
+    pub(super) async fn low_send_dispatch(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+    ) -> Result<Dispatching, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        let routed = Arc::new(self.routed(x, routing)?);
+        let x = self.keep(x, routed.tokens)?;
+        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..self.low_dispatch_args(&routed, &x, None) };
+        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
+        half.map_err(|error| self.name_choices(&routed, error))?;
+        self.low.flights(capture).sent = op;
+        self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
+        Ok(Dispatching { sent: self.sent(op, capture), routed, x })
+    }
+
+    /// The receiving half of a dispatch, into memory of the caller's where he gives some.
+    pub(in crate::endpoint) async fn low_receive(
+        &mut self,
+        dispatching: &Dispatching,
+        places: Option<&LowPlaces>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let Dispatching { sent, routed, x } = dispatching;
+        let in_flight = self.check_receive(sent, capture)?;
+        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let args = self.low_dispatch_args(routed, x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
+        let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
+        self.low_received((sent, x), routed, landing, event, capture)
+    }
+
+    /// Both halves of a dispatch, in one launch where nothing is in flight; into memory of the caller's where he gives some.
+    pub(in crate::endpoint) async fn low_dispatch_at_once(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+        places: Option<&LowPlaces>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let capture = self.low_begin()?;
+        let capture = capture.as_ref();
+        let (op, in_flight) = self.check_send(capture)?;
+        if in_flight > 0 {
+            let sent = self.low_send_dispatch(x, routing).await?;
+            return self.low_receive(&sent, places).await;
+        }
+        let routed = Arc::new(self.routed(x, routing)?);
+        let x = self.keep(x, routed.tokens)?;
+        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
+        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
+        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
+        // What failed in receiving was sent.
+        if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
+            self.low.flights(capture).sent = op;
+        }
+        let event = half.map_err(|error| self.name_choices(&routed, error))?;
+        let sent = self.sent(op, capture);
+        self.low_received((&sent, &x), &routed, landing, event, capture)
+    }
+}

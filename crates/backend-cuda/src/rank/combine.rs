@@ -1,0 +1,59 @@
+//! Launches of a combine.
+
+use super::{Call, RankDevice, SOURCE_BYTES, WARPS};
+use crate::args;
+use crate::driver::Launch;
+use crate::error::CudaError;
+
+/// Warps of a block: `EP_COMBINE_THREADS`. All of them pull and sum, but for those that copy.
+const COMBINING: u32 = 28;
+/// Warps of a block that copy rows into the window, where they are not there. More copy sooner and pull later: on the whole slower.
+const COPIERS: u32 = 2;
+/// Chunks of rows that each of them has in shared memory.
+const STAGES: u32 = 4;
+/// Bytes of a chunk at most.
+const CHUNK: u32 = 16 << 10;
+/// What a copier keeps of each chunk: an `EpChunk` and a barrier.
+const CHUNK_STATE: u32 = 24;
+/// What it keeps beside: `EP_COUNTED` numbers.
+const COPIER_STATE: u32 = 16;
+/// Bytes of `EpRoute`.
+const ROUTE_BYTES: u32 = 72;
+
+/// Pieces of the rows for each rank, which are offered one by one: `EP_PIECES`.
+pub(crate) const PIECES: u32 = 32;
+
+/// Bytes behind a window of `bytes` bytes: cells in which peers say which pieces of their rows are there.
+pub(crate) fn piece_cells(bytes: u64, ranks: u32) -> u64 {
+    bytes.next_multiple_of(128) - bytes + 2 * 8 * u64::from(ranks * PIECES)
+}
+
+impl RankDevice {
+    /// Pulls and sums. Where the rows are not in the offered block yet, it `copies` them there, all but those of the own rank;
+    /// `args` without what only this needs.
+    pub(crate) fn combine(&self, call: Call, args: &args::Combine, copies: bool) -> Result<(), CudaError> {
+        // A rank alone has no peers that pull.
+        let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
+        let state = (self.ranks() * (SOURCE_BYTES + 4 * (COMBINING - copiers))).next_multiple_of(128);
+        let mut shape =
+            Launch { blocks: self.blocks, threads: 32 * COMBINING, shared_memory: state, cooperative: true };
+        let mut args = *args;
+        if copiers > 0 {
+            let state = state + (copiers * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
+            // Beside what kernels keep by themselves.
+            let room = self.stream.device().shared_memory().saturating_sub(state + 256);
+            let chunk = (room / (copiers * STAGES) / 128 * 128).clamp(128, CHUNK);
+            (args.copiers, args.stages, args.chunk) = (copiers, STAGES, chunk);
+            args.copied = self.copied.address();
+            shape.shared_memory = state + copiers * STAGES * chunk;
+        }
+        self.launch(self.kernels.combine(self.ranks()), shape, call, &args)
+    }
+
+    /// Rows that were not offered, through rings.
+    pub(crate) fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
+        let roles = self.ranks() * args.rings.channels;
+        let shared_memory = self.ranks() * (SOURCE_BYTES + WARPS * ROUTE_BYTES);
+        self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
+    }
+}
