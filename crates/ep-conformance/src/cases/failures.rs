@@ -8,7 +8,7 @@ use ep_core::{Endpoint, Error, Failure, Nanos, Placement, Rank, RankSet, Setting
 
 use serde::{Deserialize, Serialize};
 
-use super::fixture::{Layer, Verdict, ensure, layer, text};
+use super::fixture::{Layer, Verdict, allowed, ensure, layer, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, round};
 use crate::harness::Case;
@@ -19,7 +19,9 @@ use crate::workload::Batch;
 const RANKS: u32 = 4;
 const VICTIM: Rank = Rank(RANKS - 1);
 /// Time allowed to one operation.
-const DEADLINE: Nanos = Nanos::from_secs(1);
+fn deadline() -> Nanos {
+    allowed(1)
+}
 /// How much later than its deadline an operation may return: none in virtual time, some on real machines.
 const GRACE: Nanos = Nanos::from_millis(500);
 /// Where the arena has room, as with direct placement, combine pulls.
@@ -49,7 +51,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 fn fragile(seed: u64, placement: Placement) -> Result<(Layer, World), Error> {
     let mut layer = layer(RANKS, 9, seed, placement)?;
     let Setup { shape, topology, .. } = layer.setup;
-    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(DEADLINE).build()?;
+    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(deadline()).build()?;
     layer.setup.settings = settings;
     Ok((layer, World::new(shape, topology, RankSet::new())?))
 }
@@ -104,7 +106,7 @@ fn survivors(layer: &Layer, culprit: Rank, stories: &[Option<Story>]) -> Verdict
         let story = story.as_ref().ok_or_else(|| format!("rank {rank} did not finish"))?;
         let failure = story.failure.as_ref().ok_or_else(|| format!("rank {rank} saw no failure"))?;
         ensure(failure.culprit == culprit, || format!("rank {rank} blames another than rank {culprit}: {failure}"))?;
-        let limit = DEADLINE + DEADLINE + GRACE;
+        let limit = deadline() + deadline() + GRACE;
         ensure(story.took <= limit, || format!("rank {rank} took {} to fail", story.took))?;
         observed.push(story.after.clone().map_err(|error| format!("rank {rank} after recovery: {error}"))?);
     }
@@ -138,7 +140,7 @@ fn placements(seeds: u64) -> impl Iterator<Item = (u64, Placement)> {
 fn delay_heals<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement).map_err(text)?;
-        let by = Nanos(DEADLINE.0 / 20);
+        let by = Nanos(deadline().0 / 20);
         let delay = Incident::Delay { from: VICTIM, to: Rank(0), kind: None, by, after: seed * 3 };
         let stories = stories(backend, &layer, &world, delay, 2)?;
         let mut observed = Vec::new();
@@ -159,7 +161,7 @@ fn delay_kills<B: Backend>(backend: &B) -> Verdict {
             from: VICTIM,
             to: Rank(0),
             kind: Some(LaneKind::Control),
-            by: Nanos(DEADLINE.0 * 20),
+            by: Nanos(deadline().0 * 20),
             after: 0,
         };
         let stories = stories(backend, &layer, &world, delay, 2)?;
@@ -198,7 +200,7 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
-        let slow = stories.iter().flatten().find(|story| story.took >= DEADLINE);
+        let slow = stories.iter().flatten().find(|story| story.took >= deadline());
         ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;
     }
     Ok(())
@@ -234,7 +236,7 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
             live(&mut ep, &world, batch, rounds as u32).await
         })?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
-        let slow = stories.iter().flatten().find(|story| story.took >= DEADLINE);
+        let slow = stories.iter().flatten().find(|story| story.took >= deadline());
         ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;
     }
     Ok(())
