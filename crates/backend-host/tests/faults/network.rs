@@ -128,8 +128,6 @@ fn check(rank: Rank, failure: &Failure, peers: &[Rank]) {
             );
         }
         Fault::Aborted { reporter, .. } => assert!(!peers.contains(&reporter), "rank {rank}: {failure}"),
-        // Of a rank that only waited, and whose suspicion was still on its way.
-        Fault::Timeout { .. } => {}
         _ => panic!("rank {rank}: {failure}"),
     }
 }
@@ -139,8 +137,7 @@ fn is_no_answer(failure: &Failure) -> bool {
 }
 
 /// Node 1's device hears and says nothing any more; nodes 0 and 2 share the other one. A rank that has sent something is told by the
-/// network within a second. One that only waits sends nothing that could stay without an answer, until it voices its suspicion
-/// at three quarters of the time.
+/// network soon; one that only waits probes its peers, after a 32nd of the time.
 fn node_lost(settings: &Settings) {
     const LOST: Rank = Rank(1);
     let deadline = Duration::from_secs(20);
@@ -170,7 +167,7 @@ fn node_lost(settings: &Settings) {
         let mut seen = Vec::new();
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(&ended) {
             println!("rank {rank}: {failure}, after {took:?}");
-            assert!(*took < deadline * 3 / 2, "rank {rank} took {took:?}");
+            assert!(*took < deadline / 2, "rank {rank} took {took:?}");
             if rank == LOST {
                 check(rank, failure, &[Rank(0), Rank(2)]);
                 assert_eq!(after.as_ref().err(), Some(&Error::Excluded { rank: LOST }));
@@ -219,8 +216,7 @@ fn parted(settings: &Settings) {
                 check(rank, &failure, &others);
             }
             noticed += usize::from(is_no_answer(&failure));
-            // Low latency waits to the very end, and tells nobody before.
-            assert!(took < deadline * 3 / 2, "rank {rank} took {took:?}");
+            assert!(took < deadline / 2, "rank {rank} took {took:?}");
             seen.push(after.unwrap_or_else(|error| panic!("rank {rank} after recovery: {error}")));
         }
         assert!(noticed > 0, "{signal}: nobody says what broke");
