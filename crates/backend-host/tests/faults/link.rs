@@ -141,6 +141,8 @@ fn message(request: Request, interface: i32, how: Disturbance) -> Vec<u8> {
         Request::Change => (NEW, ASKED),
         Request::Delete => (DELETE, ASKED),
     };
+    // Of an attribute: its length, this word included, and its kind.
+    let attribute = |kind: u16, bytes: u32| (4 + bytes) | (u32::from(kind) << 16);
     let mut body = Vec::new();
     let mut words = |words: &[u32]| words.iter().for_each(|word| body.extend(word.to_ne_bytes()));
     words(&[0, interface as u32, 0, ROOT, 0]);
@@ -148,10 +150,10 @@ fn message(request: Request, interface: i32, how: Disturbance) -> Vec<u8> {
         let delay = u32::try_from(how.delay.as_nanos()).expect("a short delay") / TICK;
         // All of them when it is the highest number.
         let loss = (how.loss * f64::from(u32::MAX)) as u32;
-        words(&[4 + 6 | u32::from(KIND) << 16]);
+        words(&[attribute(KIND, 6)]);
         body.write_all(b"netem\0\0\0").expect("to memory");
         let mut words = |words: &[u32]| words.iter().for_each(|word| body.extend(word.to_ne_bytes()));
-        words(&[4 + 24 | u32::from(OPTIONS) << 16, delay, LIMIT, loss, 0, 0, 0]);
+        words(&[attribute(OPTIONS, 24), delay, LIMIT, loss, 0, 0, 0]);
     }
     let mut message = Vec::new();
     message.extend((16 + body.len() as u32).to_ne_bytes());
