@@ -34,6 +34,8 @@ class Machine:
         self.codes = {}
         self.left = {}
         self.broken = None
+        self.stopped_at = None
+        self.stopped_for = 0.0
         self.streams = selectors.DefaultSelector()
         with contextlib.ExitStack() as ours:
             writers = {}
@@ -72,7 +74,8 @@ class Machine:
                 left = began[stage] + limits[stage] - time.monotonic()
                 if left <= 0:
                     return self._late(stage, limits[stage])
-                self._relay(left)
+                self._relay(min(left, 1.0))
+                self._note_stops()
                 if self.stage != stage:
                     stage = self.stage
                     began[stage] = time.monotonic()
@@ -81,6 +84,8 @@ class Machine:
         finally:
             put_away(self.process, grace=2)
             self._close()
+            if self.stopped_for >= 0.1:
+                say(f"QEMU was stopped from outside for {self.stopped_for:.1f} s in all: deadlines in the guest passed meanwhile")
         return self._verdict(began)
 
     def _relay(self, limit):
@@ -99,6 +104,16 @@ class Machine:
                 *lines, self.partial[key.data] = (self.partial[key.data] + data).split(b"\n")
                 for line in lines:
                     getattr(self, f"_on_{key.data}")(line.decode(errors="replace").rstrip())
+
+    def _note_stops(self):
+        """While somebody has stopped QEMU (SIGSTOP), the guest's time goes on: its deadlines pass, and nothing there says why."""
+        with contextlib.suppress(ChildProcessError):
+            while (event := os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
+                if event.si_code == os.CLD_STOPPED:
+                    self.stopped_at = time.monotonic()
+                elif self.stopped_at is not None:
+                    self.stopped_for += time.monotonic() - self.stopped_at
+                    self.stopped_at = None
 
     def _on_console(self, line):
         self.console.append(line)

@@ -46,7 +46,11 @@ impl<L: Lanes> Port<L> {
             return Some(self.first_met(needs).ok_or(lost));
         }
         let Glance { now, waited } = self.seat.glance(wait)?;
-        (now >= self.opening.deadline).then(|| Err(self.timeout(needs, waited)))
+        if now >= self.opening.deadline {
+            return Some(Err(self.timeout(needs, waited)));
+        }
+        self.seat.probe(wait, waited, needs.iter().map(|need| need.cell.writer));
+        None
     }
 
     /// Why a need is not met any more, if that is known.

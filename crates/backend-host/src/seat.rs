@@ -28,6 +28,10 @@ const LOOK: Nanos = Nanos::from_millis(1);
 /// are spread in the last eighth.
 const DRAIN: u64 = 32;
 
+/// Of an operation's deadline: how long a wait lasts before the transport is asked to find out whether the peer can be reached, and then
+/// again. Far longer than waits last where all goes well, and far shorter than a deadline.
+const PROBE: u64 = 32;
+
 /// A rank's place at its node. Counters here have one writer, the rank's thread, and are atomic for the compiler's sake.
 #[derive(Debug)]
 pub(crate) struct Seat<L> {
@@ -61,6 +65,8 @@ pub(crate) struct Waiting {
     polls: u32,
     /// When the clock was first looked at.
     since: Option<Nanos>,
+    /// After what time the transport was last asked about the peers.
+    probed: Nanos,
 }
 
 /// What a look at the clock told.
@@ -238,6 +244,17 @@ impl<L: Lanes> Seat<L> {
     pub(crate) fn broken(&self, peer: Rank) -> Option<Fault> {
         let far = self.far.as_ref()?;
         if self.reach(peer) == Reach::Far { far.broken(peer) } else { None }
+    }
+
+    /// In a wait that lasts, now and then: has the transport find out whether `peers` can be reached. A rank that only waits sends
+    /// nothing of its own that could stay without an answer.
+    pub(crate) fn probe(&self, wait: &mut Waiting, waited: Nanos, peers: impl Iterator<Item = Rank>) {
+        let Some(far) = &self.far else { return };
+        if (waited - wait.probed).0 < self.layout.settings().deadline().0 / PROBE {
+            return;
+        }
+        wait.probed = waited;
+        peers.filter(|&peer| self.reach(peer) == Reach::Far).for_each(|peer| far.lanes().probe(peer));
     }
 
     /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.

@@ -4,6 +4,8 @@
 #[path = "common/double.rs"]
 mod double;
 
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use double::Double;
@@ -68,6 +70,44 @@ fn a_rank_that_leaves_takes_its_node_along_and_the_other_node_goes_on() {
         let observed: Vec<Observed> = outcomes.into_iter().collect::<Result<_, _>>().unwrap();
         let (world, batches) = layer(&[Rank(2), Rank(3)].into_iter().collect());
         assert!(verify::run(&world, &batches, &observed).unwrap().rows > 0);
+    }
+}
+
+/// Rank 2 lives and does nothing. Who waits for it has sent it all there is to send, and finds out by probing it, long before the
+/// deadline.
+#[test]
+fn a_rank_out_of_reach_is_named_by_those_who_only_wait_for_it() {
+    const DEADLINE: Duration = Duration::from_secs(20);
+    let settings = Settings::builder(&shape(), &topology()).slots(2).deadline(Nanos(DEADLINE.as_nanos() as u64));
+    let mut network = Double::new(FarLanes::One, 5);
+    network.out_of_reach = Some(Rank(2));
+    let cluster = Cluster::builder(topology()).settings(settings.build().unwrap()).far(network);
+    let others = AtomicU32::new(3);
+    let outcomes = cluster.build(shape()).unwrap().run(async |mut ep| {
+        let (world, batches) = layer(&RankSet::new());
+        let me = ep.rank();
+        let began = Instant::now();
+        let ended = match me {
+            Rank(2) => Ok(()),
+            _ => {
+                let ended = round(&mut ep, &world, &batches[me.index()], &HOW).await.map(drop);
+                others.fetch_sub(1, Ordering::Relaxed);
+                ended
+            }
+        };
+        let took = began.elapsed();
+        // Who leaves would be gone, which is another matter.
+        while others.load(Ordering::Relaxed) > 0 && began.elapsed() < 2 * DEADLINE {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok((ended, took))
+    });
+    for (rank, (ended, took)) in outcomes.unwrap().into_iter().map(Result::<_, Error>::unwrap).enumerate() {
+        if rank != 2 {
+            let failure = *ended.unwrap_err().failure().unwrap();
+            assert_eq!(failure.culprit, Rank(2), "rank {rank}: {failure}");
+            assert!(took < DEADLINE / 2, "rank {rank} took {took:?}: {failure}");
+        }
     }
 }
 

@@ -134,6 +134,13 @@ pub trait Lanes: Send + fmt::Debug {
     /// rank waits.
     fn progress(&mut self);
 
+    /// Called from time to time while this rank waits long for `peer`. A transport that learns that a peer is out of reach only by what it
+    /// sends itself, sends something now that changes nothing there, unless something is under way already;
+    /// [`broken`](Self::broken) tells what became of it. Others need do nothing.
+    fn probe(&mut self, peer: Rank) {
+        let _ = peer;
+    }
+
     /// Why a lane to `peer` broke, if one did: nothing comes from there any more.
     fn broken(&self, peer: Rank) -> Option<Fault>;
 

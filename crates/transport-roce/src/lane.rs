@@ -289,6 +289,14 @@ impl Lane {
         self.issued
     }
 
+    /// Sends a write of no bytes, which its peer's adapter acknowledges and nobody else notices.
+    pub(crate) fn probe(&mut self) {
+        let Place { address, key } = self.target;
+        let remote = Remote { addr: address, add_or_key: key.into(), ..Remote::default() };
+        self.gather(sys::WR_RDMA_WRITE, Place::default(), 0, remote);
+        self.post();
+    }
+
     /// Raises the peer's cell at `at` to `bits`, for which there is room.
     pub(crate) fn raise(&mut self, at: u64, bits: u64, scratch: &Region) {
         let target = self.target;

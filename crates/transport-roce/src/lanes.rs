@@ -384,6 +384,15 @@ impl Lanes for RoceLanes {
         self.poll();
     }
 
+    fn probe(&mut self, peer: Rank) {
+        // What is under way tells by itself.
+        if self.of(Some(peer)).all(|lane| lane.is_idle())
+            && let Some(lane) = self.of(Some(peer)).next()
+        {
+            lane.probe();
+        }
+    }
+
     fn broken(&self, peer: Rank) -> Option<Fault> {
         let kinds = self.table.get(peer.index())?;
         kinds.iter().find_map(|&(_, index)| fault(&self.lanes[index]))

@@ -24,6 +24,8 @@ const DEPTH: usize = 5;
 pub(crate) struct Double {
     pub(crate) far_lanes: FarLanes,
     pub(crate) seed: u64,
+    /// A rank that nothing reaches, as whoever probes it finds out.
+    pub(crate) out_of_reach: Option<Rank>,
     ends: Arc<Mutex<Vec<Option<Arc<End>>>>>,
 }
 
@@ -103,7 +105,7 @@ impl End {
 
 impl Double {
     pub(crate) fn new(far_lanes: FarLanes, seed: u64) -> Self {
-        Self { far_lanes, seed, ends: Arc::default() }
+        Self { far_lanes, seed, out_of_reach: None, ends: Arc::default() }
     }
 
     fn ends(&self) -> MutexGuard<'_, Vec<Option<Arc<End>>>> {
@@ -264,6 +266,12 @@ impl Lanes for DoubleLanes {
             if let Ok(mut lanes) = end.lanes.try_lock() {
                 end.step(&mut lanes, &mut self.chance);
             }
+        }
+    }
+
+    fn probe(&mut self, peer: Rank) {
+        if self.network.out_of_reach == Some(peer) {
+            self.own.lanes().iter_mut().filter(is_to(Some(peer))).for_each(|lane| lane.fail(LaneCause::NoAnswer));
         }
     }
 

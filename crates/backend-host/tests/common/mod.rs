@@ -27,6 +27,8 @@ pub(crate) struct Host<N> {
     pub(crate) campaign: u32,
     /// Nodes, and ranks of each, of the largest communicator of the campaign.
     pub(crate) largest: (u32, u32),
+    /// Of how many seeds of a case one is run.
+    pub(crate) one_in: u64,
     /// Why nothing can run here.
     pub(crate) absent: Option<&'static str>,
 }
@@ -69,6 +71,10 @@ where
 
     fn campaign(&self) -> u32 {
         self.campaign
+    }
+
+    fn seeds(&self, most: u64) -> u64 {
+        most.div_ceil(self.one_in)
     }
 
     fn largest(&self) -> (u32, u32) {

@@ -47,7 +47,7 @@ impl Network for OneNode {
 }
 
 ep_conformance::suite!(
-    Host { network: Doubles, campaign: 400, largest: (4, 4), absent: None },
+    Host { network: Doubles, campaign: 400, largest: (4, 4), one_in: 1, absent: None },
     processes: Apart {
         network: OneNode,
         campaign: 60,

@@ -9,7 +9,7 @@ use ep_roce::{Roce, Settings, Signal};
 
 use crate::Test;
 use crate::job::{Job, factor};
-use crate::link::Link;
+use crate::link::{Disturbance, Link};
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
@@ -106,7 +106,7 @@ fn silent(settings: &Settings) {
 
 /// A row and its signal fill a lane; each takes milliseconds.
 fn full(settings: &Settings) {
-    let _slow = Link::disturb("delay 1ms");
+    let _slow = Link::disturb(Disturbance::delay(Duration::from_millis(1)));
     let job = Job::new(2, 2, Duration::from_secs(60));
     for signal in [Signal::FetchAdd, Signal::Counting] {
         let settings = settings.clone().signal(signal).queue_depth(2).unwrap().receive_depth(2).unwrap();

@@ -9,7 +9,7 @@ use ep_roce::{Roce, Settings, Signal};
 
 use crate::Test;
 use crate::job::{Both, Job, Rounds};
-use crate::link::Link;
+use crate::link::{Disturbance, Link};
 use crate::wrong::Wrong;
 
 const SIGNALS: [Signal; 3] = [Signal::FetchAdd, Signal::OrderedWrite, Signal::Counting];
@@ -69,7 +69,7 @@ fn loss(settings: &Settings) {
     const LOST: u64 = 10;
     let job = Job::new(2, 2, DEADLINE);
     for signal in SIGNALS {
-        let link = Link::disturb("loss 0.5%");
+        let link = Link::disturb(Disturbance::loss(0.005));
         let (seen, lost) = while_disturbed(&job, &settings.clone().signal(signal), |rounds| {
             while link.lost() < LOST && rounds.pass(1, DEADLINE) {}
             link.lost()
@@ -79,41 +79,39 @@ fn loss(settings: &Settings) {
     }
 }
 
-/// First with the settings that ranks have if nobody says otherwise: lanes give up 470 ms after the last answer. A machine that is
-/// too busy to end the blackhole before that tries again with lanes that are more patient.
+/// With the settings that ranks have if nobody says otherwise: lanes give up 470 ms after the last answer. A machine that is too busy
+/// to end the blackhole well before that tries again.
 fn heals(settings: &Settings) {
     const HOLE: Duration = Duration::from_millis(200);
+    const MOST: Duration = Duration::from_millis(300);
     const HOLES: usize = 3;
+    const ATTEMPTS: usize = 5;
     let job = Job::new(2, 2, DEADLINE);
-    let patient = settings.clone().ack_timeout(17).unwrap();
-    let attempts = [(settings, 380), (settings, 380), (&patient, 3500), (&patient, 3500), (&patient, 3500)];
-    for (settings, most) in attempts.map(|(settings, most)| (settings, Duration::from_millis(most))) {
-        let link = Link::disturb("loss 0%");
-        let (seen, longest) = while_disturbed(&job, settings, |rounds| {
-            let mut longest = Duration::ZERO;
-            for _ in 0..HOLES {
-                if longest > most || !rounds.pass(2, DEADLINE) {
-                    break;
-                }
-                longest = longest.max(link.swallow(HOLE));
+    for _ in 0..ATTEMPTS {
+        let link = Link::disturb(Disturbance::NONE);
+        let (seen, holes) = while_disturbed(&job, settings, |rounds| {
+            let mut holes: Vec<(Duration, Duration)> = Vec::new();
+            while holes.len() < HOLES && holes.iter().all(|&(_, most)| most <= MOST) && rounds.pass(2, DEADLINE) {
+                holes.push(link.swallow(HOLE));
             }
-            longest
+            holes
         });
-        println!("blackholes of 200 ms to {longest:?}, allowed: {most:?}; {} packets lost", link.lost());
-        if longest <= most {
+        println!("blackholes, at least and at most: {holes:?}; {} packets lost", link.lost());
+        if holes.iter().all(|&(_, most)| most <= MOST) {
             assert!(link.lost() >= HOLES as u64, "each blackhole swallowed something");
             println!("{} rounds", verify_all(&job, seen));
+            assert_eq!(holes.len(), HOLES);
             return;
         }
     }
-    panic!("no blackhole of 200 ms ended in time");
+    panic!("no blackhole of {HOLE:?} ended within {MOST:?}: the machine is too busy");
 }
 
 /// Cuts the link after some rounds, for as long as what it returns lives. None when a round failed before.
 fn cut_soon(rounds: &Rounds) -> Option<Link> {
-    let link = Link::disturb("loss 0%");
+    let link = Link::disturb(Disturbance::NONE);
     rounds.pass(2, DEADLINE).then(|| {
-        link.change("loss 100%");
+        link.change(Disturbance::BLACKHOLE);
         link
     })
 }
@@ -130,8 +128,6 @@ fn check(rank: Rank, failure: &Failure, peers: &[Rank]) {
             );
         }
         Fault::Aborted { reporter, .. } => assert!(!peers.contains(&reporter), "rank {rank}: {failure}"),
-        // Of a rank that only waited, and whose suspicion was still on its way.
-        Fault::Timeout { .. } => {}
         _ => panic!("rank {rank}: {failure}"),
     }
 }
@@ -141,8 +137,7 @@ fn is_no_answer(failure: &Failure) -> bool {
 }
 
 /// Node 1's device hears and says nothing any more; nodes 0 and 2 share the other one. A rank that has sent something is told by the
-/// network within a second. One that only waits sends nothing that could stay without an answer, until it voices its suspicion
-/// at three quarters of the time.
+/// network soon; one that only waits probes its peers, after a 32nd of the time.
 fn node_lost(settings: &Settings) {
     const LOST: Rank = Rank(1);
     let deadline = Duration::from_secs(20);
@@ -172,7 +167,7 @@ fn node_lost(settings: &Settings) {
         let mut seen = Vec::new();
         for (rank, ((failure, took), after)) in (0..).map(Rank).zip(&ended) {
             println!("rank {rank}: {failure}, after {took:?}");
-            assert!(*took < deadline * 3 / 2, "rank {rank} took {took:?}");
+            assert!(*took < deadline / 2, "rank {rank} took {took:?}");
             if rank == LOST {
                 check(rank, failure, &[Rank(0), Rank(2)]);
                 assert_eq!(after.as_ref().err(), Some(&Error::Excluded { rank: LOST }));
@@ -221,8 +216,7 @@ fn parted(settings: &Settings) {
                 check(rank, &failure, &others);
             }
             noticed += usize::from(is_no_answer(&failure));
-            // Low latency waits to the very end, and tells nobody before.
-            assert!(took < deadline * 3 / 2, "rank {rank} took {took:?}");
+            assert!(took < deadline / 2, "rank {rank} took {took:?}");
             seen.push(after.unwrap_or_else(|error| panic!("rank {rank} after recovery: {error}")));
         }
         assert!(noticed > 0, "{signal}: nobody says what broke");

@@ -65,6 +65,10 @@ impl Lanes for WrongLanes {
         self.inner.progress();
     }
 
+    fn probe(&mut self, peer: Rank) {
+        self.inner.probe(peer);
+    }
+
     fn broken(&self, peer: Rank) -> Option<Fault> {
         self.inner.broken(peer)
     }

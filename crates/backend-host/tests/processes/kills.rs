@@ -48,6 +48,7 @@ impl Draws {
 /// What is killed, and when.
 #[derive(Clone, Copy, Debug)]
 struct Kill {
+    number: u64,
     seed: u64,
     victim: usize,
     moment: Duration,
@@ -55,7 +56,8 @@ struct Kill {
 
 impl fmt::Display for Kill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "seed {}, rank {} killed after {:?}", self.seed, self.victim, self.moment)
+        let Self { number, seed, victim, moment } = self;
+        write!(f, "kill {number}, EP_SEED={seed}: rank {victim} killed after {moment:?}")
     }
 }
 
@@ -73,7 +75,7 @@ fn kills(often: u64, from: u32, to: u32, within: Duration) -> impl Iterator<Item
     (first..first + often).map(move |seed| {
         let mut draws = Draws(seed);
         let victim = u64::from(from) + draws.below(u64::from(to - from));
-        Kill { seed, victim: victim as usize, moment: draws.within(within) }
+        Kill { number: seed - first + 1, seed, victim: victim as usize, moment: draws.within(within) }
     })
 }
 

@@ -10,7 +10,8 @@ use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
@@ -22,16 +23,26 @@ const SECRET: &str = "test";
 /// More than anything takes that works.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A rank that was started. Dropped, it is killed.
+/// A rank that was started. Dropped, it is killed; when its test fails, all that it wrote is shown, with the time since its start.
 struct Started {
+    rank: u32,
     process: Child,
     said: Receiver<String>,
+    written: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let killed = self.process.kill();
+        let ended = self.process.wait();
+        if thread::panicking() {
+            // They end with the process.
+            self.readers.drain(..).for_each(|reader| drop(reader.join()));
+            let written = self.written.lock().map_or_else(|_| Vec::new(), |written| written.clone());
+            let lines = written.iter().fold(String::new(), |lines, line| lines + "\n  " + line);
+            println!("rank {} wrote:{lines}\n  and ended: {ended:?}, killed at last: {killed:?}", self.rank);
+        }
     }
 }
 
@@ -49,18 +60,30 @@ impl Started {
             .env("LOCAL_RANK", &local)
             .env("LOCAL_WORLD_SIZE", &local_world);
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let started = Instant::now();
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (says, said) = channel();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (out, errors) = (process.stdout.take().unwrap(), process.stderr.take().unwrap());
+        let note = move |written: &Mutex<Vec<String>>, line: &str| {
+            let line = format!("{:7.3} s {line}", started.elapsed().as_secs_f64());
+            written.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        };
+        let (of_out, of_errors) = (Arc::clone(&written), Arc::clone(&written));
+        let hear = thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                note(&of_out, &line);
                 // What the test harness says may stand before it on the line.
                 if let Some((_, word)) = line.split_once(MARK) {
                     let _ = says.send(word.to_owned());
                 }
             }
         });
-        Self { process, said }
+        let keep = thread::spawn(move || {
+            BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| note(&of_errors, &line));
+        });
+        let rank = rank.parse().unwrap();
+        Self { rank, process, said, written, readers: vec![hear, keep] }
     }
 
     fn hear(&self) -> String {

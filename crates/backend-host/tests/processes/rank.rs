@@ -34,6 +34,8 @@ fn factor() -> u32 {
 #[test]
 fn a_rank_that_was_started() {
     let Ok(plan) = std::env::var(PLAN) else { return };
+    // Shown when the test fails that started this rank.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let environment = Environment::detect().unwrap();
     let within = if plan == "endure" { SHORT * factor() } else { LONG };
     let settings = ep_bootstrap::Settings::of(&environment).secret(Secret::detect().unwrap()).within(within);

@@ -55,5 +55,7 @@ fn main() -> std::process::ExitCode {
     }
     let network = Devices(settings.unwrap_or_default());
     let apart = Apart { network: network.clone(), campaign: 4, one_in: 16, one_node: None, absent };
-    ep_conformance::harness::main_with_processes(|| Host { network, campaign: 12, largest: (2, 2), absent }, || apart)
+    // Schedules are the machine's affair here: most seeds change nothing, and an emulated machine is slow.
+    let threads = Host { network, campaign: 12, largest: (2, 2), one_in: 3, absent };
+    ep_conformance::harness::main_with_processes(|| threads, || apart)
 }

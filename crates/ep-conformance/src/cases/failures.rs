@@ -8,7 +8,7 @@ use ep_core::{Endpoint, Error, Failure, Nanos, Placement, Rank, RankSet, Setting
 
 use serde::{Deserialize, Serialize};
 
-use super::fixture::{Layer, Verdict, ensure, layer, text};
+use super::fixture::{Layer, Verdict, allowed, ensure, layer, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, round};
 use crate::harness::Case;
@@ -19,9 +19,13 @@ use crate::workload::Batch;
 const RANKS: u32 = 4;
 const VICTIM: Rank = Rank(RANKS - 1);
 /// Time allowed to one operation where some wait lasts until it is over.
-const DEADLINE: Nanos = Nanos::from_secs(1);
+fn deadline() -> Nanos {
+    allowed(1)
+}
 /// Time allowed where no wait may last so long, on a machine with other work on all its cores neither.
-const PATIENT: Nanos = Nanos::from_secs(10);
+fn patience() -> Nanos {
+    allowed(10)
+}
 /// How much later than its deadline an operation may return: none in virtual time, some on real machines.
 const GRACE: Nanos = Nanos::from_millis(500);
 /// Where the arena has room, as with direct placement, combine pulls.
@@ -140,8 +144,8 @@ fn placements(seeds: u64) -> impl Iterator<Item = (u64, Placement)> {
 
 fn delay_heals<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(10)) {
-        let (layer, world) = fragile(seed, placement, DEADLINE).map_err(text)?;
-        let by = Nanos(DEADLINE.0 / 20);
+        let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
+        let by = Nanos(deadline().0 / 20);
         let delay = Incident::Delay { from: VICTIM, to: Rank(0), kind: None, by, after: seed * 3 };
         let stories = stories(backend, &layer, &world, delay, 2)?;
         let mut observed = Vec::new();
@@ -157,12 +161,12 @@ fn delay_heals<B: Backend>(backend: &B) -> Verdict {
 
 fn delay_kills<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(10)) {
-        let (layer, world) = fragile(seed, placement, DEADLINE).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let delay = Incident::Delay {
             from: VICTIM,
             to: Rank(0),
             kind: Some(LaneKind::Control),
-            by: Nanos(DEADLINE.0 * 20),
+            by: Nanos(deadline().0 * 20),
             after: 0,
         };
         let stories = stories(backend, &layer, &world, delay, 2)?;
@@ -173,7 +177,7 @@ fn delay_kills<B: Backend>(backend: &B) -> Verdict {
 
 fn starved<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(10)) {
-        let (layer, world) = fragile(seed, placement, PATIENT).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let stories = stories(backend, &layer, &world, Incident::Starve { rank: VICTIM }, 3)?;
         let observed: Vec<Observed> = stories
             .into_iter()
@@ -187,7 +191,7 @@ fn starved<B: Backend>(backend: &B) -> Verdict {
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(60)) {
-        let (layer, world) = fragile(seed, placement, DEADLINE).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: false };
         let stories = stories(backend, &layer, &world, incident, 60)?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
@@ -197,11 +201,11 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 
 fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(60)) {
-        let (layer, world) = fragile(seed, placement, PATIENT).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
-        let slow = stories.iter().flatten().find(|story| story.took >= PATIENT);
+        let slow = stories.iter().flatten().find(|story| story.took >= patience());
         ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;
     }
     Ok(())
@@ -210,7 +214,7 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
 /// A process that ends right after its last call has left nobody in the lurch, however slow the others are.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(60)) {
-        let (mut layer, world) = fragile(seed, placement, PATIENT).map_err(text)?;
+        let (mut layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         layer.setup = layer.setup.incident(Incident::Starve { rank: Rank(seed as u32 % (RANKS - 1)) });
         let stories = stories(backend, &layer, &world, Incident::Exit { rank: VICTIM }, 1 + seed as u32 % 3)?;
         let observed: Result<Vec<Observed>, String> = stories
@@ -229,7 +233,7 @@ fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
 /// The others need one operation more than the rank that leaves.
 fn leaves_early<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(30)) {
-        let (layer, world) = fragile(seed, placement, PATIENT).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Exit { rank: VICTIM });
         let stories = backend.run(&setup, async |mut ep| {
             let rounds = if ep.rank() == VICTIM { seed % 3 } else { 60 };
@@ -237,7 +241,7 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
             live(&mut ep, &world, batch, rounds as u32).await
         })?;
         survivors(&layer, VICTIM, &stories).map_err(|error| format!("seed {seed}, {placement:?}: {error}"))?;
-        let slow = stories.iter().flatten().find(|story| story.took >= PATIENT);
+        let slow = stories.iter().flatten().find(|story| story.took >= patience());
         ensure(slow.is_none(), || format!("seed {seed}, {placement:?}: a wait lasted to its deadline: {slow:?}"))?;
     }
     Ok(())
@@ -246,7 +250,7 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let kinds = [None, Some(LaneKind::Control), Some(LaneKind::Data(0)), Some(LaneKind::Credit(0))];
     for ((seed, placement), kind) in placements(backend.seeds(12)).flat_map(|at| kinds.map(|kind| (at, kind))) {
-        let (layer, world) = fragile(seed, placement, DEADLINE).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let incident = Incident::LoseLane { from: VICTIM, to: Rank(0), kind, after: seed };
         let stories = stories(backend, &layer, &world, incident, 40)?;
         let named = |what: &str| format!("seed {seed}, {placement:?}, {kind:?}: {what}");
@@ -271,7 +275,7 @@ fn lost_lane<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn poisoned<B: Backend>(backend: &B) -> Verdict {
-    let (layer, world) = fragile(1, Placement::Ring, PATIENT).map_err(text)?;
+    let (layer, world) = fragile(1, Placement::Ring, patience()).map_err(text)?;
     let setup = layer.setup.clone().incident(Incident::Crash { rank: VICTIM, after: 30, noticed: true });
     let outcomes = backend.run(&setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
@@ -291,7 +295,7 @@ fn poisoned<B: Backend>(backend: &B) -> Verdict {
 /// Three ranks agree to leave the fourth out, which does nothing.
 fn masked<B: Backend>(backend: &B) -> Verdict {
     for (seed, placement) in placements(backend.seeds(10)) {
-        let (layer, world) = fragile(seed, placement, PATIENT).map_err(text)?;
+        let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             if ep.rank() == VICTIM {
                 return Ok(Observed::default());
@@ -315,7 +319,7 @@ fn masked<B: Backend>(backend: &B) -> Verdict {
 /// A rank crashes, the others recover; later one more is left out.
 fn two_recoveries<B: Backend>(backend: &B) -> Verdict {
     for seed in 0..backend.seeds(12) {
-        let (layer, world) = fragile(seed, Placement::Direct, DEADLINE).map_err(text)?;
+        let (layer, world) = fragile(seed, Placement::Direct, deadline()).map_err(text)?;
         let setup =
             layer.setup.clone().incident(Incident::Crash { rank: VICTIM, after: 10 * seed, noticed: seed % 2 == 0 });
         let outcomes = backend.run(&setup, async |mut ep| {
@@ -349,7 +353,7 @@ fn two_recoveries<B: Backend>(backend: &B) -> Verdict {
 
 /// A rank that the others gave up on and that is alive hears it when it wants to recover.
 fn excluded<B: Backend>(backend: &B) -> Verdict {
-    let (layer, world) = fragile(3, Placement::Ring, DEADLINE).map_err(text)?;
+    let (layer, world) = fragile(3, Placement::Ring, deadline()).map_err(text)?;
     let lost = Incident::LoseLane { from: VICTIM, to: Rank(0), kind: Some(LaneKind::Control), after: 0 };
     let setup = layer.setup.clone().incident(lost);
     let outcomes = backend.run(&setup, async |mut ep| {

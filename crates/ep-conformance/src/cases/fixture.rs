@@ -3,10 +3,11 @@
 use std::fmt::Display;
 
 use ep_core::ring::Geometry;
-use ep_core::{Element, Error, Placement, Rings, Settings, Shape, Topology};
+use ep_core::{Element, Error, Nanos, Placement, Rings, Settings, Shape, Topology};
 
 pub(super) use crate::backend::finished;
 use crate::backend::{Backend, Setup};
+use crate::harness::env_number;
 use crate::scenario::{Scenario, Turn};
 use crate::workload::{Batch, RoutingKind, Workload};
 
@@ -21,6 +22,12 @@ pub(super) fn text(error: impl Display) -> String {
 /// Fails with `message` unless `holds`.
 pub(super) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(message()) }
+}
+
+/// Time allowed to an operation: so many seconds where ranks have free cores, more on machines that are said to be slow
+/// (`EP_TIME_FACTOR`).
+pub(super) fn allowed(seconds: u64) -> Nanos {
+    Nanos::from_secs(seconds * u64::from(env_number("EP_TIME_FACTOR").unwrap_or(1)))
 }
 
 /// A plain fresh round.

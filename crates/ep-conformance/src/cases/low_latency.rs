@@ -5,7 +5,7 @@ use ep_core::incident::Incident;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Element, Endpoint, Error, Fault, LowLatency, Nanos, Rank, RankSet, Settings};
 
-use super::fixture::{Verdict, ensure, finished, text};
+use super::fixture::{Verdict, allowed, ensure, finished, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
@@ -135,14 +135,16 @@ struct Layer {
 fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> {
     let scenario = Scenario { seed, ..scenario(ranks, tokens) };
     let mut setup = scenario.setup()?;
-    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(DEADLINE);
+    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(deadline());
     setup.settings = settings.build()?;
     let world = World::new(setup.shape, setup.topology, RankSet::new())?;
     Ok(Layer { batches: scenario.batches(setup.shape, 0)?, setup, world })
 }
 
 /// Time allowed to one operation where it matters.
-const DEADLINE: Nanos = Nanos::from_secs(1);
+fn deadline() -> Nanos {
+    allowed(1)
+}
 
 fn third<B: Backend>(backend: &B) -> Verdict {
     let layer = layer(3, 6, 1).map_err(text)?;
@@ -410,7 +412,7 @@ fn rejoin<B: Backend>(backend: &B) -> Verdict {
 fn delay<B: Backend>(backend: &B) -> Verdict {
     for seed in 0..backend.seeds(8) {
         let layer = layer(3, 5, seed).map_err(text)?;
-        let by = Nanos(DEADLINE.0 / 20);
+        let by = Nanos(deadline().0 / 20);
         let delay = Incident::Delay { from: Rank(2), to: Rank(0), kind: None, by, after: seed * 3 };
         let setup = layer.setup.clone().incident(delay);
         let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, Weighing::AtSource, 3).await)?;

@@ -5,7 +5,7 @@ use ep_core::reference::World;
 use ep_core::{Endpoint, Error, Failure, LowLatency, Nanos, Placement, Rank, RankSet, Settings};
 use serde::{Deserialize, Serialize};
 
-use super::fixture::{Layer, Verdict, ensure, layer, text};
+use super::fixture::{Layer, Verdict, allowed, ensure, layer, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{self, Round};
 use crate::harness::Case;
@@ -17,7 +17,9 @@ use crate::workload::Batch;
 const RANKS: u32 = 4;
 const VICTIM: Rank = Rank(RANKS - 1);
 /// Time allowed to one operation.
-const DEADLINE: Nanos = Nanos::from_secs(4);
+fn deadline() -> Nanos {
+    allowed(4)
+}
 const HOW: Round =
     Round { rings: None, worst_rows: 0, device_counts: false, pull: true, return_weights: true, bias: Vec::new() };
 
@@ -29,7 +31,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 fn fragile(seed: u64) -> Result<(Layer, World), Error> {
     let mut layer = layer(RANKS, 9, seed, Placement::Ring)?;
     let Setup { shape, topology, .. } = layer.setup;
-    let settings = Settings::builder(&shape, &topology).slots(2).low_latency(true).deadline(DEADLINE);
+    let settings = Settings::builder(&shape, &topology).slots(2).low_latency(true).deadline(deadline());
     layer.setup.settings = settings.build()?;
     Ok((layer, World::new(shape, topology, RankSet::new())?))
 }
@@ -95,7 +97,7 @@ fn survivors(layer: &Layer, stories: Vec<Option<Result<Story, Error>>>) -> Verdi
         let story = story.ok_or_else(|| format!("rank {rank} did not finish"))?;
         let Story { failure, took, after } = story.map_err(|error| format!("rank {rank}: {error}"))?;
         ensure(failure.culprit == VICTIM, || format!("rank {rank} blames another than rank {VICTIM}: {failure}"))?;
-        ensure(took < DEADLINE, || format!("rank {rank} waited to its deadline: {failure}"))?;
+        ensure(took < deadline(), || format!("rank {rank} waited to its deadline: {failure}"))?;
         let after = after.map_err(|error| format!("rank {rank} after recovery: {error}"))?;
         observed.push(after.0);
         seen.push(after.1);

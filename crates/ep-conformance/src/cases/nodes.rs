@@ -6,7 +6,7 @@ use ep_core::reference::World;
 use ep_core::ring::Geometry;
 use ep_core::{Endpoint, Error, Layout, Nanos, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
 
-use super::fixture::{TURN, Verdict, check, direct, ensure, scenario, text};
+use super::fixture::{TURN, Verdict, allowed, check, direct, ensure, scenario, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, round};
 use crate::harness::Case;
@@ -122,7 +122,7 @@ fn small_arena<B: Backend>(backend: &B) -> Verdict {
 fn layer(nodes: u32, ranks: u32, seed: u64, placement: Placement) -> Result<(Setup, Vec<Batch>, World), Error> {
     let topology = Topology::new(nodes, ranks)?;
     let shape = Shape::builder().experts(2 * topology.ranks()).topk(4).hidden(32).max_tokens(16).build()?;
-    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(Nanos::from_secs(1));
+    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(allowed(1));
     let batches = Workload::new(shape, vec![9; topology.ranks() as usize]).seed(seed).batches()?;
     let setup = Setup::new(shape, topology, seed)?.settings(settings.build()?);
     Ok((setup, batches, World::new(shape, topology, RankSet::new())?))

@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("f7_a_wrong_key_breaks_that_peers_lane_and_no_other", wrong_key),
         ("f7_a_peer_that_is_gone_is_named_when_retries_are_used_up", gone),
         ("f7_a_cut_link_is_noticed_and_lanes_connect_anew_when_it_is_mended", cut_link),
+        ("f7_a_rank_that_sends_nothing_finds_out_by_a_probe_that_the_link_is_cut", probe),
         ("lanes_that_are_cut_hold_nothing_and_connect_anew", cut),
         ("offers_that_do_not_fit_name_the_rank_and_the_difference", misfits),
         ("devices_that_are_not_there_are_named_with_those_that_are", no_device),
@@ -88,6 +89,35 @@ fn cut_link(devices: &str) {
     bench.raise(0, lane, cell, 3);
     bench.await_value(1, cell, 3);
     assert_eq!(bench.value(1, cell), 3);
+}
+
+/// A probe of a peer that can be reached changes nothing; of one that cannot, it breaks a lane. The rank has sent nothing else.
+fn probe(devices: &str) {
+    for signal in [Signal::OrderedWrite, Signal::FetchAdd, Signal::Counting] {
+        let mut bench = Bench::new(&settings(devices).signal(signal));
+        let a = bench.arena;
+        bench.write(1, a, &pattern(2, 500));
+        // More than a lane holds at once.
+        for _ in 0..300 {
+            bench.lanes[0].probe(Rank(1));
+            bench.until("an acknowledgement", |bench| bench.lanes[0].drain(None).then_some(()));
+        }
+        assert!(bench.lanes.iter().zip([1, 0]).all(|(lanes, peer)| lanes.broken(Rank(peer)).is_none()), "{signal}");
+        assert_eq!(bench.read(1, a, 500), pattern(2, 500));
+        let link = Link::disturb("loss 100%");
+        let began = Instant::now();
+        bench.lanes[0].probe(Rank(1));
+        let fault = bench.until("no answer", |bench| {
+            // Again, as a rank does that goes on waiting.
+            bench.lanes[0].probe(Rank(1));
+            bench.lanes[0].progress();
+            bench.lanes[0].broken(Rank(1))
+        });
+        drop(link);
+        assert!(matches!(fault, Fault::LaneBroken { cause: LaneCause::NoAnswer, .. }), "{signal}: {fault}");
+        assert_eq!(fault.peer(), Some(Rank(1)));
+        println!("{signal}: noticed after {:?}", began.elapsed());
+    }
 }
 
 fn cut(devices: &str) {
