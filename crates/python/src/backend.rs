@@ -34,6 +34,8 @@ pub(crate) struct LowInto {
     pub(crate) expert_counts: usize,
     pub(crate) segments: usize,
     pub(crate) source_token: usize,
+    /// To which the counts are added.
+    pub(crate) stats: Option<usize>,
 }
 
 /// Received rows as they leave: bf16, or FP8 codes as bytes and their scales.

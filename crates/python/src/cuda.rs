@@ -49,13 +49,13 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go.
 fn places(into: &LowInto) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token } = *into;
+    let LowInto { x, scales, expert_counts, segments, source_token, stats } = *into;
     let scales = scales.map(|(address, strides)| {
         let [expert, row, word] = strides.map(|stride| stride as u64 * SCALE as u64);
         LowScales { address: address as u64, expert, row, word }
     });
     let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
-    LowPlaces { x, scales, expert_counts, segments, source_token }
+    LowPlaces { x, scales, expert_counts, segments, source_token, stats: stats.map_or(0, |at| at as u64) }
 }
 
 /// A place in memory: its address, and the bytes from one row to the next.

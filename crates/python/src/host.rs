@@ -202,6 +202,12 @@ impl Backend for Engine<Machine> {
         }
         // SAFETY: as above.
         unsafe { copy_out(counts, into.expert_counts, 0) };
+        if let Some(stats) = into.stats {
+            for (expert, &count) in counts.iter().enumerate() {
+                // SAFETY: as above, and nobody else uses the numbers before the call returns.
+                unsafe { *(stats as *mut i32).add(expert) = (*(stats as *mut i32).add(expert)).wrapping_add(count) };
+            }
+        }
         // SAFETY: as above.
         unsafe { copy_out(&received.segments, into.segments, 0) };
         Ok((received.handle, received.expert_counts))

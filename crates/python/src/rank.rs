@@ -184,7 +184,7 @@ impl<E: Backend> Rank<E> {
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
     }
 
-    /// Rows and routing of a low-latency dispatch. Its combine needs the routing, too.
+    /// Rows and routing of a low-latency dispatch.
     ///
     /// # Safety
     /// As [`Backend`] says.
@@ -197,8 +197,8 @@ impl<E: Backend> Rank<E> {
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
-        // SAFETY: as above.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), false) }?;
+        // SAFETY: as above. The receiving half may read weights, too; it keeps choices itself.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
         Ok((rows, LowRouting { topk_idx, topk_weights }))
     }

@@ -8,6 +8,8 @@ use crate::args;
 pub enum Source {
     /// Positions and counts.
     Layout,
+    /// Membership and counts without a communicator.
+    Members,
     /// Exchange of counts.
     Counts,
     /// Direct placement.
@@ -40,8 +42,9 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 15] = [
+pub const ALL: [Source; 16] = [
     Source::Layout,
+    Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
@@ -66,6 +69,7 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "layout.cu",
+            Self::Members => "members.cu",
             Self::Counts => "counts.cu",
             Self::Dispatch => "dispatch.cu",
             Self::Unpack => "unpack.cu",
@@ -87,6 +91,7 @@ impl Source {
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Layout => "ep_layout_kernel",
+            Self::Members => "ep_members_kernel",
             Self::Counts => "ep_counts_kernel",
             Self::Dispatch => "ep_dispatch_kernel",
             Self::Unpack => "ep_unpack_kernel",
@@ -109,6 +114,7 @@ impl Source {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Layout => include_str!("../../kernels/layout.cu"),
+            Self::Members => include_str!("../../kernels/members.cu"),
             Self::Counts => include_str!("../../kernels/counts.cu"),
             Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
@@ -130,6 +136,7 @@ impl Source {
     pub(super) fn sizes(self) -> Vec<String> {
         let args = match self {
             Self::Layout => size_of::<args::Layout>(),
+            Self::Members => size_of::<args::Members>(),
             Self::Counts => size_of::<args::Counts>(),
             Self::Dispatch => size_of::<args::Dispatch>(),
             Self::Unpack => size_of::<args::Unpack>(),

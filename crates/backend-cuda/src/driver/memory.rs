@@ -164,6 +164,11 @@ impl Scratch {
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Whether it is somebody else's.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        self.is_foreign
+    }
 }
 
 impl Drop for Scratch {
@@ -280,6 +285,21 @@ impl Stream {
         };
         // SAFETY: as above, row by row.
         check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.raw()) })
+    }
+}
+
+impl Device {
+    /// Fills memory of this GPU with a byte, enqueued to a stream by the driver's handle.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// The stream is of this GPU and lives; nobody else uses the memory until this has ended.
+    pub(crate) unsafe fn fill_on(&self, stream: usize, at: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: as the caller promises.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, byte, bytes, stream as sys::CUstream) })
     }
 }
 

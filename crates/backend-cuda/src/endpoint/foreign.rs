@@ -27,6 +27,8 @@ pub struct LowPlaces {
     pub segments: u64,
     /// i32 `[local experts, ranks * max_tokens]`.
     pub source_token: u64,
+    /// i32 `[local experts]`, to which `expert_counts` are added; 0: none.
+    pub stats: u64,
 }
 
 /// Where a low-latency dispatch puts scales: `[local experts, ranks * max_tokens, words]`, words of 4 bytes, an f32 or four UE8M0 bytes

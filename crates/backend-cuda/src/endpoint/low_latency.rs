@@ -62,10 +62,18 @@ struct Inner {
 #[derive(Debug)]
 struct Routed {
     tokens: u32,
+    /// The endpoint's own: where the user's lie elsewhere, the sending half copies them to here.
     topk_idx: Array<i64>,
     topk_weights: Option<Array<f32>>,
-    /// u32 `[2, ranks]`: rows to each rank, choices of its experts.
-    numbers: Scratch,
+    memory: Arc<Scratch>,
+    /// Where in `memory` is u32 `[2, ranks]`: rows to each rank, choices of its experts.
+    numbers: u64,
+}
+
+impl Routed {
+    fn numbers(&self) -> u64 {
+        self.memory.address() + self.numbers
+    }
 }
 
 /// Rows that a kernel reads, kept for as long as it may.
@@ -102,6 +110,8 @@ struct Landing {
     segments: Array<i64>,
     source_token: Array<i32>,
     records: Scratch,
+    /// Where the user adds counts up; 0: nowhere.
+    stats: u64,
 }
 
 impl CudaEndpoint {
@@ -210,8 +220,11 @@ impl CudaEndpoint {
         }
         let tokens = tokens as u32;
         self.check_rows("x", x, self.shape().result_bytes(), tokens)?;
-        let numbers = Scratch::new(self.stream(), 8 * self.topology().ranks() as usize)?;
-        Ok(Routed { tokens, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone(), numbers })
+        let choices = topk_idx.len();
+        let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
+        let memory = Arc::new(Scratch::new(self.stream(), copied + 8 * self.topology().ranks() as usize)?);
+        let own = if copied > 0 { Array::of_memory(Arc::clone(&memory), choices) } else { topk_idx.clone() };
+        Ok(Routed { tokens, topk_idx: own, topk_weights: topk_weights.clone(), memory, numbers: copied as u64 })
     }
 
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
@@ -236,6 +249,7 @@ impl CudaEndpoint {
                 segments: self.foreign_array(places.segments, local * ranks),
                 source_token: self.foreign_array(places.source_token, rows as usize),
                 records: self.records()?,
+                stats: places.stats,
             })
         }
     }
@@ -256,16 +270,27 @@ impl CudaEndpoint {
             segments: Array::new(stream, local * ranks)?,
             source_token: Array::new(stream, rows as usize)?,
             records: self.records()?,
+            stats: 0,
         })
     }
 
-    fn low_dispatch_args(&self, routed: &Routed, x: &Kept, landing: Option<&Landing>) -> args::LowDispatch {
+    /// `topk_idx`: the user's, of a sending half.
+    fn low_dispatch_args(
+        &self,
+        routed: &Routed,
+        topk_idx: Option<&Array<i64>>,
+        x: &Kept,
+        landing: Option<&Landing>,
+    ) -> args::LowDispatch {
+        let own = routed.topk_idx.address();
+        let topk_idx = topk_idx.map_or(own, Array::address);
         let args = args::LowDispatch {
             x: x.memory.address(),
             x_stride: x.stride as u64,
-            topk_idx: routed.topk_idx.address(),
+            topk_idx,
+            kept_idx: if topk_idx == own { 0 } else { own },
             topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
-            routed: routed.numbers.address(),
+            routed: routed.numbers(),
             tokens: routed.tokens,
             ..args::LowDispatch::default()
         };
@@ -282,16 +307,17 @@ impl CudaEndpoint {
             segments: landing.segments.address(),
             source_token: landing.source_token.address(),
             records: landing.records.address(),
+            stats: landing.stats,
             ..args
         }
     }
 
     /// Bad choices that a kernel found, named as on the host.
-    fn name_choices(&self, routed: &Routed, error: Error) -> Error {
+    fn name_choices(&self, topk_idx: &Array<i64>, error: Error) -> Error {
         if error.failure().is_some() {
             return error;
         }
-        let Ok(topk_idx) = routed.topk_idx.to_vec(self.stream()) else { return error };
+        let Ok(topk_idx) = topk_idx.to_vec(self.stream()) else { return error };
         let planned =
             Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
         planned.err().unwrap_or(error)
@@ -357,7 +383,7 @@ impl CudaEndpoint {
             records: records.address(),
             topk_idx: routed.topk_idx.address(),
             topk_weights: combining.topk_weights.as_ref().map_or(0, Array::address),
-            routed: routed.numbers.address(),
+            routed: routed.numbers(),
             out,
             out_stride: out_stride as u64,
             tokens: routed.tokens,
@@ -409,7 +435,7 @@ impl CudaEndpoint {
         let Dispatching { sent, routed, x } = dispatching;
         let in_flight = self.check_receive(sent, capture)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(routed, x, Some(&landing));
+        let args = self.low_dispatch_args(routed, None, x, Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
         let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
         self.low_received((sent, x), routed, landing, event, capture)
@@ -443,14 +469,14 @@ impl CudaEndpoint {
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, Some(&landing));
         let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
         let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
         // What failed in receiving was sent.
         if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
             self.low.flights(capture).sent = op;
         }
-        let event = half.map_err(|error| self.name_choices(&routed, error))?;
+        let event = half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
         let sent = self.sent(op, capture);
         self.low_received((&sent, &x), &routed, landing, event, capture)
     }
@@ -490,9 +516,10 @@ impl LowLatency for CudaEndpoint {
         let (op, in_flight) = self.check_send(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
-        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..self.low_dispatch_args(&routed, &x, None) };
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, None);
+        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..args };
         let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
-        half.map_err(|error| self.name_choices(&routed, error))?;
+        half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
         self.low.flights(capture).sent = op;
         self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
         Ok(Dispatching { sent: self.sent(op, capture), routed, x })
