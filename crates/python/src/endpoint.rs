@@ -15,7 +15,7 @@ use crate::handle::{Handle, LowHandle, Pending};
 use crate::join::{Options, Plan, Sizes, join};
 use crate::meeting::Meeting;
 use crate::rank::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
-use crate::results::Dispatched;
+use crate::results::{Dispatched, LowDispatched};
 
 /// One rank of a communicator. All ranks make the same calls in the same order. Addresses are of contiguous tensors that live until the
 /// call returns; None where there is none.
@@ -199,7 +199,7 @@ impl Endpoint {
         Ok((combined.x.into_capsule(py)?, topk_weights))
     }
 
-    /// The sending half of a low-latency dispatch.
+    /// The sending half of a low-latency dispatch; beside it where the receiving half will write.
     #[allow(clippy::too_many_arguments)] // As above.
     fn send_dispatch(
         &self,
@@ -210,17 +210,16 @@ impl Endpoint {
         tokens: u32,
         topk_idx: usize,
         topk_weights: Option<usize>,
-    ) -> PyResult<Pending> {
+    ) -> PyResult<(Pending, LowDispatched)> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let sent = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+        let (sent, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
             rank.send_dispatch(&x, topk_idx, topk_weights, go_on)
         })?;
-        Ok(self.sent(sent))
+        Ok((self.sent(sent), LowDispatched::new(room)))
     }
 
-    /// The receiving half: writes to tensors of the shapes that `moexpress.Communicator` documents. `scales`: address and strides;
-    /// `stats`: int32 `[local experts]`, to which counts are added.
+    /// The receiving half. `stats`: int32 `[local experts]`, to which counts are added.
     #[allow(clippy::too_many_arguments)] // As above.
     fn receive_dispatch(
         &self,
@@ -228,24 +227,19 @@ impl Endpoint {
         stream: usize,
         defers: bool,
         sent: &Pending,
-        x: usize,
-        scales: Option<(usize, i64, i64, i64)>,
-        expert_counts: usize,
-        segments: usize,
-        source_token: usize,
+        into: &LowDispatched,
         stats: Option<usize>,
         tokens: u32,
     ) -> PyResult<LowHandle> {
-        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
-        let into = LowInto { x, scales, expert_counts, segments, source_token, stats };
+        let into = LowInto { stats, ..into.into.clone() };
         let inner = self.take(py, (stream, defers), sent, |rank, sent, go_on| {
-            // SAFETY: as in `dispatch`.
+            // SAFETY: as in `dispatch`; the room was made for this.
             unsafe { rank.receive_dispatch(sent, &into, go_on) }
         })?;
         Ok(LowHandle { inner, tokens })
     }
 
-    /// Both halves of a low-latency dispatch, into tensors as of `receive_dispatch`.
+    /// Both halves of a low-latency dispatch. `stats` as of `receive_dispatch`.
     #[allow(clippy::too_many_arguments)] // As above.
     fn low_dispatch(
         &self,
@@ -256,21 +250,14 @@ impl Endpoint {
         tokens: u32,
         topk_idx: usize,
         topk_weights: Option<usize>,
-        into: usize,
-        scales: Option<(usize, i64, i64, i64)>,
-        expert_counts: usize,
-        segments: usize,
-        source_token: usize,
         stats: Option<usize>,
-    ) -> PyResult<LowHandle> {
-        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
-        let into = LowInto { x: into, scales, expert_counts, segments, source_token, stats };
+    ) -> PyResult<(LowHandle, LowDispatched)> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let inner = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
-            rank.low_dispatch(&x, topk_idx, topk_weights, &into, go_on)
+        let (inner, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+            rank.low_dispatch(&x, topk_idx, topk_weights, stats, go_on)
         })?;
-        Ok(LowHandle { inner, tokens })
+        Ok((LowHandle { inner, tokens }, LowDispatched::new(room)))
     }
 
     /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.
@@ -367,14 +354,6 @@ impl Endpoint {
     /// The stream that calls enqueue to; 0 on CPUs.
     fn stream(&self, py: Python<'_>) -> PyResult<usize> {
         self.call(py, |endpoint, _| Ok(endpoint.stream()))
-    }
-
-    /// Bytes from one FP8 row to the next as they travel, and from the start of a row to its scales.
-    fn row_layout(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        self.call(py, |endpoint, _| {
-            let row = endpoint.layout().row();
-            Ok((row.payload_stride(), row.scales_offset()))
-        })
     }
 
     /// Frees windows and lanes. Tensors that lie in the arena stay readable.

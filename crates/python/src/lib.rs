@@ -26,6 +26,7 @@ mod layout;
 mod meeting;
 mod rank;
 mod results;
+mod room;
 
 use pyo3::prelude::*;
 
@@ -43,5 +44,5 @@ mod _native {
     #[pymodule_export]
     use super::meeting::{Meeting, Place};
     #[pymodule_export]
-    use super::results::Dispatched;
+    use super::results::{Dispatched, LowDispatched};
 }

@@ -1,12 +1,14 @@
-//! What a dispatch brought, until Python asks for it.
+//! What dispatches brought, until Python asks for it.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
+use crate::backend::LowInto;
 use crate::dlpack::Tensor;
 use crate::handle::Handle;
 use crate::rank;
+use crate::room::LowRoom;
 
 /// Tensors of a dispatch, each to be taken once, as a DLPack capsule: None where there is none, and after that. Making a capsule takes
 /// longer than keeping what it would be made of, and most callers want few of them.
@@ -109,5 +111,71 @@ impl Dispatched {
     #[getter]
     fn handle(&self) -> Handle {
         self.handle.clone()
+    }
+}
+
+/// Tensors of a low-latency dispatch, as [`Dispatched`] has them. Defined once it was received.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct LowDispatched {
+    /// Keeps the memory, whatever was taken.
+    pub(crate) into: LowInto,
+    parts: Mutex<LowParts>,
+}
+
+struct LowParts {
+    x: Option<Tensor>,
+    scales: Option<Tensor>,
+    expert_counts: Option<Tensor>,
+    segments: Option<Tensor>,
+    source_token: Option<Tensor>,
+}
+
+impl LowDispatched {
+    pub(crate) fn new(room: LowRoom) -> Self {
+        let LowRoom { into, x, scales, expert_counts, segments, source_token } = room;
+        let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(Some);
+        Self { into, parts: Mutex::new(LowParts { x, scales, expert_counts, segments, source_token }) }
+    }
+
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        part: fn(&mut LowParts) -> &mut Option<Tensor>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = part(&mut self.parts.lock().unwrap_or_else(PoisonError::into_inner)).take();
+        tensor.map(|tensor| tensor.into_capsule(py)).transpose()
+    }
+}
+
+#[pymethods]
+impl LowDispatched {
+    /// Rows, or their codes: as FP8 where the reader knows it by name, else as bytes.
+    fn x<'py>(&self, py: Python<'py>, knows_fp8: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = self.parts.lock().unwrap_or_else(PoisonError::into_inner).x.take();
+        let named = |tensor: Tensor| Tensor {
+            element: if knows_fp8 { tensor.element } else { tensor.element.plain() },
+            ..tensor
+        };
+        tensor.map(|tensor| named(tensor).into_capsule(py)).transpose()
+    }
+
+    /// Scales of FP8 rows.
+    fn scales<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.scales)
+    }
+
+    /// Rows of each local expert.
+    fn expert_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.expert_counts)
+    }
+
+    /// Rows of each source.
+    fn segments<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.segments)
+    }
+
+    /// Token of each row at its source.
+    fn source_token<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.source_token)
     }
 }

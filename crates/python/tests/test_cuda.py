@@ -407,7 +407,7 @@ def check_leaks(rank: int, world: int, iterations: int) -> list[dict[str, int]]:
             held.pop(order.randrange(len(held)))
 
     readings = []
-    for turns in (iterations // 5, iterations // 2, iterations - iterations // 2):
+    for turns in (iterations // 2, iterations // 2, iterations - iterations // 2):
         for turn in range(turns):
             once(turn)
         held.clear()
@@ -420,7 +420,8 @@ def check_leaks(rank: int, world: int, iterations: int) -> list[dict[str, int]]:
 def test_nothing_leaks_over_10000_iterations(two: Any) -> None:
     for before, half_way, after in two.run(check_leaks, 10_000, limit=LIMIT):
         print(f"used before, half-way, after: {before} {half_way} {after}")
-        assert after["device"] <= before["device"]
+        # Allocators take the GPU's memory 2 MiB at a time.
+        assert after["device"] <= half_way["device"] <= before["device"] + (2 << 20)
         # A leak of one small object an iteration would be more.
         assert after["host"] - before["host"] < 1_000_000
         assert after["descriptors and threads"] <= before["descriptors and threads"]

@@ -14,6 +14,7 @@
 mod failure;
 mod flights;
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
@@ -112,6 +113,8 @@ struct Landing {
     records: Scratch,
     /// Where the user adds counts up; 0: nowhere.
     stats: u64,
+    /// Of the user's places.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl CudaEndpoint {
@@ -250,6 +253,7 @@ impl CudaEndpoint {
                 source_token: self.foreign_array(places.source_token, rows as usize),
                 records: self.records()?,
                 stats: places.stats,
+                owner: places.owner.clone(),
             })
         }
     }
@@ -271,6 +275,7 @@ impl CudaEndpoint {
             source_token: Array::new(stream, rows as usize)?,
             records: self.records()?,
             stats: 0,
+            owner: None,
         })
     }
 
@@ -333,12 +338,12 @@ impl CudaEndpoint {
         capture: Option<&Capture>,
     ) -> Result<LowReceived<Self>, Error> {
         self.low.flights(capture).received += 1;
-        let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
+        let Landing { x: rows, expert_counts, segments, source_token, records, owner, .. } = landing;
         let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
-            all.into_iter().chain(arrays).collect()
+            all.into_iter().chain(arrays).chain(owner).collect()
         })?;
         Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
     }

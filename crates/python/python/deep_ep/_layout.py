@@ -6,6 +6,7 @@ import torch
 from moexpress import _native, errors
 from moexpress._libraries import load_nvrtc
 from moexpress._order import current_stream
+from moexpress._plain import plain
 
 from . import _checks
 
@@ -21,6 +22,7 @@ class Layouts:
         self.ranks = ranks
         self._of: dict[torch.device, _native.Layouts] = {}
 
+    @plain
     def of(self, topk_idx: torch.Tensor, experts: int) -> Layout:
         """The layout of int64 ``[tokens, topk]``, -1 for a dropped choice."""
         _checks.topk_idx(topk_idx)

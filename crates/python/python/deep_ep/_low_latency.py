@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
+from moexpress._plain import plain
 from moexpress._shape import Element
 
 from . import _checks, _handles
@@ -42,6 +43,7 @@ class LowLatency:
         self.communicators, self.ranks, self.shrink = communicators, ranks, shrink
         self._of: dict[Communicator, UnderWay] = {}
 
+    @plain
     def dispatch(
         self,
         x: torch.Tensor,
@@ -76,6 +78,7 @@ class LowLatency:
         handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
         return rows, into.expert_counts, handle, _event(async_finish), receive
 
+    @plain
     def combine(
         self,
         x: torch.Tensor,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from moexpress import Communicator, Received, errors
+from moexpress._plain import plain
+from moexpress._results import tensor_of
 
 from . import _checks, _handles
 from ._communicators import Communicators
@@ -32,6 +35,7 @@ class Throughput:
     def __init__(self, communicators: Communicators, layouts: Layouts) -> None:
         self.communicators, self.layouts = communicators, layouts
 
+    @plain
     def dispatch(
         self,
         x: Rows_t,
@@ -100,18 +104,28 @@ class Throughput:
             _event(communicator, defer),
         )
 
+    @plain
     def redispatch(self, x: Rows_t, handle: object, defer: bool) -> Dispatched:
-        rows, made = Rows.of(x), _handles.normal(handle)
-        communicator, native = made.communicator, made.native
-        if rows.element != communicator.element:
+        made = _handles.normal(handle)
+        if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.element == "bf16":
+            # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
+            communicator = made.communicator
+            out = communicator._throughput.redispatch(x, made.native, None, defer)
+            received = tensor_of(out.x())
+            if received.is_contiguous():
+                return received, None, None, None, None, _event(communicator, defer)
+            return _contiguous(received, communicator, defer), None, None, None, None, _event(communicator, defer)
+        rows, communicator, native = Rows.of(x), made.communicator, made.native
+        if rows.element != made.element:
             # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
             known = made.others.get(rows.element)
             if known is None:
                 return self._learn(rows, made, defer)
             communicator, native = known
-        received = communicator._throughput.redispatch(rows.x, native, scales=rows.scales, defer=defer)
-        return _taken(rows, received, communicator, defer), None, None, None, None, _event(communicator, defer)
+        brought = Received(communicator._throughput.redispatch(rows.x, native, rows.scales, defer))
+        return _taken(rows, brought, communicator, defer), None, None, None, None, _event(communicator, defer)
 
+    @plain
     def combine(
         self,
         x: torch.Tensor,
@@ -145,6 +159,12 @@ def _taken(rows: Rows, received: Received, communicator: Communicator, defer: bo
     with communicator.order.behind():
         taken = rows.received(received.x, received.scales)
     return taken
+
+
+def _contiguous(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tensor:
+    """A copy of received rows."""
+    with communicator.order.behind() if defer else nullcontext():
+        return x.contiguous()
 
 
 def _event(communicator: Communicator, defer: bool) -> EventOverlap:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from moexpress import Meeting, _native, errors
 from moexpress._meeting import default_timeout
-from moexpress._plain import plain
 
 from . import _checks, config
 from ._communicators import Communicators
@@ -145,7 +144,6 @@ class Buffer:
 
     # Throughput mode.
 
-    @plain
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -164,13 +162,11 @@ class Buffer:
             int32 ``[ranks]`` tokens for each rank; None (tokens for each node); int32 ``[experts]`` tokens for each expert; bool
             ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
         per_rank, per_expert, in_rank = self._layouts.of(topk_idx, num_experts)
         return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
 
-    @plain
     def dispatch(
         self,
         x: Rows_t,
@@ -204,10 +200,9 @@ class Buffer:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
             an event, if asynchronous. A cached dispatch returns None for all but the rows and the event.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
         _checks.config(config)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
@@ -226,7 +221,6 @@ class Buffer:
             async_finish,
         )
 
-    @plain
     def combine(
         self,
         x: torch.Tensor,
@@ -250,10 +244,9 @@ class Buffer:
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
         _checks.config(config)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
         return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
@@ -270,7 +263,6 @@ class Buffer:
         """Does nothing: low latency leaves nothing behind that would have to be cleaned."""
         self._check_low_latency_mode()
 
-    @plain
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -317,7 +309,6 @@ class Buffer:
             return_recv_hook,
         )
 
-    @plain
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -405,3 +396,10 @@ class Buffer:
         self._check_low_latency_mode()
         if not self.enable_shrink:
             raise errors.InvalidArgument("enable_shrink is False, allowed: a buffer made with enable_shrink=True")
+
+
+def _wait(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    """Makes the current stream wait for what a call is to come behind."""
+    _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+    if previous_event is not None:
+        previous_event.current_stream_wait()

@@ -184,7 +184,7 @@ class Communicator:
     @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
-        return self._throughput.redispatch(x, handle, scales=scales)
+        return Received(self._throughput.redispatch(x, handle, scales))
 
     @plain
     def combine(

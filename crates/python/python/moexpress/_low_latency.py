@@ -8,7 +8,6 @@ from . import _check, _native
 from ._order import Order
 from ._plain import plain
 from ._results import LowReceived
-from ._room import Room
 from ._shape import Shape, address
 
 
@@ -17,7 +16,6 @@ class LowLatency:
 
     def __init__(self, native: _native.Endpoint, order: Order, shape: Shape) -> None:
         self.native, self.order, self.shape = native, order, shape
-        self.room = Room(shape, native.row_layout())
 
     def send_dispatch(
         self,
@@ -27,10 +25,9 @@ class LowLatency:
         stats: torch.Tensor | None = None,
     ) -> LowDispatch:
         tokens = self._batch(x, topk_idx, topk_weights)
-        into = self.room.take()
         # The receiving half may read the rows again.
         self.order.beyond(x)
-        sent = self.native.send_dispatch(
+        sent, into = self.native.send_dispatch(
             self.order.current(), False, x.data_ptr(), tokens, topk_idx.data_ptr(), address(topk_weights)
         )
         return LowDispatch(self, sent, x, into, stats)
@@ -43,20 +40,16 @@ class LowLatency:
         stats: torch.Tensor | None = None,
     ) -> LowReceived:
         tokens = self._batch(x, topk_idx, topk_weights)
-        room = self.room
-        into, travelling = room.take(), room.travelling()
-        into.handle = self.native.low_dispatch(
+        handle, into = self.native.low_dispatch(
             self.order.current(),
             False,
             x.data_ptr(),
             tokens,
             topk_idx.data_ptr(),
             address(topk_weights),
-            *room.places(into, travelling),
             address(stats),
         )
-        room.landed(into, travelling)
-        return into
+        return LowReceived(into, handle)
 
     def send_combine(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
@@ -106,11 +99,12 @@ class LowDispatch:
         calls: LowLatency,
         pending: _native.Pending,
         x: torch.Tensor,
-        into: LowReceived,
+        into: _native.LowDispatched,
         stats: torch.Tensor | None,
     ) -> None:
         # Rows are kept: those for a rank that was late are read again by the receiving half.
-        self._calls, self._pending, self._x, self._into, self._stats = calls, pending, x, into, stats
+        self._calls, self._pending, self._x, self._out, self._stats = calls, pending, x, into, stats
+        self._into = LowReceived(into, None)
 
     @property
     def result(self) -> LowReceived:
@@ -125,16 +119,9 @@ class LowDispatch:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
         """
         into, calls = self._into, self._calls
-        travelling = calls.room.travelling()
         into.handle = calls.native.receive_dispatch(
-            calls.order.current(),
-            False,
-            self._pending,
-            *calls.room.places(into, travelling),
-            address(self._stats),
-            self._x.shape[0],
+            calls.order.current(), False, self._pending, self._out, address(self._stats), self._x.shape[0]
         )
-        calls.room.landed(into, travelling)
         return into
 
 

@@ -7,6 +7,7 @@ __all__ = [
     "Endpoint",
     "Handle",
     "Layouts",
+    "LowDispatched",
     "LowHandle",
     "Meeting",
     "Pending",
@@ -17,7 +18,6 @@ __all__ = [
 
 _Capsule = Any
 _Scales2 = tuple[int, int, int] | None
-_Scales3 = tuple[int, int, int, int] | None
 
 def cuda_is_available() -> str | None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
@@ -80,6 +80,14 @@ class Layouts:
     ) -> None: ...
 
 @final
+class LowDispatched:
+    def x(self, knows_fp8: bool) -> _Capsule | None: ...
+    def scales(self) -> _Capsule | None: ...
+    def expert_counts(self) -> _Capsule | None: ...
+    def segments(self) -> _Capsule | None: ...
+    def source_token(self) -> _Capsule | None: ...
+
+@final
 class LowHandle:
     tokens: int
 
@@ -135,19 +143,9 @@ class Endpoint:
     ) -> tuple[_Capsule, _Capsule | None]: ...
     def send_dispatch(
         self, stream: int, defers: bool, x: int, tokens: int, topk_idx: int, topk_weights: int | None
-    ) -> Pending: ...
+    ) -> tuple[Pending, LowDispatched]: ...
     def receive_dispatch(
-        self,
-        stream: int,
-        defers: bool,
-        sent: Pending,
-        x: int,
-        scales: _Scales3,
-        expert_counts: int,
-        segments: int,
-        source_token: int,
-        stats: int | None,
-        tokens: int,
+        self, stream: int, defers: bool, sent: Pending, into: LowDispatched, stats: int | None, tokens: int
     ) -> LowHandle: ...
     def low_dispatch(
         self,
@@ -157,13 +155,8 @@ class Endpoint:
         tokens: int,
         topk_idx: int,
         topk_weights: int | None,
-        into: int,
-        scales: _Scales3,
-        expert_counts: int,
-        segments: int,
-        source_token: int,
         stats: int | None,
-    ) -> LowHandle: ...
+    ) -> tuple[LowHandle, LowDispatched]: ...
     def low_combine(
         self, stream: int, defers: bool, y: int, handle: LowHandle, topk_weights: int | None, into: int
     ) -> None: ...
@@ -178,5 +171,4 @@ class Endpoint:
     def stats(self) -> dict[str, Any]: ...
     def window_bytes(self) -> int: ...
     def stream(self) -> int: ...
-    def row_layout(self) -> tuple[int, int]: ...
     def close(self) -> None: ...

@@ -16,6 +16,19 @@ tensor_of: Callable[[Any], torch.Tensor] = getattr(torch._C, "_from_dlpack", fro
 """A tensor of a capsule, for which the public function would first look for a protocol that capsules do not have."""
 
 
+def _knows_fp8() -> bool:
+    try:
+        return (
+            tensor_of(torch.empty(1, dtype=torch.float8_e4m3fn, device="cpu").__dlpack__()).dtype is torch.float8_e4m3fn
+        )
+    except (BufferError, RuntimeError):
+        return False
+
+
+KNOWS_FP8 = _knows_fp8()
+"""Whether this torch takes FP8 over by name. Else it gets bytes, and looks at them as FP8."""
+
+
 class Received:
     """What a rank received from a dispatch. Rows are ordered by source rank, then by token.
 
@@ -93,19 +106,41 @@ class Combined:
     """f32 ``[tokens, topk]``: sums of the weights that travelled back."""
 
 
-@dataclass(slots=True)
 class LowReceived:
-    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on."""
+    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on. Defined once it was received.
 
-    x: torch.Tensor
-    """``[local experts, ranks * max_tokens, hidden]``, bf16 or float8_e4m3fn. Undefined beyond each expert's rows."""
-    scales: torch.Tensor | None
-    """``[local experts, ranks * max_tokens, scales]`` of FP8 rows, column-major."""
-    expert_counts: torch.Tensor
-    """int32 ``[local experts]``: rows of each."""
-    segments: torch.Tensor
-    """int64 ``[local experts, ranks]``: rows of each source, ``first << 32 | rows``."""
-    source_token: torch.Tensor
-    """int32 ``[local experts, ranks * max_tokens]``: token at its source."""
+    Tensors are made of the memory they lie in when they are asked for; it is given back as that of :class:`Received` is.
+    """
+
     handle: _native.LowHandle | None
     """For combines. None until it was received."""
+
+    def __init__(self, out: _native.LowDispatched, handle: _native.LowHandle | None) -> None:
+        self._out, self.handle = out, handle
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """``[local experts, ranks * max_tokens, hidden]``, bf16 or float8_e4m3fn. Undefined beyond each expert's rows."""
+        x = tensor_of(self._out.x(KNOWS_FP8))
+        return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
+
+    @cached_property
+    def scales(self) -> torch.Tensor | None:
+        """``[local experts, ranks * max_tokens, scales]`` of FP8 rows, column-major; on GPUs row-major where rows are no multiple of 16
+        elements."""
+        return _maybe(self._out.scales())
+
+    @cached_property
+    def expert_counts(self) -> torch.Tensor:
+        """int32 ``[local experts]``: rows of each."""
+        return tensor_of(self._out.expert_counts())
+
+    @cached_property
+    def segments(self) -> torch.Tensor:
+        """int64 ``[local experts, ranks]``: rows of each source, ``first << 32 | rows``."""
+        return tensor_of(self._out.segments())
+
+    @cached_property
+    def source_token(self) -> torch.Tensor:
+        """int32 ``[local experts, ranks * max_tokens]``: token at its source."""
+        return tensor_of(self._out.source_token())

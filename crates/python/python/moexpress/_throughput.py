@@ -89,18 +89,19 @@ class Throughput:
         )
 
     def redispatch(
-        self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None, defer: bool = False
-    ) -> Received:
+        self, x: torch.Tensor, handle: _native.Handle, scales: torch.Tensor | None, defer: bool = False
+    ) -> _native.Dispatched:
+        """What was received, not made into tensors yet."""
         shape, order = self.shape, self.order
         _handle(handle)
         tokens = shape.rows("x", x, scales)
-        if scales is not None:
-            scales = shape.by_row(x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
+        if scales is not None:
+            scales = shape.by_row(x, scales)
         if defer:
             order.beyond(x, scales)
-        return Received(self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, _scales(scales), handle))
+        return self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, _scales(scales), handle)
 
     def combine(
         self,
