@@ -39,7 +39,7 @@ def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, layo
 
 
 def config(config: object) -> None:
-    if config is not None and not isinstance(config, Config):
+    if not isinstance(config, Config):
         raise errors.InvalidArgument(f"config is a {type(config).__name__}, allowed: a deep_ep.Config, or None")
 
 

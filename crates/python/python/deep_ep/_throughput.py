@@ -113,7 +113,8 @@ class Throughput:
             out = communicator._throughput.redispatch(x, made.native, None, defer)
             received = tensor_of(out.x())
             if received.is_contiguous():
-                return received, None, None, None, None, _event(communicator, defer)
+                event = _event(communicator, True) if defer else EventOverlap()
+                return received, None, None, None, None, event
             return _contiguous(received, communicator, defer), None, None, None, None, _event(communicator, defer)
         rows, communicator, native = Rows.of(x), made.communicator, made.native
         if rows.element != made.element:
@@ -137,7 +138,8 @@ class Throughput:
         made = _handles.normal(handle)
         communicator = made.communicator
         combined = communicator._throughput.combine(x, made.native, topk_weights=topk_weights, bias=bias, defer=defer)
-        return combined.x, combined.topk_weights, _event(communicator, defer)
+        event = _event(communicator, True) if defer else EventOverlap()
+        return combined.x, combined.topk_weights, event
 
     def _learn(self, rows: Rows, made: _handles.Handle, defer: bool) -> Dispatched:
         """A cached dispatch whose rows are of another type than the handle's, for the first time."""

@@ -200,7 +200,8 @@ class Buffer:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
             an event, if asynchronous. A cached dispatch returns None for all but the rows and the event.
         """
-        _checks.config(config)
+        if config is not None:
+            _checks.config(config)
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
@@ -244,7 +245,8 @@ class Buffer:
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
-        _checks.config(config)
+        if config is not None:
+            _checks.config(config)
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         return self._throughput.combine(x, handle, topk_weights, bias, async_finish)

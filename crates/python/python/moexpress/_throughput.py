@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from . import _check, _native
+from . import _check, _native, errors
 from ._order import Order
 from ._results import Combined, Received, tensor_of
 from ._shape import Shape, address
@@ -93,7 +93,8 @@ class Throughput:
     ) -> _native.Dispatched:
         """What was received, not made into tensors yet."""
         shape, order = self.shape, self.order
-        _handle(handle)
+        if not isinstance(handle, _native.Handle):
+            raise _not_a_handle(handle)
         tokens = shape.rows("x", x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
@@ -101,7 +102,8 @@ class Throughput:
             scales = shape.by_row(x, scales)
         if defer:
             order.beyond(x, scales)
-        return self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, _scales(scales), handle)
+        strided = None if scales is None else _scales(scales)
+        return self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, strided, handle)
 
     def combine(
         self,
@@ -113,7 +115,8 @@ class Throughput:
         defer: bool = False,
     ) -> Combined:
         shape, order = self.shape, self.order
-        _handle(handle)
+        if not isinstance(handle, _native.Handle):
+            raise _not_a_handle(handle)
         rows = shape.results("y", y, handle.rows)
         if topk_weights is not None:
             _check.tensor("topk_weights", topk_weights, torch.float32, (rows, shape.topk), shape.device)
@@ -144,6 +147,5 @@ def _scales(scales: torch.Tensor | None) -> tuple[int, int, int] | None:
     return None if scales is None else (scales.data_ptr(), *scales.stride())  # type: ignore[return-value]
 
 
-def _handle(handle: object) -> None:
-    if not isinstance(handle, _native.Handle):
-        raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a dispatch gave")
+def _not_a_handle(handle: object) -> errors.InvalidArgument:
+    return _check.invalid("handle", f"a {type(handle).__name__}", "one that a dispatch gave")
