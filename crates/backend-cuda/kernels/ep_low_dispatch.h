@@ -23,6 +23,8 @@ struct EpLowDispatchArgs {
     ep_u64 scales_expert; /* bytes from one expert's scales to the next's */
     ep_u64 scales_row;    /* bytes from one row's scales to the next's */
     ep_u64 scales_word;   /* bytes from one word to the next */
+    ep_u64 kept_idx;      /* out, of the sender: i64 [tokens, topk], topk_idx as it was; or 0 */
+    ep_u64 stats;         /* i32 [local experts], to which expert_counts are added; or 0 */
     ep_u32 tokens;
     ep_u32 phases;
     ep_u32 in_flight;     /* operations that were sent and not received when it was enqueued */

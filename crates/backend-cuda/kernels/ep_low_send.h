@@ -212,6 +212,10 @@ EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u
             ((ep_u32*)a.routed)[rank] = s.rows[rank];
             ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
         }
+    /* The combine and late rows need the choices: the caller's may be others by then. */
+    if (a.kept_idx != 0 && !again)
+        for (ep_u64 i = (ep_u64)block * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
+            ((ep_i64*)a.kept_idx)[i] = ((const ep_i64*)a.topk_idx)[i];
     if (block >= blocks) return false;
     const ep_u32 units = (ep_u32)(r.w.wire_bytes / 16);
     for (bool first = true; ep_low_next(r, op, nullptr, s.state, began, found); first = false, found = EP_FOUND_WAITING) {

@@ -55,8 +55,11 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         if (received) counters[r.w.ranks + rank] += s.rows[rank];
     }
     if (received)
-        for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS)
-            counters[4 * r.w.ranks + e] += (ep_u64)__ldcg((const ep_i32*)a.expert_counts + e);
+        for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
+            const ep_i32 rows = __ldcg((const ep_i32*)a.expert_counts + e);
+            counters[4 * r.w.ranks + e] += (ep_u64)rows;
+            if (a.stats != 0) ((ep_i32*)a.stats)[e] += rows;
+        }
     if (received && threadIdx.x == 0) counters[4 * r.w.ranks + r.w.local_experts] += 1;
 }
 } // namespace ep_low_latency

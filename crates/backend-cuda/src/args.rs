@@ -71,6 +71,19 @@ pub(crate) struct Layout {
     pub(crate) topk: u32,
 }
 
+/// `EpMembersArgs`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Members {
+    pub(crate) topk_idx: u64,
+    pub(crate) numbers: u64,
+    pub(crate) in_rank: u64,
+    pub(crate) tokens: u32,
+    pub(crate) topk: u32,
+    pub(crate) ranks: u32,
+    pub(crate) experts: u32,
+}
+
 /// `EpCountsArgs`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -223,6 +236,8 @@ pub(crate) struct LowDispatch {
     pub(crate) scales_expert: u64,
     pub(crate) scales_row: u64,
     pub(crate) scales_word: u64,
+    pub(crate) kept_idx: u64,
+    pub(crate) stats: u64,
     pub(crate) tokens: u32,
     pub(crate) phases: u32,
     pub(crate) in_flight: u32,

@@ -11,6 +11,7 @@ use crate::error::CudaError;
 #[derive(Debug)]
 pub(crate) struct Kernels {
     pub(crate) layout: Kernel,
+    pub(crate) members: Kernel,
     pub(crate) counts: Kernel,
     pub(crate) dispatch: Kernel,
     pub(crate) unpack: Kernel,
@@ -60,6 +61,7 @@ impl Kernels {
         let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
             layout: plain(Source::Layout)?,
+            members: plain(Source::Members)?,
             counts: plain(Source::Counts)?,
             dispatch: load(&Target::new(Source::Dispatch, &arch), device.shared_memory())?,
             unpack: plain(Source::Unpack)?,

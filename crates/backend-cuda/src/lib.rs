@@ -10,6 +10,7 @@ mod cluster;
 mod endpoint;
 mod error;
 mod kernels;
+mod layouts;
 mod node;
 mod rank;
 
@@ -20,3 +21,4 @@ pub use endpoint::{
     LowScales, Rows, ScaleStrides,
 };
 pub use error::CudaError;
+pub use layouts::{LayoutOf, Layouts};

@@ -1,12 +1,15 @@
 //! What differs between machines: how Python's memory becomes an endpoint's, and an endpoint's Python's.
 
+use std::any::Any;
 use std::future::Future;
+use std::sync::Arc;
 
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
-use moexpress::{Endpoint, Error, LowLatency};
+use moexpress::{Endpoint, Error, Layout, LowLatency};
 
 use crate::dlpack::{Element, Tensor};
+use crate::room::LowRoom;
 
 /// Rows in Python's memory, one behind the other: bf16, or FP8 codes with their scales elsewhere.
 #[derive(Clone, Copy, Debug)]
@@ -23,17 +26,21 @@ pub(crate) struct RawScales {
     pub(crate) strides: [i64; 2],
 }
 
-/// Where the results of a low-latency dispatch go: memory of Python, with the shapes that
+/// Where the results of a low-latency dispatch go, with the shapes that
 /// [`LowReceived`](moexpress::engine::low_latency::LowReceived) says. Rows beyond each expert's are undefined.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LowInto {
-    /// bf16, contiguous; or FP8 codes, contiguous, where scales go elsewhere, else rows as they travel, each at a multiple of 16 bytes.
+    /// bf16 or FP8 codes, contiguous.
     pub(crate) x: usize,
-    /// Of `[local experts, ranks * max_tokens, scales]`; strides in elements. On GPUs only where rows are a multiple of 16 elements.
+    /// Of `[local experts, ranks * max_tokens, scales]` of FP8 rows; strides in elements.
     pub(crate) scales: Option<(usize, [i64; 3])>,
     pub(crate) expert_counts: usize,
     pub(crate) segments: usize,
     pub(crate) source_token: usize,
+    /// To which the counts are added. Memory of Python's.
+    pub(crate) stats: Option<usize>,
+    /// Keeps the rest.
+    pub(crate) owner: Arc<dyn Any + Send + Sync>,
 }
 
 /// Received rows as they leave: bf16, or FP8 codes as bytes and their scales.
@@ -88,6 +95,9 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
 
     /// Numbers that leave.
     fn array_out<T: Typed>(&mut self, array: Self::Array<T>, shape: Vec<i64>) -> Result<Tensor, Error>;
+
+    /// Memory for what a low-latency dispatch brings.
+    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error>;
 
     /// Receives a low-latency dispatch. Returns its handle, and each local expert's rows where the host knows them, else nothing.
     async unsafe fn receive_into(

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
     Array, Cluster, Combining, CudaEndpoint, Dispatching, Event, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
 };
@@ -19,6 +20,7 @@ use moexpress::{
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::rank::{Calls, Rank};
+use crate::room::{LowRoom, Owner};
 
 /// Rows lie at multiples of this.
 const ALIGN: usize = 16;
@@ -47,15 +49,44 @@ fn device(endpoint: &CudaEndpoint) -> Device {
     Device::Cuda(endpoint.stream().device().ordinal() as i32)
 }
 
-/// Where the results of a low-latency dispatch go.
-fn places(into: &LowInto) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token } = *into;
+/// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
+fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
+    let LowInto { x, scales, expert_counts, segments, source_token, stats, owner } = into.clone();
+    let x = travelling.map_or(x, |memory| memory.address() as usize);
+    let scales = scales.filter(|_| travelling.is_none());
     let scales = scales.map(|(address, strides)| {
         let [expert, row, word] = strides.map(|stride| stride as u64 * SCALE as u64);
         LowScales { address: address as u64, expert, row, word }
     });
     let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
-    LowPlaces { x, scales, expert_counts, segments, source_token }
+    let owner = Some(Arc::new((owner, travelling.cloned())) as Owner);
+    LowPlaces { x, scales, expert_counts, segments, source_token, stats: stats.map_or(0, |at| at as u64), owner }
+}
+
+/// Memory for rows of odd sizes as they travel: kernels write codes and scales apart where rows are a multiple of 16 elements.
+fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scratch>>, Error> {
+    let hidden = endpoint.shape().hidden() as usize;
+    if into.scales.is_none() || hidden.is_multiple_of(ALIGN) {
+        return Ok(None);
+    }
+    let stride = RowFormat::new(endpoint.shape()).payload_stride() as usize;
+    endpoint.bytes_room(expert_rows(endpoint) as usize * stride).map(Some)
+}
+
+/// Takes them apart.
+fn apart(endpoint: &CudaEndpoint, into: &LowInto, travelling: Option<&Scratch>) -> Result<(), Error> {
+    let (Some(memory), Some((scales, _))) = (travelling, into.scales) else { return Ok(()) };
+    let (rows, hidden, format) = (expert_rows(endpoint), endpoint.shape().hidden(), RowFormat::new(endpoint.shape()));
+    let (from, stride) = (memory.address() as usize, format.payload_stride() as usize);
+    let scales_bytes = (format.scales_bytes() as usize).next_multiple_of(SCALE);
+    copy(endpoint, (into.x, hidden as usize), (from, stride), hidden as usize, rows)?;
+    copy(endpoint, (scales, scales_bytes), (from + format.scales_offset() as usize, stride), scales_bytes, rows)
+}
+
+/// Rows of all local experts in low latency.
+fn expert_rows(endpoint: &CudaEndpoint) -> u32 {
+    // Local experts x ranks x tokens.
+    endpoint.shape().experts() * endpoint.shape().max_tokens()
 }
 
 /// A place in memory: its address, and the bytes from one row to the next.
@@ -135,8 +166,7 @@ impl Backend for CudaEndpoint {
     }
 
     unsafe fn expert_rows_in(&mut self, address: usize, _counts: &[i32]) -> Result<Rows, Error> {
-        let shape = *self.shape();
-        let rows = shape.experts() * shape.max_tokens(); // Local experts x ranks x tokens.
+        let rows = expert_rows(self);
         // SAFETY: as the caller promises.
         unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
     }
@@ -181,14 +211,24 @@ impl Backend for CudaEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(array) })
     }
 
+    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
+        let by_row = !self.shape().hidden().is_multiple_of(ALIGN as u32);
+        LowRoom::new(layout, device(self), by_row, |bytes| {
+            let memory = self.bytes_room(bytes)?;
+            Ok((memory.address() as usize, memory as Owner))
+        })
+    }
+
     async unsafe fn receive_into(
         &mut self,
         sent: &Dispatching,
         into: &LowInto,
     ) -> Result<(LowHandle, Vec<i32>), Error> {
-        let places = places(into);
+        let travelling = travelling(self, into)?;
+        let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
         let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
+        apart(self, into, travelling.as_deref())?;
         Ok((received.handle, Vec::new()))
     }
 
@@ -198,9 +238,11 @@ impl Backend for CudaEndpoint {
         routing: &LowRoutingOf<Self>,
         into: &LowInto,
     ) -> Result<(LowHandle, Vec<i32>), Error> {
-        let places = places(into);
+        let travelling = travelling(self, into)?;
+        let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
         let received = unsafe { self.low_latency_dispatch_into(x, routing, &places) }.await?;
+        apart(self, into, travelling.as_deref())?;
         Ok((received.handle, Vec::new()))
     }
 

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 const NAME: *const c_char = c"dltensor".as_ptr();
 
-/// What the elements are. FP8 codes leave as bytes.
+/// What the elements are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Element {
     U8,
@@ -20,6 +20,27 @@ pub(crate) enum Element {
     I64,
     F32,
     Bf16,
+    /// FP8, for readers that know its name; see [`Element::plain`].
+    E4m3,
+}
+
+impl Element {
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::E4m3 => 1,
+            Self::Bf16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    /// In the words of readers that do not know FP8.
+    pub(crate) const fn plain(self) -> Self {
+        match self {
+            Self::E4m3 => Self::U8,
+            known => known,
+        }
+    }
 }
 
 /// Where the memory is.
@@ -109,6 +130,7 @@ impl Managed {
             Element::I64 => (0, 64),
             Element::F32 => (2, 32),
             Element::Bf16 => (4, 16),
+            Element::E4m3 => (10, 8),
         };
         let (kind, index) = match device {
             Device::Cpu => (1, 0),

@@ -2,10 +2,9 @@
 //! the protocol.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use moexpress::engine::Dispatch;
-use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -13,64 +12,18 @@ use crate::backend::{LowInto, RawRows, RawScales};
 use crate::error::{closed, invalid, of};
 use crate::guard::{Own, Patience, aside};
 use crate::handle::{Handle, LowHandle, Pending};
-use crate::meeting::{Meeting, within};
-use crate::rank::{Answer, Calls, Dispatched, Ended, GoOn, Rank, RawCombine, RawRouting};
-
-type Boxed = Box<dyn Calls>;
+use crate::join::{Options, Plan, Sizes, join};
+use crate::meeting::Meeting;
+use crate::rank::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
+use crate::results::{Dispatched, LowDispatched};
 
 /// One rank of a communicator. All ranks make the same calls in the same order. Addresses are of contiguous tensors that live until the
 /// call returns; None where there is none.
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct Endpoint {
-    rank: Own<Mutex<Option<Boxed>>>,
+    rank: Own<Mutex<Option<Box<dyn Calls>>>>,
     me: u32,
     ranks: u32,
-}
-
-/// How the communicator is made.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    shape: Shape,
-    topology: Topology,
-    settings: Settings,
-}
-
-fn element(name: &str) -> Result<Element, Error> {
-    Ok(match name {
-        "bf16" => Element::Bf16,
-        "fp8" => Element::Fp8(Scaling::Exact),
-        "fp8-pow2" => Element::Fp8(Scaling::PowerOfTwo),
-        "fp8-ue8m0" => Element::Fp8(Scaling::Ue8m0),
-        _ => return Err(Error::invalid("element", name, "bf16, fp8, fp8-pow2, fp8-ue8m0")),
-    })
-}
-
-fn placement(name: &str) -> Result<Placement, Error> {
-    match name {
-        "direct" => Ok(Placement::Direct),
-        "ring" => Ok(Placement::Ring),
-        _ => Err(Error::invalid("placement", name, "direct, ring")),
-    }
-}
-
-/// Makes a rank of a backend.
-fn join(
-    backend: &str,
-    plan: Plan,
-    gpu: usize,
-    multiprocessors: u32,
-    member: Arc<ep_bootstrap::Member>,
-) -> Result<Boxed, Error> {
-    let Plan { shape, topology, settings } = plan;
-    match backend {
-        "host" => {
-            let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
-            let layout = endpoint.layout().clone();
-            Ok(Box::new(Rank::new(endpoint, layout)))
-        }
-        "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
-        _ => Err(Error::invalid("backend", backend, "host, cuda")),
-    }
 }
 
 /// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
@@ -124,44 +77,7 @@ impl Endpoint {
     fn sent(&self, sent: Box<dyn Any + Send>) -> Pending {
         Pending { inner: Own::new(Mutex::new(Some(sent))) }
     }
-
-    fn out<'py>(&self, py: Python<'py>, dispatched: Dispatched) -> PyResult<Out<'py>> {
-        let Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
-            dispatched;
-        let ((topk_idx, topk_weights), (count, counts)) = (choices.unzip(), counts.unzip());
-        let capsule = |tensor: Option<crate::dlpack::Tensor>| tensor.map(|tensor| tensor.into_capsule(py)).transpose();
-        let handle = Handle { inner: handle, me: self.me, ranks: self.ranks };
-        Ok((
-            x.into_capsule(py)?,
-            capsule(scales)?,
-            rows,
-            capsule(topk_idx)?,
-            capsule(topk_weights)?,
-            source_token.into_capsule(py)?,
-            source_rank.into_capsule(py)?,
-            expert_counts,
-            handle,
-            capsule(count)?,
-            capsule(counts)?,
-        ))
-    }
 }
-
-/// Rows, scales, number of rows, choices, weights, source tokens, source ranks, counts, handle; number and counts in the machine's
-/// memory.
-type Out<'py> = (
-    Bound<'py, PyAny>,
-    Option<Bound<'py, PyAny>>,
-    u32,
-    Option<Bound<'py, PyAny>>,
-    Option<Bound<'py, PyAny>>,
-    Bound<'py, PyAny>,
-    Bound<'py, PyAny>,
-    Vec<u32>,
-    Handle,
-    Option<Bound<'py, PyAny>>,
-    Option<Bound<'py, PyAny>>,
-);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -201,47 +117,24 @@ impl Endpoint {
     ) -> PyResult<Self> {
         let member = meeting.member(py)?;
         let (me, ranks) = (member.rank().0, member.world());
-        let plan = || -> Result<Plan, Error> {
-            let element = self::element(element)?;
-            let shape = Shape::builder()
-                .experts(experts)
-                .topk(topk)
-                .hidden(hidden)
-                .max_tokens(max_tokens)
-                .element(element)
-                .build()?;
-            let topology = Topology::new(1, ranks)?;
-            let nanos = u64::try_from(within(seconds).as_nanos()).unwrap_or(u64::MAX);
-            let mut settings = Settings::builder(&shape, &topology)
-                .placement(self::placement(placement)?)
-                .low_latency(low_latency)
-                .deadline(Nanos(nanos));
-            if let Some(bytes) = arena_bytes {
-                settings = settings.arena_bytes(bytes);
-            }
-            if let Some(channels) = channels {
-                settings = settings.channels(channels);
-            }
-            if let Some(slots) = slots {
-                settings = settings.slots(slots);
-            }
-            Ok(Plan { shape, topology, settings: settings.build()? })
-        };
-        let plan = plan().map_err(|error| of(py, &error))?;
+        let sizes = Sizes { experts, topk, hidden, max_tokens };
+        let options = Options { element, placement, arena_bytes, low_latency, seconds, channels, slots };
+        let plan = Plan::new(&sizes, ranks, &options).map_err(|error| of(py, &error))?;
         let joined = aside(py, move || join(&backend, plan, gpu, multiprocessors, member))?;
         let rank = joined.map_err(|error| of(py, &error))?;
         Ok(Self { rank: Own::new(Mutex::new(Some(rank))), me, ranks })
     }
 
-    /// See `moexpress.Communicator.dispatch`. `order`: the caller's stream, and whether he waits himself. `scales`: address and strides.
+    /// See `moexpress.Communicator.dispatch`. `scales`: address and strides.
     #[pyo3(signature = (
-        order, x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts
+        stream, defers, x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts
     ))]
     #[allow(clippy::too_many_arguments)] // As above.
-    fn dispatch<'py>(
+    fn dispatch(
         &self,
-        py: Python<'py>,
-        order: Order,
+        py: Python<'_>,
+        stream: usize,
+        defers: bool,
         x: usize,
         tokens: u32,
         scales: Option<(usize, i64, i64)>,
@@ -252,7 +145,7 @@ impl Endpoint {
         alignment: u32,
         worst_rows: u32,
         device_counts: bool,
-    ) -> PyResult<Out<'py>> {
+    ) -> PyResult<Dispatched> {
         let x = rows(x, tokens, scales);
         let routing = match topk_idx {
             Some(topk_idx) => RawRouting::TopK { topk_idx, topk_weights },
@@ -261,140 +154,158 @@ impl Endpoint {
         let options = Dispatch { expert_alignment: alignment, worst_rows, device_counts, ..Dispatch::default() };
         // SAFETY: this package's Python names contiguous tensors of these sizes, which it holds until this returns.
         let dispatched =
-            self.call_on(py, order, |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
-        self.out(py, dispatched)
+            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
+        Ok(Dispatched::new(dispatched, self.me, self.ranks))
     }
 
     /// See `moexpress.Communicator.redispatch`.
-    fn redispatch<'py>(
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn redispatch(
         &self,
-        py: Python<'py>,
-        order: Order,
+        py: Python<'_>,
+        stream: usize,
+        defers: bool,
         x: usize,
         tokens: u32,
         scales: Option<(usize, i64, i64)>,
         handle: &Handle,
-    ) -> PyResult<Out<'py>> {
+    ) -> PyResult<Dispatched> {
         let (x, handle) = (rows(x, tokens, scales), handle.inner.clone());
         // SAFETY: as in `dispatch`.
-        let dispatched = self.call_on(py, order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
-        self.out(py, dispatched)
+        let dispatched =
+            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
+        Ok(Dispatched::new(dispatched, self.me, self.ranks))
     }
 
-    /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows.
+    /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows; `bias` at most two addresses.
+    #[allow(clippy::too_many_arguments)] // As above.
     fn combine<'py>(
         &self,
         py: Python<'py>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         y: usize,
         handle: &Handle,
         topk_weights: Option<usize>,
-        bias: [Option<usize>; 2],
+        bias: Vec<usize>,
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
+        let bias = [bias.first().copied(), bias.get(1).copied()];
         let (y, with) = (rows(y, handle.rows(), None), RawCombine { topk_weights, bias });
         // SAFETY: as in `dispatch`.
-        let combined = self.call_on(py, order, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
+        let combined =
+            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
         let topk_weights = combined.topk_weights.map(|weights| weights.into_capsule(py)).transpose()?;
         Ok((combined.x.into_capsule(py)?, topk_weights))
     }
 
-    /// The sending half of a low-latency dispatch.
+    /// The sending half of a low-latency dispatch; beside it where the receiving half will write.
+    #[allow(clippy::too_many_arguments)] // As above.
     fn send_dispatch(
         &self,
         py: Python<'_>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         x: usize,
         tokens: u32,
         topk_idx: usize,
         topk_weights: Option<usize>,
-    ) -> PyResult<Pending> {
+    ) -> PyResult<(Pending, LowDispatched)> {
         let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let sent =
-            self.call_on(py, order, |rank, go_on| unsafe { rank.send_dispatch(&x, topk_idx, topk_weights, go_on) })?;
-        Ok(self.sent(sent))
+        let (sent, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+            rank.send_dispatch(&x, topk_idx, topk_weights, go_on)
+        })?;
+        Ok((self.sent(sent), LowDispatched::new(room)))
     }
 
-    /// The receiving half: writes to tensors of the shapes that `moexpress.Communicator` documents. `scales`: address and strides.
+    /// The receiving half. `stats`: int32 `[local experts]`, to which counts are added.
     #[allow(clippy::too_many_arguments)] // As above.
     fn receive_dispatch(
         &self,
         py: Python<'_>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         sent: &Pending,
-        x: usize,
-        scales: Option<(usize, i64, i64, i64)>,
-        expert_counts: usize,
-        segments: usize,
-        source_token: usize,
+        into: &LowDispatched,
+        stats: Option<usize>,
         tokens: u32,
     ) -> PyResult<LowHandle> {
-        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
-        let into = LowInto { x, scales, expert_counts, segments, source_token };
-        let inner = self.take(py, order, sent, |rank, sent, go_on| {
-            // SAFETY: as in `dispatch`.
+        let into = LowInto { stats, ..into.into.clone() };
+        let inner = self.take(py, (stream, defers), sent, |rank, sent, go_on| {
+            // SAFETY: as in `dispatch`; the room was made for this.
             unsafe { rank.receive_dispatch(sent, &into, go_on) }
         })?;
         Ok(LowHandle { inner, tokens })
     }
 
-    /// Both halves of a low-latency dispatch, into tensors as of `receive_dispatch`.
+    /// Both halves of a low-latency dispatch. `stats` as of `receive_dispatch`.
     #[allow(clippy::too_many_arguments)] // As above.
     fn low_dispatch(
         &self,
         py: Python<'_>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         x: usize,
         tokens: u32,
         topk_idx: usize,
         topk_weights: Option<usize>,
-        into: usize,
-        scales: Option<(usize, i64, i64, i64)>,
-        expert_counts: usize,
-        segments: usize,
-        source_token: usize,
-    ) -> PyResult<LowHandle> {
-        let scales = scales.map(|(address, expert, row, column)| (address, [expert, row, column]));
-        let (x, into) = (rows(x, tokens, None), LowInto { x: into, scales, expert_counts, segments, source_token });
+        stats: Option<usize>,
+    ) -> PyResult<(LowHandle, LowDispatched)> {
+        let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let inner = self
-            .call_on(py, order, |rank, go_on| unsafe { rank.low_dispatch(&x, topk_idx, topk_weights, &into, go_on) })?;
-        Ok(LowHandle { inner, tokens })
+        let (inner, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+            rank.low_dispatch(&x, topk_idx, topk_weights, stats, go_on)
+        })?;
+        Ok((LowHandle { inner, tokens }, LowDispatched::new(room)))
     }
 
     /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.
+    #[allow(clippy::too_many_arguments)] // As above.
     fn low_combine(
         &self,
         py: Python<'_>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
         into: usize,
     ) -> PyResult<()> {
         // SAFETY: as in `dispatch`.
-        self.call_on(py, order, |rank, go_on| unsafe { rank.low_combine(y, &*handle.inner, topk_weights, into, go_on) })
+        self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+            rank.low_combine(y, &*handle.inner, topk_weights, into, go_on)
+        })
     }
 
     /// The sending half of a low-latency combine.
+    #[allow(clippy::too_many_arguments)] // As above.
     fn send_combine(
         &self,
         py: Python<'_>,
-        order: Order,
+        stream: usize,
+        defers: bool,
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
     ) -> PyResult<Pending> {
         // SAFETY: as in `dispatch`.
-        let sent = self
-            .call_on(py, order, |rank, go_on| unsafe { rank.send_combine(y, &*handle.inner, topk_weights, go_on) })?;
+        let sent = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+            rank.send_combine(y, &*handle.inner, topk_weights, go_on)
+        })?;
         Ok(self.sent(sent))
     }
 
     /// The receiving half: writes bf16 `[tokens, hidden]`.
-    fn receive_combine(&self, py: Python<'_>, order: Order, sent: &Pending, into: usize) -> PyResult<()> {
-        self.take(py, order, sent, |rank, sent, go_on| {
+    fn receive_combine(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        defers: bool,
+        sent: &Pending,
+        into: usize,
+    ) -> PyResult<()> {
+        self.take(py, (stream, defers), sent, |rank, sent, go_on| {
             // SAFETY: as in `dispatch`.
             unsafe { rank.receive_combine(sent, into, go_on) }
         })
@@ -445,14 +356,6 @@ impl Endpoint {
         self.call(py, |endpoint, _| Ok(endpoint.stream()))
     }
 
-    /// Bytes from one FP8 row to the next as they travel, and from the start of a row to its scales.
-    fn row_layout(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        self.call(py, |endpoint, _| {
-            let row = endpoint.layout().row();
-            Ok((row.payload_stride(), row.scales_offset()))
-        })
-    }
-
     /// Frees windows and lanes. Tensors that lie in the arena stay readable.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let rank = self.rank.get(py)?;
@@ -479,37 +382,5 @@ impl Endpoint {
             Ok(Some(value))
         })?;
         received.ok_or_else(|| invalid(py, "the operation has been received already"))
-    }
-}
-
-/// Bytes that low latency takes of each window, for sizes that [`Endpoint`] takes.
-#[pyfunction]
-pub(crate) fn low_latency_bytes(
-    py: Python<'_>,
-    experts: u32,
-    topk: u32,
-    hidden: u32,
-    max_tokens: u32,
-    ranks: u32,
-) -> PyResult<u64> {
-    let bytes = || -> Result<u64, Error> {
-        let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).build()?;
-        let topology = Topology::new(1, ranks)?;
-        let window = |on| {
-            let settings = Settings::builder(&shape, &topology).low_latency(on).build()?;
-            Ok::<_, Error>(Layout::new(&shape, &topology, &settings)?.window_bytes())
-        };
-        Ok(window(true)? - window(false)?)
-    };
-    bytes().map_err(|error| of(py, &error))
-}
-
-/// Why the CUDA backend cannot run here; None where it can.
-#[pyfunction]
-pub(crate) fn cuda_is_available() -> Option<String> {
-    match moexpress::cuda::driver::devices() {
-        Ok(0) => Some("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)".to_owned()),
-        Ok(_) => None,
-        Err(error) => Some(Error::from(error).to_string()),
     }
 }

@@ -12,7 +12,7 @@ use crate::guard::Own;
 
 /// Replays the routing of a dispatch: for combine, and for cached dispatch.
 #[pyclass(frozen, module = "moexpress._native")]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Handle {
     pub(crate) inner: engine::Handle,
     /// The endpoint's rank and their number.

@@ -1,16 +1,18 @@
 //! CPUs: rows are copied in, and leave where they lie.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
 use moexpress::engine::{Buffer, Engine, HostRows, Scalar};
 use moexpress::host::{Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
-use moexpress::{Element as Rows, Endpoint as _, Error, LowLatency as _, Scaling};
+use moexpress::{Element as Rows, Endpoint as _, Error, Layout, LowLatency as _, Scaling};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::handle::slice;
+use crate::room::{LowRoom, Owner};
 
 /// Bytes of a scale, or a pack of them, in a tensor.
 const SCALE: usize = 4;
@@ -162,6 +164,14 @@ impl Backend for Engine<Machine> {
         Ok(Tensor::of_vec(array, shape, T::ELEMENT))
     }
 
+    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, Device::Cpu, false, |bytes| {
+            // Words that are as aligned as any element.
+            let memory = Arc::new(vec![0u128; bytes.div_ceil(size_of::<u128>())]);
+            Ok((memory.as_ptr() as usize, memory as Owner))
+        })
+    }
+
     async unsafe fn receive_into(
         &mut self,
         sent: &Dispatching,
@@ -202,6 +212,12 @@ impl Backend for Engine<Machine> {
         }
         // SAFETY: as above.
         unsafe { copy_out(counts, into.expert_counts, 0) };
+        if let Some(stats) = into.stats {
+            for (expert, &count) in counts.iter().enumerate() {
+                // SAFETY: as above, and nobody else uses the numbers before the call returns.
+                unsafe { *(stats as *mut i32).add(expert) = (*(stats as *mut i32).add(expert)).wrapping_add(count) };
+            }
+        }
         // SAFETY: as above.
         unsafe { copy_out(&received.segments, into.segments, 0) };
         Ok((received.handle, received.expert_counts))

@@ -8,7 +8,8 @@
 //! | `backend` | `backend::Backend`: the little that differs between CPUs and GPUs, raw pointers in and tensors out |
 //! | `host`, `cuda` | its two implementations |
 //! | `rank` | the calls of one rank, the same text for both |
-//! | `endpoint`, `meeting`, `handle` | Python's classes |
+//! | `endpoint`, `results`, `handle`, `layout`, `meeting` | Python's classes |
+//! | `join` | names and numbers of Python, made into an endpoint |
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
 #![cfg(target_os = "linux")]
 
@@ -20,8 +21,12 @@ mod error;
 mod guard;
 mod handle;
 mod host;
+mod join;
+mod layout;
 mod meeting;
 mod rank;
+mod results;
+mod room;
 
 use pyo3::prelude::*;
 
@@ -29,9 +34,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::endpoint::{Endpoint, cuda_is_available, low_latency_bytes};
+    use super::endpoint::Endpoint;
     #[pymodule_export]
     use super::handle::{Handle, LowHandle, Pending};
     #[pymodule_export]
+    use super::join::{cuda_is_available, low_latency_bytes};
+    #[pymodule_export]
+    use super::layout::Layouts;
+    #[pymodule_export]
     use super::meeting::{Meeting, Place};
+    #[pymodule_export]
+    use super::results::{Dispatched, LowDispatched};
 }

@@ -8,6 +8,7 @@ use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, RawRows};
 use crate::dlpack::Tensor;
+use crate::room::LowRoom;
 
 /// Why a call gave no result.
 #[derive(Debug)]
@@ -96,7 +97,7 @@ pub(crate) trait Calls: Send {
         topk_idx: usize,
         topk_weights: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send>>;
+    ) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
     unsafe fn receive_dispatch(
         &mut self,
         sent: &dyn Any,
@@ -116,9 +117,9 @@ pub(crate) trait Calls: Send {
         x: &RawRows,
         topk_idx: usize,
         topk_weights: Option<usize>,
-        into: &LowInto,
+        stats: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)>;
     unsafe fn low_combine(
         &mut self,
         y: usize,
@@ -184,7 +185,7 @@ impl<E: Backend> Rank<E> {
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
     }
 
-    /// Rows and routing of a low-latency dispatch. Its combine needs the routing, too.
+    /// Rows and routing of a low-latency dispatch.
     ///
     /// # Safety
     /// As [`Backend`] says.
@@ -197,8 +198,8 @@ impl<E: Backend> Rank<E> {
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), true) }?;
-        // SAFETY: as above.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), false) }?;
+        // SAFETY: as above. The receiving half may read weights, too; it keeps choices itself.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
         Ok((rows, LowRouting { topk_idx, topk_weights }))
     }
@@ -377,11 +378,12 @@ where
         topk_idx: usize,
         topk_weights: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send>> {
+    ) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
         // SAFETY: as the caller promises.
         let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
+        let room = self.endpoint.low_room(&self.layout)?;
         let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
-        Ok(Box::new(Sent { sent, tokens: x.rows }))
+        Ok((Box::new(Sent { sent, tokens: x.rows }), room))
     }
 
     unsafe fn receive_dispatch(
@@ -423,14 +425,17 @@ where
         x: &RawRows,
         topk_idx: usize,
         topk_weights: Option<usize>,
-        into: &LowInto,
+        stats: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send + Sync>> {
+    ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)> {
         // SAFETY: as the caller promises, for this and what follows.
         let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
-        // SAFETY: as above.
-        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.dispatch_into(&rows, &routing, into) }, go_on)?;
-        Ok(Box::new(Low { handle, counts, tokens: x.rows }))
+        let mut room = self.endpoint.low_room(&self.layout)?;
+        room.into.stats = stats;
+        // SAFETY: as above, and the room is kept with what it is in.
+        let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into) };
+        let (handle, counts) = wait::<E, _>(call, go_on)?;
+        Ok((Box::new(Low { handle, counts, tokens: x.rows }), room))
     }
 
     unsafe fn low_combine(

@@ -189,7 +189,7 @@ def check_deep_ep(rank: int, world: int) -> None:
     # A refused call that was to be asynchronous does not make the next one so.
     with pytest.raises(ValueError, match="dtype of"):
         buffer.combine(batch.x.half(), handle, async_finish=True)
-    assert not handle.communicator.order.defer
+    assert buffer.combine(buffer.dispatch(batch.x, handle=handle)[0], handle)[2].event is None
     with pytest.raises(ValueError, match="num_experts is 1, allowed: a multiple"):
         buffer.get_dispatch_layout(batch.topk_idx, 1)
     with pytest.raises(ValueError, match=r"topk_idx is \[12\], allowed: \[tokens, topk\]"):

@@ -9,6 +9,8 @@ use crate::rank::PIECES;
 pub enum Source {
     /// Positions and counts.
     Layout,
+    /// Membership and counts without a communicator.
+    Members,
     /// Exchange of counts.
     Counts,
     /// Direct placement.
@@ -38,8 +40,9 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 14] = [
+pub const ALL: [Source; 15] = [
     Source::Layout,
+    Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
@@ -63,6 +66,7 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "layout.cu",
+            Self::Members => "members.cu",
             Self::Counts => "counts.cu",
             Self::Dispatch => "dispatch.cu",
             Self::Unpack => "unpack.cu",
@@ -83,6 +87,7 @@ impl Source {
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Layout => "ep_layout_kernel",
+            Self::Members => "ep_members_kernel",
             Self::Counts => "ep_counts_kernel",
             Self::Dispatch => "ep_dispatch_kernel",
             Self::Unpack => "ep_unpack_kernel",
@@ -104,6 +109,7 @@ impl Source {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Layout => include_str!("../../kernels/layout.cu"),
+            Self::Members => include_str!("../../kernels/members.cu"),
             Self::Counts => include_str!("../../kernels/counts.cu"),
             Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
             Self::Unpack => include_str!("../../kernels/unpack.cu"),
@@ -124,6 +130,7 @@ impl Source {
     pub(super) fn sizes(self) -> Vec<String> {
         let args = match self {
             Self::Layout => size_of::<args::Layout>(),
+            Self::Members => size_of::<args::Members>(),
             Self::Counts => size_of::<args::Counts>(),
             Self::Dispatch => size_of::<args::Dispatch>(),
             Self::Unpack => size_of::<args::Unpack>(),

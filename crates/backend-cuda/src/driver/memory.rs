@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::sys;
 
 use super::relaxed::Relaxed;
-use super::{Device, Stream, check};
+use super::{Device, Stream, check, spare};
 use crate::error::CudaError;
 
 /// Memory that was dropped, by size.
@@ -116,11 +116,15 @@ impl Scratch {
     /// [`CudaError::Driver`], for want of memory for one.
     pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
         stream.device().bind()?;
+        let room = spare::room(bytes);
         let address = if stream.is_capturing() {
-            super::graph::take_beside(stream.device(), bytes)?
+            super::graph::take_beside(stream.device(), room)?
         } else {
             stream.give_back_late();
-            Self::take(stream, bytes)?
+            match stream.take_spare(room) {
+                Some(address) => address,
+                None => Self::take(stream, room)?,
+            }
         };
         Ok(Self { stream: Arc::clone(stream), address, bytes, is_foreign: false })
     }
@@ -139,9 +143,9 @@ impl Scratch {
     pub(super) fn take(stream: &Stream, bytes: usize) -> Result<u64, CudaError> {
         let _relaxed = Relaxed::enter();
         let mut address = 0;
-        let (room, pool) = (bytes.max(16), stream.device().pool());
+        let pool = stream.device().pool();
         // SAFETY: `address` is written to; the pool lives as long as the process.
-        let code = unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, room, pool, stream.raw()) };
+        let code = unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.raw()) };
         check("cuMemAllocFromPoolAsync", code).map(|()| address)
     }
 
@@ -164,6 +168,11 @@ impl Scratch {
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Whether it is somebody else's.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        self.is_foreign
+    }
 }
 
 impl Drop for Scratch {
@@ -171,11 +180,12 @@ impl Drop for Scratch {
         if self.is_foreign {
             return;
         }
+        let Some(address) = self.stream.keep_spare(spare::room(self.bytes), self.address) else { return };
         // A capture would take it for its own; and where the capture is another thread's, it may begin at any moment.
         if super::graph::buries() || self.stream.is_capturing() {
-            self.stream.late().push(self.address);
+            self.stream.late().push(address);
         } else if self.stream.device().bind().is_ok() {
-            self.stream.give_back(self.address);
+            self.stream.give_back(address);
         }
     }
 }
@@ -280,6 +290,21 @@ impl Stream {
         };
         // SAFETY: as above, row by row.
         check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.raw()) })
+    }
+}
+
+impl Device {
+    /// Fills memory of this GPU with a byte, enqueued to a stream by the driver's handle.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// The stream is of this GPU and lives; nobody else uses the memory until this has ended.
+    pub(crate) unsafe fn fill_on(&self, stream: usize, at: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: as the caller promises.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, byte, bytes, stream as sys::CUstream) })
     }
 }
 

@@ -6,6 +6,7 @@ mod ipc;
 mod memory;
 mod module;
 mod relaxed;
+mod spare;
 mod stream;
 
 use std::ffi::CStr;

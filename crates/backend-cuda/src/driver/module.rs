@@ -91,7 +91,43 @@ impl Kernel {
     /// # Errors
     /// [`CudaError::Driver`].
     pub unsafe fn launch<R, A>(&self, stream: &Stream, shape: Launch, rank: &R, args: &A) -> Result<(), CudaError> {
-        stream.device().bind()?;
+        let parameters = [
+            std::ptr::from_ref(rank).cast_mut().cast::<c_void>(),
+            std::ptr::from_ref(args).cast_mut().cast::<c_void>(),
+        ];
+        // SAFETY: as the caller promises; the stream lives.
+        unsafe { self.enqueue(stream.device(), stream.raw(), shape, parameters) }
+    }
+
+    /// Enqueues one whose only parameter is `args`, to a stream by the driver's handle.
+    ///
+    /// # Safety
+    /// As [`Kernel::launch`]; and the stream is of this GPU and lives.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub(crate) unsafe fn launch_alone<A>(
+        &self,
+        device: &Device,
+        stream: usize,
+        shape: Launch,
+        args: &A,
+    ) -> Result<(), CudaError> {
+        let parameters = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+        // SAFETY: as the caller promises.
+        unsafe { self.enqueue(device, stream as sys::CUstream, shape, parameters) }
+    }
+
+    /// # Safety
+    /// `parameters` point to what the kernel takes; the stream lives.
+    unsafe fn enqueue<const N: usize>(
+        &self,
+        device: &Device,
+        stream: sys::CUstream,
+        shape: Launch,
+        mut parameters: [*mut c_void; N],
+    ) -> Result<(), CudaError> {
+        device.bind()?;
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
             pad: [0; 4],
@@ -105,14 +141,11 @@ impl Kernel {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared_memory,
-            hStream: stream.raw(),
+            hStream: stream,
             attrs: &raw mut attribute,
-            numAttrs: 1,
+            // Naming what is not asked for takes time, too.
+            numAttrs: shape.cooperative.into(),
         };
-        let mut parameters = [
-            std::ptr::from_ref(rank).cast_mut().cast::<c_void>(),
-            std::ptr::from_ref(args).cast_mut().cast::<c_void>(),
-        ];
         // SAFETY: the caller vouches for the parameters; the driver copies them before it returns.
         let code = unsafe {
             sys::cuLaunchKernelEx(&raw const config, self.raw, parameters.as_mut_ptr(), std::ptr::null_mut())

@@ -20,6 +20,8 @@ pub struct Stream {
     is_lent: AtomicBool,
     /// Memory of the pool that is to be given back and could not be, as the stream was captured.
     late: Mutex<Vec<u64>>,
+    /// Memory of the pool for its next requests.
+    pub(super) spare: Mutex<super::spare::Spare>,
 }
 
 /// A stream that had been lent when its owner was done with it.
@@ -61,6 +63,7 @@ impl Stream {
             priority,
             is_lent: AtomicBool::new(is_lent),
             late: Mutex::default(),
+            spare: Mutex::default(),
         };
         let mut spare = lent();
         if let Some(at) = spare.iter().position(|lent| (lent.gpu, lent.priority) == (device.ordinal(), priority)) {
@@ -206,6 +209,7 @@ unsafe impl Send for SpareEvent {}
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
+            self.late().extend(self.drain_spare());
             self.give_back_late();
             if *self.is_lent.get_mut() {
                 lent().push(Lent { gpu: self.device.ordinal(), priority: self.priority, raw: self.raw });

@@ -3,6 +3,7 @@
 //! Rows lie one behind the other, each at a multiple of 16 bytes, as [`Rows`] have them. The caller orders his own work with the
 //! endpoint's stream ([`CudaEndpoint::stream`]).
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ep_core::Error;
@@ -15,7 +16,7 @@ use super::{Apart, Array, CudaEndpoint, Rows, ScaleStrides};
 use crate::driver::Scratch;
 
 /// Where a low-latency dispatch puts what it brings: addresses of arrays with the shapes of [`LowReceived`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LowPlaces {
     /// `[local experts, ranks * max_tokens]` rows as they travelled, or codes alone, each at a multiple of 16 bytes.
     pub x: u64,
@@ -27,6 +28,10 @@ pub struct LowPlaces {
     pub segments: u64,
     /// i32 `[local experts, ranks * max_tokens]`.
     pub source_token: u64,
+    /// i32 `[local experts]`, to which `expert_counts` are added; 0: none.
+    pub stats: u64,
+    /// What a graph must keep that the call is captured into: the memory of these places, where it is not kept otherwise.
+    pub owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Where a low-latency dispatch puts scales: `[local experts, ranks * max_tokens, words]`, words of 4 bytes, an f32 or four UE8M0 bytes
@@ -108,6 +113,14 @@ impl CudaEndpoint {
     /// For want of memory.
     pub fn room(&self, rows: u32, row_bytes: usize) -> Result<Rows, Error> {
         Rows::new(self.stream(), rows, row_bytes)
+    }
+
+    /// Room for `bytes` bytes, undefined.
+    ///
+    /// # Errors
+    /// For want of memory.
+    pub fn bytes_room(&self, bytes: usize) -> Result<Arc<Scratch>, Error> {
+        Ok(Arc::new(Scratch::new(self.stream(), bytes)?))
     }
 
     /// Room for numbers, undefined.

@@ -60,10 +60,18 @@ struct Inner {
 #[derive(Debug)]
 struct Routed {
     tokens: u32,
+    /// The endpoint's own: where the user's lie elsewhere, the sending half copies them to here.
     topk_idx: Array<i64>,
     topk_weights: Option<Array<f32>>,
-    /// u32 `[2, ranks]`: rows to each rank, choices of its experts.
-    numbers: Scratch,
+    memory: Arc<Scratch>,
+    /// Where in `memory` is u32 `[2, ranks]`: rows to each rank, choices of its experts.
+    numbers: u64,
+}
+
+impl Routed {
+    fn numbers(&self) -> u64 {
+        self.memory.address() + self.numbers
+    }
 }
 
 /// Rows that a kernel reads, kept for as long as it may.

@@ -308,6 +308,11 @@ impl<T: Scalar> Array<T> {
         self.len
     }
 
+    /// Whether it lies in somebody else's memory.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.memory.is_foreign()
+    }
+
     /// Whether it holds none.
     pub const fn is_empty(&self) -> bool {
         self.len == 0

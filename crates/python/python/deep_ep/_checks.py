@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from moexpress import _check, errors
 
-from ._layout import dispatch_layout
 from .config import Config
 from .utils import EventOverlap
+
+if TYPE_CHECKING:
+    from ._layout import Layouts
 
 
 def told(what: object) -> str:
     return str(list(what.shape)) if isinstance(what, torch.Tensor) else f"a {type(what).__name__}"
 
 
-def tensor(name: str, given: object, dtype: torch.dtype, shape: list[int], device: torch.device) -> None:
-    _check.tensor(name, given, dtype, shape, device)
+tensor = _check.tensor
 
 
 def topk_idx(topk_idx: object) -> None:
@@ -27,19 +30,16 @@ def topk_idx(topk_idx: object) -> None:
         )
 
 
-def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, ranks: int) -> None:
+def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, layouts: Layouts) -> None:
     """Refuses choices that no expert has, and a membership that is not that of the choices."""
-    if topk_idx.numel() and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < experts:
-        worst = int(topk_idx.max()) if int(topk_idx.max()) >= experts else int(topk_idx.min())
-        raise errors.InvalidArgument(f"topk_idx has {worst}, allowed: -1 to {experts - 1}")
-    if not torch.equal(dispatch_layout(topk_idx, ranks, experts)[2], in_rank):
+    if not torch.equal(layouts.of(topk_idx, experts)[2], in_rank):
         raise errors.InvalidArgument(
             "is_token_in_rank is not that of topk_idx, allowed: what get_dispatch_layout returned for it"
         )
 
 
 def config(config: object) -> None:
-    if config is not None and not isinstance(config, Config):
+    if not isinstance(config, Config):
         raise errors.InvalidArgument(f"config is a {type(config).__name__}, allowed: a deep_ep.Config, or None")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from moexpress import Communicator, Meeting, errors
-from moexpress._communicator import Element
+from moexpress._shape import Element
 
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""

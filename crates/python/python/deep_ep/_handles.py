@@ -8,19 +8,36 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, LowReceived, _native, errors
+from moexpress._shape import Element
 
 
-class Handle(tuple[Any, ...]):
+class _Lazy(tuple[Any, ...]):
+    """A tuple whose entries that are None are computed when they are asked for: nothing here needs them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        held = super().__getitem__(index)
+        return self._computed(index % len(self)) if held is None else held
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _computed(self, index: int) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Handle(_Lazy):
     """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks, channels]``,
     recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``, is_token_in_rank bool ``[tokens, ranks]``,
     send_head int32 ``[tokens, ranks]``.
-
-    The matrices are computed when they are asked for: nothing here needs them.
     """
 
     communicator: Communicator
     native: _native.Handle
     channels: int
+    element: Element
+    """How its rows travel."""
     # The same routing in communicators of other element types, made when a cached dispatch asks for one.
     others: dict[str, tuple[Communicator, _native.Handle]]
 
@@ -36,16 +53,8 @@ class Handle(tuple[Any, ...]):
         """Of a dispatch with so many channels."""
         handle = cls((None, None, None, source_token, in_rank, None))
         handle.communicator, handle.native, handle.channels, handle.others = communicator, native, channels, {}
+        handle.element = communicator.element
         return handle
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self)[index]
-        held = super().__getitem__(index)
-        return self._computed(index % len(self)) if held is None else held
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
 
     def _computed(self, index: int) -> torch.Tensor:
         native, ranks, channels = self.native, self.communicator.ranks, self.channels
@@ -64,7 +73,7 @@ class Handle(tuple[Any, ...]):
         return matrix.to(self.communicator.device)
 
 
-class LowLatencyHandle(tuple[Any, ...]):
+class LowLatencyHandle(_Lazy):
     """A low-latency dispatch's: src_info int32 ``[local experts, ranks * max_tokens]``, layout_range int64 ``[local experts, ranks]``
     with ``begin << 32 | count``, the most tokens of a rank, hidden, experts.
     """
@@ -76,10 +85,12 @@ class LowLatencyHandle(tuple[Any, ...]):
     @classmethod
     def of(cls, communicator: Communicator, received: LowReceived, topk_idx: torch.Tensor) -> LowLatencyHandle:
         """Of a dispatch that may be still to be received."""
-        sizes = (communicator.max_tokens, communicator.hidden, communicator.experts)
-        handle = cls((received.source_token, received.segments, *sizes))
+        handle = cls((None, None, communicator.max_tokens, communicator.hidden, communicator.experts))
         handle.communicator, handle.received, handle.topk_idx = communicator, received, topk_idx
         return handle
+
+    def _computed(self, index: int) -> torch.Tensor:
+        return self.received.segments if index else self.received.source_token
 
     @property
     def native(self) -> _native.LowHandle:

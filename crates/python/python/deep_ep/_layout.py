@@ -1,29 +1,52 @@
-"""Which ranks and experts a batch goes to, from the router's choices. Tensor operations only: no host is waited for."""
+"""Which ranks and experts a batch goes to, from the router's choices."""
 
 from __future__ import annotations
 
 import torch
+from moexpress import _native, errors
+from moexpress._libraries import load_nvrtc
+from moexpress._order import current_stream
+from moexpress._plain import plain
+
+from . import _checks
+
+Layout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""int32 ``[ranks]``: tokens for each rank, counted once a rank. int32 ``[experts]``: choices of each expert. bool ``[tokens, ranks]``:
+whether the token goes to the rank."""
 
 
-def dispatch_layout(
-    topk_idx: torch.Tensor, ranks: int, experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Counts and membership.
+class Layouts:
+    """Computes them for so many ranks: on GPUs one kernel on the current stream, which no host waits for."""
 
-    Args:
-        topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._of: dict[torch.device, _native.Layouts] = {}
 
-    Returns:
-        int32 ``[ranks]``: tokens for each rank, counted once a rank. int32 ``[experts]``: choices of each expert.
-        bool ``[tokens, ranks]``: whether the token goes to the rank.
-    """
-    tokens = topk_idx.shape[0]
-    # Dropped choices land in a column beyond the last.
-    expert = torch.where(topk_idx < 0, experts, topk_idx)
-    rank = torch.where(topk_idx < 0, ranks, topk_idx // (experts // ranks))
-    in_rank = torch.zeros((tokens, ranks + 1), dtype=torch.bool, device=topk_idx.device)
-    in_rank.scatter_(1, rank, True)
-    in_rank = in_rank[:, :ranks].contiguous()
-    chosen = torch.zeros(experts + 1, dtype=torch.int32, device=topk_idx.device)
-    chosen.scatter_add_(0, expert.flatten(), torch.ones_like(expert.flatten(), dtype=torch.int32))
-    return in_rank.sum(0, dtype=torch.int32), chosen[:experts].contiguous(), in_rank
+    @plain
+    def of(self, topk_idx: torch.Tensor, experts: int) -> Layout:
+        """The layout of int64 ``[tokens, topk]``, -1 for a dropped choice."""
+        _checks.topk_idx(topk_idx)
+        ranks = self.ranks
+        if experts < 1 or experts % ranks:
+            raise errors.InvalidArgument(f"num_experts is {experts}, allowed: a multiple of the {ranks} ranks")
+        device, (tokens, topk) = topk_idx.device, topk_idx.shape
+        native = self._of.get(device)
+        if native is None:
+            native = self._of[device] = _on(device)
+        topk_idx = topk_idx.contiguous()
+        numbers = torch.empty_strided((ranks + experts,), (1,), dtype=torch.int32, device=device)
+        in_rank = torch.empty_strided((tokens, ranks), (ranks, 1), dtype=torch.bool, device=device)
+        stream = current_stream(device.index) if device.type == "cuda" else 0
+        native.compute(
+            stream, topk_idx.data_ptr(), tokens, topk, ranks, experts, numbers.data_ptr(), in_rank.data_ptr()
+        )
+        return numbers[:ranks], numbers[ranks:], in_rank
+
+
+def _on(device: torch.device) -> _native.Layouts:
+    if device.type == "cpu":
+        return _native.Layouts()
+    if device.type != "cuda":
+        raise errors.InvalidArgument(f"device of topk_idx is {device}, allowed: cpu or cuda")
+    load_nvrtc()
+    return _native.Layouts(device.index)

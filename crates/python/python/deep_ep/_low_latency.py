@@ -1,94 +1,148 @@
-"""Low latency beneath a buffer: halves under way, masks, statistics."""
+"""Low latency beneath a buffer: DeepEP's arguments and results."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress._halves import LowCombine, LowDispatch
+from moexpress._plain import plain
+from moexpress._shape import Element
 
-Half = LowDispatch | LowCombine
+from . import _checks, _handles
+from ._communicators import Communicators
+from ._throughput import Rows_t
+from ._under_way import UnderWay
+from .utils import EventHandle, EventOverlap
+
+Hook = Callable[[], None]
 
 
-class UnderWay:
-    """Operations of one communicator that were sent and not received. They must be received in order; who asks for a later one first
-    gets the earlier ones received, too."""
-
-    def __init__(self) -> None:
-        self._halves: deque[tuple[Half, Callable[[], None]]] = deque()
-
-    def add(self, half: Half, receive: Callable[[], None]) -> Callable[[], None]:
-        """Notes that ``half`` was sent. What it returns receives it; calling that again does nothing."""
-        self._halves.append((half, receive))
-        return lambda: self.upto(half)
-
-    def upto(self, last: Half) -> None:
-        """Receives everything up to ``last``."""
-        while any(half is last for half, _ in self._halves):
-            self._halves[0][1]()
-            self._halves.popleft()
-
-    def is_empty(self) -> bool:
-        """Whether nothing is under way."""
-        return not self._halves
-
-    def clear(self) -> None:
-        """After a rejoin nothing is under way any more."""
-        self._halves.clear()
+def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
+    """How rows travel."""
+    if not use_fp8:
+        if round_scale or use_ue8m0:
+            raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
+        return "bf16"
+    if use_ue8m0:
+        if not round_scale:
+            raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
+        return "fp8-ue8m0"
+    return "fp8-pow2" if round_scale else "fp8"
 
 
 class LowLatency:
-    """One communicator's low latency.
+    """The calls of :class:`Buffer` by the same names, with checked options.
 
     Args:
-        communicator: made with ``low_latency=True``.
         shrink: whether a rank that does not deliver is masked, and the others go on without it.
-        mask: masks a rank everywhere.
     """
 
-    def __init__(self, communicator: Communicator, shrink: bool, mask: Callable[[int], None]) -> None:
-        self.communicator, self.shrink, self.mask = communicator, shrink, mask
-        self.under_way = UnderWay()
-        self._zero_copy: torch.Tensor | None = None
+    def __init__(self, communicators: Communicators, ranks: int, shrink: bool) -> None:
+        self.communicators, self.ranks, self.shrink = communicators, ranks, shrink
+        self._of: dict[Communicator, UnderWay] = {}
 
-    def zero_copy_buffer(self) -> torch.Tensor:
-        """bf16 ``[local experts, ranks * max_tokens, hidden]``, the same each time: a combine has read it when it was sent."""
-        if self._zero_copy is None:
-            one = self.communicator
-            shape = (one.local_experts, one.ranks * one.max_tokens, one.hidden)
-            self._zero_copy = torch.empty(shape, dtype=torch.bfloat16, device=one.device)
-        return self._zero_copy
+    @plain
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        max_tokens: int,
+        experts: int,
+        stats: torch.Tensor | None,
+        waited: torch.Tensor | None,
+        element: Element,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> tuple[Rows_t, torch.Tensor, tuple[Any, ...], EventOverlap, Hook | None]:
+        if not isinstance(x, torch.Tensor) or x.dim() != 2:
+            raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
+        _checks.topk_idx(topk_idx)
+        device = x.device
+        communicator = self.communicators.low(device, experts, topk_idx.shape[1], x.shape[1], max_tokens, element)
+        if stats is not None:
+            local = (communicator.local_experts,)
+            _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, local, device)
+        self._check_waited("dispatch_wait_recv_cost_stats", waited, device)
+        under_way, receive = self._under_way(communicator), None
+        if not return_recv_hook and waited is None and under_way.goes_at_once():
+            into = under_way.calls.dispatch(x, topk_idx, None, stats)
+        else:
+            sent = under_way.calls.send_dispatch(x, topk_idx, None, stats)
+            into, receive = sent.result, under_way.sent(sent, waited)
+            if not return_recv_hook:
+                receive()
+                receive = None
+        rows: Rows_t = into.x if into.scales is None else (into.x, into.scales)
+        handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
+        return rows, into.expert_counts, handle, _event(async_finish), receive
 
-    def sent(self, half: Half, then: Callable[[], None], waited: torch.Tensor | None) -> Callable[[], None]:
-        """Notes that ``half`` was sent; what it returns receives it and calls ``then``. ``waited`` int64 ``[ranks]`` gets the
-        nanoseconds that each rank was waited for added."""
+    @plain
+    def combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: object,
+        zero_copy: bool,
+        out: torch.Tensor | None,
+        waited: torch.Tensor | None,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+        made = _handles.low_latency(handle)
+        communicator, native = made.communicator, made.native
+        device, choices = communicator.device, (native.tokens, communicator.topk)
+        _checks.tensor("topk_idx", topk_idx, torch.int64, choices, device)
+        _checks.tensor("topk_weights", topk_weights, torch.float32, choices, device)
+        if device.type == "cpu" and not torch.equal(topk_idx, made.topk_idx):
+            raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
+        self._check_waited("combine_wait_recv_cost_stats", waited, device)
+        under_way = self._under_way(communicator)
+        y = under_way.zero_copy_buffer() if zero_copy else x
+        if not return_recv_hook and waited is None and under_way.goes_at_once():
+            sums = under_way.calls.combine(y, native, topk_weights, out)
+            return sums, _event(async_finish), None
+        sent = under_way.calls.send_combine(y, native, topk_weights, out)
+        receive = under_way.sent(sent, waited)
+        if return_recv_hook:
+            return sent.result, _event(async_finish), receive
+        receive()
+        return sent.result, _event(async_finish), None
 
-        def receive() -> None:
-            before = self.communicator.stats()["waited_ns"] if waited is not None else []
-            self._receive(half)
-            if waited is not None:
-                after = self.communicator.stats()["waited_ns"]
-                spent = [late - early for early, late in zip(before, after, strict=True)]
-                waited.add_(torch.tensor(spent, dtype=waited.dtype, device="cpu").to(waited.device))
-            then()
+    def combine_buffer(self, handle: object) -> torch.Tensor:
+        """Where experts' results may be written."""
+        return self._under_way(_handles.low_latency(handle).communicator).zero_copy_buffer()
 
-        return self.under_way.add(half, receive)
+    def mask(self, rank: int) -> None:
+        """Goes on without a rank."""
+        self.communicators.masked.add(rank)
+        for communicator in self.communicators.all_low():
+            communicator.mask_rank(rank)
 
-    def goes_at_once(self) -> bool:
-        """Whether both halves of an operation may be one call: nothing is under way, and nobody would have to be masked in between."""
-        return not self.shrink and self.under_way.is_empty()
+    def rejoin(self) -> None:
+        """Brings all ranks together again. What was under way is gone."""
+        for communicator in self.communicators.all_low():
+            communicator.rejoin()
+            self._under_way(communicator).clear()
+        self.communicators.masked.clear()
 
-    def _receive(self, half: Half) -> Any:
-        while True:
-            try:
-                return half.receive()
-            except errors.Poisoned:
-                raise
-            except errors.OperationFailed as failed:
-                peer = failed.peer
-                if not self.shrink or peer is None or peer in self.communicator.low_latency_mask:
-                    raise
-                self.mask(peer)
+    def clear(self) -> None:
+        """Forgets what is under way: communicators are about to be closed."""
+        self._of.clear()
+
+    def _under_way(self, communicator: Communicator) -> UnderWay:
+        under_way = self._of.get(communicator)
+        if under_way is None:
+            under_way = self._of[communicator] = UnderWay(communicator, self.shrink, self.mask)
+        return under_way
+
+    def _check_waited(self, name: str, waited: torch.Tensor | None, device: torch.device) -> None:
+        if waited is not None:
+            _checks.tensor(name, waited, torch.int64, (self.ranks,), device)
+
+
+def _event(async_finish: bool) -> EventOverlap:
+    """At what the current stream holds now: it waits for low latency."""
+    return EventOverlap(EventHandle() if async_finish else None)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from moexpress import errors
-from moexpress._communicator import GROUP, Element
+from moexpress._shape import GROUP, Element
 
 
-@dataclass(slots=True)
 class Rows:
     """What a dispatch sends."""
 
-    x: torch.Tensor
-    scales: torch.Tensor | None
-    element: Element
-    columns: int
-    """Scales of a row that the caller gave."""
-    dtype: torch.dtype | None
-    """Theirs."""
+    __slots__ = ("columns", "dtype", "element", "scales", "x")
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        scales: torch.Tensor | None = None,
+        element: Element = "bf16",
+        columns: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.x, self.scales = x, scales
+        self.element: Element = element
+        self.columns = columns
+        """Scales of a row that the caller gave."""
+        self.dtype = dtype
+        """Theirs."""
 
     @staticmethod
     def of(x: Any) -> Rows:
@@ -30,12 +37,12 @@ class Rows:
         scales fit exactly; fewer are filled up. Their bits are not looked at.
         """
         if isinstance(x, torch.Tensor):
-            if x.dtype != torch.bfloat16:
+            if x.dtype is not torch.bfloat16:
                 raise errors.InvalidArgument(
                     f"dtype of x is {x.dtype}, allowed: torch.bfloat16, or a tuple of torch.float8_e4m3fn and its scales"
                 )
             _rows(x)
-            return Rows(x, None, "bf16", 0, None)
+            return Rows(x)
         if not isinstance(x, tuple) or len(x) != 2 or not all(isinstance(one, torch.Tensor) for one in x):
             raise errors.InvalidArgument(
                 f"x is a {type(x).__name__}, allowed: a tensor, or a tuple of codes and scales"

@@ -6,51 +6,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from moexpress import Communicator, Meeting, Received, _native, errors
-from moexpress._communicator import Element
+from moexpress import Meeting, _native, errors
 from moexpress._meeting import default_timeout
-from moexpress._order import deferring
-from moexpress._plain import plain
 
-from . import _checks, _handles, config
+from . import _checks, config
 from ._communicators import Communicators
-from ._layout import dispatch_layout
-from ._low_latency import LowLatency
-from ._scales import Rows
+from ._layout import Layouts
+from ._low_latency import LowLatency, element_of
+from ._runtime import Runtime
+from ._throughput import Dispatched, Rows_t, Throughput
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Rows_t = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-
-class Runtime:
-    """What frameworks ask DeepEP's ``buffer.runtime``: one NVLink domain."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-
-    def is_available(self) -> bool:
-        """Whether calls can be made."""
-        return not self._buffer._communicators.closed
-
-    def get_num_rdma_ranks(self) -> int:
-        """Nodes."""
-        return 1
-
-    def get_rdma_rank(self) -> int:
-        """This node."""
-        return 0
-
-    def get_root_rdma_rank(self, get_global: bool) -> int:
-        """The rank of each node that others look for first."""
-        return self._buffer.rank if get_global else 0
-
-    def get_local_device_id(self) -> int:
-        """The GPU of this process; 0 on CPUs."""
-        return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 class Buffer:
@@ -97,7 +66,9 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.runtime = Runtime(self)
         self._communicators = Communicators(meeting, num_nvl_bytes, timeout)
-        self._low: dict[Communicator, LowLatency] = {}
+        self._layouts = Layouts(self.group_size)
+        self._throughput = Throughput(self._communicators, self._layouts)
+        self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
 
     # Of all buffers.
 
@@ -150,7 +121,7 @@ class Buffer:
         self._close()
 
     def _close(self) -> None:
-        self._low.clear()
+        self._low_latency.clear()
         self._communicators.close()
 
     def get_comm_stream(self) -> torch.Stream:
@@ -173,7 +144,6 @@ class Buffer:
 
     # Throughput mode.
 
-    @plain
     def get_dispatch_layout(
         self,
         topk_idx: torch.Tensor,
@@ -192,18 +162,11 @@ class Buffer:
             int32 ``[ranks]`` tokens for each rank; None (tokens for each node); int32 ``[experts]`` tokens for each expert; bool
             ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-        _checks.topk_idx(topk_idx)
-        if num_experts < 1 or num_experts % self.group_size:
-            raise errors.InvalidArgument(
-                f"num_experts is {num_experts}, allowed: a multiple of the {self.group_size} ranks"
-            )
-        if previous_event is not None:
-            previous_event.current_stream_wait()
-        per_rank, per_expert, in_rank = dispatch_layout(topk_idx, self.group_size, num_experts)
-        return per_rank, None, per_expert, in_rank, _finished(async_finish)
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
+        per_rank, per_expert, in_rank = self._layouts.of(topk_idx, num_experts)
+        return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
 
-    @plain
     def dispatch(
         self,
         x: Rows_t,
@@ -220,14 +183,7 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[
-        Rows_t,
-        torch.Tensor | None,
-        torch.Tensor | None,
-        list[int] | None,
-        tuple[Any, ...] | None,
-        EventOverlap,
-    ]:
+    ) -> Dispatched:
         """Sends each row to the ranks that hold its experts, once to each rank.
 
         Args:
@@ -244,96 +200,28 @@ class Buffer:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
             an event, if asynchronous. A cached dispatch returns None for all but the rows and the event.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-        _checks.config(config)
-        rows = Rows.of(x)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
+        if config is not None:
+            _checks.config(config)
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
-            return self._redispatch(rows, _handles.normal(handle), async_finish)
-        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
-            raise errors.InvalidArgument(
-                "num_tokens_per_rank, is_token_in_rank or num_tokens_per_expert is None, allowed: what get_dispatch_layout returned"
-            )
-        if (topk_idx is None) != (topk_weights is None):
-            raise errors.InvalidArgument("one of topk_idx and topk_weights is None, allowed: both or neither")
-        if num_worst_tokens and topk_idx is None:
-            raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
-        tokens, hidden, device = rows.x.shape[0], rows.x.shape[1], rows.x.device
-        experts = num_tokens_per_expert.numel()
-        _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, [self.group_size], device)
-        _checks.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, [experts], device)
-        _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, [tokens, self.group_size], device)
-        worst: dict[str, Any] = {"alignment": expert_alignment, "worst_rows": num_worst_tokens}
-        if topk_idx is None or topk_weights is None:
-            communicator = self._normal(device, experts, 1, hidden, rows.element)
-            counts = num_tokens_per_expert.tolist()
-            received = deferring(
-                communicator.order,
-                async_finish,
-                communicator.dispatch_members,
-                rows.x,
-                is_token_in_rank,
-                counts,
-                scales=rows.scales,
-                **worst,
-            )
-        else:
-            _checks.topk_idx(topk_idx)
-            _checks.tensor("topk_idx", topk_idx, torch.int64, [tokens, topk_idx.shape[1]], device)
-            _checks.tensor("topk_weights", topk_weights, torch.float32, [tokens, topk_idx.shape[1]], device)
-            if device.type == "cpu":
-                _checks.membership(topk_idx, is_token_in_rank, experts, self.group_size)
-            communicator = self._normal(device, experts, topk_idx.shape[1], hidden, rows.element)
-            # No count comes to the host, so that a GPU's calls can be captured.
-            worst["device_counts"] = num_worst_tokens > 0
-            received = deferring(
-                communicator.order,
-                async_finish,
-                communicator.dispatch,
-                rows.x,
-                topk_idx,
-                topk_weights,
-                scales=rows.scales,
-                **worst,
-            )
-        channels = (config.num_sms if config is not None else Buffer.num_sms) // 2
-        made = _handles.Handle.of(communicator, received.handle, received.source_token, is_token_in_rank, channels)
-        return (
-            _taken(rows, received, communicator, async_finish),
-            received.topk_idx,
-            received.topk_weights,
-            [] if num_worst_tokens else received.expert_counts,
-            made,
-            _event(communicator, async_finish),
+            return self._throughput.redispatch(x, handle, async_finish)
+        self._communicators.multiprocessors = Buffer.num_sms
+        return self._throughput.dispatch(
+            x,
+            num_tokens_per_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            Buffer.num_sms if config is None else config.num_sms,
+            async_finish,
         )
 
-    def _redispatch(
-        self, rows: Rows, handle: _handles.Handle, async_finish: bool
-    ) -> tuple[Rows_t, None, None, None, None, EventOverlap]:
-        communicator, native = handle.communicator, handle.native
-        if rows.element != communicator.element:
-            # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
-            other = self._normal(rows.x.device, communicator.experts, 1, communicator.hidden, rows.element)
-            known = handle.others.get(rows.element)
-            if known is None:
-                zeros = [0] * communicator.experts
-                received = deferring(
-                    other.order, async_finish, other.dispatch_members, rows.x, handle[4], zeros, scales=rows.scales
-                )
-                handle.others[rows.element] = (other, received.handle)
-                out = _taken(rows, received, other, async_finish)
-                return out, None, None, None, None, _event(other, async_finish)
-            communicator, native = known
-        received = deferring(
-            communicator.order, async_finish, communicator.redispatch, rows.x, native, scales=rows.scales
-        )
-        out = _taken(rows, received, communicator, async_finish)
-        return out, None, None, None, None, _event(communicator, async_finish)
-
-    @plain
     def combine(
         self,
         x: torch.Tensor,
@@ -357,16 +245,11 @@ class Buffer:
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
-        _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-        _checks.config(config)
-        made = _handles.normal(handle)
-        if previous_event is not None:
-            previous_event.current_stream_wait()
-        call = made.communicator.combine
-        combined = deferring(
-            made.communicator.order, async_finish, call, x, made.native, topk_weights=topk_weights, bias=bias
-        )
-        return combined.x, combined.topk_weights, _event(made.communicator, async_finish)
+        if config is not None:
+            _checks.config(config)
+        if previous_event is not None or allocate_on_comm_stream:
+            _wait(previous_event, async_finish, allocate_on_comm_stream)
+        return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
         """Not supported: :meth:`dispatch` serves all ranks of one NVLink domain."""
@@ -382,7 +265,6 @@ class Buffer:
         """Does nothing: low latency leaves nothing behind that would have to be cleaned."""
         self._check_low_latency_mode()
 
-    @plain
     def low_latency_dispatch(
         self,
         x: torch.Tensor,
@@ -417,47 +299,18 @@ class Buffer:
         """
         self._check_low_latency_mode()
         _checks.hook(async_finish, return_recv_hook)
-        if (round_scale or use_ue8m0) and not use_fp8:
-            raise errors.InvalidArgument("use_fp8 is False, allowed: True with round_scale or use_ue8m0")
-        if use_ue8m0 and not round_scale:
-            raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
-        if not isinstance(x, torch.Tensor) or x.dim() != 2:
-            raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
-        _checks.topk_idx(topk_idx)
-        element: Element = "bf16"
-        if use_fp8:
-            element = "fp8-ue8m0" if use_ue8m0 else "fp8-pow2" if round_scale else "fp8"
-        communicator = self._communicators.low(
-            x.device, num_experts, topk_idx.shape[1], x.shape[1], num_max_dispatch_tokens_per_rank, element
+        return self._low_latency.dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            element_of(use_fp8, round_scale, use_ue8m0),
+            async_finish,
+            return_recv_hook,
         )
-        low = self._low_of(communicator)
-        local, ranks, device = communicator.local_experts, self.group_size, x.device
-        stats, waited = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
-        if stats is not None:
-            _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, [local], device)
-        if waited is not None:
-            _checks.tensor("dispatch_wait_recv_cost_stats", waited, torch.int64, [ranks], device)
-        receive = None
-        if not return_recv_hook and waited is None and low.goes_at_once():
-            into = communicator.low_latency_dispatch(x, topk_idx)
-            if stats is not None:
-                stats.add_(into.expert_counts)
-        else:
-            sent = communicator.send_dispatch(x, topk_idx)
-            into = sent.result
 
-            def count() -> None:
-                if stats is not None:
-                    stats.add_(into.expert_counts)
-
-            receive = low.sent(sent, count, waited)
-            if not return_recv_hook:
-                receive()
-        rows: Rows_t = into.x if into.scales is None else (into.x, into.scales)
-        handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
-        return rows, into.expert_counts, handle, _finished(async_finish), receive if return_recv_hook else None
-
-    @plain
     def low_latency_combine(
         self,
         x: torch.Tensor,
@@ -488,32 +341,22 @@ class Buffer:
         _checks.hook(async_finish, return_recv_hook)
         if use_logfmt:
             raise errors.Unsupported("use_logfmt is not supported: leave it out, results return as bf16")
-        made = _handles.low_latency(handle)
-        communicator, native = made.communicator, made.native
-        _checks.topk_idx(topk_idx)
-        device = communicator.device
-        _checks.tensor("topk_idx", topk_idx, torch.int64, [native.tokens, communicator.topk], device)
-        _checks.tensor("topk_weights", topk_weights, torch.float32, [native.tokens, communicator.topk], device)
-        if device.type == "cpu" and not torch.equal(topk_idx, made.topk_idx):
-            raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
-        waited = combine_wait_recv_cost_stats
-        if waited is not None:
-            _checks.tensor("combine_wait_recv_cost_stats", waited, torch.int64, [self.group_size], device)
-        low = self._low_of(communicator)
-        y = low.zero_copy_buffer() if zero_copy else x
-        if not return_recv_hook and waited is None and low.goes_at_once():
-            sums = communicator.low_latency_combine(y, native, topk_weights, out=out)
-            return sums, _finished(async_finish), None
-        sent = communicator.send_combine(y, native, topk_weights, out=out)
-        receive = low.sent(sent, lambda: None, waited)
-        if not return_recv_hook:
-            receive()
-        return sent.result, _finished(async_finish), receive if return_recv_hook else None
+        return self._low_latency.combine(
+            x,
+            topk_idx,
+            topk_weights,
+            handle,
+            zero_copy,
+            out,
+            combine_wait_recv_cost_stats,
+            async_finish,
+            return_recv_hook,
+        )
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """bf16 ``[local experts, ranks * max tokens, hidden]`` to write the experts' results to, for ``zero_copy``."""
         self._check_low_latency_mode()
-        return self._low_of(_handles.low_latency(handle).communicator).zero_copy_buffer()
+        return self._low_latency.combine_buffer(handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Goes on without a rank in low latency. Needs ``enable_shrink``.
@@ -527,7 +370,7 @@ class Buffer:
                 f"rank_to_mask is {rank_to_mask}, allowed: another rank, 0 to {self.group_size - 1}"
             )
         if mask:
-            self._mask(rank_to_mask)
+            self._low_latency.mask(rank_to_mask)
         elif rank_to_mask in self._communicators.masked:
             raise errors.Unsupported(
                 "unmasking one rank is not supported: call low_latency_clean_mask_buffer on all ranks"
@@ -536,34 +379,16 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
         self._check_shrink()
-        _checks.tensor("mask_status", mask_status, torch.int32, [self.group_size], mask_status.device)
+        _checks.tensor("mask_status", mask_status, torch.int32, (self.group_size,), mask_status.device)
         masked = [int(rank in self._communicators.masked) for rank in range(self.group_size)]
         mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Unmasks all ranks: all of them call it, masked ones too. What was under way is gone. Needs ``enable_shrink``."""
         self._check_shrink()
-        for communicator in self._communicators.all_low():
-            communicator.rejoin()
-            self._low_of(communicator).under_way.clear()
-        self._communicators.masked.clear()
+        self._low_latency.rejoin()
 
     # Inside.
-
-    def _normal(self, device: torch.device, experts: int, topk: int, hidden: int, element: Element) -> Communicator:
-        self._communicators.multiprocessors = Buffer.num_sms
-        return self._communicators.normal(device, experts, topk, hidden, element)
-
-    def _low_of(self, communicator: Communicator) -> LowLatency:
-        low = self._low.get(communicator)
-        if low is None:
-            low = self._low[communicator] = LowLatency(communicator, self.enable_shrink, self._mask)
-        return low
-
-    def _mask(self, rank: int) -> None:
-        self._communicators.masked.add(rank)
-        for communicator in self._communicators.all_low():
-            communicator.mask_rank(rank)
 
     def _check_low_latency_mode(self) -> None:
         if not self.low_latency_mode:
@@ -575,21 +400,8 @@ class Buffer:
             raise errors.InvalidArgument("enable_shrink is False, allowed: a buffer made with enable_shrink=True")
 
 
-def _finished(async_finish: bool) -> EventOverlap:
-    return EventOverlap(EventHandle() if async_finish else None)
-
-
-def _taken(rows: Rows, received: Received, communicator: Communicator, async_finish: bool) -> Rows_t:
-    """Received rows in the form of those that were sent, which may take a copy."""
-    taken: Rows_t
-    if not async_finish or (rows.scales is None and received.x.is_contiguous()):
-        taken = rows.received(received.x, received.scales)
-        return taken
-    with communicator.order.behind():
-        taken = rows.received(received.x, received.scales)
-    return taken
-
-
-def _event(communicator: Communicator, async_finish: bool) -> EventOverlap:
-    """After the last call of a communicator."""
-    return EventOverlap(EventHandle(communicator.order.event()) if async_finish else None)
+def _wait(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    """Makes the current stream wait for what a call is to come behind."""
+    _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+    if previous_event is not None:
+        previous_event.current_stream_wait()

@@ -18,7 +18,7 @@ def tensor(
     name: str,
     given: object,
     dtypes: torch.dtype | Sequence[torch.dtype],
-    shape: Sequence[int | str],
+    shape: tuple[int | str, ...],
     device: torch.device,
     *,
     contiguous: bool = True,
@@ -28,20 +28,24 @@ def tensor(
     Raises:
         errors.InvalidArgument: says what it is and what is allowed.
     """
+    # On the path of every call: what is wrong is looked for only where something may be.
+    if (
+        isinstance(given, torch.Tensor)
+        and given.dtype is dtypes
+        and given.shape == shape
+        and given.device == device
+        and (given.is_contiguous() or not contiguous)
+    ):
+        return given
     if not isinstance(given, torch.Tensor):
         raise invalid(name, f"a {type(given).__name__}", "a tensor")
-    if given.dtype is not dtypes:
-        allowed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
-        if given.dtype not in allowed:
-            raise invalid(f"dtype of {name}", given.dtype, " or ".join(map(str, allowed)))
-    # A plain loop: this is on the path of every call.
+    allowed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
+    if given.dtype not in allowed:
+        raise invalid(f"dtype of {name}", given.dtype, " or ".join(map(str, allowed)))
     sizes = given.shape
-    fits = len(sizes) == len(shape)
-    if fits:
-        for size, want in zip(sizes, shape, strict=True):
-            if size != want and not isinstance(want, str):
-                fits = False
-    if not fits:
+    if len(sizes) != len(shape) or any(
+        size != want and not isinstance(want, str) for size, want in zip(sizes, shape, strict=True)
+    ):
         raise invalid(f"shape of {name}", list(sizes), "[" + ", ".join(map(str, shape)) + "]")
     if given.device != device:
         raise invalid(f"device of {name}", given.device, f"{device}, that of the communicator")

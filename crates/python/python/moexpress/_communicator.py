@@ -7,31 +7,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from . import _check, _exit, _native, errors
-from ._halves import Landing, LowCombine, LowDispatch
 from ._libraries import load_nvrtc
+from ._low_latency import LowCombine, LowDispatch, LowLatency
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
 from ._plain import plain
 from ._results import Combined, LowReceived, Received
+from ._shape import Element, Shape
+from ._throughput import Throughput
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0"]
-"""How rows of a dispatch travel. The FP8 forms have a scale for every 128 elements: f32; f32 powers of two; UE8M0 bytes."""
-
-GROUP = 128
-"""Elements that share a scale."""
-
-UNIT = 16
-"""Bytes that a GPU's rows are moved in."""
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 class Communicator:
@@ -127,9 +115,12 @@ class Communicator:
             self.device.index or 0,
             multiprocessors or 0,
         )
-        self.local_experts = experts // self.ranks
+        shape = Shape(self.ranks, experts, topk, hidden, max_tokens, element, self.device)
+        self.local_experts = shape.local_experts
         stream = self.native.stream()
         self.order: Order = CudaOrder(stream, self.device) if self.device.type == "cuda" else HostOrder()
+        self._throughput = Throughput(self.native, self.order, shape)
+        self._in_low_latency = LowLatency(self.native, self.order, shape)
         _exit.remember(self)
 
     # Throughput mode.
@@ -159,25 +150,15 @@ class Communicator:
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
                 CUDA graph. Needs ``worst_rows``.
         """
-        tokens = self._rows("x", x, scales)
-        scales = self._by_row(x, scales)
-        _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
-        out = self.native.dispatch(
-            self.order.on(x, scales, topk_idx, topk_weights),
-            x.data_ptr(),
-            tokens,
-            _scales(scales),
-            topk_idx.data_ptr(),
-            _address(topk_weights),
-            0,
-            [],
-            alignment,
-            worst_rows,
-            device_counts,
+        return self._throughput.dispatch(
+            x,
+            topk_idx,
+            topk_weights,
+            scales=scales,
+            alignment=alignment,
+            worst_rows=worst_rows,
+            device_counts=device_counts,
         )
-        return Received(out)
 
     @plain
     def dispatch_members(
@@ -196,34 +177,14 @@ class Communicator:
             in_rank: bool ``[tokens, ranks]``: where each token goes.
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
-        tokens = self._rows("x", x, scales)
-        scales = self._by_row(x, scales)
-        _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), [tokens, self.ranks], self.device)
-        out = self.native.dispatch(
-            self.order.on(x, scales, in_rank),
-            x.data_ptr(),
-            tokens,
-            _scales(scales),
-            None,
-            None,
-            in_rank.data_ptr(),
-            list(tokens_per_expert),
-            alignment,
-            worst_rows,
-            False,
+        return self._throughput.dispatch_members(
+            x, in_rank, tokens_per_expert, scales=scales, alignment=alignment, worst_rows=worst_rows
         )
-        return Received(out)
 
     @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
-        handle = _handle(handle)
-        tokens = self._rows("x", x, scales)
-        scales = self._by_row(x, scales)
-        if tokens != handle.tokens:
-            raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        out = self.native.redispatch(self.order.on(x, scales), x.data_ptr(), tokens, _scales(scales), handle)
-        return Received(out)
+        return Received(self._throughput.redispatch(x, handle, scales))
 
     @plain
     def combine(
@@ -241,20 +202,7 @@ class Communicator:
             topk_weights: f32 ``[rows, topk]``, summed likewise.
             bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
         """
-        handle = _handle(handle)
-        rows = self._results("y", y, handle.rows)
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, [rows, self.topk], self.device)
-        biases = [bias] if isinstance(bias, torch.Tensor) else list(bias or [])
-        if len(biases) > 2:
-            raise _check.invalid("number of biases", len(biases), "at most 2")
-        for number, one in enumerate(biases):
-            _check.tensor(f"bias {number}", one, torch.bfloat16, [handle.tokens, self.hidden], self.device)
-        addresses = [*map(_address, biases), None, None]
-        order = self.order.on(y, topk_weights, *biases)
-        starts = (addresses[0], addresses[1])
-        x, weights = self.native.combine(order, y.data_ptr(), handle, _address(topk_weights), starts)
-        return Combined(from_dlpack(x), None if weights is None else from_dlpack(weights))
+        return self._throughput.combine(y, handle, topk_weights=topk_weights, bias=bias)
 
     # Low latency.
 
@@ -270,32 +218,14 @@ class Communicator:
             topk_weights: where given, each rank weighs and sums its experts' results, and one row a rank comes back; where not,
                 one row a choice comes back, and combine is given the weights.
         """
-        tokens = self._low_batch(x, topk_idx, topk_weights)
-        into = self.low_latency_room()
-        # The receiving half may read the rows again.
-        self.order.beyond(x)
-        order = self.order.on(x, topk_idx, topk_weights)
-        sent = self.native.send_dispatch(order, x.data_ptr(), tokens, topk_idx.data_ptr(), _address(topk_weights))
-        return LowDispatch(self, sent, x, into)
+        return self._in_low_latency.send_dispatch(x, topk_idx, topk_weights)
 
     @plain
     def low_latency_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowReceived:
         """Both halves of a low-latency dispatch, on GPUs in one kernel."""
-        tokens = self._low_batch(x, topk_idx, topk_weights)
-        into = self.low_latency_room()
-        rows = Landing(self, into)
-        into.handle = self.native.low_dispatch(
-            self.order.on(x, topk_idx, topk_weights),
-            x.data_ptr(),
-            tokens,
-            topk_idx.data_ptr(),
-            _address(topk_weights),
-            *rows.places(),
-        )
-        rows.landed()
-        return into
+        return self._in_low_latency.dispatch(x, topk_idx, topk_weights)
 
     @plain
     def send_combine(
@@ -313,12 +243,7 @@ class Communicator:
             topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
         """
-        out = self._low_sums(y, handle, topk_weights, out)
-        # The receiving half may read the results again.
-        self.order.beyond(y)
-        order = self.order.on(y, topk_weights)
-        sent = self.native.send_combine(order, y.data_ptr(), handle, _address(topk_weights))
-        return LowCombine(self, sent, y, out)
+        return self._in_low_latency.send_combine(y, handle, topk_weights, out)
 
     @plain
     def low_latency_combine(
@@ -331,34 +256,7 @@ class Communicator:
     ) -> torch.Tensor:
         """Both halves of a low-latency combine, on GPUs in one kernel: the weighted sum of each token's results, bf16
         ``[tokens, hidden]``."""
-        out = self._low_sums(y, handle, topk_weights, out)
-        order = self.order.on(y, topk_weights, out)
-        self.native.low_combine(order, y.data_ptr(), handle, _address(topk_weights), out.data_ptr())
-        return out
-
-    def low_latency_room(self) -> LowReceived:
-        """Memory for what a low-latency dispatch brings."""
-        experts, rows, hidden = self._low_shape(self.hidden)
-        scales, dtype = None, torch.bfloat16
-        if self.element != "bf16":
-            groups = -(-hidden // GROUP)
-            packed = self.element == "fp8-ue8m0"
-            columns = -(-groups // 4) if packed else groups
-            kind = torch.int32 if packed else torch.float32
-            scales = torch.empty((experts, columns, rows), dtype=kind, device=self.device).transpose(1, 2)
-            dtype = torch.float8_e4m3fn
-
-        def room(shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
-            return torch.empty(shape, dtype=kind, device=self.device)
-
-        return LowReceived(
-            x=room((experts, rows, hidden), dtype),
-            scales=scales,
-            expert_counts=room((experts,), torch.int32),
-            segments=room((experts, self.ranks), torch.int64),
-            source_token=room((experts, rows), torch.int32),
-            handle=None,
-        )
+        return self._in_low_latency.combine(y, handle, topk_weights, out)
 
     # Ranks that fail, and what is known of them.
 
@@ -415,70 +313,6 @@ class Communicator:
     ) -> None:
         self.close()
 
-    # Inside.
-
-    def _rows(self, name: str, x: torch.Tensor, scales: torch.Tensor | None) -> int:
-        """Checks rows as they travel; how many."""
-        if self.element == "bf16":
-            if scales is not None:
-                raise _check.invalid("scales", "given", "None, as the communicator was made for bf16")
-            return self._results(name, x, None)
-        _check.tensor(name, x, torch.float8_e4m3fn, ["tokens", self.hidden], self.device)
-        groups = -(-self.hidden // GROUP)
-        packed = self.element == "fp8-ue8m0"
-        shape = [x.shape[0], -(-groups // 4) if packed else groups]
-        kind = torch.int32 if packed else torch.float32
-        _check.tensor("scales", scales, kind, shape, self.device, contiguous=False)
-        return x.shape[0]
-
-    def _results(self, name: str, y: torch.Tensor, least: int | None) -> int:
-        """Checks bf16 rows; how many."""
-        # On the path of every call: what is wrong is found out only where something is.
-        fits = isinstance(y, torch.Tensor) and y.dtype is torch.bfloat16 and y.dim() == 2 and y.is_contiguous()
-        if not fits or y.shape[1] != self.hidden or y.device != self.device:
-            _check.tensor(name, y, torch.bfloat16, ["rows", self.hidden], self.device)
-        if least is not None and y.shape[0] < least:
-            raise _check.invalid(f"rows of {name}", y.shape[0], f"at least {least}, those of the handle")
-        return y.shape[0]
-
-    def _low_batch(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> int:
-        """Checks a batch of low latency; its tokens."""
-        tokens = self._results("x", x, None)
-        _check.tensor("topk_idx", topk_idx, torch.int64, [tokens, self.topk], self.device)
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, [tokens, self.topk], self.device)
-        return tokens
-
-    def _low_sums(
-        self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Checks a combine of low latency; where the sums go."""
-        if not isinstance(handle, _native.LowHandle):
-            raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        _check.tensor("y", y, torch.bfloat16, self._low_shape(self.hidden), self.device)
-        if topk_weights is not None:
-            shape = [handle.tokens, self.topk]
-            _check.tensor("topk_weights", topk_weights, torch.float32, shape, self.device)
-        if out is None:
-            return torch.empty((handle.tokens, self.hidden), dtype=torch.bfloat16, device=self.device)
-        return _check.tensor("out", out, torch.bfloat16, [handle.tokens, self.hidden], self.device)
-
-    def _low_shape(self, hidden: int) -> tuple[int, int, int]:
-        return (self.local_experts, self.ranks * self.max_tokens, hidden)
-
-    def _by_row(self, x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
-        """Scales as the backend takes them: on GPUs those of a row side by side, where codes do not lie at multiples of 16 bytes."""
-        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
-            return scales
-        if self.hidden % UNIT == 0 and x.data_ptr() % UNIT == 0:
-            return scales
-        return scales.clone(memory_format=torch.contiguous_format)
-
-    def _travelling(self) -> torch.Tensor:
-        """Memory for low-latency FP8 rows as they travel: codes and scales side by side."""
-        experts, rows, _ = self._low_shape(self.hidden)
-        return torch.empty((experts, rows, self.native.row_layout()[0]), dtype=torch.uint8, device=self.device)
-
 
 def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
@@ -494,16 +328,6 @@ def _device(device: torch.device | str | None) -> torch.device:
     elif device.type != "cpu":
         raise _check.invalid("device", device, "cpu or cuda")
     return device
-
-
-def _scales(scales: torch.Tensor | None) -> tuple[int, int, int] | None:
-    return None if scales is None else (scales.data_ptr(), *scales.stride())  # type: ignore[return-value]
-
-
-def _handle(handle: object) -> _native.Handle:
-    if not isinstance(handle, _native.Handle):
-        raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a dispatch gave")
-    return handle
 
 
 def _rank(rank: int, ranks: int) -> int:

@@ -2,25 +2,22 @@
 
 from typing import Any, final
 
-__all__ = ["Endpoint", "Handle", "LowHandle", "Meeting", "Pending", "Place", "cuda_is_available", "low_latency_bytes"]
+__all__ = [
+    "Dispatched",
+    "Endpoint",
+    "Handle",
+    "Layouts",
+    "LowDispatched",
+    "LowHandle",
+    "Meeting",
+    "Pending",
+    "Place",
+    "cuda_is_available",
+    "low_latency_bytes",
+]
 
 _Capsule = Any
-_Order = tuple[int, bool]
 _Scales2 = tuple[int, int, int] | None
-_Scales3 = tuple[int, int, int, int] | None
-_Dispatched = tuple[
-    _Capsule,
-    _Capsule | None,
-    int,
-    _Capsule | None,
-    _Capsule | None,
-    _Capsule,
-    _Capsule,
-    list[int],
-    "Handle",
-    _Capsule | None,
-    _Capsule | None,
-]
 
 def cuda_is_available() -> str | None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
@@ -54,6 +51,43 @@ class Handle:
     def send_head(self, channels: int, address: int, len: int) -> None: ...
 
 @final
+class Dispatched:
+    rows: int
+    expert_counts: list[int]
+    handle: Handle
+    def x(self) -> _Capsule | None: ...
+    def scales(self) -> _Capsule | None: ...
+    def topk_idx(self) -> _Capsule | None: ...
+    def topk_weights(self) -> _Capsule | None: ...
+    def source_token(self) -> _Capsule | None: ...
+    def source_rank(self) -> _Capsule | None: ...
+    def device_rows(self) -> _Capsule | None: ...
+    def device_counts(self) -> _Capsule | None: ...
+
+@final
+class Layouts:
+    def __new__(cls, gpu: int | None = None) -> Layouts: ...
+    def compute(
+        self,
+        stream: int,
+        topk_idx: int,
+        tokens: int,
+        topk: int,
+        ranks: int,
+        experts: int,
+        numbers: int,
+        in_rank: int,
+    ) -> None: ...
+
+@final
+class LowDispatched:
+    def x(self, knows_fp8: bool) -> _Capsule | None: ...
+    def scales(self) -> _Capsule | None: ...
+    def expert_counts(self) -> _Capsule | None: ...
+    def segments(self) -> _Capsule | None: ...
+    def source_token(self) -> _Capsule | None: ...
+
+@final
 class LowHandle:
     tokens: int
 
@@ -82,7 +116,8 @@ class Endpoint:
     ) -> Endpoint: ...
     def dispatch(
         self,
-        order: _Order,
+        stream: int,
+        defers: bool,
         x: int,
         tokens: int,
         scales: _Scales2,
@@ -93,44 +128,42 @@ class Endpoint:
         alignment: int,
         worst_rows: int,
         device_counts: bool,
-    ) -> _Dispatched: ...
-    def redispatch(self, order: _Order, x: int, tokens: int, scales: _Scales2, handle: Handle) -> _Dispatched: ...
+    ) -> Dispatched: ...
+    def redispatch(
+        self, stream: int, defers: bool, x: int, tokens: int, scales: _Scales2, handle: Handle
+    ) -> Dispatched: ...
     def combine(
         self,
-        order: _Order,
+        stream: int,
+        defers: bool,
         y: int,
         handle: Handle,
         topk_weights: int | None,
-        bias: tuple[int | None, int | None],
+        bias: list[int],
     ) -> tuple[_Capsule, _Capsule | None]: ...
-    def send_dispatch(self, order: _Order, x: int, tokens: int, topk_idx: int, topk_weights: int | None) -> Pending: ...
+    def send_dispatch(
+        self, stream: int, defers: bool, x: int, tokens: int, topk_idx: int, topk_weights: int | None
+    ) -> tuple[Pending, LowDispatched]: ...
     def receive_dispatch(
-        self,
-        order: _Order,
-        sent: Pending,
-        x: int,
-        scales: _Scales3,
-        expert_counts: int,
-        segments: int,
-        source_token: int,
-        tokens: int,
+        self, stream: int, defers: bool, sent: Pending, into: LowDispatched, stats: int | None, tokens: int
     ) -> LowHandle: ...
     def low_dispatch(
         self,
-        order: _Order,
+        stream: int,
+        defers: bool,
         x: int,
         tokens: int,
         topk_idx: int,
         topk_weights: int | None,
-        into: int,
-        scales: _Scales3,
-        expert_counts: int,
-        segments: int,
-        source_token: int,
-    ) -> LowHandle: ...
-    def low_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None, into: int) -> None: ...
-    def send_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None) -> Pending: ...
-    def receive_combine(self, order: _Order, sent: Pending, into: int) -> None: ...
+        stats: int | None,
+    ) -> tuple[LowHandle, LowDispatched]: ...
+    def low_combine(
+        self, stream: int, defers: bool, y: int, handle: LowHandle, topk_weights: int | None, into: int
+    ) -> None: ...
+    def send_combine(
+        self, stream: int, defers: bool, y: int, handle: LowHandle, topk_weights: int | None
+    ) -> Pending: ...
+    def receive_combine(self, stream: int, defers: bool, sent: Pending, into: int) -> None: ...
     def mask_rank(self, rank: int) -> None: ...
     def recover(self, mask: list[int]) -> None: ...
     def mask(self) -> list[int]: ...
@@ -138,5 +171,4 @@ class Endpoint:
     def stats(self) -> dict[str, Any]: ...
     def window_bytes(self) -> int: ...
     def stream(self) -> int: ...
-    def row_layout(self) -> tuple[int, int]: ...
     def close(self) -> None: ...

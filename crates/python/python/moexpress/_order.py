@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
 
-On = tuple[int, bool]
-"""What calls are told: the caller's stream, and whether he waits for the call himself."""
+def _slow_current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
 
-ANYWHERE: On = (0, True)
-"""Of CPUs."""
+
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_current_stream)
+"""The current stream of a GPU, by the driver's handle: without an object, where this torch can do so."""
 
 
 class HostOrder:
     """CPUs: a call has done its work when it returns."""
 
     stream: Any = None
-    defer: bool = False
-    """Whether the caller waits for the next call himself."""
 
-    def on(self, *tensors: torch.Tensor | None) -> On:
-        """For a call that reads or writes ``tensors``."""
-        self.defer = False
-        return ANYWHERE
+    def current(self) -> int:
+        """The caller's stream, by the driver's handle."""
+        return 0
 
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         """Keeps the memory of ``tensors`` for work that comes after the call."""
@@ -50,17 +48,11 @@ class CudaOrder:
     so whatever reads them must have been enqueued to the stream that is current in the next call, or to one that this stream waits for.
     """
 
+    current: Callable[[], int]
+
     def __init__(self, raw: int, device: torch.device) -> None:
         self.stream = torch.cuda.ExternalStream(raw, device=device)
-        self.device = device
-        self.index = self.stream.device_index
-        self.defer = False
-
-    def on(self, *tensors: torch.Tensor | None) -> On:
-        defer, self.defer = self.defer, False
-        if defer:
-            self.beyond(*tensors)
-        return _current_stream(self.index), defer
+        self.current = partial(current_stream, self.stream.device_index)
 
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         for tensor in tensors:
@@ -76,20 +68,4 @@ class CudaOrder:
         return torch.cuda.stream(self.stream)
 
 
-def _slow_current_stream(index: int) -> int:
-    return int(torch.cuda.current_stream(index).cuda_stream)
-
-
-# The same without an object, where this torch has it.
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _slow_current_stream)
-
 Order = HostOrder | CudaOrder
-
-
-def deferring(order: Order, defer: bool, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Calls with ``order`` told whether the caller waits himself; a call that is refused leaves the next one as it is."""
-    order.defer = defer
-    try:
-        return call(*arguments, **named)
-    finally:
-        order.defer = False

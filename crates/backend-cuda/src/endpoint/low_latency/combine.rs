@@ -82,7 +82,7 @@ impl CudaEndpoint {
             records: records.address(),
             topk_idx: routed.topk_idx.address(),
             topk_weights: combining.topk_weights.as_ref().map_or(0, Array::address),
-            routed: routed.numbers.address(),
+            routed: routed.numbers(),
             out,
             out_stride: out_stride as u64,
             tokens: routed.tokens,

@@ -1,5 +1,6 @@
 //! Low latency: a dispatch, its halves apart and at once.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ep_core::engine::low_latency::{LowReceived, LowRoutingOf};
@@ -31,6 +32,10 @@ struct Landing {
     segments: Array<i64>,
     source_token: Array<i32>,
     records: Scratch,
+    /// Where the user adds counts up; 0: nowhere.
+    stats: u64,
+    /// Of the user's places.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl CudaEndpoint {
@@ -50,8 +55,11 @@ impl CudaEndpoint {
         }
         let tokens = tokens as u32;
         self.check_rows("x", x, self.shape().result_bytes(), tokens)?;
-        let numbers = Scratch::new(self.stream(), 8 * self.topology().ranks() as usize)?;
-        Ok(Routed { tokens, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone(), numbers })
+        let choices = topk_idx.len();
+        let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
+        let memory = Arc::new(Scratch::new(self.stream(), copied + 8 * self.topology().ranks() as usize)?);
+        let own = if copied > 0 { Array::of_memory(Arc::clone(&memory), choices) } else { topk_idx.clone() };
+        Ok(Routed { tokens, topk_idx: own, topk_weights: topk_weights.clone(), memory, numbers: copied as u64 })
     }
 
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
@@ -76,6 +84,8 @@ impl CudaEndpoint {
                 segments: self.foreign_array(places.segments, local * ranks),
                 source_token: self.foreign_array(places.source_token, rows as usize),
                 records: self.records()?,
+                stats: places.stats,
+                owner: places.owner.clone(),
             })
         }
     }
@@ -96,16 +106,28 @@ impl CudaEndpoint {
             segments: Array::new(stream, local * ranks)?,
             source_token: Array::new(stream, rows as usize)?,
             records: self.records()?,
+            stats: 0,
+            owner: None,
         })
     }
 
-    fn low_dispatch_args(&self, routed: &Routed, x: &Kept, landing: Option<&Landing>) -> args::LowDispatch {
+    /// `topk_idx`: the user's, of a sending half.
+    fn low_dispatch_args(
+        &self,
+        routed: &Routed,
+        topk_idx: Option<&Array<i64>>,
+        x: &Kept,
+        landing: Option<&Landing>,
+    ) -> args::LowDispatch {
+        let own = routed.topk_idx.address();
+        let topk_idx = topk_idx.map_or(own, Array::address);
         let args = args::LowDispatch {
             x: x.memory.address(),
             x_stride: x.stride as u64,
-            topk_idx: routed.topk_idx.address(),
+            topk_idx,
+            kept_idx: if topk_idx == own { 0 } else { own },
             topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
-            routed: routed.numbers.address(),
+            routed: routed.numbers(),
             tokens: routed.tokens,
             ..args::LowDispatch::default()
         };
@@ -122,16 +144,17 @@ impl CudaEndpoint {
             segments: landing.segments.address(),
             source_token: landing.source_token.address(),
             records: landing.records.address(),
+            stats: landing.stats,
             ..args
         }
     }
 
     /// Bad choices that a kernel found, named as on the host.
-    fn name_choices(&self, routed: &Routed, error: Error) -> Error {
+    fn name_choices(&self, topk_idx: &Array<i64>, error: Error) -> Error {
         if error.failure().is_some() {
             return error;
         }
-        let Ok(topk_idx) = routed.topk_idx.to_vec(self.stream()) else { return error };
+        let Ok(topk_idx) = topk_idx.to_vec(self.stream()) else { return error };
         let planned =
             Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
         planned.err().unwrap_or(error)
@@ -147,12 +170,12 @@ impl CudaEndpoint {
         capture: Option<&Capture>,
     ) -> Result<LowReceived<Self>, Error> {
         self.low.flights(capture).received += 1;
-        let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
+        let Landing { x: rows, expert_counts, segments, source_token, records, owner, .. } = landing;
         let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
-            all.into_iter().chain(arrays).collect()
+            all.into_iter().chain(arrays).chain(owner).collect()
         })?;
         Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
     }
@@ -168,9 +191,10 @@ impl CudaEndpoint {
         let (op, in_flight) = self.check_send(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
-        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..self.low_dispatch_args(&routed, &x, None) };
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, None);
+        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..args };
         let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
-        half.map_err(|error| self.name_choices(&routed, error))?;
+        half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
         self.low.flights(capture).sent = op;
         self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
         Ok(Dispatching { sent: self.sent(op, capture), routed, x })
@@ -187,7 +211,7 @@ impl CudaEndpoint {
         let Dispatching { sent, routed, x } = dispatching;
         let in_flight = self.check_receive(sent, capture)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(routed, x, Some(&landing));
+        let args = self.low_dispatch_args(routed, None, x, Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
         let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
         self.low_received((sent, x), routed, landing, event, capture)
@@ -210,14 +234,14 @@ impl CudaEndpoint {
         let routed = Arc::new(self.routed(x, routing)?);
         let x = self.keep(x, routed.tokens)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(&routed, &x, Some(&landing));
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, Some(&landing));
         let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
         let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
         // What failed in receiving was sent.
         if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
             self.low.flights(capture).sent = op;
         }
-        let event = half.map_err(|error| self.name_choices(&routed, error))?;
+        let event = half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
         let sent = self.sent(op, capture);
         self.low_received((&sent, &x), &routed, landing, event, capture)
     }

@@ -16,7 +16,7 @@ class EventHandle:
     """
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
-        if event is None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        if event is None and torch.cuda.is_initialized():
             event = torch.cuda.Event()
             event.record()
         self.event = event

@@ -1,0 +1,85 @@
+"""The sizes of a communicator, and what tensors must be for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from . import _check
+
+Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0"]
+"""How rows of a dispatch travel. The FP8 forms have a scale for every 128 elements: f32; f32 powers of two; UE8M0 bytes."""
+
+GROUP = 128
+"""Elements that share a scale."""
+
+UNIT = 16
+"""Bytes that a GPU's rows are moved in."""
+
+
+class Shape:
+    """Sizes, what rows are made of, and where tensors lie."""
+
+    def __init__(
+        self, ranks: int, experts: int, topk: int, hidden: int, max_tokens: int, element: Element, device: torch.device
+    ) -> None:
+        self.ranks, self.experts, self.topk = ranks, experts, topk
+        self.hidden, self.max_tokens = hidden, max_tokens
+        self.element: Element = element
+        self.device = device
+        self.local_experts = experts // ranks
+        groups, packed = -(-hidden // GROUP), element == "fp8-ue8m0"
+        self.scales = -(-groups // 4) if packed else groups
+        """Scales of an FP8 row, or words of four."""
+        self.scale_type = torch.int32 if packed else torch.float32
+        self.low = (self.local_experts, ranks * max_tokens, hidden)
+        """Of what low latency brings, and of experts' results."""
+
+    def results(self, name: str, y: torch.Tensor, least: int = 0) -> int:
+        """Checks bf16 rows, at least so many; how many."""
+        # On the path of every call, as in _check.tensor.
+        sizes = y.shape if isinstance(y, torch.Tensor) else ()
+        if (
+            len(sizes) != 2
+            or sizes[1] != self.hidden
+            or y.dtype is not torch.bfloat16
+            or y.device != self.device
+            or not y.is_contiguous()
+        ):
+            _check.tensor(name, y, torch.bfloat16, ("rows", self.hidden), self.device)
+        rows = sizes[0]
+        if rows < least:
+            raise _check.invalid(f"rows of {name}", rows, f"at least {least}, those of the handle")
+        return rows
+
+    def rows(self, name: str, x: torch.Tensor, scales: torch.Tensor | None) -> int:
+        """Checks rows as they travel; how many."""
+        if self.element == "bf16":
+            if scales is not None:
+                raise _check.invalid("scales", "given", "None, as the communicator was made for bf16")
+            return self.results(name, x)
+        _check.tensor(name, x, torch.float8_e4m3fn, ("tokens", self.hidden), self.device)
+        rows = x.shape[0]
+        _check.tensor("scales", scales, self.scale_type, (rows, self.scales), self.device, contiguous=False)
+        return rows
+
+    def choices(self, tokens: int, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> None:
+        """Checks the router's choices, and weights where there are some."""
+        shape = (tokens, self.topk)
+        _check.tensor("topk_idx", topk_idx, torch.int64, shape, self.device)
+        if topk_weights is not None:
+            _check.tensor("topk_weights", topk_weights, torch.float32, shape, self.device)
+
+    def by_row(self, x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
+        """Scales as the backend takes them: on GPUs those of a row side by side, where codes do not lie at multiples of 16 bytes."""
+        if scales is None or self.device.type == "cpu" or scales.stride(1) == 1:
+            return scales
+        if self.hidden % UNIT == 0 and x.data_ptr() % UNIT == 0:
+            return scales
+        return scales.clone(memory_format=torch.contiguous_format)
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where it lies."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,151 @@
+"""Throughput mode of one rank: what arguments must be, and the calls beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from . import _check, _native, errors
+from ._order import Order
+from ._results import Combined, Received, tensor_of
+from ._shape import Shape, address
+
+
+class Throughput:
+    """The calls of :class:`Communicator` by the same names. ``defer``: the caller waits for the call himself, by an event; else his current
+    stream does."""
+
+    def __init__(self, native: _native.Endpoint, order: Order, shape: Shape) -> None:
+        self.native, self.order, self.shape = native, order, shape
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        *,
+        scales: torch.Tensor | None,
+        alignment: int,
+        worst_rows: int,
+        device_counts: bool,
+        defer: bool = False,
+    ) -> Received:
+        shape, order = self.shape, self.order
+        tokens = shape.rows("x", x, scales)
+        scales = shape.by_row(x, scales)
+        shape.choices(tokens, topk_idx, topk_weights)
+        if defer:
+            order.beyond(x, scales, topk_idx, topk_weights)
+        return Received(
+            self.native.dispatch(
+                order.current(),
+                defer,
+                x.data_ptr(),
+                tokens,
+                _scales(scales),
+                topk_idx.data_ptr(),
+                address(topk_weights),
+                0,
+                [],
+                alignment,
+                worst_rows,
+                device_counts,
+            )
+        )
+
+    def dispatch_members(
+        self,
+        x: torch.Tensor,
+        in_rank: torch.Tensor,
+        tokens_per_expert: Sequence[int],
+        *,
+        scales: torch.Tensor | None,
+        alignment: int,
+        worst_rows: int,
+        defer: bool = False,
+    ) -> Received:
+        shape, order = self.shape, self.order
+        tokens = shape.rows("x", x, scales)
+        scales = shape.by_row(x, scales)
+        _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), (tokens, shape.ranks), shape.device)
+        if defer:
+            order.beyond(x, scales, in_rank)
+        return Received(
+            self.native.dispatch(
+                order.current(),
+                defer,
+                x.data_ptr(),
+                tokens,
+                _scales(scales),
+                None,
+                None,
+                in_rank.data_ptr(),
+                list(tokens_per_expert),
+                alignment,
+                worst_rows,
+                False,
+            )
+        )
+
+    def redispatch(
+        self, x: torch.Tensor, handle: _native.Handle, scales: torch.Tensor | None, defer: bool = False
+    ) -> _native.Dispatched:
+        """What was received, not made into tensors yet."""
+        shape, order = self.shape, self.order
+        if not isinstance(handle, _native.Handle):
+            raise _not_a_handle(handle)
+        tokens = shape.rows("x", x, scales)
+        if tokens != handle.tokens:
+            raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
+        if scales is not None:
+            scales = shape.by_row(x, scales)
+        if defer:
+            order.beyond(x, scales)
+        strided = None if scales is None else _scales(scales)
+        return self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, strided, handle)
+
+    def combine(
+        self,
+        y: torch.Tensor,
+        handle: _native.Handle,
+        *,
+        topk_weights: torch.Tensor | None,
+        bias: torch.Tensor | Sequence[torch.Tensor] | None,
+        defer: bool = False,
+    ) -> Combined:
+        shape, order = self.shape, self.order
+        if not isinstance(handle, _native.Handle):
+            raise _not_a_handle(handle)
+        rows = shape.results("y", y, handle.rows)
+        if topk_weights is not None:
+            _check.tensor("topk_weights", topk_weights, torch.float32, (rows, shape.topk), shape.device)
+        starts = () if bias is None else self._starts(bias, handle.tokens)
+        if defer:
+            order.beyond(y, topk_weights, *starts)
+        x, weights = self.native.combine(
+            order.current(),
+            defer,
+            y.data_ptr(),
+            handle,
+            address(topk_weights),
+            [start.data_ptr() for start in starts],
+        )
+        return Combined(tensor_of(x), None if weights is None else tensor_of(weights))
+
+    def _starts(self, bias: torch.Tensor | Sequence[torch.Tensor], tokens: int) -> tuple[torch.Tensor, ...]:
+        """What the sums start from, checked."""
+        starts = (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
+        if len(starts) > 2:
+            raise _check.invalid("number of biases", len(starts), "at most 2")
+        for number, one in enumerate(starts):
+            _check.tensor(f"bias {number}", one, torch.bfloat16, (tokens, self.shape.hidden), self.shape.device)
+        return starts
+
+
+def _scales(scales: torch.Tensor | None) -> tuple[int, int, int] | None:
+    return None if scales is None else (scales.data_ptr(), *scales.stride())  # type: ignore[return-value]
+
+
+def _not_a_handle(handle: object) -> errors.InvalidArgument:
+    return _check.invalid("handle", f"a {type(handle).__name__}", "one that a dispatch gave")

@@ -1,0 +1,138 @@
+//! How a communicator is made of the names and numbers that Python has.
+
+use std::sync::Arc;
+
+use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
+use pyo3::prelude::*;
+
+use crate::error::of;
+use crate::meeting::within;
+use crate::rank::{Calls, Rank};
+
+/// Of what, and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) experts: u32,
+    pub(crate) topk: u32,
+    pub(crate) hidden: u32,
+    pub(crate) max_tokens: u32,
+}
+
+impl Sizes {
+    fn shape(&self, element: Element) -> Result<Shape, Error> {
+        let Self { experts, topk, hidden, max_tokens } = *self;
+        Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).element(element).build()
+    }
+}
+
+/// What has a default, and the names of the rest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options<'a> {
+    pub(crate) element: &'a str,
+    pub(crate) placement: &'a str,
+    pub(crate) arena_bytes: Option<u64>,
+    pub(crate) low_latency: bool,
+    pub(crate) seconds: f64,
+    pub(crate) channels: Option<u32>,
+    pub(crate) slots: Option<u32>,
+}
+
+/// How the communicator is made, checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+}
+
+impl Plan {
+    pub(crate) fn new(sizes: &Sizes, ranks: u32, options: &Options<'_>) -> Result<Self, Error> {
+        let shape = sizes.shape(element(options.element)?)?;
+        let topology = Topology::new(1, ranks)?;
+        let nanos = u64::try_from(within(options.seconds).as_nanos()).unwrap_or(u64::MAX);
+        let mut settings = Settings::builder(&shape, &topology)
+            .placement(placement(options.placement)?)
+            .low_latency(options.low_latency)
+            .deadline(Nanos(nanos));
+        if let Some(bytes) = options.arena_bytes {
+            settings = settings.arena_bytes(bytes);
+        }
+        if let Some(channels) = options.channels {
+            settings = settings.channels(channels);
+        }
+        if let Some(slots) = options.slots {
+            settings = settings.slots(slots);
+        }
+        Ok(Self { shape, topology, settings: settings.build()? })
+    }
+}
+
+fn element(name: &str) -> Result<Element, Error> {
+    Ok(match name {
+        "bf16" => Element::Bf16,
+        "fp8" => Element::Fp8(Scaling::Exact),
+        "fp8-pow2" => Element::Fp8(Scaling::PowerOfTwo),
+        "fp8-ue8m0" => Element::Fp8(Scaling::Ue8m0),
+        _ => return Err(Error::invalid("element", name, "bf16, fp8, fp8-pow2, fp8-ue8m0")),
+    })
+}
+
+fn placement(name: &str) -> Result<Placement, Error> {
+    match name {
+        "direct" => Ok(Placement::Direct),
+        "ring" => Ok(Placement::Ring),
+        _ => Err(Error::invalid("placement", name, "direct, ring")),
+    }
+}
+
+/// Makes a rank of a backend.
+pub(crate) fn join(
+    backend: &str,
+    plan: Plan,
+    gpu: usize,
+    multiprocessors: u32,
+    member: Arc<ep_bootstrap::Member>,
+) -> Result<Box<dyn Calls>, Error> {
+    let Plan { shape, topology, settings } = plan;
+    match backend {
+        "host" => {
+            let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
+            let layout = endpoint.layout().clone();
+            Ok(Box::new(Rank::new(endpoint, layout)))
+        }
+        "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
+        _ => Err(Error::invalid("backend", backend, "host, cuda")),
+    }
+}
+
+/// Bytes that low latency takes of each window, for sizes that an endpoint takes.
+#[pyfunction]
+pub(crate) fn low_latency_bytes(
+    py: Python<'_>,
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    max_tokens: u32,
+    ranks: u32,
+) -> PyResult<u64> {
+    let bytes = || -> Result<u64, Error> {
+        let shape = Sizes { experts, topk, hidden, max_tokens }.shape(Element::Bf16)?;
+        let topology = Topology::new(1, ranks)?;
+        let window = |on| {
+            let settings = Settings::builder(&shape, &topology).low_latency(on).build()?;
+            Ok::<_, Error>(Layout::new(&shape, &topology, &settings)?.window_bytes())
+        };
+        Ok(window(true)? - window(false)?)
+    };
+    bytes().map_err(|error| of(py, &error))
+}
+
+/// Why the CUDA backend cannot run here; None where it can.
+#[pyfunction]
+pub(crate) fn cuda_is_available() -> Option<String> {
+    match moexpress::cuda::driver::devices() {
+        Ok(0) => Some("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(Error::from(error).to_string()),
+    }
+}

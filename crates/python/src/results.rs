@@ -1,0 +1,181 @@
+//! What dispatches brought, until Python asks for it.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+
+use crate::backend::LowInto;
+use crate::dlpack::Tensor;
+use crate::handle::Handle;
+use crate::rank;
+use crate::room::LowRoom;
+
+/// Tensors of a dispatch, each to be taken once, as a DLPack capsule: None where there is none, and after that. Making a capsule takes
+/// longer than keeping what it would be made of, and most callers want few of them.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct Dispatched {
+    parts: Mutex<Parts>,
+    /// Rows received; with counts in the machine's memory the bound.
+    #[pyo3(get)]
+    rows: u32,
+    /// Of each local expert. Empty where the dispatch was cached, or counts stay in the machine's memory.
+    #[pyo3(get)]
+    expert_counts: Vec<u32>,
+    handle: Handle,
+}
+
+#[derive(Default)]
+struct Parts {
+    x: Option<Tensor>,
+    scales: Option<Tensor>,
+    topk_idx: Option<Tensor>,
+    topk_weights: Option<Tensor>,
+    source_token: Option<Tensor>,
+    source_rank: Option<Tensor>,
+    device_rows: Option<Tensor>,
+    device_counts: Option<Tensor>,
+}
+
+impl Dispatched {
+    /// Of rank `me` of `ranks`.
+    pub(crate) fn new(dispatched: rank::Dispatched, me: u32, ranks: u32) -> Self {
+        let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
+            dispatched;
+        let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
+        let parts = Parts {
+            x: Some(x),
+            scales,
+            topk_idx,
+            topk_weights,
+            source_token: Some(source_token),
+            source_rank: Some(source_rank),
+            device_rows,
+            device_counts,
+        };
+        Self { parts: Mutex::new(parts), rows, expert_counts, handle: Handle { inner: handle, me, ranks } }
+    }
+
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        part: fn(&mut Parts) -> &mut Option<Tensor>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = part(&mut self.parts.lock().unwrap_or_else(PoisonError::into_inner)).take();
+        tensor.map(|tensor| tensor.into_capsule(py)).transpose()
+    }
+}
+
+#[pymethods]
+impl Dispatched {
+    /// Rows, or their codes.
+    fn x<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.x)
+    }
+
+    /// Scales of FP8 rows.
+    fn scales<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.scales)
+    }
+
+    /// Choices, where they travelled.
+    fn topk_idx<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.topk_idx)
+    }
+
+    /// Their weights.
+    fn topk_weights<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.topk_weights)
+    }
+
+    /// Token of each row in its rank's batch.
+    fn source_token<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.source_token)
+    }
+
+    /// Rank of each row.
+    fn source_rank<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.source_rank)
+    }
+
+    /// Rows received, in the machine's memory.
+    fn device_rows<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.device_rows)
+    }
+
+    /// Counts of each local expert, in the machine's memory.
+    fn device_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.device_counts)
+    }
+
+    /// For combine and cached dispatches.
+    #[getter]
+    fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+}
+
+/// Tensors of a low-latency dispatch, as [`Dispatched`] has them. Defined once it was received.
+#[pyclass(frozen, module = "moexpress._native")]
+pub(crate) struct LowDispatched {
+    /// Keeps the memory, whatever was taken.
+    pub(crate) into: LowInto,
+    parts: Mutex<LowParts>,
+}
+
+struct LowParts {
+    x: Option<Tensor>,
+    scales: Option<Tensor>,
+    expert_counts: Option<Tensor>,
+    segments: Option<Tensor>,
+    source_token: Option<Tensor>,
+}
+
+impl LowDispatched {
+    pub(crate) fn new(room: LowRoom) -> Self {
+        let LowRoom { into, x, scales, expert_counts, segments, source_token } = room;
+        let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(Some);
+        Self { into, parts: Mutex::new(LowParts { x, scales, expert_counts, segments, source_token }) }
+    }
+
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        part: fn(&mut LowParts) -> &mut Option<Tensor>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = part(&mut self.parts.lock().unwrap_or_else(PoisonError::into_inner)).take();
+        tensor.map(|tensor| tensor.into_capsule(py)).transpose()
+    }
+}
+
+#[pymethods]
+impl LowDispatched {
+    /// Rows, or their codes: as FP8 where the reader knows it by name, else as bytes.
+    fn x<'py>(&self, py: Python<'py>, knows_fp8: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = self.parts.lock().unwrap_or_else(PoisonError::into_inner).x.take();
+        let named = |tensor: Tensor| Tensor {
+            element: if knows_fp8 { tensor.element } else { tensor.element.plain() },
+            ..tensor
+        };
+        tensor.map(|tensor| named(tensor).into_capsule(py)).transpose()
+    }
+
+    /// Scales of FP8 rows.
+    fn scales<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.scales)
+    }
+
+    /// Rows of each local expert.
+    fn expert_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.expert_counts)
+    }
+
+    /// Rows of each source.
+    fn segments<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.segments)
+    }
+
+    /// Token of each row at its source.
+    fn source_token<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.source_token)
+    }
+}
