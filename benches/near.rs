@@ -6,6 +6,9 @@
 //! as many slots as it needs, and put and read at once. *Messages*: each has a put and a read of its own. *Staged*: it lies in ordinary memory and is written to the
 //! window first, the third copy.
 //!
+//! *Pulls*: rows that lie in the other's window, each got into the own window and read from there, in both directions at a time: what a
+//! combine does that pulls, without its sums.
+//!
 //! *Calls*: dispatch and combine of two ranks, hidden 7168. Copies are counted by the decorator that counts verbs; own rows that
 //! a call copies without a verb are not among them. Beside it both threads copy rows of the same batch to as much memory as they
 //! receive: the share is that of the bytes a second. Beside that, each sends the other a batch through `rtrb` and receives one:
@@ -14,16 +17,16 @@
 //! What is compared is measured in turn, some milliseconds each, by the same two threads: on a machine that others use, too,
 //! figures taken a second apart cannot be compared. Medians.
 //!
-//! `cargo bench -p moexpress-benches --bench near -- [rings | calls] [samples]`
+//! `cargo bench -p moexpress-benches --bench near -- [rings | pulls | calls] [samples]`
 
 use std::hint::black_box;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use ep_core::engine::Engine;
-use ep_core::machine::{Decorated, Machine as _};
-use ep_core::port::{Counts, LaneClass};
-use ep_core::{Placement, Rank, Settings};
+use ep_core::machine::{Decorated, Machine as _, Opening};
+use ep_core::port::{Counts, Duty, LaneClass, LaneId, LaneKind, Port as _, Role};
+use ep_core::{Nanos, Placement, Rank, Settings};
 use ep_host::{Cluster, Machine, block_on};
 use moexpress_benches::calls::{self, Calls, Part, ROW_BYTES};
 use moexpress_benches::rings::{BATCH, End, SLOTS, both, drain, fill, machines, messages, per_slot, topology};
@@ -33,13 +36,16 @@ const SAMPLE: usize = 8 << 20;
 
 const TOKENS: u32 = 512;
 
+/// Waits of a whole run end after this time.
+const PATIENCE: Nanos = Nanos::from_secs(600);
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let test = arguments.iter().any(|argument| argument == "--test");
     let samples = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(if test { 1 } else { 41 });
     let asked = |what: &str| {
         let named = |name: &str| arguments.iter().any(|argument| argument == name);
-        named(what) || !(named("rings") || named("calls"))
+        named(what) || !["rings", "pulls", "calls"].into_iter().any(named)
     };
     if asked("rings") {
         println!("rings: ns a message, ratio to rtrb");
@@ -49,6 +55,13 @@ fn main() {
         rings::<1024>(samples);
         rings::<7168>(samples);
         rings::<ROW_BYTES>(samples);
+    }
+    if asked("pulls") {
+        println!("pulls: {TOKENS} rows of a rank; ns a row, GB/s of copied bytes");
+        println!("{:>7} {:>9} {:>7} {:>8} {:>8} {:>6}", "bytes", "ns", "copies", "GB/s", "memcpy", "share");
+        for bytes in [1024, 7168, ROW_BYTES] {
+            pulls(bytes, samples);
+        }
     }
     if asked("calls") {
         println!("calls: {TOKENS} tokens a rank, rows of {ROW_BYTES} bytes; GB/s of copied bytes");
@@ -169,6 +182,64 @@ fn rings<const BYTES: usize>(samples: usize) {
     println!(
         "{BYTES:>7} {batches:>9.1} {:>6.2} {messages:>9.1} {:>6.2} {staged:>9.1} {:>6.2} {rtrb:>9.1} {memcpy:>9.1}",
         ratios[0], ratios[1], ratios[2],
+    );
+}
+
+/// Rows got from the other's window and read, and as many copied, in turn.
+fn pulls(bytes: usize, samples: usize) {
+    /// How often the rows are brought for a sample.
+    const TURNS: usize = 4;
+    /// Copies: into the own window, and out of it.
+    const COPIES: f64 = 2.0;
+    let shape = calls::shape(TOKENS);
+    let settings = Settings::builder(&shape, &topology()).arena_bytes(16 << 20).build().expect("valid settings");
+    let cluster = Cluster::builder(topology()).settings(settings).build(shape).expect("a cluster");
+    let machines: Vec<_> = cluster.into_machines().into_iter().map(|machine| Mutex::new(Some(machine))).collect();
+    let times = Times::new(2);
+    let rows = TOKENS as usize;
+    both(|thread| {
+        let machine = machines[thread].lock().expect("taken once").take().expect("taken once");
+        let (layout, peer) = (machine.layout().clone(), Rank(1 - machine.rank().0));
+        let deadline = machine.now() + PATIENCE;
+        let mut port = machine.port(Opening { role: Role::new(Duty::Reducer), op: 1, generation: 1, deadline });
+        let lane = LaneId { peer, kind: LaneKind::Credit(0) };
+        let there = |row: usize| layout.arena().offset.plus((row * bytes) as u64).span(bytes as u64);
+        let source = vec![1u8; rows * bytes];
+        let mut target = vec![0u8; rows * bytes];
+        port.write(layout.arena().offset, &source).expect("the arena is in the window");
+        times.there.wait();
+        for sample in 0..=samples {
+            times.time(thread, 0, sample, || {
+                for _ in 0..TURNS {
+                    for (row, into) in target.chunks_exact_mut(bytes).enumerate() {
+                        let to = layout.pull_slot(0, peer, row as u32).offset;
+                        let got = block_on(async {
+                            let ticket = port.get(lane, there(row), to).await?;
+                            port.flush(lane, ticket).await?;
+                            port.read(to, into)
+                        });
+                        got.expect("no verb fails");
+                    }
+                    black_box(&mut target);
+                }
+            });
+            times.time(thread, 1, sample, || {
+                for _ in 0..TURNS {
+                    let rows = black_box(&source).chunks_exact(bytes);
+                    target.chunks_exact_mut(bytes).zip(rows).for_each(|(into, from)| into.copy_from_slice(from));
+                    black_box(&mut target);
+                }
+            });
+        }
+        assert!(target.iter().all(|&byte| byte == 1), "rows of the other");
+        times.there.wait();
+    });
+    let [ours, memcpy] = [0, 1].map(|variant| times.median(variant) / (TURNS * rows) as f64);
+    println!(
+        "{bytes:>7} {ours:>9.1} {COPIES:>7.2} {:>8.2} {:>8.2} {:>6.2}",
+        COPIES * bytes as f64 / ours,
+        bytes as f64 / memcpy,
+        COPIES / times.ratio(0, 1),
     );
 }
 
