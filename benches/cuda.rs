@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ep_core::{Element, Error, Scaling};
-use ep_cuda::bench::{Blocks, LowPlan, LowTimes, Plan, Times, run, run_low};
+use ep_cuda::bench::{Blocks, Choice, LowPlan, LowTimes, Plan, Times, run, run_low};
 
 const HIDDEN: u32 = 7168;
 const TOKENS: u32 = 4096;
@@ -56,8 +56,16 @@ fn throughput(c: &mut Criterion) {
                 group.bench_function(BenchmarkId::new(name, format!("{blocks} multiprocessors")), |bencher| {
                     bencher.iter_custom(|iterations| {
                         let repetitions = repetitions(iterations);
-                        let plan =
-                            Plan { ranks, tokens: TOKENS, hidden: HIDDEN, topk: 8, experts: 256, element, repetitions };
+                        let plan = Plan {
+                            ranks,
+                            tokens: TOKENS,
+                            hidden: HIDDEN,
+                            topk: 8,
+                            experts: 256,
+                            element,
+                            choice: Choice::Any,
+                            repetitions,
+                        };
                         sample(iterations, run(&plan, &[shape]).map(|times| of(black_box(&times[0]))))
                     });
                 });
