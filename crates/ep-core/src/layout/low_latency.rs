@@ -34,6 +34,21 @@ pub enum LowKind {
 impl LowKind {
     const ALL: [Self; 3] = [Self::Dispatch, Self::PerChoice, Self::PerRank];
 
+    /// The form of a combine whose weights were given with the dispatch (a row for each rank, weighed there), or are with the
+    /// combine (a row for each choice).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when they were given twice, or not at all.
+    pub fn of_weights(with_dispatch: bool, with_combine: bool) -> Result<Self, Error> {
+        let wrong = |what| Err(Error::invalid("topk_weights", what, "given at dispatch or here"));
+        match (with_dispatch, with_combine) {
+            (false, true) => Ok(Self::PerChoice),
+            (true, false) => Ok(Self::PerRank),
+            (false, false) => wrong("absent"),
+            (true, true) => wrong("given twice"),
+        }
+    }
+
     /// Lower-case name, as logs print it.
     pub const fn name(self) -> &'static str {
         match self {

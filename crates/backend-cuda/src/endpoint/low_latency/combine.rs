@@ -46,14 +46,7 @@ impl CudaEndpoint {
     fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<LowKind, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
         mark.check("handle", &self.mark())?;
-        let kind = match (&routed.topk_weights, topk_weights) {
-            (None, Some(_)) => LowKind::PerChoice,
-            (Some(_), None) => LowKind::PerRank,
-            (None, None) => return Err(Error::invalid("topk_weights", "absent", "given at dispatch or here")),
-            (Some(_), Some(_)) => {
-                return Err(Error::invalid("topk_weights", "given twice", "given at dispatch or here"));
-            }
-        };
+        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         Self::check_weights(topk_weights, routed.topk_idx.len())?;
         self.check_rows("y", y, self.shape().result_bytes(), self.expert_rows())?;
         Ok(kind)

@@ -285,14 +285,7 @@ impl<M: Machine> LowLatency for Engine<M> {
         self.check_send()?;
         let Inner { mark, routed, sources, rows, picks } = &*handle.inner;
         mark.check("handle", &self.mark())?;
-        let kind = match (&routed.topk_weights, topk_weights) {
-            (None, Some(_)) => LowKind::PerChoice,
-            (Some(_), None) => LowKind::PerRank,
-            (None, None) => return Err(Error::invalid("topk_weights", "absent", "given at dispatch or here")),
-            (Some(_), Some(_)) => {
-                return Err(Error::invalid("topk_weights", "given twice", "given at dispatch or here"));
-            }
-        };
+        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.check_weights(topk_weights, routed.topk_idx.len())?;
         let most = self.topology().ranks() * self.shape().max_tokens() * self.layout.local_experts();
         self.check_rows("y", y, self.shape().result_bytes(), if picks.is_empty() { 0 } else { most })?;
