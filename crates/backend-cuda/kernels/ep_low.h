@@ -5,10 +5,11 @@
  * its number is read from EpLow, so that a captured launch may be replayed.
  *
  *   banks     rows for operation op may be put once the reader's Received is at least op - 2
- *   arrival   Even or Odd, by the parity of op: published to a peer by the block that is the last to have put its rows for that peer
+ *   arrival   Even or Odd, by the parity of op: says how many rows come, ahead of them. In front of a dispatch's lie their headers (heads),
+ *             in order, so that receivers find all places while the rows are under way
+ *   rows      each has a cell of its own behind the reader's window, by bank, writer and token, raised to op when the row is there
  *   end       Received = op, published to all peers by the block that ends last
- *   F3        a block's stores, barrier, fence.acq_rel.sys, a count of blocks; the block that counts last: fence.acq_rel.sys,
- *             st.release.sys
+ *   F3        a block's stores, barrier, fence.acq_rel.sys, st
  *   F6        every wait ends by the deadline. A fault is reported once, every block runs to its end, and later launches do
  *             nothing until the host has heard of it. Nothing is said to the others, and nothing is poisoned
  *
@@ -17,7 +18,7 @@
  */
 #ifndef EP_LOW_H
 #define EP_LOW_H
-#include "ep_verbs.h"
+#include "ep_pieces.h"
 
 /* Threads of a block; more would have too few registers. */
 #define EP_LOW_THREADS 512u
@@ -46,9 +47,9 @@
 #define EP_LOW_FIELD_IN_FLIGHT 12u
 #define EP_LOW_FIELD_LAST_OP 13u
 
-/* Low latency of one rank, in its own device memory; zero at first, and in each generation. After it lie u32 finished[ranks],
-   blocks that have put their rows for each rank, for each bank u32 late[ranks]: not 0 where a rank was sent nothing, and
-   u32 gone[ranks] as behind EpLocal. */
+/* Low latency of one rank, in its own device memory; zero at first, and in each generation. After it lie u32 skipped[ranks]: not 0
+   where a block of this launch has not put its rows for a rank, for each bank u32 late[ranks]: not 0 where a rank is still to be sent
+   rows, and u32 gone[ranks] as behind EpLocal. */
 struct EpLow {
     ep_u64 sent;     /* operations that were sent */
     ep_u64 received; /* operations that were received */
@@ -58,7 +59,7 @@ struct EpLow {
     ep_u32 serial;   /* values of Waiting that were published */
     ep_u32 voice;    /* 1 + the rank that this one has said it waits for; 0 for none */
     ep_u32 said;     /* not 0: something was said and not taken back */
-    ep_u32 late[2];  /* for each bank: ranks that were sent nothing, because their banks were not free in time */
+    ep_u32 late[2];  /* for each bank: whether there are ranks that were not sent all, because their banks were not free in time */
     ep_u32 generation; /* of the communicator; graphs of an earlier one must not run */
     ep_u32 reserved_word;
     ep_u64 reserved;
@@ -68,11 +69,15 @@ static_assert(sizeof(EpLow) == EP_SIZE_LOW, "EpLow differs from the host's");
 #endif
 
 EP_DEV EpLow* ep_low_state(const EpRank& r) { return (EpLow*)r.local; }
-EP_DEV ep_u32* ep_low_finished(const EpRank& r) { return (ep_u32*)(ep_low_state(r) + 1); }
+EP_DEV ep_u32* ep_low_skipped(const EpRank& r) { return (ep_u32*)(ep_low_state(r) + 1); }
 EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) {
-    return ep_low_finished(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
+    return ep_low_skipped(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
 }
-EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low_finished(r) + 3 * r.w.ranks + rank); }
+EP_DEV void ep_low_skip(const EpRank& r, ep_u32 peer) {
+    atomicExch(ep_low_skipped(r) + peer, 1u);
+    __threadfence();
+}
+EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low_skipped(r) + 3 * r.w.ranks + rank); }
 
 /* The rank with the windows' addresses in shared memory, `into` [ranks]: they are needed at every turn. Threads that read the
    addresses of others than those they copied pass a barrier first. */
@@ -89,6 +94,28 @@ EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 cou
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) +
                                                             ep_cell(r.w, r.generation, r.me, lane, counter)),
                  "l"(ep_stamp(r.generation, value)) : "memory");
+}
+
+/* ---- rows that are announced: memory behind the window, after the cells of ep_pieces.h ---- */
+
+/* The cell of writer's row of token: a row of a dispatch, or all that it has for the token in a combine. */
+EP_DEV ep_u64 ep_low_cell(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 token) {
+    const ep_u64 bank = r.generation % 2 * 2 + op % 2;
+    return ep_behind_pieces(r) + ((bank * r.w.ranks + writer) * r.w.max_tokens + token) * EP_CELL_BYTES;
+}
+
+/* The header of the row at position among those of source; r.w.header_bytes. The row lies in the slot of its token. */
+EP_DEV ep_u64 ep_low_head(const EpRank& r, ep_u64 op, ep_u32 source, ep_u32 position) {
+    const ep_u64 cells = 4ull * r.w.ranks * r.w.max_tokens * EP_CELL_BYTES;
+    return ep_behind_pieces(r) + cells + ((op % 2 * r.w.ranks + source) * r.w.max_tokens + position) * r.w.header_bytes;
+}
+
+/* The row of token is at peer. By one thread, after a barrier behind all that it consists of. */
+EP_DEV void ep_low_raise(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 token) {
+    ep_fence_sys();
+    if (!ep_posts(r, peer, EP_LANE_LOW_ROWS, op)) return;
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) + ep_low_cell(r, op, r.me, token)),
+                 "l"(ep_stamp(r.generation, op)) : "memory");
 }
 
 /* ---- faults ---- */
@@ -207,6 +234,7 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
                                 : ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
         if (seen == EP_MASKED) {
             state[peer] = EP_PEER_DONE; /* the receiving half says so */
+            ep_low_skip(r, peer);
         } else if (seen + 2 >= op) {
             state[peer] = EP_PEER_NOW;
             found |= EP_FOUND_NOW;
@@ -214,6 +242,7 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
         } else if (gives_up && ep_low_vain(r, peer, began) &&
                    ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
             state[peer] = EP_PEER_DONE; /* it is late */
+            ep_low_skip(r, peer);
         } else {
             found |= EP_FOUND_WAITING;
         }
@@ -230,76 +259,82 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
     }
 }
 
-/* This block, one of `blocks`, has put its rows for the ranks that are filled now. The last one publishes the arrival; where a rank
-   gets nothing, only when `always`. By all threads. */
-EP_DEV void ep_low_finish(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, ep_u32 blocks,
-                          ep_u32* state) {
-    __syncthreads();
+/* Says to the ranks that are filled now how many rows come; where none do, only when `always`. What announces them lies before
+   them: after a barrier. */
+EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, const ep_u32* state) {
     for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
-        if (state[peer] != EP_PEER_NOW) continue;
+        if (state[peer] != EP_PEER_NOW || (!always && rows[peer] == 0)) continue;
         ep_fence_sys();
-        bool last = blocks == 1;
-        if (last) {
-            ep_low_finished(r)[peer] = 1;
-        } else {
-            last = atomicAdd(ep_low_finished(r) + peer, 1u) + 1 == blocks;
-            if (last) ep_fence_sys();
-        }
-        if (last && (always || rows[peer] > 0))
-            ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
-                           ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
-        state[peer] = EP_PEER_DONE;
+        ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                       ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
     }
+}
+
+/* This block has put all that it has for the ranks that are filled now. By all threads. */
+EP_DEV void ep_low_finish(const EpRank& r, ep_u32* state) {
     __syncthreads();
+    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+        if (state[peer] == EP_PEER_NOW) state[peer] = EP_PEER_DONE;
 }
 
 /* ---- receiving ---- */
 
-/* Waits until all rows of source have come; false after a fault. By one thread. */
+/* The rare part of a wait for what source brings: true when the wait is over because nothing will come, which is reported. */
+EP_DEV bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
+    const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
+    const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
+    if (!masked && !ep_low_vain(r, source, began)) return false;
+    const bool gone = ep_low_is_gone(r, source);
+    /* Who is gone, or has masked this rank, may have delivered before. */
+    const ep_u64 seen = ep_look(r, cell);
+    if (seen >= due) return false;
+    if (ep_low_failed(r)) return true;
+    const ep_u32 status = masked ? EP_STATUS_MASKED : gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
+    const ep_u32 culprit = masked || gone ? source : ep_low_culprit(r, source);
+    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, seen, due, ep_now() - began, 0);
+    return true;
+}
+
+/* Waits until this cell, of source, has reached `due`; 0 when it will not, after a fault. By one thread. */
+EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
+    for (ep_u32 spin = 1;; ++spin) {
+        const ep_u64 seen = ep_look(r, cell);
+        if (seen >= due) {
+            ep_low_came(r, source);
+            return seen;
+        }
+        if (spin % 64 == 0 && ep_low_over(r, op, source, cell, due, began)) return 0;
+    }
+}
+
+/* Waits until source has said how many rows come; false after a fault. By one thread. */
 EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 began, ep_u32* rows) {
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const ep_u64 due = ep_arrival(r.w, op, 0, 0);
-    ep_u64 seen;
-    ep_u32 status = EP_STATUS_MISMATCH, field = EP_LOW_FIELD_ARRIVAL, culprit = source;
-    ep_u64 mine = due, theirs, waited = 0;
-    bool gone = false;
     ep_verb(r, EP_LANE_LOW_ROWS << 16 | source, due);
-    for (ep_u32 spin = 1;; ++spin) {
-        seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
-        if (seen >= due) break;
-        if (spin % 64 != 0 || !ep_low_vain(r, source, began)) continue;
-        gone = ep_low_is_gone(r, source);
-        /* Who is gone may have delivered before. */
-        if (gone) seen = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
-        break;
-    }
-    theirs = seen;
-    if (seen >= due) {
-        ep_low_came(r, source);
-        const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
-        *rows = (ep_u32)over;
-        if (over <= ep_low_limit(r.w)) return true;
-        const ep_u64 its_op = ep_arrival_op(r.w, seen);
-        const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
-        if (seen == EP_MASKED) {
-            status = EP_STATUS_MASKED;
-        } else if (its_op != op) {
-            field = EP_LOW_FIELD_OP;
-            mine = op;
-            theirs = its_op;
-        } else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK) {
-            field = EP_LOW_FIELD_KIND;
-            mine = kind;
-            theirs = its_kind;
-        }
+    const ep_u64 cell = ep_cell(r.w, r.generation, source, EP_LANE_LOW_ROWS, counter);
+    const ep_u64 seen = ep_low_await_cell(r, op, source, cell, due, began);
+    if (seen == 0) return false;
+    const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
+    *rows = (ep_u32)over;
+    if (over <= ep_low_limit(r.w)) return true;
+    const ep_u64 its_op = ep_arrival_op(r.w, seen);
+    const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
+    if (seen == EP_MASKED) {
+        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
+    } else if (its_op != op) {
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, its_op);
+    } else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK) {
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, its_kind);
     } else {
-        if (ep_low_failed(r)) return false;
-        status = gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
-        culprit = gone ? source : ep_low_culprit(r, source);
-        waited = ep_now() - began;
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
     }
-    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, theirs, mine, waited, field);
     return false;
+}
+
+/* Waits until writer's row of token is there; false after a fault. By one thread. */
+EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u64 began) {
+    return ep_low_await_cell(r, op, writer, ep_low_cell(r, op, writer, token), op, began) != 0;
 }
 
 /* A rank that has masked this one fails the receiving half. By all threads of a block. */
@@ -381,19 +416,19 @@ EP_DEV bool ep_low_last_block(const EpRank& r, bool tells) {
 }
 
 /* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
-   to be put, by so many blocks; `refused`: bad choices, so that nothing was. A rank that was sent nothing fails the receiving
-   half. True when the operation was received. */
-EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, ep_u32 blocks, ep_u64 began) {
+   to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
+   operation was received. */
+EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, ep_u64 began) {
     EpLow* low = ep_low_state(r);
-    ep_u32 *finished = ep_low_finished(r), *late = ep_low_late(r, op);
+    ep_u32 *skipped = ep_low_skipped(r), *late = ep_low_late(r, op);
     const bool receives = phases & EP_LOW_RECEIVE;
     bool failed = ep_low_failed(r), is_late = false;
     const ep_u32 said = ep_ld_relaxed(&low->said);
     if (tried && !refused)
         for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
             const bool due = ep_takes_part(r, peer) && ((phases & EP_LOW_SEND) || late[peer]);
-            late[peer] = due && __ldcg(finished + peer) != blocks;
-            finished[peer] = 0;
+            late[peer] = due && __ldcg(skipped + peer) != 0;
+            skipped[peer] = 0;
             if (!late[peer]) continue;
             is_late = true;
             if (receives)

@@ -27,14 +27,14 @@ EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r) {
     return s;
 }
 
-/* Calls `each` with the indices of the local experts of a row in a slot. */
-template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* slot, F each) {
+/* Calls `each` with the indices of the local experts of a row with this header. */
+template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* header, F each) {
     const ep_u32 low = r.me * r.w.local_experts, experts = r.w.local_experts, topk = r.w.topk;
     for (ep_u32 base = 0; base < topk; base += 8) {
         int4 two[4];
 #pragma unroll
         for (ep_u32 i = 0; i < 4; ++i)
-            two[i] = base + 2 * i < topk ? ep_ld16_peer(slot + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
+            two[i] = base + 2 * i < topk ? ep_ld16_peer(header + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
                                          : make_int4(-1, 0, -1, 0);
 #pragma unroll
         for (ep_u32 i = 0; i < 4; ++i) {
@@ -44,7 +44,7 @@ template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* 
     }
 }
 
-/* Waits for all sources; false after a fault. */
+/* Waits until all sources have said what comes; false after a fault. */
 EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
     bool there = true;
     for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
@@ -71,14 +71,14 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
     return true;
 }
 
-EP_DEV const ep_u8* ep_low_slot(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row, ep_u32* source) {
+/* The header of a row. */
+EP_DEV const ep_u8* ep_low_header(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row, ep_u32* source) {
     *source = ep_low_source(s.first, row);
-    return ep_own(r) + ep_low_row(r.w, op, *source, row - s.first[*source]);
+    return ep_own(r) + ep_low_head(r, op, *source, row - s.first[*source]);
 }
 
-/* What a warp reads of a row's slot. */
+/* What a warp reads of a row's header. */
 struct EpLowRead {
-    ep_u64 slot;
     ep_u32 source;
     ep_u32 token;
     ep_u32 least; /* the least token that it may be of */
@@ -111,31 +111,39 @@ EP_DEV bool ep_low_check_row(const EpRank& r, ep_u64 op, const EpLowRead& row) {
     return false;
 }
 
-/* A choice in a slot. */
+/* A choice in a header. */
 EP_DEV EpChoice ep_low_choice(const ep_u8* at) {
     EpChoice c;
     asm volatile("ld.relaxed.sys.global.v2.b32 {%0,%1}, [%2];" : "=r"(c.expert), "=f"(c.weight) : "l"(at) : "memory");
     return c;
 }
 
-/* Reads the beginning of a row's slot, by a warp. */
-EP_DEV EpLowRead ep_low_read_row(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row) {
+/* Reads the header of a row, by a warp. */
+EP_DEV EpLowRead ep_low_read_header(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row) {
     const ep_u32 lane = threadIdx.x % 32;
     EpLowRead read;
-    const ep_u8* slot = ep_low_slot(r, s, op, row, &read.source);
-    read.slot = (ep_u64)slot;
+    const ep_u8* header = ep_low_header(r, s, op, row, &read.source);
     read.choice = EpChoice{-1, 0.0f};
-    if (lane < r.w.topk) read.choice = ep_low_choice(slot + sizeof(EpRowHeader) + lane * sizeof(EpChoice));
-    const int4 own = ep_ld16_peer(slot);
-    read.least = row == s.first[read.source] ? 0 : (ep_u32)ep_ld16_peer(slot - r.w.low_row_bytes).y + 1;
+    if (lane < r.w.topk) read.choice = ep_low_choice(header + sizeof(EpRowHeader) + lane * sizeof(EpChoice));
+    const int4 own = ep_ld16_peer(header);
+    read.least = row == s.first[read.source] ? 0 : (ep_u32)ep_ld16_peer(header - r.w.header_bytes).y + 1;
     read.from = (ep_u32)own.x;
     read.token = (ep_u32)own.y;
     read.op = (ep_u32)own.w;
     return read;
 }
 
+/* Waits until a row is in its slot, and looks whether it is the one that was announced. False after a fault. By one thread. */
+EP_DEV bool ep_low_await_slot(const EpRank& r, ep_u64 op, const EpLowRead& read, ep_u64 began) {
+    if (!ep_low_await_row(r, op, read.source, read.token, began)) return false;
+    const int4 own = ep_ld16_peer(ep_own(r) + ep_low_row(r.w, op, read.source, read.token));
+    const EpLowRead slot = {read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice};
+    return ep_low_check_row(r, op, slot);
+}
+
 /* A warp finds the experts of a row, the `turn`th of a batch, marks them, and after a barrier takes the row's places there. `keeps`:
-   this block has the row's beginning, and writes what is kept of it. By all threads of the block; `there`: the warp has a row. */
+   this block has the row's beginning, and writes what is kept of it. By all threads of the block; `there`: the warp has a row that is
+   as it must be. */
 EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 row,
                               const EpLowRead& read, ep_u32 turn, bool there, bool keeps) {
     const ep_u32 lane = threadIdx.x % 32, local = r.w.local_experts, wide = r.w.ranks * r.w.max_tokens;
@@ -143,7 +151,6 @@ EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const
     const EpChoice choice = read.choice;
     ep_u32 expert = 0, column = 0;
     bool here = false;
-    if (there) there = ep_low_check_row(r, op, read);
     if (there) {
         const ep_u32 rank = choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
         const ep_u32 same = __match_any_sync(EP_FULL, rank);
@@ -166,18 +173,13 @@ EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
     if (lane == 0) {
         s.of[turn] = __popc(votes);
-        s.from[turn] = read.slot + r.w.header_bytes;
+        s.from[turn] = (ep_u64)ep_own(r) + ep_low_row(r.w, op, source, token) + r.w.header_bytes;
     }
     if (there && keeps) {
         EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, source, row - s.first[source]);
         if (lane == 0) *record = EpLowRow{token, column};
         if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{here ? (ep_i32)place : -1, choice.weight};
         if (here) ((ep_i32*)a.source_token)[place] = (ep_i32)token;
-    }
-    __syncthreads();
-    for (ep_u32 e = threadIdx.x; e < local; e += EP_LOW_THREADS) {
-        s.count[e] += __popc(s.bits[e]);
-        s.bits[e] = 0;
     }
 }
 
@@ -205,8 +207,29 @@ EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLo
     for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
 }
 
-/* Copies this block's share of the rows to their experts. */
-EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 blocks) {
+/* Units of 16 bytes that a thread has in flight. */
+#define EP_LOW_HELD 4u
+
+/* Copies units begin .. end of a batch to their experts. */
+EP_DEV void ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 columns, ep_u32 begin, ep_u32 end) {
+    for (ep_u32 first = begin + threadIdx.x; first < end; first += EP_LOW_HELD * EP_LOW_THREADS) {
+        int4 v[EP_LOW_HELD];
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_LOW_HELD; ++i) {
+            const ep_u32 unit = first + i * EP_LOW_THREADS, turn = unit / columns;
+            if (unit < end) v[i] = ep_ld16_peer((const ep_u8*)s.from[turn] + (unit - turn * columns) * 16);
+        }
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_LOW_HELD; ++i) {
+            const ep_u32 unit = first + i * EP_LOW_THREADS, turn = unit / columns;
+            if (unit < end) ep_low_store(r, a, s, turn, (unit - turn * columns) * 16, v[i]);
+        }
+    }
+}
+
+/* Copies this block's share of the rows to their experts: finds their places while they are under way. */
+EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 blocks,
+                          ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.payload_stride / 16);
     const EpShareOfRows share = ep_low_share(s.first[r.w.ranks], columns, blockIdx.x, blocks);
     for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) s.count[e] = s.bits[e] = 0;
@@ -216,31 +239,23 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
         const ep_u32 row = base + warp;
-        /* What does not depend on the rows' places is loaded before these are found. */
-        const ep_u32 unit = begin + tid, other = unit + EP_LOW_THREADS;
-        int4 v = make_int4(0, 0, 0, 0), w = v;
-        ep_u32 source;
-        if (unit < end)
-            v = ep_ld16_peer(ep_low_slot(r, s, op, base + unit / columns, &source) + r.w.header_bytes + unit % columns * 16);
-        if (other < end)
-            w = ep_ld16_peer(ep_low_slot(r, s, op, base + other / columns, &source) + r.w.header_bytes + other % columns * 16);
-        EpLowRead read;
-        if (row < share.last) read = ep_low_read_row(r, s, op, row);
+        EpLowRead read = {0, 0, 0, 0, 0, {-1, 0.0f}};
+        if (row < share.last) read = ep_low_read_header(r, s, op, row);
         if (base == share.first) {
+            ep_u32 source;
             for (ep_u32 before = tid; before < share.first; before += EP_LOW_THREADS)
-                ep_low_each_expert(r, ep_low_slot(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
+                ep_low_each_expert(r, ep_low_header(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
         }
-        ep_low_place_rows(r, a, s, op, row, read, warp, row < share.last, (ep_u64)row * columns >= share.begin);
-        if (unit < end) ep_low_store(r, a, s, unit / columns, unit % columns * 16, v);
-        if (other < end) ep_low_store(r, a, s, other / columns, other % columns * 16, w);
-        for (ep_u32 more = other + EP_LOW_THREADS; more < end; more += 2 * EP_LOW_THREADS) {
-            const ep_u32 next = more + EP_LOW_THREADS;
-            const bool two = next < end;
-            v = ep_ld16_peer((const ep_u8*)s.from[more / columns] + more % columns * 16);
-            if (two) w = ep_ld16_peer((const ep_u8*)s.from[next / columns] + next % columns * 16);
-            ep_low_store(r, a, s, more / columns, more % columns * 16, v);
-            if (two) ep_low_store(r, a, s, next / columns, next % columns * 16, w);
+        bool there = row < share.last && ep_low_check_row(r, op, read);
+        ep_low_place_rows(r, a, s, op, row, read, warp, there, (ep_u64)row * columns >= share.begin);
+        if (there && tid % 32 == 0) there = ep_low_await_slot(r, op, read, began);
+        /* All rows of the batch are there, or none is copied. */
+        if (!__syncthreads_and(there || row >= share.last)) return;
+        for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) {
+            s.count[e] += __popc(s.bits[e]);
+            s.bits[e] = 0;
         }
+        ep_low_copy(r, a, s, columns, begin, end);
         __syncthreads();
     }
 }
@@ -253,8 +268,7 @@ EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const 
     __syncthreads();
     for (ep_u32 row = tid; row < s.first[ranks]; row += EP_LOW_THREADS) {
         ep_u32 source;
-        const ep_u8* slot = ep_low_slot(r, s, op, row, &source);
-        ep_low_each_expert(r, slot, [&](ep_u32 e) { atomicAdd(s.count + source * local + e, 1u); });
+        ep_low_each_expert(r, ep_low_header(r, s, op, row, &source), [&](ep_u32 e) { atomicAdd(s.count + source * local + e, 1u); });
     }
     __syncthreads();
     for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {

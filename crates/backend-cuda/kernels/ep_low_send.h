@@ -7,15 +7,19 @@
 #include "ep_quant.h"
 #include "ep_sum.h"
 
+/* Tokens that the announcing block counts at a time, in words of 32. */
+#define EP_LOW_WORDS (EP_LOW_THREADS / 32)
+
 /* Shared memory of the sending half. */
 struct EpLowSender {
     ep_u64* place; /* [ranks]: where the row at hand goes; 0 for nowhere */
     ep_u32* state; /* [ranks] */
-    ep_u32* rows;  /* [ranks]: rows to each */
-    ep_u32* first; /* [ranks]: rows to each of the tokens before this block's first */
-    ep_u32* next;  /* [ranks]: the same, of the tokens before the one at hand */
-    ep_u32* picks; /* [ranks]: choices of each rank's experts */
     ep_u8* row;    /* as it travels */
+    /* Of the announcing block: */
+    ep_u32* rows;   /* [ranks]: rows to each */
+    ep_u32* picks;  /* [ranks]: choices of each rank's experts */
+    ep_u32* member; /* [ranks, EP_LOW_WORDS]: tokens that go to each rank, as bits */
+    ep_u32* before; /* [ranks, EP_LOW_WORDS]: rows to the rank before those of the word */
 };
 EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     const ep_u32 ranks = r.w.ranks;
@@ -23,10 +27,10 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     s.place = (ep_u64*)ep_low_pool(r);
     s.state = (ep_u32*)(s.place + ranks);
     s.rows = s.state + ranks;
-    s.first = s.rows + ranks;
-    s.next = s.first + ranks;
-    s.picks = s.next + ranks;
-    s.row = ep_pool + (ranks * 36 + 127) / 128 * 128;
+    s.picks = s.rows + ranks;
+    s.member = s.picks + ranks;
+    s.before = s.member + ranks * EP_LOW_WORDS;
+    s.row = ep_pool + (ranks * (28 + 8 * EP_LOW_WORDS) + 127) / 128 * 128;
     return s;
 }
 
@@ -62,34 +66,82 @@ EP_DEV ep_u32 ep_low_members(const EpRank& r, const EpLowDispatchArgs& a, ep_u32
     return members;
 }
 
-/* Counts the rows of the tokens begin .. end to each rank: into `all`, and those of tokens before `split` into `below`. By all
-   threads of a block; true where a token's choices are wrong, which are looked at where `check`. */
-EP_DEV bool ep_low_count(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 begin, ep_u32 end, ep_u32 split, bool check,
-                         ep_u32* below, ep_u32* all, ep_u32* picks, ep_u32* wrong) {
-    const ep_u32 tid = threadIdx.x, lane = tid % 32, ranks = r.w.ranks;
+/* Whether the choices of some tokens, of which each thread looks at its own, are wrong. */
+EP_DEV bool ep_low_look_at_choices(const EpRank& r, const EpLowDispatchArgs& a, ep_u32* wrong) {
     bool any = false;
-    for (ep_u32 first = 0; first < ranks; first += 32) {
-        const ep_u32 width = ranks - first < 32 ? ranks - first : 32;
-        for (ep_u32 base = begin + tid - lane; base < end; base += EP_LOW_THREADS) {
-            const ep_u32 token = base + lane;
-            bool bad = false;
-            const ep_u32 members = token < end ? ep_low_members(r, a, token, first, check, bad, picks) : 0;
-            const ep_u32 before = __ballot_sync(EP_FULL, token < split);
-            if (bad && wrong) atomicMin(wrong, token);
-            any |= bad;
-            ep_u32 in_all = 0, in_below = 0;
-            for (ep_u32 k = 0; k < width; ++k) {
-                const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
-                if (lane == k) {
-                    in_all = __popc(votes);
-                    in_below = __popc(votes & before);
-                }
-            }
-            if (all && in_all) atomicAdd(all + first + lane, in_all);
-            if (in_below) atomicAdd(below + first + lane, in_below);
-        }
+    for (ep_u32 token = threadIdx.x; token < a.tokens; token += EP_LOW_THREADS) {
+        bool bad = false;
+        ep_low_members(r, a, token, 0, true, bad, nullptr);
+        if (bad) atomicMin(wrong, token);
+        any |= bad;
     }
     return any;
+}
+
+/* 16 bytes of a token's header: of its beginning, or two choices. Choices of ranks that take no part are none. */
+EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, ep_u32 token, ep_u32 part) {
+    if (part == 0) return make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op);
+    EpChoice two[2];
+#pragma unroll
+    for (ep_u32 i = 0; i < 2; ++i) {
+        const ep_u32 k = 2 * (part - 1) + i;
+        two[i] = EpChoice{-1, 0.0f};
+        if (k >= r.w.topk) continue;
+        const ep_u64 at = (ep_u64)token * r.w.topk + k;
+        const ep_i32 expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
+        const float weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
+        if (expert >= 0 && ep_takes_part(r, ep_rank_of_expert(r.w, (ep_u32)expert))) two[i] = EpChoice{expert, weight};
+    }
+    return make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
+}
+
+/* Finds the rows' order at each rank and puts their headers, with the arrival behind them, to the ranks that are free. `first`: the
+   first time; choices are counted then, too. By all threads of the announcing block. */
+EP_DEV void ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, ranks = r.w.ranks;
+    const ep_u32 parts = (ep_u32)(r.w.header_bytes / 16);
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    __syncthreads();
+    for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
+        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS;
+        for (ep_u32 group = 0; group < ranks; group += 32) {
+            const ep_u32 width = ranks - group < 32 ? ranks - group : 32;
+            bool bad = false;
+            const ep_u32 members =
+                tid < left ? ep_low_members(r, a, base + tid, group, false, bad, first ? s.picks : nullptr) : 0;
+            for (ep_u32 k = 0; k < width; ++k) {
+                const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
+                if (lane == k) s.member[(group + k) * EP_LOW_WORDS + warp] = votes;
+            }
+        }
+        __syncthreads();
+        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
+            ep_u32 sum = s.rows[rank];
+            for (ep_u32 word = 0; word < EP_LOW_WORDS; ++word) {
+                s.before[rank * EP_LOW_WORDS + word] = sum;
+                sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+            }
+            s.rows[rank] = sum;
+        }
+        __syncthreads();
+        for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
+            const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
+            const int4 v = ep_low_header_part(r, a, op, base + token, part);
+            for (ep_u32 rank = 0; rank < ranks; ++rank) {
+                const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
+                if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
+                const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
+                ep_st16(ep_window(r, rank) + ep_low_head(r, op, r.me, position) + part * 16, v);
+            }
+        }
+        __syncthreads();
+    }
+    ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state);
+    if (!first) return;
+    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
+        ((ep_u32*)a.routed)[rank] = s.rows[rank];
+        ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+    }
 }
 
 /* The first two units of 16 bytes that a thread has of a token's row. */
@@ -176,80 +228,79 @@ EP_DEV void ep_low_write_header(const EpRank& r, const EpLowSender& s, ep_u64 op
     if (k == 32) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op));
 }
 
-/* Says where a row goes. */
-EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, const ep_u32* ranks_of) {
-    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
+/* Says where a row goes: to the slot of its token. By the last warp. */
+EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, const ep_u32* ranks_of) {
+    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
         bool goes = false;
         for (ep_u32 k = 0; k < r.w.topk; ++k) goes |= ranks_of[k] == rank;
         s.place[rank] = goes && s.state[rank] == EP_PEER_NOW
                             ? (ep_u64)ep_window(r, rank) +
-                                  ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, s.next[rank])
+                                  ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token)
                             : 0;
     }
 }
 
-/* Puts the rows of this block's tokens, of so many blocks. True where choices are wrong: then nothing is put. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, ep_u32 blocks, bool again, ep_u64 began) {
+/* Says that a row is where it goes. By the last warp. */
+EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
+    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
+        if (s.place[rank]) ep_low_raise(r, op, rank, token);
+}
+
+/* Puts the rows of this block's tokens. True where choices are wrong: then nothing is put. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, ep_u64 began) {
     __shared__ ep_u32 wrong, ranks_of[32];
-    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, block = blockIdx.x;
+    const ep_u32 tid = threadIdx.x, block = blockIdx.x;
+    const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS, tells = block + 1 == gridDim.x;
     const EpLowSender s = ep_low_sender(r);
     /* Loads that wait for nothing come first. */
-    EpLowAhead ahead = ep_low_load_ahead(r, a, block < blocks ? block : a.tokens);
-    EpChoice choice = ep_low_load_choice(r, a, block < blocks ? block : a.tokens);
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.first[rank] = s.picks[rank] = 0;
+    EpLowAhead ahead = ep_low_load_ahead(r, a, block);
+    EpChoice choice = ep_low_load_choice(r, a, block);
     if (tid == 0) wrong = EP_FULL;
     __syncthreads();
     ep_low_open(r, op, again, s.state);
-    int found = block < blocks ? ep_low_look(r, op, nullptr, s.state, began, false) : 0;
-    const bool tells = block == 0 && !again;
-    const bool bad = ep_low_count(r, a, 0, a.tokens, block, !again, s.first, s.rows, tells ? s.picks : nullptr, &wrong);
+    int found = block < a.tokens || tells ? ep_low_look(r, op, nullptr, s.state, began, false) : 0;
+    const bool bad = !again && ep_low_look_at_choices(r, a, &wrong);
     if (__syncthreads_or(bad)) {
         if (block == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
         return true;
     }
-    if (tells)
-        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
-            ((ep_u32*)a.routed)[rank] = s.rows[rank];
-            ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
-        }
     /* The combine and late rows need the choices: the caller's may be others by then. */
     if (a.kept_idx != 0 && !again)
         for (ep_u64 i = (ep_u64)block * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
             ((ep_i64*)a.kept_idx)[i] = ((const ep_i64*)a.topk_idx)[i];
-    if (block >= blocks) return false;
+    if (block >= a.tokens && !tells) return false;
     const ep_u32 units = (ep_u32)(r.w.wire_bytes / 16);
     for (bool first = true; ep_low_next(r, op, nullptr, s.state, began, found); first = false, found = EP_FOUND_WAITING) {
-        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.next[rank] = s.first[rank];
-        for (ep_u32 token = block; token < a.tokens; token += blocks) {
-            const bool loaded = first && token == block;
-            if (token != block) ep_low_count(r, a, token - blocks, token, token, false, s.next, nullptr, nullptr, nullptr);
-            if (!loaded) {
+        if (tells) ep_low_tell(r, a, s, op, first && !again);
+        for (ep_u32 token = block; token < a.tokens; token += gridDim.x) {
+            if (!first || token != block) {
                 ahead = ep_low_load_ahead(r, a, token);
                 choice = ep_low_load_choice(r, a, token);
-            }
-            if (ep_planted(r, EP_PLANT_LOW_ARRIVAL_EARLY)) {
-                for (ep_u32 peer = tid; peer < ranks; peer += EP_LOW_THREADS)
-                    if (s.state[peer] == EP_PEER_NOW)
-                        ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
-                                       ep_arrival(r.w, op, EP_LOW_DISPATCH, s.rows[peer]));
-                ep_be_slow();
             }
             ep_delay(r, EP_LANE_LOW_ROWS, token);
             ep_low_write_header(r, s, op, token, choice, ranks_of);
             ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
             __syncthreads();
-            ep_low_address(r, s, op, ranks_of);
+            if (last_warp) {
+                ep_low_address(r, s, op, token, ranks_of);
+                __syncwarp();
+                if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+                    ep_low_raise_all(r, s, op, token);
+                    ep_be_slow();
+                }
+            }
             __syncthreads();
             for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
                 const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
-                for (ep_u32 turn = 1; turn <= ranks; ++turn) {
-                    const ep_u32 rank = r.me + turn < ranks ? r.me + turn : r.me + turn - ranks;
+                for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
+                    const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
                     if (s.place[rank]) ep_st16((ep_u8*)s.place[rank] + (ep_u64)unit * 16, v);
                 }
             }
             __syncthreads();
+            if (last_warp) ep_low_raise_all(r, s, op, token);
         }
-        ep_low_finish(r, op, EP_LOW_DISPATCH, s.rows, true, blocks, s.state);
+        ep_low_finish(r, s.state);
     }
     return false;
 }

@@ -24,6 +24,11 @@ EP_DEV ep_u64 ep_piece_cell(const EpRank& r, ep_u32 writer, ep_u32 piece) {
     return (r.w.window_bytes + 127) / 128 * 128 + (line * EP_PIECES + piece) * EP_CELL_BYTES;
 }
 
+/* What lies behind the cells, in the windows of all ranks. */
+EP_DEV ep_u64 ep_behind_pieces(const EpRank& r) {
+    return (r.w.window_bytes + 127) / 128 * 128 + 2ull * r.w.ranks * EP_PIECES * EP_CELL_BYTES;
+}
+
 /* The lane that rows of this node travel on: pieces are told of there. */
 EP_DEV ep_u32 ep_piece_lane(const EpRank& r) { return ep_lane_data(ep_near_track(r.w, 0, 0)); }
 

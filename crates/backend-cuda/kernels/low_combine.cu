@@ -4,11 +4,12 @@
  *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
  *   memory   the experts' rows and the records of the dispatch in memory of the own GPU: nothing is staged; slots and cells of the
  *            windows; shared: the rows of a batch
- *   send     the received rows are cut into as many shares as there are blocks. Per choice: each expert's row is copied to the
- *            token's slot of that choice. Per rank: the rows of a token are weighed and summed, choices ascending, and rounded
- *   receive  once all that owe results have delivered, the tokens are cut into shares and summed: per choice with the weights given
- *            here, per rank as they are, ranks ascending; f32, rounded once
- *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
+ *   send     the received rows are dealt out to the blocks, as many to each. Per choice: each expert's row is copied to the token's slot
+ *            of that choice. Per rank: the rows of a token are weighed and summed, choices ascending, and rounded. The cell of the token
+ *            is raised when all that this rank has for it is there
+ *   receive  the tokens are cut into as many shares as there are blocks, which wait for all that is owed to theirs, and sum it: per choice
+ *            with the weights given here, per rank as it is, ranks ascending; f32, rounded once
+ *   rules    ep_low.h. Slots are read after the acquire of their cell and a barrier, by loads that are coherent
  */
 #include "ep_low.h"
 #include "ep_sum.h"
@@ -105,43 +106,50 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLow
         ep_low_put(r, op, place + own * r.w.low_result_bytes, token, own, at, ep_sum_round(sum));
 }
 
-/* Puts this block's share of the results. */
+/* Puts this block's results. */
 EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again,
                                ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
-    ep_u32* first = ep_low_firsts(r);
+    ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r), *owed = ep_low_owed(r);
     for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
-        ep_low_owed(r)[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
+        owed[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
         first[rank + 1] = rows[rank];
     }
     __syncthreads();
-    ep_low_open(r, op, again, ep_low_states(r));
-    int found = ep_low_look(r, op, ep_low_owed(r), ep_low_states(r), began, false);
+    ep_low_open(r, op, again, states);
+    int found = ep_low_look(r, op, owed, states, began, false);
     if (tid == 0) {
         first[0] = 0;
         for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
     }
     __syncthreads();
-    const EpShareOfRows share = ep_low_share(ep_low_firsts(r)[ranks], columns, blockIdx.x, gridDim.x);
-    for (; ep_low_next(r, op, ep_low_owed(r), ep_low_states(r), began, found); found = EP_FOUND_WAITING) {
-        for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
-            if (base + warp < share.last) ep_low_load_row(r, a, s, op, base + warp);
+    const ep_u64 all = first[ranks];
+    const ep_u32 from = (ep_u32)(all * blockIdx.x / gridDim.x), to = (ep_u32)(all * (blockIdx.x + 1) / gridDim.x);
+    for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
+        if (blockIdx.x == 0) ep_low_announce(r, op, a.kind, owed, false, states);
+        for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
+            const ep_u32 batch = to - base < EP_LOW_WARPS ? to - base : EP_LOW_WARPS;
+            if (warp < batch) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
-            const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
-            const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
-            const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
-            for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
-                const ep_u32 turn = unit / columns;
-                if (s.place[turn]) ep_low_return_unit(r, a, s, op, turn, (unit - turn * columns) * 16);
+            for (ep_u32 turn = 0; turn < batch; ++turn) {
+                if (!s.place[turn]) continue;
+                const ep_u32 source = ep_low_source(first, base + turn);
+                if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+                    if (tid == 0) ep_low_raise(r, op, source, s.token[turn]);
+                    ep_be_slow();
+                }
+                for (ep_u32 unit = tid; unit < columns; unit += EP_LOW_THREADS) ep_low_return_unit(r, a, s, op, turn, unit * 16);
+                __syncthreads();
+                if (ep_low_served() == 0) ep_low_raise(r, op, source, s.token[turn]);
             }
             __syncthreads();
         }
-        ep_low_finish(r, op, a.kind, ep_low_owed(r), false, gridDim.x, ep_low_states(r));
+        ep_low_finish(r, states);
     }
 }
 
-/* Waits for all that owe results; false after a fault. */
+/* Waits until all that owe results have said how many come; false after a fault. */
 EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
     bool there = true;
     const ep_u32* routed = (const ep_u32*)a.routed;
@@ -199,6 +207,13 @@ EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowB
     }
 }
 
+/* Waits for the results of a token, which a warp has found; false after a fault. */
+EP_DEV bool ep_low_await_token(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u64 began) {
+    const ep_u32 tid = threadIdx.x, warp = tid / 32;
+    __syncwarp();
+    return tid % 32 >= s.count[warp] || ep_low_await_row(r, op, s.row[tid], s.token[warp], began);
+}
+
 /* Refuses a result that is not the one due; `own` is its header. */
 EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, int4 own, ep_u32 rank, ep_u32 token) {
     ep_u32 field = EP_LOW_FIELD_ROW_OP, mine = (ep_u32)op, theirs = (ep_u32)own.w;
@@ -218,10 +233,12 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
     if (share.first + warp < share.last) ep_low_load_token(r, a, s, share.first + warp);
     if (!ep_low_await_results(r, a, s, op, began)) return;
     for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
-        if (base != share.first) {
-            if (base + warp < share.last) ep_low_load_token(r, a, s, base + warp);
-            __syncthreads();
+        bool there = true;
+        if (base + warp < share.last) {
+            if (base != share.first) ep_low_load_token(r, a, s, base + warp);
+            there = ep_low_await_token(r, s, op, began);
         }
+        if (!__syncthreads_and(there)) return;
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
@@ -278,7 +295,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         for (ep_u32 token = threadIdx.x / 32; token < a.tokens; token += EP_LOW_WARPS)
             ep_poison(r, ep_own(r) + ep_low_result(r.w, op, token, 0), (ep_u32)(r.w.topk * r.w.low_result_bytes));
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, false, gridDim.x, began);
+    const bool received = ep_low_end(r, op, a.phases, tries, false, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {

@@ -3,12 +3,13 @@
  * slot there; the receiver spreads it to its experts.
  *
  *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
- *   memory   slots and cells of the windows (ep_layout.h); shared: one row as it travels; counts; the rows of a batch
- *   send     every block looks at all choices: a row's position is the number of tokens before it that go to the same rank. Block b
- *            makes the rows of tokens b, b + blocks, ...: quantised once, stored to each of its ranks with 16 bytes a thread
- *   receive  every block waits for all arrivals and counts, over the rows before its share, those of each local expert: this gives
- *            its rows' places, packed by expert in order of source and token. The last block counts all rows for the user instead
- *   rules    ep_low.h. Slots are read after the acquire of the arrival and a barrier, by loads that are coherent
+ *   memory   slots, headers and cells of the windows (ep_layout.h, ep_low.h); shared: one row as it travels; counts; the rows of a batch
+ *   send     block b makes the rows of tokens b, b + blocks, ...: quantised once, stored to the token's slot at each of its ranks with
+ *            16 bytes a thread, and announced one by one. The last block finds the rows' order at each rank and sends all headers ahead
+ *   receive  every block waits for all headers and counts, over the rows before its share, those of each local expert: this gives
+ *            its rows' places, packed by expert in order of source and token. Then it waits for its rows and copies them. The last
+ *            block counts all rows for the user instead
+ *   rules    ep_low.h. Slots and headers are read after the acquire of their cell and a barrier, by loads that are coherent
  */
 #include "ep_low_receive.h"
 #include "ep_low_send.h"
@@ -24,31 +25,32 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
     const bool tries = sends || low->late[op % 2];
-    /* At least one block tells the ranks that no rows come. */
-    const ep_u32 tokens = a.tokens > 0 ? a.tokens : 1, blocks = gridDim.x < tokens ? gridDim.x : tokens;
     const EpLowReceiver s = ep_low_receiver(r);
     bool refused = false;
-    if (tries) refused = ep_low_send_tokens(r, a, op, blocks, !sends, began);
+    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, began);
     if (receives && !refused) {
         __syncthreads();
         if (blockIdx.x == 0) ep_low_check_masks(r, op);
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
         if (ep_low_await_all(r, s, op, began)) {
-            if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers);
+            if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
             if (blockIdx.x + 1 == gridDim.x) ep_low_count_all(r, a, s, op);
         }
     }
-    /* The first block has written what was routed, the last one the experts' counts. */
-    if (!ep_low_last_block(r, blockIdx.x == 0 || blockIdx.x + 1 == gridDim.x)) return;
+    /* The last block has written what was routed, and the experts' counts. */
+    if (!ep_low_last_block(r, blockIdx.x + 1 == gridDim.x)) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
         for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
             ep_u32 source;
-            const ep_u8* slot = ep_low_slot(r, s, op, row, &source);
-            ep_poison(r, slot, (ep_u32)r.w.wire_bytes);
+            const ep_u8* header = ep_low_header(r, s, op, row, &source);
+            const ep_u32 token = (ep_u32)ep_ld16_peer(header).y;
+            __syncwarp();
+            ep_poison(r, ep_own(r) + ep_low_row(r.w, op, source, token), (ep_u32)r.w.wire_bytes);
+            ep_poison(r, header, (ep_u32)r.w.header_bytes);
         }
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, refused, blocks, began);
+    const bool received = ep_low_end(r, op, a.phases, tries, refused, began);
     ep_u64* counters = (ep_u64*)a.counters;
     for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends && !refused) counters[rank] += __ldcg((const ep_u32*)a.routed + rank);

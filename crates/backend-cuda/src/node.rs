@@ -10,7 +10,7 @@ use ep_core::{Layout, Rank, RankSet};
 use crate::checks::POISON;
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
-use crate::rank::piece_cells;
+use crate::rank::behind;
 
 /// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -111,10 +111,10 @@ impl Drop for Node {
     }
 }
 
-/// A window and the cells behind it, filled with a pattern where it is poisoned: cells of no generation.
+/// A window and what the kernels keep behind it, filled with a pattern where it is poisoned: cells of no generation.
 fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
     let stream = Stream::new(device, 0)?;
-    let bytes = layout.window_bytes() + piece_cells(layout.window_bytes(), layout.topology().ranks());
+    let bytes = layout.window_bytes().next_multiple_of(128) + behind(layout);
     let window = DeviceMemory::zeroed(&stream, usize::try_from(bytes).unwrap_or(usize::MAX))?;
     if poison {
         stream.fill(window.address(), POISON, window.bytes())?;

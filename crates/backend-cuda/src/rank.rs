@@ -21,10 +21,12 @@ use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scra
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
-pub(crate) use combine::{PIECES, piece_cells};
+pub(crate) use combine::PIECES;
+use combine::piece_cells;
 use counts::{COUNTS_HEADER, LAYOUT_BLOCKS};
 pub(crate) use counts::{Counting, HostCounts};
 use low::LowDevice;
+use low::announcements;
 pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
 pub(crate) use plan::DevicePlan;
 pub(crate) use tally::Tally;
@@ -73,6 +75,11 @@ impl DispatchShape {
         let bars = (self.movers * self.stages * 8).next_multiple_of(16);
         (bars + ranks * 16).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
+}
+
+/// Bytes that the kernels use behind a window, from the next multiple of 128 on.
+pub(crate) fn behind(layout: &Layout) -> u64 {
+    piece_cells(layout.topology().ranks()) + announcements(layout)
 }
 
 /// How a rank uses its GPU.

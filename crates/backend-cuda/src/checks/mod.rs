@@ -48,8 +48,8 @@ pub enum Plant {
     RoundedTooEarly = 10,
     /// Ends of rings wait without publishing what is pending.
     ImpoliteWaiting = 11,
-    /// Low latency: the arrival is published before the rows are put.
-    LowArrivalEarly = 12,
+    /// Low latency: a row is announced before it is put.
+    LowRaisedEarly = 12,
     /// Low latency: rows are put into the bank of the next operation.
     LowWrongBank = 13,
     /// Low latency: the arrival says one row more.

@@ -23,9 +23,9 @@ const ROUTE_BYTES: u32 = 72;
 /// Pieces of the rows for each rank, which are offered one by one: `EP_PIECES`.
 pub(crate) const PIECES: u32 = 32;
 
-/// Bytes behind a window of `bytes` bytes: cells in which peers say which pieces of their rows are there.
-pub(crate) fn piece_cells(bytes: u64, ranks: u32) -> u64 {
-    bytes.next_multiple_of(128) - bytes + 2 * 8 * u64::from(ranks * PIECES)
+/// Bytes of the cells in which peers say which pieces of their rows are there: `ep_piece_cell`.
+pub(crate) fn piece_cells(ranks: u32) -> u64 {
+    2 * 8 * u64::from(ranks * PIECES)
 }
 
 impl RankDevice {

@@ -71,10 +71,20 @@ impl LowDevice {
     }
 }
 
+/// Bytes of what kernels keep in the windows behind the cells of pieces: a cell for each row, and the rows' headers, which travel ahead of
+/// them (`ep_low_cell`, `ep_low_head`).
+pub(crate) fn announcements(layout: &Layout) -> u64 {
+    if !layout.settings().low_latency() {
+        return 0;
+    }
+    let slots = u64::from(layout.topology().ranks()) * u64::from(layout.shape().max_tokens());
+    slots * (4 * 8 + 2 * layout.row().header_bytes())
+}
+
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
     let (ranks, warps) = (u64::from(window.ranks), u64::from(THREADS / 32));
-    let send = (36 * ranks).next_multiple_of(128) + window.wire_bytes;
+    let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
     let receive = warps * (8 + 4 + 4 * 32) + 4 * (4 * ranks + 1 + counts);
     send.max(receive)

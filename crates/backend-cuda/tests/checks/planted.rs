@@ -37,7 +37,7 @@ pub(crate) const FAULTS: [Fault; 15] = [
     fault(Plant::OfferedEarly, "engine_ranks_that_are_no_power_of_two", &["combined_x"]),
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
-    fault(Plant::LowArrivalEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
     fault(Plant::LowWrongBank, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
     fault(
         Plant::LowCountOffByOne,
