@@ -133,19 +133,34 @@ EP_DEV bool ep_low_failed(const EpRank& r) {
     return ep_ld_relaxed(&ep_low_state(r)->failed) != 0 || ep_crashed(r);
 }
 
+/* Where low latency is when a launch begins; loaded at once. */
+struct EpLowNow {
+    ep_u64 sent;
+    ep_u64 received;
+    ep_u32 broken;
+    ep_u32 late_even;
+    ep_u32 late_odd;
+    ep_u32 generation;
+    EP_DEV bool late(ep_u64 op) const { return (op % 2 ? late_odd : late_even) != 0; }
+};
+EP_DEV EpLowNow ep_low_now(const EpRank& r) {
+    const EpLow* low = ep_low_state(r);
+    return EpLowNow{low->sent, low->received, low->broken, low->late[0], low->late[1], low->generation};
+}
+
 /* Whether a launch must end at once: an earlier one has failed, or it cannot go on from where low latency is. The host sees to that
    for its own calls, but what a graph replays may come at any time: after a recovery; with more or fewer operations in flight than
    `in_flight`, as when it was captured; when no number is left. By all threads, at the start. */
-EP_DEV bool ep_low_closed(const EpRank& r, ep_u32 phases, ep_u32 in_flight) {
-    EpLow* low = ep_low_state(r);
-    if (low->broken) return true;
-    const ep_u64 op = low->sent + 1, flying = low->sent - low->received;
-    const bool stale = low->generation != r.generation, other = phases != 0 && flying != in_flight;
+EP_DEV bool ep_low_closed(const EpRank& r, const EpLowNow& at, ep_u32 phases, ep_u32 in_flight) {
+    if (at.broken) return true;
+    const ep_u64 op = at.sent + 1, flying = at.sent - at.received;
+    const bool stale = at.generation != r.generation, other = phases != 0 && flying != in_flight;
     const bool spent = (phases & EP_LOW_SEND) && ep_arrival(r.w, op + 1, 0, 0) > EP_MASKED;
     if (!stale && !other && !spent) return false;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         const ep_u32 field = stale ? EP_LOW_FIELD_GENERATION : other ? EP_LOW_FIELD_IN_FLIGHT : EP_LOW_FIELD_LAST_OP;
-        const ep_u64 now = stale ? low->generation : other ? flying : op - 1;
+        EpLow* low = ep_low_state(r);
+        const ep_u64 now = stale ? at.generation : other ? flying : op - 1;
         ep_low_mismatch(r, op, r.me, field, now, stale ? r.generation : other ? in_flight : op);
         low->failed = 0;
         low->broken = 1;
@@ -270,9 +285,9 @@ EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u3
     }
 }
 
-/* This block has put all that it has for the ranks that are filled now. By all threads. */
+/* This block has put all that it has for the ranks that are filled now. By all threads, after a barrier behind their last look at
+   `state`. */
 EP_DEV void ep_low_finish(const EpRank& r, ep_u32* state) {
-    __syncthreads();
     for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
         if (state[peer] == EP_PEER_NOW) state[peer] = EP_PEER_DONE;
 }
@@ -337,12 +352,13 @@ EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 t
     return ep_low_await_cell(r, op, writer, ep_low_cell(r, op, writer, token), op, began) != 0;
 }
 
-/* A rank that has masked this one fails the receiving half. By all threads of a block. */
-EP_DEV void ep_low_check_masks(const EpRank& r, ep_u64 op) {
-    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
-        if (peer != r.me && ep_takes_part(r, peer) &&
-            ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED)
-            ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
+/* Whether peer has masked this rank, which fails the receiving half. Only one block looks. */
+EP_DEV bool ep_low_masked_by(const EpRank& r, ep_u32 peer) {
+    return blockIdx.x == 0 && peer != r.me && ep_takes_part(r, peer) &&
+           ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED;
+}
+EP_DEV void ep_low_fail_masked(const EpRank& r, ep_u64 op, ep_u32 peer) {
+    ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
 }
 
 /* ---- rows and columns ---- */
@@ -422,14 +438,15 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     EpLow* low = ep_low_state(r);
     ep_u32 *skipped = ep_low_skipped(r), *late = ep_low_late(r, op);
     const bool receives = phases & EP_LOW_RECEIVE;
-    bool failed = ep_low_failed(r), is_late = false;
     const ep_u32 said = ep_ld_relaxed(&low->said);
+    bool failed = ep_low_failed(r), is_late = false;
     if (tried && !refused)
         for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
-            const bool due = ep_takes_part(r, peer) && ((phases & EP_LOW_SEND) || late[peer]);
-            late[peer] = due && __ldcg(skipped + peer) != 0;
+            /* Who was not late before is skipped by nobody who sends again. */
+            const bool is = __ldcg(skipped + peer) != 0 && ep_takes_part(r, peer);
+            late[peer] = is;
             skipped[peer] = 0;
-            if (!late[peer]) continue;
+            if (!is) continue;
             is_late = true;
             if (receives)
                 ep_low_fail(r, op, ep_low_is_gone(r, peer) ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer,

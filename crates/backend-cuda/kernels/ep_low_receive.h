@@ -49,7 +49,10 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
     bool there = true;
     for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
         ep_u32 rows = 0;
-        if (ep_takes_part(r, source)) {
+        if (ep_low_masked_by(r, source)) {
+            ep_low_fail_masked(r, op, source);
+            there = false;
+        } else if (ep_takes_part(r, source)) {
             there &= ep_low_await(r, op, EP_LOW_DISPATCH, source, began, &rows);
             if (there && rows > r.w.max_tokens) {
                 ep_low_mismatch(r, op, source, EP_LOW_FIELD_ROWS, r.w.max_tokens, rows);
@@ -133,12 +136,10 @@ EP_DEV EpLowRead ep_low_read_header(const EpRank& r, const EpLowReceiver& s, ep_
     return read;
 }
 
-/* Waits until a row is in its slot, and looks whether it is the one that was announced. False after a fault. By one thread. */
-EP_DEV bool ep_low_await_slot(const EpRank& r, ep_u64 op, const EpLowRead& read, ep_u64 began) {
-    if (!ep_low_await_row(r, op, read.source, read.token, began)) return false;
+/* Looks whether the row in a slot is the one that was announced. By one thread. */
+EP_DEV void ep_low_check_slot(const EpRank& r, ep_u64 op, const EpLowRead& read) {
     const int4 own = ep_ld16_peer(ep_own(r) + ep_low_row(r.w, op, read.source, read.token));
-    const EpLowRead slot = {read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice};
-    return ep_low_check_row(r, op, slot);
+    ep_low_check_row(r, op, EpLowRead{read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice});
 }
 
 /* A warp finds the experts of a row, the `turn`th of a batch, marks them, and after a barrier takes the row's places there. `keeps`:
@@ -248,7 +249,8 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         }
         bool there = row < share.last && ep_low_check_row(r, op, read);
         ep_low_place_rows(r, a, s, op, row, read, warp, there, (ep_u64)row * columns >= share.begin);
-        if (there && tid % 32 == 0) there = ep_low_await_slot(r, op, read, began);
+        const bool waits = there && tid % 32 == 0;
+        if (waits) there = ep_low_await_row(r, op, read.source, read.token, began);
         /* All rows of the batch are there, or none is copied. */
         if (!__syncthreads_and(there || row >= share.last)) return;
         for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) {
@@ -256,6 +258,7 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
             s.bits[e] = 0;
         }
         ep_low_copy(r, a, s, columns, begin, end);
+        if (waits) ep_low_check_slot(r, op, read);
         __syncthreads();
     }
 }

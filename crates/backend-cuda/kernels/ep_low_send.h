@@ -19,7 +19,6 @@ struct EpLowSender {
     ep_u32* rows;   /* [ranks]: rows to each */
     ep_u32* picks;  /* [ranks]: choices of each rank's experts */
     ep_u32* member; /* [ranks, EP_LOW_WORDS]: tokens that go to each rank, as bits */
-    ep_u32* before; /* [ranks, EP_LOW_WORDS]: rows to the rank before those of the word */
 };
 EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     const ep_u32 ranks = r.w.ranks;
@@ -29,8 +28,7 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     s.rows = s.state + ranks;
     s.picks = s.rows + ranks;
     s.member = s.picks + ranks;
-    s.before = s.member + ranks * EP_LOW_WORDS;
-    s.row = ep_pool + (ranks * (28 + 8 * EP_LOW_WORDS) + 127) / 128 * 128;
+    s.row = ep_pool + (ranks * (28 + 4 * EP_LOW_WORDS) + 127) / 128 * 128;
     return s;
 }
 
@@ -66,16 +64,22 @@ EP_DEV ep_u32 ep_low_members(const EpRank& r, const EpLowDispatchArgs& a, ep_u32
     return members;
 }
 
-/* Whether the choices of some tokens, of which each thread looks at its own, are wrong. */
-EP_DEV bool ep_low_look_at_choices(const EpRank& r, const EpLowDispatchArgs& a, ep_u32* wrong) {
-    bool any = false;
-    for (ep_u32 token = threadIdx.x; token < a.tokens; token += EP_LOW_THREADS) {
-        bool bad = false;
-        ep_low_members(r, a, token, 0, true, bad, nullptr);
-        if (bad) atomicMin(wrong, token);
-        any |= bad;
+/* Looks at the choices of the tokens from `base` on, one for each thread: true where this thread's are wrong, which is looked at where
+   `check`. `keeps`: where the tokens go is kept, and choices are counted in `picks`, if given. */
+EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, bool check, bool keeps,
+                           ep_u32* picks) {
+    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, ranks = r.w.ranks, token = base + tid;
+    bool bad = false;
+    for (ep_u32 group = 0; group < (keeps ? ranks : 1); group += 32) {
+        const ep_u32 width = ranks - group < 32 ? ranks - group : 32;
+        const ep_u32 members = token < a.tokens ? ep_low_members(r, a, token, group, check && group == 0, bad, picks) : 0;
+        if (!keeps) continue;
+        for (ep_u32 k = 0; k < width; ++k) {
+            const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
+            if (lane == k) s.member[(group + k) * EP_LOW_WORDS + warp] = votes;
+        }
     }
-    return any;
+    return bad;
 }
 
 /* 16 bytes of a token's header: of its beginning, or two choices. Choices of ranks that take no part are none. */
@@ -95,69 +99,84 @@ EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u
     return make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
 }
 
+/* Rows to a rank among the tokens looked at, those of the first `words` words. */
+EP_DEV ep_u32 ep_low_rows_in(const EpLowSender& s, ep_u32 rank, ep_u32 words) {
+    ep_u32 sum = 0;
+    for (ep_u32 word = 0; word < words; ++word) sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+    return sum;
+}
+
 /* Finds the rows' order at each rank and puts their headers, with the arrival behind them, to the ranks that are free. `first`: the
-   first time; choices are counted then, too. By all threads of the announcing block. */
+   first time, when the first tokens were looked at; choices are counted then, too. By all threads of the announcing block. */
 EP_DEV void ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
-    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, ranks = r.w.ranks;
-    const ep_u32 parts = (ep_u32)(r.w.header_bytes / 16);
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
-    __syncthreads();
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)(r.w.header_bytes / 16);
     for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
-        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS;
-        for (ep_u32 group = 0; group < ranks; group += 32) {
-            const ep_u32 width = ranks - group < 32 ? ranks - group : 32;
-            bool bad = false;
-            const ep_u32 members =
-                tid < left ? ep_low_members(r, a, base + tid, group, false, bad, first ? s.picks : nullptr) : 0;
-            for (ep_u32 k = 0; k < width; ++k) {
-                const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
-                if (lane == k) s.member[(group + k) * EP_LOW_WORDS + warp] = votes;
-            }
+        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
+        if (!first || base > 0) {
+            ep_low_look_at(r, a, s, base, false, true, first ? s.picks : nullptr);
+            __syncthreads();
         }
-        __syncthreads();
-        for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
-            ep_u32 sum = s.rows[rank];
-            for (ep_u32 word = 0; word < EP_LOW_WORDS; ++word) {
-                s.before[rank * EP_LOW_WORDS + word] = sum;
-                sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
-            }
-            s.rows[rank] = sum;
-        }
-        __syncthreads();
         for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
             const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
             const int4 v = ep_low_header_part(r, a, op, base + token, part);
             for (ep_u32 rank = 0; rank < ranks; ++rank) {
                 const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
                 if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
-                const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
+                const ep_u32 position = s.rows[rank] + ep_low_rows_in(s, rank, word) + __popc(member & (bit - 1));
                 ep_st16(ep_window(r, rank) + ep_low_head(r, op, r.me, position) + part * 16, v);
             }
         }
         __syncthreads();
+        for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] += ep_low_rows_in(s, rank, words);
+        if (base + EP_LOW_THREADS < a.tokens) __syncthreads();
     }
+    /* By the threads that have counted the rows. */
     ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state);
-    if (!first) return;
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
-        ((ep_u32*)a.routed)[rank] = s.rows[rank];
-        ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+    for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
+        if (first) {
+            ((ep_u32*)a.routed)[rank] = s.rows[rank];
+            ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+        }
+        s.rows[rank] = 0;
     }
 }
 
-/* The first two units of 16 bytes that a thread has of a token's row. */
+/* The choice of a token that this thread serves: `expert` is -1 where it serves none. */
+EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
+    const ep_u32 k = ep_low_served();
+    EpChoice choice = {-1, 0.0f};
+    if (k < r.w.topk && token < a.tokens) {
+        const ep_u64 at = (ep_u64)token * r.w.topk + k;
+        choice.expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
+        choice.weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
+    }
+    return choice;
+}
+
+/* What a thread has of a token before it is that token's turn: its choice, and the first two units of 16 bytes of the row. */
 struct EpLowAhead {
+    EpChoice choice;
     int4 v[2];
 };
 EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
     const ep_u32 columns = (r.w.hidden + 7) / 8;
     const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
     EpLowAhead ahead;
+    ahead.choice = ep_low_load_choice(r, a, token);
 #pragma unroll
     for (ep_u32 i = 0; i < 2; ++i) {
         const ep_u32 at = i * EP_LOW_THREADS + threadIdx.x;
         ahead.v[i] = token < a.tokens && at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
     }
     return ahead;
+}
+
+/* Brings what the sending half begins with on its way. */
+EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
+    const ep_u64 choices = (ep_u64)a.tokens * r.w.topk, at = threadIdx.x * 128ull;
+    if (at < choices * sizeof(ep_i64)) ep_prefetch((const ep_u8*)a.topk_idx + at);
+    if (blockIdx.x + 1 == gridDim.x && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
+    return ep_low_load_ahead(r, a, blockIdx.x);
 }
 
 /* Makes the payload of a token's row. */
@@ -202,18 +221,6 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     }
 }
 
-/* The choice of a token that this thread serves: `expert` is -1 where it serves none. */
-EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
-    const ep_u32 k = ep_low_served();
-    EpChoice choice = {-1, 0.0f};
-    if (k < r.w.topk && token < a.tokens) {
-        const ep_u64 at = (ep_u64)token * r.w.topk + k;
-        choice.expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
-        choice.weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
-    }
-    return choice;
-}
-
 /* Writes a row's header and choices; `ranks_of` [topk] are the choices' ranks. */
 EP_DEV void ep_low_write_header(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice,
                                 ep_u32* ranks_of) {
@@ -247,19 +254,24 @@ EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, e
 }
 
 /* Puts the rows of this block's tokens. True where choices are wrong: then nothing is put. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, ep_u64 began) {
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, EpLowAhead ahead,
+                               ep_u64 began) {
     __shared__ ep_u32 wrong, ranks_of[32];
     const ep_u32 tid = threadIdx.x, block = blockIdx.x;
     const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS, tells = block + 1 == gridDim.x;
     const EpLowSender s = ep_low_sender(r);
-    /* Loads that wait for nothing come first. */
-    EpLowAhead ahead = ep_low_load_ahead(r, a, block);
-    EpChoice choice = ep_low_load_choice(r, a, block);
     if (tid == 0) wrong = EP_FULL;
+    if (tells)
+        for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
     __syncthreads();
     ep_low_open(r, op, again, s.state);
     int found = block < a.tokens || tells ? ep_low_look(r, op, nullptr, s.state, began, false) : 0;
-    const bool bad = !again && ep_low_look_at_choices(r, a, &wrong);
+    bool bad = false;
+    for (ep_u32 base = 0; base < a.tokens && !again; base += EP_LOW_THREADS)
+        if (ep_low_look_at(r, a, s, base, true, tells && base == 0, tells && base == 0 ? s.picks : nullptr)) {
+            bad = true;
+            atomicMin(&wrong, base + tid);
+        }
     if (__syncthreads_or(bad)) {
         if (block == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
         return true;
@@ -273,12 +285,9 @@ EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u
     for (bool first = true; ep_low_next(r, op, nullptr, s.state, began, found); first = false, found = EP_FOUND_WAITING) {
         if (tells) ep_low_tell(r, a, s, op, first && !again);
         for (ep_u32 token = block; token < a.tokens; token += gridDim.x) {
-            if (!first || token != block) {
-                ahead = ep_low_load_ahead(r, a, token);
-                choice = ep_low_load_choice(r, a, token);
-            }
+            if (!first || again || token != block) ahead = ep_low_load_ahead(r, a, token);
             ep_delay(r, EP_LANE_LOW_ROWS, token);
-            ep_low_write_header(r, s, op, token, choice, ranks_of);
+            ep_low_write_header(r, s, op, token, ahead.choice, ranks_of);
             ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
             __syncthreads();
             if (last_warp) {

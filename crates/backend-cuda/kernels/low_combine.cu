@@ -47,6 +47,19 @@ struct EpLowBatch {
     float weight[EP_LOW_WARPS * 32];
 };
 
+/* Brings what a launch begins with on its way. */
+EP_DEV void ep_low_begin(const EpRank& r, const EpLowCombineArgs& a) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks;
+    if (tid == 0) ep_prefetch((const void*)a.records);
+    if (tid == 32) ep_prefetch((const void*)a.routed);
+    if ((a.phases & EP_LOW_RECEIVE) == 0 || tid < 64 || tid >= 96) return;
+    /* Choices and weights of the tokens that this block will sum. */
+    const ep_u64 first = (ep_u64)a.tokens * blockIdx.x / gridDim.x * r.w.topk + (tid - 64) * 16;
+    if (first >= (ep_u64)a.tokens * r.w.topk) return;
+    ep_prefetch((const ep_i64*)a.topk_idx + first);
+    if (a.kind == EP_LOW_PER_CHOICE) ep_prefetch((const float*)a.topk_weights + first);
+}
+
 /* After the windows' addresses, u64 [ranks]. Of each rank: what is to be done for it; results that are owed to it, or by it; received
    rows before its own, [ranks + 1]. */
 EP_DEV ep_u32* ep_low_states(const EpRank& r) { return (ep_u32*)ep_pool + 2 * r.w.ranks; }
@@ -106,9 +119,10 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLow
         ep_low_put(r, op, place + own * r.w.low_result_bytes, token, own, at, ep_sum_round(sum));
 }
 
-/* Puts this block's results. */
-EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again,
-                               ep_u64 began) {
+/* Puts this block's results. `meanwhile` is done while the last of them are on their way. */
+template <class F>
+EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, ep_u64 began,
+                               F meanwhile) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
     ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r), *owed = ep_low_owed(r);
@@ -143,33 +157,40 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
                 __syncthreads();
                 if (ep_low_served() == 0) ep_low_raise(r, op, source, s.token[turn]);
             }
-            __syncthreads();
+            /* The batch is read by all until here. */
+            if (base + EP_LOW_WARPS < to) __syncthreads();
         }
+        meanwhile();
         ep_low_finish(r, states);
     }
 }
 
-/* Waits until all that owe results have said how many come; false after a fault. */
-EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
+/* Waits until those that owe results have said how many come, each thread for its own; false after a fault. */
+EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, ep_u64 op, ep_u64 began) {
     bool there = true;
     const ep_u32* routed = (const ep_u32*)a.routed;
-    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
         ep_u32 rows = 0;
+        if (ep_low_masked_by(r, rank)) {
+            ep_low_fail_masked(r, op, rank);
+            there = false;
+        }
         const ep_u32 owed = ep_takes_part(r, rank) ? routed[(a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks) + rank] : 0;
-        if (owed > 0) {
+        if (owed > 0 && there) {
             const bool came = ep_low_await(r, op, a.kind, rank, began, &rows);
             if (came && rows != owed) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_RESULTS, owed, rows);
             there &= came && rows == owed;
         }
         ep_low_owed(r)[rank] = owed;
     }
-    return __syncthreads_and(there);
+    return there;
 }
 
-/* A warp finds the results of a token. Ranks that are masked add nothing; those that were masked at dispatch are none of the
+/* The warps find the results of the tokens from `base` on, as far as the share has them. Ranks that are masked add nothing; those that were masked at dispatch are none of the
    token's. */
-EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 token) {
-    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, topk = r.w.topk;
+EP_DEV void ep_low_load_tokens(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpShareOfRows& share, ep_u32 base) {
+    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, topk = r.w.topk, token = base + turn;
+    if (token >= share.last) return;
     const ep_u64 at = (ep_u64)token * topk + lane;
     const ep_i64 expert = lane < topk ? ((const ep_i64*)a.topk_idx)[at] : -1;
     ep_u32 rank = expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)expert) : EP_FULL;
@@ -207,11 +228,11 @@ EP_DEV void ep_low_load_token(const EpRank& r, const EpLowCombineArgs& a, EpLowB
     }
 }
 
-/* Waits for the results of a token, which a warp has found; false after a fault. */
-EP_DEV bool ep_low_await_token(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u64 began) {
+/* The warps wait for the results of the tokens that they have found; false after a fault. */
+EP_DEV bool ep_low_await_tokens(const EpRank& r, const EpLowBatch& s, const EpShareOfRows& share, ep_u32 base, ep_u64 op, ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32;
     __syncwarp();
-    return tid % 32 >= s.count[warp] || ep_low_await_row(r, op, s.row[tid], s.token[warp], began);
+    return base + warp >= share.last || tid % 32 >= s.count[warp] || ep_low_await_row(r, op, s.row[tid], s.token[warp], began);
 }
 
 /* Refuses a result that is not the one due; `own` is its header. */
@@ -226,18 +247,14 @@ EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, int4 own, ep_u32 ran
     if (mine != theirs) ep_low_mismatch(r, op, rank, field, mine, theirs);
 }
 
-/* Waits for the results, and sums this block's share of the tokens. */
-EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u64 began) {
+/* Waits for the results, and sums this block's share of the tokens, of which the first were found before if `found`. */
+EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpShareOfRows& share, bool found, ep_u64 op,
+                          ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
-    const EpShareOfRows share = ep_low_share(a.tokens, columns, blockIdx.x, gridDim.x);
-    if (share.first + warp < share.last) ep_low_load_token(r, a, s, share.first + warp);
-    if (!ep_low_await_results(r, a, s, op, began)) return;
-    for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
-        bool there = true;
-        if (base + warp < share.last) {
-            if (base != share.first) ep_low_load_token(r, a, s, base + warp);
-            there = ep_low_await_token(r, s, op, began);
-        }
+    bool there = ep_low_await_results(r, a, op, began);
+    for (ep_u32 base = share.first; base < share.last || base == share.first; base += EP_LOW_WARPS) {
+        if (!found || base != share.first) ep_low_load_tokens(r, a, s, share, base);
+        there &= ep_low_await_tokens(r, s, share, base, op, began);
         if (!__syncthreads_and(there)) return;
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
@@ -275,19 +292,24 @@ namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::combine. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     combine(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
-    const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
-    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (ep_low_closed(r, a.phases, a.in_flight) || ep_crashed(r)) return;
+    /* Loads that wait for nothing come first. */
+    const EpLowNow now = ep_low_now(rank);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
-    const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
-    const bool tries = sends || low->late[op % 2];
-    __shared__ EpLowBatch s;
-    if (tries) ep_low_return_rows(r, a, s, op, !sends, began);
+    ep_low_begin(rank, a);
+    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
+    const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
+    const bool tries = sends || now.late(op);
+    __shared__ EpLowBatch sent, summed;
+    const EpShareOfRows share = ep_low_share(a.tokens, (ep_u32)(r.w.result_stride / 16), blockIdx.x, gridDim.x);
+    if (tries)
+        ep_low_return_rows(r, a, sent, op, !sends, began, [&] {
+            if (sends && receives) ep_low_load_tokens(r, a, summed, share, share.first);
+        });
     if (receives) {
         __syncthreads();
-        if (blockIdx.x == 0) ep_low_check_masks(r, op);
-        ep_low_reduce(r, a, s, op, began);
+        ep_low_reduce(r, a, summed, share, sends, op, began);
     }
     if (!ep_low_last_block(r, false)) return;
 #ifdef EP_TEST

@@ -18,19 +18,21 @@ namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::dispatch. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     dispatch(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowDispatchArgs a) {
-    const EpLow* low = ep_low_state(rank);
     const ep_u64 began = ep_now();
-    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
-    if (ep_low_closed(r, a.phases, a.in_flight) || ep_crashed(r)) return;
+    /* Loads that wait for nothing come first. */
+    const EpLowNow now = ep_low_now(rank);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
-    const ep_u64 op = sends ? low->sent + 1 : low->received + 1;
-    const bool tries = sends || low->late[op % 2];
+    EpLowAhead ahead;
+    if (sends) ahead = ep_low_begin(rank, a);
+    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
+    const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
+    const bool tries = sends || now.late(op);
     const EpLowReceiver s = ep_low_receiver(r);
     bool refused = false;
-    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, began);
+    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, ahead, began);
     if (receives && !refused) {
         __syncthreads();
-        if (blockIdx.x == 0) ep_low_check_masks(r, op);
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
         if (ep_low_await_all(r, s, op, began)) {
             if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
