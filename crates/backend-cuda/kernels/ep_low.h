@@ -20,6 +20,11 @@
 #define EP_LOW_H
 #include "ep_pieces.h"
 
+/* Code that runs once in a launch is as slow as it is long, as every line of it must be fetched. So loops of few turns are not unrolled,
+   and what happens rarely is kept out of the way. */
+#define EP_SHORT _Pragma("unroll 1")
+#define EP_RARE __device__ __noinline__
+
 /* Threads of a block; more would have too few registers. */
 #define EP_LOW_THREADS 512u
 #define EP_LOW_WARPS (EP_LOW_THREADS / 32)
@@ -79,19 +84,30 @@ EP_DEV void ep_low_skip(const EpRank& r, ep_u32 peer) {
 }
 EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low_skipped(r) + 3 * r.w.ranks + rank); }
 
-/* The rank with the windows' addresses in shared memory, `into` [ranks]: they are needed at every turn. Threads that read the
-   addresses of others than those they copied pass a barrier first. */
-EP_DEV EpRank ep_low_rank(const EpRank& r, ep_u64* into) {
-    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) into[rank] = ((const ep_u64*)r.windows)[rank];
-    EpRank own = r;
-    own.windows = (ep_u64)into;
-    return own;
+/* ---- windows and cells: the windows' addresses, u64 [ranks], lie where shared memory begins, as they are needed at every turn ---- */
+
+extern __shared__ __align__(128) ep_u8 ep_pool[];
+
+/* Brings the addresses. Threads that read those of others than they copied pass a barrier first. */
+EP_DEV void ep_low_bring_windows(const EpRank& r) {
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS)
+        ((ep_u64*)ep_pool)[rank] = ((const ep_u64*)r.windows)[rank];
 }
+EP_DEV ep_u8* ep_low_window(ep_u32 rank) { return (ep_u8*)((const ep_u64*)ep_pool)[rank]; }
+EP_DEV bool ep_low_takes_part(ep_u32 rank) { return ((const ep_u64*)ep_pool)[rank] != 0; }
+/* As ep_look and ep_peek. */
+EP_DEV ep_u64 ep_low_value(const EpRank& r, ep_u64 cell) {
+    return ep_value_in(r.generation, ep_ld_acquire(ep_low_window(r.me) + cell));
+}
+EP_DEV ep_u64 ep_low_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
+    return ep_low_value(r, ep_cell(r.w, r.generation, writer, lane, counter));
+}
+
 
 /* Raises a cell at peer, after a fence of the caller's. */
 EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
     if (!ep_posts(r, peer, lane, value)) return;
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) +
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_low_window(peer) +
                                                             ep_cell(r.w, r.generation, r.me, lane, counter)),
                  "l"(ep_stamp(r.generation, value)) : "memory");
 }
@@ -114,14 +130,14 @@ EP_DEV ep_u64 ep_low_head(const EpRank& r, ep_u64 op, ep_u32 source, ep_u32 posi
 EP_DEV void ep_low_raise(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 token) {
     ep_fence_sys();
     if (!ep_posts(r, peer, EP_LANE_LOW_ROWS, op)) return;
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_window(r, peer) + ep_low_cell(r, op, r.me, token)),
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(ep_low_window(peer) + ep_low_cell(r, op, r.me, token)),
                  "l"(ep_stamp(r.generation, op)) : "memory");
 }
 
 /* ---- faults ---- */
 
 /* Reports a fault of op; the first of a launch counts. */
-EP_DEV void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
+EP_RARE void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
                         ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
     if (!ep_crashed(r) && atomicCAS(&ep_low_state(r)->failed, 0u, 1u) == 0)
         ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
@@ -158,8 +174,8 @@ EP_DEV bool ep_low_closed(const EpRank& r, const EpLowNow& at, ep_u32 phases, ep
     const bool spent = (phases & EP_LOW_SEND) && ep_arrival(r.w, op + 1, 0, 0) > EP_MASKED;
     if (!stale && !other && !spent) return false;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        const ep_u32 field = stale ? EP_LOW_FIELD_GENERATION : other ? EP_LOW_FIELD_IN_FLIGHT : EP_LOW_FIELD_LAST_OP;
         EpLow* low = ep_low_state(r);
+        const ep_u32 field = stale ? EP_LOW_FIELD_GENERATION : other ? EP_LOW_FIELD_IN_FLIGHT : EP_LOW_FIELD_LAST_OP;
         const ep_u64 now = stale ? at.generation : other ? flying : op - 1;
         ep_low_mismatch(r, op, r.me, field, now, stale ? r.generation : other ? in_flight : op);
         low->failed = 0;
@@ -177,21 +193,21 @@ EP_DEV ep_u32 ep_low_named(const EpRank& r, ep_u32 rank) {
     return said == 0 || named >= r.w.ranks ? rank : named;
 }
 
-EP_DEV void ep_low_say(const EpRank& r, ep_u32 rank) {
+EP_RARE void ep_low_say(const EpRank& r, ep_u32 rank) {
     const ep_u64 serial = atomicAdd(&ep_low_state(r)->serial, 1u) + 1ull;
-    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+    EP_SHORT for (ep_u32 other = 0; other < r.w.ranks; ++other)
         if (other != r.me && ep_takes_part(r, other))
             ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_WAITING, serial << 16 | rank);
 }
 
 /* The end of the chain of those who wait for each other, which begins with `first`. */
-EP_DEV ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
+EP_RARE ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
     ep_u32 last = first;
-    for (ep_u32 hops = 0; hops < r.w.ranks; ++hops) {
+    EP_SHORT for (ep_u32 hops = 0; hops < r.w.ranks; ++hops) {
         const ep_u32 next = ep_low_named(r, last);
         if (next == last || next == r.me || !ep_takes_part(r, next)) break;
         ep_u32 before = first;
-        for (ep_u32 hop = 0; hop < hops && before != next; ++hop) before = ep_low_named(r, before);
+        EP_SHORT for (ep_u32 hop = 0; hop < hops && before != next; ++hop) before = ep_low_named(r, before);
         if (before == next) break;
         last = next;
     }
@@ -200,13 +216,13 @@ EP_DEV ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
 
 /* The rare part of a wait for peer: says that this rank waits, when it has waited long or is waited for; true when time is up, peer
    is gone, or the launch has failed. */
-EP_DEV bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
+EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     if (ep_low_failed(r) || ep_low_is_gone(r, peer)) return true;
     const ep_u64 waited = ep_now() - began;
     if (waited < r.allowed / 2 || blockIdx.x != 0) return waited >= r.allowed;
     bool speak = waited >= r.allowed / 4 * 3;
-    for (ep_u32 other = 0; other < r.w.ranks && !speak; ++other)
+    EP_SHORT for (ep_u32 other = 0; other < r.w.ranks && !speak; ++other)
         speak = other != r.me && ep_takes_part(r, other) && ep_low_named(r, other) == r.me;
     if (speak && atomicCAS(&low->voice, 0u, peer + 1) == 0) {
         atomicExch(&low->said, 1u);
@@ -231,8 +247,8 @@ EP_DEV void ep_low_came(const EpRank& r, ep_u32 peer) {
 EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
 
 EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
-    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
-        state[peer] = ep_takes_part(r, peer) && (!again || ep_low_late(r, op)[peer]) ? EP_PEER_WAITED_FOR : EP_PEER_DONE;
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+        state[peer] = ep_low_takes_part(peer) && (!again || ep_low_late(r, op)[peer]) ? EP_PEER_WAITED_FOR : EP_PEER_DONE;
 }
 
 /* What ep_low_look has found. */
@@ -242,11 +258,11 @@ EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
 /* Looks for ranks whose banks are free. Where `owed` is given, ranks that are owed nothing are not waited for. */
 EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, bool gives_up) {
     int found = 0;
-    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (state[peer] == EP_PEER_DONE) continue;
         const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
                                 ? op
-                                : ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+                                : ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
         if (seen == EP_MASKED) {
             state[peer] = EP_PEER_DONE; /* the receiving half says so */
             ep_low_skip(r, peer);
@@ -255,7 +271,7 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
             found |= EP_FOUND_NOW;
             ep_low_came(r, peer);
         } else if (gives_up && ep_low_vain(r, peer, began) &&
-                   ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
+                   ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
             state[peer] = EP_PEER_DONE; /* it is late */
             ep_low_skip(r, peer);
         } else {
@@ -277,7 +293,7 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
 /* Says to the ranks that are filled now how many rows come; where none do, only when `always`. What announces them lies before
    them: after a barrier. */
 EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, const ep_u32* state) {
-    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (state[peer] != EP_PEER_NOW || (!always && rows[peer] == 0)) continue;
         ep_fence_sys();
         ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
@@ -288,14 +304,14 @@ EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u3
 /* This block has put all that it has for the ranks that are filled now. By all threads, after a barrier behind their last look at
    `state`. */
 EP_DEV void ep_low_finish(const EpRank& r, ep_u32* state) {
-    for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
         if (state[peer] == EP_PEER_NOW) state[peer] = EP_PEER_DONE;
 }
 
 /* ---- receiving ---- */
 
 /* The rare part of a wait for what source brings: true when the wait is over because nothing will come, which is reported. */
-EP_DEV bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
+EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
     if (!masked && !ep_low_vain(r, source, began)) return false;
@@ -313,7 +329,7 @@ EP_DEV bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, 
 /* Waits until this cell, of source, has reached `due`; 0 when it will not, after a fault. By one thread. */
 EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
     for (ep_u32 spin = 1;; ++spin) {
-        const ep_u64 seen = ep_look(r, cell);
+        const ep_u64 seen = ep_low_value(r, cell);
         if (seen >= due) {
             ep_low_came(r, source);
             return seen;
@@ -322,28 +338,32 @@ EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 source, ep_u6
     }
 }
 
+/* Says what is wrong with an arrival. */
+EP_RARE void ep_low_refuse_arrival(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 seen) {
+    const ep_u64 due = ep_arrival(r.w, op, 0, 0), its_op = ep_arrival_op(r.w, seen);
+    const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
+    if (seen == EP_MASKED)
+        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
+    else if (its_op != op)
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, its_op);
+    else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK)
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, its_kind);
+    else
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
+}
+
 /* Waits until source has said how many rows come; false after a fault. By one thread. */
 EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 began, ep_u32* rows) {
-    const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const ep_u64 due = ep_arrival(r.w, op, 0, 0);
     ep_verb(r, EP_LANE_LOW_ROWS << 16 | source, due);
-    const ep_u64 cell = ep_cell(r.w, r.generation, source, EP_LANE_LOW_ROWS, counter);
+    const ep_u64 cell =
+        ep_cell(r.w, r.generation, source, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN);
     const ep_u64 seen = ep_low_await_cell(r, op, source, cell, due, began);
     if (seen == 0) return false;
     const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
     *rows = (ep_u32)over;
     if (over <= ep_low_limit(r.w)) return true;
-    const ep_u64 its_op = ep_arrival_op(r.w, seen);
-    const ep_u32 its_kind = ep_arrival_kind(r.w, seen);
-    if (seen == EP_MASKED) {
-        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_ROWS, source, source, EP_LANE_LOW_ROWS, seen, due, 0, 0);
-    } else if (its_op != op) {
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_OP, op, its_op);
-    } else if (its_kind != kind && its_kind <= EP_LOW_PER_RANK) {
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, its_kind);
-    } else {
-        ep_low_mismatch(r, op, source, EP_LOW_FIELD_ARRIVAL, due, seen);
-    }
+    ep_low_refuse_arrival(r, op, kind, source, seen);
     return false;
 }
 
@@ -354,8 +374,8 @@ EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 t
 
 /* Whether peer has masked this rank, which fails the receiving half. Only one block looks. */
 EP_DEV bool ep_low_masked_by(const EpRank& r, ep_u32 peer) {
-    return blockIdx.x == 0 && peer != r.me && ep_takes_part(r, peer) &&
-           ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED;
+    return blockIdx.x == 0 && peer != r.me && ep_low_takes_part(peer) &&
+           ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED;
 }
 EP_DEV void ep_low_fail_masked(const EpRank& r, ep_u64 op, ep_u32 peer) {
     ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
@@ -431,6 +451,13 @@ EP_DEV bool ep_low_last_block(const EpRank& r, bool tells) {
     return last != 0;
 }
 
+/* A rank was not sent all, because its bank was not free. */
+EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 began) {
+    const bool gone = ep_low_is_gone(r, peer);
+    ep_low_fail(r, op, gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, gone ? peer : ep_low_culprit(r, peer),
+                EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
+}
+
 /* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
    to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
    operation was received. */
@@ -441,24 +468,22 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     const ep_u32 said = ep_ld_relaxed(&low->said);
     bool failed = ep_low_failed(r), is_late = false;
     if (tried && !refused)
-        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
             /* Who was not late before is skipped by nobody who sends again. */
-            const bool is = __ldcg(skipped + peer) != 0 && ep_takes_part(r, peer);
+            const bool is = __ldcg(skipped + peer) != 0 && ep_low_takes_part(peer);
             late[peer] = is;
             skipped[peer] = 0;
             if (!is) continue;
             is_late = true;
             if (receives)
-                ep_low_fail(r, op, ep_low_is_gone(r, peer) ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer,
-                            ep_low_is_gone(r, peer) ? peer : ep_low_culprit(r, peer), EP_LANE_LOW_DONE,
-                            ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
+                    ep_low_fail_late(r, op, peer, began);
         }
     is_late = __syncthreads_or(is_late);
     failed |= receives && is_late;
     const bool received = receives && !failed;
     if (received)
-        for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
-            if (peer != r.me && ep_takes_part(r, peer)) {
+        EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
+            if (peer != r.me && ep_low_takes_part(peer)) {
                 ep_fence_sys();
                 ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
             }

@@ -32,8 +32,6 @@ struct EpLowDispatchArgs {
 };
 EP_CHECK_ARGS(EpLowDispatchArgs);
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
-
 /* Shared memory: the windows' addresses, u64 [ranks], then that of either half. */
 EP_DEV ep_u8* ep_low_pool(const EpRank& r) { return ep_pool + r.w.ranks * 8; }
 #endif

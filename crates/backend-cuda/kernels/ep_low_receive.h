@@ -29,17 +29,18 @@ EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r) {
 
 /* Calls `each` with the indices of the local experts of a row with this header. */
 template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* header, F each) {
-    const ep_u32 low = r.me * r.w.local_experts, experts = r.w.local_experts, topk = r.w.topk;
-    for (ep_u32 base = 0; base < topk; base += 8) {
-        int4 two[4];
+    const ep_u32 low = r.me * r.w.local_experts, experts = r.w.local_experts;
+    EP_SHORT for (ep_u32 base = 0; base < r.w.topk; base += 4) {
+        /* Padding names no expert. */
+        int4 two[2];
 #pragma unroll
-        for (ep_u32 i = 0; i < 4; ++i)
-            two[i] = base + 2 * i < topk ? ep_ld16_peer(header + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
-                                         : make_int4(-1, 0, -1, 0);
+        for (ep_u32 i = 0; i < 2; ++i)
+            two[i] = base + 2 * i < r.w.topk ? ep_ld16_peer(header + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
+                                             : make_int4(-1, 0, -1, 0);
 #pragma unroll
-        for (ep_u32 i = 0; i < 4; ++i) {
-            if (two[i].x >= 0 && (ep_u32)two[i].x - low < experts) each((ep_u32)two[i].x - low);
-            if (base + 2 * i + 1 < topk && two[i].z >= 0 && (ep_u32)two[i].z - low < experts) each((ep_u32)two[i].z - low);
+        for (ep_u32 i = 0; i < 2; ++i) {
+            if ((ep_u32)two[i].x - low < experts) each((ep_u32)two[i].x - low);
+            if ((ep_u32)two[i].z - low < experts) each((ep_u32)two[i].z - low);
         }
     }
 }
@@ -47,12 +48,12 @@ template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* 
 /* Waits until all sources have said what comes; false after a fault. */
 EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
     bool there = true;
-    for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
         ep_u32 rows = 0;
         if (ep_low_masked_by(r, source)) {
             ep_low_fail_masked(r, op, source);
             there = false;
-        } else if (ep_takes_part(r, source)) {
+        } else if (ep_low_takes_part(source)) {
             there &= ep_low_await(r, op, EP_LOW_DISPATCH, source, began, &rows);
             if (there && rows > r.w.max_tokens) {
                 ep_low_mismatch(r, op, source, EP_LOW_FIELD_ROWS, r.w.max_tokens, rows);
@@ -64,7 +65,7 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
     if (!__syncthreads_and(there)) return false;
     if (threadIdx.x == 0) {
         ep_u32 sum = 0;
-        for (ep_u32 source = 0; source < r.w.ranks; ++source) {
+        EP_SHORT for (ep_u32 source = 0; source < r.w.ranks; ++source) {
             s.first[source] = sum;
             sum += s.rows[source];
         }
@@ -77,7 +78,7 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
 /* The header of a row. */
 EP_DEV const ep_u8* ep_low_header(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 row, ep_u32* source) {
     *source = ep_low_source(s.first, row);
-    return ep_own(r) + ep_low_head(r, op, *source, row - s.first[*source]);
+    return ep_low_window(r.me) + ep_low_head(r, op, *source, row - s.first[*source]);
 }
 
 /* What a warp reads of a row's header. */
@@ -90,9 +91,13 @@ struct EpLowRead {
     EpChoice choice;
 };
 
-/* Refuses a row that is not the one due. */
-EP_DEV bool ep_low_check_row(const EpRank& r, ep_u64 op, const EpLowRead& row) {
-    ep_u32 field, mine, theirs = row.token;
+/* Whether a row is the one due: of this operation, its source, and a token from `least` on. */
+EP_DEV bool ep_low_is_due(const EpRank& r, ep_u64 op, const EpLowRead& row) {
+    return row.op == (ep_u32)op && row.from == row.source && row.token >= row.least && row.token < r.w.max_tokens;
+}
+/* Says why it is not. */
+EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
+    ep_u32 field = EP_LOW_FIELD_TOKENS, mine = r.w.max_tokens, theirs = row.token;
     if (row.op != (ep_u32)op) {
         field = EP_LOW_FIELD_ROW_OP;
         mine = (ep_u32)op;
@@ -104,14 +109,8 @@ EP_DEV bool ep_low_check_row(const EpRank& r, ep_u64 op, const EpLowRead& row) {
     } else if (row.token < row.least) {
         field = EP_LOW_FIELD_LEAST_TOKEN;
         mine = row.least;
-    } else if (row.token >= r.w.max_tokens) {
-        field = EP_LOW_FIELD_TOKENS;
-        mine = r.w.max_tokens;
-    } else {
-        return true;
     }
     ep_low_mismatch(r, op, row.source, field, mine, theirs);
-    return false;
 }
 
 /* A choice in a header. */
@@ -136,36 +135,19 @@ EP_DEV EpLowRead ep_low_read_header(const EpRank& r, const EpLowReceiver& s, ep_
     return read;
 }
 
-/* Looks whether the row in a slot is the one that was announced. By one thread. */
-EP_DEV void ep_low_check_slot(const EpRank& r, ep_u64 op, const EpLowRead& read) {
-    const int4 own = ep_ld16_peer(ep_own(r) + ep_low_row(r.w, op, read.source, read.token));
-    ep_low_check_row(r, op, EpLowRead{read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice});
-}
-
-/* A warp finds the experts of a row, the `turn`th of a batch, marks them, and after a barrier takes the row's places there. `keeps`:
-   this block has the row's beginning, and writes what is kept of it. By all threads of the block; `there`: the warp has a row that is
-   as it must be. */
-EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 row,
-                              const EpLowRead& read, ep_u32 turn, bool there, bool keeps) {
-    const ep_u32 lane = threadIdx.x % 32, local = r.w.local_experts, wide = r.w.ranks * r.w.max_tokens;
-    const ep_u32 source = read.source, token = read.token;
-    const EpChoice choice = read.choice;
-    ep_u32 expert = 0, column = 0;
-    bool here = false;
-    if (there) {
-        const ep_u32 rank = choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
-        const ep_u32 same = __match_any_sync(EP_FULL, rank);
-        column = __popc(__ballot_sync(EP_FULL, rank < r.me && lane + 1 == __ffs((int)same)));
-        here = rank == r.me;
-        expert = here ? (ep_u32)choice.expert - r.me * local : 0;
-        if (here) atomicOr(s.bits + expert, 1u << turn);
-    }
+/* The warps find the experts of their rows, mark them, and after a barrier take the rows' places there: the place of the lane's choice,
+   -1 for a choice of another rank. By all threads of the block; `there`: the warp has a row that is as it must be. */
+EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowReceiver& s, ep_u64 op, const EpLowRead& read, bool there) {
+    const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, wide = r.w.ranks * r.w.max_tokens;
+    const ep_u32 expert = (ep_u32)read.choice.expert - r.me * r.w.local_experts;
+    bool here = there && expert < r.w.local_experts;
+    if (here) atomicOr(s.bits + expert, 1u << turn);
     __syncthreads();
     ep_u32 place = 0;
     if (here) {
         place = s.count[expert] + __popc(s.bits[expert] & ((1u << turn) - 1));
         if (place >= wide) {
-            ep_low_mismatch(r, op, source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
+            ep_low_mismatch(r, op, read.source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
             here = false;
         }
         place += expert * wide;
@@ -174,21 +156,29 @@ EP_DEV void ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
     if (lane == 0) {
         s.of[turn] = __popc(votes);
-        s.from[turn] = (ep_u64)ep_own(r) + ep_low_row(r.w, op, source, token) + r.w.header_bytes;
+        s.from[turn] = (ep_u64)ep_low_window(r.me) + ep_low_row(r.w, op, read.source, read.token) + r.w.header_bytes;
     }
-    if (there && keeps) {
-        EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, source, row - s.first[source]);
-        if (lane == 0) *record = EpLowRow{token, column};
-        if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{here ? (ep_i32)place : -1, choice.weight};
-        if (here) ((ep_i32*)a.source_token)[place] = (ep_i32)token;
-    }
+    return here ? (ep_i32)place : -1;
+}
+
+/* Keeps what the combine and the user must know of a row. By a warp. */
+EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 row, const EpLowRead& read,
+                            ep_i32 place) {
+    const ep_u32 lane = threadIdx.x % 32;
+    const ep_u32 rank = read.choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)read.choice.expert) : EP_FULL;
+    const ep_u32 same = __match_any_sync(EP_FULL, rank);
+    const ep_u32 column = __popc(__ballot_sync(EP_FULL, rank < r.me && lane + 1 == __ffs((int)same)));
+    EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, row - s.first[read.source]);
+    if (lane == 0) *record = EpLowRow{read.token, column};
+    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, read.choice.weight};
+    if (place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
 }
 
 /* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */
 EP_DEV void ep_low_store_scales(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
     const ep_u32 experts = s.of[turn], wide = r.w.ranks * r.w.max_tokens, first = at / 4;
     const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
-    for (ep_u32 i = 0; i < experts; ++i) {
+    EP_SHORT for (ep_u32 i = 0; i < experts; ++i) {
         const ep_u32 place = s.to[turn * 32 + i];
         ep_u8* to = (ep_u8*)a.scales + place / wide * a.scales_expert + place % wide * a.scales_row + first * a.scales_word;
         *(int*)to = v.x;
@@ -205,7 +195,7 @@ EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLo
         return;
     }
     const ep_u32 experts = s.of[turn];
-    for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
+    EP_SHORT for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
 }
 
 /* Units of 16 bytes that a thread has in flight. */
@@ -213,7 +203,7 @@ EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLo
 
 /* Copies units begin .. end of a batch to their experts. */
 EP_DEV void ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 columns, ep_u32 begin, ep_u32 end) {
-    for (ep_u32 first = begin + threadIdx.x; first < end; first += EP_LOW_HELD * EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 first = begin + threadIdx.x; first < end; first += EP_LOW_HELD * EP_LOW_THREADS) {
         int4 v[EP_LOW_HELD];
 #pragma unroll
         for (ep_u32 i = 0; i < EP_LOW_HELD; ++i) {
@@ -233,32 +223,44 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
                           ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.payload_stride / 16);
     const EpShareOfRows share = ep_low_share(s.first[r.w.ranks], columns, blockIdx.x, blocks);
-    for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) s.count[e] = s.bits[e] = 0;
+    EP_SHORT for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) s.count[e] = s.bits[e] = 0;
     __syncthreads();
-    for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
+    EP_SHORT for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
         const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)EP_LOW_WARPS * columns;
         const ep_u32 begin = share.begin > origin ? (ep_u32)(share.begin - origin) : 0;
         const ep_u32 end = (ep_u32)((share.end < after ? share.end : after) - origin);
         const ep_u32 row = base + warp;
         EpLowRead read = {0, 0, 0, 0, 0, {-1, 0.0f}};
-        if (row < share.last) read = ep_low_read_header(r, s, op, row);
+        bool there = row < share.last;
+        if (there) {
+            read = ep_low_read_header(r, s, op, row);
+            there = ep_low_is_due(r, op, read);
+            if (!there && tid % 32 == 0) ep_low_refuse_row(r, op, read);
+        }
+        const bool waits = there && tid % 32 == 0;
         if (base == share.first) {
             ep_u32 source;
-            for (ep_u32 before = tid; before < share.first; before += EP_LOW_THREADS)
+            EP_SHORT for (ep_u32 before = tid; before < share.first; before += EP_LOW_THREADS)
                 ep_low_each_expert(r, ep_low_header(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
         }
-        bool there = row < share.last && ep_low_check_row(r, op, read);
-        ep_low_place_rows(r, a, s, op, row, read, warp, there, (ep_u64)row * columns >= share.begin);
-        const bool waits = there && tid % 32 == 0;
+        const ep_i32 place = ep_low_place_rows(r, s, op, read, there);
         if (waits) there = ep_low_await_row(r, op, read.source, read.token, began);
         /* All rows of the batch are there, or none is copied. */
         if (!__syncthreads_and(there || row >= share.last)) return;
-        for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) {
+        int4 own = make_int4(0, 0, 0, 0);
+        if (waits) own = ep_ld16_peer((const ep_u8*)s.from[warp] - r.w.header_bytes);
+        ep_low_copy(r, a, s, columns, begin, end);
+        /* The block with a row's beginning keeps it. */
+        if (row < share.last && (ep_u64)row * columns >= share.begin) ep_low_keep_row(r, a, s, row, read, place);
+        if (waits) {
+            const EpLowRead slot = {read.source, (ep_u32)own.y, read.token, (ep_u32)own.x, (ep_u32)own.w, read.choice};
+            if (!ep_low_is_due(r, op, slot)) ep_low_refuse_row(r, op, slot);
+        }
+        if (base + EP_LOW_WARPS >= share.last) break;
+        EP_SHORT for (ep_u32 e = tid; e < r.w.local_experts; e += EP_LOW_THREADS) {
             s.count[e] += __popc(s.bits[e]);
             s.bits[e] = 0;
         }
-        ep_low_copy(r, a, s, columns, begin, end);
-        if (waits) ep_low_check_slot(r, op, read);
         __syncthreads();
     }
 }
@@ -267,25 +269,25 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
 EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
     __syncthreads();
-    for (ep_u32 e = tid; e < ranks * local; e += EP_LOW_THREADS) s.count[e] = 0;
+    EP_SHORT for (ep_u32 e = tid; e < ranks * local; e += EP_LOW_THREADS) s.count[e] = 0;
     __syncthreads();
-    for (ep_u32 row = tid; row < s.first[ranks]; row += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 row = tid; row < s.first[ranks]; row += EP_LOW_THREADS) {
         ep_u32 source;
         ep_low_each_expert(r, ep_low_header(r, s, op, row, &source), [&](ep_u32 e) { atomicAdd(s.count + source * local + e, 1u); });
     }
     __syncthreads();
-    for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
         ep_u32 sum = 0;
-        for (ep_u32 source = 0; source < ranks; ++source) {
+        EP_SHORT for (ep_u32 source = 0; source < ranks; ++source) {
             const ep_u32 rows = s.count[source * local + e];
             ((ep_i64*)a.segments)[(ep_u64)e * ranks + source] = (ep_i64)sum << 32 | rows;
             sum += rows;
         }
         ((ep_i32*)a.expert_counts)[e] = (ep_i32)sum;
     }
-    for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS) {
         ep_u32 sum = 0;
-        for (ep_u32 e = 0; e < local; ++e) sum += s.count[source * local + e];
+        EP_SHORT for (ep_u32 e = 0; e < local; ++e) sum += s.count[source * local + e];
         ((ep_u32*)a.records)[source] = s.rows[source];
         ((ep_u32*)a.records)[ranks + source] = sum;
     }

@@ -32,54 +32,34 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     return s;
 }
 
-/* The ranks first .. first + 32 that a token goes to, as bits. */
-EP_DEV ep_u32 ep_low_members(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, ep_u32 first, bool check, bool& bad,
-                             ep_u32* picks) {
-    const ep_u32 topk = r.w.topk;
-    const ep_i64* choices = (const ep_i64*)a.topk_idx + (ep_u64)token * topk;
-    ep_u32 members = 0;
-    for (ep_u32 base = 0; base < topk; base += 8) {
-        /* Eight at a time, loaded together; -2 is what no choice may be. */
-        ep_i32 experts[8];
-#pragma unroll
-        for (ep_u32 i = 0; i < 8; ++i) {
-            const ep_i64 expert = base + i < topk ? choices[base + i] : -1;
-            experts[i] = expert < -1 || expert >= (ep_i64)r.w.experts ? -2 : (ep_i32)expert;
-        }
-#pragma unroll
-        for (ep_u32 i = 0; i < 8; ++i) {
-            const ep_i32 expert = experts[i];
-            if (expert < 0) { bad |= expert == -2; continue; }
-            if (check) {
-#pragma unroll
-                for (ep_u32 other = 0; other < i; ++other) bad |= experts[other] == expert;
-                for (ep_u32 other = 0; other < base; ++other) bad |= choices[other] == expert;
-            }
-            const ep_u32 rank = ep_rank_of_expert(r.w, (ep_u32)expert);
-            if (rank - first >= 32 || !ep_takes_part(r, rank)) continue;
-            members |= 1u << (rank - first);
-            if (picks) atomicAdd(picks + rank, 1u);
-        }
+/* Looks at the choices of `count` tokens from `base` on, a choice a lane: true where one of this lane's is wrong; the least such token
+   goes to `wrong`. `keeps`: of the announcing block, which notes where the tokens go and, if `counts`, how often. By all threads. */
+EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
+                           bool counts, ep_u32* wrong) {
+    const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk;
+    bool any = false;
+    if (keeps) {
+        EP_SHORT for (ep_u32 i = threadIdx.x; i < r.w.ranks * EP_LOW_WORDS; i += EP_LOW_THREADS) s.member[i] = 0;
+        __syncthreads();
     }
-    return members;
-}
-
-/* Looks at the choices of the tokens from `base` on, one for each thread: true where this thread's are wrong, which is looked at where
-   `check`. `keeps`: where the tokens go is kept, and choices are counted in `picks`, if given. */
-EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, bool check, bool keeps,
-                           ep_u32* picks) {
-    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, ranks = r.w.ranks, token = base + tid;
-    bool bad = false;
-    for (ep_u32 group = 0; group < (keeps ? ranks : 1); group += 32) {
-        const ep_u32 width = ranks - group < 32 ? ranks - group : 32;
-        const ep_u32 members = token < a.tokens ? ep_low_members(r, a, token, group, check && group == 0, bad, picks) : 0;
-        if (!keeps) continue;
-        for (ep_u32 k = 0; k < width; ++k) {
-            const ep_u32 votes = __ballot_sync(EP_FULL, members >> k & 1);
-            if (lane == k) s.member[(group + k) * EP_LOW_WORDS + warp] = votes;
-        }
+    EP_SHORT for (ep_u32 first = threadIdx.x / 32 * width; first < count; first += EP_LOW_WARPS * width) {
+        const ep_u32 token = first + in_warp;
+        const bool serves = in_warp < width && token < count;
+        const ep_i64 choice = serves ? ((const ep_i64*)a.topk_idx)[(ep_u64)base * topk + token * topk + lane % topk] : -1;
+        const ep_u32 expert = (ep_u32)choice;
+        const bool names = choice >= 0 && choice < (ep_i64)r.w.experts;
+        /* Choices of the same expert by the same token; lanes without one are alone. */
+        const ep_u32 same = __match_any_sync(EP_FULL, names ? (ep_u64)in_warp << 32 | expert : 1ull << 63 | lane);
+        const bool bad = choice < -1 || choice >= (ep_i64)r.w.experts || (same & (same - 1)) != 0;
+        if (bad) atomicMin(wrong, base + token);
+        any |= bad;
+        if (!keeps || !names) continue;
+        const ep_u32 rank = ep_rank_of_expert(r.w, expert);
+        if (!ep_low_takes_part(rank)) continue;
+        atomicOr(s.member + rank * EP_LOW_WORDS + token / 32, 1u << token % 32);
+        if (counts) atomicAdd(s.picks + rank, 1u);
     }
-    return bad;
+    return any;
 }
 
 /* 16 bytes of a token's header: of its beginning, or two choices. Choices of ranks that take no part are none. */
@@ -92,9 +72,11 @@ EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u
         two[i] = EpChoice{-1, 0.0f};
         if (k >= r.w.topk) continue;
         const ep_u64 at = (ep_u64)token * r.w.topk + k;
-        const ep_i32 expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
+        const ep_i64 expert = ((const ep_i64*)a.topk_idx)[at];
         const float weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
-        if (expert >= 0 && ep_takes_part(r, ep_rank_of_expert(r.w, (ep_u32)expert))) two[i] = EpChoice{expert, weight};
+        /* Wrong choices are complained about elsewhere. */
+        if (expert < 0 || expert >= (ep_i64)r.w.experts) continue;
+        if (ep_low_takes_part(ep_rank_of_expert(r.w, (ep_u32)expert))) two[i] = EpChoice{(ep_i32)expert, weight};
     }
     return make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
 }
@@ -102,43 +84,45 @@ EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u
 /* Rows to a rank among the tokens looked at, those of the first `words` words. */
 EP_DEV ep_u32 ep_low_rows_in(const EpLowSender& s, ep_u32 rank, ep_u32 words) {
     ep_u32 sum = 0;
-    for (ep_u32 word = 0; word < words; ++word) sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+    EP_SHORT for (ep_u32 word = 0; word < words; ++word) sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
     return sum;
 }
 
-/* Finds the rows' order at each rank and puts their headers, with the arrival behind them, to the ranks that are free. `first`: the
-   first time, when the first tokens were looked at; choices are counted then, too. By all threads of the announcing block. */
-EP_DEV void ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+/* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
+   time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
+   nothing is announced. */
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, ep_u32* wrong) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)(r.w.header_bytes / 16);
-    for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
+    bool bad = false;
+    EP_SHORT for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
         const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
-        if (!first || base > 0) {
-            ep_low_look_at(r, a, s, base, false, true, first ? s.picks : nullptr);
-            __syncthreads();
-        }
-        for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
+        bad |= ep_low_look_at(r, a, s, base, left, true, first, wrong) && first;
+        __syncthreads();
+        EP_SHORT for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
             const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
             const int4 v = ep_low_header_part(r, a, op, base + token, part);
-            for (ep_u32 rank = 0; rank < ranks; ++rank) {
+            EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) {
                 const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
                 if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
                 const ep_u32 position = s.rows[rank] + ep_low_rows_in(s, rank, word) + __popc(member & (bit - 1));
-                ep_st16(ep_window(r, rank) + ep_low_head(r, op, r.me, position) + part * 16, v);
+                ep_st16(ep_low_window(rank) + ep_low_head(r, op, r.me, position) + part * 16, v);
             }
         }
-        __syncthreads();
-        for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] += ep_low_rows_in(s, rank, words);
+        bad = __syncthreads_or(bad);
+        EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] += ep_low_rows_in(s, rank, words);
         if (base + EP_LOW_THREADS < a.tokens) __syncthreads();
     }
+    if (bad) return true;
     /* By the threads that have counted the rows. */
     ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state);
-    for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
         if (first) {
             ((ep_u32*)a.routed)[rank] = s.rows[rank];
             ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
         }
         s.rows[rank] = 0;
     }
+    return false;
 }
 
 /* The choice of a token that this thread serves: `expert` is -1 where it serves none. */
@@ -185,7 +169,7 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     /* Padding between codes and scales travels, as zeros. */
     const ep_u32 all = r.w.element == EP_ELEMENT_BF16 ? columns : (ep_u32)(r.w.scales_offset / 8);
     const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
-    for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
         const ep_u32 at = base + tid;
         int4 v = base == 0 ? ahead.v[0] : ahead.v[1];
         if (base >= 2 * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
@@ -221,96 +205,94 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     }
 }
 
-/* Writes a row's header and choices; `ranks_of` [topk] are the choices' ranks. */
-EP_DEV void ep_low_write_header(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice,
-                                ep_u32* ranks_of) {
+/* Writes a row's header, and says where the row goes: to the slot of its token. By the last warp, whose lanes have the choices. */
+EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice) {
     const ep_u32 k = ep_low_served();
+    EP_SHORT for (ep_u32 rank = k; rank < r.w.ranks; rank += 32) s.place[rank] = 0;
+    __syncwarp();
     if (k < r.w.topk) {
-        const ep_u32 rank = choice.expert >= 0 ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
-        const bool goes = rank != EP_FULL && ep_takes_part(r, rank);
+        const ep_u32 rank = choice.expert >= 0 && choice.expert < (ep_i32)r.w.experts ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
+        const bool goes = rank != EP_FULL && ep_low_takes_part(rank);
         if (!goes) choice = EpChoice{-1, 0.0f};
         ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
-        ranks_of[k] = goes ? rank : EP_FULL;
+        if (goes && s.state[rank] == EP_PEER_NOW)
+            s.place[rank] = (ep_u64)ep_low_window(rank) +
+                            ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token);
     }
-    if (k == 32) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op));
-}
-
-/* Says where a row goes: to the slot of its token. By the last warp. */
-EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, const ep_u32* ranks_of) {
-    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
-        bool goes = false;
-        for (ep_u32 k = 0; k < r.w.topk; ++k) goes |= ranks_of[k] == rank;
-        s.place[rank] = goes && s.state[rank] == EP_PEER_NOW
-                            ? (ep_u64)ep_window(r, rank) +
-                                  ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token)
-                            : 0;
-    }
+    if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op));
+    __syncwarp();
 }
 
 /* Says that a row is where it goes. By the last warp. */
 EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
-    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
         if (s.place[rank]) ep_low_raise(r, op, rank, token);
 }
 
-/* Puts the rows of this block's tokens. True where choices are wrong: then nothing is put. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, EpLowAhead ahead,
+/* Puts the rows of this block's tokens to the ranks that are free. `first`: the first time, when choices are looked at, and the first
+   row has been loaded. By all threads; true where choices are wrong: then no row is announced. */
+EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, bool looked,
+                            EpLowAhead ahead, ep_u32* wrong) {
+    const ep_u32 tid = threadIdx.x, units = (ep_u32)(r.w.wire_bytes / 16);
+    const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS;
+    EP_SHORT for (ep_u32 token = blockIdx.x; token < a.tokens; token += gridDim.x) {
+        const bool begins = first && token == blockIdx.x;
+        if (!begins) ahead = ep_low_load_ahead(r, a, token);
+        ep_delay(r, EP_LANE_LOW_ROWS, token);
+        if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
+        ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
+        if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+            ep_low_raise_all(r, s, op, token);
+            ep_be_slow();
+        }
+        __syncthreads();
+        EP_SHORT for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
+            const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
+            EP_SHORT for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
+                const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
+                if (s.place[rank]) ep_st16((ep_u8*)s.place[rank] + (ep_u64)unit * 16, v);
+            }
+        }
+        /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
+        const bool bad = begins && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong);
+        if (__syncthreads_or(bad)) return true;
+        if (last_warp) ep_low_raise_all(r, s, op, token);
+    }
+    return false;
+}
+
+/* Sends this block's part of a dispatch. True where choices are wrong: then nothing is announced. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, const EpLowAhead& ahead,
                                ep_u64 began) {
-    __shared__ ep_u32 wrong, ranks_of[32];
-    const ep_u32 tid = threadIdx.x, block = blockIdx.x;
-    const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS, tells = block + 1 == gridDim.x;
+    __shared__ ep_u32 wrong;
+    const ep_u32 tid = threadIdx.x;
+    const bool tells = blockIdx.x + 1 == gridDim.x;
     const EpLowSender s = ep_low_sender(r);
+    bool bad = false;
     if (tid == 0) wrong = EP_FULL;
     if (tells)
-        for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+        EP_SHORT for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
     __syncthreads();
-    ep_low_open(r, op, again, s.state);
-    int found = block < a.tokens || tells ? ep_low_look(r, op, nullptr, s.state, began, false) : 0;
-    bool bad = false;
-    for (ep_u32 base = 0; base < a.tokens && !again; base += EP_LOW_THREADS)
-        if (ep_low_look_at(r, a, s, base, true, tells && base == 0, tells && base == 0 ? s.picks : nullptr)) {
-            bad = true;
-            atomicMin(&wrong, base + tid);
+    if (blockIdx.x >= a.tokens && !tells) {
+        bad = __syncthreads_or(!again && ep_low_look_at(r, a, s, 0, a.tokens, false, false, &wrong));
+    } else {
+        ep_low_open(r, op, again, s.state);
+        int found = ep_low_look(r, op, nullptr, s.state, began, false);
+        EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
+            if (tells) bad = ep_low_tell(r, a, s, op, first, &wrong);
+            if (!bad) bad = ep_low_put_rows(r, a, s, op, first, tells, ahead, &wrong);
+            if (!bad) ep_low_finish(r, s.state);
+            found = EP_FOUND_WAITING;
         }
-    if (__syncthreads_or(bad)) {
-        if (block == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
+    }
+    if (bad) {
+        if (blockIdx.x == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
         return true;
     }
     /* The combine and late rows need the choices: the caller's may be others by then. */
     if (a.kept_idx != 0 && !again)
-        for (ep_u64 i = (ep_u64)block * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
+        EP_SHORT for (ep_u64 i = (ep_u64)blockIdx.x * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
             ((ep_i64*)a.kept_idx)[i] = ((const ep_i64*)a.topk_idx)[i];
-    if (block >= a.tokens && !tells) return false;
-    const ep_u32 units = (ep_u32)(r.w.wire_bytes / 16);
-    for (bool first = true; ep_low_next(r, op, nullptr, s.state, began, found); first = false, found = EP_FOUND_WAITING) {
-        if (tells) ep_low_tell(r, a, s, op, first && !again);
-        for (ep_u32 token = block; token < a.tokens; token += gridDim.x) {
-            if (!first || again || token != block) ahead = ep_low_load_ahead(r, a, token);
-            ep_delay(r, EP_LANE_LOW_ROWS, token);
-            ep_low_write_header(r, s, op, token, ahead.choice, ranks_of);
-            ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
-            __syncthreads();
-            if (last_warp) {
-                ep_low_address(r, s, op, token, ranks_of);
-                __syncwarp();
-                if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-                    ep_low_raise_all(r, s, op, token);
-                    ep_be_slow();
-                }
-            }
-            __syncthreads();
-            for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
-                const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
-                for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
-                    const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
-                    if (s.place[rank]) ep_st16((ep_u8*)s.place[rank] + (ep_u64)unit * 16, v);
-                }
-            }
-            __syncthreads();
-            if (last_warp) ep_low_raise_all(r, s, op, token);
-        }
-        ep_low_finish(r, s.state);
-    }
     return false;
 }
 #endif

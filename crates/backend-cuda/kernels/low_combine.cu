@@ -34,8 +34,6 @@ EP_CHECK_ARGS(EpLowCombineArgs);
 /* Results that a thread has in flight. */
 #define EP_LOW_WIDTH 8u
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
-
 /* The rows or tokens of a batch, one of each warp, and what they are summed from. */
 struct EpLowBatch {
     ep_u64 place[EP_LOW_WARPS];          /* of the results of a token in its rank's window; 0 where they do not go now */
@@ -84,7 +82,7 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.token[turn] = own.token;
     s.own[turn] = own.column;
     const bool now = ep_low_states(r)[source] == EP_PEER_NOW;
-    s.place[turn] = now ? (ep_u64)ep_window(r, source) + ep_low_result(r.w, op, own.token, 0) : 0;
+    s.place[turn] = now ? (ep_u64)ep_low_window(source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
 /* 16 bytes of a result: one unit of a row; the first unit brings the header. */
@@ -101,7 +99,7 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLow
     const ep_u8* y = (const ep_u8*)a.y + at;
     EpSum sum;
     ep_sum_clear(sum);
-    for (ep_u32 base = 0; base < parts; base += 4) {
+    EP_SHORT for (ep_u32 base = 0; base < parts; base += 4) {
         int4 v[4];
 #pragma unroll
         for (ep_u32 i = 0; i < 4; ++i)
@@ -126,7 +124,7 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
     ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r), *owed = ep_low_owed(r);
-    for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
         owed[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
         first[rank + 1] = rows[rank];
     }
@@ -135,25 +133,25 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     int found = ep_low_look(r, op, owed, states, began, false);
     if (tid == 0) {
         first[0] = 0;
-        for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
+        EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
     }
     __syncthreads();
     const ep_u64 all = first[ranks];
     const ep_u32 from = (ep_u32)(all * blockIdx.x / gridDim.x), to = (ep_u32)(all * (blockIdx.x + 1) / gridDim.x);
-    for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
+    EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
         if (blockIdx.x == 0) ep_low_announce(r, op, a.kind, owed, false, states);
-        for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
+        EP_SHORT for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
             const ep_u32 batch = to - base < EP_LOW_WARPS ? to - base : EP_LOW_WARPS;
             if (warp < batch) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
-            for (ep_u32 turn = 0; turn < batch; ++turn) {
+            EP_SHORT for (ep_u32 turn = 0; turn < batch; ++turn) {
                 if (!s.place[turn]) continue;
                 const ep_u32 source = ep_low_source(first, base + turn);
                 if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
                     if (tid == 0) ep_low_raise(r, op, source, s.token[turn]);
                     ep_be_slow();
                 }
-                for (ep_u32 unit = tid; unit < columns; unit += EP_LOW_THREADS) ep_low_return_unit(r, a, s, op, turn, unit * 16);
+                EP_SHORT for (ep_u32 unit = tid; unit < columns; unit += EP_LOW_THREADS) ep_low_return_unit(r, a, s, op, turn, unit * 16);
                 __syncthreads();
                 if (ep_low_served() == 0) ep_low_raise(r, op, source, s.token[turn]);
             }
@@ -169,13 +167,13 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
 EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, ep_u64 op, ep_u64 began) {
     bool there = true;
     const ep_u32* routed = (const ep_u32*)a.routed;
-    for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
         ep_u32 rows = 0;
         if (ep_low_masked_by(r, rank)) {
             ep_low_fail_masked(r, op, rank);
             there = false;
         }
-        const ep_u32 owed = ep_takes_part(r, rank) ? routed[(a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks) + rank] : 0;
+        const ep_u32 owed = ep_low_takes_part(rank) ? routed[(a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks) + rank] : 0;
         if (owed > 0 && there) {
             const bool came = ep_low_await(r, op, a.kind, rank, began, &rows);
             if (came && rows != owed) ep_low_mismatch(r, op, rank, EP_LOW_FIELD_RESULTS, owed, rows);
@@ -202,18 +200,18 @@ EP_DEV void ep_low_load_tokens(const EpRank& r, const EpLowCombineArgs& a, EpLow
         counts &= lane + 1 == __ffs((int)__match_any_sync(EP_FULL, rank));
         const ep_u32 leaders = __ballot_sync(EP_FULL, counts);
         column = 0;
-        for (ep_u32 k = 0; k < topk; ++k) {
+        EP_SHORT for (ep_u32 k = 0; k < topk; ++k) {
             const ep_u32 other = __shfl_sync(EP_FULL, rank, k);
             if (leaders >> k & 1) column += other < rank;
         }
     } else if (counts) {
         weight = ((const float*)a.topk_weights)[at];
     }
-    const bool adds = counts && ep_takes_part(r, rank);
+    const bool adds = counts && ep_low_takes_part(rank);
     /* Parts in the order of their columns. */
     ep_u32 place = 0;
     const ep_u32 all = __ballot_sync(EP_FULL, adds);
-    for (ep_u32 k = 0; k < topk; ++k) {
+    EP_SHORT for (ep_u32 k = 0; k < topk; ++k) {
         const ep_u32 other = __shfl_sync(EP_FULL, column, k);
         if (all >> k & 1) place += other < column;
     }
@@ -252,7 +250,7 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
                           ep_u64 began) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, columns = (ep_u32)(r.w.result_stride / 16);
     bool there = ep_low_await_results(r, a, op, began);
-    for (ep_u32 base = share.first; base < share.last || base == share.first; base += EP_LOW_WARPS) {
+    EP_SHORT for (ep_u32 base = share.first; base < share.last || base == share.first; base += EP_LOW_WARPS) {
         if (!found || base != share.first) ep_low_load_tokens(r, a, s, share, base);
         there &= ep_low_await_tokens(r, s, share, base, op, began);
         if (!__syncthreads_and(there)) return;
@@ -264,13 +262,13 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
         const bool checks = keeps && tid % 32 < s.count[warp];
         int4 own = make_int4(0, 0, 0, 0);
         if (checks)
-            own = ep_ld16_peer(ep_own(r) + ep_low_result(r.w, op, s.token[warp], 0) + s.column[tid] * r.w.low_result_bytes);
-        for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
+            own = ep_ld16_peer(ep_low_window(r.me) + ep_low_result(r.w, op, s.token[warp], 0) + s.column[tid] * r.w.low_result_bytes);
+        EP_SHORT for (ep_u32 unit = begin + tid; unit < end; unit += EP_LOW_THREADS) {
             const ep_u32 turn = unit / columns, at = (unit - turn * columns) * 16, parts = s.count[turn], token = s.token[turn];
-            const ep_u8* slots = ep_own(r) + ep_low_result(r.w, op, token, 0);
+            const ep_u8* slots = ep_low_window(r.me) + ep_low_result(r.w, op, token, 0);
             EpSum sum;
             ep_sum_clear(sum);
-            for (ep_u32 first = 0; first < parts; first += EP_LOW_WIDTH) {
+            EP_SHORT for (ep_u32 first = 0; first < parts; first += EP_LOW_WIDTH) {
                 int4 v[EP_LOW_WIDTH];
 #pragma unroll
                 for (ep_u32 i = 0; i < EP_LOW_WIDTH; ++i)
@@ -291,13 +289,13 @@ EP_DEV void ep_low_reduce(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch
 namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::combine. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
-    combine(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowCombineArgs a) {
+    combine(const __grid_constant__ EpRank r, const __grid_constant__ EpLowCombineArgs a) {
     const ep_u64 began = ep_now();
     /* Loads that wait for nothing come first. */
-    const EpLowNow now = ep_low_now(rank);
+    const EpLowNow now = ep_low_now(r);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
-    ep_low_begin(rank, a);
-    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    ep_low_begin(r, a);
+    ep_low_bring_windows(r);
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
     const bool tries = sends || now.late(op);
@@ -314,13 +312,13 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (!ep_low_last_block(r, false)) return;
 #ifdef EP_TEST
     if (receives && !ep_low_failed(r))
-        for (ep_u32 token = threadIdx.x / 32; token < a.tokens; token += EP_LOW_WARPS)
-            ep_poison(r, ep_own(r) + ep_low_result(r.w, op, token, 0), (ep_u32)(r.w.topk * r.w.low_result_bytes));
+        EP_SHORT for (ep_u32 token = threadIdx.x / 32; token < a.tokens; token += EP_LOW_WARPS)
+            ep_poison(r, ep_low_window(r.me) + ep_low_result(r.w, op, token, 0), (ep_u32)(r.w.topk * r.w.low_result_bytes));
 #endif
     const bool received = ep_low_end(r, op, a.phases, tries, false, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
-    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends) counters[rank] += ((const ep_u32*)a.records)[part + rank];
         if (received) counters[r.w.ranks + rank] += ep_low_owed(r)[rank];
     }

@@ -17,14 +17,14 @@
 namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::dispatch. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
-    dispatch(const __grid_constant__ EpRank rank, const __grid_constant__ EpLowDispatchArgs a) {
+    dispatch(const __grid_constant__ EpRank r, const __grid_constant__ EpLowDispatchArgs a) {
     const ep_u64 began = ep_now();
     /* Loads that wait for nothing come first. */
-    const EpLowNow now = ep_low_now(rank);
+    const EpLowNow now = ep_low_now(r);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     EpLowAhead ahead;
-    if (sends) ahead = ep_low_begin(rank, a);
-    const EpRank r = ep_low_rank(rank, (ep_u64*)ep_pool);
+    if (sends) ahead = ep_low_begin(r, a);
+    ep_low_bring_windows(r);
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
     const bool tries = sends || now.late(op);
@@ -43,23 +43,23 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (!ep_low_last_block(r, blockIdx.x + 1 == gridDim.x)) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
-        for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
+        EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
             ep_u32 source;
             const ep_u8* header = ep_low_header(r, s, op, row, &source);
             const ep_u32 token = (ep_u32)ep_ld16_peer(header).y;
             __syncwarp();
-            ep_poison(r, ep_own(r) + ep_low_row(r.w, op, source, token), (ep_u32)r.w.wire_bytes);
+            ep_poison(r, ep_low_window(r.me) + ep_low_row(r.w, op, source, token), (ep_u32)r.w.wire_bytes);
             ep_poison(r, header, (ep_u32)r.w.header_bytes);
         }
 #endif
     const bool received = ep_low_end(r, op, a.phases, tries, refused, began);
     ep_u64* counters = (ep_u64*)a.counters;
-    for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends && !refused) counters[rank] += __ldcg((const ep_u32*)a.routed + rank);
         if (received) counters[r.w.ranks + rank] += s.rows[rank];
     }
     if (received)
-        for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
+        EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
             const ep_i32 rows = __ldcg((const ep_i32*)a.expert_counts + e);
             counters[4 * r.w.ranks + e] += (ep_u64)rows;
             if (a.stats != 0) ((ep_i32*)a.stats)[e] += rows;
