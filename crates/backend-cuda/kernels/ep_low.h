@@ -33,6 +33,10 @@
 #define EP_LOW_SEND 1u
 #define EP_LOW_RECEIVE 2u
 
+/* In EpLow.arrived: something of this launch is to be settled at its end: it failed, a rank was skipped, or something was said. Who comes
+   last then knows without looking at anything else. */
+#define EP_LOW_TROUBLE 0x80000000u
+
 /* EpReport.status, beside those of ep_verbs.h. */
 #define EP_STATUS_MASKED 5u
 
@@ -60,7 +64,7 @@ struct EpLow {
     ep_u64 received; /* operations that were received */
     ep_u32 failed;   /* not 0: this launch has failed */
     ep_u32 broken;   /* not 0: an earlier one has, and the host has not heard of it yet */
-    ep_u32 arrived;  /* blocks that have come to the end of the launch */
+    ep_u32 arrived;  /* blocks that have come to the end of the launch; and EP_LOW_TROUBLE */
     ep_u32 serial;   /* values of Waiting that were published */
     ep_u32 voice;    /* 1 + the rank that this one has said it waits for; 0 for none */
     ep_u32 said;     /* not 0: something was said and not taken back */
@@ -78,9 +82,13 @@ EP_DEV ep_u32* ep_low_skipped(const EpRank& r) { return (ep_u32*)(ep_low_state(r
 EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) {
     return ep_low_skipped(r) + (1 + (ep_u32)(op % 2)) * r.w.ranks;
 }
+EP_DEV void ep_low_trouble(const EpRank& r) {
+    __threadfence();
+    atomicOr(&ep_low_state(r)->arrived, EP_LOW_TROUBLE);
+}
 EP_DEV void ep_low_skip(const EpRank& r, ep_u32 peer) {
     atomicExch(ep_low_skipped(r) + peer, 1u);
-    __threadfence();
+    ep_low_trouble(r);
 }
 EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low_skipped(r) + 3 * r.w.ranks + rank); }
 
@@ -139,8 +147,9 @@ EP_DEV void ep_low_raise(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 token) 
 /* Reports a fault of op; the first of a launch counts. */
 EP_RARE void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
                         ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
-    if (!ep_crashed(r) && atomicCAS(&ep_low_state(r)->failed, 0u, 1u) == 0)
-        ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
+    if (ep_crashed(r) || atomicCAS(&ep_low_state(r)->failed, 0u, 1u) != 0) return;
+    ep_low_trouble(r);
+    ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
 }
 EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
     ep_low_fail(r, op, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
@@ -178,7 +187,7 @@ EP_DEV bool ep_low_closed(const EpRank& r, const EpLowNow& at, ep_u32 phases, ep
         const ep_u32 field = stale ? EP_LOW_FIELD_GENERATION : other ? EP_LOW_FIELD_IN_FLIGHT : EP_LOW_FIELD_LAST_OP;
         const ep_u64 now = stale ? at.generation : other ? flying : op - 1;
         ep_low_mismatch(r, op, r.me, field, now, stale ? r.generation : other ? in_flight : op);
-        low->failed = 0;
+        low->failed = low->arrived = 0;
         low->broken = 1;
     }
     return true;
@@ -226,6 +235,7 @@ EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
         speak = other != r.me && ep_takes_part(r, other) && ep_low_named(r, other) == r.me;
     if (speak && atomicCAS(&low->voice, 0u, peer + 1) == 0) {
         atomicExch(&low->said, 1u);
+        ep_low_trouble(r);
         ep_low_say(r, peer);
     }
     return waited >= r.allowed;
@@ -374,8 +384,12 @@ EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 t
 
 /* Whether peer has masked this rank, which fails the receiving half. Only one block looks. */
 EP_DEV bool ep_low_masked_by(const EpRank& r, ep_u32 peer) {
-    return blockIdx.x == 0 && peer != r.me && ep_low_takes_part(peer) &&
-           ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == EP_MASKED;
+    if (blockIdx.x != 0 || peer == r.me || !ep_low_takes_part(peer)) return false;
+    /* Nothing is read that was written before it: no acquire, for which later loads would wait. */
+    ep_u64 bits;
+    const ep_u64 cell = ep_cell(r.w, r.generation, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(bits) : "l"(ep_low_window(r.me) + cell) : "memory");
+    return ep_value_in(r.generation, bits) == EP_MASKED;
 }
 EP_DEV void ep_low_fail_masked(const EpRank& r, ep_u64 op, ep_u32 peer) {
     ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
@@ -432,23 +446,25 @@ EP_DEV ep_u64 ep_low_record(const EpRank& r, ep_u64 records, ep_u32 source, ep_u
 
 /* ---- the end of a launch ---- */
 
-/* True in every thread of the block that comes last. It knows that the others have done with what they read, and sees what those
-   wrote that `tell`; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must
-   call it. */
-EP_DEV bool ep_low_last_block(const EpRank& r, bool tells) {
+/* What ep_low_last_block says: not the last; the last; the last of a launch with EP_LOW_TROUBLE. */
+#define EP_LOW_NOT_LAST 0u
+#define EP_LOW_LAST 1u
+#define EP_LOW_LAST_IN_TROUBLE 2u
+
+/* Which block comes last. It knows that the others have done with what they read; what those wrote that `tell` it sees after a fence
+   of the GPU; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must call it. */
+EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool tells) {
     __shared__ ep_u32 last;
-    EpLow* low = ep_low_state(r);
     __syncthreads();
     if (threadIdx.x == 0) {
         if (tells) __threadfence();
-        last = atomicAdd(&low->arrived, 1u) + 1 == gridDim.x;
-        if (last) {
-            low->arrived = 0;
-            __threadfence();
-        }
+        const ep_u32 before = atomicAdd(&ep_low_state(r)->arrived, 1u);
+        last = (before & ~EP_LOW_TROUBLE) + 1 != gridDim.x                 ? EP_LOW_NOT_LAST
+               : (before & EP_LOW_TROUBLE) || ep_crashed(r) ? EP_LOW_LAST_IN_TROUBLE
+                                                                           : EP_LOW_LAST;
     }
     __syncthreads();
-    return last != 0;
+    return last;
 }
 
 /* A rank was not sent all, because its bank was not free. */
@@ -458,40 +474,26 @@ EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 be
                 EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
 }
 
-/* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
-   to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
-   operation was received. */
-EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, ep_u64 began) {
+/* Settles what a launch in trouble leaves: who is late, and what was said. True when it has failed. By all threads of the last block. */
+EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     ep_u32 *skipped = ep_low_skipped(r), *late = ep_low_late(r, op);
-    const bool receives = phases & EP_LOW_RECEIVE;
-    const ep_u32 said = ep_ld_relaxed(&low->said);
-    bool failed = ep_low_failed(r), is_late = false;
-    if (tried && !refused)
+    __threadfence();
+    bool is_late = false;
+    if (rows)
         EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
-            /* Who was not late before is skipped by nobody who sends again. */
-            const bool is = __ldcg(skipped + peer) != 0 && ep_low_takes_part(peer);
+            const bool is = __ldcg(skipped + peer) != 0 && ep_takes_part(r, peer);
             late[peer] = is;
             skipped[peer] = 0;
-            if (!is) continue;
-            is_late = true;
-            if (receives)
-                    ep_low_fail_late(r, op, peer, began);
+            if (is && (phases & EP_LOW_RECEIVE)) ep_low_fail_late(r, op, peer, began);
+            is_late |= is;
         }
     is_late = __syncthreads_or(is_late);
-    failed |= receives && is_late;
-    const bool received = receives && !failed;
-    if (received)
-        EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS)
-            if (peer != r.me && ep_low_takes_part(peer)) {
-                ep_fence_sys();
-                ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
-            }
+    const bool failed = ep_low_failed(r);
+    __syncthreads();
     if (threadIdx.x == 0) {
-        if (tried && !refused) low->late[op % 2] = is_late;
-        if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
-        if (received) low->received = op;
-        if (said && !failed) {
+        if (rows) low->late[op % 2] = is_late;
+        if (ep_ld_relaxed(&low->said) && !failed) {
             ep_low_say(r, r.me);
             low->said = 0;
         }
@@ -499,6 +501,32 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
         low->broken = failed;
         low->failed = 0;
     }
+    return failed;
+}
+
+/* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
+   to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
+   operation was received. */
+EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, bool trouble, ep_u64 began) {
+    EpLow* low = ep_low_state(r);
+    const bool rows = tried && !refused;
+    const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
+    const bool received = (phases & EP_LOW_RECEIVE) && !failed;
+    EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (received && peer != r.me && ep_low_takes_part(peer)) {
+            ep_fence_sys();
+            ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
+        }
+        if (rows && !trouble) ep_low_late(r, op)[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        low->arrived = 0;
+        if (rows && !trouble) low->late[op % 2] = 0;
+        if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
+        if (received) low->received = op;
+    }
+    /* From here on what other blocks wrote may be read. */
+    __threadfence();
     return received;
 }
 #endif

@@ -232,17 +232,18 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         const ep_u32 row = base + warp;
         EpLowRead read = {0, 0, 0, 0, 0, {-1, 0.0f}};
         bool there = row < share.last;
-        if (there) {
-            read = ep_low_read_header(r, s, op, row);
-            there = ep_low_is_due(r, op, read);
-            if (!there && tid % 32 == 0) ep_low_refuse_row(r, op, read);
-        }
-        const bool waits = there && tid % 32 == 0;
+        /* What both loads bring is looked at when both are on their way. */
+        if (there) read = ep_low_read_header(r, s, op, row);
         if (base == share.first) {
             ep_u32 source;
             EP_SHORT for (ep_u32 before = tid; before < share.first; before += EP_LOW_THREADS)
                 ep_low_each_expert(r, ep_low_header(r, s, op, before, &source), [&](ep_u32 e) { atomicAdd(s.count + e, 1u); });
         }
+        if (there && !ep_low_is_due(r, op, read)) {
+            there = false;
+            if (tid % 32 == 0) ep_low_refuse_row(r, op, read);
+        }
+        const bool waits = there && tid % 32 == 0;
         const ep_i32 place = ep_low_place_rows(r, s, op, read, there);
         if (waits) there = ep_low_await_row(r, op, read.source, read.token, began);
         /* All rows of the batch are there, or none is copied. */

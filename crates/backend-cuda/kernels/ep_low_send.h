@@ -19,6 +19,7 @@ struct EpLowSender {
     ep_u32* rows;   /* [ranks]: rows to each */
     ep_u32* picks;  /* [ranks]: choices of each rank's experts */
     ep_u32* member; /* [ranks, EP_LOW_WORDS]: tokens that go to each rank, as bits */
+    ep_u32* before; /* [ranks, EP_LOW_WORDS]: rows to each rank of the tokens before those of the word */
 };
 EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     const ep_u32 ranks = r.w.ranks;
@@ -28,7 +29,8 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
     s.rows = s.state + ranks;
     s.picks = s.rows + ranks;
     s.member = s.picks + ranks;
-    s.row = ep_pool + (ranks * (28 + 4 * EP_LOW_WORDS) + 127) / 128 * 128;
+    s.before = s.member + ranks * EP_LOW_WORDS;
+    s.row = ep_pool + (ranks * (28 + 8 * EP_LOW_WORDS) + 127) / 128 * 128;
     return s;
 }
 
@@ -38,10 +40,6 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
                            bool counts, ep_u32* wrong) {
     const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk;
     bool any = false;
-    if (keeps) {
-        EP_SHORT for (ep_u32 i = threadIdx.x; i < r.w.ranks * EP_LOW_WORDS; i += EP_LOW_THREADS) s.member[i] = 0;
-        __syncthreads();
-    }
     EP_SHORT for (ep_u32 first = threadIdx.x / 32 * width; first < count; first += EP_LOW_WARPS * width) {
         const ep_u32 token = first + in_warp;
         const bool serves = in_warp < width && token < count;
@@ -62,8 +60,9 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     return any;
 }
 
-/* 16 bytes of a token's header: of its beginning, or two choices. Choices of ranks that take no part are none. */
-EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, ep_u32 token, ep_u32 part) {
+/* 16 bytes of a token's header: of its beginning, or two choices. Choices of ranks that take no part are none; `all`: there are no such
+   ranks. */
+EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool all, ep_u32 token, ep_u32 part) {
     if (part == 0) return make_int4((int)r.me, (int)token, 0, (int)(ep_u32)op);
     EpChoice two[2];
 #pragma unroll
@@ -76,41 +75,51 @@ EP_DEV int4 ep_low_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u
         const float weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
         /* Wrong choices are complained about elsewhere. */
         if (expert < 0 || expert >= (ep_i64)r.w.experts) continue;
-        if (ep_low_takes_part(ep_rank_of_expert(r.w, (ep_u32)expert))) two[i] = EpChoice{(ep_i32)expert, weight};
+        if (all || ep_low_takes_part(ep_rank_of_expert(r.w, (ep_u32)expert))) two[i] = EpChoice{(ep_i32)expert, weight};
     }
     return make_int4(two[0].expert, __float_as_int(two[0].weight), two[1].expert, __float_as_int(two[1].weight));
 }
 
-/* Rows to a rank among the tokens looked at, those of the first `words` words. */
-EP_DEV ep_u32 ep_low_rows_in(const EpLowSender& s, ep_u32 rank, ep_u32 words) {
-    ep_u32 sum = 0;
-    EP_SHORT for (ep_u32 word = 0; word < words; ++word) sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
-    return sum;
+/* Counts nothing yet. */
+EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s) {
+    EP_SHORT for (ep_u32 i = threadIdx.x; i < r.w.ranks * EP_LOW_WORDS; i += EP_LOW_THREADS) s.member[i] = 0;
 }
 
 /* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
    time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
    nothing is announced. */
 EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, ep_u32* wrong) {
-    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)(r.w.header_bytes / 16);
-    bool bad = false;
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)r.w.header_bytes / 16;
+    bool bad = false, all = true;
+    EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) all &= ep_low_takes_part(rank);
     EP_SHORT for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
         const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
+        if (!first || base > 0) {
+            ep_low_clear(r, s);
+            __syncthreads();
+        }
         bad |= ep_low_look_at(r, a, s, base, left, true, first, wrong) && first;
+        __syncthreads();
+        EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
+            ep_u32 sum = s.rows[rank];
+            EP_SHORT for (ep_u32 word = 0; word < words; ++word) {
+                s.before[rank * EP_LOW_WORDS + word] = sum;
+                sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+            }
+            s.rows[rank] = sum;
+        }
         __syncthreads();
         EP_SHORT for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
             const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
-            const int4 v = ep_low_header_part(r, a, op, base + token, part);
+            const int4 v = ep_low_header_part(r, a, op, all, base + token, part);
             EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) {
                 const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
                 if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
-                const ep_u32 position = s.rows[rank] + ep_low_rows_in(s, rank, word) + __popc(member & (bit - 1));
+                const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
                 ep_st16(ep_low_window(rank) + ep_low_head(r, op, r.me, position) + part * 16, v);
             }
         }
         bad = __syncthreads_or(bad);
-        EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] += ep_low_rows_in(s, rank, words);
-        if (base + EP_LOW_THREADS < a.tokens) __syncthreads();
     }
     if (bad) return true;
     /* By the threads that have counted the rows. */
@@ -270,8 +279,10 @@ EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u
     const EpLowSender s = ep_low_sender(r);
     bool bad = false;
     if (tid == 0) wrong = EP_FULL;
-    if (tells)
+    if (tells) {
+        ep_low_clear(r, s);
         EP_SHORT for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    }
     __syncthreads();
     if (blockIdx.x >= a.tokens && !tells) {
         bad = __syncthreads_or(!again && ep_low_look_at(r, a, s, 0, a.tokens, false, false, &wrong));

@@ -124,18 +124,17 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
     ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r), *owed = ep_low_owed(r);
-    EP_SHORT for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) {
+    /* By the threads that serve the ranks. */
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS)
         owed[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
-        first[rank + 1] = rows[rank];
+    EP_SHORT for (ep_u32 end = tid; end <= ranks; end += EP_LOW_THREADS) {
+        ep_u32 sum = 0;
+        EP_SHORT for (ep_u32 rank = 0; rank < end; ++rank) sum += rows[rank];
+        first[end] = sum;
     }
     __syncthreads();
     ep_low_open(r, op, again, states);
     int found = ep_low_look(r, op, owed, states, began, false);
-    if (tid == 0) {
-        first[0] = 0;
-        EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) first[rank + 1] += first[rank];
-    }
-    __syncthreads();
     const ep_u64 all = first[ranks];
     const ep_u32 from = (ep_u32)(all * blockIdx.x / gridDim.x), to = (ep_u32)(all * (blockIdx.x + 1) / gridDim.x);
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
@@ -309,13 +308,14 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         ep_low_reduce(r, a, summed, share, sends, op, began);
     }
-    if (!ep_low_last_block(r, false)) return;
+    const ep_u32 last = ep_low_last_block(r, false);
+    if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     if (receives && !ep_low_failed(r))
         EP_SHORT for (ep_u32 token = threadIdx.x / 32; token < a.tokens; token += EP_LOW_WARPS)
             ep_poison(r, ep_low_window(r.me) + ep_low_result(r.w, op, token, 0), (ep_u32)(r.w.topk * r.w.low_result_bytes));
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, false, began);
+    const bool received = ep_low_end(r, op, a.phases, tries, false, last == EP_LOW_LAST_IN_TROUBLE, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {

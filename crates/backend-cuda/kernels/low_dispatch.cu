@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         }
     }
     /* The last block has written what was routed, and the experts' counts. */
-    if (!ep_low_last_block(r, blockIdx.x + 1 == gridDim.x)) return;
+    const ep_u32 last = ep_low_last_block(r, blockIdx.x + 1 == gridDim.x);
+    if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
         EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             ep_poison(r, header, (ep_u32)r.w.header_bytes);
         }
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, refused, began);
+    const bool received = ep_low_end(r, op, a.phases, tries, refused, last == EP_LOW_LAST_IN_TROUBLE, began);
     ep_u64* counters = (ep_u64*)a.counters;
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends && !refused) counters[rank] += __ldcg((const ep_u32*)a.routed + rank);

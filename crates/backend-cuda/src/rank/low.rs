@@ -84,7 +84,7 @@ pub(crate) fn announcements(layout: &Layout) -> u64 {
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
     let (ranks, warps) = (u64::from(window.ranks), u64::from(THREADS / 32));
-    let send = ((28 + 4 * warps) * ranks).next_multiple_of(128) + window.wire_bytes;
+    let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
     let receive = warps * (8 + 4 + 4 * 32) + 4 * (4 * ranks + 1 + counts);
     send.max(receive)
