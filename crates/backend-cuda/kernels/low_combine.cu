@@ -85,17 +85,19 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.place[turn] = now ? (ep_u64)ep_low_window(source) + ep_low_result(r.w, op, own.token, 0) : 0;
 }
 
-/* 16 bytes of a result: one unit of a row; the first unit brings the header. */
-EP_DEV void ep_low_put(const EpRank& r, ep_u64 op, ep_u64 slot, ep_u32 token, ep_u32 column, ep_u32 at, int4 v) {
-    ep_st16((ep_u8*)slot + r.w.low_result_header_bytes + at, v);
-    if (at == 0) ep_st16((ep_u8*)slot, make_int4((int)r.me, (int)token, (int)column, (int)(ep_u32)op));
+/* The headers of all results of a row, 16 bytes each. */
+EP_DEV void ep_low_return_headers(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, ep_u32 turn) {
+    const ep_u32 results = a.kind == EP_LOW_PER_RANK ? 1 : s.count[turn];
+    EP_SHORT for (ep_u32 i = 0; i < results; ++i) {
+        const ep_u32 column = a.kind == EP_LOW_PER_RANK ? s.own[turn] : s.column[turn * 32 + i];
+        ep_st16((ep_u8*)s.place[turn] + column * r.w.low_result_bytes, make_int4((int)r.me, (int)s.token[turn], (int)column, (int)(ep_u32)op));
+    }
 }
 
-/* One unit of all parts of a row. */
-EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 turn,
-                               ep_u32 at) {
-    const ep_u32 parts = s.count[turn], token = s.token[turn];
-    const ep_u64 place = s.place[turn];
+/* One unit of 16 bytes of all parts of a row. */
+EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u32 turn, ep_u32 at) {
+    const ep_u32 parts = s.count[turn];
+    ep_u8* place = (ep_u8*)s.place[turn] + r.w.low_result_header_bytes + at;
     const ep_u8* y = (const ep_u8*)a.y + at;
     EpSum sum;
     ep_sum_clear(sum);
@@ -109,12 +111,10 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, EpLow
             if (base + i >= parts) continue;
             const ep_u32 part = turn * 32 + base + i;
             if (a.kind == EP_LOW_PER_RANK) ep_sum_add_scaled(sum, s.weight[part], v[i]);
-            else ep_low_put(r, op, place + s.column[part] * r.w.low_result_bytes, token, s.column[part], at, v[i]);
+            else ep_st16(place + s.column[part] * r.w.low_result_bytes, v[i]);
         }
     }
-    const ep_u32 own = s.own[turn];
-    if (a.kind == EP_LOW_PER_RANK)
-        ep_low_put(r, op, place + own * r.w.low_result_bytes, token, own, at, ep_sum_round(sum));
+    if (a.kind == EP_LOW_PER_RANK) ep_st16(place + s.own[turn] * r.w.low_result_bytes, ep_sum_round(sum));
 }
 
 /* Puts this block's results. `meanwhile` is done while the last of them are on their way. */
@@ -150,7 +150,11 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
                     if (tid == 0) ep_low_raise(r, op, source, s.token[turn]);
                     ep_be_slow();
                 }
-                EP_SHORT for (ep_u32 unit = tid; unit < columns; unit += EP_LOW_THREADS) ep_low_return_unit(r, a, s, op, turn, unit * 16);
+                /* The header is the first unit: so what a warp stores begins where a slot's lines do. */
+                EP_SHORT for (ep_u32 unit = tid; unit <= columns; unit += EP_LOW_THREADS) {
+                    if (unit == 0) ep_low_return_headers(r, a, s, op, turn);
+                    else ep_low_return_unit(r, a, s, turn, (unit - 1) * 16);
+                }
                 __syncthreads();
                 if (ep_low_served() == 0) ep_low_raise(r, op, source, s.token[turn]);
             }
