@@ -21,7 +21,8 @@ struct EpDispatchRingArgs {
     ep_u64 topk_idx;      /* i64 [tokens, topk], or 0 */
     ep_u64 topk_weights;  /* f32 [tokens, topk], or 0 */
     ep_u64 first_of;      /* u32 [ranks + 1]: first row of each source */
-    ep_u64 out;           /* received rows, payload_stride bytes apart; 0 where they are placed */
+    ep_u64 out;           /* codes of received rows, scales_offset bytes apart; 0 where rows are placed */
+    ep_u64 out_scales;    /* their scales, scales_stride bytes apart; unused where rows have none */
     ep_u64 out_idx;       /* i64 [rows, topk], or 0 */
     ep_u64 out_weights;   /* f32 [rows, topk], or 0 */
     ep_u64 out_token;     /* i32 [rows], or 0 */
@@ -44,14 +45,18 @@ EP_DEV EpChoice ep_choice(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 d
     return choice;
 }
 
-/* Payload of a token's row, scales at their place. By a warp. */
-EP_DEV void ep_copy_payload(const EpRank& r, const EpDispatchRingArgs& a, ep_u8* to, ep_u32 token) {
-    const ep_u32 codes = a.scales ? (ep_u32)r.w.scales_offset : (ep_u32)r.w.payload_stride;
-    ep_copy_row(to, (const ep_u8*)a.x + (ep_u64)token * a.x_stride, codes);
-    if (a.scales == 0) return;
-    const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-    for (ep_u32 w = threadIdx.x % 32; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32)
-        ((ep_u32*)(to + codes))[w] = *(const ep_u32*)(scales + w * a.scales_word);
+/* Codes and scales of a token's row. By a warp. */
+EP_DEV void ep_copy_payload(const EpRank& r, const EpDispatchRingArgs& a, ep_u8* codes, ep_u8* scales, ep_u32 token) {
+    ep_copy_row(codes, (const ep_u8*)a.x + (ep_u64)token * a.x_stride, (ep_u32)r.w.scales_offset);
+    ep_copy_words(scales, (const ep_u8*)a.scales + (ep_u64)token * a.scales_token, a.scales_word, (ep_u32)r.w.scales_stride);
+}
+
+/* Where codes and scales of a received row go. */
+EP_DEV ep_u8* ep_out_codes(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row) {
+    return (ep_u8*)a.out + (ep_u64)row * r.w.scales_offset;
+}
+EP_DEV ep_u8* ep_out_scales(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row) {
+    return (ep_u8*)a.out_scales + (ep_u64)row * r.w.scales_stride;
 }
 
 /* The first of this rank's rows for peer among the tokens begin .. end, and how many there are. By a warp. */
@@ -91,7 +96,7 @@ EP_DEV void ep_send(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 peer, e
             if (lane == 0) ep_st16(at, make_int4((int)r.me, (int)token, named, (int)(ep_u32)ep_op(r)));
             for (ep_u32 k = lane; k < r.w.topk; k += 32)
                 ((EpChoice*)(at + sizeof(EpRowHeader)))[k] = ep_choice(r, a, peer, token, k);
-            ep_copy_payload(r, a, at + r.w.header_bytes, token);
+            ep_copy_payload(r, a, at + r.w.header_bytes, at + r.w.header_bytes + r.w.scales_offset, token);
             ep_producer_push(r, a.rings, ring);
         }
     }
@@ -157,7 +162,9 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 sour
                         ? EpChoice{-1, 0.0f}
                         : EpChoice{((const volatile EpChoice*)(at + sizeof(EpRowHeader)))[k].expert,
                                    ((const volatile EpChoice*)(at + sizeof(EpRowHeader)))[k].weight});
-            ep_copy_row((ep_u8*)a.out + (ep_u64)row * r.w.payload_stride, at + r.w.header_bytes, (ep_u32)r.w.payload_stride);
+            const ep_u8* payload = at + r.w.header_bytes;
+            ep_copy_row(ep_out_codes(r, a, row), payload, (ep_u32)r.w.scales_offset);
+            ep_copy_words(ep_out_scales(r, a, row), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
             ++position;
         }
         __syncwarp();
@@ -182,7 +189,7 @@ EP_DEV void ep_keep_own(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 cha
         if (position < 0) continue;
         const ep_u32 row = first + (ep_u32)position;
         for (ep_u32 k = lane; k < r.w.topk; k += 32) ep_keep(r, a, row, r.me, token, k, ep_choice(r, a, r.me, token, k));
-        ep_copy_payload(r, a, (ep_u8*)a.out + (ep_u64)row * r.w.payload_stride, token);
+        ep_copy_payload(r, a, ep_out_codes(r, a, row), ep_out_scales(r, a, row), token);
     }
 }
 

@@ -127,7 +127,7 @@ pub(crate) struct Dispatch {
     pub(crate) piece: u32,
     pub(crate) pieces: u32,
     pub(crate) headers: u32,
-    pub(crate) reserved: u32,
+    pub(crate) bulk_scales: u32,
 }
 
 /// `EpUnpackArgs`.
@@ -198,6 +198,7 @@ pub(crate) struct DispatchRing {
     pub(crate) topk_weights: u64,
     pub(crate) first_of: u64,
     pub(crate) out: u64,
+    pub(crate) out_scales: u64,
     pub(crate) out_idx: u64,
     pub(crate) out_weights: u64,
     pub(crate) out_token: u64,

@@ -259,6 +259,9 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
             args::Dispatch {
                 x: x.address(),
                 x_stride: stride as u64,
+                scales: x.address() + row.scales_offset(),
+                scales_token: stride as u64,
+                scales_word: 4,
                 position: device_plan.position.address(),
                 topk_idx: if fresh { topk_idx.address() } else { 0 },
                 first_at: device_plan.first_at(),

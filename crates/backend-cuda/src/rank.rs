@@ -40,6 +40,8 @@ const HEADER_WARPS: u32 = 4;
 const WARPS: u32 = 8;
 /// Bytes of `EpSource`.
 const SOURCE_BYTES: u32 = 32;
+/// Bytes of `EpPlace`.
+const PLACE_BYTES: u32 = 24;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,13 +57,13 @@ pub(crate) struct DispatchShape {
 }
 
 impl DispatchShape {
-    /// For rows of `stride` bytes, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
+    /// For rows of `stride` bytes as they travel, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
     /// 0 stages: three, where that leaves enough movers, or two.
     pub(crate) fn new(stride: u64, ranks: u32, shared_memory: u32, movers: u32, stages: u32) -> Self {
         let pieces = stride.div_ceil(PIECE).max(1);
         let piece = stride.div_ceil(pieces).next_multiple_of(16).max(16);
         // Barriers of at most 32 movers with 8 stages, places of all ranks, alignment.
-        let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * 16 + 256);
+        let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * PLACE_BYTES as u64 + 256);
         let fitting = (room / piece) as u32;
         let stages = if stages == 0 { 2 + u32::from(fitting / 3 >= MOVERS_THAT_FILL) } else { stages };
         let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
@@ -71,7 +73,7 @@ impl DispatchShape {
 
     const fn shared_memory(&self, ranks: u32) -> u32 {
         let bars = (self.movers * self.stages * 8).next_multiple_of(16);
-        (bars + ranks * 16).next_multiple_of(128) + self.movers * self.stages * self.piece
+        (bars + ranks * PLACE_BYTES).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
 }
 
@@ -296,13 +298,15 @@ impl RankDevice {
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
     }
 
-    /// Direct placement; `args` without what this fills in: the shape.
+    /// Direct placement; `args` without what this fills in: the shape, and how scales are loaded.
     pub(crate) fn dispatch(&self, call: Call, args: args::Dispatch) -> Result<(), CudaError> {
         let device = self.stream.device();
         let stride = self.view.window.payload_stride;
         let shape = DispatchShape::new(stride, self.ranks(), device.shared_memory(), self.movers, self.stages);
         let DispatchShape { movers, stages, piece, pieces } = shape;
-        let args = args::Dispatch { movers, stages, piece, pieces, ..args };
+        let scales = [args.scales, args.scales_token, self.view.window.scales_stride];
+        let bulk_scales = args.scales_word == 4 && scales.iter().all(|value| value.is_multiple_of(16));
+        let args = args::Dispatch { movers, stages, piece, pieces, bulk_scales: bulk_scales.into(), ..args };
         let threads = 32 * (movers + if args.headers != 0 { HEADER_WARPS } else { 0 });
         let shape = Launch {
             blocks: self.blocks,

@@ -295,7 +295,7 @@ impl CudaEndpoint {
         let stream = Arc::clone(self.stream());
         let x = match self.granted {
             Some(_) => None,
-            None => Some(Rows::new(&stream, batch.room, row.payload_bytes() as usize)?),
+            None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
         let sources = match batch.call.kind {
@@ -329,7 +329,7 @@ impl CudaEndpoint {
         let (topk_idx, topk_weights) = batch.choices;
         let position = plan.position.address();
         let (tokens, x_stride) = (batch.tokens, batch.x.stride() as u64);
-        let (scales, strides) = batch.x.scales();
+        let (scales, strides) = self.scales(batch.x);
         let (out_token, out_rank) =
             landing.sources.as_ref().map_or((0, 0), |(tokens, ranks)| (tokens.address(), ranks.address()));
         if direct {
@@ -367,6 +367,7 @@ impl CudaEndpoint {
             topk_weights,
             first_of: plan.first_of(),
             out: landing.x.as_ref().map_or(0, |x| self.address(x)),
+            out_scales: landing.x.as_ref().map_or(0, |x| self.scales(x).0),
             out_idx: idx,
             out_weights: weights,
             out_token,
@@ -401,12 +402,11 @@ impl CudaEndpoint {
         event: super::Event,
     ) -> Received<Self> {
         let Landing { x, topk_idx, topk_weights, .. } = landing;
-        let bytes = self.shape().row_bytes();
         let x = match (x, self.granted.take()) {
             (Some(x), _) => x,
             (None, block) => {
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
-                Rows::Leased(Lease::new(&self.arena, block, bytes, self.window.clone()))
+                Rows::Leased(Lease::new(&self.arena, block, self.window.clone()))
             }
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
