@@ -153,13 +153,10 @@ class Throughput:
 
 
 def _taken(rows: Rows, received: Received, communicator: Communicator, defer: bool) -> Rows_t:
-    """Received rows in the form of those that were sent, which may take a copy."""
-    taken: Rows_t
-    if not defer or (rows.scales is None and received.x.is_contiguous()):
-        taken = rows.received(received.x, received.scales)
-        return taken
-    with communicator.order.behind():
-        taken = rows.received(received.x, received.scales)
+    """Received rows in the form of those that were sent: a copy, where they lie in another."""
+    x, scales = received.x, received.scales
+    with communicator.order.behind() if defer and not rows.lie(x, scales) else nullcontext():
+        taken: Rows_t = rows.received(x, scales)
     return taken
 
 
