@@ -412,7 +412,7 @@ fn check(
 impl Times {
     /// GB/s on the links from the rank with the most rows, in a cached dispatch and in a combine of rows in the window.
     pub fn rates(&self, plan: &Plan) -> [f64; 2] {
-        let there = if plan.element == Element::Bf16 { 2.0 } else { 1.0 + 4.0 / 128.0 };
+        let there = plan.element.row_bytes(plan.hidden) as f64 / f64::from(plan.hidden);
         let from_peers = match plan.choice {
             Choice::Any => f64::from(plan.ranks - 1) / f64::from(plan.ranks),
             Choice::Peers => 1.0,

@@ -44,7 +44,7 @@ pub(crate) struct LowInto {
     pub(crate) owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Received rows as they leave: bf16, or FP8 codes as bytes and their scales.
+/// Received rows as they leave: bf16, or FP8 codes and their scales.
 pub(crate) struct RowsOut {
     pub(crate) x: Tensor,
     pub(crate) scales: Option<Tensor>,
@@ -70,7 +70,7 @@ impl RowsOut {
             owner: Box::new(owner),
         };
         let (width, stride) = (format.codes_bytes() as i64, format.codes_stride() as i64);
-        let x = tensor(codes, width, stride, Element::U8, Arc::clone(&owner));
+        let x = tensor(codes, width, stride, Element::E4m3, Arc::clone(&owner));
         let scale = if packed { Element::I32 } else { Element::F32 };
         Self { x, scales: Some(tensor(scales, words, words, scale, owner)) }
     }

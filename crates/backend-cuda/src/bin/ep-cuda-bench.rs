@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     let list = words.next().unwrap_or_else(|| "8,12,16,24,48".into());
     let sms: Vec<u32> = list.split(',').filter_map(|word| word.parse().ok()).collect();
     let choice = if words.next().is_some_and(|word| word == "peers") { Choice::Peers } else { Choice::Any };
-    for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
+    for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
         let plan = Plan { ranks, tokens, hidden: 7168, topk: 8, experts: 256, element, choice, repetitions: 50 };
         let kinds: &[(u32, u32)] = if element == Element::Bf16 { &[(5, 3), (7, 2)] } else { &[(9, 3), (15, 2)] };
         let shapes: Vec<Blocks> = sms
