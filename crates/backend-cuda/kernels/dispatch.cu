@@ -2,7 +2,7 @@
  * ep_dispatch_kernel: direct placement. A row is read once and stored to the final place at every rank that granted one.
  *
  *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); warps 0 .. movers move payloads,
- *            the others write headers (none where rows carry none)
+ *            the others write headers (where rows carry any)
  *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row, as it travels. x in any memory of the own
  *            GPU. At its place a row is codes, scales and header apart (ep_block_...)
  *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Mover: bulk
@@ -12,31 +12,28 @@
  *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
  *            F5: a stage is loaded again after wait_group.read and __syncwarp
  *
- * Ranks that granted nothing get their rows from ep_dispatch_ring_kernel, which follows on the stream.
+ * Where a rank granted nothing, the warps play the roles of the rings (ep_dispatch_ring.h) when they are through with this. Where they are
+ * too few for all roles, ep_dispatch_ring_kernel follows on the stream.
  */
-#include "ep_notes.h"
+#include "ep_dispatch_ring.h"
 #if __CUDA_ARCH__ >= 900
 #include "ep_bulk.h"
 #endif
 
-struct EpDispatchArgs {
-    ep_u64 x;              /* rows, x_stride bytes apart, in units of 16 bytes */
-    ep_u64 x_stride;
-    ep_u64 scales;         /* of the first token, in x or in a tensor of their own; unused where rows have none */
-    ep_u64 scales_token;   /* bytes from one token's scales to the next's */
-    ep_u64 scales_word;    /* bytes from one word of 4 bytes to the next: an f32, or 4 UE8M0 */
-    ep_u64 position;       /* i32 [tokens, ranks] */
-    ep_u64 topk_idx;       /* i64 [tokens, topk], or 0: rows carry no choices */
-    ep_u64 topk_weights;   /* f32 [tokens, topk], or 0: weights of 1 */
+/* As many as have the registers that the roles of the rings need. */
+#define EP_DISPATCH_THREADS 512
+
+/* With all that rings need. */
+struct EpDispatchArgs : EpDispatchRingArgs {
     ep_u64 first_at;       /* u32 [ranks]: at each destination, the first row from here */
     ep_u64 base;           /* the block granted to the peers, or EP_NO_BASE */
     ep_u32 base_rows;
-    ep_u32 tokens;
     ep_u32 movers;         /* warps of a block that move payloads */
     ep_u32 stages;         /* 2 or more */
     ep_u32 piece;          /* bytes of a piece of a row, a multiple of 16 */
     ep_u32 pieces;         /* of a row */
     ep_u32 headers;        /* whether headers are written */
+    ep_u32 plays;          /* whether there are warps for all roles of the rings */
     ep_u32 bulk_scales;    /* whether a row's scales are loaded at once: they lie side by side, in units of 16 bytes */
 };
 EP_CHECK_ARGS(EpDispatchArgs);
@@ -50,8 +47,10 @@ struct EpPlace {
 
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
-EP_DEV void ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
+/* Whether there is none at some rank, of those that this thread looked at. */
+EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
     const ep_u32* first_at = (const ep_u32*)a.first_at;
+    bool rings = false;
     for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x) {
         EpPlace place = {0, 0, 0};
         EpNote note;
@@ -65,7 +64,9 @@ EP_DEV void ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* p
             place.header = window + ep_block_header(r.w, note.base, note.opening.rows, first_at[peer]);
         }
         places[peer] = place;
+        rings |= place.codes == 0 && ep_takes_part(r, peer);
     }
+    return rings;
 }
 
 /* Writes the headers of the rows of the tokens first, first + step, ... */
@@ -191,8 +192,8 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 #else
 
-/* Units of 16 bytes that a lane has in flight; eight do not fit into its registers. */
-#define EP_HELD 6u
+/* Units of 16 bytes that a lane has in flight: as many as fit into its registers. */
+#define EP_HELD 12u
 
 /* Without the bulk copy engine: through registers. */
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8*, ep_u64*) {
@@ -226,7 +227,7 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
+extern "C" __global__ void __launch_bounds__(EP_DISPATCH_THREADS, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpDispatchArgs a) {
     if (ep_closed(r)) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
@@ -239,8 +240,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
     ep_barrier_init_done();
 #endif
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, blockDim.x, began);
-    ep_learn_places(r, a, places, began);
-    __syncthreads();
+    const bool rings = __syncthreads_or(ep_learn_places(r, a, places, began));
     if (ep_planted(r, EP_PLANT_PLACED_EARLY)) {
         for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
             if (peer != r.me && ep_takes_part(r, peer))
@@ -255,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
         const ep_u32 others = blockDim.x / 32 - a.movers;
         ep_write_headers(r, a, places, blockIdx.x * others + warp - a.movers, gridDim.x * others);
     }
+    if (rings && a.plays && !ep_failed(r)) ep_play_ring_role(r, a, blockIdx.x * (blockDim.x / 32) + warp, began);
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
     const ep_u32 lane = ep_lane_data(ep_near_track(r.w, 0, 0));
@@ -263,16 +264,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
             ep_fence_sys();
             ep_publish(r, peer, lane, EP_COUNTER_PLACED, op);
         }
-    bool rings = a.base == EP_NO_BASE;
-    for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x) {
-        if (peer == r.me || !ep_takes_part(r, peer)) continue;
-        rings |= places[peer].codes == 0;
-        if (a.base != EP_NO_BASE) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
-    }
-    rings = __syncthreads_or(rings);
+    for (ep_u32 peer = tid; a.base != EP_NO_BASE && peer < ranks; peer += blockDim.x)
+        if (peer != r.me && ep_takes_part(r, peer)) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
+    __syncthreads();
     if (ep_failed(r)) return;
-    if (tid == 0) ep_local(r)->rings = rings;
-    if (rings) return;
+    if (!a.plays) {
+        if (tid == 0) ep_local(r)->rings = rings;
+        if (rings) return;
+    }
     ep_say_done(r);
     ep_count_op(r);
 }

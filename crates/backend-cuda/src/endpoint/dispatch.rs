@@ -325,44 +325,22 @@ impl CudaEndpoint {
     fn move_rows(&mut self, batch: &Batch<'_>, landing: &Landing) -> Result<(), Error> {
         let direct = self.settings().placement() == Placement::Direct;
         let fresh = batch.call.kind != Kind::CachedDispatch;
-        let (x, plan) = (self.address(batch.x), batch.plan);
+        let plan = batch.plan;
         let (topk_idx, topk_weights) = batch.choices;
-        let position = plan.position.address();
-        let (tokens, x_stride) = (batch.tokens, batch.x.stride() as u64);
         let (scales, strides) = self.scales(batch.x);
         let (out_token, out_rank) =
             landing.sources.as_ref().map_or((0, 0), |(tokens, ranks)| (tokens.address(), ranks.address()));
-        if direct {
-            let args = args::Dispatch {
-                x,
-                x_stride,
-                scales,
-                scales_token: strides.row,
-                scales_word: strides.word,
-                position,
-                topk_idx,
-                topk_weights,
-                first_at: plan.first_at(),
-                base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
-                base_rows: landing.block.as_ref().map_or(0, Block::rows),
-                tokens,
-                // Of a cached dispatch everybody knows what headers would say.
-                headers: fresh.into(),
-                ..args::Dispatch::default()
-            };
-            self.device.dispatch(batch.call, args)?;
-        }
         let some = |array: &Array<_>| if topk_idx == 0 { 0 } else { array.address() };
         let idx = some(&landing.topk_idx);
         let weights = if topk_idx == 0 { 0 } else { landing.topk_weights.address() };
         let ring = args::DispatchRing {
             rings: KernelRings::from(&batch.rings),
-            x,
-            x_stride,
+            x: self.address(batch.x),
+            x_stride: batch.x.stride() as u64,
             scales,
             scales_token: strides.row,
             scales_word: strides.word,
-            position,
+            position: plan.position.address(),
             topk_idx,
             topk_weights,
             first_of: plan.first_of(),
@@ -372,10 +350,23 @@ impl CudaEndpoint {
             out_weights: weights,
             out_token,
             out_rank,
-            tokens,
+            tokens: batch.tokens,
             notes: direct.into(),
         };
-        self.device.dispatch_ring(batch.call, &ring)?;
+        if direct {
+            let args = args::Dispatch {
+                ring,
+                first_at: plan.first_at(),
+                base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
+                base_rows: landing.block.as_ref().map_or(0, Block::rows),
+                // Of a cached dispatch everybody knows what headers would say.
+                headers: fresh.into(),
+                ..args::Dispatch::default()
+            };
+            self.device.dispatch(batch.call, &args)?;
+        } else {
+            self.device.dispatch_ring(batch.call, &ring)?;
+        }
         if let Some(block) = landing.block.filter(|_| fresh) {
             let args = args::Unpack {
                 base: block.base().0,

@@ -179,7 +179,7 @@ impl From<&Layout> for KernelWindow {
 }
 
 /// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct KernelRings {
     /// Rings from each writer to each reader.
