@@ -2,66 +2,71 @@
  * ep_dispatch_kernel: direct placement. A row is read once and stored to the final place at every rank that granted one.
  *
  *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); warps 0 .. movers move payloads,
- *            the others write headers (none where rows carry none)
- *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row. x in any memory of the own GPU
+ *            the others write headers (where rows carry any)
+ *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row, as it travels. x in any memory of the own
+ *            GPU. At its place a row is codes, scales and header apart (ep_block_...)
  *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Mover: bulk
- *            load of a piece, then one bulk store for each destination, each by a lane of its own. The block that comes last
+ *            load of a piece, then one bulk store for each destination, each by a lane of its own, and one of the scales where they
+ *            end the piece; scales of odd sizes are stored word by word, by all lanes. The block that comes last
  *            publishes Placed and waits for that of the peers
  *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
  *            F5: a stage is loaded again after wait_group.read and __syncwarp
  *
- * Ranks that granted nothing get their rows from ep_dispatch_ring_kernel, which follows on the stream.
+ * Where a rank granted nothing, the warps play the roles of the rings (ep_dispatch_ring.h) when they are through with this. Where they are
+ * too few for all roles, ep_dispatch_ring_kernel follows on the stream.
  */
-#include "ep_notes.h"
+#include "ep_dispatch_ring.h"
 #if __CUDA_ARCH__ >= 900
 #include "ep_bulk.h"
 #endif
 
-struct EpDispatchArgs {
-    ep_u64 x;              /* rows, x_stride bytes apart, in units of 16 bytes */
-    ep_u64 x_stride;
-    ep_u64 scales;         /* scales of a tensor of their own, or 0 where they follow the codes in x */
-    ep_u64 scales_token;   /* bytes from one token's scales to the next's */
-    ep_u64 scales_word;    /* bytes from one word of 4 bytes to the next: an f32, or 4 UE8M0 */
-    ep_u64 position;       /* i32 [tokens, ranks] */
-    ep_u64 topk_idx;       /* i64 [tokens, topk], or 0: rows carry no choices */
-    ep_u64 topk_weights;   /* f32 [tokens, topk], or 0: weights of 1 */
+/* As many as have the registers that the roles of the rings need. */
+#define EP_DISPATCH_THREADS 512
+
+/* With all that rings need. */
+struct EpDispatchArgs : EpDispatchRingArgs {
     ep_u64 first_at;       /* u32 [ranks]: at each destination, the first row from here */
     ep_u64 base;           /* the block granted to the peers, or EP_NO_BASE */
     ep_u32 base_rows;
-    ep_u32 tokens;
     ep_u32 movers;         /* warps of a block that move payloads */
     ep_u32 stages;         /* 2 or more */
     ep_u32 piece;          /* bytes of a piece of a row, a multiple of 16 */
     ep_u32 pieces;         /* of a row */
     ep_u32 headers;        /* whether headers are written */
-    ep_u32 reserved;
+    ep_u32 plays;          /* whether there are warps for all roles of the rings */
+    ep_u32 bulk_scales;    /* whether a row's scales are loaded at once: they lie side by side, in units of 16 bytes */
 };
 EP_CHECK_ARGS(EpDispatchArgs);
 
-/* Where this rank's rows go at one rank: addresses of the first row's payload and header; 0 where nothing was granted. */
+/* Where this rank's rows go at one rank: addresses of the first row's parts; 0 where nothing was granted. */
 struct EpPlace {
-    ep_u64 payload;
+    ep_u64 codes;
+    ep_u64 scales;
     ep_u64 header;
 };
 
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
-EP_DEV void ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
+/* Whether there is none at some rank, of those that this thread looked at. */
+EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {
     const ep_u32* first_at = (const ep_u32*)a.first_at;
+    bool rings = false;
     for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x) {
-        EpPlace place = {0, 0};
+        EpPlace place = {0, 0, 0};
         EpNote note;
         note.base = a.base;
         note.opening.rows = a.base_rows;
         const bool there = peer == r.me || (ep_takes_part(r, peer) && ep_take_note(r, peer, began, &note));
         if (there && ep_check_block(r, peer, note, ep_block_bytes(r.w, note.opening.rows)) && note.base != EP_NO_BASE) {
             const ep_u64 window = (ep_u64)ep_window(r, peer);
-            place.payload = window + ep_block_payload(r.w, note.base, first_at[peer]);
+            place.codes = window + ep_block_codes(r.w, note.base, first_at[peer]);
+            place.scales = window + ep_block_scales(r.w, note.base, note.opening.rows, first_at[peer]);
             place.header = window + ep_block_header(r.w, note.base, note.opening.rows, first_at[peer]);
         }
         places[peer] = place;
+        rings |= place.codes == 0 && ep_takes_part(r, peer);
     }
+    return rings;
 }
 
 /* Writes the headers of the rows of the tokens first, first + step, ... */
@@ -98,25 +103,35 @@ EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpP
 
 #if __CUDA_ARCH__ >= 900
 
+/* A piece of a row. */
+struct EpPiece {
+    ep_u32 token;
+    ep_u32 begin;  /* in the row's codes */
+    ep_u32 codes;  /* bytes of codes */
+    ep_u32 scales; /* bytes of scales behind them: all or none, in the last piece. Pieces are cut so that one holds all */
+};
+
+EP_DEV EpPiece ep_piece(const EpRank& r, const EpDispatchArgs& a, ep_u32 unit) {
+    const ep_u32 token = unit / a.pieces, index = unit % a.pieces, begin = index * a.piece, left = (ep_u32)r.w.scales_offset - begin;
+    return {token, begin, left < a.piece ? left : a.piece, index + 1 == a.pieces ? (ep_u32)r.w.scales_stride : 0};
+}
+
 /* Starts to bring a piece of a row into shared memory. By all lanes of a warp. */
 EP_DEV void ep_load_piece(const EpRank& r, const EpDispatchArgs& a, ep_u32 unit, ep_u8* to, ep_u64* bar) {
-    const ep_u32 lane = threadIdx.x % 32, token = unit / a.pieces, begin = unit % a.pieces * a.piece;
-    const ep_u32 stride = (ep_u32)r.w.payload_stride, codes = a.scales ? (ep_u32)r.w.scales_offset : stride;
-    const ep_u32 end = begin + a.piece < stride ? begin + a.piece : stride;
-    const ep_u8* row = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
-    const ep_u32 codes_end = end < codes ? end : codes;
-    const ep_u32 from_codes = codes_end > begin ? codes_end - begin : 0;
-    if (a.scales && end > codes) {
-        /* The last piece ends with the scales; pieces are cut so that one holds all of them. */
-        const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-        ep_u32* at = (ep_u32*)(to + (codes - begin));
-        for (ep_u32 w = lane; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32) at[w] = *(const ep_u32*)(scales + w * a.scales_word);
+    const ep_u32 lane = threadIdx.x % 32;
+    const EpPiece piece = ep_piece(r, a, unit);
+    const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)piece.token * a.scales_token;
+    if (piece.scales && !a.bulk_scales) {
+        ep_u32* at = (ep_u32*)(to + piece.codes);
+        for (ep_u32 w = lane; w < piece.scales / 4; w += 32) at[w] = *(const ep_u32*)(scales + w * a.scales_word);
         ep_fence_bulk();
         __syncwarp();
     }
     if (lane == 0) {
-        ep_bulk_expect(bar, from_codes);
-        if (from_codes) ep_bulk_load(to, row + begin, from_codes, bar);
+        const ep_u32 bulk = a.bulk_scales ? piece.scales : 0;
+        ep_bulk_expect(bar, piece.codes + bulk);
+        if (piece.codes) ep_bulk_load(to, (const ep_u8*)a.x + (ep_u64)piece.token * a.x_stride + piece.begin, piece.codes, bar);
+        if (bulk) ep_bulk_load(to + piece.codes, scales, bulk, bar);
     }
 }
 
@@ -125,10 +140,23 @@ EP_DEV ep_u32 ep_place(const EpRank& r, ep_i32 position) {
     return ep_planted(r, EP_PLANT_PLACED_OFF_BY_ONE) && position > 0 ? position - 1 : position;
 }
 
+/* Stores a piece to up to 32 ranks. Each lane has one: where the first row from here goes at it, and the position of this row, or -1. */
+EP_DEV void ep_store_piece(const EpRank& r, const EpPiece& piece, const ep_u8* from, const EpPlace* place, ep_i32 position) {
+    const bool there = position >= 0 && place->codes;
+    const ep_u64 row = there ? (ep_u64)ep_place(r, position) : 0, scales = there ? place->scales + row * r.w.scales_stride : 0;
+    const bool bulk = piece.scales % 16 == 0;
+    if (there && piece.codes) ep_bulk_store((void*)(place->codes + row * r.w.scales_offset + piece.begin), from, piece.codes);
+    if (there && piece.scales && bulk) ep_bulk_store((void*)scales, from + piece.codes, piece.scales);
+    if (bulk) return;
+    for (ep_u32 votes = __ballot_sync(EP_FULL, there); votes; votes &= votes - 1) {
+        ep_u32* to = (ep_u32*)__shfl_sync(EP_FULL, scales, __ffs(votes) - 1);
+        for (ep_u32 w = threadIdx.x % 32; w < piece.scales / 4; w += 32) to[w] = ((const ep_u32*)(from + piece.codes))[w];
+    }
+}
+
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8* stages, ep_u64* bars) {
     const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
     const ep_u32 units = a.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + warp;
-    const ep_u32 stride = (ep_u32)r.w.payload_stride;
     const ep_i32* positions = (const ep_i32*)a.position;
     const bool few = ranks <= 32;
     ep_u64 unit_in = first; /* 64 bits: may run past the end */
@@ -137,21 +165,18 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
     ep_i32 next = few && lane < ranks && first < units ? positions[(ep_u64)(first / a.pieces) * ranks + lane] : -1;
     ep_u32 stage = 0, parity = 0, stage_in = a.stages - 1;
     for (ep_u64 unit = first; unit < units; unit += step, unit_in += step) {
-        const ep_u32 token = (ep_u32)unit / a.pieces, begin = (ep_u32)unit % a.pieces * a.piece;
-        const ep_u32 bytes = begin + a.piece < stride ? a.piece : stride - begin;
-        ep_u8* from = stages + stage * a.piece;
+        const EpPiece piece = ep_piece(r, a, (ep_u32)unit);
+        const ep_u8* from = stages + stage * a.piece;
         const ep_i32 mine = next;
         if (few && lane < ranks && unit + step < units)
             next = positions[(ep_u64)((ep_u32)(unit + step) / a.pieces) * ranks + lane];
         ep_barrier_wait(bars + stage, parity);
         if (few) {
-            if (mine >= 0 && places[lane].payload)
-                ep_bulk_store((void*)(places[lane].payload + (ep_u64)ep_place(r, mine) * stride + begin), from, bytes);
+            ep_store_piece(r, piece, from, places + lane, mine);
         } else {
-            for (ep_u32 rank = lane; rank < ranks; rank += 32) {
-                const ep_i32 position = positions[(ep_u64)token * ranks + rank];
-                if (position >= 0 && places[rank].payload)
-                    ep_bulk_store((void*)(places[rank].payload + (ep_u64)position * stride + begin), from, bytes);
+            for (ep_u32 base = 0; base < ranks; base += 32) {
+                const ep_i32 position = base + lane < ranks ? positions[(ep_u64)piece.token * ranks + base + lane] : -1;
+                ep_store_piece(r, piece, from, places + base + lane, position);
             }
         }
         ep_bulk_commit();
@@ -167,13 +192,13 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 #else
 
-/* Units of 16 bytes that a lane has in flight; eight do not fit into its registers. */
-#define EP_HELD 6u
+/* Units of 16 bytes that a lane has in flight: as many as fit into its registers. */
+#define EP_HELD 12u
 
 /* Without the bulk copy engine: through registers. */
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8*, ep_u64*) {
     const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
-    const ep_u32 stride = (ep_u32)r.w.payload_stride, codes = a.scales ? (ep_u32)r.w.scales_offset : stride;
+    const ep_u32 codes = (ep_u32)r.w.scales_offset;
     for (ep_u32 token = blockIdx.x * a.movers + warp; token < a.tokens; token += gridDim.x * a.movers) {
         const ep_u8* row = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
         const ep_i32* positions = (const ep_i32*)a.position + (ep_u64)token * ranks;
@@ -183,28 +208,26 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
             for (ep_u32 i = 0; i < EP_HELD; ++i)
                 if (begin + i * 512 < codes) held[i] = ep_ld16(row + begin + i * 512);
             for (ep_u32 rank = 0; rank < ranks; ++rank) {
-                if (positions[rank] < 0 || places[rank].payload == 0) continue;
-                ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + begin;
+                if (positions[rank] < 0 || places[rank].codes == 0) continue;
+                ep_u8* to = (ep_u8*)places[rank].codes + (ep_u64)positions[rank] * codes + begin;
 #pragma unroll
                 for (ep_u32 i = 0; i < EP_HELD; ++i)
                     if (begin + i * 512 < codes) ep_st16(to + i * 512, held[i]);
             }
         }
-        if (a.scales) {
-            const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
-            for (ep_u32 w = lane; w < ((ep_u32)r.w.scales_bytes + 3) / 4; w += 32)
-                for (ep_u32 rank = 0; rank < ranks; ++rank) {
-                    if (positions[rank] < 0 || places[rank].payload == 0) continue;
-                    ep_u8* to = (ep_u8*)places[rank].payload + (ep_u64)positions[rank] * stride + codes;
-                    ((ep_u32*)to)[w] = *(const ep_u32*)(scales + w * a.scales_word);
-                }
-        }
+        const ep_u8* scales = (const ep_u8*)a.scales + (ep_u64)token * a.scales_token;
+        for (ep_u32 w = lane; w < (ep_u32)r.w.scales_stride / 4; w += 32)
+            for (ep_u32 rank = 0; rank < ranks; ++rank) {
+                if (positions[rank] < 0 || places[rank].codes == 0) continue;
+                ep_u8* to = (ep_u8*)places[rank].scales + (ep_u64)positions[rank] * r.w.scales_stride;
+                ((ep_u32*)to)[w] = *(const ep_u32*)(scales + w * a.scales_word);
+            }
     }
 }
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
+extern "C" __global__ void __launch_bounds__(EP_DISPATCH_THREADS, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpDispatchArgs a) {
     if (ep_closed(r)) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
@@ -217,8 +240,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
     ep_barrier_init_done();
 #endif
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, 0, blockDim.x, began);
-    ep_learn_places(r, a, places, began);
-    __syncthreads();
+    const bool rings = __syncthreads_or(ep_learn_places(r, a, places, began));
     if (ep_planted(r, EP_PLANT_PLACED_EARLY)) {
         for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x)
             if (peer != r.me && ep_takes_part(r, peer))
@@ -233,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
         const ep_u32 others = blockDim.x / 32 - a.movers;
         ep_write_headers(r, a, places, blockIdx.x * others + warp - a.movers, gridDim.x * others);
     }
+    if (rings && a.plays && !ep_failed(r)) ep_play_ring_role(r, a, blockIdx.x * (blockDim.x / 32) + warp, began);
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
     const ep_u32 lane = ep_lane_data(ep_near_track(r.w, 0, 0));
@@ -241,16 +264,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ep_dispatch_kernel(const _
             ep_fence_sys();
             ep_publish(r, peer, lane, EP_COUNTER_PLACED, op);
         }
-    bool rings = a.base == EP_NO_BASE;
-    for (ep_u32 peer = tid; peer < ranks; peer += blockDim.x) {
-        if (peer == r.me || !ep_takes_part(r, peer)) continue;
-        rings |= places[peer].payload == 0;
-        if (a.base != EP_NO_BASE) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
-    }
-    rings = __syncthreads_or(rings);
+    for (ep_u32 peer = tid; a.base != EP_NO_BASE && peer < ranks; peer += blockDim.x)
+        if (peer != r.me && ep_takes_part(r, peer)) ep_wait(r, peer, lane, EP_COUNTER_PLACED, op, EP_PHASE_ROWS, began);
+    __syncthreads();
     if (ep_failed(r)) return;
-    if (tid == 0) ep_local(r)->rings = rings;
-    if (rings) return;
+    if (!a.plays) {
+        if (tid == 0) ep_local(r)->rings = rings;
+        if (rings) return;
+    }
     ep_say_done(r);
     ep_count_op(r);
 }

@@ -25,6 +25,11 @@ EP_DEV void ep_copy_row(ep_u8* to, const ep_u8* from, ep_u32 bytes) {
     }
 }
 
+/* A row's scales in words of 4 bytes, which lie `step` bytes apart where they come from. */
+EP_DEV void ep_copy_words(ep_u8* to, const ep_u8* from, ep_u64 step, ep_u32 bytes) {
+    for (ep_u32 w = threadIdx.x % 32; w < bytes / 4; w += 32) ((ep_u32*)to)[w] = *(const volatile ep_u32*)(from + w * step);
+}
+
 /* Where the count of a ring is kept between launches. side: 0 sent, 1 taken. */
 EP_DEV ep_u64* ep_cursor(const EpRank& r, ep_u32 side, ep_u32 peer, ep_u32 channel) {
     return (ep_u64*)r.cursors + ((ep_u64)side * r.w.ranks + peer) * r.w.channels + channel;

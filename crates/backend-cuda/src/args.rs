@@ -110,24 +110,18 @@ pub(crate) struct Counts {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Dispatch {
-    pub(crate) x: u64,
-    pub(crate) x_stride: u64,
-    pub(crate) scales: u64,
-    pub(crate) scales_token: u64,
-    pub(crate) scales_word: u64,
-    pub(crate) position: u64,
-    pub(crate) topk_idx: u64,
-    pub(crate) topk_weights: u64,
+    /// What it begins with.
+    pub(crate) ring: DispatchRing,
     pub(crate) first_at: u64,
     pub(crate) base: u64,
     pub(crate) base_rows: u32,
-    pub(crate) tokens: u32,
     pub(crate) movers: u32,
     pub(crate) stages: u32,
     pub(crate) piece: u32,
     pub(crate) pieces: u32,
     pub(crate) headers: u32,
-    pub(crate) reserved: u32,
+    pub(crate) plays: u32,
+    pub(crate) bulk_scales: u32,
 }
 
 /// `EpUnpackArgs`.
@@ -184,7 +178,7 @@ pub(crate) struct Combine {
 }
 
 /// `EpDispatchRingArgs`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct DispatchRing {
     pub(crate) rings: KernelRings,
@@ -198,6 +192,7 @@ pub(crate) struct DispatchRing {
     pub(crate) topk_weights: u64,
     pub(crate) first_of: u64,
     pub(crate) out: u64,
+    pub(crate) out_scales: u64,
     pub(crate) out_idx: u64,
     pub(crate) out_weights: u64,
     pub(crate) out_token: u64,

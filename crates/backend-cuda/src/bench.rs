@@ -1,6 +1,7 @@
 //! Times of the kernels on the GPUs of this host, with device events, and what the links could do.
 
 mod graphs;
+mod host;
 mod low;
 
 use std::fmt::Write as _;
@@ -13,6 +14,7 @@ use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology
 use crate::args;
 use crate::driver::{Device, Scratch};
 pub use graphs::{GraphTimes, Iteration, graphs_table, run_graphs};
+pub use host::{HostTimes, host_table, run_host};
 pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 
 use crate::node::Node;
@@ -256,15 +258,21 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         let fresh = kind == Kind::Dispatch;
         rank.dispatch(
             call(kind),
-            args::Dispatch {
-                x: x.address(),
-                x_stride: stride as u64,
-                position: device_plan.position.address(),
-                topk_idx: if fresh { topk_idx.address() } else { 0 },
+            &args::Dispatch {
+                ring: args::DispatchRing {
+                    x: x.address(),
+                    x_stride: stride as u64,
+                    scales: x.address() + row.scales_offset(),
+                    scales_token: stride as u64,
+                    scales_word: 4,
+                    position: device_plan.position.address(),
+                    topk_idx: if fresh { topk_idx.address() } else { 0 },
+                    tokens: plan.tokens,
+                    ..args::DispatchRing::default()
+                },
                 first_at: device_plan.first_at(),
                 base: block,
                 base_rows: most,
-                tokens: plan.tokens,
                 headers: fresh.into(),
                 ..args::Dispatch::default()
             },
@@ -409,7 +417,7 @@ fn check(
 impl Times {
     /// GB/s on the links from the rank with the most rows, in a cached dispatch and in a combine of rows in the window.
     pub fn rates(&self, plan: &Plan) -> [f64; 2] {
-        let there = if plan.element == Element::Bf16 { 2.0 } else { 1.0 + 4.0 / 128.0 };
+        let there = plan.element.row_bytes(plan.hidden) as f64 / f64::from(plan.hidden);
         let from_peers = match plan.choice {
             Choice::Any => f64::from(plan.ranks - 1) / f64::from(plan.ranks),
             Choice::Peers => 1.0,

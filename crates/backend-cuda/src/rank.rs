@@ -37,11 +37,15 @@ const PIECE: u64 = 16 << 10;
 const MOVERS_THAT_FILL: u32 = 9;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
+/// Warps of a dispatch block at most: `EP_DISPATCH_THREADS`.
+const DISPATCHING: u32 = 16;
 
 /// Warps of a block of the ring kernels: `__launch_bounds__`.
 const WARPS: u32 = 8;
 /// Bytes of `EpSource`.
 const SOURCE_BYTES: u32 = 32;
+/// Bytes of `EpPlace`.
+const PLACE_BYTES: u32 = 24;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,23 +61,23 @@ pub(crate) struct DispatchShape {
 }
 
 impl DispatchShape {
-    /// For rows of `stride` bytes, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
+    /// For rows of `stride` bytes as they travel, with at most `movers` movers and `stages` stages, in `shared_memory` bytes of a block.
     /// 0 stages: three, where that leaves enough movers, or two.
     pub(crate) fn new(stride: u64, ranks: u32, shared_memory: u32, movers: u32, stages: u32) -> Self {
         let pieces = stride.div_ceil(PIECE).max(1);
         let piece = stride.div_ceil(pieces).next_multiple_of(16).max(16);
         // Barriers of at most 32 movers with 8 stages, places of all ranks, alignment.
-        let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * 16 + 256);
+        let room = u64::from(shared_memory).saturating_sub(32 * 8 * 8 + u64::from(ranks) * PLACE_BYTES as u64 + 256);
         let fitting = (room / piece) as u32;
         let stages = if stages == 0 { 2 + u32::from(fitting / 3 >= MOVERS_THAT_FILL) } else { stages };
         let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
-        let movers = (fitting / stages).clamp(1, movers.clamp(1, 24));
+        let movers = (fitting / stages).clamp(1, movers.clamp(1, DISPATCHING));
         Self { movers, stages, piece: piece as u32, pieces: pieces as u32 }
     }
 
     const fn shared_memory(&self, ranks: u32) -> u32 {
         let bars = (self.movers * self.stages * 8).next_multiple_of(16);
-        (bars + ranks * 16).next_multiple_of(128) + self.movers * self.stages * self.piece
+        (bars + ranks * PLACE_BYTES).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
 }
 
@@ -211,7 +215,7 @@ impl RankDevice {
             report,
             view,
             blocks,
-            movers: 24,
+            movers: DISPATCHING,
             stages: 0,
             node: Arc::clone(node),
             stream,
@@ -303,21 +307,30 @@ impl RankDevice {
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
     }
 
-    /// Direct placement; `args` without what this fills in: the shape.
-    pub(crate) fn dispatch(&self, call: Call, args: args::Dispatch) -> Result<(), CudaError> {
+    /// Direct placement, and rings where a rank grants nothing; `args` without what this fills in: the shape, and how scales are loaded.
+    pub(crate) fn dispatch(&self, call: Call, args: &args::Dispatch) -> Result<(), CudaError> {
         let device = self.stream.device();
         let stride = self.view.window.payload_stride;
-        let shape = DispatchShape::new(stride, self.ranks(), device.shared_memory(), self.movers, self.stages);
+        let writers = if args.headers != 0 { HEADER_WARPS } else { 0 };
+        let movers = self.movers.min(DISPATCHING - writers);
+        let shape = DispatchShape::new(stride, self.ranks(), device.shared_memory(), movers, self.stages);
         let DispatchShape { movers, stages, piece, pieces } = shape;
-        let args = args::Dispatch { movers, stages, piece, pieces, ..args };
-        let threads = 32 * (movers + if args.headers != 0 { HEADER_WARPS } else { 0 });
+        // In each block, so that there are warps for all roles of the rings.
+        let playing = self.ring_roles(&args.ring).div_ceil(self.blocks);
+        let plays = playing <= DISPATCHING;
+        let scales = [args.ring.scales, args.ring.scales_token, self.view.window.scales_stride];
+        let bulk_scales = args.ring.scales_word == 4 && scales.iter().all(|value| value.is_multiple_of(16));
+        let [plays_all, bulk_scales] = [plays, bulk_scales].map(u32::from);
+        let args = args::Dispatch { movers, stages, piece, pieces, plays: plays_all, bulk_scales, ..*args };
+        let warps = (movers + writers).max(if plays { playing } else { 0 });
         let shape = Launch {
             blocks: self.blocks,
-            threads,
+            threads: 32 * warps,
             shared_memory: shape.shared_memory(self.ranks()),
             cooperative: true,
         };
-        self.launch(self.kernels.dispatch, shape, call, &args)
+        self.launch(self.kernels.dispatch, shape, call, &args)?;
+        if plays { Ok(()) } else { self.dispatch_ring(call, &args.ring) }
     }
 
     /// Headers of a block of placed rows.
@@ -330,10 +343,14 @@ impl RankDevice {
         self.launch(self.kernels.offer, self.light(), call, args)
     }
 
-    /// Rows that were not placed, through rings.
+    /// Senders and receivers of a dispatch's rings.
+    fn ring_roles(&self, args: &args::DispatchRing) -> u32 {
+        2 * self.ranks() * args.rings.channels
+    }
+
+    /// Rows that are not placed, through rings.
     pub(crate) fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
-        let roles = 2 * self.ranks() * args.rings.channels;
-        self.launch(self.kernels.dispatch_ring, self.for_roles(roles, 0), call, args)
+        self.launch(self.kernels.dispatch_ring, self.for_roles(self.ring_roles(args), 0), call, args)
     }
 
     /// A warp for each role.

@@ -13,6 +13,7 @@ fn shape() -> Shape {
 fn address(rows: &HostRows<Window>) -> *const u8 {
     match rows {
         HostRows::Owned { bytes, .. } => bytes.as_ptr(),
+        HostRows::Apart { .. } => panic!("bf16 rows have no scales"),
         HostRows::Leased(_) => panic!("rings bring rows to ordinary memory"),
     }
 }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::arrival::Arrival;
 use crate::backend::{Backend, Setup, finished};
-use crate::drive::{Round, bias_rows, cached_round, round};
+use crate::drive::{Round, bias_rows, cached_round, round, upload};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
 
@@ -38,6 +38,9 @@ pub struct Scenario {
     pub placement: Placement,
     /// Bytes of the arena with direct placement: 0, too small for some blocks, or ample.
     pub arena_bytes: u64,
+    /// Before the rounds this rank takes as much of its arena as it can, and keeps it; where the machine has memory that combine can
+    /// pull from.
+    pub full: Option<Rank>,
     /// What the rounds do, one after the other.
     pub rounds: Vec<Turn>,
 }
@@ -110,6 +113,7 @@ pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
                 rings,
                 placement,
                 arena_bytes,
+                full: None,
                 rounds,
             },
         )
@@ -240,6 +244,10 @@ impl Scenario {
         world: &World,
         batches: &[Vec<Batch>],
     ) -> Result<Vec<Observed>, Error> {
+        let _kept = match self.full {
+            Some(full) => fill_arena(ep, full).await?,
+            None => Vec::new(),
+        };
         let mut seen = Vec::new();
         let mut last = None;
         for (at, batches) in batches.iter().enumerate() {
@@ -314,4 +322,18 @@ impl Scenario {
         }
         Ok(Expected { arrivals, combined })
     }
+}
+
+/// Lets the arena of rank `full` have no room left for more than a few rows: what it holds from then on. All ranks take part.
+async fn fill_arena<E: ep_core::Endpoint>(ep: &mut E, full: Rank) -> Result<Vec<E::Buf>, Error> {
+    let (hidden, topk) = (ep.shape().hidden() as usize, ep.shape().topk() as usize);
+    let mut batch = Batch { tokens: 1, x: vec![0; hidden], topk_idx: vec![-1; topk], topk_weights: vec![0.0; topk] };
+    // One row of every rank, so that little memory is taken at once.
+    batch.topk_idx[0] = i64::from(full.0 * ep.shape().experts() / ep.topology().ranks());
+    let (x, routing) = upload(ep, &batch)?;
+    let handle = ep.dispatch(&x, &routing).await?.handle;
+    if ep.rank() != full {
+        return Ok(Vec::new());
+    }
+    Ok(std::iter::from_fn(|| ep.output(&handle)).collect())
 }

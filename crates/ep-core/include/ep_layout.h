@@ -163,6 +163,7 @@ struct EpWindow {
     ep_u64 payload_stride;
     ep_u64 scales_offset;
     ep_u64 scales_bytes;
+    ep_u64 scales_stride;
     ep_u64 wire_bytes;
     ep_u64 result_bytes;
     ep_u64 result_stride;
@@ -193,7 +194,7 @@ struct EpWindow {
     ep_u32 pull_depth;
     ep_u32 tracks;
 };
-static_assert(sizeof(EpWindow) == 352, "layout");
+static_assert(sizeof(EpWindow) == 360, "layout");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "layout");
@@ -216,35 +217,36 @@ static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 144, "layout");
 static_assert(__builtin_offsetof(EpWindow, payload_stride) == 152, "layout");
 static_assert(__builtin_offsetof(EpWindow, scales_offset) == 160, "layout");
 static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_bytes) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_stride) == 192, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 200, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 208, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 216, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 224, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 232, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 240, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 248, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 256, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 264, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 272, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 280, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 288, "layout");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 296, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 300, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 304, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 308, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 312, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 316, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 320, "layout");
-static_assert(__builtin_offsetof(EpWindow, max_tokens) == 324, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 328, "layout");
-static_assert(__builtin_offsetof(EpWindow, element) == 332, "layout");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 336, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 340, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 344, "layout");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 348, "layout");
+static_assert(__builtin_offsetof(EpWindow, scales_stride) == 176, "layout");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 184, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 192, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 200, "layout");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 208, "layout");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 216, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 224, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 232, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 240, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 248, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 256, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 264, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 272, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 280, "layout");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 288, "layout");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 296, "layout");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 304, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 308, "layout");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 312, "layout");
+static_assert(__builtin_offsetof(EpWindow, experts) == 316, "layout");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 320, "layout");
+static_assert(__builtin_offsetof(EpWindow, topk) == 324, "layout");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 328, "layout");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 332, "layout");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 336, "layout");
+static_assert(__builtin_offsetof(EpWindow, element) == 340, "layout");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 344, "layout");
+static_assert(__builtin_offsetof(EpWindow, channels) == 348, "layout");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 352, "layout");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 356, "layout");
 
 /* The rings of a call; all but channels in rows. */
 struct EpRings {
@@ -412,26 +414,36 @@ EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
 }
 
-/* --- Blocks of rows in an arena: all payloads, then all headers. --- */
+/* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */
 
 /* bytes rounded up to EP_SLOT_ALIGN. */
 EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of dispatched rows. */
-EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
-    return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
+/* Bytes of the codes and scales of dispatched rows in a block. */
+EP_HD static inline ep_u64 ep_payloads_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.scales_offset) + ep_slot_aligned(rows * w.scales_stride);
 }
 
-/* The payload of row row in the block at base; w.payload_stride bytes, padding included. */
-EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
-    return base + (ep_u64)row * w.payload_stride;
+/* Bytes of a block of dispatched rows. */
+EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_payloads_bytes(w, rows) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The codes of row row in the block at base; w.scales_offset bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_codes(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.scales_offset;
+}
+
+/* The scales of row row in the block of rows at base; w.scales_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_scales(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.scales_offset) + (ep_u64)row * w.scales_stride;
 }
 
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
-    return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+    return base + ep_payloads_bytes(w, rows) + (ep_u64)row * w.header_bytes;
 }
 
 /* Bytes of a block of results. */

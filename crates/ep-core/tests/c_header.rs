@@ -132,15 +132,17 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.arena().offset.0,
         layout.arena().len,
         layout.window_bytes(),
-        block.payload(case.row).offset.0,
-        block.payload(case.row).len,
+        block.codes(case.row).offset.0,
+        block.codes(case.row).len,
+        block.scales(case.row).offset.0,
+        block.scales(case.row).len,
         block.header(case.row).offset.0,
         block.header(case.row).len,
         block.span().len,
-        layout.row().scales_offset(),
+        layout.row().payload_stride(),
         layout.row().scales_bytes(),
-        results.payload(case.row).offset.0,
-        results.payload(case.row).len,
+        results.codes(case.row).offset.0,
+        results.codes(case.row).len,
         results.header(case.row).offset.0,
         results.span().len,
         u64::from(layout.rank_of_expert(case.expert).0),
@@ -231,12 +233,14 @@ int main() {
         out(w.arena);
         out(w.arena_bytes);
         out(w.window_bytes);
-        out(ep_block_payload(w, c.base, c.row));
-        out(w.payload_stride);
+        out(ep_block_codes(w, c.base, c.row));
+        out(w.scales_offset);
+        out(ep_block_scales(w, c.base, c.rows, c.row));
+        out(w.scales_stride);
         out(ep_block_header(w, c.base, c.rows, c.row));
         out(w.header_bytes);
         out(ep_block_bytes(w, c.rows));
-        out(w.scales_offset);
+        out(w.payload_stride);
         out(w.scales_bytes);
         out(ep_results_payload(w, c.base, c.row));
         out(w.result_stride);

@@ -230,8 +230,21 @@ proptest! {
     #[test]
     fn rows_of_a_block_are_disjoint(layout in common::layouts(), rows in 1u32..40, base in 0u64..1000) {
         let block = layout.row().block(Offset(base * SLOT_ALIGN), rows);
-        let spans = (0..rows).flat_map(|row| [block.payload(row), block.header(row)]).collect();
-        assert_disjoint_in(block.span(), spans);
+        let spans = (0..rows).flat_map(|row| [block.codes(row), block.scales(row), block.header(row)]);
+        assert_disjoint_in(block.span(), spans.filter(|span| span.len > 0).collect());
+    }
+
+    #[test]
+    fn the_parts_of_a_placed_row_are_its_payload(layout in common::layouts(), rows in 1u32..40) {
+        let (format, block) = (layout.row(), layout.row().block(Offset(0), rows));
+        let parts: Vec<_> = block.parts(rows - 1).collect();
+        let [codes, scales] = [block.codes(rows - 1), block.scales(rows - 1)];
+        prop_assert_eq!(parts[0].clone(), (0..format.codes_bytes() as usize, codes.offset));
+        prop_assert_eq!(parts.len(), 1 + usize::from(format.scales_bytes() > 0));
+        for (part, at) in &parts[1..] {
+            prop_assert_eq!((part.start, part.end), (format.scales_offset() as usize, format.payload_bytes() as usize));
+            prop_assert_eq!(*at, scales.offset);
+        }
     }
 
     #[test]

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
-use moexpress::{Endpoint, Error, Layout, LowLatency};
+use moexpress::layout::RowFormat;
+use moexpress::{Element as Travels, Endpoint, Error, Layout, LowLatency, Scaling};
 
-use crate::dlpack::{Element, Tensor};
+use crate::dlpack::{Device, Element, Tensor};
 use crate::room::LowRoom;
 
 /// Rows in Python's memory, one behind the other: bf16, or FP8 codes with their scales elsewhere.
@@ -43,10 +44,36 @@ pub(crate) struct LowInto {
     pub(crate) owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Received rows as they leave: bf16, or FP8 codes as bytes and their scales.
+/// Received rows as they leave: bf16, or FP8 codes and their scales.
 pub(crate) struct RowsOut {
     pub(crate) x: Tensor,
     pub(crate) scales: Option<Tensor>,
+}
+
+impl RowsOut {
+    /// `rows` FP8 rows whose codes and scales begin at `codes` and `scales`, as blocks of `format` have them. Both tensors keep `owner`.
+    pub(crate) fn apart(
+        format: &RowFormat,
+        rows: u32,
+        [codes, scales]: [usize; 2],
+        device: Device,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        let packed = format.element() == Travels::Fp8(Scaling::Ue8m0);
+        let words = format.scales_stride() as i64 / 4;
+        let tensor = |address, columns, stride, element, owner| Tensor {
+            address,
+            shape: vec![i64::from(rows), columns],
+            strides: Some(vec![stride, 1]),
+            element,
+            device,
+            owner: Box::new(owner),
+        };
+        let (width, stride) = (format.codes_bytes() as i64, format.codes_stride() as i64);
+        let x = tensor(codes, width, stride, Element::E4m3, Arc::clone(&owner));
+        let scale = if packed { Element::I32 } else { Element::F32 };
+        Self { x, scales: Some(tensor(scales, words, words, scale, owner)) }
+    }
 }
 
 /// A number that leaves as a tensor's element.

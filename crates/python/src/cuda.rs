@@ -13,9 +13,7 @@ use moexpress::cuda::{
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
 use moexpress::layout::RowFormat;
-use moexpress::{
-    Element as Travels, Endpoint as _, Error, Layout, LowLatency as _, Scaling, Settings, Shape, Topology,
-};
+use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
@@ -172,34 +170,12 @@ impl Backend for CudaEndpoint {
     }
 
     fn rows_out(&mut self, rows: Rows) -> Result<RowsOut, Error> {
-        let shape = *self.shape();
-        let format = RowFormat::new(&shape);
+        let format = RowFormat::new(self.shape());
         if format.scales_bytes() == 0 {
             return Ok(RowsOut { x: bf16(self, rows), scales: None });
         }
-        let (address, count, stride) = (self.address_of(&rows) as usize, i64::from(rows.rows()), rows.stride() as i64);
-        let (hidden, device) = (i64::from(shape.hidden()), device(self));
-        let columns = format.scales_bytes().div_ceil(SCALE as u64) as i64;
-        let packed = format.element() == Travels::Fp8(Scaling::Ue8m0);
-        // Both tensors keep the rows.
-        let rows = Arc::new(Mutex::new(rows));
-        let x = Tensor {
-            address,
-            shape: vec![count, hidden],
-            strides: Some(vec![stride, 1]),
-            element: Element::U8,
-            device,
-            owner: Box::new(Arc::clone(&rows)),
-        };
-        let scales = Tensor {
-            address: address + format.scales_offset() as usize,
-            shape: vec![count, columns],
-            strides: Some(vec![stride / SCALE as i64, 1]),
-            element: if packed { Element::I32 } else { Element::F32 },
-            device,
-            owner: Box::new(rows),
-        };
-        Ok(RowsOut { x, scales: Some(scales) })
+        let (count, places) = (rows.rows(), [self.address_of(&rows), self.scales_of(&rows).0].map(|at| at as usize));
+        Ok(RowsOut::apart(&format, count, places, device(self), Arc::new(Mutex::new(rows))))
     }
 
     fn results_out(&mut self, rows: Rows) -> Result<Tensor, Error> {

@@ -64,6 +64,12 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
+    /// For a reader that knows FP8 by name, or does not.
+    pub(crate) fn named(self, knows_fp8: bool) -> Self {
+        let element = if knows_fp8 { self.element } else { self.element.plain() };
+        Self { element, ..self }
+    }
+
     /// Numbers in memory of this process.
     pub(crate) fn of_vec<T: Send + 'static>(mut values: Vec<T>, shape: Vec<i64>, element: Element) -> Self {
         let address = values.as_mut_ptr() as usize;

@@ -1,13 +1,14 @@
 //! CPUs: rows are copied in, and leave where they lie.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
-use moexpress::engine::{Buffer, Engine, HostRows, Scalar};
+use moexpress::engine::{Buffer, Engine, HostRows, Lease, Scalar};
 use moexpress::host::{Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
-use moexpress::{Element as Rows, Endpoint as _, Error, Layout, LowLatency as _, Scaling};
+use moexpress::port::Span;
+use moexpress::{Endpoint as _, Error, Layout, LowLatency as _};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
@@ -27,20 +28,17 @@ struct Parts {
     scales: usize,
     /// Scales, or packs of them, in a row of a tensor.
     columns: usize,
-    element: Element,
 }
 
 impl Parts {
     fn of(format: &RowFormat, hidden: u32) -> Self {
         let scales = format.scales_bytes() as usize;
-        let element = if format.element() == Rows::Fp8(Scaling::Ue8m0) { Element::I32 } else { Element::F32 };
         Self {
             hidden: hidden as usize,
             row_bytes: format.payload_bytes() as usize,
             scales_at: format.scales_offset() as usize,
             scales,
             columns: scales.div_ceil(SCALE),
-            element,
         }
     }
 
@@ -80,9 +78,7 @@ fn parts(engine: &Engine<Machine>) -> Parts {
 fn dense(rows: &HostRows<Window>, row_bytes: usize) -> Result<&[u8], Error> {
     match rows {
         HostRows::Owned { bytes, .. } => Ok(bytes),
-        HostRows::Leased(_) => {
-            Err(Error::invalid("rows of low latency", "in an arena", format_args!("of {row_bytes} bytes each")))
-        }
+        _ => Err(Error::invalid("rows of low latency", "in an arena", format_args!("of {row_bytes} bytes each"))),
     }
 }
 
@@ -125,38 +121,31 @@ impl Backend for Engine<Machine> {
         Ok(HostRows::Owned { bytes: bytes.into(), row_bytes })
     }
 
-    fn rows_out(&mut self, rows: Self::Buf) -> Result<RowsOut, Error> {
-        let hidden = i64::from(self.layout().shape().hidden());
-        let count = rows.rows();
-        let shape = vec![i64::from(count), hidden];
-        let format = *self.layout().row();
-        let row_bytes = rows.row_bytes();
-        if row_bytes as u64 != self.layout().shape().result_bytes() || format.scales_bytes() > 0 {
-            return codes_and_scales(&parts(self), &rows);
+    fn rows_out(&mut self, mut rows: Self::Buf) -> Result<RowsOut, Error> {
+        let (format, count) = (*self.layout().row(), rows.rows());
+        if format.scales_bytes() == 0 {
+            return Ok(RowsOut { x: bf16(rows, format, self.layout().shape().hidden())?, scales: None });
         }
-        let x = match rows {
-            HostRows::Owned { bytes, .. } => of_buffer(bytes, shape),
+        let places = match &mut rows {
             HostRows::Leased(lease) => {
-                let (window, block) = lease.place();
-                let address = if count == 0 {
-                    0
-                } else {
-                    let rows = block.base().span(u64::from(count) * format.payload_stride());
-                    let address = window.address(rows);
-                    address.map_err(|fault| Error::invalid("rows of a lease", count, fault))?.as_ptr() as usize
-                };
-                let strides = Some(vec![format.payload_stride() as i64 / 2, 1]);
-                Tensor { address, shape, strides, element: Element::Bf16, device: Device::Cpu, owner: Box::new(lease) }
+                let (_, block) = lease.place();
+                let [codes, scales] = [block.codes(0), block.scales(0)].map(|first| address(lease, first));
+                [codes?, scales?]
             }
+            HostRows::Apart { bytes, block } => {
+                let first = bytes.as_mut_ptr() as usize;
+                [block.codes(0), block.scales(0)].map(|span| first + span.offset.0 as usize)
+            }
+            HostRows::Owned { .. } => return Err(Error::invalid("received FP8 rows", "in one piece", "apart")),
         };
-        Ok(RowsOut { x, scales: None })
+        Ok(RowsOut::apart(&format, count, places, Device::Cpu, Arc::new(Mutex::new(rows))))
     }
 
     fn results_out(&mut self, rows: Self::Buf) -> Result<Tensor, Error> {
         let shape = vec![i64::from(rows.rows()), i64::from(self.layout().shape().hidden())];
         match rows {
             HostRows::Owned { bytes, .. } => Ok(of_buffer(bytes, shape)),
-            HostRows::Leased(_) => Err(Error::invalid("results", "in an arena", "in memory of their own")),
+            _ => Err(Error::invalid("results", "in an arena", "in memory of their own")),
         }
     }
 
@@ -248,30 +237,30 @@ unsafe fn copy_out<T>(values: &[T], address: usize, at: usize) {
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), (address as *mut T).add(at), values.len()) };
 }
 
+/// Where a lease's rows lie, the first of which `first` is; 0 where there are none.
+fn address(lease: &Lease<Window>, first: Span) -> Result<usize, Error> {
+    if lease.rows() == 0 {
+        return Ok(0);
+    }
+    let address = lease.place().0.address(first.offset.span(u64::from(lease.rows()) * first.len));
+    Ok(address.map_err(|fault| Error::invalid("rows of a lease", lease.rows(), fault))?.as_ptr() as usize)
+}
+
+/// bf16 rows of a dispatch.
+fn bf16(rows: HostRows<Window>, format: RowFormat, hidden: u32) -> Result<Tensor, Error> {
+    let shape = vec![i64::from(rows.rows()), i64::from(hidden)];
+    let lease = match rows {
+        HostRows::Owned { bytes, .. } => return Ok(of_buffer(bytes, shape)),
+        HostRows::Apart { .. } => return Err(Error::invalid("received bf16 rows", "apart", "in one piece")),
+        HostRows::Leased(lease) => lease,
+    };
+    let address = address(&lease, lease.place().1.codes(0))?;
+    let strides = Some(vec![format.codes_stride() as i64 / 2, 1]);
+    Ok(Tensor { address, shape, strides, element: Element::Bf16, device: Device::Cpu, owner: Box::new(lease) })
+}
+
 /// bf16 rows as they lie. Their memory goes back to the engine when nobody uses the tensor any more.
 fn of_buffer(mut rows: Buffer, shape: Vec<i64>) -> Tensor {
     let address = rows.as_mut_ptr() as usize;
     Tensor { address, shape, strides: None, element: Element::Bf16, device: Device::Cpu, owner: Box::new(rows) }
-}
-
-/// FP8 rows, whose codes and scales leave as tensors of their own.
-fn codes_and_scales(parts: &Parts, rows: &HostRows<Window>) -> Result<RowsOut, Error> {
-    let count = rows.rows() as usize;
-    let mut codes = vec![0u8; count * parts.hidden];
-    let mut scales = vec![[0u8; SCALE]; count * parts.columns];
-    let mut bytes = vec![0; parts.row_bytes];
-    for row in 0..count {
-        rows.read(row as u32, &mut bytes).map_err(|fault| Error::invalid("row received", row, fault))?;
-        codes[row * parts.hidden..][..parts.hidden].copy_from_slice(&bytes[..parts.hidden]);
-        for (column, scale) in scales[row * parts.columns..][..parts.columns].iter_mut().enumerate() {
-            *scale = parts.scale(&bytes, column);
-        }
-    }
-    // Four-byte numbers are read there, so they lie as such.
-    let scales: Vec<u32> = scales.into_iter().map(u32::from_ne_bytes).collect();
-    let shape = |columns: usize| vec![count as i64, columns as i64];
-    Ok(RowsOut {
-        x: Tensor::of_vec(codes, shape(parts.hidden), Element::U8),
-        scales: Some(Tensor::of_vec(scales, shape(parts.columns), parts.element)),
-    })
 }

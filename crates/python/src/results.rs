@@ -67,9 +67,10 @@ impl Dispatched {
 
 #[pymethods]
 impl Dispatched {
-    /// Rows, or their codes.
-    fn x<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.take(py, |parts| &mut parts.x)
+    /// Rows, or their codes: as FP8 where the reader knows it by name, else as bytes.
+    fn x<'py>(&self, py: Python<'py>, knows_fp8: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = self.parts.lock().unwrap_or_else(PoisonError::into_inner).x.take();
+        tensor.map(|tensor| tensor.named(knows_fp8).into_capsule(py)).transpose()
     }
 
     /// Scales of FP8 rows.
@@ -152,11 +153,7 @@ impl LowDispatched {
     /// Rows, or their codes: as FP8 where the reader knows it by name, else as bytes.
     fn x<'py>(&self, py: Python<'py>, knows_fp8: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
         let tensor = self.parts.lock().unwrap_or_else(PoisonError::into_inner).x.take();
-        let named = |tensor: Tensor| Tensor {
-            element: if knows_fp8 { tensor.element } else { tensor.element.plain() },
-            ..tensor
-        };
-        tensor.map(|tensor| named(tensor).into_capsule(py)).transpose()
+        tensor.map(|tensor| tensor.named(knows_fp8).into_capsule(py)).transpose()
     }
 
     /// Scales of FP8 rows.

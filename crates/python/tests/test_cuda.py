@@ -312,6 +312,8 @@ def check_host_time(rank: int, world: int) -> dict[str, float]:
     layout = buffer.get_dispatch_layout(batch.topk_idx, layer.experts)
     routing = (batch.topk_idx, batch.topk_weights)
     x, _, _, _, kept, _ = buffer.dispatch(batch.x, None, layout[0], None, layout[3], layout[2], *routing)
+    codes = per_token_cast_to_fp8(batch.x)
+    kept_fp8 = buffer.dispatch(codes, None, layout[0], None, layout[3], layout[2], *routing)[4]
     stats = torch.zeros(layer.local, dtype=torch.int32, device=where)
     y = torch.zeros(layer.local, world * 8, 512, dtype=torch.bfloat16, device=where)
 
@@ -323,6 +325,7 @@ def check_host_time(rank: int, world: int) -> dict[str, float]:
         "cached dispatch, native": lambda: native.redispatch(stream, False, address, 8, None, handle),
         "cached dispatch, Communicator": lambda: communicator.redispatch(batch.x, handle).x,
         "cached dispatch, deep_ep": lambda: buffer.dispatch(batch.x, handle=kept),
+        "cached dispatch of FP8 rows, deep_ep": lambda: buffer.dispatch(codes, handle=kept_fp8),
         "combine, deep_ep": lambda: buffer.combine(x, kept),
         "layout, deep_ep": lambda: buffer.get_dispatch_layout(batch.topk_idx, layer.experts),
         "low latency, both, deep_ep": low_latency,

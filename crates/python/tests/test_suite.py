@@ -197,9 +197,37 @@ def test_memory_a_dropped_lease_is_granted_again(ranks: Any) -> None:
     ranks.run(check_leases)
 
 
+def check_leases_of_scales(rank: int, world: int) -> None:
+    """Codes and scales hold the memory of both, each alone."""
+    layer, communicator = small(element="fp8", hidden=512, arena_bytes=1 << 20)
+    layer.hidden = 512
+    held = []
+    for seed in range(30):
+        all_batches = oracle.batches(layer, TOKENS[:world], seed=seed)
+        batch, expected = all_batches[rank], oracle.arrived(layer, all_batches, rank)
+        codes = [each.x.float().to(torch.float8_e4m3fn) for each in all_batches]
+        scales = [each.x[:, :4].float() for each in all_batches]
+        received = communicator.dispatch(codes[rank], batch.topk_idx, scales=scales[rank])
+        x, their = received.x, received.scales
+        assert their is not None and x.is_contiguous() and their.is_contiguous()
+        if seed % 2:
+            held.append((x.view(torch.uint8), oracle.gathered([one.view(torch.uint8) for one in codes], expected)))
+        else:
+            held.append((their, oracle.gathered(scales, expected)))
+        del received, x, their
+        if seed % 5 == 4:
+            del held[0]
+    assert all(torch.equal(got, wanted) for got, wanted in held)
+    communicator.close()
+
+
+def test_memory_codes_and_scales_each_hold_it(ranks: Any) -> None:
+    ranks.run(check_leases_of_scales)
+
+
 def check_fp8(rank: int, world: int) -> None:
-    for element in ("fp8", "fp8-ue8m0"):
-        layer, communicator = small(element=element, hidden=300)
+    for element, placement in [(e, p) for e in ("fp8", "fp8-ue8m0") for p in ("direct", "ring")]:
+        layer, communicator = small(element=element, hidden=300, placement=placement)
         layer.hidden = 300
         all_batches = oracle.batches(layer, TOKENS[:world])
         batch, expected = all_batches[rank], oracle.arrived(layer, all_batches, rank)
@@ -216,7 +244,9 @@ def check_fp8(rank: int, world: int) -> None:
         assert torch.equal(
             received.x.view(torch.uint8), oracle.gathered([one.view(torch.uint8) for one in codes], expected)
         )
-        assert torch.equal(received.scales, oracle.gathered(scales, expected))
+        assert received.scales.is_contiguous() and received.x.stride() == (304, 1)
+        kept = received.scales & 0xFFFFFF if element == "fp8-ue8m0" else received.scales
+        assert torch.equal(kept, oracle.gathered(scales, expected))
         back = communicator.combine(received.x.to(torch.bfloat16), received.handle)
         results = [
             oracle.gathered([one.to(torch.bfloat16) for one in codes], oracle.arrived(layer, all_batches, r))

@@ -1,10 +1,13 @@
-//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers]`, of low latency: `ep-cuda-bench low [ranks]
-//! [SMs,SMs,...]`, and of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`. With `peers` no row stays at home.
+//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
+//! [SMs,SMs,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
+//! [tokens]`. With `peers` no row stays at home.
 
 use std::process::ExitCode;
 
-use ep_core::{Element, Scaling};
-use ep_cuda::bench::{Blocks, Choice, LowPlan, Plan, graphs_table, low_table, run, run_graphs, run_low, table};
+use ep_core::{Element, Error, Scaling};
+use ep_cuda::bench::{
+    Blocks, Choice, LowPlan, Plan, graphs_table, host_table, low_table, run, run_graphs, run_host, run_low, table,
+};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
@@ -12,18 +15,23 @@ fn main() -> ExitCode {
         return low(words);
     }
     let graphs = words.next_if(|word| word == "graphs").is_some();
+    let host = words.next_if(|word| word == "host").is_some();
     let mut number = |default: u32| words.next().and_then(|word| word.parse().ok()).unwrap_or(default);
+    if host {
+        return of_calls(number(1), number(8), |plan| Ok(host_table(plan, &run_host(plan)?)));
+    }
     let ranks = number(4);
     let tokens = number(4096);
     if graphs {
-        return of_graphs(ranks, tokens);
+        return of_calls(ranks, tokens, |plan| Ok(graphs_table(plan, &run_graphs(plan)?)));
     }
     let list = words.next().unwrap_or_else(|| "8,12,16,24,48".into());
     let sms: Vec<u32> = list.split(',').filter_map(|word| word.parse().ok()).collect();
     let choice = if words.next().is_some_and(|word| word == "peers") { Choice::Peers } else { Choice::Any };
-    for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
-        let plan = Plan { ranks, tokens, hidden: 7168, topk: 8, experts: 256, element, choice, repetitions: 50 };
-        let kinds: &[(u32, u32)] = if element == Element::Bf16 { &[(5, 3), (7, 2)] } else { &[(9, 3), (15, 2)] };
+    let hidden = words.next().and_then(|word| word.parse().ok()).unwrap_or(7168);
+    for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
+        let plan = Plan { ranks, tokens, hidden, topk: 8, experts: 256, element, choice, repetitions: 50 };
+        let kinds: &[(u32, u32)] = if element == Element::Bf16 { &[(5, 3), (7, 2)] } else { &[(9, 3), (12, 2)] };
         let shapes: Vec<Blocks> = sms
             .iter()
             .flat_map(|&blocks| kinds.iter().map(move |&(movers, stages)| Blocks { blocks, movers, stages }))
@@ -39,13 +47,13 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Calls against their graphs.
-fn of_graphs(ranks: u32, tokens: u32) -> ExitCode {
+/// A table of whole calls.
+fn of_calls(ranks: u32, tokens: u32, table: impl Fn(&Plan) -> Result<String, Error>) -> ExitCode {
     // Not so many that a rank's queue of launches fills up.
     let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
     let plan = Plan { ranks, tokens, hidden, topk, experts, element: Element::Bf16, choice: Choice::Any, repetitions };
-    match run_graphs(&plan) {
-        Ok(times) => print!("{}", graphs_table(&plan, &times)),
+    match table(&plan) {
+        Ok(table) => print!("{table}"),
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;

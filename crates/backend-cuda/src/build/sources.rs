@@ -172,6 +172,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_layout.h", ep_core::layout::c_header()),
         ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
         ("ep_copy.h", include_str!("../../kernels/ep_copy.h").to_owned()),
+        ("ep_dispatch_ring.h", include_str!("../../kernels/ep_dispatch_ring.h").to_owned()),
         ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
         ("ep_low.h", include_str!("../../kernels/ep_low.h").to_owned()),
         ("ep_low_dispatch.h", include_str!("../../kernels/ep_low_dispatch.h").to_owned()),

@@ -22,10 +22,9 @@ impl CudaEndpoint {
         let kept = replayed(handle)?;
         let rings = options.rings.unwrap_or(handle.rings());
         self.layout().check_rings(&rings)?;
-        let result = self.shape().result_bytes();
-        self.check_rows("y", y, result, handle.rows())?;
+        self.check_results("y", y, handle.rows())?;
         for bias in options.bias.into_iter().flatten() {
-            self.check_rows("bias", bias, result, handle.tokens())?;
+            self.check_results("bias", bias, handle.tokens())?;
         }
         let topk = self.shape().topk();
         if let Some(weights) = options.topk_weights {
@@ -36,7 +35,7 @@ impl CudaEndpoint {
             }
         }
         let stream = Arc::clone(self.stream());
-        let out = Rows::new(&stream, handle.tokens(), result as usize)?;
+        let out = Rows::new(&stream, handle.tokens(), self.shape().result_bytes() as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
         let sums: Array<f32> = self.room_for(weighed)?;
         let plan = &kept.plan;

@@ -295,7 +295,7 @@ impl CudaEndpoint {
         let stream = Arc::clone(self.stream());
         let x = match self.granted {
             Some(_) => None,
-            None => Some(Rows::new(&stream, batch.room, row.payload_bytes() as usize)?),
+            None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
         let sources = match batch.call.kind {
@@ -325,56 +325,48 @@ impl CudaEndpoint {
     fn move_rows(&mut self, batch: &Batch<'_>, landing: &Landing) -> Result<(), Error> {
         let direct = self.settings().placement() == Placement::Direct;
         let fresh = batch.call.kind != Kind::CachedDispatch;
-        let (x, plan) = (self.address(batch.x), batch.plan);
+        let plan = batch.plan;
         let (topk_idx, topk_weights) = batch.choices;
-        let position = plan.position.address();
-        let (tokens, x_stride) = (batch.tokens, batch.x.stride() as u64);
-        let (scales, strides) = batch.x.scales();
+        let (scales, strides) = self.scales(batch.x);
         let (out_token, out_rank) =
             landing.sources.as_ref().map_or((0, 0), |(tokens, ranks)| (tokens.address(), ranks.address()));
-        if direct {
-            let args = args::Dispatch {
-                x,
-                x_stride,
-                scales,
-                scales_token: strides.row,
-                scales_word: strides.word,
-                position,
-                topk_idx,
-                topk_weights,
-                first_at: plan.first_at(),
-                base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
-                base_rows: landing.block.as_ref().map_or(0, Block::rows),
-                tokens,
-                // Of a cached dispatch everybody knows what headers would say.
-                headers: fresh.into(),
-                ..args::Dispatch::default()
-            };
-            self.device.dispatch(batch.call, args)?;
-        }
         let some = |array: &Array<_>| if topk_idx == 0 { 0 } else { array.address() };
         let idx = some(&landing.topk_idx);
         let weights = if topk_idx == 0 { 0 } else { landing.topk_weights.address() };
         let ring = args::DispatchRing {
             rings: KernelRings::from(&batch.rings),
-            x,
-            x_stride,
+            x: self.address(batch.x),
+            x_stride: batch.x.stride() as u64,
             scales,
             scales_token: strides.row,
             scales_word: strides.word,
-            position,
+            position: plan.position.address(),
             topk_idx,
             topk_weights,
             first_of: plan.first_of(),
             out: landing.x.as_ref().map_or(0, |x| self.address(x)),
+            out_scales: landing.x.as_ref().map_or(0, |x| self.scales(x).0),
             out_idx: idx,
             out_weights: weights,
             out_token,
             out_rank,
-            tokens,
+            tokens: batch.tokens,
             notes: direct.into(),
         };
-        self.device.dispatch_ring(batch.call, &ring)?;
+        if direct {
+            let args = args::Dispatch {
+                ring,
+                first_at: plan.first_at(),
+                base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
+                base_rows: landing.block.as_ref().map_or(0, Block::rows),
+                // Of a cached dispatch everybody knows what headers would say.
+                headers: fresh.into(),
+                ..args::Dispatch::default()
+            };
+            self.device.dispatch(batch.call, &args)?;
+        } else {
+            self.device.dispatch_ring(batch.call, &ring)?;
+        }
         if let Some(block) = landing.block.filter(|_| fresh) {
             let args = args::Unpack {
                 base: block.base().0,
@@ -401,12 +393,11 @@ impl CudaEndpoint {
         event: super::Event,
     ) -> Received<Self> {
         let Landing { x, topk_idx, topk_weights, .. } = landing;
-        let bytes = self.shape().row_bytes();
         let x = match (x, self.granted.take()) {
             (Some(x), _) => x,
             (None, block) => {
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
-                Rows::Leased(Lease::new(&self.arena, block, bytes, self.window.clone()))
+                Rows::Leased(Lease::new(&self.arena, block, self.window.clone()))
             }
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);

@@ -131,9 +131,14 @@ impl CudaEndpoint {
         Array::new(self.stream(), len)
     }
 
-    /// Where rows of this endpoint lie in the GPU's memory.
+    /// Where rows of this endpoint lie in the GPU's memory; where their codes do, of FP8 rows of a dispatch.
     pub fn address_of(&self, rows: &Rows) -> u64 {
         self.address(rows)
+    }
+
+    /// Where the scales of FP8 rows of a dispatch lie, and how; address 0 where rows of the shape have none.
+    pub fn scales_of(&self, rows: &Rows) -> (u64, ScaleStrides) {
+        self.scales(rows)
     }
 
     /// [`receive_dispatch`](ep_core::LowLatency::receive_dispatch) into memory of the caller's.

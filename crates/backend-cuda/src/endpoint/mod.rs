@@ -281,6 +281,14 @@ impl CudaEndpoint {
         Mark::new(&self.identity, self.generation)
     }
 
+    /// Refuses what is no bf16 rows, or too few.
+    fn check_results(&self, what: &str, rows: &Rows, expected: u32) -> Result<(), Error> {
+        if rows.are_apart() && rows.rows() > 0 {
+            return Err(Error::invalid(what, "FP8 rows of a dispatch", "bf16 rows"));
+        }
+        self.check_rows(what, rows, self.shape().result_bytes(), expected)
+    }
+
     /// Refuses rows that are too few or of another size than `row_bytes`.
     fn check_rows(&self, what: &str, rows: &Rows, row_bytes: u64, expected: u32) -> Result<(), Error> {
         if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
@@ -296,6 +304,11 @@ impl CudaEndpoint {
 
     fn address(&self, rows: &Rows) -> u64 {
         rows.address(&self.arena, &self.window)
+    }
+
+    /// Where the scales of dispatched rows lie, and how; address 0 where the shape's rows have none.
+    fn scales(&self, rows: &Rows) -> (u64, ScaleStrides) {
+        rows.scales(self.layout().row(), &self.arena, &self.window)
     }
 
     /// What the device has counted, both modes together; nothing where it cannot be asked.
@@ -401,8 +414,7 @@ impl Endpoint for CudaEndpoint {
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {
         let block = self.arena.take(&self.layout().row().results(), handle.rows())?;
-        let bytes = self.shape().result_bytes();
-        Some(Rows::Leased(Lease::new(&self.arena, block, bytes, self.window.clone())))
+        Some(Rows::Leased(Lease::new(&self.arena, block, self.window.clone())))
     }
 
     fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {

@@ -80,9 +80,7 @@ pub struct Apart {
     scales: Arc<Scratch>,
     strides: ScaleStrides,
     rows: u32,
-    /// Bytes of a row as it travels, and of its codes.
-    row_bytes: usize,
-    codes_bytes: usize,
+    format: RowFormat,
 }
 
 impl Apart {
@@ -93,8 +91,17 @@ impl Apart {
         strides: ScaleStrides,
         rows: u32,
     ) -> Self {
-        let [row_bytes, codes_bytes] = [format.payload_bytes(), format.codes_bytes()].map(|bytes| bytes as usize);
-        Self { codes, scales, strides, rows, row_bytes, codes_bytes }
+        Self { codes, scales, strides, rows, format: *format }
+    }
+
+    /// Copies a row, as it travels, in.
+    fn write(&self, stream: &Stream, row: u64, bytes: &[u8]) -> Result<(), Error> {
+        let Self { codes, scales, strides, format, .. } = self;
+        stream.upload(codes.address() + row * format.codes_stride(), &bytes[..format.codes_bytes() as usize])?;
+        for (number, word) in (0u64..).zip(bytes[format.scales_offset() as usize..].chunks(4)) {
+            stream.upload(scales.address() + row * strides.row + number * strides.word, word)?;
+        }
+        Ok(())
     }
 }
 
@@ -107,6 +114,13 @@ pub struct ScaleStrides {
     pub word: u64,
 }
 
+impl ScaleStrides {
+    /// Of rows' scales `row` bytes apart, each side by side.
+    pub(super) const fn dense(row: u64) -> Self {
+        Self { row, word: 4 }
+    }
+}
+
 /// From one row to the next.
 pub(crate) const fn stride(row_bytes: usize) -> usize {
     row_bytes.next_multiple_of(16)
@@ -116,6 +130,16 @@ impl Rows {
     pub(crate) fn new(stream: &Arc<Stream>, rows: u32, row_bytes: usize) -> Result<Self, Error> {
         let memory = Arc::new(Scratch::new(stream, rows as usize * stride(row_bytes))?);
         Ok(Self::Owned { memory, rows, row_bytes })
+    }
+
+    /// Room for `rows` rows that a dispatch brings.
+    pub(crate) fn landing(stream: &Arc<Stream>, rows: u32, format: &RowFormat) -> Result<Self, Error> {
+        if format.scales_bytes() == 0 {
+            return Self::new(stream, rows, format.payload_bytes() as usize);
+        }
+        let room = |stride: u64| Scratch::new(stream, rows as usize * stride as usize).map(Arc::new);
+        let (codes, scales) = (room(format.codes_stride())?, room(format.scales_stride())?);
+        Ok(Self::Apart(Apart::new(format, codes, scales, ScaleStrides::dense(format.scales_stride()), rows)))
     }
 
     pub(crate) fn from_bytes(stream: &Arc<Stream>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
@@ -136,32 +160,52 @@ impl Rows {
         }
     }
 
-    /// Bytes of a row that carry data.
-    pub const fn row_bytes(&self) -> usize {
+    /// Bytes of a row that carry data, as it travels.
+    pub fn row_bytes(&self) -> usize {
         match self {
             Self::Owned { row_bytes, .. } => *row_bytes,
             Self::Leased(lease) => lease.row_bytes(),
-            Self::Apart(apart) => apart.row_bytes,
+            Self::Apart(apart) => apart.format.payload_bytes() as usize,
         }
     }
 
-    /// From one row to the next, in bytes; of their codes, where scales lie elsewhere.
-    pub const fn stride(&self) -> usize {
+    /// Of rows whose scales do not follow their codes.
+    fn format_apart(&self) -> Option<RowFormat> {
         match self {
-            Self::Apart(apart) => stride(apart.codes_bytes),
-            _ => stride(self.row_bytes()),
+            Self::Owned { .. } => None,
+            Self::Leased(lease) => Some(*lease.place().1.format()).filter(|format| format.scales_bytes() > 0),
+            Self::Apart(apart) => Some(apart.format),
         }
     }
 
-    /// Where scales of their own lie, and how; address 0 where there are none.
-    pub(crate) fn scales(&self) -> (u64, ScaleStrides) {
+    /// Whether the rows' scales lie apart from their codes: FP8 rows that a dispatch brought, or of a caller's.
+    pub fn are_apart(&self) -> bool {
+        self.format_apart().is_some()
+    }
+
+    /// From one row to the next, in bytes; of their codes, where scales lie apart.
+    pub fn stride(&self) -> usize {
+        self.format_apart().map_or_else(|| stride(self.row_bytes()), |format| format.codes_stride() as usize)
+    }
+
+    /// Where the scales of rows of `format` lie, and how; address 0 where there are none.
+    pub(crate) fn scales(&self, format: &RowFormat, arena: &Arena, window: &DeviceWindow) -> (u64, ScaleStrides) {
+        if format.scales_bytes() == 0 {
+            return (0, ScaleStrides::dense(0));
+        }
         match self {
+            Self::Owned { memory, .. } => {
+                (memory.address() + format.scales_offset(), ScaleStrides::dense(self.stride() as u64))
+            }
+            Self::Leased(lease) => {
+                let first = lease.block_in(arena).map_or(0, |block| window.address(block.scales(0).offset));
+                (first, ScaleStrides::dense(format.scales_stride()))
+            }
             Self::Apart(apart) => (apart.scales.address(), apart.strides),
-            _ => (0, ScaleStrides { row: 0, word: 0 }),
         }
     }
 
-    /// Where the first row lies.
+    /// Where the first row lies, or its codes.
     pub(crate) fn address(&self, arena: &Arena, window: &DeviceWindow) -> u64 {
         match self {
             Self::Owned { memory, .. } => memory.address(),
@@ -187,18 +231,33 @@ impl Rows {
         }
     }
 
-    /// All rows, dense.
+    /// All rows, dense, each as it travels.
     pub(crate) fn to_vec(&self, arena: &Arena, window: &DeviceWindow) -> Result<Vec<u8>, Error> {
-        if matches!(self, Self::Apart(_)) {
-            return Err(apart());
-        }
         let mut padded = vec![0; self.rows() as usize * self.stride()];
         window.stream.download(self.address(arena, window), &mut padded)?;
+        let rows = padded.chunks_exact(self.stride());
         let row_bytes = self.row_bytes();
-        Ok(padded.chunks_exact(self.stride()).flat_map(|row| &row[..row_bytes]).copied().collect())
+        let Some(format) = self.format_apart().filter(|_| self.rows() > 0) else {
+            return Ok(rows.flat_map(|row| &row[..row_bytes]).copied().collect());
+        };
+        let (address, strides) = self.scales(&format, arena, window);
+        let [row, word] = [strides.row, strides.word].map(|stride| stride as usize);
+        let words = (format.scales_stride() / 4) as usize;
+        let mut scales = vec![0; (rows.len() - 1) * row + (words - 1) * word + 4];
+        window.stream.download(address, &mut scales)?;
+        let mut dense = vec![0; rows.len() * row_bytes];
+        for (at, (codes, into)) in rows.zip(dense.chunks_exact_mut(row_bytes)).enumerate() {
+            let (front, back) = into.split_at_mut(format.scales_offset() as usize);
+            let count = format.codes_bytes() as usize;
+            front[..count].copy_from_slice(&codes[..count]);
+            for (number, into) in back.chunks_mut(4).enumerate() {
+                into.copy_from_slice(&scales[at * row + number * word..][..into.len()]);
+            }
+        }
+        Ok(dense)
     }
 
-    /// Copies dense rows in, from row `first` on.
+    /// Copies dense rows, each as it travels, in, from row `first` on.
     pub(crate) fn store(&mut self, stream: &Stream, first: u32, bytes: &[u8]) -> Result<(), Error> {
         let (size, room) = (self.row_bytes(), self.rows());
         if !bytes.len().is_multiple_of(size) {
@@ -224,14 +283,14 @@ impl Rows {
                 }
                 Ok(())
             }
-            Self::Apart(_) => Err(apart()),
+            Self::Apart(apart) => {
+                for (row, bytes) in (u64::from(first)..).zip(bytes.chunks_exact(size)) {
+                    apart.write(stream, row, bytes)?;
+                }
+                Ok(())
+            }
         }
     }
-}
-
-/// What only rows in one piece can do.
-fn apart() -> Error {
-    Error::unsupported("copying rows whose scales lie apart", "their tensors; they are there to be dispatched")
 }
 
 /// Dense rows with padding between them.

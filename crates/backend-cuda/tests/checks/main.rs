@@ -21,12 +21,13 @@ use libtest_mimic::{Arguments, Trial};
 const DEADLINE: Nanos = Nanos::from_secs(2);
 
 /// Cases that delays and poison are tried on: every path that rows take.
-const DISTURBED: [&str; 9] = [
+const DISTURBED: [&str; 10] = [
     "engine_many_operations_with_changing_rings",
     "engine_cached_handles_replay",
     "engine_fp8_rows_of_every_scaling",
     "memory_rings_of_one_slot",
     "memory_some_have_a_block_for_their_rows_and_some_do_not",
+    "memory_one_full_arena_among_others",
     "memory_output_is_the_callers_again_when_combine_returns",
     "low_latency_both_forms",
     "low_latency_two_operations_in_flight",

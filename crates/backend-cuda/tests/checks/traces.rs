@@ -32,14 +32,19 @@ pub(crate) fn rings() -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let topology = Topology::new(1, RANKS).map_err(text)?;
     let shape = Shape::builder().experts(2 * RANKS).topk(3).hidden(64).max_tokens(40).build().map_err(text)?;
-    for geometry in [
+    let geometries = [
         Geometry { slots: 1, chunk: 1, credit: 1 },
         Geometry { slots: 3, chunk: 2, credit: 2 },
         Geometry { slots: 8, chunk: 4, credit: 3 },
-    ] {
+    ];
+    // In kernels of their own, and in those of direct placement where nobody has room.
+    for (placement, geometry) in [Placement::Ring, Placement::Direct]
+        .into_iter()
+        .flat_map(|placement| geometries.map(|rings| (placement, rings)))
+    {
         let Geometry { slots: room, chunk, credit } = geometry;
         let settings = Settings::builder(&shape, &topology).channels(CHANNELS).slots(room).chunk(chunk).credit(credit);
-        let settings = settings.placement(Placement::Ring).deadline(DEADLINE).build().map_err(text)?;
+        let settings = settings.placement(placement).arena_bytes(0).deadline(DEADLINE).build().map_err(text)?;
         let batches = Workload::new(shape, vec![40, 7, 33]).seed(5).batches().map_err(text)?;
         let world = World::new(shape, topology, RankSet::new()).map_err(text)?;
         let checks = Checks { events: EVENTS, ..disturbed() };

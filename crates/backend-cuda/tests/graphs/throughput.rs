@@ -4,7 +4,7 @@ use ep_conformance::drive::{Round, round};
 use ep_conformance::verify::{bits_of, bytes_of};
 use ep_conformance::workload::Batch;
 use ep_core::engine::{Combine, Dispatch, Handle, Received};
-use ep_core::{Endpoint, Error, Placement};
+use ep_core::{Endpoint, Error, Placement, Rank};
 use ep_cuda::driver::Graph;
 use ep_cuda::{CudaEndpoint, Rows};
 
@@ -25,14 +25,25 @@ fn text(error: Error) -> String {
     error.to_string()
 }
 
-/// Rows go out along a handle and straight back, through rings, or placed and pulled.
+/// Through rings; placed and pulled; and so but for rank 2, whose arena is full.
+const WAYS: [(Placement, Option<Rank>); 3] =
+    [(Placement::Ring, None), (Placement::Direct, None), (Placement::Direct, Some(Rank(2)))];
+
+/// Takes all that the arena has left for results of `handle`, where this is the rank that is to have none.
+fn fill_arena(ep: &mut CudaEndpoint, handle: &Handle, full: Option<Rank>) -> Vec<Rows> {
+    let is_full = full == Some(ep.rank());
+    std::iter::from_fn(|| is_full.then(|| ep.output(handle)).flatten()).collect()
+}
+
+/// Rows go out along a handle and straight back.
 pub(crate) fn cached() -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
+    for (placement, full) in WAYS {
         let layer = Layer::new(placement).map_err(text)?;
         let (graph_only, first) = (Round::default(), layer.batches(0).map_err(text)?);
         layer.run(async |mut ep| {
             let me = ep.rank().index();
             let (_, handle) = round(&mut ep, &layer.world, &first[me], &graph_only).await?;
+            let _kept = fill_arena(&mut ep, &handle, full);
             let mut input = Uploaded::new(&mut ep, &first[me])?;
             let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
             layer.meet()?;
@@ -122,19 +133,21 @@ pub(crate) fn from_anywhere() -> Verdict {
 
 /// Rows, choices and weights change from replay to replay, and with them how many rows come.
 pub(crate) fn worst_case() -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
+    for (placement, full) in WAYS {
         let layer = Layer::new(placement).map_err(text)?;
         let first = layer.batches(0).map_err(text)?;
         let sizes = layer.run(async |mut ep| {
             let me = ep.rank().index();
             let mut input = Uploaded::new(&mut ep, &first[me])?;
+            let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+            let _kept = fill_arena(&mut ep, &handle, full);
             let (mut graph, got, back) = fresh(&mut ep, &input, &WORST).await?;
             let counts = got.counts.as_ref().ok_or_else(|| Error::invalid("counts", "none", "on the device"))?;
             layer.meet()?;
             let mut sizes = std::collections::BTreeSet::new();
             for turn in 1..=REPLAYS {
                 let mut batches = layer.batches(turn)?;
-                for (rank, batch) in (0..).map(ep_core::Rank).zip(&mut batches) {
+                for (rank, batch) in (0..).map(Rank).zip(&mut batches) {
                     batch.drop_choices((turn % 4) as f64 / 4.0, turn, rank)?;
                 }
                 let (received, combined) = layer.expected(&batches, None);
@@ -218,7 +231,7 @@ pub(crate) fn statistics() -> Verdict {
         }
         let (stats, exchange) = (ep.stats(), got.handle.exchange()?);
         same("operations", 7, &[stats.operations], &[14])?;
-        for (rank, peer) in (0..).map(ep_core::Rank).zip(&stats.peers) {
+        for (rank, peer) in (0..).map(Rank).zip(&stats.peers) {
             let moved = u64::from(exchange.rows(ep.rank(), rank)) + u64::from(exchange.rows(rank, ep.rank()));
             same("rows", 7, &[peer.rows_sent, peer.rows_received], &[7 * moved, 7 * moved])?;
         }

@@ -48,6 +48,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         rings: Rings::uniform(1, Geometry { slots: 4, chunk: 2, credit: 2 }),
         placement: Placement::Ring,
         arena_bytes: 0,
+        full: None,
         rounds: vec![TURN],
     }
 }

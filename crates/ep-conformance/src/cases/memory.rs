@@ -3,7 +3,7 @@
 use ep_core::engine::Combine;
 use ep_core::reference::{self, World};
 use ep_core::ring::Geometry;
-use ep_core::{Endpoint, Placement, RankSet, Rings};
+use ep_core::{Element, Endpoint, Placement, Rank, RankSet, Rings, Scaling};
 
 use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
 use crate::backend::{Backend, Requirement};
@@ -21,6 +21,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("memory_a_batch_a_thousand_times_the_rings", &[], thousandfold::<B>),
         case("memory_an_arena_too_small_falls_back_to_rings", &[], small_arena::<B>),
         case("memory_some_have_a_block_for_their_rows_and_some_do_not", &[], some_blocks::<B>),
+        case("memory_one_full_arena_among_others", &[Requirement::Get], one_full_arena::<B>),
         case("memory_a_held_lease_is_never_overwritten", &[], held_leases::<B>),
         case("memory_a_dropped_lease_is_granted_again", &[], leases_return::<B>),
         case("memory_received_rows_go_back_as_they_lie", &[], identity::<B>),
@@ -71,6 +72,20 @@ fn some_blocks<B: Backend>(backend: &B) -> Verdict {
     }
     let lopsided = Scenario { tokens: vec![0, 2, 9, 30], arena_bytes: 1000, drop: 0.6, ..direct(4, 0) };
     check(backend, &Scenario { rings, rounds, ..lopsided })
+}
+
+/// One rank's rows come through rings, in both directions, while those of the others are placed and pulled.
+fn one_full_arena<B: Backend>(backend: &B) -> Verdict {
+    let rounds: Vec<Turn> = [(false, 1, false), (true, 1, false), (false, 7, true), (true, 7, true)]
+        .map(|(cached, channels, pull)| Turn { cached, channels, pull, ..TURN })
+        .to_vec();
+    let rings = Rings::uniform(7, Geometry { slots: 3, chunk: 2, credit: 2 });
+    let elements = [Element::Bf16, Element::Fp8(Scaling::Exact)];
+    for (element, full) in elements.into_iter().flat_map(|element| [0, 2].map(|rank| (element, Some(Rank(rank))))) {
+        let some = Scenario { element, full, rings, rounds: rounds.clone(), arena_bytes: 48 << 10, ..direct(3, 20) };
+        check(backend, &some)?;
+    }
+    Ok(())
 }
 
 fn pulled<B: Backend>(backend: &B) -> Verdict {

@@ -162,14 +162,13 @@ impl Drop for Held {
 /// Rows in the arena, held by the user. Dropping it makes the memory grantable again.
 pub struct Lease<W> {
     held: Arc<Held>,
-    row_bytes: u64,
     window: W,
 }
 
 impl<W: Window> Lease<W> {
-    /// A lease of `block`, which `arena` gave, in `window`; `row_bytes` bytes of each of its rows carry data.
-    pub fn new(arena: &Arena, block: Block, row_bytes: u64, window: W) -> Self {
-        Self { held: Arc::new(Held::new(arena, block)), row_bytes, window }
+    /// A lease of `block`, which `arena` gave, in `window`.
+    pub fn new(arena: &Arena, block: Block, window: W) -> Self {
+        Self { held: Arc::new(Held::new(arena, block)), window }
     }
 
     /// Its block, if it is of `arena`.
@@ -197,27 +196,26 @@ impl<W: Window> Lease<W> {
         self.held.block.rows()
     }
 
-    /// The window that it is part of, and where the rows lie there, one at each [`RowFormat::payload_stride`]: for backends whose
-    /// window may be read in place.
+    /// The window that it is part of, and where the rows lie there: for backends whose window may be read in place.
     pub fn place(&self) -> (&W, Block) {
         (&self.window, self.held.block)
     }
 
-    /// Bytes of one row.
-    pub const fn row_bytes(&self) -> usize {
-        self.row_bytes as usize
+    /// Bytes of one row as it travels.
+    pub fn row_bytes(&self) -> usize {
+        self.held.block.format().payload_bytes() as usize
     }
 
-    /// Copies row `row` out.
+    /// Copies row `row` out, as it travels.
     ///
     /// # Errors
     /// [`Fault::OutOfRange`].
     pub fn read(&self, row: u32, into: &mut [u8]) -> Result<(), Fault> {
         self.check(row)?;
-        self.window.read(self.held.block.payload(row).offset, &mut into[..self.row_bytes as usize])
+        self.held.block.gather(row, into, |at, into| self.window.read(at, into))
     }
 
-    /// Copies row `row` in.
+    /// Copies row `row`, as it travels, in.
     ///
     /// # Errors
     /// [`Fault::OutOfRange`]; [`Fault::StillOffered`] after a failed combine, until all ranks that might read it have
@@ -230,12 +228,12 @@ impl<W: Window> Lease<W> {
                 return Err(Fault::StillOffered);
             }
         }
-        self.window.write(self.held.block.payload(row).offset, &bytes[..self.row_bytes as usize])
+        self.held.block.parts(row).try_for_each(|(part, at)| self.window.write(at, &bytes[part]))
     }
 
     fn check(&self, row: u32) -> Result<(), Fault> {
         let block = &self.held.block;
-        if row < block.rows() { Ok(()) } else { Err(Fault::out_of_range(block.payload(row), block.span().end())) }
+        if row < block.rows() { Ok(()) } else { Err(Fault::out_of_range(block.codes(row), block.span().end())) }
     }
 }
 

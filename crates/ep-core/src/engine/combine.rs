@@ -26,9 +26,9 @@ impl<M: Machine> Engine<M> {
         self.check_handle(handle)?;
         let rings = options.rings.unwrap_or(handle.rings());
         self.layout.check_rings(&rings)?;
-        self.check_rows("y", y, self.shape().result_bytes(), handle.rows())?;
+        self.check_results("y", y, handle.rows())?;
         for bias in options.bias.into_iter().flatten() {
-            self.check_rows("bias", bias, self.shape().result_bytes(), handle.tokens())?;
+            self.check_results("bias", bias, handle.tokens())?;
         }
         let topk = self.shape().topk();
         if let Some(weights) = options.topk_weights {

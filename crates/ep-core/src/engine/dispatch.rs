@@ -149,8 +149,7 @@ impl<M: Machine> Engine<M> {
                 if self.settings().plant() == Some(crate::plant::Plant::LeaseFreedEarly) {
                     self.arena.give(&block);
                 }
-                let bytes = self.shape().row_bytes();
-                HostRows::Leased(Lease::new(&self.arena, block, bytes, self.machine.window()))
+                HostRows::Leased(Lease::new(&self.arena, block, self.machine.window()))
             }
             None => taken.x,
         };
@@ -218,8 +217,7 @@ async fn transfer<M: Machine>(
         control.notes(granted.as_ref()).await?;
     }
     let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
-    let row_bytes = operation.layout.row().payload_bytes() as usize;
-    let x = HostRows::of_pool(pool, if granted.is_some() { 0 } else { rows }, row_bytes);
+    let x = HostRows::landing(pool, if granted.is_some() { 0 } else { rows }, operation.layout.row());
     let intake = Intake::new(x, rows, topk);
     let by_node = tokens_by_node(batch.outgoing.plan, operation.layout.topology());
     let slots = operation.layout.topology().nodes() * operation.rings.channels;

@@ -183,6 +183,14 @@ impl<M: Machine> Engine<M> {
         Mark::new(&self.identity, self.generation)
     }
 
+    /// Refuses what is no bf16 rows, or too few.
+    fn check_results(&self, what: &str, rows: &HostRows<M::Window>, expected: u32) -> Result<(), Error> {
+        if rows.are_apart() && rows.rows() > 0 {
+            return Err(Error::invalid(what, "FP8 rows of a dispatch", "bf16 rows"));
+        }
+        self.check_rows(what, rows, self.shape().result_bytes(), expected)
+    }
+
     /// Refuses rows that are too few or of another size than `row_bytes`.
     fn check_rows(&self, what: &str, rows: &HostRows<M::Window>, row_bytes: u64, expected: u32) -> Result<(), Error> {
         if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
@@ -385,8 +393,7 @@ impl<M: Machine> Endpoint for Engine<M> {
             return None;
         }
         let block = self.arena.take(&self.layout.row().results(), handle.rows())?;
-        let bytes = self.shape().result_bytes();
-        Some(HostRows::Leased(Lease::new(&self.arena, block, bytes, self.machine.window())))
+        Some(HostRows::Leased(Lease::new(&self.arena, block, self.machine.window())))
     }
 
     fn store(&mut self, buf: &mut Self::Buf, first: u32, bytes: &[u8]) -> Result<(), Error> {

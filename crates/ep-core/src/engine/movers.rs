@@ -132,8 +132,7 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
             let row = first_row + position;
             outgoing.head(operation, &mut header, me, token, position);
             intake.header(&header, row);
-            let to = self.block.map(|block| block.payload(row).offset);
-            intake.own(port, to, row, outgoing.x.borrow(token, &mut scratch)?)?;
+            intake.own(port, self.block, row, outgoing.x.borrow(token, &mut scratch)?)?;
         }
         Ok(())
     }

@@ -1,21 +1,30 @@
 //! [`HostRows`]: rows in a CPU's memory, owned or leased from the window.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::engine::arena::{Arena, Lease};
 use crate::engine::pool::{Buffer, Pool};
 use crate::error::{Error, Fault};
-use crate::layout::Block;
+use crate::layout::{Block, RowFormat};
 use crate::machine::Window;
+use crate::port::Offset;
 
 /// `[rows, hidden]` rows of equal size: the buffer type of engines whose roles run on a CPU.
 pub enum HostRows<W: Window> {
-    /// In ordinary memory, dense.
+    /// In ordinary memory, dense, each in one piece as it travels.
     Owned {
         /// The rows' bytes.
         bytes: Buffer,
         /// Bytes of one row; not 0.
         row_bytes: usize,
+    },
+    /// FP8 rows of a dispatch in ordinary memory, codes and scales apart.
+    Apart {
+        /// All codes and scales.
+        bytes: Buffer,
+        /// Where they lie: offsets are those in `bytes`. Its headers are not there.
+        block: Block,
     },
     /// In the arena of the own window.
     Leased(Lease<W>),
@@ -26,8 +35,13 @@ impl<W: Window> HostRows<W> {
         Self::Owned { bytes: vec![0; rows as usize * row_bytes].into(), row_bytes }
     }
 
-    /// Room for `rows` rows that are to be written, in memory of `pool`.
-    pub(crate) fn of_pool(pool: &Pool, rows: u32, row_bytes: usize) -> Self {
+    /// Room for `rows` rows of a dispatch that are to be written, in memory of `pool`.
+    pub(crate) fn landing(pool: &Pool, rows: u32, format: &RowFormat) -> Self {
+        if format.scales_bytes() > 0 {
+            let block = format.block(Offset(0), rows);
+            return Self::Apart { bytes: pool.take(format.payloads_bytes(rows.into()) as usize), block };
+        }
+        let row_bytes = format.payload_bytes() as usize;
         Self::Owned { bytes: pool.take(rows as usize * row_bytes), row_bytes }
     }
 
@@ -48,15 +62,26 @@ impl<W: Window> HostRows<W> {
     pub fn rows(&self) -> u32 {
         match self {
             Self::Owned { bytes, row_bytes } => (bytes.len() / row_bytes) as u32,
+            Self::Apart { block, .. } => block.rows(),
             Self::Leased(lease) => lease.rows(),
         }
     }
 
-    /// Bytes of one row.
-    pub const fn row_bytes(&self) -> usize {
+    /// Bytes of one row as it travels.
+    pub fn row_bytes(&self) -> usize {
         match self {
             Self::Owned { row_bytes, .. } => *row_bytes,
+            Self::Apart { block, .. } => block.format().payload_bytes() as usize,
             Self::Leased(lease) => lease.row_bytes(),
+        }
+    }
+
+    /// Whether the rows' scales lie apart from their codes: rows that a dispatch brought.
+    pub fn are_apart(&self) -> bool {
+        match self {
+            Self::Owned { .. } => false,
+            Self::Apart { .. } => true,
+            Self::Leased(lease) => lease.place().1.format().scales_bytes() > 0,
         }
     }
 
@@ -65,42 +90,52 @@ impl<W: Window> HostRows<W> {
         matches!(self, Self::Leased(_))
     }
 
-    /// Copies row `row` into `into`, which is one row long.
+    /// Copies row `row`, as it travels, into `into`, which is one row long.
     ///
     /// # Errors
     /// [`Fault::OutOfRange`] beyond the last row.
     pub fn read(&self, row: u32, into: &mut [u8]) -> Result<(), Fault> {
         match self {
-            Self::Owned { .. } => into.copy_from_slice(self.borrow(row, &mut [])?),
-            Self::Leased(lease) => lease.read(row, into)?,
+            Self::Owned { .. } => {
+                into.copy_from_slice(self.borrow(row, &mut [])?);
+                Ok(())
+            }
+            Self::Apart { bytes, block } => {
+                check_row(block, row)?;
+                block.gather(row, into, |at, into| {
+                    into.copy_from_slice(&bytes[at.0 as usize..][..into.len()]);
+                    Ok(())
+                })
+            }
+            Self::Leased(lease) => lease.read(row, into),
         }
-        Ok(())
     }
 
-    /// Copies `bytes`, one row, into row `row`.
+    /// Copies `bytes`, one row as it travels, into row `row`.
     ///
     /// # Errors
     /// [`Fault::OutOfRange`] beyond the last row.
     pub fn write(&mut self, row: u32, bytes: &[u8]) -> Result<(), Fault> {
         match self {
-            Self::Owned { .. } => self.slot(row)?.copy_from_slice(bytes),
-            Self::Leased(lease) => lease.write(row, bytes)?,
+            Self::Leased(lease) => lease.write(row, bytes),
+            _ => self.fill(row, |part, into| {
+                into.copy_from_slice(&bytes[part]);
+                Ok(())
+            }),
         }
-        Ok(())
     }
 
-    /// All rows, dense.
+    /// All rows, dense, each as it travels.
     pub(crate) fn to_vec(&self) -> Result<Vec<u8>, Error> {
-        match self {
-            Self::Owned { bytes, .. } => Ok(bytes.to_vec()),
-            Self::Leased(lease) => {
-                let mut bytes = vec![0; lease.rows() as usize * lease.row_bytes()];
-                for (row, into) in (0u32..).zip(bytes.chunks_exact_mut(lease.row_bytes())) {
-                    lease.read(row, into).map_err(|fault| Error::invalid("row of a lease", row, fault))?;
-                }
-                Ok(bytes)
-            }
+        if let Self::Owned { bytes, .. } = self {
+            return Ok(bytes.to_vec());
         }
+        let row_bytes = self.row_bytes();
+        let mut bytes = vec![0; self.rows() as usize * row_bytes];
+        for (row, into) in (0u32..).zip(bytes.chunks_exact_mut(row_bytes)) {
+            self.read(row, into).map_err(|fault| Error::invalid("row to copy", row, fault))?;
+        }
+        Ok(bytes)
     }
 
     /// Copies dense rows in, from row `first` on.
@@ -128,26 +163,37 @@ impl<W: Window> HostRows<W> {
         Ok(())
     }
 
-    /// Row `row` where it lies, or copied into `scratch` when it lies in the window.
+    /// Row `row` as it travels: where it lies, or copied into `scratch` when it lies in the window or apart.
     pub(crate) fn borrow<'a>(&'a self, row: u32, scratch: &'a mut [u8]) -> Result<&'a [u8], Fault> {
         match self {
             Self::Owned { bytes, row_bytes } => {
                 let at = row as usize * row_bytes;
                 bytes.get(at..at + row_bytes).ok_or_else(|| beyond(at, *row_bytes, bytes.len()))
             }
-            Self::Leased(lease) => {
-                lease.read(row, scratch)?;
+            _ => {
+                self.read(row, scratch)?;
                 Ok(scratch)
             }
         }
     }
 
-    /// Row `row` of ordinary memory, to be filled.
-    pub(crate) fn slot(&mut self, row: u32) -> Result<&mut [u8], Fault> {
+    /// Fills row `row` of ordinary memory: `with` is given the places of its parts, and which bytes they are of the row as it travels.
+    pub(crate) fn fill(
+        &mut self,
+        row: u32,
+        mut with: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
         match self {
             Self::Owned { bytes, row_bytes } => {
-                let (at, len) = (row as usize * *row_bytes, bytes.len());
-                bytes.get_mut(at..at + *row_bytes).ok_or_else(|| beyond(at, *row_bytes, len))
+                let (at, len, size) = (row as usize * *row_bytes, bytes.len(), *row_bytes);
+                with(0..size, bytes.get_mut(at..at + size).ok_or_else(|| beyond(at, size, len))?)
+            }
+            Self::Apart { bytes, block } => {
+                check_row(block, row)?;
+                block.parts(row).try_for_each(|(part, at)| {
+                    let len = part.len();
+                    with(part, &mut bytes[at.0 as usize..][..len])
+                })
             }
             Self::Leased(_) => Err(beyond(0, 0, 0)),
         }
@@ -156,17 +202,14 @@ impl<W: Window> HostRows<W> {
     /// The lease, when the rows lie in the window.
     pub const fn lease(&self) -> Option<&Lease<W>> {
         match self {
-            Self::Owned { .. } => None,
+            Self::Owned { .. } | Self::Apart { .. } => None,
             Self::Leased(lease) => Some(lease),
         }
     }
 
     /// The block it leases from `arena`, if it does.
     pub(crate) fn block_in(&self, arena: &Arena) -> Option<Block> {
-        match self {
-            Self::Owned { .. } => None,
-            Self::Leased(lease) => lease.block_in(arena),
-        }
+        self.lease().and_then(|lease| lease.block_in(arena))
     }
 }
 
@@ -178,6 +221,12 @@ impl<W: Window> fmt::Debug for HostRows<W> {
             .field("leased", &self.is_leased())
             .finish()
     }
+}
+
+/// Refuses a row that `block` does not have.
+fn check_row(block: &Block, row: u32) -> Result<(), Fault> {
+    let codes = block.codes(row);
+    if row < block.rows() { Ok(()) } else { Err(Fault::out_of_range(codes, block.codes(block.rows()).offset.0)) }
 }
 
 const fn beyond(at: usize, len: usize, limit: usize) -> Fault {

@@ -131,6 +131,7 @@ fn structs(out: &mut String) {
             payload_stride,
             scales_offset,
             scales_bytes,
+            scales_stride,
             wire_bytes,
             result_bytes,
             result_stride,

@@ -48,12 +48,14 @@ pub struct KernelWindow {
     pub header_bytes: u64,
     /// Payload of a dispatched row, up to its last byte of data.
     pub payload_bytes: u64,
-    /// From one payload to the next in a block of dispatched rows.
+    /// Payload of a dispatched row as it travels, padding included.
     pub payload_stride: u64,
-    /// From the start of a dispatched row's payload to its scales.
+    /// From the start of a dispatched row's payload to its scales; from one row's codes to the next's in a block of them.
     pub scales_offset: u64,
     /// Scales of a dispatched row; 0 where it has none.
     pub scales_bytes: u64,
+    /// From one row's scales to the next's in a block of dispatched rows.
+    pub scales_stride: u64,
     /// Header and payload of a dispatched row as they travel through a ring.
     pub wire_bytes: u64,
     /// Payload of a row of results, which is bf16.
@@ -142,6 +144,7 @@ impl From<&Layout> for KernelWindow {
             payload_stride: row.payload_stride(),
             scales_offset: row.scales_offset(),
             scales_bytes: row.scales_bytes(),
+            scales_stride: row.scales_stride(),
             wire_bytes: row.wire_bytes(),
             result_bytes: results.payload_bytes(),
             result_stride: results.payload_stride(),
@@ -176,7 +179,7 @@ impl From<&Layout> for KernelWindow {
 }
 
 /// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct KernelRings {
     /// Rings from each writer to each reader.

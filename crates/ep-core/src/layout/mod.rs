@@ -61,5 +61,7 @@ pub(crate) const fn round_up(value: u64, unit: u64) -> u64 {
 
 /// Alignment of rows on the wire: what bulk copy engines and DMA need.
 pub const ROW_ALIGN: u64 = 16;
+/// Alignment of rows' scales in a block: they are read and written in words.
+pub const SCALES_ALIGN: u64 = 4;
 /// Alignment of ring slots and of regions' parts: a cache line.
 pub const SLOT_ALIGN: u64 = 64;

@@ -1,8 +1,10 @@
-//! A row on the wire: header, choices, payload.
+//! A row on the wire: header, choices, payload. And rows at their final place: a [`Block`].
+
+use std::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{ROW_ALIGN, SLOT_ALIGN, round_up};
+use super::{ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN, round_up};
 use crate::port::{Offset, Span};
 use crate::shape::{Element, Shape};
 
@@ -94,9 +96,14 @@ impl RowFormat {
         self.element.codes_bytes(self.hidden)
     }
 
+    /// Bytes from one row's codes to the next's in a block.
+    pub const fn codes_stride(&self) -> u64 {
+        round_up(self.codes_bytes(), ROW_ALIGN)
+    }
+
     /// From the start of the payload to its scales; the end of the payload where it has none.
     pub const fn scales_offset(&self) -> u64 {
-        round_up(self.codes_bytes(), ROW_ALIGN)
+        self.codes_stride()
     }
 
     /// Bytes of the scales.
@@ -104,7 +111,12 @@ impl RowFormat {
         self.element.scales_bytes(self.hidden)
     }
 
-    /// Bytes from one payload to the next in a block.
+    /// Bytes from one row's scales to the next's in a block.
+    pub const fn scales_stride(&self) -> u64 {
+        round_up(self.scales_bytes(), SCALES_ALIGN)
+    }
+
+    /// Bytes from one payload to the next where payloads lie in one piece, as they travel.
     pub const fn payload_stride(&self) -> u64 {
         round_up(self.payload_bytes(), ROW_ALIGN)
     }
@@ -124,9 +136,14 @@ impl RowFormat {
         round_up(self.slot_room(), SLOT_ALIGN)
     }
 
+    /// Bytes of the codes and scales of `rows` rows in a block.
+    pub const fn payloads_bytes(&self, rows: u64) -> u64 {
+        round_up(rows * self.codes_stride(), SLOT_ALIGN) + round_up(rows * self.scales_stride(), SLOT_ALIGN)
+    }
+
     /// Bytes of a block of `rows` rows in the arena.
     pub const fn block_bytes(&self, rows: u64) -> u64 {
-        round_up(rows * self.payload_stride(), SLOT_ALIGN) + round_up(rows * self.header_bytes(), SLOT_ALIGN)
+        self.payloads_bytes(rows) + round_up(rows * self.header_bytes(), SLOT_ALIGN)
     }
 
     /// The block of `rows` rows at `base`.
@@ -135,7 +152,11 @@ impl RowFormat {
     }
 }
 
-/// Rows that lie in an arena: all payloads, then all headers, so that the payloads are one dense tensor.
+/// Rows at their final place: all codes, then all scales, then all headers, so that codes and scales are a dense tensor each.
+///
+/// ```text
+/// codes, each padded to 16 B | to 64 B | scales, where rows have some, each padded to 4 B | to 64 B | headers, each padded to 16 B | to 64 B
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Block {
     format: RowFormat,
@@ -149,6 +170,11 @@ impl Block {
         self.base
     }
 
+    /// The format of its rows.
+    pub const fn format(&self) -> &RowFormat {
+        &self.format
+    }
+
     /// How many rows it holds.
     pub const fn rows(&self) -> u32 {
         self.rows
@@ -159,17 +185,48 @@ impl Block {
         self.base.span(self.format.block_bytes(self.rows as u64))
     }
 
-    /// The payload of row `row`, padding included.
-    pub const fn payload(&self, row: u32) -> Span {
-        let stride = self.format.payload_stride();
+    /// The codes of row `row`, padding included.
+    pub const fn codes(&self, row: u32) -> Span {
+        let stride = self.format.codes_stride();
         self.base.plus(row as u64 * stride).span(stride)
+    }
+
+    /// The scales of row `row`, padding included; of no bytes where rows have none.
+    pub const fn scales(&self, row: u32) -> Span {
+        let codes = round_up(self.rows as u64 * self.format.codes_stride(), SLOT_ALIGN);
+        let stride = self.format.scales_stride();
+        self.base.plus(codes + row as u64 * stride).span(stride)
     }
 
     /// The header of row `row`.
     pub const fn header(&self, row: u32) -> Span {
-        let payloads = round_up(self.rows as u64 * self.format.payload_stride(), SLOT_ALIGN);
         let stride = self.format.header_bytes();
-        self.base.plus(payloads + row as u64 * stride).span(stride)
+        self.base.plus(self.format.payloads_bytes(self.rows as u64) + row as u64 * stride).span(stride)
+    }
+
+    /// Where the payload of row `row` lies: for each of its parts, codes and scales if it has some, which bytes of the payload as it
+    /// travels they are, and their place.
+    pub fn parts(&self, row: u32) -> impl Iterator<Item = (Range<usize>, Offset)> + use<> {
+        let [codes, scales, end] =
+            [self.format.codes_bytes(), self.format.scales_offset(), self.format.payload_bytes()].map(|at| at as usize);
+        let parts = [(0..codes, self.codes(row).offset), (scales.min(end)..end, self.scales(row).offset)];
+        parts.into_iter().filter(|(part, _)| !part.is_empty())
+    }
+
+    /// Brings row `row` together as it travels: `read` reads its parts into `payload`. Padding between them becomes zero.
+    pub(crate) fn gather<E>(
+        &self,
+        row: u32,
+        payload: &mut [u8],
+        read: impl Fn(Offset, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut end = 0;
+        for (part, at) in self.parts(row) {
+            payload[end..part.start].fill(0);
+            end = part.end;
+            read(at, &mut payload[part])?;
+        }
+        Ok(())
     }
 }
 
@@ -227,8 +284,25 @@ mod tests {
         let row = RowFormat::new(&Shape::builder().hidden(17).topk(3).experts(8).build().unwrap());
         assert_eq!((row.payload_bytes(), row.payload_stride(), row.header_bytes()), (34, 48, 48));
         let block = row.block(Offset(128), 3);
-        assert_eq!(block.payload(2).offset, Offset(128 + 96));
+        assert_eq!(block.codes(2).offset, Offset(128 + 96));
         assert_eq!(block.header(0).offset, Offset(128 + 192));
         assert_eq!(block.span().len, 192 + 192);
+        assert_eq!(block.parts(1).collect::<Vec<_>>(), [(0..34, Offset(128 + 48))]);
+    }
+
+    #[test]
+    fn codes_and_scales_of_placed_rows_lie_apart() {
+        let placed = |element, hidden| {
+            let row = format(element, hidden);
+            let block = row.block(Offset(0), 3);
+            assert_eq!(block.header(0).offset.0, row.payloads_bytes(3));
+            let parts = block.parts(2).map(|(part, at)| (part, at.0));
+            (row.codes_stride(), row.scales_stride(), parts.collect::<Vec<_>>())
+        };
+        // 3 x 7168 bytes are a multiple of 64.
+        let expected = vec![(0..7168, 2 * 7168), (7168..7392, 3 * 7168 + 2 * 224)];
+        assert_eq!(placed(Element::Fp8(Scaling::Exact), 7168), (7168, 224, expected));
+        let expected = vec![(0..300, 608), (304..307, 960 + 8)];
+        assert_eq!(placed(Element::Fp8(Scaling::Ue8m0), 300), (304, 4, expected));
     }
 }

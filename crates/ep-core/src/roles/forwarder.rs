@@ -13,7 +13,7 @@ use crate::error::Fault;
 use crate::layout::{Block, Share};
 use crate::machine::{Machine, Window};
 use crate::plan::{Exchange, Fanout, channel_share};
-use crate::port::{Offset, Port};
+use crate::port::Port;
 use crate::ring::{Consumer, Producer};
 use crate::settings::Placement;
 use crate::topology::{Node, Rank};
@@ -257,8 +257,7 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
         }
         match &mut self.exits[local as usize] {
             Exit::Own => {
-                let to: Option<Offset> = self.block.map(|block| block.payload(row).offset);
-                self.intake.own(&mut self.port, to, row, payload)?;
+                self.intake.own(&mut self.port, self.block, row, payload)?;
                 self.intake.header(&header, row);
             }
             Exit::Ring(outlet) => {

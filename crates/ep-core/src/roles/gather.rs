@@ -104,7 +104,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
             let header_bytes = self.header.as_bytes().len() as u64;
             let Route::Pull { block, landing } = self.route(rank) else { continue };
             let header = block.header(row).offset.span(header_bytes);
-            let payload = block.payload(row).offset.span(format.payload_bytes());
+            let payload = block.codes(row).offset.span(format.payload_bytes());
             port.get(lane, header, to).await?;
             landing.push_back(port.get(lane, payload, to.plus(format.header_bytes())).await?);
         }

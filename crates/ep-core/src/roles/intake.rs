@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Operation;
 use crate::engine::rows::HostRows;
 use crate::error::Fault;
-use crate::layout::{Choice, RowFormat, RowHeader};
+use crate::layout::{Block, Choice, RowFormat, RowHeader};
 use crate::machine::Machine;
 use crate::plan::Plan;
 use crate::port::{Offset, Port, Work};
@@ -152,20 +152,16 @@ impl<W: crate::machine::Window> Intake<W> {
     /// Takes a payload from the own window into row `row`.
     pub(crate) fn payload(&self, port: &impl Port, from: Offset, row: u32) -> Result<(), Fault> {
         let mut inner = self.inner.borrow_mut();
-        let into = inner.x.slot(row)?;
-        port.charge(Work::Row { bytes: into.len() as u64 });
-        port.read(from, into)
+        port.charge(Work::Row { bytes: inner.x.row_bytes() as u64 });
+        inner.x.fill(row, |part, into| port.read(from.plus(part.start as u64), into))
     }
 
-    /// Takes a payload from the user's memory of the same rank into row `row`.
-    pub(crate) fn own(&self, port: &mut impl Port, to: Option<Offset>, row: u32, bytes: &[u8]) -> Result<(), Fault> {
+    /// Takes a payload from the user's memory of the same rank into row `row`, of the own block where there is one.
+    pub(crate) fn own(&self, port: &mut impl Port, block: Option<&Block>, row: u32, bytes: &[u8]) -> Result<(), Fault> {
         port.charge(Work::Row { bytes: bytes.len() as u64 });
-        match to {
-            Some(to) => port.write(to, bytes),
-            None => {
-                self.inner.borrow_mut().x.slot(row)?.copy_from_slice(bytes);
-                Ok(())
-            }
+        match block {
+            Some(block) => block.parts(row).try_for_each(|(part, to)| port.write(to, &bytes[part])),
+            None => self.inner.borrow_mut().x.write(row, bytes),
         }
     }
 

@@ -41,11 +41,13 @@ impl<'a, 'o, M: Machine> Placer<'a, 'o, M> {
             port.flush(self.lane, ticket).await?;
         }
         let from = layout.staging_slot(self.lane.peer, rings, self.track, slot).offset;
-        let staged = from.plus(layout.row().header_bytes()).span(payload.len() as u64);
+        let staged = from.plus(layout.row().header_bytes());
         port.write(from, header)?;
-        port.write(staged.offset, payload)?;
+        port.write(staged, payload)?;
         port.charge(Work::Row { bytes: (header.len() + payload.len()) as u64 });
-        port.put(self.lane, staged, self.block.payload(row).offset).await?;
+        for (part, to) in self.block.parts(row) {
+            port.put(self.lane, staged.plus(part.start as u64).span(part.len() as u64), to).await?;
+        }
         let to = self.block.header(row).offset;
         self.staging.sent(port.put(self.lane, from.span(header.len() as u64), to).await?);
         Ok(())

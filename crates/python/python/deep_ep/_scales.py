@@ -68,21 +68,18 @@ class Rows:
             scales = torch.nn.functional.pad(scales, (0, groups - columns))
         return Rows(codes, scales, "fp8", columns, dtype)
 
+    def lie(self, x: torch.Tensor, scales: torch.Tensor | None) -> bool:
+        """Whether what was received lies as it is handed over, so that nothing is copied."""
+        return x.is_contiguous() and (scales is None or scales.shape[1] == self.columns)
+
     def received(self, x: torch.Tensor, scales: torch.Tensor | None) -> Any:
         """What was received, in the form of what was sent."""
+        x = x.contiguous()
         if scales is None or self.dtype is None:
-            return x.contiguous()
-        x = _dense(x)
+            return x
         if scales.dtype != self.dtype:
             scales = scales.view(self.dtype)
-        return x, scales[:, : self.columns].contiguous()
-
-
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous codes. They are copied in larger units than one."""
-    if x.is_contiguous() or x.shape[1] % 16 or x.stride(0) % 16 or x.data_ptr() % 16 or not len(x):
-        return x.contiguous()
-    return x.view(torch.complex128).contiguous().view(x.dtype)
+        return x, scales if scales.shape[1] == self.columns else scales[:, : self.columns].contiguous()
 
 
 def _rows(x: torch.Tensor) -> None:

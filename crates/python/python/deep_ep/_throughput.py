@@ -111,7 +111,7 @@ class Throughput:
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
             communicator = made.communicator
             out = communicator._throughput.redispatch(x, made.native, None, defer)
-            received = tensor_of(out.x())
+            received = tensor_of(out.x(False))
             if received.is_contiguous():
                 event = _event(communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
@@ -153,13 +153,10 @@ class Throughput:
 
 
 def _taken(rows: Rows, received: Received, communicator: Communicator, defer: bool) -> Rows_t:
-    """Received rows in the form of those that were sent, which may take a copy."""
-    taken: Rows_t
-    if not defer or (rows.scales is None and received.x.is_contiguous()):
-        taken = rows.received(received.x, received.scales)
-        return taken
-    with communicator.order.behind():
-        taken = rows.received(received.x, received.scales)
+    """Received rows in the form of those that were sent: a copy, where they lie in another."""
+    x, scales = received.x, received.scales
+    with communicator.order.behind() if defer and not rows.lie(x, scales) else nullcontext():
+        taken: Rows_t = rows.received(x, scales)
     return taken
 
 

@@ -55,14 +55,15 @@ class Received:
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn. May lie in the communicator's arena, which gets the memory back when
-        this tensor and its views are gone."""
-        x = tensor_of(self._out.x())
-        return x if x.dtype is torch.bfloat16 else x.view(torch.float8_e4m3fn)
+        """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn, contiguous where a row is a multiple of 16 bytes. May lie in the
+        communicator's arena, which gets the memory back when this tensor and its views are gone."""
+        x = tensor_of(self._out.x(KNOWS_FP8))
+        return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
 
     @cached_property
     def scales(self) -> torch.Tensor | None:
-        """``[rows, scales]`` of FP8 rows: f32, or int32 with four UE8M0 bytes each."""
+        """``[rows, scales]`` of FP8 rows, contiguous: f32, or int32 with four UE8M0 bytes each. Beyond a row's last scale bytes are
+        undefined. Lies as ``x`` does, and holds the same memory."""
         return _maybe(self._out.scales())
 
     @cached_property

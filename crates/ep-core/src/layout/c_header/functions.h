@@ -144,26 +144,36 @@ EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
 }
 
-/* --- Blocks of rows in an arena: all payloads, then all headers. --- */
+/* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */
 
 /* bytes rounded up to EP_SLOT_ALIGN. */
 EP_HD static inline ep_u64 ep_slot_aligned(ep_u64 bytes) {
     return (bytes + EP_SLOT_ALIGN - 1) / EP_SLOT_ALIGN * EP_SLOT_ALIGN;
 }
 
-/* Bytes of a block of dispatched rows. */
-EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
-    return ep_slot_aligned(rows * w.payload_stride) + ep_slot_aligned(rows * w.header_bytes);
+/* Bytes of the codes and scales of dispatched rows in a block. */
+EP_HD static inline ep_u64 ep_payloads_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_slot_aligned(rows * w.scales_offset) + ep_slot_aligned(rows * w.scales_stride);
 }
 
-/* The payload of row row in the block at base; w.payload_stride bytes, padding included. */
-EP_HD static inline ep_u64 ep_block_payload(const EpWindow& w, ep_u64 base, ep_u32 row) {
-    return base + (ep_u64)row * w.payload_stride;
+/* Bytes of a block of dispatched rows. */
+EP_HD static inline ep_u64 ep_block_bytes(const EpWindow& w, ep_u64 rows) {
+    return ep_payloads_bytes(w, rows) + ep_slot_aligned(rows * w.header_bytes);
+}
+
+/* The codes of row row in the block at base; w.scales_offset bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_codes(const EpWindow& w, ep_u64 base, ep_u32 row) {
+    return base + (ep_u64)row * w.scales_offset;
+}
+
+/* The scales of row row in the block of rows at base; w.scales_stride bytes, padding included. */
+EP_HD static inline ep_u64 ep_block_scales(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
+    return base + ep_slot_aligned((ep_u64)rows * w.scales_offset) + (ep_u64)row * w.scales_stride;
 }
 
 /* The header of row row in the block of rows at base. */
 EP_HD static inline ep_u64 ep_block_header(const EpWindow& w, ep_u64 base, ep_u32 rows, ep_u32 row) {
-    return base + ep_slot_aligned((ep_u64)rows * w.payload_stride) + (ep_u64)row * w.header_bytes;
+    return base + ep_payloads_bytes(w, rows) + (ep_u64)row * w.header_bytes;
 }
 
 /* Bytes of a block of results. */

@@ -152,9 +152,8 @@ impl<W: Window> Intake<W> {
             let expert = expert % local;
             let row = expert * stride + self.counts[expert as usize];
             self.counts[expert as usize] += 1;
-            let into = self.x.slot(row)?;
-            port.charge(Work::Row { bytes: into.len() as u64 });
-            port.read(payload, into)?;
+            port.charge(Work::Row { bytes: self.x.row_bytes() as u64 });
+            self.x.fill(row, |part, into| port.read(payload.plus(part.start as u64), into))?;
             self.source_token[row as usize] = token as i32;
             self.picks.push(Pick { choice, row, weight: picked.weight });
         }
