@@ -1,9 +1,10 @@
 //! Low latency against the oracle: both forms, two operations in flight, bad input, masks and return.
 
+use ep_core::engine::Routing;
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::incident::Incident;
 use ep_core::reference::{Weighing, World};
-use ep_core::{Element, Endpoint, Error, Fault, LowLatency, Nanos, Rank, RankSet, Settings};
+use ep_core::{Element, Endpoint, Error, Fault, LowLatency, Nanos, Rank, RankSet, Scaling, Settings};
 
 use super::fixture::{Verdict, allowed, ensure, finished, text};
 use crate::backend::{Backend, Requirement, Setup};
@@ -31,6 +32,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_two_operations_in_flight", LOW, in_flight::<B>),
         case("low_latency_a_third_in_flight_is_refused", LOW, third::<B>),
         case("low_latency_bad_input_is_refused", LOW, bad_input::<B>),
+        case("low_latency_refuses_fp8_rows_of_throughput_mode", LOW, fp8_rows::<B>),
         case("low_latency_beside_throughput_mode", LOW, beside_throughput::<B>),
         case("low_latency_many_operations", LOW, many::<B>),
         case("low_latency_statistics_count_what_moved", LOW, statistics::<B>),
@@ -222,6 +224,29 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         seen.push(last);
     }
     verify::run(&layer.world, &layer.batches, Weighing::AtSource, &seen).map_err(text).map(drop)
+}
+
+/// FP8 rows of 18 elements with f32 scales are as long as bf16 rows.
+fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
+    let scenario = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 18, ..scenario(3, 4) };
+    let setup = scenario.setup().map_err(text)?;
+    let batches = scenario.batches(setup.shape, 0).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let rows = vec![0; batch.tokens as usize * ep.shape().row_bytes() as usize];
+        let x = ep.rows(&rows, batch.tokens)?;
+        let topk_idx = ep.array(&batch.topk_idx)?;
+        let got = ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await?;
+        let (_, routing) = upload(&mut ep, batch, Weighing::AtExperts)?;
+        let sent = ep.send_dispatch(&got.x, &routing).await.err();
+        Ok((got.rows, sent.map(|error| error.to_string())))
+    })?;
+    for (rank, (rows, said)) in finished(outcomes)?.into_iter().enumerate() {
+        let expected = "x is FP8 rows of a dispatch, allowed: bf16 rows";
+        ensure(rows > 0, || format!("rank {rank} received nothing"))?;
+        ensure(said.as_deref() == Some(expected), || format!("rank {rank} was told {said:?}"))?;
+    }
+    Ok(())
 }
 
 fn beside_throughput<B: Backend>(backend: &B) -> Verdict {

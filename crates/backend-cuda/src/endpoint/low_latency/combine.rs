@@ -48,7 +48,7 @@ impl CudaEndpoint {
         mark.check("handle", &self.mark())?;
         let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         Self::check_weights(topk_weights, routed.topk_idx.len())?;
-        self.check_rows("y", y, self.shape().result_bytes(), self.expert_rows())?;
+        self.check_results("y", y, self.expert_rows())?;
         Ok(kind)
     }
 

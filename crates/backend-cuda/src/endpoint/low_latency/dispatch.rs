@@ -54,7 +54,7 @@ impl CudaEndpoint {
             return Err(Error::invalid("tokens of a low-latency dispatch", tokens, limit));
         }
         let tokens = tokens as u32;
-        self.check_rows("x", x, self.shape().result_bytes(), tokens)?;
+        self.check_results("x", x, tokens)?;
         let choices = topk_idx.len();
         let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
         let memory = Arc::new(Scratch::new(self.stream(), copied + 8 * self.topology().ranks() as usize)?);

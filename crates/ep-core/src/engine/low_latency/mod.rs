@@ -242,7 +242,7 @@ impl<M: Machine> LowLatency for Engine<M> {
             let limit = format_args!("at most {}, max_tokens of the shape", self.shape().max_tokens());
             return Err(Error::invalid("tokens of a low-latency dispatch", plan.tokens(), limit));
         }
-        self.check_rows("x", x, self.shape().result_bytes(), plan.tokens())?;
+        self.check_results("x", x, plan.tokens())?;
         let routed = Routed { plan, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone() };
         let tokens =
             Tokens { x, plan: &routed.plan, topk_idx: &routed.topk_idx, topk_weights: routed.topk_weights.as_deref() };
@@ -288,7 +288,7 @@ impl<M: Machine> LowLatency for Engine<M> {
         let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.check_weights(topk_weights, routed.topk_idx.len())?;
         let most = self.topology().ranks() * self.shape().max_tokens() * self.layout.local_experts();
-        self.check_rows("y", y, self.shape().result_bytes(), if picks.is_empty() { 0 } else { most })?;
+        self.check_results("y", y, if picks.is_empty() { 0 } else { most })?;
         let results = Results { y, sources, rows, picks };
         let sent =
             self.send(kind, async |call, outbox, faults| return_results(call, &results, outbox, faults).await).await?;
