@@ -3,18 +3,19 @@
  *
  *   launch   any number of blocks, co-resident with those of the other ranks (cooperative). The last `copiers` warps of a block copy,
  *            where the own rows are not in the window yet; the others pull: a lane sums EP_PULL_UNITS times 16 bytes of a token
- *   memory   offered blocks in the peers' windows; own rows, bias and sums in memory of the own GPU. shared: where rows lie; how many
- *            of each rank's are known to be there, for each warp; what copiers need (ep_copy.h)
+ *   memory   offered blocks in the peers' windows; own rows, bias and sums in memory of the own GPU. shared: where rows lie; what a
+ *            reducer of rings needs; how many of each rank's rows are known to be there, for each warp; what copiers need (ep_copy.h)
  *   roles    block 0 offers; every block learns the peers' offers. Where a rank with rows for this one offered nothing, nothing
- *            is summed here, and ep_combine_ring_kernel, which follows, does it all. The block that comes last publishes Done, and
- *            waits until all that pull from here are done
+ *            is pulled: a warp of each block becomes the reducer of a channel of the rings (ep_combine_ring.h). The block that comes
+ *            last publishes Done, and waits until all that pull from here are done. Where this rank itself offered nothing, or
+ *            there are more channels than blocks, all that concerns rings is left to ep_combine_ring_kernel, which follows
  *   rules    F10: acquire of the notes, barrier, or of the piece's cell by the warp; then coherent loads. All rows of a token, up to
  *            EP_PULL_WIDTH of them, are in flight before the first is added. Copiers wait for nobody: pulling warps may wait for them
  *
  * Compiled for each EP_PULL_WIDTH.
  */
+#include "ep_combine_ring.h"
 #include "ep_copy.h"
-#include "ep_sum.h"
 
 #ifndef EP_PULL_WIDTH
 #define EP_PULL_WIDTH 4
@@ -31,7 +32,7 @@
 /* As many as have the registers that they need. */
 #define EP_COMBINE_THREADS 896
 
-EP_CHECK_ARGS(EpCombineArgs);
+EP_CHECK_ARGS(EpCombineRingArgs);
 
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
@@ -179,29 +180,30 @@ EP_DEV bool ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, 
 }
 
 extern "C" __global__ void __launch_bounds__(EP_COMBINE_THREADS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
-                                                                       const __grid_constant__ EpCombineArgs a) {
+                                                                       const __grid_constant__ EpCombineRingArgs ring) {
     __shared__ bool pulled;
     if (__syncthreads_or(ep_closed(r))) return;
     const ep_u64 began = ep_now();
-    const ep_u32 warp = threadIdx.x / 32, pulling = blockDim.x / 32 - a.copiers;
+    const EpCombineArgs& a = ring.combine;
+    const ep_u32 warp = threadIdx.x / 32, pulling = blockDim.x / 32 - a.copiers, ranks = r.w.ranks;
     EpSource* sources = (EpSource*)ep_pool;
-    ep_u32* there = (ep_u32*)(sources + r.w.ranks); /* [pulling, ranks] */
+    EpRoute* routes = (EpRoute*)(sources + ranks);
+    ep_u32* there = (ep_u32*)(routes + ranks); /* [pulling, ranks] */
     if (warp < pulling) {
         const bool all = ep_pull(r, a, sources, there, 32 * pulling, began);
         if (threadIdx.x == 0) pulled = all;
     } else {
-        ep_u8* shared = ep_pool + ep_round_128((ep_u32)(r.w.ranks * (sizeof(EpSource) + 4 * pulling)));
-        ep_offer_rows(r, a, shared, warp - pulling, began);
+        ep_offer_rows(r, a, ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool)), warp - pulling, began);
     }
+    __syncthreads();
+    const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.rings.channels > gridDim.x;
+    if (!all && !leaves && warp == 0 && blockIdx.x < ring.rings.channels && !ep_failed(r))
+        ep_reduce(r, ring, sources, routes, blockIdx.x, began);
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
-    /* Who has offered nothing may have to give rows back through rings. */
-    const bool all = pulled, rings = !all || a.base == EP_NO_BASE;
-    if (threadIdx.x == 0) ep_local(r)->rings = rings ? (all ? 2 : 1) : 0;
-    if (rings) return;
-    ep_say_done(r);
-    for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += blockDim.x)
-        if (peer != r.me && ep_takes_part(r, peer) && ((const ep_u32*)a.matrix)[peer * r.w.ranks + r.me] > 0)
-            if (!ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS))
-                ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
-    ep_count_op(r);
+    if (leaves) {
+        const bool gives = a.base == EP_NO_BASE;
+        if (threadIdx.x == 0) ep_local(r)->rings = !all ? 1 : gives ? 2 : 0;
+        if (!all || gives) return;
+    }
+    ep_end_combine(r, a, began);
 }

@@ -1,177 +1,17 @@
 /*
- * ep_combine_ring_kernel: rows of ranks that offered no block come back through rings; a token's rows may come either way.
+ * ep_combine_ring_kernel: the rings of a rank that has offered no block, or that has more channels than blocks: it gives rows back, and
+ * reduces where some of its own come through rings (ep_combine_ring.h). Follows ep_combine_kernel, and ends at once where that left
+ * nothing to do.
  *
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
- *   roles    one warp each: returner of a source's rows on a channel (where this rank offered nothing, and has rows of that
- *            source); reducer of the tokens of a channel. The block that comes last ends the operation
- *   memory   rings in the windows of the tokens' ranks; shared: for each reducer the rings it empties and where rows lie
- *   rules    the reducer takes tokens in ascending order, as all returners do, and holds no row while it waits: no circle of waits
- *
- * After ep_combine_kernel, which exchanged the notes, it ends at once where that left nothing to do.
+ *   roles    those of the rings. The block that comes last ends the operation
+ *   memory   shared: where rows lie; what reducers need
  */
-#include "ep_offers.h"
-#include "ep_ring.h"
-#include "ep_sum.h"
+#include "ep_combine_ring.h"
 
-struct EpCombineRingArgs {
-    EpCombineArgs combine;
-    EpRings rings;
-    ep_u64 source_token;  /* i32 [rows] */
-    ep_u64 tokens_of;     /* u32 [ranks]: tokens of each rank's batch */
-};
 EP_CHECK_ARGS(EpCombineRingArgs);
 
 extern __shared__ __align__(16) ep_u8 ep_pool[];
-
-/* The first of some ascending tokens that is not below token. */
-EP_DEV ep_u32 ep_partition(const ep_i32* tokens, ep_u32 count, ep_u32 token) {
-    ep_u32 low = 0;
-    while (low < count) {
-        const ep_u32 middle = (low + count) / 2;
-        if ((ep_u32)tokens[middle] < token) low = middle + 1;
-        else count = middle;
-    }
-    return low;
-}
-
-EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 channel, ep_u64 began) {
-    const ep_u32 lane = threadIdx.x % 32, channels = a.rings.channels;
-    const ep_u32 first = ((const ep_u32*)a.combine.first_of)[source], rows = ((const ep_u32*)a.combine.first_of)[source + 1] - first;
-    const ep_i32* tokens = (const ep_i32*)a.source_token + first;
-    const ep_u32 batch = ((const ep_u32*)a.tokens_of)[source];
-    const ep_u32 begin = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel));
-    const ep_u32 end = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel + 1));
-    EpProducer ring;
-    if (!ep_producer_open(r, ring, source, channel, began)) return;
-    ep_u8* at = ep_producer_slot(r, a.rings, ring, began);
-    if (at == nullptr) return;
-    if (lane == 0) ep_write_opening(r, at, end - begin, begin);
-    ep_producer_push(r, a.rings, ring);
-    for (ep_u32 position = begin; position < end; ++position) {
-        at = ep_producer_slot(r, a.rings, ring, began);
-        if (at == nullptr) return;
-        const ep_u32 row = first + position;
-        if (lane == 0) ep_st16(at, make_int4((int)r.me, tokens[position], (int)position, (int)(ep_u32)ep_op(r)));
-        for (ep_u32 k = lane; k < r.w.topk; k += 32) {
-            EpChoice choice = {-1, 0.0f};
-            if (a.combine.own_weights) choice.weight = ((const float*)a.combine.own_weights)[(ep_u64)row * r.w.topk + k];
-            ((EpChoice*)(at + sizeof(EpRowHeader)))[k] = choice;
-        }
-        ep_copy_row(at + r.w.header_bytes, (const ep_u8*)a.combine.y + (ep_u64)row * a.combine.y_stride,
-                    (ep_u32)r.w.result_stride);
-        ep_producer_push(r, a.rings, ring);
-    }
-    ep_producer_close(r, ring);
-}
-
-/* What a reducer knows of one rank. */
-struct EpRoute {
-    EpConsumer ring;
-    ep_u64 row;     /* where the current token's row lies; 0 where it has none from this rank */
-    ep_u64 weights; /* where its weights lie, weights_step bytes apart; or 0 */
-    ep_u32 weights_step;
-    ep_u32 through_ring;
-};
-
-/* Whether rank has rows of source, which it must give back: the same answer at both ends of a ring. */
-EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
-    return rank != source && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
-}
-
-/* Opens the rings of a channel. Lanes serve ranks. */
-EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
-                          ep_u64 began) {
-    bool right = true;
-    for (ep_u32 rank = threadIdx.x % 32; rank < r.w.ranks; rank += 32) {
-        EpRoute& route = routes[rank];
-        route.through_ring = ep_gives_back(r, a, r.me, rank) && sources[rank].payload == 0;
-        if (!route.through_ring) continue;
-        ep_consumer_open(r, route.ring, rank, channel);
-        ep_consumer_begin(r, route.ring);
-        if (!ep_consumer_await(r, a.rings, route.ring, began)) { right = false; continue; }
-        right &= ep_check_header(r, ep_read_opening(ep_consumer_slot(r, a.rings, route.ring)), rank);
-        ep_consumer_pop(r, a.rings, route.ring);
-    }
-    return __all_sync(EP_FULL, right);
-}
-
-/* Finds the rows of a token; waits for those that come through rings. Lanes serve ranks. */
-EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 token,
-                         ep_u64 began) {
-    const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
-    const ep_i32* positions = (const ep_i32*)a.combine.position + (ep_u64)token * ranks;
-    bool waits = false;
-    for (ep_u32 rank = lane; rank < ranks; rank += 32)
-        if (positions[rank] >= 0 && routes[rank].through_ring) waits |= !ep_consumer_look(r, a.rings, routes[rank].ring);
-    if (__any_sync(EP_FULL, waits))
-        for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring && !ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_consumer_return(r, routes[rank].ring);
-    bool right = true;
-    for (ep_u32 rank = lane; rank < ranks; rank += 32) {
-        EpRoute& route = routes[rank];
-        const ep_i32 position = positions[rank];
-        route.row = route.weights = 0;
-        if (position < 0) continue;
-        if (!route.through_ring) {
-            route.row = (ep_u64)ep_source_row(sources[rank], position);
-            const bool own = rank == r.me;
-            if (sources[rank].choices)
-                route.weights = sources[rank].choices + (ep_u64)position * sources[rank].choices_step + (own ? 0 : 4);
-            route.weights_step = own ? 4 : sizeof(EpChoice);
-            continue;
-        }
-        if (!ep_consumer_look(r, a.rings, route.ring) && !ep_consumer_await(r, a.rings, route.ring, began)) {
-            right = false;
-            continue;
-        }
-        const ep_u8* at = ep_consumer_slot(r, a.rings, route.ring);
-        ep_u32 whose;
-        if (!ep_check_row(r, at, rank, (ep_u32)position, &whose)) right = false;
-        else if (whose != token) { ep_fail_mismatch(r, rank, EP_FIELD_ROW_TOKEN, token, whose); right = false; }
-        route.row = (ep_u64)(at + r.w.header_bytes);
-        route.weights = (ep_u64)(at + sizeof(EpRowHeader) + 4);
-        route.weights_step = sizeof(EpChoice);
-    }
-    const bool all = __all_sync(EP_FULL, right);
-    __syncwarp();
-    return all;
-}
-
-EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
-                      ep_u64 began) {
-    const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
-    const EpCombineArgs& c = a.combine;
-    if (!ep_open_rings(r, a, sources, routes, channel, began)) return;
-    const ep_u32 end = ep_channel_first(c.tokens, a.rings.channels, channel + 1);
-    for (ep_u32 token = ep_channel_first(c.tokens, a.rings.channels, channel); token < end; ++token) {
-        if (!ep_find_rows(r, a, sources, routes, token, began)) return;
-        for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512) {
-            EpSum sum;
-            ep_sum_clear(sum);
-            if (c.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + at));
-            if (c.bias[1]) ep_sum_add(sum, ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + at));
-            for (ep_u32 rank = 0; rank < ranks; ++rank)
-                if (routes[rank].row) ep_sum_add(sum, ep_ld16_peer((const ep_u8*)routes[rank].row + at));
-            ep_st16((ep_u8*)c.out + token * c.out_stride + at, ep_sum_round(sum));
-        }
-        if (c.weights)
-            for (ep_u32 k = lane; k < r.w.topk; k += 32) {
-                float sum = 0.0f;
-                for (ep_u32 rank = 0; rank < ranks; ++rank)
-                    if (routes[rank].row && routes[rank].weights)
-                        sum += *(const volatile float*)(routes[rank].weights + k * routes[rank].weights_step);
-                ((float*)c.weights)[(ep_u64)token * r.w.topk + k] = sum;
-            }
-        __syncwarp();
-        for (ep_u32 rank = 0; rank < ranks; ++rank)
-            if (routes[rank].through_ring && routes[rank].row)
-                ep_poison(r, (const ep_u8*)routes[rank].row - r.w.header_bytes, (ep_u32)(r.w.header_bytes + r.w.result_stride));
-        for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring && routes[rank].row) ep_consumer_pop(r, a.rings, routes[rank].ring);
-    }
-    for (ep_u32 rank = lane; rank < ranks; rank += 32)
-        if (routes[rank].through_ring) ep_consumer_close(r, routes[rank].ring);
-}
 
 extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpCombineRingArgs a) {
@@ -179,33 +19,19 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_combine_ring_kernel(cons
     const ep_u32 left = ep_local(r)->rings;
     if (left == 0) return;
     const ep_u64 began = ep_now();
-    const ep_u32 ranks = r.w.ranks, channels = a.rings.channels, in_block = threadIdx.x / 32;
-    const ep_u32 warp = blockIdx.x * (blockDim.x / 32) + in_block;
     EpSource* sources = (EpSource*)ep_pool;
-    EpRoute* routes = (EpRoute*)(sources + ranks) + in_block * ranks;
     ep_learn_sources(r, a.combine, sources, blockDim.x, began);
     __syncthreads();
-    /* Where some rows come through rings, pulled ones are taken when all are there. */
-    for (ep_u32 rank = in_block; left == 1 && rank < ranks; rank += blockDim.x / 32)
-        if (sources[rank].rows > 0 && sources[rank].piece > 0) ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began);
-    __syncthreads();
     /* Returners of all peers, and in the place of the own rank's, the reducer. */
+    const ep_u32 ranks = r.w.ranks, in_block = threadIdx.x / 32, warp = blockIdx.x * (blockDim.x / 32) + in_block;
     const ep_u32 channel = warp / ranks, peer = warp % ranks;
-    if (channel < channels && ep_takes_part(r, peer)) {
-        if (peer == r.me) {
-            if (left == 1) ep_reduce(r, a, sources, routes, channel, began);
-        } else if (a.combine.base == EP_NO_BASE && ep_gives_back(r, a, peer, r.me)) {
-            ep_give_back(r, a, peer, channel, began);
-        }
+    if (channel < a.rings.channels && ep_takes_part(r, peer)) {
+        /* Of so many warps in a row every ranks-th is a reducer. */
+        EpRoute* routes = (EpRoute*)(sources + ranks) + in_block / ranks * ranks;
+        if (peer == r.me && left == 1) ep_reduce(r, a, sources, routes, channel, began);
+        if (peer != r.me && a.combine.base == EP_NO_BASE && ep_gives_back(r, a, peer, r.me)) ep_give_back(r, a, peer, channel, began);
     }
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
-    ep_say_done(r);
-    if (a.combine.base != EP_NO_BASE)
-        for (ep_u32 other = threadIdx.x; other < ranks; other += blockDim.x)
-            if (other != r.me && ep_takes_part(r, other) &&
-                ((const ep_u32*)a.combine.matrix)[other * ranks + r.me] > 0)
-                if (!ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS))
-                    ep_wait(r, other, EP_LANE_CONTROL, EP_COUNTER_DONE, ep_op(r), EP_PHASE_PULLED, began);
-    ep_count_op(r);
+    ep_end_combine(r, a.combine, began);
 }

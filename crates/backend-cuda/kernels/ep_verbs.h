@@ -73,7 +73,7 @@ struct EpLocal {
     ep_u32 serial;     /* alarms published */
     ep_u32 arrived[4]; /* blocks that have come to a meeting of the grid; 0 again when all have */
     ep_u32 bad_token;  /* 1 + the first token whose choices are wrong; 0 for none */
-    ep_u32 rings;      /* not 0 when a direct kernel left rows to the ring kernel that follows it */
+    ep_u32 rings;      /* not 0 when a kernel that places or pulls left rows to the ring kernel that follows it */
     ep_u32 generation; /* of the communicator; graphs of an earlier one must not run */
     ep_u32 speaking;   /* not 0 while a thread publishes an alarm: cells must not fall */
     ep_u64 foremost;   /* of the waits that last long the one nearest to the cause, see ep_wait_key; 0 for none */

@@ -202,7 +202,7 @@ pub(crate) struct DispatchRing {
 }
 
 /// `EpCombineRingArgs`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct CombineRing {
     pub(crate) combine: Combine,

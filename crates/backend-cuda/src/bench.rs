@@ -300,19 +300,22 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
     let combine = |rank: &RankDevice, y: u64, base: u64| {
         rank.combine(
             call(Kind::Combine),
-            &args::Combine {
-                y,
-                y_stride: row.results().payload_stride(),
-                position: device_plan.position.address(),
-                first_at: device_plan.first_at(),
-                matrix: device_plan.matrix(),
-                out: out.address(),
-                out_stride: row.results().payload_stride(),
-                base,
-                first_of: device_plan.first_of(),
-                base_rows: most,
-                tokens: plan.tokens,
-                ..args::Combine::default()
+            &args::CombineRing {
+                combine: args::Combine {
+                    y,
+                    y_stride: row.results().payload_stride(),
+                    position: device_plan.position.address(),
+                    first_at: device_plan.first_at(),
+                    matrix: device_plan.matrix(),
+                    out: out.address(),
+                    out_stride: row.results().payload_stride(),
+                    base,
+                    first_of: device_plan.first_of(),
+                    base_rows: most,
+                    tokens: plan.tokens,
+                    ..args::Combine::default()
+                },
+                ..args::CombineRing::default()
             },
             y != window + base,
         )

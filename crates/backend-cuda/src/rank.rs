@@ -42,8 +42,6 @@ const DISPATCHING: u32 = 16;
 
 /// Warps of a block of the ring kernels: `__launch_bounds__`.
 const WARPS: u32 = 8;
-/// Bytes of `EpSource`.
-const SOURCE_BYTES: u32 = 32;
 /// Bytes of `EpPlace`.
 const PLACE_BYTES: u32 = 24;
 

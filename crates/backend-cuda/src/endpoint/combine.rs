@@ -59,7 +59,7 @@ impl CudaEndpoint {
         }
         let bias = options.bias.map(|bias| bias.map_or(0, |bias| self.address(bias)));
         let bias = if bias[0] == 0 { [bias[1], 0] } else { bias };
-        let args = args::Combine {
+        let combine = args::Combine {
             y: self.address(y),
             y_stride: y.stride() as u64,
             position: plan.position.address(),
@@ -78,14 +78,13 @@ impl CudaEndpoint {
             tokens: handle.tokens(),
             ..args::Combine::default()
         };
-        self.device.combine(call, &args, copy.is_some())?;
-        let ring = args::CombineRing {
-            combine: args,
+        let args = args::CombineRing {
+            combine,
             rings: KernelRings::from(&rings),
             source_token: kept.source_token.address(),
             tokens_of: plan.tokens_of(),
         };
-        self.device.combine_ring(call, &ring)?;
+        self.device.combine(call, &args, copy.is_some())?;
         let event = self.end(capture.is_some()).await?;
         lease.inspect(|lease| lease.take_back());
         copy_offered.inspect(|copy| copy.take_back());

@@ -1,6 +1,8 @@
 //! Launches of a combine.
 
-use super::{Call, RankDevice, SOURCE_BYTES, WARPS};
+use ep_core::layout::NO_BASE;
+
+use super::{Call, RankDevice, WARPS};
 use crate::args;
 use crate::driver::Launch;
 use crate::error::CudaError;
@@ -17,6 +19,8 @@ const CHUNK: u32 = 16 << 10;
 const CHUNK_STATE: u32 = 24;
 /// What it keeps beside: `EP_COUNTED` numbers.
 const COPIER_STATE: u32 = 16;
+/// Bytes of `EpSource`.
+const SOURCE_BYTES: u32 = 32;
 /// Bytes of `EpRoute`.
 const ROUTE_BYTES: u32 = 72;
 
@@ -29,31 +33,37 @@ pub(crate) fn piece_cells(ranks: u32) -> u64 {
 }
 
 impl RankDevice {
-    /// Pulls and sums. Where the rows are not in the offered block yet, it `copies` them there, all but those of the own rank;
-    /// `args` without what only this needs.
-    pub(crate) fn combine(&self, call: Call, args: &args::Combine, copies: bool) -> Result<(), CudaError> {
+    /// Pulls and sums; rows that were not offered come through rings. Where the own rows are not in the offered block yet, it `copies` them
+    /// there, all but those of the own rank; `args` without what only this needs.
+    pub(crate) fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
         // A rank alone has no peers that pull.
         let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
-        let state = (self.ranks() * (SOURCE_BYTES + 4 * (COMBINING - copiers))).next_multiple_of(128);
+        let pulling = COMBINING - copiers;
+        let state = (self.ranks() * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128);
         let mut shape =
             Launch { blocks: self.blocks, threads: 32 * COMBINING, shared_memory: state, cooperative: true };
-        let mut args = *args;
+        let mut own = *args;
         if copiers > 0 {
             let state = state + (copiers * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
             // Beside what kernels keep by themselves.
             let room = self.stream.device().shared_memory().saturating_sub(state + 256);
             let chunk = (room / (copiers * STAGES) / 128 * 128).clamp(128, CHUNK);
-            (args.copiers, args.stages, args.chunk) = (copiers, STAGES, chunk);
-            args.copied = self.copied.address();
+            (own.combine.copiers, own.combine.stages, own.combine.chunk) = (copiers, STAGES, chunk);
+            own.combine.copied = self.copied.address();
             shape.shared_memory = state + copiers * STAGES * chunk;
         }
-        self.launch(self.kernels.combine(self.ranks()), shape, call, &args)
+        self.launch(self.kernels.combine(self.ranks()), shape, call, &own)?;
+        // The kernel says the same: it gives no rows back, and each of its blocks reduces one channel at most.
+        let leaves = args.combine.base == NO_BASE || args.rings.channels > self.blocks;
+        if leaves { self.combine_ring(call, args) } else { Ok(()) }
     }
 
-    /// Rows that were not offered, through rings.
-    pub(crate) fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
-        let roles = self.ranks() * args.rings.channels;
-        let shared_memory = self.ranks() * (SOURCE_BYTES + WARPS * ROUTE_BYTES);
+    /// What a combine has left to rings.
+    fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
+        let ranks = self.ranks();
+        let roles = ranks * args.rings.channels;
+        // Of so many warps in a row every `ranks`th is a reducer.
+        let shared_memory = ranks * (SOURCE_BYTES + WARPS.div_ceil(ranks) * ROUTE_BYTES);
         self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
     }
 }

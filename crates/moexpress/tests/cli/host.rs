@@ -91,6 +91,15 @@ fn a_far_transport_that_cannot_be_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_far_transport_on_one_node_is_refused() {
+    let expected = "nodes with --far is 1, allowed: 2 or more: nothing is far on one node";
+    for nodes in ["", "--nodes 1 --ranks-per-node 4"] {
+        let refusal = moexpress(&format!("run --backend host {nodes} {LAYER} --far roce")).refusal();
+        assert!(refusal.contains(expected), "{refusal}");
+    }
+}
+
+#[test]
 fn processes_need_a_launcher() {
     let refusal = moexpress("run --backend host --processes").refusal();
     assert!(refusal.contains("moexpress launch -n 4 -- moexpress run --backend host --processes"), "{refusal}");

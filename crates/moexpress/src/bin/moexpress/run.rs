@@ -72,6 +72,9 @@ impl Task {
     fn of(args: &RunArgs, launched: Option<Environment>) -> Result<Self, Error> {
         let topology = launched.as_ref().map_or_else(|| args.topology.topology(), Environment::topology)?;
         let (timing, low_latency) = (timing(args)?, low_latency(args)?);
+        if args.far.far.is_some() && topology.nodes() == 1 {
+            return Err(Error::invalid("nodes with --far", 1, "2 or more: nothing is far on one node"));
+        }
         let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
             let settings = args.settings.settings(shape, &topology, args.mode == Mode::LowLatency)?;
             Ok((settings, backend::seen_shape(shape, &topology, &settings, timing)?))
