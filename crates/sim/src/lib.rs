@@ -123,6 +123,7 @@ mod pages;
 mod port;
 mod race;
 mod timed;
+mod verb;
 mod violation;
 mod wakers;
 mod world;

@@ -8,6 +8,7 @@ use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
 use ep_core::{Fault, Nanos, Rank};
 
 use super::World;
+use crate::verb::begin_and_resume;
 
 /// A role's view of the simulated machine, with a clock of its own.
 #[derive(Debug)]
@@ -44,15 +45,11 @@ impl ep_core::Port for Port {
 
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
         self.look().await;
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_wait(self.number, context)
-            } else {
-                world.begin_wait(self.number, needs, context)
-            }
-        })
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_wait(self.number, needs, context),
+            |world, context| world.resume_wait(self.number, context),
+        )
         .await
     }
 
@@ -72,15 +69,11 @@ impl ep_core::Port for Port {
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_flush(self.number, lane, upto, context)
-            } else {
-                world.begin_flush(self.number, lane, upto, context)
-            }
-        })
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_flush(self.number, lane, upto, context),
+            |world, context| world.resume_flush(self.number, lane, upto, context),
+        )
         .await
     }
 

@@ -1,13 +1,13 @@
 //! A port of the explore scheduler.
 
 use std::cell::RefCell;
-use std::future::poll_fn;
 use std::rc::Rc;
 
 use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
 use ep_core::{Fault, Nanos, Rank};
 
 use super::World;
+use crate::verb::begin_and_resume;
 
 /// A role's view of the simulated machine. At every verb the adversary may let others run first.
 ///
@@ -32,15 +32,11 @@ impl Port {
     /// Starts a verb: the adversary may park the role here.
     async fn turn(&mut self) {
         let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume(self.number, context)
-            } else {
-                world.begin(self.number, context)
-            }
-        })
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin(self.number, context),
+            |world, context| world.resume(self.number, context),
+        )
         .await;
     }
 }
@@ -71,15 +67,11 @@ impl ep_core::Port for Port {
     async fn wait_any(&mut self, needs: &[Need]) -> Result<usize, Fault> {
         self.turn().await;
         let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_wait(self.number, needs, context)
-            } else {
-                world.begin_wait(self.number, needs, context)
-            }
-        })
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_wait(self.number, needs, context),
+            |world, context| world.resume_wait(self.number, needs, context),
+        )
         .await
     }
 
@@ -101,15 +93,11 @@ impl ep_core::Port for Port {
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
         self.turn().await;
         let _verb = self.verb();
-        let mut begun = false;
-        poll_fn(|context| {
-            let mut world = self.world.borrow_mut();
-            if std::mem::replace(&mut begun, true) {
-                world.resume_flush(self.number, lane, upto, context)
-            } else {
-                world.begin_flush(self.number, lane, upto, context)
-            }
-        })
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_flush(self.number, lane, upto, context),
+            |world, context| world.resume_flush(self.number, lane, upto, context),
+        )
         .await
     }
 
