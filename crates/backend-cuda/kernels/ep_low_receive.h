@@ -3,7 +3,9 @@
  */
 #ifndef EP_LOW_RECEIVE_H
 #define EP_LOW_RECEIVE_H
+#include "ep_low_arrivals.h"
 #include "ep_low_dispatch.h"
+#include "ep_low_rows.h"
 
 /* Shared memory of the receiving half. */
 struct EpLowReceiver {

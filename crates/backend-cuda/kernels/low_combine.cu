@@ -11,7 +11,10 @@
  *            with the weights given here, per rank as it is, ranks ascending; f32, rounded once
  *   rules    ep_low.h. Slots are read after the acquire of their cell and a barrier, by loads that are coherent
  */
-#include "ep_low.h"
+#include "ep_low_arrivals.h"
+#include "ep_low_banks.h"
+#include "ep_low_end.h"
+#include "ep_low_rows.h"
 #include "ep_sum.h"
 
 struct EpLowCombineArgs {

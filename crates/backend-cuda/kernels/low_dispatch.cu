@@ -11,6 +11,7 @@
  *            block counts all rows for the user instead
  *   rules    ep_low.h. Slots and headers are read after the acquire of their cell and a barrier, by loads that are coherent
  */
+#include "ep_low_end.h"
 #include "ep_low_receive.h"
 #include "ep_low_send.h"
 

@@ -1,0 +1,79 @@
+/*
+ * ep_low_banks.h: the sending halves of low latency: which ranks may be put to, and what is said to them first.
+ *
+ * A rank whose bank is not free is waited for; the others are served meanwhile.
+ */
+#ifndef EP_LOW_BANKS_H
+#define EP_LOW_BANKS_H
+#include "ep_low_watch.h"
+
+/* What a block has still to do for a rank: `state` of the functions below, in shared memory. */
+#define EP_PEER_DONE 0u
+#define EP_PEER_WAITED_FOR 1u
+#define EP_PEER_NOW 2u
+
+/* Threads serve ranks from the last thread on: the first are busy with rows. */
+EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
+
+EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+        state[peer] = ep_low_takes_part(peer) && (!again || ep_low_late(r, op)[peer]) ? EP_PEER_WAITED_FOR : EP_PEER_DONE;
+}
+
+/* What ep_low_look has found. */
+#define EP_FOUND_NOW 1
+#define EP_FOUND_WAITING 2
+
+/* Looks for ranks whose banks are free. Where `owed` is given, ranks that are owed nothing are not waited for. */
+EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, bool gives_up) {
+    int found = 0;
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (state[peer] == EP_PEER_DONE) continue;
+        const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
+                                ? op
+                                : ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+        if (seen == EP_MASKED) {
+            state[peer] = EP_PEER_DONE; /* the receiving half says so */
+            ep_low_skip(r, peer);
+        } else if (seen + 2 >= op) {
+            state[peer] = EP_PEER_NOW;
+            found |= EP_FOUND_NOW;
+            ep_low_came(r, peer);
+        } else if (gives_up && ep_low_vain(r, peer, began) &&
+                   ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
+            state[peer] = EP_PEER_DONE; /* it is late */
+            ep_low_skip(r, peer);
+        } else {
+            found |= EP_FOUND_WAITING;
+        }
+    }
+    return found;
+}
+
+/* Waits until there are ranks whose banks are free; false when nothing is left to do. `found` by a first look. By all threads. */
+EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* state, ep_u64 began, int found) {
+    for (ep_u32 spin = 1;; ++spin) {
+        if (__syncthreads_or(found & EP_FOUND_NOW)) return true;
+        if (!__syncthreads_or(found & EP_FOUND_WAITING)) return false;
+        found = ep_low_look(r, op, owed, state, began, spin % 64 == 0);
+    }
+}
+
+/* Says to the ranks that are filled now how many rows come; where none do, only when `always`. What announces them lies before
+   them: after a barrier. */
+EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, const ep_u32* state) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (state[peer] != EP_PEER_NOW || (!always && rows[peer] == 0)) continue;
+        ep_fence_sys();
+        ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                       ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
+    }
+}
+
+/* This block has put all that it has for the ranks that are filled now. By all threads, after a barrier behind their last look at
+   `state`. */
+EP_DEV void ep_low_finish(const EpRank& r, ep_u32* state) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
+        if (state[peer] == EP_PEER_NOW) state[peer] = EP_PEER_DONE;
+}
+#endif

@@ -1,0 +1,91 @@
+/*
+ * ep_low_end.h: the end of a launch of low latency: which block is last, and what it settles.
+ */
+#ifndef EP_LOW_END_H
+#define EP_LOW_END_H
+#include "ep_low_watch.h"
+
+/* What ep_low_last_block says: not the last; the last; the last of a launch with EP_LOW_TROUBLE. */
+#define EP_LOW_NOT_LAST 0u
+#define EP_LOW_LAST 1u
+#define EP_LOW_LAST_IN_TROUBLE 2u
+
+/* Which block comes last. It knows that the others have done with what they read; what those wrote that `tell` it sees after a fence
+   of the GPU; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must call it. */
+EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool tells) {
+    __shared__ ep_u32 last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (tells) __threadfence();
+        const ep_u32 before = atomicAdd(&ep_low_state(r)->arrived, 1u);
+        last = (before & ~EP_LOW_TROUBLE) + 1 != gridDim.x                 ? EP_LOW_NOT_LAST
+               : (before & EP_LOW_TROUBLE) || ep_crashed(r) ? EP_LOW_LAST_IN_TROUBLE
+                                                                           : EP_LOW_LAST;
+    }
+    __syncthreads();
+    return last;
+}
+
+/* A rank was not sent all, because its bank was not free. */
+EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 began) {
+    const bool gone = ep_low_is_gone(r, peer);
+    ep_low_fail(r, op, gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, gone ? peer : ep_low_culprit(r, peer),
+                EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
+}
+
+/* Settles what a launch in trouble leaves: who is late, and what was said. True when it has failed. By all threads of the last block. */
+EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows, ep_u64 began) {
+    EpLow* low = ep_low_state(r);
+    ep_u32 *skipped = ep_low_skipped(r), *late = ep_low_late(r, op);
+    __threadfence();
+    bool is_late = false;
+    if (rows)
+        EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+            const bool is = __ldcg(skipped + peer) != 0 && ep_takes_part(r, peer);
+            late[peer] = is;
+            skipped[peer] = 0;
+            if (is && (phases & EP_LOW_RECEIVE)) ep_low_fail_late(r, op, peer, began);
+            is_late |= is;
+        }
+    is_late = __syncthreads_or(is_late);
+    const bool failed = ep_low_failed(r);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (rows) low->late[op % 2] = is_late;
+        if (ep_ld_relaxed(&low->said) && !failed) {
+            ep_low_say(r, r.me);
+            low->said = 0;
+        }
+        low->voice = 0;
+        low->broken = failed;
+        low->failed = 0;
+    }
+    return failed;
+}
+
+/* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
+   to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
+   operation was received. */
+EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, bool trouble, ep_u64 began) {
+    EpLow* low = ep_low_state(r);
+    const bool rows = tried && !refused;
+    const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
+    const bool received = (phases & EP_LOW_RECEIVE) && !failed;
+    EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (received && peer != r.me && ep_low_takes_part(peer)) {
+            ep_fence_sys();
+            ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
+        }
+        if (rows && !trouble) ep_low_late(r, op)[peer] = 0;
+    }
+    if (threadIdx.x == 0) {
+        low->arrived = 0;
+        if (rows && !trouble) low->late[op % 2] = 0;
+        if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
+        if (received) low->received = op;
+    }
+    /* From here on what other blocks wrote may be read. */
+    __threadfence();
+    return received;
+}
+#endif
