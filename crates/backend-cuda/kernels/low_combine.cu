@@ -138,8 +138,9 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     __syncthreads();
     ep_low_open(r, op, again, states);
     int found = ep_low_look(r, op, owed, states, began, false);
-    const ep_u64 all = first[ranks];
-    const ep_u32 from = (ep_u32)(all * blockIdx.x / gridDim.x), to = (ep_u32)(all * (blockIdx.x + 1) / gridDim.x);
+    /* The first blocks have a row more than the others, where these do not come out even. */
+    const ep_u32 each = first[ranks] / gridDim.x, more = first[ranks] - each * gridDim.x;
+    const ep_u32 from = blockIdx.x * each + (blockIdx.x < more ? blockIdx.x : more), to = from + each + (blockIdx.x < more);
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
         if (blockIdx.x == 0) ep_low_announce(r, op, a.kind, owed, false, states);
         EP_SHORT for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
