@@ -1,5 +1,6 @@
 //! Times of the kernels on the GPUs of this host, with device events, and what the links could do.
 
+mod calls;
 mod graphs;
 mod host;
 mod low;
@@ -49,6 +50,13 @@ pub struct Plan {
     pub choice: Choice,
     /// Repetitions; the median is told.
     pub repetitions: u32,
+}
+
+impl Plan {
+    fn shape(&self) -> Result<Shape, Error> {
+        let Self { experts, topk, hidden, tokens, element, .. } = *self;
+        Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(tokens).element(element).build()
+    }
 }
 
 /// One kind of block.
@@ -133,13 +141,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let gpus = crate::driver::devices()? as u32;
     let topology = Topology::new(1, plan.ranks)?;
-    let shape = Shape::builder()
-        .experts(plan.experts)
-        .topk(plan.topk)
-        .hidden(plan.hidden)
-        .max_tokens(plan.tokens)
-        .element(plan.element)
-        .build()?;
+    let shape = plan.shape()?;
     let arena = 3u64 * u64::from(plan.ranks * plan.tokens) * (shape.result_bytes().max(shape.row_bytes()) + 160);
     let settings = Settings::builder(&shape, &topology)
         .placement(Placement::Direct)

@@ -3,13 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use ep_core::engine::low_latency::LowRouting;
-use ep_core::engine::{Combine, Routing};
-use ep_core::{Endpoint as _, Error, LowLatency as _, Nanos, Placement, Settings, Shape, Topology};
+use ep_core::Error;
 
-use super::{Plan, median, route};
+use super::calls::{Calls, on_ranks};
+use super::{Plan, median};
+use crate::CudaEndpoint;
 use crate::driver::Graph;
-use crate::{Cluster, CudaEndpoint};
 
 /// Microseconds of an iteration, of the slowest rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,21 +43,7 @@ pub struct GraphTimes {
 /// # Errors
 /// What is missing, or what a call reported.
 pub fn run_graphs(plan: &Plan) -> Result<GraphTimes, Error> {
-    let topology = Topology::new(1, plan.ranks)?;
-    let shape = Shape::builder()
-        .experts(plan.experts)
-        .topk(plan.topk)
-        .hidden(plan.hidden)
-        .max_tokens(plan.tokens)
-        .element(plan.element)
-        .build()?;
-    let settings = Settings::builder(&shape, &topology)
-        .placement(Placement::Direct)
-        .low_latency(true)
-        .deadline(Nanos::from_secs(5))
-        .build()?;
-    let cluster = Cluster::builder(topology).settings(settings).build(shape)?;
-    let times = cluster.run(async |ep| measure(plan, ep).await)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let times = on_ranks(plan, async |ep| measure(plan, ep).await)?;
     let slowest = |all: GraphTimes, times: GraphTimes| GraphTimes {
         cached_calls: all.cached_calls.slower(times.cached_calls),
         cached_graph: all.cached_graph.slower(times.cached_graph),
@@ -71,22 +56,9 @@ pub fn run_graphs(plan: &Plan) -> Result<GraphTimes, Error> {
 async fn measure(plan: &Plan, mut ep: CudaEndpoint) -> Result<GraphTimes, Error> {
     let stream = ep.stream().clone();
     let ep = &mut ep;
-    let x = ep.rows(&vec![0; plan.tokens as usize * ep.shape().result_bytes() as usize], plan.tokens)?;
-    let topk_idx = ep.array(&route(plan, ep.rank().0))?;
-    let routing = Routing::TopK { topk_idx: topk_idx.clone(), topk_weights: None };
-    let topk_weights = Some(ep.array(&vec![0.125f32; topk_idx.len()])?);
-    let low_routing = LowRouting { topk_idx, topk_weights };
-    let handle = ep.dispatch(&x, &routing).await?.handle;
-    let mut cached = async |ep: &mut CudaEndpoint| {
-        let got = ep.redispatch(&x, &handle).await?;
-        ep.combine(&got.x, &handle, Combine::default()).await?;
-        Ok::<_, Error>(())
-    };
-    let mut low = async |ep: &mut CudaEndpoint| {
-        let got = ep.low_latency_dispatch(&x, &low_routing).await?;
-        ep.low_latency_combine(&got.x, &got.handle, None).await?;
-        Ok::<_, Error>(())
-    };
+    let calls = Calls::new(plan, ep).await?;
+    let mut cached = async |ep: &mut CudaEndpoint| calls.cached(ep).await;
+    let mut low = async |ep: &mut CudaEndpoint| calls.low(ep).await;
     // All graphs are made before anybody waits for anybody.
     stream.begin_capture()?;
     cached(ep).await?;
