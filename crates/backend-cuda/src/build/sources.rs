@@ -166,31 +166,39 @@ impl Source {
     }
 }
 
+/// The headers of these names, as they are in the folder of kernels.
+macro_rules! headers {
+    ($($name:literal)*) => { [$(($name, include_str!(concat!("../../kernels/", $name)))),*] };
+}
+
+/// Those that lie in the folder of kernels.
+const HEADERS: [(&str, &str); 22] = headers! {
+    "ep_bulk.h"
+    "ep_combine_ring.h"
+    "ep_copy.h"
+    "ep_dispatch_ring.h"
+    "ep_low.h"
+    "ep_low_arrivals.h"
+    "ep_low_banks.h"
+    "ep_low_dispatch.h"
+    "ep_low_end.h"
+    "ep_low_headers.h"
+    "ep_low_receive.h"
+    "ep_low_rows.h"
+    "ep_low_send.h"
+    "ep_low_watch.h"
+    "ep_notes.h"
+    "ep_offers.h"
+    "ep_pieces.h"
+    "ep_quant.h"
+    "ep_ring.h"
+    "ep_sum.h"
+    "ep_test.h"
+    "ep_verbs.h"
+};
+
 /// The headers, by the names by which they are included. That of the layout is written anew: it is never stale.
 pub fn headers() -> Vec<(&'static str, String)> {
-    vec![
-        ("ep_layout.h", ep_core::layout::c_header()),
-        ("ep_verbs.h", include_str!("../../kernels/ep_verbs.h").to_owned()),
-        ("ep_copy.h", include_str!("../../kernels/ep_copy.h").to_owned()),
-        ("ep_combine_ring.h", include_str!("../../kernels/ep_combine_ring.h").to_owned()),
-        ("ep_dispatch_ring.h", include_str!("../../kernels/ep_dispatch_ring.h").to_owned()),
-        ("ep_bulk.h", include_str!("../../kernels/ep_bulk.h").to_owned()),
-        ("ep_low.h", include_str!("../../kernels/ep_low.h").to_owned()),
-        ("ep_low_arrivals.h", include_str!("../../kernels/ep_low_arrivals.h").to_owned()),
-        ("ep_low_banks.h", include_str!("../../kernels/ep_low_banks.h").to_owned()),
-        ("ep_low_end.h", include_str!("../../kernels/ep_low_end.h").to_owned()),
-        ("ep_low_rows.h", include_str!("../../kernels/ep_low_rows.h").to_owned()),
-        ("ep_low_watch.h", include_str!("../../kernels/ep_low_watch.h").to_owned()),
-        ("ep_low_dispatch.h", include_str!("../../kernels/ep_low_dispatch.h").to_owned()),
-        ("ep_low_headers.h", include_str!("../../kernels/ep_low_headers.h").to_owned()),
-        ("ep_low_receive.h", include_str!("../../kernels/ep_low_receive.h").to_owned()),
-        ("ep_low_send.h", include_str!("../../kernels/ep_low_send.h").to_owned()),
-        ("ep_notes.h", include_str!("../../kernels/ep_notes.h").to_owned()),
-        ("ep_offers.h", include_str!("../../kernels/ep_offers.h").to_owned()),
-        ("ep_pieces.h", include_str!("../../kernels/ep_pieces.h").to_owned()),
-        ("ep_quant.h", include_str!("../../kernels/ep_quant.h").to_owned()),
-        ("ep_ring.h", include_str!("../../kernels/ep_ring.h").to_owned()),
-        ("ep_sum.h", include_str!("../../kernels/ep_sum.h").to_owned()),
-        ("ep_test.h", include_str!("../../kernels/ep_test.h").to_owned()),
-    ]
+    let kept = HEADERS.iter().map(|&(name, text)| (name, text.to_owned()));
+    [("ep_layout.h", ep_core::layout::c_header())].into_iter().chain(kept).collect()
 }

@@ -83,32 +83,28 @@ fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
 
 /// Scales of any strides arrive as they do where they follow their codes: in a fresh dispatch, and in a cached one.
 fn scales_apart<B: Backend>(backend: &B) -> Verdict {
-    let elements = Element::ALL.into_iter().filter(|&element| element != Element::Bf16);
-    for (element, hidden) in elements.flat_map(|element| [48, 127, 512, 640, 2880].map(|hidden| (element, hidden))) {
-        for placement in [Placement::Ring, Placement::Direct] {
-            let Layer { setup, batches } = fp8_layer(element, hidden, placement).map_err(text)?;
-            let outcomes = backend.run(&setup, async |mut ep| {
-                let batch = &batches[ep.rank().index()];
-                let (x, routing) = upload(&mut ep, batch)?;
-                let got = ep.dispatch(&x, &routing).await?;
-                let expected = ep.bytes(&got.x)?;
-                let rows = travelling(ep.shape(), &batch.x)?;
-                let mut same = Vec::new();
-                for (row, word) in [(25, 1), (1, 9), (2, 19)] {
-                    let (codes, words) = taken_apart(ep.shape(), &rows, row, word);
-                    let apart = ep.rows_apart(&codes, &Scales { words: &words, row, word }, batch.tokens)?;
-                    let fresh = ep.dispatch(&apart, &routing).await?;
-                    let cached = ep.redispatch(&apart, &got.handle).await?;
-                    same.push(ep.bytes(&fresh.x)? == expected && ep.bytes(&cached.x)? == expected);
-                }
-                let bf16 = ep.rows_apart(&[], &Scales { words: &[], row: 1, word: 1 }, batch.tokens).is_err();
-                Ok((expected.is_empty(), same, bf16))
-            })?;
-            for (rank, (is_empty, same, refused)) in finished(outcomes)?.into_iter().enumerate() {
-                let case = || format!("rank {rank}, {element}, hidden {hidden}, {placement:?}");
-                ensure(!is_empty && refused, || format!("{}: nothing came, or too few scales were taken", case()))?;
-                ensure(same == [true; 3], || format!("{}: other rows came: {same:?}", case()))?;
+    for (name, Layer { setup, batches }) in fp8_layers(&[48, 127, 512, 640, 2880])? {
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (x, routing) = upload(&mut ep, batch)?;
+            let got = ep.dispatch(&x, &routing).await?;
+            let expected = ep.bytes(&got.x)?;
+            let rows = travelling(ep.shape(), &batch.x)?;
+            let mut same = Vec::new();
+            for (row, word) in [(25, 1), (1, 9), (2, 19)] {
+                let (codes, words) = taken_apart(ep.shape(), &rows, row, word);
+                let apart = ep.rows_apart(&codes, &Scales { words: &words, row, word }, batch.tokens)?;
+                let fresh = ep.dispatch(&apart, &routing).await?;
+                let cached = ep.redispatch(&apart, &got.handle).await?;
+                same.push(ep.bytes(&fresh.x)? == expected && ep.bytes(&cached.x)? == expected);
             }
+            let bf16 = ep.rows_apart(&[], &Scales { words: &[], row: 1, word: 1 }, batch.tokens).is_err();
+            Ok((expected.is_empty(), same, bf16))
+        })?;
+        for (rank, (is_empty, same, refused)) in finished(outcomes)?.into_iter().enumerate() {
+            let case = || format!("rank {rank}, {name}");
+            ensure(!is_empty && refused, || format!("{}: nothing came, or too few scales were taken", case()))?;
+            ensure(same == [true; 3], || format!("{}: other rows came: {same:?}", case()))?;
         }
     }
     Ok(())
@@ -116,40 +112,50 @@ fn scales_apart<B: Backend>(backend: &B) -> Verdict {
 
 /// Rows that a dispatch brought, whose codes and scales lie apart, are dispatched again as a copy of them is. A combine wants bf16.
 fn sent_on<B: Backend>(backend: &B) -> Verdict {
-    let elements = Element::ALL.into_iter().filter(|&element| element != Element::Bf16);
     // FP8 rows of 18 elements with f32 scales are as long as bf16 rows.
-    for (element, hidden) in elements.flat_map(|element| [18, 512, 2880].map(|hidden| (element, hidden))) {
-        for placement in [Placement::Ring, Placement::Direct] {
-            let Layer { setup, batches } = fp8_layer(element, hidden, placement).map_err(text)?;
-            let outcomes = backend.run(&setup, async |mut ep| {
-                let batch = &batches[ep.rank().index()];
-                let (x, routing) = upload(&mut ep, batch)?;
-                let got = ep.dispatch(&x, &routing).await?;
-                let bytes = ep.bytes(&got.x)?;
-                let first = &bytes[..batch.tokens as usize * ep.shape().row_bytes() as usize];
-                let copy = ep.rows(first, batch.tokens)?;
-                let sent_on = ep.dispatch(&got.x, &routing).await?;
-                let copied = ep.dispatch(&copy, &routing).await?;
-                let same = ep.bytes(&sent_on.x)? == ep.bytes(&copied.x)?;
-                let changed = {
-                    let mut kept = sent_on.x;
-                    ep.store(&mut kept, 1, first)?;
-                    ep.bytes(&kept)?[ep.shape().row_bytes() as usize..].starts_with(first)
-                };
-                let refused =
-                    ep.combine(&got.x, &got.handle, Combine::default()).await.err().map(|error| error.to_string());
-                Ok((same, changed, refused))
-            })?;
-            for (rank, (same, changed, refused)) in finished(outcomes)?.into_iter().enumerate() {
-                let case = || format!("rank {rank}, {element}, hidden {hidden}, {placement:?}");
-                ensure(same, || format!("{}: other rows came than of a copy", case()))?;
-                ensure(changed, || format!("{}: rows were not stored where they are read", case()))?;
-                let said = refused.unwrap_or_default();
-                ensure(said.contains("allowed: bf16 rows"), || format!("{}: a combine of them said {said:?}", case()))?;
-            }
+    for (name, Layer { setup, batches }) in fp8_layers(&[18, 512, 2880])? {
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (x, routing) = upload(&mut ep, batch)?;
+            let got = ep.dispatch(&x, &routing).await?;
+            let bytes = ep.bytes(&got.x)?;
+            let first = &bytes[..batch.tokens as usize * ep.shape().row_bytes() as usize];
+            let copy = ep.rows(first, batch.tokens)?;
+            let sent_on = ep.dispatch(&got.x, &routing).await?;
+            let copied = ep.dispatch(&copy, &routing).await?;
+            let same = ep.bytes(&sent_on.x)? == ep.bytes(&copied.x)?;
+            let changed = {
+                let mut kept = sent_on.x;
+                ep.store(&mut kept, 1, first)?;
+                ep.bytes(&kept)?[ep.shape().row_bytes() as usize..].starts_with(first)
+            };
+            let refused =
+                ep.combine(&got.x, &got.handle, Combine::default()).await.err().map(|error| error.to_string());
+            Ok((same, changed, refused))
+        })?;
+        for (rank, (same, changed, refused)) in finished(outcomes)?.into_iter().enumerate() {
+            let case = || format!("rank {rank}, {name}");
+            ensure(same, || format!("{}: other rows came than of a copy", case()))?;
+            ensure(changed, || format!("{}: rows were not stored where they are read", case()))?;
+            let said = refused.unwrap_or_default();
+            ensure(said.contains("allowed: bf16 rows"), || format!("{}: a combine of them said {said:?}", case()))?;
         }
     }
     Ok(())
+}
+
+/// FP8 rows of every scaling and of these sizes, through rings and placed; each with a name.
+fn fp8_layers(sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
+    let mut layers = Vec::new();
+    for element in Element::ALL.into_iter().filter(|&element| element != Element::Bf16) {
+        for &hidden in sizes {
+            for placement in [Placement::Ring, Placement::Direct] {
+                let layer = fp8_layer(element, hidden, placement).map_err(text)?;
+                layers.push((format!("{element}, hidden {hidden}, {placement:?}"), layer));
+            }
+        }
+    }
+    Ok(layers)
 }
 
 /// Three ranks with nine tokens each.
