@@ -30,7 +30,7 @@
 #define EP_PART (512u * EP_PULL_UNITS)
 
 /* As many as have the registers that they need. */
-#define EP_COMBINE_THREADS 896
+#define EP_COMBINE_THREADS 768
 
 EP_CHECK_ARGS(EpCombineRingArgs);
 
@@ -70,26 +70,42 @@ EP_DEV bool ep_await_token(const EpRank& r, const EpCombineArgs& a, const EpSour
     return true;
 }
 
-/* Sums a part of a token, from byte `at` of its rows on. By a warp. */
-EP_DEV void ep_sum_part(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, ep_u32 token, ep_u32 at) {
+/* Where rows of a token lie among those of ranks from `first` on, as many as are pulled at once; -1 for none. */
+struct EpPositions {
+    ep_i32 of[EP_PULL_WIDTH];
+};
+EP_DEV void ep_load_positions(const EpRank& r, const EpCombineArgs& a, ep_u32 token, ep_u32 first, EpPositions& p) {
+    const ep_i32* positions = ep_positions(r, a, token) + first;
+#pragma unroll
+    for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) p.of[i] = first + i < r.w.ranks ? positions[i] : -1;
+}
+
+/* Sums a part of a token, from byte `at` of its rows on. `p`: its positions among the first ranks' rows; those of `next` after it, of a
+   token that there is. By a warp. */
+EP_DEV void ep_sum_part(const EpRank& r, const EpCombineArgs& a, const EpSource* sources, ep_u32 token, ep_u32 at, ep_u32 next,
+                        EpPositions& p) {
     const ep_u32 ranks = r.w.ranks, row_bytes = (ep_u32)r.w.result_stride;
-    const ep_i32* positions = ep_positions(r, a, token);
     /* Of several units one after the other: the kernels that take several have no more ranks than they are wide. */
     EpSum sum;
     for (ep_u32 first = 0; first < (EP_PULL_WIDTH < 8 ? 1 : ranks); first += EP_PULL_WIDTH) {
-        int4 rows[EP_PULL_UNITS][EP_PULL_WIDTH];
+        if (first > 0) ep_load_positions(r, a, token, first, p);
+        /* All addresses before the first row is asked for: a load queues behind the rows that are under way, of all warps. */
+        const ep_u8* from[EP_PULL_WIDTH];
         bool there[EP_PULL_WIDTH];
 #pragma unroll
         for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
-            const ep_i32 position = first + i < ranks ? positions[first + i] : -1;
-            there[i] = position >= 0;
-            const ep_u8* row = there[i] ? ep_source_row(sources[first + i], position) + at : nullptr;
+            there[i] = p.of[i] >= 0;
+            from[i] = ep_source_row(sources[first + i < ranks ? first + i : ranks - 1], p.of[i]) + at;
+        }
+        int4 rows[EP_PULL_UNITS][EP_PULL_WIDTH];
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i)
 #pragma unroll
             for (ep_u32 u = 0; u < EP_PULL_UNITS; ++u) {
-                rows[u][i] = make_int4(0, 0, 0, 0);
-                if (there[i] && at + u * 512 < row_bytes) rows[u][i] = ep_ld16_peer(row + u * 512);
+                rows[u][i] = ep_sum_nothing();
+                if (there[i] && at + u * 512 < row_bytes) rows[u][i] = ep_ld16_peer(from[i] + u * 512);
             }
-        }
+        if (first + EP_PULL_WIDTH >= ranks && next < a.tokens) ep_load_positions(r, a, next, 0, p);
 #pragma unroll
         for (ep_u32 u = 0; u < EP_PULL_UNITS; ++u) {
             if (at + u * 512 >= row_bytes) continue;
@@ -101,7 +117,7 @@ EP_DEV void ep_sum_part(const EpRank& r, const EpCombineArgs& a, const EpSource*
             }
 #pragma unroll
             for (ep_u32 i = 0; i < EP_PULL_WIDTH; ++i) {
-                if (there[i]) ep_sum_add(sum, rows[u][i]);
+                ep_sum_add(sum, rows[u][i]);
                 if (ep_planted(r, EP_PLANT_ROUNDED_TOO_EARLY)) ep_sum_start(sum, ep_sum_round(sum));
             }
             if (first + EP_PULL_WIDTH >= ranks)
@@ -127,6 +143,8 @@ EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource*
     bool all_there = ep_all_there(r, there);
     ep_u32 part = blockIdx.x * warps + warp, token = part / walk.parts;
     part %= walk.parts;
+    EpPositions positions;
+    if (token < a.tokens) ep_load_positions(r, a, token, 0, positions);
     while (token < a.tokens) {
         if (!all_there) {
             if (!ep_await_token(r, a, sources, there, token, began)) return;
@@ -134,12 +152,11 @@ EP_DEV void ep_sum_rows(const EpRank& r, const EpCombineArgs& a, const EpSource*
         }
         /* Nothing is called in here: that would cost registers. */
         do {
-            /* Of the token that comes next, or of the one before it. */
-            if (token + walk.tokens < a.tokens) ep_prefetch(ep_positions(r, a, token + walk.tokens));
-            ep_sum_part(r, a, sources, token, part * EP_PART + lane * 16);
+            const ep_u32 at = part * EP_PART + lane * 16, summed = token;
             token += walk.tokens;
             part += walk.rest;
             if (part >= walk.parts) { part -= walk.parts; ++token; }
+            ep_sum_part(r, a, sources, summed, at, token, positions);
         } while (token < a.tokens && (all_there || ep_is_there(r, a, there, token)));
     }
 }
@@ -159,8 +176,9 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
     }
 }
 
-/* Offers, learns the offers and pulls. By the first `threads` threads. Whether all rows could be pulled. */
-EP_DEV bool ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u32* there, ep_u32 threads, ep_u64 began) {
+/* Offers, learns the offers and pulls. By the first `threads` threads. `pulled`, in shared memory: whether all rows can be pulled. */
+EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u32* there, ep_u32 threads,
+                    ep_u64 began, bool* pulled) {
     const ep_u32 warp = threadIdx.x / 32;
     const ep_u32 offer = (a.offers_weights ? EP_OFFERS_WEIGHTS : 0) | (a.copiers > 0 ? EP_OFFERS_PIECES : 0);
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, offer, threads, began);
@@ -170,13 +188,13 @@ EP_DEV bool ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, 
         walk = {parts, step / parts, step % parts};
     }
     const bool all = ep_all_of(ep_learn_sources(r, a, sources, threads, began), threads);
+    if (threadIdx.x == 0) *pulled = all;
     ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | warp);
     if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
     if (all && !ep_failed(r)) {
         ep_sum_rows(r, a, sources, walk, there + warp * r.w.ranks, warp, threads / 32, began);
         if (a.weights) ep_sum_weights(r, a, sources, threads);
     }
-    return all;
 }
 
 extern "C" __global__ void __launch_bounds__(EP_COMBINE_THREADS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
@@ -190,8 +208,7 @@ extern "C" __global__ void __launch_bounds__(EP_COMBINE_THREADS, 1) ep_combine_k
     EpRoute* routes = (EpRoute*)(sources + ranks);
     ep_u32* there = (ep_u32*)(routes + ranks); /* [pulling, ranks] */
     if (warp < pulling) {
-        const bool all = ep_pull(r, a, sources, there, 32 * pulling, began);
-        if (threadIdx.x == 0) pulled = all;
+        ep_pull(r, a, sources, there, 32 * pulling, began, &pulled);
     } else {
         ep_offer_rows(r, a, ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool)), warp - pulling, began);
     }

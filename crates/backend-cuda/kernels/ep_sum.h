@@ -26,6 +26,11 @@ EP_DEV void ep_sum_add(EpSum& s, const int4& row) {
     s.v[0] += ep_low(row.x); s.v[1] += ep_high(row.x); s.v[2] += ep_low(row.y); s.v[3] += ep_high(row.y);
     s.v[4] += ep_low(row.z); s.v[5] += ep_high(row.z); s.v[6] += ep_low(row.w); s.v[7] += ep_high(row.w);
 }
+/* A row that changes no sum: negative zeros. */
+EP_DEV int4 ep_sum_nothing() {
+    const int two = (int)0x80008000u;
+    return make_int4(two, two, two, two);
+}
 /* Adds a row times a weight, each product and sum rounded once (fused). */
 EP_DEV void ep_sum_add_scaled(EpSum& s, float weight, const int4& row) {
     s.v[0] = __fmaf_rn(weight, ep_low(row.x), s.v[0]); s.v[1] = __fmaf_rn(weight, ep_high(row.x), s.v[1]);

@@ -7,8 +7,13 @@ use crate::args;
 use crate::driver::Launch;
 use crate::error::CudaError;
 
-/// Warps of a block: `EP_COMBINE_THREADS`. All of them pull and sum, but for those that copy.
-const COMBINING: u32 = 28;
+/// Warps of a block at most: `EP_COMBINE_THREADS`. All of them pull and sum, but for those that copy.
+const COMBINING: u32 = 24;
+/// Bytes that a warp has in flight of each rank's row, where it sums rows of up to four ranks, or of more: `EP_PART`.
+const PARTS: [u32; 2] = [1024, 512];
+/// Bytes of rows that all warps have in flight together, at most. Half of it fills the links of an H200; what is asked for beyond that
+/// queues there, and before copiers: with twice as much a combine of rows that lie anywhere takes a fifth longer.
+const FLIGHT: u32 = 2 << 20;
 /// Warps of a block that copy rows into the window, where they are not there. More copy sooner and pull later: on the whole slower.
 const COPIERS: u32 = 2;
 /// Chunks of rows that each of them has in shared memory.
@@ -38,10 +43,10 @@ impl RankDevice {
     pub(crate) fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
         // A rank alone has no peers that pull.
         let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
-        let pulling = COMBINING - copiers;
+        let pulling = self.pulling_warps().min(COMBINING - copiers);
         let state = (self.ranks() * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128);
         let mut shape =
-            Launch { blocks: self.blocks, threads: 32 * COMBINING, shared_memory: state, cooperative: true };
+            Launch { blocks: self.blocks, threads: 32 * (pulling + copiers), shared_memory: state, cooperative: true };
         let mut own = *args;
         if copiers > 0 {
             let state = state + (copiers * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
@@ -56,6 +61,13 @@ impl RankDevice {
         // The kernel says the same: it gives no rows back, and each of its blocks reduces one channel at most.
         let leaves = args.combine.base == NO_BASE || args.rings.channels > self.blocks;
         if leaves { self.combine_ring(call, args) } else { Ok(()) }
+    }
+
+    /// Warps of each block that pull.
+    fn pulling_warps(&self) -> u32 {
+        let ranks = self.ranks();
+        let part = PARTS[usize::from(ranks > 4)];
+        (FLIGHT / (self.blocks * part * ranks.min(8))).max(1)
     }
 
     /// What a combine has left to rings.
