@@ -29,6 +29,9 @@
 #define EP_LOW_THREADS 512u
 #define EP_LOW_WARPS (EP_LOW_THREADS / 32)
 
+/* Threads serve ranks from the last thread on: the first are busy with rows. */
+EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
+
 /* Which halves a launch does. */
 #define EP_LOW_SEND 1u
 #define EP_LOW_RECEIVE 2u
@@ -96,7 +99,7 @@ EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low
 
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
-/* Brings the addresses. Threads that read those of others than they copied pass a barrier first. */
+/* Brings the addresses. A barrier comes before they are read. */
 EP_DEV void ep_low_bring_windows(const EpRank& r) {
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS)
         ((ep_u64*)ep_pool)[rank] = ((const ep_u64*)r.windows)[rank];

@@ -26,10 +26,10 @@ EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 source, ep_u6
     for (ep_u32 spin = 1;; ++spin) {
         const ep_u64 seen = ep_low_value(r, cell);
         if (seen >= due) {
-            ep_low_came(r, source);
+            if (spin > EP_LOW_LONG) ep_low_came(r, source);
             return seen;
         }
-        if (spin % 64 == 0 && ep_low_over(r, op, source, cell, due, began)) return 0;
+        if (spin % EP_LOW_LONG == 0 && ep_low_over(r, op, source, cell, due, began)) return 0;
     }
 }
 
@@ -67,16 +67,23 @@ EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 t
     return ep_low_await_cell(r, op, writer, ep_low_cell(r, op, writer, token), op, began) != 0;
 }
 
-/* Whether peer has masked this rank, which fails the receiving half. Only one block looks. */
+/* Whether peer has masked this rank. */
 EP_DEV bool ep_low_masked_by(const EpRank& r, ep_u32 peer) {
-    if (blockIdx.x != 0 || peer == r.me || !ep_low_takes_part(peer)) return false;
     /* Nothing is read that was written before it: no acquire, for which later loads would wait. */
     ep_u64 bits;
     const ep_u64 cell = ep_cell(r.w, r.generation, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(bits) : "l"(ep_low_window(r.me) + cell) : "memory");
     return ep_value_in(r.generation, bits) == EP_MASKED;
 }
-EP_DEV void ep_low_fail_masked(const EpRank& r, ep_u64 op, ep_u32 peer) {
-    ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
+/* Fails the receiving half where a peer has masked this rank: then nothing may come. Only one block looks, by threads that do not wait for
+   arrivals meanwhile. False after a fault. */
+EP_DEV bool ep_low_is_unmasked(const EpRank& r, ep_u64 op) {
+    bool unmasked = true;
+    EP_SHORT for (ep_u32 peer = threadIdx.x ^ EP_LOW_THREADS / 2; blockIdx.x == 0 && peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (peer == r.me || !ep_low_takes_part(peer) || !ep_low_masked_by(r, peer)) continue;
+        ep_low_fail(r, op, EP_STATUS_MASKED, EP_PHASE_BANK, peer, peer, EP_LANE_LOW_DONE, EP_MASKED, 0, 0, 0);
+        unmasked = false;
+    }
+    return unmasked;
 }
 #endif

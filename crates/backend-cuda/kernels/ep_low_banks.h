@@ -11,9 +11,7 @@
 #define EP_PEER_DONE 0u
 #define EP_PEER_WAITED_FOR 1u
 #define EP_PEER_NOW 2u
-
-/* Threads serve ranks from the last thread on: the first are busy with rows. */
-EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
+#define EP_PEER_LONG_WAITED_FOR 3u
 
 EP_DEV void ep_low_open(const EpRank& r, ep_u64 op, bool again, ep_u32* state) {
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS)
@@ -29,21 +27,23 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
     int found = 0;
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (state[peer] == EP_PEER_DONE) continue;
-        const ep_u64 seen = peer == r.me || (owed && owed[peer] == 0)
-                                ? op
-                                : ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+        /* Both loads are on their way before either is looked at. */
+        const ep_u32 due = owed ? owed[peer] : 1;
+        const ep_u64 received = ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
+        const ep_u64 seen = peer == r.me || due == 0 ? op : received;
         if (seen == EP_MASKED) {
             state[peer] = EP_PEER_DONE; /* the receiving half says so */
             ep_low_skip(r, peer);
         } else if (seen + 2 >= op) {
+            if (state[peer] == EP_PEER_LONG_WAITED_FOR) ep_low_came(r, peer);
             state[peer] = EP_PEER_NOW;
             found |= EP_FOUND_NOW;
-            ep_low_came(r, peer);
         } else if (gives_up && ep_low_vain(r, peer, began) &&
                    ep_low_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED) == seen) {
             state[peer] = EP_PEER_DONE; /* it is late */
             ep_low_skip(r, peer);
         } else {
+            if (gives_up) state[peer] = EP_PEER_LONG_WAITED_FOR;
             found |= EP_FOUND_WAITING;
         }
     }
@@ -55,7 +55,7 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
     for (ep_u32 spin = 1;; ++spin) {
         if (__syncthreads_or(found & EP_FOUND_NOW)) return true;
         if (!__syncthreads_or(found & EP_FOUND_WAITING)) return false;
-        found = ep_low_look(r, op, owed, state, began, spin % 64 == 0);
+        found = ep_low_look(r, op, owed, state, began, spin % EP_LOW_LONG == 0);
     }
 }
 

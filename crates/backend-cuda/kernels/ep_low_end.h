@@ -71,7 +71,8 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     const bool rows = tried && !refused;
     const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
     const bool received = (phases & EP_LOW_RECEIVE) && !failed;
-    EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+    /* The first threads count meanwhile. */
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (received && peer != r.me && ep_low_takes_part(peer)) {
             ep_fence_sys();
             ep_low_publish(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, op);
@@ -84,8 +85,9 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
         if ((phases & EP_LOW_SEND) && !refused) low->sent = op;
         if (received) low->received = op;
     }
-    /* From here on what other blocks wrote may be read. */
-    __threadfence();
     return received;
 }
+
+/* Adds to what is counted for the user, without waiting for it. */
+EP_DEV void ep_low_add(ep_u64* counter, ep_u64 more) { atomicAdd((unsigned long long*)counter, (unsigned long long)more); }
 #endif

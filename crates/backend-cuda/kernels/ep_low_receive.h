@@ -32,15 +32,15 @@ EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r) {
 /* Calls `each` with the indices of the local experts of a row with this header. */
 template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* header, F each) {
     const ep_u32 low = r.me * r.w.local_experts, experts = r.w.local_experts;
-    EP_SHORT for (ep_u32 base = 0; base < r.w.topk; base += 4) {
+    EP_SHORT for (ep_u32 base = 0; base < r.w.topk; base += 8) {
         /* Padding names no expert. */
-        int4 two[2];
+        int4 two[4];
 #pragma unroll
-        for (ep_u32 i = 0; i < 2; ++i)
+        for (ep_u32 i = 0; i < 4; ++i)
             two[i] = base + 2 * i < r.w.topk ? ep_ld16_peer(header + sizeof(EpRowHeader) + (base + 2 * i) * sizeof(EpChoice))
                                              : make_int4(-1, 0, -1, 0);
 #pragma unroll
-        for (ep_u32 i = 0; i < 2; ++i) {
+        for (ep_u32 i = 0; i < 4; ++i) {
             if ((ep_u32)two[i].x - low < experts) each((ep_u32)two[i].x - low);
             if ((ep_u32)two[i].z - low < experts) each((ep_u32)two[i].z - low);
         }
@@ -49,13 +49,10 @@ template <class F> EP_DEV void ep_low_each_expert(const EpRank& r, const ep_u8* 
 
 /* Waits until all sources have said what comes; false after a fault. */
 EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
-    bool there = true;
+    bool there = ep_low_is_unmasked(r, op);
     EP_SHORT for (ep_u32 source = threadIdx.x; source < r.w.ranks; source += EP_LOW_THREADS) {
         ep_u32 rows = 0;
-        if (ep_low_masked_by(r, source)) {
-            ep_low_fail_masked(r, op, source);
-            there = false;
-        } else if (ep_low_takes_part(source)) {
+        if (ep_low_takes_part(source)) {
             there &= ep_low_await(r, op, EP_LOW_DISPATCH, source, began, &rows);
             if (there && rows > r.w.max_tokens) {
                 ep_low_mismatch(r, op, source, EP_LOW_FIELD_ROWS, r.w.max_tokens, rows);
@@ -288,9 +285,12 @@ EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const 
         }
         ((ep_i32*)a.expert_counts)[e] = (ep_i32)sum;
     }
-    EP_SHORT for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS) {
+    /* A warp a source, and not those that are busy with experts. */
+    EP_SHORT for (ep_u32 source = EP_LOW_WARPS - 1 - tid / 32; source < ranks; source += EP_LOW_WARPS) {
         ep_u32 sum = 0;
-        EP_SHORT for (ep_u32 e = 0; e < local; ++e) sum += s.count[source * local + e];
+        EP_SHORT for (ep_u32 e = tid % 32; e < local; e += 32) sum += s.count[source * local + e];
+        sum = __reduce_add_sync(EP_FULL, sum);
+        if (tid % 32 != 0) continue;
         ((ep_u32*)a.records)[source] = s.rows[source];
         ((ep_u32*)a.records)[ranks + source] = sum;
     }

@@ -8,6 +8,9 @@
 #define EP_LOW_WATCH_H
 #include "ep_low.h"
 
+/* Looks after which a wait looks at its rare part, too. */
+#define EP_LOW_LONG 64u
+
 /* The rank that `rank` has said it waits for; itself where it waits for nobody. */
 EP_DEV ep_u32 ep_low_named(const EpRank& r, ep_u32 rank) {
     const ep_u64 said = ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_WAITING);
@@ -54,7 +57,7 @@ EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     return waited >= r.allowed;
 }
 
-/* Peer has delivered. */
+/* Peer has delivered, after a wait so long that the rare part looked at it. */
 EP_DEV void ep_low_came(const EpRank& r, ep_u32 peer) {
     if (blockIdx.x == 0 && ep_ld_relaxed(&ep_low_state(r)->voice) == peer + 1) atomicCAS(&ep_low_state(r)->voice, peer + 1, 0u);
 }

@@ -120,16 +120,20 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, const
     if (a.kind == EP_LOW_PER_RANK) ep_st16(place + s.own[turn] * r.w.low_result_bytes, ep_sum_round(sum));
 }
 
+/* The rows of a batch are where they go. By threads that serve ranks, each for a row. */
+EP_DEV void ep_low_raise_batch(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u32 base, ep_u32 batch) {
+    const ep_u32 turn = ep_low_served();
+    if (turn < batch && s.place[turn]) ep_low_raise(r, op, ep_low_source(ep_low_firsts(r), base + turn), s.token[turn]);
+}
+
 /* Puts this block's results. `meanwhile` is done while the last of them are on their way. */
 template <class F>
 EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, ep_u64 began,
                                F meanwhile) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* rows = (const ep_u32*)a.records;
-    ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r), *owed = ep_low_owed(r);
-    /* By the threads that serve the ranks. */
-    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS)
-        owed[rank] = rows[(a.kind == EP_LOW_PER_RANK ? 0 : ranks) + rank];
+    const ep_u32* owed = rows + (a.kind == EP_LOW_PER_RANK ? 0 : ranks);
+    ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r);
     EP_SHORT for (ep_u32 end = tid; end <= ranks; end += EP_LOW_THREADS) {
         ep_u32 sum = 0;
         EP_SHORT for (ep_u32 rank = 0; rank < end; ++rank) sum += rows[rank];
@@ -140,28 +144,30 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     int found = ep_low_look(r, op, owed, states, began, false);
     /* The first blocks have a row more than the others, where these do not come out even. */
     const ep_u32 each = first[ranks] / gridDim.x, more = first[ranks] - each * gridDim.x;
+    /* The header is a row's first unit, and no warp has units of two rows: so what it stores begins where a slot's lines do. */
+    const ep_u32 wide = (columns + 32) / 32 * 32;
     const ep_u32 from = blockIdx.x * each + (blockIdx.x < more ? blockIdx.x : more), to = from + each + (blockIdx.x < more);
+    /* The last block has the fewest rows, none of a few. */
+    const bool tells = blockIdx.x + 1 == gridDim.x;
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
-        if (blockIdx.x == 0) ep_low_announce(r, op, a.kind, owed, false, states);
+        if (tells && from == to) ep_low_announce(r, op, a.kind, owed, false, states);
         EP_SHORT for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
             const ep_u32 batch = to - base < EP_LOW_WARPS ? to - base : EP_LOW_WARPS;
             if (warp < batch) ep_low_load_row(r, a, s, op, base + warp);
             __syncthreads();
-            EP_SHORT for (ep_u32 turn = 0; turn < batch; ++turn) {
-                if (!s.place[turn]) continue;
-                const ep_u32 source = ep_low_source(first, base + turn);
-                if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-                    if (tid == 0) ep_low_raise(r, op, source, s.token[turn]);
-                    ep_be_slow();
-                }
-                /* The header is the first unit: so what a warp stores begins where a slot's lines do. */
-                EP_SHORT for (ep_u32 unit = tid; unit <= columns; unit += EP_LOW_THREADS) {
-                    if (unit == 0) ep_low_return_headers(r, a, s, op, turn);
-                    else ep_low_return_unit(r, a, s, turn, (unit - 1) * 16);
-                }
-                __syncthreads();
-                if (ep_low_served() == 0) ep_low_raise(r, op, source, s.token[turn]);
+            if (tells && base == from) ep_low_announce(r, op, a.kind, owed, false, states);
+            if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+                ep_low_raise_batch(r, s, op, base, batch);
+                ep_be_slow();
             }
+            EP_SHORT for (ep_u32 unit = tid; unit < batch * wide; unit += EP_LOW_THREADS) {
+                const ep_u32 turn = unit / wide, at = unit - turn * wide;
+                if (s.place[turn] == 0 || at > columns) continue;
+                if (at == 0) ep_low_return_headers(r, a, s, op, turn);
+                else ep_low_return_unit(r, a, s, turn, (at - 1) * 16);
+            }
+            __syncthreads();
+            ep_low_raise_batch(r, s, op, base, batch);
             /* The batch is read by all until here. */
             if (base + EP_LOW_WARPS < to) __syncthreads();
         }
@@ -172,14 +178,10 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
 
 /* Waits until those that owe results have said how many come, each thread for its own; false after a fault. */
 EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, ep_u64 op, ep_u64 began) {
-    bool there = true;
+    bool there = ep_low_is_unmasked(r, op);
     const ep_u32* routed = (const ep_u32*)a.routed;
     EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
         ep_u32 rows = 0;
-        if (ep_low_masked_by(r, rank)) {
-            ep_low_fail_masked(r, op, rank);
-            there = false;
-        }
         const ep_u32 owed = ep_low_takes_part(rank) ? routed[(a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks) + rank] : 0;
         if (owed > 0 && there) {
             const bool came = ep_low_await(r, op, a.kind, rank, began, &rows);
@@ -327,9 +329,9 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
-        if (sends) counters[rank] += ((const ep_u32*)a.records)[part + rank];
-        if (received) counters[r.w.ranks + rank] += ep_low_owed(r)[rank];
+        if (sends) ep_low_add(counters + rank, ((const ep_u32*)a.records)[part + rank]);
+        if (received) ep_low_add(counters + r.w.ranks + rank, ep_low_owed(r)[rank]);
     }
-    if (received && threadIdx.x == 0) counters[2 * r.w.ranks + r.w.local_experts] += 1;
+    if (received && threadIdx.x == 0) ep_low_add(counters + 2 * r.w.ranks + r.w.local_experts, 1);
 }
 } // namespace ep_low_latency

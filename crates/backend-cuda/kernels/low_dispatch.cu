@@ -56,16 +56,18 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
 #endif
     const bool received = ep_low_end(r, op, a.phases, tries, refused, last == EP_LOW_LAST_IN_TROUBLE, began);
     ep_u64* counters = (ep_u64*)a.counters;
+    /* From here on what the block that counts wrote may be read. */
+    __threadfence();
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
-        if (sends && !refused) counters[rank] += __ldcg((const ep_u32*)a.routed + rank);
-        if (received) counters[r.w.ranks + rank] += s.rows[rank];
+        if (sends && !refused) ep_low_add(counters + rank, __ldcg((const ep_u32*)a.routed + rank));
+        if (received) ep_low_add(counters + r.w.ranks + rank, s.rows[rank]);
     }
     if (received)
         EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
             const ep_i32 rows = __ldcg((const ep_i32*)a.expert_counts + e);
-            counters[4 * r.w.ranks + e] += (ep_u64)rows;
-            if (a.stats != 0) ((ep_i32*)a.stats)[e] += rows;
+            ep_low_add(counters + 4 * r.w.ranks + e, (ep_u64)rows);
+            if (a.stats != 0) atomicAdd((ep_i32*)a.stats + e, rows);
         }
-    if (received && threadIdx.x == 0) counters[4 * r.w.ranks + r.w.local_experts] += 1;
+    if (received && threadIdx.x == 0) ep_low_add(counters + 4 * r.w.ranks + r.w.local_experts, 1);
 }
 } // namespace ep_low_latency
