@@ -65,9 +65,10 @@ impl RankDevice {
 
     /// Warps of each block that pull.
     fn pulling_warps(&self) -> u32 {
-        let ranks = self.ranks();
-        let part = PARTS[usize::from(ranks > 4)];
-        (FLIGHT / (self.blocks * part * ranks.min(8))).max(1)
+        let part = PARTS[usize::from(self.ranks() > 4)];
+        // Of a token there are no more rows than it has choices, and no more are pulled at once than the widest kernel takes.
+        let rows = self.ranks().min(self.view.window.topk).min(8);
+        (FLIGHT / (self.blocks * part * rows)).max(1)
     }
 
     /// What a combine has left to rings.
