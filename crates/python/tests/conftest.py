@@ -85,7 +85,10 @@ class Ranks:
             for rank, pipe in enumerate(self._pipes):
                 # Starting the processes is not the function's time, so each has the whole limit.
                 if not pipe.poll(limit):
-                    pytest.fail(f"rank {rank} of {self.world} did not end within {limit} s")
+                    # Others may have failed, and so have kept it waiting.
+                    outcomes += [later.recv() for later in self._pipes[rank + 1 :] if later.poll(0)]
+                    traces = "".join(f"\n{outcome.trace}" for outcome in outcomes if outcome.error)
+                    pytest.fail(f"rank {rank} of {self.world} did not end within {limit} s{traces}", pytrace=False)
                 outcomes.append(pipe.recv())
             return outcomes
         except BaseException:
