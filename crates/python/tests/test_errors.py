@@ -118,7 +118,13 @@ def check_mismatch(rank: int, world: int) -> list[str]:
         dist.barrier()
         communicator.recover()
 
-    handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
+    def two_handles() -> list[Any]:
+        handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
+        # Who is still in the second dispatch when others fail in what follows fails with them.
+        dist.barrier()
+        return handles
+
+    handles = two_handles()
     y = torch.zeros(handles[0].rows, 64).bfloat16()
     # Another operation, and another handle.
     raises(
@@ -126,7 +132,7 @@ def check_mismatch(rank: int, world: int) -> list[str]:
         lambda: communicator.redispatch(x, handles[0]) if rank == 1 else communicator.combine(y, handles[0]),
     )
     recover()
-    handles = [communicator.dispatch(x, idx).handle for _ in range(2)]
+    handles = two_handles()
     raises(errors.OperationFailed, lambda: communicator.combine(y, handles[rank == 1]))
     recover()
     # A rank that has made a mistake does not come: the others are told who.
