@@ -12,7 +12,7 @@ const COMBINING: u32 = 24;
 /// Bytes that a warp has in flight of each rank's row, where it sums rows of up to four ranks, or of more: `EP_PART`.
 const PARTS: [u32; 2] = [1024, 512];
 /// Bytes of rows that all warps have in flight together, at most. Half of it fills the links of an H200; what is asked for beyond that
-/// queues there, and before copiers: with twice as much a combine of rows that lie anywhere takes a fifth longer.
+/// queues there, and before copiers: with 5.5 MB a combine of rows that lie anywhere takes a fifth longer.
 const FLIGHT: u32 = 2 << 20;
 /// Warps of a block that copy rows into the window, where they are not there. More copy sooner and pull later: on the whole slower.
 const COPIERS: u32 = 2;
