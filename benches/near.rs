@@ -24,8 +24,8 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use ep_core::engine::Engine;
-use ep_core::machine::{Decorated, Machine as _, Opening};
-use ep_core::port::{Counts, Duty, LaneClass, LaneId, LaneKind, Port as _, Role};
+use ep_core::machine::{Counts, Decorated, LaneClass, Machine as _, Opening};
+use ep_core::port::{Duty, LaneId, LaneKind, Port as _, Role};
 use ep_core::{Nanos, Placement, Rank, Settings};
 use ep_host::{Cluster, Machine, block_on};
 use moexpress_benches::calls::{self, Calls, Part, ROW_BYTES};

@@ -21,6 +21,7 @@ from moexpress.autograd import combine, dispatch
 from torch import nn
 
 EXPERTS, TOPK, HIDDEN, INNER, TOKENS, CLASSES = 8, 2, 64, 128, 48, 5
+MAX_STEPS = 100_000
 
 
 class Expert(nn.Module):
@@ -148,6 +149,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4, help="CPU processes; a divisor of 8 (default: 4)")
     parser.add_argument("--steps", type=int, default=30, help="of training (default: 30)")
     options = parser.parse_args()
+    if options.ranks < 1 or EXPERTS % options.ranks:
+        parser.error(f"--ranks is {options.ranks}, allowed: a divisor of the {EXPERTS} experts")
+    if not 1 <= options.steps <= MAX_STEPS:
+        parser.error(f"--steps is {options.steps}, allowed: 1 to {MAX_STEPS}")
     losses = torch.zeros(options.steps).share_memory_()
     store = os.path.join(tempfile.mkdtemp(), "store")
     mp.start_processes(
@@ -159,7 +164,10 @@ def main() -> None:
     for step in range(0, options.steps, max(1, options.steps // 6)):
         print(f"step {step:3}   {options.ranks} ranks {losses[step]:.6f}   one process {alone[step]:.6f}")
     print(f"largest difference {furthest:.2e}; last loss {alone[-1]:.4f}, first {alone[0]:.4f}")
-    assert furthest < 1e-3 and alone[-1] < alone[0], "the losses differ"
+    if not (furthest < 1e-3 and alone[-1] < alone[0]):
+        raise SystemExit(
+            f"error: largest difference of losses is {furthest:.2e}, allowed: less than 1e-3, and a last below the first"
+        )
 
 
 if __name__ == "__main__":

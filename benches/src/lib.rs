@@ -1,4 +1,23 @@
 //! Inputs that the benchmarks share. The benchmarks are `cargo bench -p moexpress-benches`.
+//!
+//! | `--bench` | measures |
+//! |---|---|
+//! | `plan` | planning a dispatch |
+//! | `cursors` | a ring's arithmetic, beside `rtrb` |
+//! | `engine` | the engine on the explore scheduler, beside `memcpy` |
+//! | `timed` | the timed scheduler: events a second |
+//! | `near` | near lanes of CPU ranks between two threads, in turn with `rtrb` and copies |
+//! | `lanes` | lanes near and, where there is a device, far, as criterion takes them |
+//! | `quant` | FP8 arithmetic |
+//! | `cuda` | kernels on the GPUs of this host |
+//!
+//! `docs/benchmarks.md` has what was measured.
+//!
+//! ```
+//! let shape = moexpress_benches::large_shape();
+//! let topk_idx = moexpress_benches::routing(&shape, 4, 0); // [tokens, topk], distinct experts for each token
+//! assert_eq!((shape.experts(), topk_idx.len()), (256, 4 * 8));
+//! ```
 
 use ep_core::Shape;
 

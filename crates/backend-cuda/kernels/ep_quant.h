@@ -3,7 +3,7 @@
  */
 #ifndef EP_QUANT_H
 #define EP_QUANT_H
-#include "ep_verbs.h"
+#include "ep_device.h"
 
 /* The largest E4M3 value, and the least amax that a scale is made for. */
 #define EP_E4M3_MAX 448.0f

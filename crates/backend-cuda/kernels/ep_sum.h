@@ -3,49 +3,43 @@
  */
 #ifndef EP_SUM_H
 #define EP_SUM_H
-#include "ep_verbs.h"
+#include "ep_device.h"
 
 /* Eight elements of a sum. */
 struct EpSum {
     float v[8];
 };
 
-EP_DEV float ep_low(int two) { return __int_as_float(two << 16); }
-EP_DEV float ep_high(int two) { return __int_as_float(two & 0xffff0000); }
+EP_DEV float ep_low(int two) { return ep_float_of((ep_u32)two << 16); }
+EP_DEV float ep_high(int two) { return ep_float_of((ep_u32)two & 0xffff0000u); }
 
 EP_DEV void ep_sum_clear(EpSum& s) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) s.v[i] = 0.0f;
 }
 /* A row that is first: the sum takes its value, sign of zero included. */
-EP_DEV void ep_sum_start(EpSum& s, const int4& row) {
+EP_DEV void ep_sum_start(EpSum& s, const EpUnit& row) {
     s.v[0] = ep_low(row.x); s.v[1] = ep_high(row.x); s.v[2] = ep_low(row.y); s.v[3] = ep_high(row.y);
     s.v[4] = ep_low(row.z); s.v[5] = ep_high(row.z); s.v[6] = ep_low(row.w); s.v[7] = ep_high(row.w);
 }
-EP_DEV void ep_sum_add(EpSum& s, const int4& row) {
+EP_DEV void ep_sum_add(EpSum& s, const EpUnit& row) {
     s.v[0] += ep_low(row.x); s.v[1] += ep_high(row.x); s.v[2] += ep_low(row.y); s.v[3] += ep_high(row.y);
     s.v[4] += ep_low(row.z); s.v[5] += ep_high(row.z); s.v[6] += ep_low(row.w); s.v[7] += ep_high(row.w);
 }
 /* A row that changes no sum: negative zeros. */
-EP_DEV int4 ep_sum_nothing() {
+EP_DEV EpUnit ep_sum_nothing() {
     const int two = (int)0x80008000u;
-    return make_int4(two, two, two, two);
+    return ep_unit(two, two, two, two);
 }
 /* Adds a row times a weight, each product and sum rounded once (fused). */
-EP_DEV void ep_sum_add_scaled(EpSum& s, float weight, const int4& row) {
-    s.v[0] = __fmaf_rn(weight, ep_low(row.x), s.v[0]); s.v[1] = __fmaf_rn(weight, ep_high(row.x), s.v[1]);
-    s.v[2] = __fmaf_rn(weight, ep_low(row.y), s.v[2]); s.v[3] = __fmaf_rn(weight, ep_high(row.y), s.v[3]);
-    s.v[4] = __fmaf_rn(weight, ep_low(row.z), s.v[4]); s.v[5] = __fmaf_rn(weight, ep_high(row.z), s.v[5]);
-    s.v[6] = __fmaf_rn(weight, ep_low(row.w), s.v[6]); s.v[7] = __fmaf_rn(weight, ep_high(row.w), s.v[7]);
+EP_DEV void ep_sum_add_scaled(EpSum& s, float weight, const EpUnit& row) {
+    s.v[0] = ep_fma(weight, ep_low(row.x), s.v[0]); s.v[1] = ep_fma(weight, ep_high(row.x), s.v[1]);
+    s.v[2] = ep_fma(weight, ep_low(row.y), s.v[2]); s.v[3] = ep_fma(weight, ep_high(row.y), s.v[3]);
+    s.v[4] = ep_fma(weight, ep_low(row.z), s.v[4]); s.v[5] = ep_fma(weight, ep_high(row.z), s.v[5]);
+    s.v[6] = ep_fma(weight, ep_low(row.w), s.v[6]); s.v[7] = ep_fma(weight, ep_high(row.w), s.v[7]);
 }
-/* Rounds to nearest even. */
-EP_DEV int ep_round_two(float low, float high) {
-    int two;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
-}
-EP_DEV int4 ep_sum_round(const EpSum& s) {
-    return make_int4(ep_round_two(s.v[0], s.v[1]), ep_round_two(s.v[2], s.v[3]), ep_round_two(s.v[4], s.v[5]),
-                     ep_round_two(s.v[6], s.v[7]));
+EP_DEV EpUnit ep_sum_round(const EpSum& s) {
+    return ep_unit(ep_bf16_two(s.v[0], s.v[1]), ep_bf16_two(s.v[2], s.v[3]), ep_bf16_two(s.v[4], s.v[5]),
+                   ep_bf16_two(s.v[6], s.v[7]));
 }
 #endif

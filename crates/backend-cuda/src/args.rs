@@ -1,294 +1,132 @@
-//! The parameters of the kernels, as the structs of the same names in `kernels/` have them. The compilation of a kernel fails
-//! where the sizes differ.
+//! What the kernels take, as the header `ep_args.h` says it to them: their parameters, and numbers that host and kernels must agree on.
+//!
+//! What every device has in common (`EpRank`, `EpLocal`, `EpReport` ...) is [`ep_core::device`]'s.
 
-use ep_core::layout::{KernelRings, KernelWindow};
-use zerocopy::{Immutable, IntoBytes};
+mod checks;
+mod low_latency;
+mod pulled;
+mod throughput;
 
-/// Bytes of `EpLocal`.
-pub(crate) const LOCAL_BYTES: usize = 64;
-/// Bytes of `EpLow`.
-pub(crate) const LOW_BYTES: usize = 64;
-/// Bytes of `EpReport`.
-pub(crate) const REPORT_BYTES: usize = 56;
+pub(crate) use checks::{Ceiling, Event, Meet, Probe, Saw, Step, Test};
+#[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
+pub use checks::{Ended, Plant, RingStep, Verb};
+pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
+pub(crate) use pulled::{CombinePulled, DispatchPulled};
+pub(crate) use throughput::{Combine, CombineRing, Counts, Dispatch, DispatchRing, Members, Offer, Positions, Unpack};
 
-/// `EpRank`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct RankView {
-    pub(crate) window: KernelWindow,
-    pub(crate) windows: u64,
-    pub(crate) local: u64,
-    pub(crate) report: u64,
-    pub(crate) cursors: u64,
-    pub(crate) first_op: u64,
-    pub(crate) settings: u64,
-    pub(crate) allowed: u64,
-    pub(crate) plan: u64,
-    pub(crate) tally: u64,
-    pub(crate) me: u32,
-    pub(crate) generation: u32,
-    pub(crate) kind: u32,
-    pub(crate) replays: u32,
-    pub(crate) test: u64,
-}
+use ep_core::declare::{CEnum, CStruct};
 
-/// `EpTest`.
-#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Test {
-    pub(crate) seed: u64,
-    pub(crate) host: u64,
-    pub(crate) events: u64,
-    pub(crate) late: u64,
-    pub(crate) room: u32,
-    pub(crate) count: u32,
-    pub(crate) longest: u32,
-    pub(crate) slow: u32,
-    pub(crate) plant: u32,
-    pub(crate) poison: u32,
-    pub(crate) crashes: u32,
-    pub(crate) verbs: u32,
-    pub(crate) crashed: u32,
-    pub(crate) late_to: u32,
-    pub(crate) late_lane: u32,
-    pub(crate) unharmed: u32,
-    pub(crate) lost: u32,
-    pub(crate) reserved: u32,
-}
+/// Warps of a block of the dispatch kernel at most.
+pub(crate) const DISPATCH_WARPS: u32 = 16;
+/// Warps of a block of the combine kernel at most.
+pub(crate) const COMBINE_WARPS: u32 = 24;
+/// Warps of a block of the kernels of rings.
+pub(crate) const RING_WARPS: u32 = 8;
+/// Warps of a block of the kernels of outboxes at most.
+pub(crate) const PULLED_WARPS: u32 = 16;
+/// Bytes of an `EpBatch`: rows of a part of a token.
+pub(crate) const BATCH_BYTES: u32 = 16;
+/// Bytes of an `EpItem`: a part of a row on its way.
+pub(crate) const ITEM_BYTES: u32 = 64;
+/// Bytes of an `EpOutboxEnd`: an end of the rings with a rank.
+pub(crate) const OUTBOX_END_BYTES: u32 = 32;
+/// Bytes of an `EpRingSource`: where a rank's results lie in its outbox.
+pub(crate) const RING_SOURCE_BYTES: u32 = 32;
+/// Pieces that a puller may be loading.
+pub(crate) const PULLED_LOG: u32 = 64;
+/// Rows whose stores a copier of results still has to see done, at most.
+pub(crate) const LAID_LOG: u32 = 64;
+/// Threads of a block of low latency.
+pub(crate) const LOW_THREADS: u32 = 512;
+/// A launch of low latency sends.
+pub(crate) const LOW_SEND: u32 = 1;
+/// A launch of low latency receives.
+pub(crate) const LOW_RECEIVE: u32 = 2;
+/// Blocks of the kernel that finds positions, at most.
+pub(crate) const POSITION_BLOCKS: u32 = 64;
+/// Tokens that a block of that kernel serves at a time.
+pub(crate) const POSITION_THREADS: u32 = 512;
+/// Threads of the kernel that exchanges counts.
+pub(crate) const COUNTS_THREADS: u32 = 512;
+/// Threads of a block of the kernel that finds which ranks and experts a batch goes to.
+pub(crate) const MEMBERS_THREADS: u32 = 512;
+/// Bytes of an `EpPlace`: where rows go at a rank.
+pub(crate) const PLACE_BYTES: u32 = 24;
+/// Bytes of an `EpSource`: where a rank's offered rows lie.
+pub(crate) const SOURCE_BYTES: u32 = 32;
+/// Bytes of an `EpRoute`: what a reducer knows of a rank.
+pub(crate) const ROUTE_BYTES: u32 = 64;
+/// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
+pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
+/// Chunks that a copier counts together.
+pub(crate) const COUNTED: u32 = 4;
 
-/// `EpLayoutArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Layout {
-    pub(crate) topk_idx: u64,
-    pub(crate) in_rank: u64,
-    pub(crate) position: u64,
-    pub(crate) rows: u64,
-    pub(crate) choices: u64,
-    pub(crate) partial: u64,
-    pub(crate) flags: u64,
-    pub(crate) tokens: u32,
-    pub(crate) topk: u32,
-}
+const NUMBERS: [(&str, u32); 22] = [
+    ("DISPATCH_WARPS", DISPATCH_WARPS),
+    ("COMBINE_WARPS", COMBINE_WARPS),
+    ("RING_WARPS", RING_WARPS),
+    ("PULLED_WARPS", PULLED_WARPS),
+    ("BATCH_BYTES", BATCH_BYTES),
+    ("ITEM_BYTES", ITEM_BYTES),
+    ("OUTBOX_END_BYTES", OUTBOX_END_BYTES),
+    ("RING_SOURCE_BYTES", RING_SOURCE_BYTES),
+    ("PULLED_LOG", PULLED_LOG),
+    ("LAID_LOG", LAID_LOG),
+    ("LOW_THREADS", LOW_THREADS),
+    ("LOW_SEND", LOW_SEND),
+    ("LOW_RECEIVE", LOW_RECEIVE),
+    ("POSITION_BLOCKS", POSITION_BLOCKS),
+    ("POSITION_THREADS", POSITION_THREADS),
+    ("COUNTS_THREADS", COUNTS_THREADS),
+    ("MEMBERS_THREADS", MEMBERS_THREADS),
+    ("PLACE_BYTES", PLACE_BYTES),
+    ("SOURCE_BYTES", SOURCE_BYTES),
+    ("ROUTE_BYTES", ROUTE_BYTES),
+    ("CHUNK_STATE_BYTES", CHUNK_STATE_BYTES),
+    ("COUNTED", COUNTED),
+];
 
-/// `EpMembersArgs`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Members {
-    pub(crate) topk_idx: u64,
-    pub(crate) numbers: u64,
-    pub(crate) in_rank: u64,
-    pub(crate) tokens: u32,
-    pub(crate) topk: u32,
-    pub(crate) ranks: u32,
-    pub(crate) experts: u32,
-}
+const OPENS: &str = "/*
+ * ep_args.h: what the kernels take: their parameters, and numbers that host and kernels must agree on.
+ *
+ * Written by ep_cuda::args.
+ */
+#ifndef EP_ARGS_H
+#define EP_ARGS_H
+#include \"ep_protocol.h\"
+";
 
-/// `EpCountsArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Counts {
-    pub(crate) rows: u64,
-    pub(crate) choices: u64,
-    pub(crate) matrix: u64,
-    pub(crate) first_at: u64,
-    pub(crate) first_of: u64,
-    pub(crate) tokens_of: u64,
-    pub(crate) chosen: u64,
-    pub(crate) arrived: u64,
-    pub(crate) host: u64,
-    pub(crate) ticket: u64,
-    pub(crate) received: u64,
-    pub(crate) of_expert: u64,
-    pub(crate) tokens: u32,
-    pub(crate) alignment: u32,
-    pub(crate) bound: u32,
-    pub(crate) refuses: u32,
-}
-
-/// `EpDispatchArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Dispatch {
-    /// What it begins with.
-    pub(crate) ring: DispatchRing,
-    pub(crate) first_at: u64,
-    pub(crate) base: u64,
-    pub(crate) base_rows: u32,
-    pub(crate) movers: u32,
-    pub(crate) stages: u32,
-    pub(crate) piece: u32,
-    pub(crate) pieces: u32,
-    pub(crate) headers: u32,
-    pub(crate) plays: u32,
-    pub(crate) bulk_scales: u32,
-}
-
-/// `EpUnpackArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Unpack {
-    pub(crate) base: u64,
-    pub(crate) first_of: u64,
-    pub(crate) topk_idx: u64,
-    pub(crate) topk_weights: u64,
-    pub(crate) source_token: u64,
-    pub(crate) source_rank: u64,
-    pub(crate) op: u64,
-    pub(crate) rows: u32,
-    pub(crate) reserved: u32,
-}
-
-/// `EpOfferArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Offer {
-    pub(crate) base: u64,
-    pub(crate) first_of: u64,
-    pub(crate) source_token: u64,
-    pub(crate) topk_weights: u64,
-    pub(crate) rows: u32,
-    pub(crate) reserved: u32,
-}
-
-/// `EpCombineArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Combine {
-    pub(crate) y: u64,
-    pub(crate) y_stride: u64,
-    pub(crate) position: u64,
-    pub(crate) first_at: u64,
-    pub(crate) matrix: u64,
-    pub(crate) bias: [u64; 2],
-    pub(crate) bias_stride: u64,
-    pub(crate) out: u64,
-    pub(crate) out_stride: u64,
-    pub(crate) weights: u64,
-    pub(crate) own_weights: u64,
-    pub(crate) base: u64,
-    pub(crate) first_of: u64,
-    pub(crate) copied: u64,
-    pub(crate) base_rows: u32,
-    pub(crate) offers_weights: u32,
-    pub(crate) tokens: u32,
-    pub(crate) copiers: u32,
-    pub(crate) stages: u32,
-    pub(crate) chunk: u32,
-}
-
-/// `EpDispatchRingArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct DispatchRing {
-    pub(crate) rings: KernelRings,
-    pub(crate) x: u64,
-    pub(crate) x_stride: u64,
-    pub(crate) scales: u64,
-    pub(crate) scales_token: u64,
-    pub(crate) scales_word: u64,
-    pub(crate) position: u64,
-    pub(crate) topk_idx: u64,
-    pub(crate) topk_weights: u64,
-    pub(crate) first_of: u64,
-    pub(crate) out: u64,
-    pub(crate) out_scales: u64,
-    pub(crate) out_idx: u64,
-    pub(crate) out_weights: u64,
-    pub(crate) out_token: u64,
-    pub(crate) out_rank: u64,
-    pub(crate) tokens: u32,
-    pub(crate) notes: u32,
-}
-
-/// `EpCombineRingArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct CombineRing {
-    pub(crate) combine: Combine,
-    pub(crate) rings: KernelRings,
-    pub(crate) source_token: u64,
-    pub(crate) tokens_of: u64,
-}
-
-/// `EpLowDispatchArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct LowDispatch {
-    pub(crate) x: u64,
-    pub(crate) x_stride: u64,
-    pub(crate) topk_idx: u64,
-    pub(crate) topk_weights: u64,
-    pub(crate) routed: u64,
-    pub(crate) out: u64,
-    pub(crate) out_stride: u64,
-    pub(crate) expert_counts: u64,
-    pub(crate) segments: u64,
-    pub(crate) source_token: u64,
-    pub(crate) records: u64,
-    pub(crate) counters: u64,
-    pub(crate) scales: u64,
-    pub(crate) scales_expert: u64,
-    pub(crate) scales_row: u64,
-    pub(crate) scales_word: u64,
-    pub(crate) kept_idx: u64,
-    pub(crate) stats: u64,
-    pub(crate) tokens: u32,
-    pub(crate) phases: u32,
-    pub(crate) in_flight: u32,
-    pub(crate) reserved: u32,
-}
-
-/// `EpLowCombineArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct LowCombine {
-    pub(crate) y: u64,
-    pub(crate) y_stride: u64,
-    pub(crate) records: u64,
-    pub(crate) topk_idx: u64,
-    pub(crate) topk_weights: u64,
-    pub(crate) routed: u64,
-    pub(crate) out: u64,
-    pub(crate) out_stride: u64,
-    pub(crate) counters: u64,
-    pub(crate) tokens: u32,
-    pub(crate) kind: u32,
-    pub(crate) phases: u32,
-    pub(crate) in_flight: u32,
-}
-
-/// `EpLowMaskArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct LowMask {
-    pub(crate) peer: u32,
-    pub(crate) reserved: u32,
-}
-
-/// `EpProbeArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Probe {
-    pub(crate) steps: u64,
-    pub(crate) saw: u64,
-    pub(crate) first_of: u64,
-    pub(crate) allowed: u64,
-}
-
-/// `EpCeilingArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Ceiling {
-    pub(crate) source: u64,
-    pub(crate) base: u64,
-    pub(crate) bytes: u64,
-}
-
-/// `EpMeetArgs`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Meet {
-    pub(crate) number: u64,
-    pub(crate) pause: u64,
+/// The header `ep_args.h`.
+pub(crate) fn header() -> String {
+    let mut text = String::from(OPENS);
+    text.extend(NUMBERS.map(|(name, value)| format!("#define EP_{name} {value}u\n")));
+    let parts = [
+        Plant::declaration(),
+        RingStep::declaration(),
+        Verb::declaration(),
+        Ended::declaration(),
+        Positions::declaration(),
+        Members::declaration(),
+        Counts::declaration(),
+        DispatchRing::declaration(),
+        Dispatch::declaration(),
+        Unpack::declaration(),
+        Offer::declaration(),
+        Combine::declaration(),
+        CombineRing::declaration(),
+        DispatchPulled::declaration(),
+        CombinePulled::declaration(),
+        LowDispatch::declaration(),
+        LowCombine::declaration(),
+        LowMask::declaration(),
+        Event::declaration(),
+        Test::declaration(),
+        Step::declaration(),
+        Saw::declaration(),
+        Probe::declaration(),
+        Ceiling::declaration(),
+        Meet::declaration(),
+    ];
+    text.extend(parts);
+    text + "\n#endif\n"
 }

@@ -4,59 +4,34 @@ mod calls;
 mod graphs;
 mod host;
 mod low;
+mod plan;
+mod pulled;
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use ep_core::layout::Kind;
-use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Rank};
 
 use crate::args;
+use crate::build::Source;
 use crate::driver::{Device, Scratch};
 pub use graphs::{GraphTimes, Iteration, graphs_table, run_graphs};
 pub use host::{HostTimes, host_table, run_host};
 pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
+pub use plan::{Choice, Plan};
+use plan::{fill, route};
+pub use pulled::{Outboxes, PulledTimes, pulled_table, run_pulled};
 
+use crate::memory;
 use crate::node::Node;
-use crate::rank::{Call, Counting, DevicePlan, Options, RankDevice};
+use crate::rank::{Call, Chosen, Counting, DevicePlan, Options, RankDevice};
 
-/// Which experts tokens choose; all are equally likely.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Choice {
-    /// Of all ranks.
-    #[default]
-    Any,
-    /// Of other ranks: no row stays at home, so that with two ranks the links bound what many multiprocessors do.
-    Peers,
-}
-
-/// What is measured.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// Ranks, one a GPU as far as these go.
-    pub ranks: u32,
-    /// Tokens of each rank.
-    pub tokens: u32,
-    /// Elements of a row.
-    pub hidden: u32,
-    /// Choices of a token.
-    pub topk: u32,
-    /// Experts in all.
-    pub experts: u32,
-    /// How rows travel to the experts.
-    pub element: Element,
-    /// Which experts are chosen.
-    pub choice: Choice,
-    /// Repetitions; the median is told.
-    pub repetitions: u32,
-}
-
-impl Plan {
-    fn shape(&self) -> Result<Shape, Error> {
-        let Self { experts, topk, hidden, tokens, element, .. } = *self;
-        Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(tokens).element(element).build()
-    }
+/// The GPU of each rank: one after the other, from the first again where there are more ranks.
+fn devices(ranks: u32) -> Result<Vec<Arc<Device>>, Error> {
+    let present = crate::driver::devices()?.max(1);
+    Ok((0..ranks as usize).map(|rank| Device::open(rank % present)).collect::<Result<Vec<_>, _>>()?)
 }
 
 /// One kind of block.
@@ -93,42 +68,6 @@ pub struct Times {
     pub wrong: u64,
 }
 
-/// A choice of experts from a counter: distinct experts.
-fn route(plan: &Plan, rank: u32) -> Vec<i64> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(rank) + 1);
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    };
-    let (local, experts) = (plan.experts / plan.ranks, i64::from(plan.experts));
-    let own = i64::from(rank * local)..i64::from((rank + 1) * local);
-    let is_meant = |expert: &i64| plan.choice == Choice::Any || plan.ranks == 1 || !own.contains(expert);
-    let mut all: Vec<i64> = (0..experts).filter(is_meant).collect();
-    let mut chosen = Vec::with_capacity((plan.tokens * plan.topk) as usize);
-    for _ in 0..plan.tokens {
-        for k in 0..plan.topk as usize {
-            let other = k + (next() % (all.len() - k) as u64) as usize;
-            all.swap(k, other);
-        }
-        chosen.extend_from_slice(&all[..plan.topk as usize]);
-    }
-    chosen
-}
-
-/// The rows of a rank: values that differ between tokens, ranks and places, all exact in bf16.
-fn fill(plan: &Plan, rank: u32, stride: usize) -> Vec<u8> {
-    let mut bytes = vec![0u8; plan.tokens as usize * stride];
-    for (token, row) in bytes.chunks_exact_mut(stride).enumerate() {
-        for (at, two) in row.chunks_exact_mut(2).enumerate() {
-            let value = ((token * 31 + at * 7 + rank as usize * 13) % 61) as f32 - 30.0;
-            two.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes());
-        }
-    }
-    bytes
-}
-
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -139,18 +78,9 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// # Errors
 /// What is missing, or what a kernel reported.
 pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
-    let gpus = crate::driver::devices()? as u32;
-    let topology = Topology::new(1, plan.ranks)?;
-    let shape = plan.shape()?;
-    let arena = 3u64 * u64::from(plan.ranks * plan.tokens) * (shape.result_bytes().max(shape.row_bytes()) + 160);
-    let settings = Settings::builder(&shape, &topology)
-        .placement(Placement::Direct)
-        .arena_bytes(arena)
-        .slots(1)
-        .deadline(ep_core::Nanos::from_secs(2))
-        .build()?;
-    let layout = Layout::new(&shape, &topology, &settings)?;
-    let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
+    let layout = plan.layout()?;
+    let devices = devices(plan.ranks)?;
+    memory::admit(&devices, &plan.footprint()?)?;
     let node = Node::here(&devices, &layout, false)?;
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
@@ -185,6 +115,7 @@ fn on_threads<T: Send>(
     ranks: Vec<RankDevice>,
     work: impl Fn(RankDevice, u32, &Barrier) -> Result<T, Error> + Sync,
 ) -> Result<Vec<T>, Error> {
+    ranks.iter().try_for_each(|rank| rank.prepare(&[Source::Meet, Source::Ceiling]))?;
     let (barrier, work) = (Barrier::new(ranks.len()), &work);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..)
@@ -230,7 +161,7 @@ impl Bench<'_> {
             let reported = Some(&self.rank.report).filter(|report| report.word(0) != 0).or(self.rank.low_report());
             if let Some(report) = reported {
                 let report: Vec<u32> = (0..14).map(|word| report.word(4 * word)).collect();
-                return Err(Error::unsupported("this run", format!("a kernel reported {report:?}")));
+                return Err(Error::broken("a kernel", format!("it reported {report:?}"), "run ep-cuda's checks"));
             }
         }
         Ok(median(times))
@@ -258,69 +189,64 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
 
     let dispatch = |rank: &RankDevice, kind: Kind| {
         let fresh = kind == Kind::Dispatch;
-        rank.dispatch(
-            call(kind),
-            &args::Dispatch {
-                ring: args::DispatchRing {
-                    x: x.address(),
-                    x_stride: stride as u64,
-                    scales: x.address() + row.scales_offset(),
-                    scales_token: stride as u64,
-                    scales_word: 4,
-                    position: device_plan.position.address(),
-                    topk_idx: if fresh { topk_idx.address() } else { 0 },
-                    tokens: plan.tokens,
-                    ..args::DispatchRing::default()
-                },
-                first_at: device_plan.first_at(),
-                base: block,
-                base_rows: most,
-                headers: fresh.into(),
-                ..args::Dispatch::default()
+        let args = args::Dispatch {
+            ring: args::DispatchRing {
+                x: x.address(),
+                x_stride: stride as u64,
+                scales: x.address() + row.scales_offset(),
+                scales_token: stride as u64,
+                scales_word: 4,
+                position: device_plan.position.address(),
+                topk_idx: if fresh { topk_idx.address() } else { 0 },
+                tokens: plan.tokens,
+                ..args::DispatchRing::default()
             },
-        )
+            first_at: device_plan.first_at(),
+            base: block,
+            base_rows: most,
+            headers: fresh.into(),
+            ..args::Dispatch::default()
+        };
+        // SAFETY: memory of this function's, with room for all rows; the blocks lie in the arena.
+        unsafe { rank.dispatch(call(kind), &args) }
     };
     let unpack = |rank: &RankDevice| {
         let (indices, weights) = (arrays.address(), arrays.address() + u64::from(most * plan.topk) * 8);
         let tokens = weights + u64::from(most * plan.topk) * 4;
-        rank.unpack(
-            call(Kind::Dispatch),
-            &args::Unpack {
-                base: block,
-                first_of: device_plan.first_of(),
-                topk_idx: indices,
-                topk_weights: weights,
-                source_token: tokens,
-                source_rank: tokens + u64::from(most) * 4,
-                op: 0,
-                rows: most,
-                reserved: 0,
-            },
-        )
+        let args = args::Unpack {
+            base: block,
+            first_of: device_plan.first_of(),
+            topk_idx: indices,
+            topk_weights: weights,
+            source_token: tokens,
+            source_rank: tokens + u64::from(most) * 4,
+            rows: most,
+            reserved: 0,
+        };
+        // SAFETY: as in `dispatch`.
+        unsafe { rank.unpack(call(Kind::Dispatch), &args) }
     };
     // Of rows at `y` that peers pull from the block at `base`.
     let combine = |rank: &RankDevice, y: u64, base: u64| {
-        rank.combine(
-            call(Kind::Combine),
-            &args::CombineRing {
-                combine: args::Combine {
-                    y,
-                    y_stride: row.results().payload_stride(),
-                    position: device_plan.position.address(),
-                    first_at: device_plan.first_at(),
-                    matrix: device_plan.matrix(),
-                    out: out.address(),
-                    out_stride: row.results().payload_stride(),
-                    base,
-                    first_of: device_plan.first_of(),
-                    base_rows: most,
-                    tokens: plan.tokens,
-                    ..args::Combine::default()
-                },
-                ..args::CombineRing::default()
+        let args = args::CombineRing {
+            combine: args::Combine {
+                y,
+                y_stride: row.results().payload_stride(),
+                position: device_plan.position.address(),
+                first_at: device_plan.first_at(),
+                matrix: device_plan.matrix(),
+                out: out.address(),
+                out_stride: row.results().payload_stride(),
+                base,
+                first_of: device_plan.first_of(),
+                base_rows: most,
+                tokens: plan.tokens,
+                ..args::Combine::default()
             },
-            y != window + base,
-        )
+            ..args::CombineRing::default()
+        };
+        // SAFETY: as in `dispatch`; `y` is where the results lie.
+        unsafe { rank.combine(call(Kind::Combine), &args, y != window + base) }
     };
     let mut all = Vec::new();
     for shape in shapes {
@@ -334,9 +260,12 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         let mut stages = [const { None }; 4];
         bench.time(|rank| {
             stages[0] = Some(rank.stream.record(true)?);
-            rank.plan(call(Kind::Dispatch), topk_idx.address(), 0, plan.tokens, &device_plan)?;
+            let chosen = Chosen { topk_idx: topk_idx.address(), in_rank: 0, repeats: false };
+            // SAFETY: as many choices as tokens have.
+            unsafe { rank.plan(call(Kind::Dispatch), chosen, plan.tokens, &device_plan) }?;
             stages[1] = Some(rank.stream.record(true)?);
-            rank.exchange(call(Kind::Dispatch), &device_plan, counting)?;
+            // SAFETY: counts go nowhere else.
+            unsafe { rank.exchange(call(Kind::Dispatch), &device_plan, counting) }?;
             stages[2] = Some(rank.stream.record(true)?);
             dispatch(rank, Kind::Dispatch)?;
             unpack(rank)?;
@@ -355,23 +284,22 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barr
         times.counts = median(counts_times.split_off(5));
         times.fresh = median(fresh_times.split_off(5));
         times.cached = bench.time(|rank| Ok(dispatch(rank, Kind::CachedDispatch)?))?;
-        let mut rows = [0; 4];
-        stream.download(device_plan.first_of() + 4 * u64::from(plan.ranks), &mut rows)?;
-        times.rows = u32::from_le_bytes(rows);
+        times.rows = device_plan.words(device_plan.first_of() + 4 * u64::from(plan.ranks), 1)?[0];
         let bf16 = plan.element == Element::Bf16;
         let y = if bf16 { block } else { results };
         times.combine = bench.time(|rank| Ok(combine(rank, window + y, y)?))?;
         if bf16 {
-            times.wrong = check(plan, me, &stream, &out, &device_plan, stride)?;
+            times.wrong = check(plan, me, &out, &device_plan, stride)?;
         }
         let width = row.results().payload_stride();
         if bf16 {
             let (from, to) = ((window + block, width as usize), (anywhere.address(), width as usize));
-            stream.copy_rows(to, from, width as usize, times.rows as usize)?;
+            // SAFETY: a dispatch has placed so many rows in the window, and there is as much room elsewhere.
+            unsafe { stream.copy_rows(to, from, width as usize, times.rows as usize) }?;
         }
         times.anywhere = bench.time(|rank| Ok(combine(rank, anywhere.address(), results)?))?;
         if bf16 {
-            times.wrong += check(plan, me, &stream, &out, &device_plan, stride)?;
+            times.wrong += check(plan, me, &out, &device_plan, stride)?;
         }
         all.push(times);
     }
@@ -384,23 +312,17 @@ fn ceiling(bench: &mut Bench<'_>, layout: &Layout, source: &Scratch) -> Result<f
     let base = arena.offset.0.next_multiple_of(64);
     let bytes = ((arena.end() - base) / ranks).min(source.bytes() as u64).min(64 << 20) / 16 * 16;
     let args = args::Ceiling { source: source.address(), base, bytes };
-    let microseconds = bench.time(|rank| Ok(rank.ceiling(&args)?))?;
+    // SAFETY: `source` has so many bytes, and so has every peer's arena.
+    let microseconds = bench.time(|rank| Ok(unsafe { rank.ceiling(&args) }?))?;
     Ok((ranks - 1) as f64 * bytes as f64 / microseconds / 1e3)
 }
 
 /// Rows that went to k ranks and straight back are k times what they were.
-fn check(
-    plan: &Plan,
-    me: u32,
-    stream: &Arc<crate::driver::Stream>,
-    out: &Scratch,
-    device_plan: &DevicePlan,
-    stride: usize,
-) -> Result<u64, Error> {
+fn check(plan: &Plan, me: u32, out: &Scratch, device_plan: &DevicePlan, stride: usize) -> Result<u64, Error> {
     let mut sums = vec![0; out.bytes()];
-    stream.download(out.address(), &mut sums)?;
+    out.read(0, &mut sums)?;
     let mut positions = vec![0; device_plan.position.bytes()];
-    stream.download(device_plan.position.address(), &mut positions)?;
+    device_plan.position.read(0, &mut positions)?;
     let sent = fill(plan, me, stride);
     let mut wrong = 0;
     for token in 0..plan.tokens as usize {
@@ -449,4 +371,40 @@ pub fn table(plan: &Plan, shapes: &[Blocks], times: &[Times]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: Plan = Plan {
+        ranks: 8,
+        tokens: 4096,
+        hidden: 7168,
+        topk: 8,
+        experts: 256,
+        element: Element::Bf16,
+        choice: Choice::Any,
+        repetitions: 1,
+    };
+
+    #[test]
+    fn what_a_rank_takes_is_known_without_a_gpu() {
+        let footprint = PLAN.footprint().unwrap();
+        // Three blocks of all ranks' rows in the arena, a fourth beside it, and little else.
+        let rows = 8 * 4096 * 7168 * 2;
+        assert!((4 * rows..5 * rows).contains(&footprint.bytes()), "{footprint}");
+        let window = PLAN.layout().unwrap().window_bytes();
+        assert_eq!(footprint.parts()[0], ("windows", window));
+        // As `one` asks for: x, choices, positions and sums of its own batch; arrays and rows of all.
+        let own = 4096 * (2 * 7168 * 2 + 8 * 8 + 8 * 4);
+        assert_eq!(footprint.parts()[1..], [("batch", own), ("rows of other ranks", rows + 8 * 4096 * (8 * 12 + 8))]);
+    }
+
+    #[test]
+    fn sizes_that_no_gpu_has_do_not_wrap_around() {
+        assert!(Plan { tokens: 1 << 22, ..PLAN }.footprint().unwrap().bytes() > 1 << 40);
+        assert!(Plan { tokens: u32::MAX, ..PLAN }.footprint().unwrap_err().to_string().contains("allowed: "));
+        assert!(Plan { experts: 255, ..PLAN }.footprint().is_err());
+    }
 }

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ep_bootstrap::{LocalMeeting, Member, Peers};
-
+use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
+use ep_core::memory::Estimate;
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::kernels::Kernels;
+use crate::memory;
 use crate::node::Node;
+#[cfg(feature = "workshop")]
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
 
@@ -70,19 +72,21 @@ impl Builder {
     }
 
     /// With kernels that are built for tests and do what `checks` say. Automatic: none.
+    #[cfg(feature = "workshop")]
     pub fn checks(mut self, checks: Checks) -> Self {
         self.checks = Some(checks);
         self
     }
 
     fn poisons(&self) -> bool {
-        self.checks.as_ref().is_some_and(|checks| checks.poison)
+        self.checks.as_ref().is_some_and(Checks::poisons)
     }
 
     /// Opens the GPUs, compiles the kernels where they are not kept from an earlier time, and takes the windows.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes; [`Error::Unsupported`] with what is missing: driver, NVRTC, GPU, peer access, memory.
+    /// [`Error::Invalid`] for sizes, and for windows that exceed what a GPU has left; [`Error::Unsupported`] with what is missing: driver, NVRTC, GPU, peer access. [`Error::Broken`] with what
+    /// the driver or the system refuses, as memory.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
         let layout = self.layout(&shape)?;
@@ -93,6 +97,7 @@ impl Builder {
         check_connections(sharing)?;
         let options = self.options(&devices, sharing)?;
         devices.iter().try_for_each(|device| check_low(device, &layout))?;
+        memory::admit(&devices, &memory::of_window(&layout))?;
         let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
@@ -125,6 +130,7 @@ impl Builder {
         let device = Device::open(gpus[0])?;
         let options = self.options(std::slice::from_ref(&device), 1)?;
         check_low(&device, &layout)?;
+        memory::admit(std::slice::from_ref(&device), &memory::of_window(&layout))?;
         // Before the ranks wait for each other: it may take long.
         Kernels::of(&device, self.checks.is_some())?;
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
@@ -133,12 +139,20 @@ impl Builder {
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
     }
 
+    /// About what one rank takes of its GPU before its first call, whether it has as much or not. No GPU is needed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes.
+    pub fn footprint(&self, shape: &Shape) -> Result<Estimate, Error> {
+        Ok(memory::of_window(&self.layout(shape)?))
+    }
+
     fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
         if self.topology.nodes() != 1 {
             return Err(Error::unsupported("more than one node", "a transport between nodes; use one node"));
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
-        Layout::new(shape, &self.topology, &settings)
+        Layout::new(shape, &self.topology, &settings)?.with_kernels()
     }
 
     /// The GPU of each of some ranks.
@@ -212,7 +226,8 @@ impl Cluster {
     /// Runs scripts of verbs on the devices, all at the same time: `[scripts][steps]`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for ranks that there are not; [`Error::Unsupported`] where a device fails.
+    /// [`Error::Invalid`] for ranks that there are not; [`Error::Broken`] where a device fails.
+    #[cfg(feature = "workshop")]
     pub fn probe(&self, scripts: &[probe::Script]) -> Result<Vec<Vec<probe::Saw>>, Error> {
         let ranks: Vec<_> = self.endpoints.iter().map(CudaEndpoint::device).collect();
         probe::run(&ranks, scripts)
@@ -221,7 +236,7 @@ impl Cluster {
     /// Runs `user` on a thread for each rank and gives what each returned.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when a rank's thread panicked.
+    /// [`Error::Broken`] with the ranks whose threads panicked.
     pub fn run<T, F>(self, user: F) -> Result<Vec<T>, Error>
     where
         T: Send,
@@ -231,10 +246,7 @@ impl Cluster {
         thread::scope(|scope| {
             let threads: Vec<_> =
                 self.endpoints.into_iter().map(|endpoint| scope.spawn(move || poll::finish(user(endpoint)))).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().map_err(|_| Error::unsupported("a panic in a rank's thread", "none")))
-                .collect()
+            joined(threads.into_iter().map(thread::ScopedJoinHandle::join))
         })
     }
 }

@@ -54,6 +54,16 @@ pub enum CudaError {
         /// The driver's name for the error.
         code: String,
     },
+    /// Bytes outside of a block of memory; nothing was touched.
+    #[error("{len} bytes from byte {at} on lie outside of memory of {bytes} bytes")]
+    Beyond {
+        /// The first.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// Of the block.
+        bytes: usize,
+    },
     /// The processes of the ranks did not come together.
     #[error("the ranks have not met: {problem}")]
     Meeting {
@@ -88,6 +98,31 @@ impl CudaError {
 
 impl From<CudaError> for ep_core::Error {
     fn from(error: CudaError) -> Self {
-        Self::unsupported("the CUDA backend", error)
+        const ANEW: &str = "what has failed on a GPU lasts: end the process, and start it anew";
+        match &error {
+            CudaError::Driver { call, code } if code.contains("OUT_OF_MEMORY") => {
+                Self::broken(call, code, "free memory of the GPU, or ask for less: smaller arena, fewer tokens")
+            }
+            CudaError::Driver { call, code } => Self::broken(call, code, ANEW),
+            CudaError::Beyond { at, len, bytes } => {
+                let what = format_args!("end of {len} bytes from byte {at} on");
+                Self::invalid(what, at.saturating_add(*len), format_args!("at most {bytes}, that of the memory"))
+            }
+            CudaError::Meeting { problem } => {
+                Self::broken("the ranks' meeting", problem, "start all ranks, of one version, with the same settings")
+            }
+            CudaError::Compile { kernel, arch, log } => {
+                let what = format_args!("the compilation of {kernel} for {arch}");
+                Self::broken(what, log, "take NVRTC 13.0, or another version that compiles it")
+            }
+            CudaError::Cache { path, problem } => {
+                Self::broken(path.display(), problem, "name another folder by EP_CUDA_CACHE")
+            }
+            CudaError::LibraryMissing { .. }
+            | CudaError::NoSuchDevice { .. }
+            | CudaError::TooOld { .. }
+            | CudaError::NoPeerAccess { .. }
+            | CudaError::Capturing { .. } => Self::unsupported("the CUDA backend", error),
+        }
     }
 }

@@ -9,9 +9,6 @@ use crate::driver::{Device, Launch};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 
-/// Threads of a block: `__launch_bounds__`.
-const THREADS: u32 = 512;
-
 /// A batch, and where its numbers go: addresses of the GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct LayoutOf {
@@ -74,12 +71,12 @@ impl Layouts {
         let LayoutOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank } = *of;
         of.check()?;
         let args = args::Members { topk_idx, numbers, in_rank, tokens, topk, ranks, experts };
-        let blocks = tokens.div_ceil(THREADS).clamp(1, self.device.multiprocessors());
-        let shape = Launch { blocks, threads: THREADS, shared_memory: 0, cooperative: false };
+        let blocks = tokens.div_ceil(args::MEMBERS_THREADS).clamp(1, self.device.multiprocessors());
+        let shape = Launch { blocks, threads: args::MEMBERS_THREADS, shared_memory: 0, cooperative: false };
         let enqueued = || -> Result<(), CudaError> {
             // SAFETY: as the caller promises.
             unsafe { self.device.fill_on(stream, numbers, 0, 4 * (ranks as usize + experts as usize)) }?;
-            // SAFETY: as the caller promises; these are the kernel's parameters, whose size was compared when it was compiled.
+            // SAFETY: as the caller promises; the kernel's one parameter is this struct, as ep_args.h declares it.
             unsafe { self.kernels.members.launch_alone(&self.device, stream, shape, &args) }
         };
         Ok(enqueued()?)

@@ -7,10 +7,11 @@ use std::time::Duration;
 use ep_bootstrap::Member;
 use ep_core::{Layout, Rank, RankSet};
 
-use crate::checks::POISON;
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
-use crate::rank::behind;
+
+/// What windows are filled with where they are poisoned: cells of no generation, operations of no row.
+const POISON: u8 = 0xee;
 
 /// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -111,13 +112,12 @@ impl Drop for Node {
     }
 }
 
-/// A window and what the kernels keep behind it, filled with a pattern where it is poisoned: cells of no generation.
+/// A window, filled with a pattern where it is poisoned: cells of no generation.
 fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceMemory, CudaError> {
     let stream = Stream::new(device, 0)?;
-    let bytes = layout.window_bytes().next_multiple_of(128) + behind(layout);
-    let window = DeviceMemory::zeroed(&stream, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+    let window = DeviceMemory::zeroed(&stream, usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX))?;
     if poison {
-        stream.fill(window.address(), POISON, window.bytes())?;
+        window.fill(&stream, POISON)?;
     }
     stream.synchronize()?;
     Ok(window)

@@ -4,39 +4,18 @@ use std::thread;
 
 use ep_core::port::Nanos;
 use ep_core::{Error, Rank};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::IntoBytes;
 
 use crate::args;
+pub use crate::args::{Ended, Verb};
+use crate::build::Source;
 use crate::checks::TestDevice;
-use crate::driver::{Event, Kernel, Scratch};
+use crate::driver::{Event, Scratch};
 use crate::error::CudaError;
 use crate::rank::RankDevice;
 
-/// What a step does: `EP_VERB_...`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Verb {
-    /// Writes `len` bytes of `fill` to `to` in the own window.
-    Write = 0,
-    /// Reads `len` bytes at `from` in the own window.
-    Read = 1,
-    /// Puts `len` bytes from `from` in the own window to `to` in that of `peer`.
-    Put = 2,
-    /// Gets `len` bytes from `from` in the window of `peer` to `to` in the own.
-    Get = 3,
-    /// Publishes `value` in the probe cell of `lane` at `peer`.
-    Publish = 4,
-    /// Waits until the probe cell of `lane` of `peer` is at least `value`.
-    Wait = 5,
-    /// Looks at that cell.
-    Peek = 6,
-    /// Waits until all puts are complete.
-    Flush = 7,
-}
-
 /// One verb; what it does not name is 0.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, IntoBytes, Immutable)]
-#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Step {
     /// A [`Verb`].
     pub verb: u32,
@@ -74,21 +53,6 @@ pub struct Script {
     pub steps: Vec<Step>,
 }
 
-/// How a step ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    /// It did what it says.
-    Done,
-    /// The time was up.
-    Timeout,
-    /// Bytes at `from` are outside the window.
-    OutsideFrom,
-    /// Bytes at `to` are.
-    OutsideTo,
-    /// The rank that was waited for is gone.
-    Gone,
-}
-
 /// What a step saw.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Saw {
@@ -102,27 +66,9 @@ pub struct Saw {
     pub bytes: Vec<u8>,
 }
 
-/// `EpStep`: a step, and where a read copies to.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
-#[repr(C)]
-struct Placed {
-    step: Step,
-    out: u64,
-}
-
-/// `EpSaw`.
-#[derive(Clone, Copy, FromBytes, KnownLayout, Immutable)]
-#[repr(C)]
-struct RawSaw {
-    status: u64,
-    value: u64,
-    waited: u64,
-}
-
 /// The scripts of one rank on its device.
 struct Loaded<'a> {
     rank: &'a RankDevice,
-    kernel: Kernel,
     scripts: Vec<(usize, &'a Script)>,
     steps: Scratch,
     saw: Scratch,
@@ -176,13 +122,14 @@ fn notice_crashes(ranks: &[&RankDevice]) -> Result<(), CudaError> {
 impl<'a> Loaded<'a> {
     fn new(rank: &'a RankDevice, scripts: Vec<(usize, &'a Script)>) -> Result<Self, CudaError> {
         let stream = &rank.stream;
-        let kernel = rank.kernels.probe(stream.device())?;
+        rank.prepare(&[Source::Probe])?;
         let read: u64 = scripts.iter().flat_map(|(_, script)| &script.steps).map(read_bytes).sum();
         let bytes = Scratch::new(stream, read as usize)?;
         let (mut steps, mut first_of, mut out) = (Vec::new(), vec![0u32], bytes.address());
         for (_, script) in &scripts {
             for step in &script.steps {
-                steps.push(Placed { step: *step, out });
+                let Step { verb, peer, lane, fill, from, to, len, value } = *step;
+                steps.push(args::Step { verb, peer, lane, fill, from, to, len, value, out });
                 out += read_bytes(step);
             }
             first_of.push(steps.len() as u32);
@@ -190,11 +137,10 @@ impl<'a> Loaded<'a> {
         let allowed: Vec<u64> = scripts.iter().map(|(_, script)| script.allowed.0).collect();
         Ok(Self {
             steps: Scratch::from_bytes(stream, steps.as_bytes())?,
-            saw: Scratch::new(stream, steps.len() * size_of::<RawSaw>())?,
+            saw: Scratch::new(stream, steps.len() * size_of::<args::Saw>())?,
             first_of: Scratch::from_bytes(stream, first_of.as_bytes())?,
             allowed: Scratch::from_bytes(stream, allowed.as_bytes())?,
             rank,
-            kernel,
             scripts,
             bytes,
         })
@@ -210,28 +156,22 @@ impl<'a> Loaded<'a> {
             first_of: self.first_of.address(),
             allowed: self.allowed.address(),
         };
-        self.rank.probe(self.kernel, self.scripts.len() as u32, &args)
+        // SAFETY: what this value has; read and written by so many scripts.
+        unsafe { self.rank.probe(self.scripts.len() as u32, &args) }
     }
 
     fn collect(&self, all: &mut [Vec<Saw>]) -> Result<(), CudaError> {
-        let stream = &self.rank.stream;
-        let mut raw = vec![0; self.saw.bytes()];
+        let mut raw = vec![args::Saw::default(); self.saw.bytes() / size_of::<args::Saw>()];
         let mut bytes = vec![0; self.bytes.bytes()];
-        stream.download(self.saw.address(), &mut raw)?;
-        stream.download(self.bytes.address(), &mut bytes)?;
-        let mut saw = raw.chunks_exact(size_of::<RawSaw>()).filter_map(|raw| RawSaw::read_from_bytes(raw).ok());
+        self.saw.read(0, raw.as_mut_bytes())?;
+        self.bytes.read(0, &mut bytes)?;
+        let mut saw = raw.iter();
         let mut bytes = &bytes[..];
         for (number, script) in &self.scripts {
             for (step, raw) in script.steps.iter().zip(&mut saw) {
                 let (read, rest) = bytes.split_at(read_bytes(step) as usize);
                 bytes = rest;
-                let ended = match raw.status {
-                    0 => Ended::Done,
-                    1 => Ended::Timeout,
-                    2 => Ended::OutsideFrom,
-                    4 => Ended::Gone,
-                    _ => Ended::OutsideTo,
-                };
+                let ended = u32::try_from(raw.status).ok().and_then(Ended::of).unwrap_or(Ended::OutsideTo);
                 all[*number].push(Saw { ended, value: raw.value, waited: Nanos(raw.waited), bytes: read.to_vec() });
             }
         }

@@ -7,28 +7,32 @@ mod combine;
 mod counts;
 mod low;
 mod plan;
+mod pulled;
+mod roles;
 mod tally;
+#[cfg(feature = "workshop")]
+mod workshop;
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ep_core::layout::{KernelWindow, Kind};
+use ep_core::device::{Local, RankView, Report};
+use ep_core::layout::{KernelWindow, Kind, PIECES};
 use ep_core::{Layout, Rank, RankSet};
 
-use crate::args::{self, LOCAL_BYTES, REPORT_BYTES, RankView};
+use crate::args::{self, DISPATCH_WARPS, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
 use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scratch, Stream};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::node::Node;
-pub(crate) use combine::PIECES;
-use combine::piece_cells;
-use counts::{COUNTS_HEADER, LAYOUT_BLOCKS};
-pub(crate) use counts::{Counting, HostCounts};
+use counts::COUNTS_HEADER;
+pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
-use low::announcements;
-pub(crate) use low::{LOW_RECEIVE, LOW_SEND, check_low};
+pub(crate) use low::check_low;
 pub(crate) use plan::DevicePlan;
+use roles::Roles;
 pub(crate) use tally::Tally;
 
 /// A piece of a row is at most so long: a few rows then fit into shared memory, whatever the hidden size.
@@ -37,13 +41,6 @@ const PIECE: u64 = 16 << 10;
 const MOVERS_THAT_FILL: u32 = 9;
 /// Warps of a dispatch block that write headers.
 const HEADER_WARPS: u32 = 4;
-/// Warps of a dispatch block at most: `EP_DISPATCH_THREADS`.
-const DISPATCHING: u32 = 16;
-
-/// Warps of a block of the ring kernels: `__launch_bounds__`.
-const WARPS: u32 = 8;
-/// Bytes of `EpPlace`.
-const PLACE_BYTES: u32 = 24;
 
 /// How the blocks of a dispatch are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,7 +66,7 @@ impl DispatchShape {
         let fitting = (room / piece) as u32;
         let stages = if stages == 0 { 2 + u32::from(fitting / 3 >= MOVERS_THAT_FILL) } else { stages };
         let stages = stages.clamp(2, 8).min((fitting / 2).max(2));
-        let movers = (fitting / stages).clamp(1, movers.clamp(1, DISPATCHING));
+        let movers = (fitting / stages).clamp(1, movers.clamp(1, DISPATCH_WARPS));
         Self { movers, stages, piece: piece as u32, pieces: pieces as u32 }
     }
 
@@ -77,11 +74,6 @@ impl DispatchShape {
         let bars = (self.movers * self.stages * 8).next_multiple_of(16);
         (bars + ranks * PLACE_BYTES).next_multiple_of(128) + self.movers * self.stages * self.piece
     }
-}
-
-/// Bytes that the kernels use behind a window, from the next multiple of 128 on.
-pub(crate) fn behind(layout: &Layout) -> u64 {
-    piece_cells(layout.topology().ranks()) + announcements(layout)
 }
 
 /// How a rank uses its GPU.
@@ -112,9 +104,14 @@ impl Call {
     }
 }
 
-/// `EpLocal.generation`.
-const GENERATION: u64 = 40;
+/// Where an `EpLocal` has the generation.
+const GENERATION: usize = offset_of!(Local, generation);
+
 /// One rank on its GPU.
+///
+/// # Safety of its launches
+/// Addresses in what they are given name memory of this GPU with room for what the struct says of them, which work of the own stream
+/// may use: [`Scratch`](crate::driver::Scratch), foreign or not, the window, and what stays until the stream was synchronised.
 #[derive(Debug)]
 pub(crate) struct RankDevice {
     pub(crate) stream: Arc<Stream>,
@@ -126,11 +123,14 @@ pub(crate) struct RankDevice {
     local: DeviceMemory,
     windows: DeviceMemory,
     cursors: DeviceMemory,
-    /// rows `[ranks]`, choices `[experts]`, partial `[LAYOUT_BLOCKS, ranks]`; u32.
+    roles: Roles,
+    /// rows `[ranks]`, choices `[experts]`, partial `[POSITION_BLOCKS, ranks]`; u32.
     numbers: DeviceMemory,
     flags: DeviceMemory,
     /// u32 `[ranks, PIECES]`: what a running combine has copied; zero in between.
     copied: DeviceMemory,
+    /// u32 `[ranks]`: rows that a running dispatch by way of outboxes has pulled; zero in between.
+    arrived: DeviceMemory,
     /// [`Tally`] of throughput mode.
     tally: DeviceMemory,
     /// What does not change.
@@ -167,16 +167,16 @@ impl RankDevice {
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
         let (ranks, experts) = (layout.topology().ranks() as usize, layout.shape().experts() as usize);
-        let channels = layout.settings().rings().channels as usize;
+        let tracks = layout.tracks() as usize;
         let memory = |bytes| DeviceMemory::zeroed(&stream, bytes);
         let local_experts = layout.local_experts() as usize;
         let (local, windows, cursors) =
-            (memory(LOCAL_BYTES + 4 * ranks)?, memory(ranks * 8)?, memory(2 * ranks * channels * 8)?);
-        let report = Mapped::zeroed(device, REPORT_BYTES)?;
+            (memory(Local::bytes(ranks))?, memory(ranks * 8)?, memory(2 * ranks * tracks * 8)?);
+        let report = Mapped::zeroed(device, size_of::<Report>())?;
         let test =
             checks.map(|checks| TestDevice::new(&stream, checks, me, layout.settings().deadline())).transpose()?;
         let view = RankView {
-            window: KernelWindow::from(layout),
+            w: KernelWindow::from(layout),
             windows: windows.address(),
             local: local.address(),
             report: report.address(),
@@ -201,19 +201,21 @@ impl RankDevice {
             tally: memory(Tally::bytes(ranks, local_experts))?,
             generation: AtomicU32::new(1),
             first_op: AtomicU64::new(1),
-            numbers: memory(4 * (ranks + experts + LAYOUT_BLOCKS as usize * ranks))?,
-            flags: memory(LAYOUT_BLOCKS as usize * 8)?,
+            numbers: memory(4 * (ranks + experts + POSITION_BLOCKS as usize * ranks))?,
+            flags: memory(POSITION_BLOCKS as usize * 8)?,
             copied: memory(4 * ranks * PIECES as usize)?,
+            arrived: memory(4 * ranks)?,
             nothing: Arc::new(Scratch::new(&stream, 0)?),
             _presence: presence,
             layout: layout.clone(),
             local,
             windows,
             cursors,
+            roles: Roles::new(&stream, layout, me)?,
             report,
             view,
             blocks,
-            movers: DISPATCHING,
+            movers: DISPATCH_WARPS,
             stages: 0,
             node: Arc::clone(node),
             stream,
@@ -224,12 +226,7 @@ impl RankDevice {
     }
 
     fn ranks(&self) -> u32 {
-        self.view.window.ranks
-    }
-
-    /// Where the own window lies.
-    pub(crate) fn window(&self) -> u64 {
-        self.node.address(Rank(self.view.me))
+        self.view.w.ranks
     }
 
     /// Takes note of which ranks take part. Waits.
@@ -239,37 +236,36 @@ impl RankDevice {
         if let Some(low) = &self.low {
             low.connect(&self.stream, &bytes)?;
         }
-        self.stream.upload(self.windows.address(), &bytes)
+        self.windows.write(&self.stream, 0, &bytes)
     }
 
     /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running. Waits, for other work than theirs.
     pub(crate) fn notice_gone(&self, rank: Rank) -> Result<(), CudaError> {
         let aside = Stream::new(self.stream.device(), 0)?;
-        let flag = |base: u64| aside.upload(base + 4 * u64::from(rank.0), &1u32.to_le_bytes());
-        flag(self.local.address() + LOCAL_BYTES as u64)?;
-        self.low.as_ref().map_or(Ok(()), |low| flag(low.gone(self.ranks())))
+        self.local.write(&aside, Local::gone(rank), &1u32.to_le_bytes())?;
+        self.low.as_ref().map_or(Ok(()), |low| low.notice_gone(&aside, self.ranks(), rank))
     }
 
     /// Says to the kernels which generation it is. Waits.
     fn enter(&self, generation: u16) -> Result<(), CudaError> {
         let generation = u32::from(generation);
-        self.stream.upload(self.local.address() + GENERATION, &generation.to_le_bytes())?;
+        self.local.write(&self.stream, GENERATION, &generation.to_le_bytes())?;
         self.low.as_ref().map_or(Ok(()), |low| low.enter(&self.stream, generation))
     }
 
     /// Operations of throughput mode that have ended, replayed ones among them. Waits.
     pub(crate) fn ops_done(&self) -> Result<u64, CudaError> {
         let mut op = [0; 8];
-        self.stream.download(self.local.address(), &mut op)?;
+        self.local.read(&self.stream, 0, &mut op)?;
         Ok(u64::from_le_bytes(op))
     }
 
     /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
     pub(crate) fn restart(&self, generation: u16, op: u64) -> Result<(), CudaError> {
-        for memory in [&self.local, &self.cursors, &self.numbers, &self.flags, &self.copied] {
+        for memory in [&self.local, &self.cursors, &self.numbers, &self.flags, &self.copied, &self.arrived] {
             memory.zero(&self.stream)?;
         }
-        self.stream.upload(self.local.address(), &(op - 1).to_le_bytes())?;
+        self.local.write(&self.stream, 0, &(op - 1).to_le_bytes())?;
         if let Some(low) = &self.low {
             low.restart(&self.stream)?;
         }
@@ -298,28 +294,33 @@ impl RankDevice {
         Tally::read(&self.stream, &self.tally, self.ranks() as usize)
     }
 
-    fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
-        // SAFETY: every method below passes the arguments that its kernel takes (the sizes were compared when it was compiled);
-        // the view names memory of this value, which lives until the stream has been synchronised (see Drop), and callers
-        // keep what else is named.
+    /// # Safety
+    /// As [`RankDevice`] says; `args` is the struct that the kernel takes.
+    unsafe fn launch<A>(&self, kernel: Kernel, shape: Launch, call: Call, args: &A) -> Result<(), CudaError> {
+        // SAFETY: ep_args.h declares the struct to the kernel from that very struct; the view names memory of this value, which lives
+        // until the stream has been synchronised (see Drop); of the rest the caller promises it.
         unsafe { kernel.launch(&self.stream, shape, &self.view(call), args) }
     }
 
     /// Direct placement, and rings where a rank grants nothing; `args` without what this fills in: the shape, and how scales are loaded.
-    pub(crate) fn dispatch(&self, call: Call, args: &args::Dispatch) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn dispatch(&self, call: Call, args: &args::Dispatch) -> Result<(), CudaError> {
         let device = self.stream.device();
-        let stride = self.view.window.payload_stride;
+        let stride = self.view.w.payload_stride;
         let writers = if args.headers != 0 { HEADER_WARPS } else { 0 };
-        let movers = self.movers.min(DISPATCHING - writers);
+        let movers = self.movers.min(DISPATCH_WARPS - writers);
         let shape = DispatchShape::new(stride, self.ranks(), device.shared_memory(), movers, self.stages);
         let DispatchShape { movers, stages, piece, pieces } = shape;
         // In each block, so that there are warps for all roles of the rings.
-        let playing = self.ring_roles(&args.ring).div_ceil(self.blocks);
-        let plays = playing <= DISPATCHING;
-        let scales = [args.ring.scales, args.ring.scales_token, self.view.window.scales_stride];
+        let ring = self.with_roles(&args.ring);
+        let playing = ring.role_count.div_ceil(self.blocks);
+        let plays = playing <= DISPATCH_WARPS;
+        let scales = [args.ring.scales, args.ring.scales_token, self.view.w.scales_stride];
         let bulk_scales = args.ring.scales_word == 4 && scales.iter().all(|value| value.is_multiple_of(16));
         let [plays_all, bulk_scales] = [plays, bulk_scales].map(u32::from);
-        let args = args::Dispatch { movers, stages, piece, pieces, plays: plays_all, bulk_scales, ..*args };
+        let args = args::Dispatch { movers, stages, piece, pieces, plays: plays_all, bulk_scales, ring, ..*args };
         let warps = (movers + writers).max(if plays { playing } else { 0 });
         let shape = Launch {
             blocks: self.blocks,
@@ -327,51 +328,50 @@ impl RankDevice {
             shared_memory: shape.shared_memory(self.ranks()),
             cooperative: true,
         };
-        self.launch(self.kernels.dispatch, shape, call, &args)?;
-        if plays { Ok(()) } else { self.dispatch_ring(call, &args.ring) }
+        // SAFETY: as the caller promises, for both.
+        unsafe {
+            self.launch(self.kernels.dispatch, shape, call, &args)?;
+            if plays { Ok(()) } else { self.dispatch_ring(call, &args.ring) }
+        }
     }
 
     /// Headers of a block of placed rows.
-    pub(crate) fn unpack(&self, call: Call, args: &args::Unpack) -> Result<(), CudaError> {
-        self.launch(self.kernels.unpack, self.light(), call, args)
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn unpack(&self, call: Call, args: &args::Unpack) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.unpack, self.light(), call, args) }
     }
 
     /// Headers of a block that is offered.
-    pub(crate) fn offer(&self, call: Call, args: &args::Offer) -> Result<(), CudaError> {
-        self.launch(self.kernels.offer, self.light(), call, args)
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn offer(&self, call: Call, args: &args::Offer) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.offer, self.light(), call, args) }
     }
 
-    /// Senders and receivers of a dispatch's rings.
-    fn ring_roles(&self, args: &args::DispatchRing) -> u32 {
-        2 * self.ranks() * args.rings.channels
+    /// `args` with the table of its roles.
+    fn with_roles(&self, args: &args::DispatchRing) -> args::DispatchRing {
+        let (roles, role_count) = self.roles.of(Kind::Dispatch, args.rings.channels);
+        args::DispatchRing { roles, role_count, ..*args }
     }
 
     /// Rows that are not placed, through rings.
-    pub(crate) fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
-        self.launch(self.kernels.dispatch_ring, self.for_roles(self.ring_roles(args), 0), call, args)
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
+        let args = &self.with_roles(args);
+        // SAFETY: as the caller promises; the roles are this value's.
+        unsafe { self.launch(self.kernels.dispatch_ring, self.for_roles(args.role_count, 0), call, args) }
     }
 
     /// A warp for each role.
     const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
-        Launch { blocks: roles.div_ceil(WARPS), threads: 32 * WARPS, shared_memory, cooperative: true }
-    }
-
-    /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
-    pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.meet, shape, Call::none(), &args::Meet { number, pause })
-    }
-
-    /// Executes scripts of verbs.
-    pub(crate) fn probe(&self, kernel: Kernel, scripts: u32, args: &args::Probe) -> Result<(), CudaError> {
-        let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true };
-        self.launch(kernel, shape, Call::none(), args)
-    }
-
-    /// Stores as much to every peer as `args` say, for measurements.
-    pub(crate) fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
-        let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.ceiling, shape, Call::none(), args)
+        Launch { blocks: roles.div_ceil(RING_WARPS), threads: 32 * RING_WARPS, shared_memory, cooperative: true }
     }
 
     /// Kernels that wait for nobody and move little.

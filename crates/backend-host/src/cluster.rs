@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{LocalMeeting, Member, Peers};
+use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
 use ep_core::engine::Engine;
+use ep_core::memory::Estimate;
 use ep_core::transport::{Lanes, NoLanes, NoTransport, Place, Transport};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 
@@ -16,6 +17,9 @@ use crate::meeting::{self, Table};
 use crate::node::{self, Node};
 use crate::pace::{self, block_on};
 use crate::seat::Seat;
+
+/// What makes windows smaller.
+const REMEDY: &str = "fewer ranks, channels or slots, a smaller arena, or for low latency fewer max tokens";
 
 /// How long ranks that are processes wait for each other at least when they meet.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,11 +47,11 @@ impl<T: Transport> Builder<T> {
     /// Takes the windows of ranks that are threads of this process, of all nodes. Memory is used where it is written.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes; [`Error::Unsupported`] for several nodes without a transport, where the transport cannot be
+    /// [`Error::Invalid`] for sizes, and for windows that all of this machine's memory could not hold; [`Error::Unsupported`] for several nodes without a transport, where the transport cannot be
     /// opened, and where the system has no memory.
     pub fn build(self, shape: Shape) -> Result<Cluster<T::Lanes>, Error> {
-        let layout = self.layout(&shape)?;
         let ranks = self.topology.ranks();
+        let layout = self.admitted(&shape, ranks)?;
         pace::expect(ranks);
         let windows: Vec<OwnedFd> = self.topology.all().map(|_| node::create(&layout)).collect::<Result<_, _>>()?;
         let opened = self.topology.all().zip(&windows).map(|(me, window)| self.open(me, &layout, window));
@@ -90,7 +94,7 @@ impl<T: Transport> Builder<T> {
             let limit = format_args!("{}, the processes", member.world());
             return Err(Error::invalid("ranks of the topology", ranks, limit));
         }
-        let layout = self.layout(&shape)?;
+        let layout = self.admitted(&shape, self.topology.ranks_per_node())?;
         let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
         let window = node::create(&layout)?;
         let mut lanes = self.open(member.rank(), &layout, &window)?;
@@ -100,15 +104,32 @@ impl<T: Transport> Builder<T> {
             lanes.connect(&offers)?;
         }
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
-        member.barrier(within).map_err(|error| Error::unsupported("a meeting of all ranks", error))?;
+        member.barrier(within).map_err(meeting::not_met)?;
         let far = lanes.map(|lanes| Far::new(lanes, self.transport.far_lanes()));
         let peers = Peers::Processes(Arc::clone(member));
         Ok(Machine::new(Seat::new(member.rank(), layout, node, peers, far, Instant::now()), None))
     }
 
+    /// About what all ranks take before their first call, whether this host has as much or not. Where each is a process,
+    /// every node's host has its ranks' share.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes.
+    pub fn footprint(&self, shape: &Shape) -> Result<Estimate, Error> {
+        Ok(Estimate::of_windows(&self.layout(shape)?, self.topology.ranks()))
+    }
+
     fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         Layout::new(shape, &self.topology, &settings)
+    }
+
+    /// The layout, unless the windows of `here` ranks exceed this host.
+    fn admitted(&self, shape: &Shape, here: u32) -> Result<Layout, Error> {
+        let layout = self.layout(shape)?;
+        let of = if here == 1 { "the rank of this host".to_owned() } else { format!("the {here} ranks of this host") };
+        ep_memory::admit(&Estimate::of_windows(&layout, here), of, REMEDY)?;
+        Ok(layout)
     }
 
     /// The lanes of a rank to other nodes, if there are any.
@@ -141,7 +162,7 @@ impl<L: Lanes> Cluster<L> {
     /// gone for the others, whose calls end with [`ep_core::Fault::PeerGone`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with the ranks whose threads panicked.
+    /// [`Error::Broken`] with the ranks whose threads panicked.
     pub fn run<T, F>(self, user: F) -> Result<Vec<T>, Error>
     where
         T: Send,
@@ -168,15 +189,7 @@ impl<L: Lanes> Cluster<L> {
         thread::scope(|scope| {
             let threads: Vec<_> =
                 self.machines.into_iter().map(|machine| scope.spawn(move || block_on(user(machine)))).collect();
-            let ended: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
-            let panicked: Vec<Rank> =
-                (0..).map(Rank).zip(&ended).filter(|(_, ended)| ended.is_err()).map(|(rank, _)| rank).collect();
-            let values: Vec<T> = ended.into_iter().flatten().collect();
-            if panicked.is_empty() {
-                return Ok(values);
-            }
-            let names: Vec<String> = panicked.iter().map(ToString::to_string).collect();
-            Err(Error::unsupported(format_args!("a panic in the thread of rank {}", names.join(", ")), "none"))
+            joined(threads.into_iter().map(thread::ScopedJoinHandle::join))
         })
     }
 }

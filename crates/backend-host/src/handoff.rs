@@ -3,6 +3,7 @@
 //! Over the control plane, which knows who is who, each rank tells the name of its socket and a token. Whoever sends a
 //! descriptor there sends the token, too: other processes of the host may know the name, but not that.
 
+use std::fmt::Display;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -86,8 +87,10 @@ pub(crate) fn exchange(
     Ok(Exchanged { given: exchange.given, here })
 }
 
-fn failed(what: &str, why: impl std::fmt::Display) -> Error {
-    Error::unsupported("shared memory between processes", format_args!("{what}: {why}"))
+/// The ranks of a host did not get each other's memory.
+pub(crate) fn failed(what: impl Display, why: impl Display) -> Error {
+    let what = format_args!("shared memory between processes: {what}");
+    Error::broken(what, why, "start all ranks of a host in one container, as one user")
 }
 
 fn random() -> Result<[u8; 16], Error> {
@@ -115,8 +118,9 @@ fn read(rank: Rank, bytes: Option<&[u8]>, own: &Told, near: bool) -> Result<Told
         return Err(Error::unsupported("a node on several hosts", needs));
     }
     if told.hash != own.hash {
-        let why = format_args!("its hash is {:016x} on rank {rank} and {:016x} here", told.hash, own.hash);
-        return Err(failed("the same shape, topology and settings on all ranks", why));
+        let what = format_args!("hash of shape, topology and settings of rank {rank}");
+        let limit = format_args!("{:016x}, as here: all ranks are given the same", own.hash);
+        return Err(Error::invalid(what, format_args!("{:016x}", told.hash), limit));
     }
     Ok(told)
 }
@@ -235,7 +239,8 @@ mod tests {
         let complaint = |bytes: Option<&[u8]>| read(Rank(1), bytes, &own, true).unwrap_err().to_string();
         assert!(complaint(None).contains("rank 1 was given up"));
         assert!(complaint(Some(&[0; 55])).contains("rank 1 told 55 bytes, expected 56"));
-        assert!(complaint(Some(&told(8).to_bytes())).contains("0000000000000008 on rank 1 and 0000000000000007 here"));
+        let hash = "of rank 1 is 0000000000000008, allowed: 0000000000000007, as here: all ranks are given the same";
+        assert!(complaint(Some(&told(8).to_bytes())).contains(hash));
         let elsewhere = Told { host: [1; 16], ..other };
         assert!(complaint(Some(&elsewhere.to_bytes())).contains("rank 1 runs on another host"));
         assert!(read(Rank(1), Some(&elsewhere.to_bytes()), &own, false).is_ok(), "of another node");

@@ -1,8 +1,8 @@
-//! CPU ranks: threads of one process, or processes. Those of a node, one host, reach each other through shared memory; those
-//! of different nodes by any [`Transport`](ep_core::transport::Transport).
+//! CPU ranks: threads of one process, or processes. Those of a node, one host, reach each other through shared
+//! memory; those of different nodes by any [`Transport`](ep_core::transport::Transport).
 //!
-//! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, both placements, recovery. This crate is
-//! the machine beneath them. Linux only.
+//! The roles are [`ep_core`]'s own, run by [`ep_core::engine::Engine`]: both modes, both placements, recovery. This
+//! crate is the machine beneath them. Linux only.
 //!
 //! ```
 //! use ep_core::engine::{Combine, Routing};
@@ -55,10 +55,10 @@
 //!
 //! # Windows
 //!
-//! A window is a file in memory without a name (`memfd`), sealed so that it keeps its size; the ranks of a node map each
-//! other's. Processes pass the descriptors through Unix sockets without a path. So nothing lies in `/dev/shm` or any other
-//! folder, and when the last process ends, however it does, the memory is free. Windows are zeroed, and use memory where they
-//! are written.
+//! A window is a file in memory without a name (`memfd`), sealed so that it keeps its size; the ranks of a node map
+//! each other's. Processes pass the descriptors through Unix sockets without a path. So nothing lies in `/dev/shm` or
+//! any other folder, and when the last process ends, however it does, the memory is free. Windows are zeroed, and use
+//! memory where they are written.
 //!
 //! # How the rules are kept
 //!
@@ -72,26 +72,31 @@
 //! | F7 | threads: a rank whose [`Machine`] is dropped, by a panic for instance, is marked as gone. Processes: who waits asks every millisecond the control plane ([`Member::lost`](ep_bootstrap::Member::lost)), which sees connections of dead processes close |
 //! | F8 | every span is checked against the window before a byte is touched |
 //!
-//! On lanes to other nodes the transport keeps F1 to F5, F8 and F9; the clock is looked at here (F6): its verbs say "not now", and
-//! are tried again until they are through or the deadline has passed. A lane that breaks is known at once to all who wait for
-//! its peer (F7). After a failure the lanes are drained, or cut when that takes longer than a 32nd of the deadline; after
-//! each agreement all are connected anew.
+//! On lanes to other nodes the transport keeps F1 to F5, F8 and F9; the clock is looked at here (F6): its verbs say
+//! "not now", and are tried again until they are through or the deadline has passed. A lane that breaks is known at
+//! once to all who wait for its peer (F7). After a failure the lanes are drained, or cut when that takes longer than
+//! a 32nd of the deadline; after each agreement all are connected anew.
 //!
-//! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe code
-//! and says why it is sound: because whoever posts verbs keeps the rules. The roles do, and the simulator, which finds every
-//! access that nothing orders, is where that is checked. Two copies of a caller's own that touch the same bytes, with no cell
-//! published and seen between them, are a data race here as on any machine.
+//! Payload is copied between raw pointers, never through references into shared memory; one module has all the unsafe
+//! code and says why it is sound: because whoever posts verbs keeps the rules. The roles do, and the simulator, which
+//! finds every access that nothing orders, is where that is checked. Two copies of a caller's own that touch the same
+//! bytes, with no cell published and seen between them, are a data race here as on any machine.
 //!
 //! # Waiting
 //!
-//! The roles of a rank run on its thread, in a busy loop ([`block_on`]). Where the host has a core for each rank, a round in
-//! which nothing moves is followed by the next, and by `sched_yield` after some thousand of them; where ranks are more than
-//! cores, every such round yields. A rank that waits uses its core.
+//! The roles of a rank run on its thread, in a busy loop ([`block_on`]). Where the host has a core for each rank, a
+//! round in which nothing moves is followed by the next, and by `sched_yield` after some thousand of them; where
+//! ranks are more than cores, every such round yields. A rank that waits uses its core.
 //!
 //! # What is missing
 //!
-//! Survivors recover by the meeting place: not when it was in the process that died, mostly rank 0's. `moexpress launch` holds it
-//! itself, and another launcher can ([`ep_bootstrap::MeetingPlace::hold`]).
+//! Survivors recover by the meeting place: not when it was in the process that died, mostly rank 0's.
+//! `moexpress launch` holds it itself, and another launcher can ([`ep_bootstrap::MeetingPlace::hold`]).
+//!
+//! # Where to go next
+//!
+//! [`Cluster::builder`] has the options. `cargo run -p ep-host --example ranks` is a whole program, with threads and
+//! under a launcher with processes. `docs/benchmarks/near.md` says what lanes and calls cost.
 #![cfg(target_os = "linux")]
 
 mod cluster;

@@ -3,7 +3,8 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ep_core::machine::{Bootstrap, Capabilities, FarLanes, Opening};
+use ep_core::layout::Queues;
+use ep_core::machine::{Bootstrap, Capabilities, Opening};
 use ep_core::port::{Offset, Span};
 use ep_core::transport::{Lanes, NoLanes};
 use ep_core::{Fault, Layout, Nanos, Rank};
@@ -45,8 +46,8 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let far_lanes = self.seat.far.as_ref().map_or(FarLanes::PerRole, |far| far.far_lanes);
-        Capabilities::new(true).far_lanes(far_lanes).near_puts_done(true)
+        let queues = self.seat.far.as_ref().map_or(Queues::PER_ROLE, |far| far.queues);
+        Capabilities::new(true).far_lanes(queues).near_puts_done(true)
     }
 
     fn now(&self) -> Nanos {

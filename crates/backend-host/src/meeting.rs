@@ -136,7 +136,7 @@ impl<L: Lanes> Meeting<L> {
 
 /// What all processes give.
 pub(crate) fn gather(member: &Member, own: &[u8], within: std::time::Duration) -> Result<Parts, Error> {
-    member.all_gather(own, within).map_err(|error| Error::unsupported("a meeting of all ranks", error))
+    member.all_gather(own, within).map_err(not_met)
 }
 
 #[async_trait(?Send)]
@@ -147,6 +147,11 @@ impl<L: Lanes> Bootstrap for Meeting<L> {
         self.reconnect(&agreed, deadline).await?;
         Ok(agreed)
     }
+}
+
+/// The ranks did not come together.
+pub(crate) fn not_met(error: ep_bootstrap::Error) -> Error {
+    Error::broken("a meeting of all ranks", error, "look at what the rank that is missing printed")
 }
 
 #[cfg(test)]

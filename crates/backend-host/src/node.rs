@@ -36,11 +36,7 @@ impl Node {
             handoff::exchange(member, layout.topology(), own.as_fd(), hash, within)?;
         pace::expect(here);
         let windows = layout.topology().all().zip(given).map(|(rank, given)| match given {
-            Some(given) => {
-                let refuse = |why| Error::unsupported("shared memory between processes", format!("rank {rank}: {why}"));
-                window::check(&given, layout.window_bytes()).map_err(refuse)?;
-                map(given.as_fd(), layout, rank).map(Some)
-            }
+            Some(given) => theirs(&given, layout, rank).map(Some),
             None if rank == member.rank() => map(own.as_fd(), layout, rank).map(Some),
             None => Ok(None),
         });
@@ -73,14 +69,44 @@ impl Node {
 pub(crate) fn create(layout: &Layout) -> Result<OwnedFd, Error> {
     let bytes = layout.window_bytes();
     window::create(bytes).map_err(|error| {
-        Error::unsupported(format_args!("a window of {bytes} bytes"), format_args!("a file in memory: {error}"))
+        let what = format_args!("a window of {bytes} bytes, a file in memory,");
+        Error::broken(what, error, "let the system have more memory, or take a smaller arena or shallower rings")
     })
+}
+
+/// What `rank`, a process of its own, gave as its window: refused where it is another size or may lose its pages.
+fn theirs(given: &OwnedFd, layout: &Layout, rank: Rank) -> Result<Mapping, Error> {
+    let refuse = |why| handoff::failed(format_args!("the window of rank {rank}"), why);
+    window::check(given, layout.window_bytes()).map_err(refuse)?;
+    map(given.as_fd(), layout, rank)
 }
 
 fn map(window: BorrowedFd<'_>, layout: &Layout, rank: Rank) -> Result<Mapping, Error> {
     let bytes = layout.window_bytes();
     Mapping::of(window, bytes).map_err(|error| {
-        let needs = format_args!("room in the address space for the window of rank {rank}: {error}");
-        Error::unsupported(format_args!("a window of {bytes} bytes"), needs)
+        let what = format_args!("the mapping of the {bytes} bytes of rank {rank}'s window");
+        Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
     })
+}
+
+#[cfg(all(test, not(ep_loom)))]
+mod tests {
+    use ep_core::{Settings, Shape, Topology};
+
+    use super::*;
+
+    /// Whoever mapped a shorter file would end at the first page that is missing.
+    #[test]
+    fn a_window_that_a_peer_gives_is_checked_before_it_is_mapped() {
+        let (topology, shape) = (Topology::new(1, 2).unwrap(), Shape::builder().experts(2).topk(1).hidden(8).build());
+        let shape = shape.unwrap();
+        let settings = Settings::builder(&shape, &topology).arena_bytes(4096).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        let given = |bytes| theirs(&window::create(bytes).unwrap(), &layout, Rank(1)).map(drop);
+        assert_eq!(given(layout.window_bytes()), Ok(()));
+        for bytes in [1, layout.window_bytes() - 1, layout.window_bytes() + 1] {
+            let refusal = given(bytes).unwrap_err().to_string();
+            assert!(refusal.contains("the window of rank 1") && refusal.contains(&bytes.to_string()), "{refusal}");
+        }
+    }
 }

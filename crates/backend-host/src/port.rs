@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use ep_core::machine::Opening;
-use ep_core::port::{Cell, LaneId, LaneKind, Need, Offset, Span, Ticket, Work};
+use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Nanos, Phase};
 
@@ -55,22 +55,14 @@ impl<L: Lanes> Port<L> {
 
     /// Why a need is not met any more, if that is known.
     fn lost(&self, need: &Need) -> Option<Fault> {
-        let peer = need.cell.writer;
-        if self.seat.node.roll().is_gone(peer) {
-            return Some(Fault::PeerGone { peer, phase: need.cell.counter.phase() });
+        if self.seat.node.roll().is_gone(need.cell.writer) {
+            return Some(need.gone());
         }
-        self.seat.broken(peer)
+        self.seat.broken(need.cell.writer)
     }
 
     fn timeout(&self, needs: &[Need], waited: Nanos) -> Fault {
-        let Some(&Need { cell, at_least }) = needs.first() else {
-            let peer = self.seat.me;
-            let lane = LaneId { peer, kind: LaneKind::Watch };
-            return Fault::Timeout { phase: Phase::Probe, peer, lane, seen: 0, awaited: 0, waited };
-        };
-        let (phase, peer) = (cell.counter.phase(), cell.writer);
-        let lane = LaneId { peer, kind: cell.lane };
-        Fault::Timeout { phase, peer, lane, seen: self.value(cell), awaited: at_least, waited }
+        Need::unmet(needs.first().map(|need| (*need, self.value(need.cell))), self.seat.me, waited)
     }
 }
 
@@ -87,7 +79,7 @@ impl<L: Lanes> Port<L> {
             return None;
         }
         let (phase, awaited) = match verb {
-            Verb::Flush { upto } => (lane.kind.counters()[0].phase(), upto.0),
+            Verb::Flush { upto } => (lane.kind.phase(), upto.0),
             Verb::Put { .. } | Verb::Raise { .. } => (Phase::Credit, 1),
         };
         Some(Err(Fault::Timeout { phase, peer: lane.peer, lane, seen: 0, awaited, waited }))

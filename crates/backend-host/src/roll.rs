@@ -1,8 +1,11 @@
 //! Which ranks are known to be gone.
 
+#[cfg(not(ep_loom))]
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ep_core::Rank;
+#[cfg(ep_loom)]
+use loom::sync::atomic::{AtomicBool, Ordering};
 
 /// Flags that only ever rise. Ranks that are threads share one; each process has its own.
 #[derive(Debug)]

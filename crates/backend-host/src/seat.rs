@@ -7,8 +7,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use ep_bootstrap::Peers;
-use ep_core::machine::FarLanes;
-use ep_core::port::{Cell, LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
 use ep_core::topology::Reach;
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
@@ -129,7 +128,7 @@ impl<L: Lanes> Seat<L> {
     #[inline]
     fn check_presence(&self, lane: LaneId) -> Result<(), Fault> {
         if self.node.roll().is_gone(lane.peer) {
-            let phase = lane.kind.counters()[0].phase();
+            let phase = lane.kind.phase();
             return Err(Fault::PeerGone { peer: lane.peer, phase });
         }
         Ok(())
@@ -178,25 +177,13 @@ impl<L: Lanes> Seat<L> {
         Ok(Ticket(last + 1))
     }
 
-    /// Whether `cell` may be published on `lane`: its own, or the one that all far tracks share.
-    #[inline]
-    fn carries(&self, lane: LaneId, cell: Cell) -> bool {
-        let shared = || {
-            self.far.as_ref().is_some_and(|far| far.far_lanes == FarLanes::One)
-                && self.reach(lane.peer) == Reach::Far
-                && lane.kind == self.layout.rail_lane()
-                && matches!(cell.lane, LaneKind::Data(track) | LaneKind::Credit(track) if self.layout.is_far(track))
-        };
-        cell.lane == lane.kind || shared()
-    }
-
     /// Raises a cell at the peer, after all that this rank did before on the lane (F3): near by a release store.
     #[inline]
     pub(crate) fn publish(&self, lane: LaneId, cell: Cell, generation: u16, value: u64) -> Result<Posted<()>, Fault> {
         let peer = self.near("publish", lane)?;
         let refused = Fault::NotOffered { verb: "publish", lane };
         let fits = cell.writer == self.me
-            && self.carries(lane, cell)
+            && cell.lane == lane.kind
             && value >> layout::VALUE_BITS == 0
             && self.layout.has_cell(cell);
         if !fits {
@@ -227,7 +214,7 @@ impl<L: Lanes> Seat<L> {
     /// Tries a verb on a far lane; none when it cannot go on now.
     pub(crate) fn attempt(&self, lane: LaneId, verb: Verb) -> Result<Option<Ticket>, Fault> {
         let Some(far) = &self.far else { return Err(Fault::NotOffered { verb: "a far verb", lane }) };
-        match far.attempt(lane, verb)? {
+        match far.attempt(far.queues.queue(&self.layout, self.me, lane), verb)? {
             None => self.check_presence(lane).map(|()| None),
             done => Ok(done),
         }

@@ -148,3 +148,31 @@ fn a_get_is_ordered_by_what_the_owner_published() {
     }
     model(own, get);
 }
+
+/// A rank that goes without a word has put a message: who learns that it is gone finds it whole.
+#[test]
+fn who_learns_that_a_rank_is_gone_sees_what_it_did() {
+    async fn put_and_go(machine: Machine) {
+        let mut port = open(&machine, Duty::Sender);
+        let (layout, rings) = (machine.layout().clone(), machine.layout().settings().rings());
+        let from = layout.staging_slot(B, &rings, 0, 0).offset.span(8);
+        port.write(from.offset, &7u64.to_le_bytes()).expect("a write");
+        let to = layout.ring_slot(A, &rings, 0, 0).offset;
+        port.put(LaneId { peer: B, kind: DATA }, from, to).await.expect("a put");
+    }
+    async fn find(machine: Machine) {
+        let mut port = open(&machine, Duty::Receiver);
+        let gone = port.wait_any(&[Need { cell: TAIL, at_least: 1 }]).await.expect_err("nobody publishes");
+        assert_eq!(gone.gone(), Some(A));
+        let (layout, rings) = (machine.layout().clone(), machine.layout().settings().rings());
+        let mut message = [0; 8];
+        port.read(layout.ring_slot(A, &rings, 0, 0).offset, &mut message).expect("a read");
+        assert_eq!(u64::from_le_bytes(message), 7);
+    }
+    loom::model(|| {
+        let [first, second] = machines();
+        let other = loom::thread::spawn(move || block_on(put_and_go(first)));
+        block_on(find(second));
+        other.join().expect("a rank that ends");
+    });
+}

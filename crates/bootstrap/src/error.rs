@@ -55,6 +55,17 @@ pub enum Error {
         /// What the last attempt met.
         why: String,
     },
+    /// File descriptors ran out, here or where the meeting place is.
+    #[error(
+        "no file descriptors are left for connections {}: {why}; ulimit -n says how many a process may have",
+        at(place)
+    )]
+    Descriptors {
+        /// The address of the meeting place, when it is its process that has none left.
+        place: Option<String>,
+        /// What the system said.
+        why: String,
+    },
     /// The meeting place has another secret, or one side has none.
     #[error(
         "{address} does not accept the job secret of rank {rank}: MOEXPRESS_SECRET must be the same for all ranks, or \
@@ -124,6 +135,10 @@ pub enum Error {
         /// What is wrong with it.
         why: Malformed,
     },
+}
+
+fn at(place: &Option<String>) -> String {
+    place.as_ref().map_or_else(|| "in this process".to_owned(), |address| format!("at the meeting place, {address}"))
 }
 
 impl Error {

@@ -15,19 +15,22 @@
 //!
 //! # What holds
 //!
-//! - **Every call ends**: with its result, at its deadline with the ranks that did not come, or as soon as a rank that it
-//!   waits for is gone. A rank's process that ends is noticed at once, a machine that vanishes within about half a minute.
+//! - **Every call ends**: with its result, at its deadline with the ranks that did not come, or as soon as a rank
+//!   that it waits for is gone. A rank's process that ends is noticed at once, a machine that vanishes within about
+//!   half a minute.
 //! - **One verdict**: a join or collective that fails tells all ranks the same. A collective that failed stays failed
 //!   until the survivors agreed on how to go on ([`ep_core::machine::Bootstrap::agree`], which [`Member`] implements).
-//! - **Nobody strange joins**: who has not proved to hold the job's [`Secret`] is told a nonce, a protocol version and no
-//!   more, may send 4 KiB, and has five seconds; such connections are bounded in number. After the proofs every message
-//!   carries a tag, so that nobody on the way changes or repeats one. Messages are not encrypted. Without a secret, the
-//!   ranks meet on loopback addresses only, where every user of the machine may join.
-//! - **Nobody different joins**: ranks whose [`Identity`] (shape, layout hash), world size or version differs from rank
-//!   0's cannot meet, and all are told the field, both values and both ranks.
+//! - **Nobody strange joins**: who has not proved to hold the job's [`Secret`] is told a nonce, a protocol version
+//!   and no more, may send 4 KiB, and has five seconds; such connections are bounded in number, and who has not even
+//!   said hello gives way first. After the proofs every message carries a tag, so that nobody on the way changes or
+//!   repeats one. Messages are not encrypted: `docs/threats.md` says why.
+//!   Without a secret, the ranks meet on loopback addresses only, where every user of the machine may join.
+//! - **Nobody different joins**: ranks whose [`Identity`] (shape, layout hash), world size, byte order, version or build
+//!   differs from rank 0's cannot meet, and all are told the field, both values and both ranks.
 //!
-//! The meeting place lives and dies with the process that holds it: without it nobody can agree on anything. That is rank 0's, unless
-//! a launcher holds it ([`MeetingPlace::hold`]), as `moexpress launch` does: then the others recover whoever ended.
+//! The meeting place lives and dies with the process that holds it: without it nobody can agree on anything. That is
+//! rank 0's, unless a launcher holds it ([`MeetingPlace::hold`]), as `moexpress launch` does: then the others recover
+//! whoever ended.
 //!
 //! # Example
 //!
@@ -68,6 +71,11 @@
 //!
 //! Ranks that are threads of one process need none of this to agree: [`LocalMeeting`].
 //!
+//! # Where to go next
+//!
+//! `cargo run -p ep-bootstrap --example meet` shows processes that meet, and agree without one of them. [`Settings`]
+//! has deadlines, secret and identity; [`Environment`] the launchers that are known.
+//!
 //! # Tests
 //!
 //! `cargo test` feeds 20,000 malformed messages to a connection and to a live meeting place. `MOEXPRESS_FUZZ=1000000`
@@ -81,6 +89,7 @@ mod local;
 mod meeting;
 mod member;
 mod peers;
+mod program;
 mod secret;
 mod socket;
 mod verdict;
@@ -89,13 +98,10 @@ mod wire;
 pub use environment::{Environment, EnvironmentError, MEETING_VARIABLE};
 pub use error::{Call, Error};
 pub use identity::{Identity, Value};
-pub use local::LocalMeeting;
+pub use local::{LocalMeeting, joined};
 pub use meeting::MeetingPlace;
 pub use member::{MAX_CONTRIBUTION, Member, Settings};
 pub use peers::Peers;
 pub use secret::{SECRET_VARIABLE, Secret};
-pub use verdict::{Mismatch, Verdict};
+pub use verdict::{Mismatch, Verdict, listed};
 pub use wire::{MAX_MESSAGE, Malformed};
-
-/// The version that all ranks must have in common.
-const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -3,9 +3,10 @@
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::thread;
 use std::time::Instant;
 
-use ep_core::machine::{Agreement, Proposal};
+use ep_core::machine::{Agreement, Assembly, Proposal};
 use ep_core::port::{LaneId, LaneKind};
 use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 
@@ -88,7 +89,7 @@ impl LocalMeeting {
             let waited = Nanos(began.elapsed().as_nanos() as u64);
             if state.answers[me.index()].is_none() && waited >= allowed {
                 // With the first whose time is up all learn who is missing: who has left would seem to be missing, too.
-                let missing = state.missing().next().unwrap_or(me);
+                let missing = state.assembly().missing().next().unwrap_or(me);
                 let lane = LaneId { peer: missing, kind: LaneKind::Control };
                 let phase = Phase::Recovery;
                 state.give_up(Fault::Timeout { phase, peer: missing, lane, seen: 0, awaited: 1, waited }, missing);
@@ -117,26 +118,19 @@ impl LocalMeeting {
 }
 
 impl State {
-    fn mask(&self) -> RankSet {
-        let mut mask = self.out.clone();
-        self.proposals.iter().flatten().for_each(|proposal| mask.extend(&proposal.mask));
-        mask
-    }
-
-    /// The ranks that have to come and have not.
-    fn missing(&self) -> impl Iterator<Item = Rank> + '_ {
-        let mask = self.mask();
-        let come = |rank: Rank| self.proposals[rank.index()].is_some();
-        (0..self.proposals.len() as u32).map(Rank).filter(move |&rank| !mask.contains(rank) && !come(rank))
+    /// Those who have come and have no answer yet.
+    fn assembly(&self) -> Assembly {
+        let come = self.proposals.iter().zip(0..).filter_map(|(one, rank)| Some((Rank(rank), one.as_ref()?)));
+        Assembly::new(self.proposals.len() as u32, &self.out, come)
     }
 
     /// Answers all when everybody has come, or when only those have not who never will: then nobody is left who could give
     /// up on them.
     fn settle(&mut self) {
-        let absent = self.missing().next();
-        match absent {
-            None => self.conclude(),
-            Some(peer) if self.missing().all(|rank| self.gone.contains(rank)) => {
+        let assembly = self.assembly();
+        match assembly.missing().next() {
+            None => self.conclude(&assembly),
+            Some(peer) if assembly.missing().all(|rank| self.gone.contains(rank)) => {
                 self.give_up(Fault::PeerGone { peer, phase: Phase::Recovery }, peer);
             }
             Some(_) => {}
@@ -163,27 +157,34 @@ impl State {
     }
 
     /// Everybody has come: answers all.
-    fn conclude(&mut self) {
-        let mask = self.mask();
-        let takes_part = |at: &usize| !mask.contains(Rank(*at as u32));
-        let members: Vec<usize> =
-            (0..self.proposals.len()).filter(|at| self.proposals[*at].is_some() && takes_part(at)).collect();
-        let (generation, op) = members
-            .iter()
-            .filter_map(|at| self.proposals[*at].as_ref())
-            .fold((0, 0), |(generation, op), proposal| (proposal.generation.max(generation), proposal.op.max(op)));
-        let agreed = match generation.checked_add(1) {
-            Some(generation) => Ok(Agreement { mask: mask.clone(), generation, op }),
-            None => Err(Error::unsupported("a generation after 65535", "a new communicator")),
-        };
-        for (at, proposal) in self.proposals.iter_mut().enumerate() {
+    fn conclude(&mut self, assembly: &Assembly) {
+        for (rank, proposal) in (0..).map(Rank).zip(&mut self.proposals) {
             if proposal.take().is_some() {
-                let excluded = Err(Error::Excluded { rank: Rank(at as u32) });
-                self.answers[at] = Some(if members.contains(&at) { agreed.clone() } else { excluded });
+                self.answers[rank.index()] = Some(assembly.answer(rank));
             }
         }
-        self.out = mask;
+        self.out = assembly.mask().clone();
     }
+}
+
+/// What the threads of ranks returned, ranks ascending.
+///
+/// # Errors
+/// [`Error::Broken`] naming the ranks whose threads panicked.
+pub fn joined<T>(ended: impl IntoIterator<Item = thread::Result<T>>) -> Result<Vec<T>, Error> {
+    let (mut values, mut panicked) = (Vec::new(), Vec::new());
+    for (rank, ended) in (0..).map(Rank).zip(ended) {
+        match ended {
+            Ok(value) => values.push(value),
+            Err(_) => panicked.push(rank),
+        }
+    }
+    if panicked.is_empty() {
+        return Ok(values);
+    }
+    let names: Vec<_> = panicked.iter().map(Rank::to_string).collect();
+    let what = format_args!("the code of rank {}", names.join(", "));
+    Err(Error::broken(what, "its thread panicked", "the panic's message, on stderr, says why"))
 }
 
 #[cfg(test)]
@@ -201,7 +202,7 @@ mod tests {
     }
 
     fn meet_in(meeting: &LocalMeeting, proposals: &[(u32, Proposal)], allowed: Nanos) -> Vec<Result<Agreement, Error>> {
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let threads: Vec<_> = proposals
                 .iter()
                 .map(|(rank, proposal)| {
@@ -223,8 +224,12 @@ mod tests {
 
     #[test]
     fn who_does_not_come_is_named() {
-        let answers = meet(&[(0, proposal(&[], 1)), (1, proposal(&[], 1))], 3, Nanos::from_millis(30));
-        for answer in answers {
+        // Rank 0 has come before rank 1's time begins, however slow the machine is.
+        let meeting = LocalMeeting::new(3);
+        let mut first = Box::pin(meeting.agree(Rank(0), proposal(&[], 1), Nanos::from_secs(600)));
+        assert!(poll_once(&mut first).is_pending());
+        let second = block_on(meeting.agree(Rank(1), proposal(&[], 1), Nanos::from_millis(30)));
+        for answer in [block_on(first), second] {
             let Err(Error::Failed(failure)) = answer else { panic!("{answer:?}") };
             assert_eq!(failure.culprit, Rank(2));
         }
@@ -261,5 +266,19 @@ mod tests {
 
     fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
         std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+    }
+
+    #[test]
+    fn ranks_that_panicked_are_named() {
+        let ended = |panics: &[usize]| {
+            let threads = [0, 1, 2].map(|rank| {
+                let panics = panics.contains(&rank);
+                thread::spawn(move || if panics { std::panic::resume_unwind(Box::new(())) } else { rank })
+            });
+            joined(threads.map(thread::JoinHandle::join)).map_err(|error| error.to_string())
+        };
+        assert_eq!(ended(&[]), Ok(vec![0, 1, 2]));
+        let said = "the code of rank 0, 2 failed: its thread panicked; the panic's message, on stderr, says why";
+        assert_eq!(ended(&[0, 2]), Err(said.to_owned()));
     }
 }

@@ -28,14 +28,24 @@ impl Secret {
         random().map(Self)
     }
 
-    /// The secret that `text` says: 64 hexadecimal digits are the key itself, any other text is hashed to one.
+    /// The secret that `text` says: 64 hexadecimal digits are the key itself, any other text is hashed to one. A text that
+    /// is nearly 64 such digits is refused: a key that lost a digit on its way, and not a text.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when it is empty.
+    /// [`Error::Invalid`] when it is empty or nearly a key. The error does not show the text.
     pub fn from_text(text: &str) -> Result<Self, Error> {
         let text = text.trim();
         if text.is_empty() {
             return Err(Error::invalid("the job secret", "empty", "64 hexadecimal digits, or any other text"));
+        }
+        if let Some(digits) = nearly_hex(text) {
+            let others = text.chars().count() - digits;
+            let value = format_args!("{digits} hexadecimal digits and {others} other characters");
+            return Err(Error::invalid(
+                "the job secret",
+                value,
+                "64 such digits and nothing else, or a text unlike that",
+            ));
         }
         let key = from_hex(text).unwrap_or_else(|| mac(&[0; 32], &[b"moexpress secret", text.as_bytes()]));
         Ok(Self(key))
@@ -44,10 +54,12 @@ impl Secret {
     /// The secret in `MOEXPRESS_SECRET`, if that is set.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when it is set to nothing.
+    /// [`Error::Invalid`] when it is set to nothing, to bytes that are no text, or nearly to a key.
     pub fn detect() -> Result<Option<Self>, Error> {
-        let value = std::env::var_os(SECRET_VARIABLE);
-        value.map(|value| Self::from_text(&value.to_string_lossy())).transpose()
+        let text = |value: std::ffi::OsString| {
+            value.into_string().map_err(|_| Error::invalid(SECRET_VARIABLE, "no UTF-8 text", "UTF-8 text"))
+        };
+        std::env::var_os(SECRET_VARIABLE).map(|value| Self::from_text(&text(value)?)).transpose()
     }
 
     /// 64 hexadecimal digits, to be handed to the processes of the job.
@@ -72,6 +84,12 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
         text.chars().map(|digit| digit.to_digit(16).map(|digit| digit as u8)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
     (digits.len() == 64).then(|| bytes.try_into().ok()).flatten()
+}
+
+/// How many hexadecimal digits a text has that looks like a key and is none: within an eighth of 64, and hardly anything else.
+fn nearly_hex(text: &str) -> Option<usize> {
+    let (all, digits) = (text.chars().count(), text.chars().filter(char::is_ascii_hexdigit).count());
+    ((56..=72).contains(&digits) && all - digits <= 8 && (digits, all) != (64, 64)).then_some(digits)
 }
 
 /// 32 random bytes.
@@ -196,6 +214,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_nearly_a_key_is_refused_and_not_shown() {
+        let key = Secret([0xa7; 32]).to_hex();
+        let missed = [
+            key[1..].to_owned(),
+            format!("{key}0"),
+            format!("0x{key}"),
+            key.replacen('a', "o", 1),
+            format!("{} {}", &key[..32], &key[32..]),
+            format!("\"{key}\""),
+        ];
+        for text in missed {
+            let refusal = Secret::from_text(&text).unwrap_err().to_string();
+            assert!(refusal.contains("hexadecimal digits and ") && !refusal.contains("a7a7"), "{text}: {refusal}");
+        }
+        // Words, identifiers and hashes of other lengths are texts.
+        for text in ["correct horse", "6f9619ff-8b86-d011-b42d-00cf4fc964ff", &key[..40], &key.repeat(2)] {
+            assert!(Secret::from_text(text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
     fn a_secret_does_not_show_in_logs() {
         assert_eq!(format!("{:?}", Secret([7; 32])), "Secret(..)");
     }
@@ -223,6 +262,22 @@ mod tests {
             Session::new(Some(&Secret([1; 32])), [2; 32], [4; 32]),
         ] {
             assert!(!other.proves(Side::Member, 1, &proof));
+        }
+    }
+
+    /// However few of its bytes are wrong.
+    #[test]
+    fn a_proof_or_tag_with_any_wrong_byte_is_refused() {
+        let session = Session::new(Some(&Secret([1; 32])), [2; 32], [3; 32]);
+        let digest = digest(b"hello");
+        let (proof, tag) = (session.proof(Side::Member, 1), session.seal(Side::Member, 1).tag(&digest));
+        for at in 0..32 {
+            let wrong = |mut bytes: [u8; 32]| {
+                bytes[at] ^= 1;
+                bytes
+            };
+            assert!(!session.proves(Side::Member, 1, &wrong(proof)), "byte {at} of a proof");
+            assert!(!session.seal(Side::Member, 1).verifies(&digest, &wrong(tag)), "byte {at} of a tag");
         }
     }
 

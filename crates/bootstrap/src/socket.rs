@@ -30,6 +30,12 @@ fn set(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&keepalive)
 }
 
+/// Whether the system refused for lack of file descriptors, the process's or its own.
+pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    // ENFILE and EMFILE of Unix, WSAEMFILE.
+    matches!(error.raw_os_error(), Some(23 | 24 | 10_024))
+}
+
 /// The addresses that `address`, `host:port`, stands for. Without a secret they must all be loopback addresses.
 pub(crate) fn resolve(address: &str, has_secret: bool) -> Result<Vec<SocketAddr>, Error> {
     let found = address.to_socket_addrs().map(Vec::from_iter);

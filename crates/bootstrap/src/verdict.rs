@@ -73,8 +73,8 @@ pub enum Verdict {
     Interrupted,
 }
 
-/// `rank 3`, or `ranks 0, 4 to 7`.
-pub(crate) fn listed(ranks: &RankSet) -> String {
+/// Ranks as a reader wants them: `rank 3`, or `ranks 0, 4 to 7`.
+pub fn listed(ranks: &RankSet) -> String {
     let mut runs: Vec<(Rank, Rank)> = Vec::new();
     for rank in ranks.iter() {
         match runs.last_mut() {

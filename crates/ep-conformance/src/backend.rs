@@ -1,7 +1,7 @@
 //! What the suite needs from a backend.
 
 use ep_core::incident::Incident;
-use ep_core::{Error, Fault, LowLatency, Settings, Shape, Topology};
+use ep_core::{Error, Fault, Layout, LowLatency, Settings, Shape, Topology};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -61,9 +61,11 @@ pub enum Requirement {
     /// and noticed [`Incident::Crash`]es. Part of [`Requirement::Incidents`], for backends on which lost and late messages
     /// would take real time.
     Departures,
+    /// The backend can suspend a rank and let it go on when the others have given it up: [`Incident::Suspend`].
+    Suspensions,
     /// The backend runs protocol faults that tests plant.
     Plants,
-    /// Lanes to ranks of other nodes admit one poster, so that there are coordinators.
+    /// The rows to a rank of another node share a queue, so that there are coordinators.
     Coordinators,
     /// The backend executes scripts of verbs ([`Backend::probe`]).
     Scripts,
@@ -113,6 +115,14 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;
+
+    /// The windows of this backend for `layout`: with regions behind it, where its roles are kernels.
+    ///
+    /// # Errors
+    /// Where there is no room for them.
+    fn window(&self, layout: Layout) -> Result<Layout, Error> {
+        Ok(layout)
+    }
 
     /// Cases of the random campaign to run when the environment does not say.
     fn campaign(&self) -> u32 {

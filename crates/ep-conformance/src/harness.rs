@@ -37,9 +37,35 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
 
 /// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
 pub fn main<B: Backend>(backend: B) -> ExitCode {
-    let backend = Arc::new(backend);
-    let trials = cases::all::<B>().into_iter().map(|case| trial(&backend, case)).collect();
+    run(trials("", backend))
+}
+
+/// The suite on several backends in one test binary.
+#[derive(Default, Debug)]
+pub struct Suite(Vec<Trial>);
+
+impl Suite {
+    /// With all cases on one backend more, called `NAME::...`.
+    #[must_use]
+    pub fn on<B: Backend>(mut self, name: &str, backend: B) -> Self {
+        self.0.extend(trials(&format!("{name}::"), backend));
+        self
+    }
+
+    /// Runs all cases, as [`main`] does.
+    pub fn run(self) -> ExitCode {
+        run(self.0)
+    }
+}
+
+fn run(trials: Vec<Trial>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// All cases on `backend`; their names begin with `prefix`.
+fn trials<B: Backend>(prefix: &str, backend: B) -> Vec<Trial> {
+    let backend = Arc::new(backend);
+    cases::all::<B>().into_iter().map(|case| trial(prefix, &backend, case)).collect()
 }
 
 /// As [`main`]; then all cases again, called `processes::...`, with ranks that are processes of this program.
@@ -50,12 +76,11 @@ pub fn main_with_processes<B: Backend, P: Processes>(
     if processes::is_rank() {
         return processes::serve(processes());
     }
-    let backend = Arc::new(threads());
-    let mut trials: Vec<Trial> = cases::all::<B>().into_iter().map(|case| trial(&backend, case)).collect();
+    let mut trials = trials("", threads());
     let apart = InProcesses { backend: processes(), session: None };
     let pool = Arc::new(Pool::default());
     trials.extend(cases::all().into_iter().map(|case| trial_in_processes(&apart, &pool, &case)));
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    run(trials)
 }
 
 fn trial_in_processes<P: Processes>(apart: &InProcesses<P>, pool: &Arc<Pool>, case: &Case<InProcesses<P>>) -> Trial {
@@ -64,10 +89,10 @@ fn trial_in_processes<P: Processes>(apart: &InProcesses<P>, pool: &Arc<Pool>, ca
     skip_or(lack, format!("processes::{name}"), move || pool.run(name, time_limit()).map_err(Failed::from))
 }
 
-fn trial<B: Backend>(backend: &Arc<B>, case: Case<B>) -> Trial {
+fn trial<B: Backend>(prefix: &str, backend: &Arc<B>, case: Case<B>) -> Trial {
     let lack = lack(&**backend, &case);
     let backend = Arc::clone(backend);
-    skip_or(lack, case.name.to_owned(), move || within(time_limit(), move || (case.body)(&backend)))
+    skip_or(lack, format!("{prefix}{}", case.name), move || within(time_limit(), move || (case.body)(&backend)))
 }
 
 /// Why a case cannot run.

@@ -6,8 +6,9 @@
 //! ep_conformance::suite!(MyBackend::new());
 //! ```
 //!
-//! Ranks are threads, or whatever the backend makes of them. `suite!(MyBackend::new(), processes: MyProcesses)` runs every case a
-//! second time with ranks that are processes ([`processes`]).
+//! Ranks are threads, or whatever the backend makes of them.
+//! `suite!(MyBackend::new(), processes: MyProcesses)` runs every case a second time with ranks that are processes
+//! ([`processes`]). [`harness::Suite`] runs several backends in one test target, as `crates/sim/tests/conformance` does.
 //!
 //! Every case has a name, a time limit and the requirements it has beyond the contract's minimum. What a backend lacks
 //! it says by [`Backend::lacks`]; such cases are counted as ignored, with the reason, never as passed. The rules F1 to
@@ -18,10 +19,12 @@
 //! |---|---|
 //! | `EP_CASES` | scenarios of the random campaign |
 //! | `EP_SEED` | first seed of the campaign; by default it is fixed |
+//! | `EP_ZOMBIES` | ranks that are suspended and go on, in each case of them |
 //! | `EP_TIME_FACTOR` | multiplies the time limits |
 //!
-//! Without the feature `suite` (on by default) only [`workload`], [`drive`], [`verify`], [`low_latency`] and [`ring`] are there: batches and
-//! routings from a seed, one round of a layer, the comparison with the oracle, and a bare ring.
+//! Without the feature `suite` (on by default) only [`workload`], [`case`], [`drive`], [`verify`], [`low_latency`] and [`ring`]
+//! are there: batches and routings from a seed, one round of a layer, the comparison with the oracle, and a bare
+//! ring.
 //!
 //! ```
 //! use ep_conformance::workload::{RoutingKind, Workload};
@@ -33,11 +36,19 @@
 //! assert_eq!(batches[2].topk_idx.len(), 3 * 2);
 //! # Ok::<(), ep_core::Error>(())
 //! ```
+//!
+//! # Where to go next
+//!
+//! - To run it: `cargo test --release -p ep-sim --test conformance -- per-role::campaign`, or another backend's test of that
+//!   name.
+//! - To add a case or a planted fault: `CONTRIBUTING.md`. The cases are in `src/cases`, a file for each matter.
+//! - To compare a layer of your own with the oracle: [`drive`] makes a round, [`verify`] compares it.
 #![forbid(unsafe_code)]
 
 pub mod arrival;
 #[cfg(feature = "suite")]
 mod backend;
+pub mod case;
 #[cfg(feature = "suite")]
 mod cases;
 pub mod drive;
@@ -53,6 +64,8 @@ pub mod scenario;
 pub mod script;
 pub mod verify;
 pub mod workload;
+#[cfg(feature = "suite")]
+pub mod zombie;
 
 #[cfg(feature = "suite")]
 pub use backend::{Backend, Requirement, Setup, Travels};

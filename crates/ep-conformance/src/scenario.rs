@@ -10,6 +10,7 @@ use crate::backend::{Backend, Setup, finished};
 use crate::drive::{Round, bias_rows, cached_round, round, upload};
 use crate::verify::{self, Compared, Observed};
 use crate::workload::{Batch, RoutingKind, Workload};
+use crate::zombie::{Zombie, live, whole, zombies};
 
 /// A communicator, what it carries and how, all drawn at random.
 #[derive(Clone, PartialEq, Debug)]
@@ -43,6 +44,8 @@ pub struct Scenario {
     pub full: Option<Rank>,
     /// What the rounds do, one after the other.
     pub rounds: Vec<Turn>,
+    /// A rank that is suspended, given up, and goes on.
+    pub zombie: Option<Zombie>,
 }
 
 /// One round of a scenario.
@@ -69,11 +72,11 @@ pub(crate) fn topologies(nodes: u32, per_node: u32) -> impl Strategy<Value = (u3
     prop_oneof![99 => usual, 1 => (1..=nodes, 1..=per_node)]
 }
 
-/// Any scenario of at most `nodes` nodes of `per_node` ranks; mostly of at most [`USUAL`] ranks in all.
-pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
+/// Any scenario of at most `nodes` nodes of `per_node` ranks; mostly of at most [`USUAL`] ranks in all. `haunted`: with zombies, too.
+pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Value = Scenario> {
     let topology = topologies(nodes, per_node);
     let sizes = (topology, 1u32..=4, 1u32..=16, hidden(), any::<u64>());
-    sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
+    sizes.prop_flat_map(move |((nodes, per_node), local_experts, topk, hidden, seed)| {
         let ranks = nodes * per_node;
         let topk = topk.min(ranks * local_experts);
         let most = (96 / ranks).max(1);
@@ -95,12 +98,16 @@ pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
             1 => Just(RoutingKind::Single),
         ];
         let drop = prop_oneof![3 => Just(0.0), 1 => Just(0.3), 1 => Just(1.0)];
-        let placement = prop_oneof![Just(Placement::Ring), Just(Placement::Direct)];
+        // Rows are pulled within one node.
+        let third = if nodes == 1 { Placement::Pulled } else { Placement::Ring };
+        let placement = prop_oneof![Just(Placement::Ring), Just(Placement::Direct), Just(third)];
         let arena = prop_oneof![1 => Just(0u64), 2 => 64u64..20_000, 3 => Just(8u64 << 20)];
         let rounds = prop::collection::vec(turn(), 1..=3);
         let element = prop_oneof![2 => Just(Element::Bf16), 1 => prop::sample::select(Element::ALL.to_vec())];
+        let zombie = zombies(ranks, haunted);
+        let tokens = (tokens, zombie);
         (element, tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
-            move |(element, tokens, routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
+            move |(element, (tokens, zombie), routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
                 seed,
                 nodes,
                 local_experts,
@@ -115,6 +122,8 @@ pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
                 arena_bytes,
                 full: None,
                 rounds,
+                // What a zombie pulls may have been overwritten: it gets wrong rows itself (docs/testing.md).
+                zombie: zombie.filter(|_| placement != Placement::Pulled),
             },
         )
     })
@@ -222,8 +231,24 @@ impl Scenario {
             .map(|at| self.workload(setup.shape, at).batches())
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
-        let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-        let seen: Vec<Vec<Observed>> = finished(outcomes)?;
+        let Some(zombie) = self.zombie else {
+            let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
+            return self.compare_all(&world, &batches, &finished(outcomes)?);
+        };
+        let play =
+            async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
+        let stories = backend.run(&zombie.haunt(setup), play)?;
+        let mut compared = Compared::default();
+        for mut play in whole(zombie, setup, stories)? {
+            let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
+            play.seen.iter_mut().for_each(|seen| seen.resize(self.rounds.len(), Observed::default()));
+            compared += self.compare_all(&play.world, &batches, &play.seen)?;
+        }
+        Ok(compared)
+    }
+
+    /// Compares all rounds; `seen` is `[ranks][rounds]`.
+    fn compare_all(&self, world: &World, batches: &[Vec<Batch>], seen: &[Vec<Observed>]) -> Result<Compared, String> {
         let mut compared = Compared::default();
         let mut fresh = 0;
         for at in 0..self.rounds.len() {
@@ -232,7 +257,7 @@ impl Scenario {
             }
             let observed: Vec<Observed> = seen.iter().map(|rounds| rounds[at].clone()).collect();
             compared +=
-                self.compare(&world, &batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
+                self.compare(world, batches, fresh, at, &observed).map_err(|error| format!("round {at}: {error}"))?;
         }
         Ok(compared)
     }
@@ -296,7 +321,8 @@ impl Scenario {
         let mut bias = Vec::new();
         for (rank, got) in (0u32..).map(Rank).zip(&arrivals) {
             y.push(if cached { got.doubled(world) } else { got.experts(world, rank) });
-            bias.push(bias_rows(&workload, rank, turn.bias.into())?);
+            let rows = if world.takes_part(rank) { turn.bias } else { 0 };
+            bias.push(bias_rows(&workload, rank, rows.into())?);
         }
         let received: Vec<reference::Received> = arrivals.iter().map(|got| got.received.clone()).collect();
         let returned: Vec<Returned<'_>> = received

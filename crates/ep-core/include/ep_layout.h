@@ -18,6 +18,11 @@
 #endif
 #endif
 
+/* NVRTC has no __builtin_offsetof; its front end folds this. */
+#if defined(__CUDACC_RTC__) && !defined(__builtin_offsetof)
+#define __builtin_offsetof(type, field) ((unsigned long)__INTADDR__(&((type*)0)->field))
+#endif
+
 typedef int ep_i32;
 typedef unsigned int ep_u32;
 typedef unsigned long long ep_u64;
@@ -33,6 +38,11 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_VALUE_BITS 48u
 #define EP_MAX_ALARM_SERIAL 32767u
 #define EP_SCALE_GROUP 128u
+#define EP_PIECES 32u
+#define EP_LANE_WATCH 0u
+#define EP_LANE_CONTROL 1u
+#define EP_LANE_LOW_ROWS 2u
+#define EP_LANE_LOW_DONE 3u
 #define EP_ELEMENT_BF16 0u
 #define EP_ELEMENT_FP8 1u
 #define EP_ELEMENT_FP8_POWER_OF_TWO 2u
@@ -57,6 +67,18 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_COUNTER_ODD 1u
 #define EP_COUNTER_RECEIVED 0u
 #define EP_COUNTER_PROBE 7u
+#define EP_DUTY_CONTROL 0u
+#define EP_DUTY_WATCH 1u
+#define EP_DUTY_SENDER 2u
+#define EP_DUTY_RECEIVER 3u
+#define EP_DUTY_FORWARDER 4u
+#define EP_DUTY_PLACER 5u
+#define EP_DUTY_COLLECTOR 6u
+#define EP_DUTY_RETURNER 7u
+#define EP_DUTY_GATHERER 8u
+#define EP_DUTY_REDUCER 9u
+#define EP_DUTY_COORDINATOR 10u
+#define EP_DUTY_PROBE 11u
 #define EP_PHASE_BANK 0u
 #define EP_PHASE_COUNTS 1u
 #define EP_PHASE_NOTE 2u
@@ -66,208 +88,216 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_PHASE_ALARM 6u
 #define EP_PHASE_RECOVERY 7u
 #define EP_PHASE_PROBE 8u
-#define EP_LANE_WATCH 0u
-#define EP_LANE_CONTROL 1u
-#define EP_LANE_LOW_ROWS 2u
-#define EP_LANE_LOW_DONE 3u
 
 /* Opens every message and every ring of an operation. */
 struct EpOpHeader {
-    ep_u64 op;
-    ep_u32 kind;
-    ep_u32 rows;
-    ep_u64 settings;
-    ep_u32 first;
-    ep_u32 reserved;
+    ep_u64 op; /* Number of the operation. */
+    ep_u32 kind; /* Kind. */
+    ep_u32 rows; /* Rows that follow: in the ring, or from the sender to the reader in all. */
+    ep_u64 settings; /* crate::Layout::hash of shape, topology and the call's rings, plus the number of the dispatch that is replayed, if one is (wrapping). */
+    ep_u32 first; /* Position of the ring's first row; zero in messages and between nodes. */
+    ep_u32 reserved; /* Zero. */
 };
-static_assert(sizeof(EpOpHeader) == 32, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, op) == 0, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, kind) == 8, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, rows) == 12, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, settings) == 16, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, first) == 24, "layout");
-static_assert(__builtin_offsetof(EpOpHeader, reserved) == 28, "layout");
+static_assert(sizeof(EpOpHeader) == 32, "EpOpHeader");
+static_assert(__builtin_offsetof(EpOpHeader, op) == 0, "EpOpHeader.op");
+static_assert(__builtin_offsetof(EpOpHeader, kind) == 8, "EpOpHeader.kind");
+static_assert(__builtin_offsetof(EpOpHeader, rows) == 12, "EpOpHeader.rows");
+static_assert(__builtin_offsetof(EpOpHeader, settings) == 16, "EpOpHeader.settings");
+static_assert(__builtin_offsetof(EpOpHeader, first) == 24, "EpOpHeader.first");
+static_assert(__builtin_offsetof(EpOpHeader, reserved) == 28, "EpOpHeader.reserved");
 
-/* Opens a counts message; ep_u32 rows[ranks] and ep_u32 tokens[experts] follow. */
+/* A counts message: this header, then u32 rows[ranks] (to each rank), then u32 tokens[experts] (for each expert). */
 struct EpCountsHeader {
-    EpOpHeader opening;
-    ep_u32 tokens;
-    ep_u32 reserved[3];
+    EpOpHeader opening; /* What operation it belongs to. */
+    ep_u32 tokens; /* Tokens of the sender's batch. */
+    ep_u32 reserved[3]; /* Zero. */
 };
-static_assert(sizeof(EpCountsHeader) == 48, "layout");
-static_assert(__builtin_offsetof(EpCountsHeader, opening) == 0, "layout");
-static_assert(__builtin_offsetof(EpCountsHeader, tokens) == 32, "layout");
-static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 36, "layout");
+static_assert(sizeof(EpCountsHeader) == 48, "EpCountsHeader");
+static_assert(__builtin_offsetof(EpCountsHeader, opening) == 0, "EpCountsHeader.opening");
+static_assert(__builtin_offsetof(EpCountsHeader, tokens) == 32, "EpCountsHeader.tokens");
+static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 36, "EpCountsHeader.reserved");
 
-/* A grant of the receiver's arena, or an offer of rows to pull. */
+/* A note: the receiver's grant of its arena (dispatch), or the offer of rows to pull (combine). */
 struct EpNote {
-    EpOpHeader opening;
-    ep_u64 base;
+    EpOpHeader opening; /* What operation it belongs to; rows are those of the block. */
+    ep_u64 base; /* Offset of the block in the window of the note's sender, or NO_BASE. */
 };
-static_assert(sizeof(EpNote) == 40, "layout");
-static_assert(__builtin_offsetof(EpNote, opening) == 0, "layout");
-static_assert(__builtin_offsetof(EpNote, base) == 32, "layout");
+static_assert(sizeof(EpNote) == 40, "EpNote");
+static_assert(__builtin_offsetof(EpNote, opening) == 0, "EpNote.opening");
+static_assert(__builtin_offsetof(EpNote, base) == 32, "EpNote.base");
 
-/* Follows the header slot of a ring between nodes, once for each rank of the receiving node. */
+/* Follows the header slot of a ring between nodes, once for each rank of the receiving node: that rank's part of the rows to come. */
 struct EpShare {
-    ep_u32 first;
-    ep_u32 rows;
+    ep_u32 first; /* Position, among the rows from the source to that rank, of the first one that travels on this ring. */
+    ep_u32 rows; /* Rows for that rank that travel on this ring. */
 };
-static_assert(sizeof(EpShare) == 8, "layout");
-static_assert(__builtin_offsetof(EpShare, first) == 0, "layout");
-static_assert(__builtin_offsetof(EpShare, rows) == 4, "layout");
+static_assert(sizeof(EpShare) == 8, "EpShare");
+static_assert(__builtin_offsetof(EpShare, first) == 0, "EpShare.first");
+static_assert(__builtin_offsetof(EpShare, rows) == 4, "EpShare.rows");
 
-/* Opens a row; EpChoice[topk] follow. */
+/* Says whose row this is and where it belongs. */
 struct EpRowHeader {
-    ep_u32 source_rank;
-    ep_u32 source_token;
-    ep_u32 position;
-    ep_u32 op;
+    ep_u32 source_rank; /* The rank whose token this is. */
+    ep_u32 source_token; /* The token's index in its rank's batch. */
+    ep_u32 position; /* The row's index among all rows from that rank to the receiver, in token order. */
+    ep_u32 op; /* Low word of the operation. */
 };
-static_assert(sizeof(EpRowHeader) == 16, "layout");
-static_assert(__builtin_offsetof(EpRowHeader, source_rank) == 0, "layout");
-static_assert(__builtin_offsetof(EpRowHeader, source_token) == 4, "layout");
-static_assert(__builtin_offsetof(EpRowHeader, position) == 8, "layout");
-static_assert(__builtin_offsetof(EpRowHeader, op) == 12, "layout");
+static_assert(sizeof(EpRowHeader) == 16, "EpRowHeader");
+static_assert(__builtin_offsetof(EpRowHeader, source_rank) == 0, "EpRowHeader.source_rank");
+static_assert(__builtin_offsetof(EpRowHeader, source_token) == 4, "EpRowHeader.source_token");
+static_assert(__builtin_offsetof(EpRowHeader, position) == 8, "EpRowHeader.position");
+static_assert(__builtin_offsetof(EpRowHeader, op) == 12, "EpRowHeader.op");
 
-/* One of a row's choices; expert is -1 where it is not the receiver's. */
+/* One of a row's topk choices, as the receiver sees it. */
 struct EpChoice {
-    ep_i32 expert;
-    ep_f32 weight;
+    ep_i32 expert; /* Index of the expert on the receiver, or -1 when the choice is dropped or lives elsewhere. */
+    ep_f32 weight; /* The router's weight, or 0 where expert is -1. */
 };
-static_assert(sizeof(EpChoice) == 8, "layout");
-static_assert(__builtin_offsetof(EpChoice, expert) == 0, "layout");
-static_assert(__builtin_offsetof(EpChoice, weight) == 4, "layout");
+static_assert(sizeof(EpChoice) == 8, "EpChoice");
+static_assert(__builtin_offsetof(EpChoice, expert) == 0, "EpChoice.expert");
+static_assert(__builtin_offsetof(EpChoice, weight) == 4, "EpChoice.weight");
 
-/* How a window is cut: offsets, sizes and strides in bytes, parts in row slots. */
+/* A Layout for a kernel: EpWindow of the C header. Offsets and sizes in bytes unless said otherwise. */
 struct EpWindow {
-    ep_u64 cells;
-    ep_u64 counts;
-    ep_u64 notes;
-    ep_u64 notes_outbox;
-    ep_u64 near_rings;
-    ep_u64 far_rings;
-    ep_u64 near_staging;
-    ep_u64 far_staging;
-    ep_u64 pulls;
-    ep_u64 low_rows;
-    ep_u64 low_results;
-    ep_u64 low_staging;
-    ep_u64 arena;
-    ep_u64 arena_bytes;
-    ep_u64 window_bytes;
-    ep_u64 counts_bytes;
-    ep_u64 note_bytes;
-    ep_u64 header_bytes;
-    ep_u64 payload_bytes;
-    ep_u64 payload_stride;
-    ep_u64 scales_offset;
-    ep_u64 scales_bytes;
-    ep_u64 scales_stride;
-    ep_u64 wire_bytes;
-    ep_u64 result_bytes;
-    ep_u64 result_stride;
-    ep_u64 result_wire_bytes;
-    ep_u64 slot_bytes;
-    ep_u64 far_wire_bytes;
-    ep_u64 far_slot_bytes;
-    ep_u64 low_row_bytes;
-    ep_u64 low_result_bytes;
-    ep_u64 low_staging_bytes;
-    ep_u64 low_result_header_bytes;
-    ep_u64 near_part_slots;
-    ep_u64 far_part_slots;
-    ep_u64 near_staging_part_slots;
-    ep_u64 far_staging_part_slots;
-    ep_u32 nodes;
-    ep_u32 ranks;
-    ep_u32 ranks_per_node;
-    ep_u32 experts;
-    ep_u32 local_experts;
-    ep_u32 topk;
-    ep_u32 hidden;
-    ep_u32 max_tokens;
-    ep_u32 low_staging_slots;
-    ep_u32 element;
-    ep_u32 scale_groups;
-    ep_u32 channels;
-    ep_u32 pull_depth;
-    ep_u32 tracks;
+    ep_u64 cells; /* Offset of the cells. */
+    ep_u64 counts; /* Offset of the counts messages. */
+    ep_u64 notes; /* Offset of the notes. */
+    ep_u64 notes_outbox; /* Offset of the own notes. */
+    ep_u64 near_rings; /* Offset of the rings within the node, or of the outbox where rows are pulled. */
+    ep_u64 far_rings; /* Offset of the rings between nodes. */
+    ep_u64 near_staging; /* Offset of the staging memory for rings within the node. */
+    ep_u64 far_staging; /* Offset of the staging memory for rings between nodes. */
+    ep_u64 pulls; /* Offset of where gets land. */
+    ep_u64 low_slots; /* Offset of the slots of low latency. */
+    ep_u64 low_part_slots; /* Result slots from one writer's part of them in one bank to the next's. */
+    ep_u64 low_staging; /* Offset of the staging memory of low latency. */
+    ep_u64 arena; /* Offset of the arena. */
+    ep_u64 arena_bytes; /* Size of the arena. */
+    ep_u64 piece_cells; /* Offset of the cells of pieces. */
+    ep_u64 low_cells; /* Offset of the cells of low-latency rows. */
+    ep_u64 low_heads; /* Offset of the headers of low-latency rows that travel ahead of them. */
+    ep_u64 window_bytes; /* Size of the window. */
+    ep_u64 counts_bytes; /* From one counts message to the next. */
+    ep_u64 note_bytes; /* From one note to the next. */
+    ep_u64 header_bytes; /* Header and choices of a row. */
+    ep_u64 payload_bytes; /* Payload of a dispatched row, up to its last byte of data. */
+    ep_u64 payload_stride; /* Payload of a dispatched row as it travels, padding included. */
+    ep_u64 scales_offset; /* From the start of a dispatched row's payload to its scales; from one row's codes to the next's in a block of them. */
+    ep_u64 scales_bytes; /* Scales of a dispatched row; 0 where it has none. */
+    ep_u64 scales_stride; /* From one row's scales to the next's in a block of dispatched rows. */
+    ep_u64 wire_bytes; /* Header and payload of a dispatched row as they travel through a ring. */
+    ep_u64 result_bytes; /* Payload of a row of results, which is bf16. */
+    ep_u64 result_stride; /* From one payload to the next in a block of results. */
+    ep_u64 result_wire_bytes; /* Header and payload of a row of results as they travel through a ring. */
+    ep_u64 slot_bytes; /* From one ring slot to the next. */
+    ep_u64 pull_bytes; /* From one slot where a get lands to the next. */
+    ep_u64 far_wire_bytes; /* A row between nodes, with its mask. */
+    ep_u64 far_slot_bytes; /* From one ring slot between nodes to the next. */
+    ep_u64 low_row_bytes; /* From one row slot of low latency to the next. */
+    ep_u64 low_result_bytes; /* From one result slot of low latency to the next. */
+    ep_u64 low_staging_bytes; /* From one staging slot of low latency to the next. */
+    ep_u64 low_result_header_bytes; /* Header of a result of low latency; its payload follows. */
+    ep_u64 near_part_slots; /* Row slots of all rings from one writer of the node. */
+    ep_u64 far_part_slots; /* Row slots of all rings from one node. */
+    ep_u64 near_staging_part_slots; /* Row slots of the staging memory to one rank of the node. */
+    ep_u64 far_staging_part_slots; /* Row slots of the staging memory to one node. */
+    ep_u32 nodes; /* Nodes. */
+    ep_u32 ranks; /* Ranks in all. */
+    ep_u32 ranks_per_node; /* Ranks of each node. */
+    ep_u32 experts; /* Experts in all. */
+    ep_u32 local_experts; /* Experts of each rank. */
+    ep_u32 topk; /* Choices per token. */
+    ep_u32 hidden; /* Elements of a row. */
+    ep_u32 max_tokens; /* Most tokens of a rank in low latency. */
+    ep_u32 low_staging_slots; /* Staging slots of low latency. */
+    ep_u32 low_cells_of_writer; /* Cells of one writer's low-latency rows in one bank. */
+    ep_u32 low_columns; /* Results of one rank for one token of low latency at most. */
+    ep_u32 element; /* How dispatched rows travel: EP_ELEMENT_.... */
+    ep_u32 scale_groups; /* Scales of a dispatched row, one for every EP_SCALE_GROUP elements; 0 where it has none. */
+    ep_u32 channels; /* Channels of the communicator. */
+    ep_u32 pull_depth; /* Pulled rows in flight per track and writer. */
+    ep_u32 tracks; /* Tracks from one rank to one peer. */
 };
-static_assert(sizeof(EpWindow) == 360, "layout");
-static_assert(__builtin_offsetof(EpWindow, cells) == 0, "layout");
-static_assert(__builtin_offsetof(EpWindow, counts) == 8, "layout");
-static_assert(__builtin_offsetof(EpWindow, notes) == 16, "layout");
-static_assert(__builtin_offsetof(EpWindow, notes_outbox) == 24, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_rings) == 32, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_rings) == 40, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_staging) == 48, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_staging) == 56, "layout");
-static_assert(__builtin_offsetof(EpWindow, pulls) == 64, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_rows) == 72, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_results) == 80, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_staging) == 88, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena) == 96, "layout");
-static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 104, "layout");
-static_assert(__builtin_offsetof(EpWindow, window_bytes) == 112, "layout");
-static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 120, "layout");
-static_assert(__builtin_offsetof(EpWindow, note_bytes) == 128, "layout");
-static_assert(__builtin_offsetof(EpWindow, header_bytes) == 136, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 144, "layout");
-static_assert(__builtin_offsetof(EpWindow, payload_stride) == 152, "layout");
-static_assert(__builtin_offsetof(EpWindow, scales_offset) == 160, "layout");
-static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 168, "layout");
-static_assert(__builtin_offsetof(EpWindow, scales_stride) == 176, "layout");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 184, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_bytes) == 192, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_stride) == 200, "layout");
-static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 208, "layout");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 216, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 224, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 232, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 240, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 248, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 256, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 264, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 272, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 280, "layout");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 288, "layout");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 296, "layout");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 304, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 308, "layout");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 312, "layout");
-static_assert(__builtin_offsetof(EpWindow, experts) == 316, "layout");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 320, "layout");
-static_assert(__builtin_offsetof(EpWindow, topk) == 324, "layout");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 328, "layout");
-static_assert(__builtin_offsetof(EpWindow, max_tokens) == 332, "layout");
-static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 336, "layout");
-static_assert(__builtin_offsetof(EpWindow, element) == 340, "layout");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 344, "layout");
-static_assert(__builtin_offsetof(EpWindow, channels) == 348, "layout");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 352, "layout");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 356, "layout");
+static_assert(sizeof(EpWindow) == 400, "EpWindow");
+static_assert(__builtin_offsetof(EpWindow, cells) == 0, "EpWindow.cells");
+static_assert(__builtin_offsetof(EpWindow, counts) == 8, "EpWindow.counts");
+static_assert(__builtin_offsetof(EpWindow, notes) == 16, "EpWindow.notes");
+static_assert(__builtin_offsetof(EpWindow, notes_outbox) == 24, "EpWindow.notes_outbox");
+static_assert(__builtin_offsetof(EpWindow, near_rings) == 32, "EpWindow.near_rings");
+static_assert(__builtin_offsetof(EpWindow, far_rings) == 40, "EpWindow.far_rings");
+static_assert(__builtin_offsetof(EpWindow, near_staging) == 48, "EpWindow.near_staging");
+static_assert(__builtin_offsetof(EpWindow, far_staging) == 56, "EpWindow.far_staging");
+static_assert(__builtin_offsetof(EpWindow, pulls) == 64, "EpWindow.pulls");
+static_assert(__builtin_offsetof(EpWindow, low_slots) == 72, "EpWindow.low_slots");
+static_assert(__builtin_offsetof(EpWindow, low_part_slots) == 80, "EpWindow.low_part_slots");
+static_assert(__builtin_offsetof(EpWindow, low_staging) == 88, "EpWindow.low_staging");
+static_assert(__builtin_offsetof(EpWindow, arena) == 96, "EpWindow.arena");
+static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 104, "EpWindow.arena_bytes");
+static_assert(__builtin_offsetof(EpWindow, piece_cells) == 112, "EpWindow.piece_cells");
+static_assert(__builtin_offsetof(EpWindow, low_cells) == 120, "EpWindow.low_cells");
+static_assert(__builtin_offsetof(EpWindow, low_heads) == 128, "EpWindow.low_heads");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 136, "EpWindow.window_bytes");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 144, "EpWindow.counts_bytes");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 152, "EpWindow.note_bytes");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 160, "EpWindow.header_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 168, "EpWindow.payload_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 176, "EpWindow.payload_stride");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 184, "EpWindow.scales_offset");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 192, "EpWindow.scales_bytes");
+static_assert(__builtin_offsetof(EpWindow, scales_stride) == 200, "EpWindow.scales_stride");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 208, "EpWindow.wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 216, "EpWindow.result_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 224, "EpWindow.result_stride");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 232, "EpWindow.result_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 240, "EpWindow.slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 248, "EpWindow.pull_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 256, "EpWindow.far_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 264, "EpWindow.far_slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 272, "EpWindow.low_row_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 280, "EpWindow.low_result_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 288, "EpWindow.low_staging_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 296, "EpWindow.low_result_header_bytes");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 304, "EpWindow.near_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 312, "EpWindow.far_part_slots");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 320, "EpWindow.near_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 328, "EpWindow.far_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 336, "EpWindow.nodes");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 340, "EpWindow.ranks");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 344, "EpWindow.ranks_per_node");
+static_assert(__builtin_offsetof(EpWindow, experts) == 348, "EpWindow.experts");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 352, "EpWindow.local_experts");
+static_assert(__builtin_offsetof(EpWindow, topk) == 356, "EpWindow.topk");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 360, "EpWindow.hidden");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 364, "EpWindow.max_tokens");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 368, "EpWindow.low_staging_slots");
+static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 372, "EpWindow.low_cells_of_writer");
+static_assert(__builtin_offsetof(EpWindow, low_columns) == 376, "EpWindow.low_columns");
+static_assert(__builtin_offsetof(EpWindow, element) == 380, "EpWindow.element");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 384, "EpWindow.scale_groups");
+static_assert(__builtin_offsetof(EpWindow, channels) == 388, "EpWindow.channels");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 392, "EpWindow.pull_depth");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 396, "EpWindow.tracks");
 
-/* The rings of a call; all but channels in rows. */
+/* The Rings of a call for a kernel: EpRings of the C header. */
 struct EpRings {
-    ep_u32 channels;
-    ep_u32 slots;
-    ep_u32 chunk;
-    ep_u32 credit;
-    ep_u32 far_slots;
-    ep_u32 far_chunk;
-    ep_u32 far_credit;
-    ep_u32 reserved;
+    ep_u32 channels; /* Rings from each writer to each reader. */
+    ep_u32 slots; /* Rows that fit into a ring within a node. */
+    ep_u32 chunk; /* Rows after which a tail is due. */
+    ep_u32 credit; /* Rows after which credit is due. */
+    ep_u32 far_slots; /* Rows that fit into a ring between nodes. */
+    ep_u32 far_chunk; /* Rows after which a tail is due there. */
+    ep_u32 far_credit; /* Rows after which credit is due there. */
+    ep_u32 reserved; /* Zero. */
 };
-static_assert(sizeof(EpRings) == 32, "layout");
-static_assert(__builtin_offsetof(EpRings, channels) == 0, "layout");
-static_assert(__builtin_offsetof(EpRings, slots) == 4, "layout");
-static_assert(__builtin_offsetof(EpRings, chunk) == 8, "layout");
-static_assert(__builtin_offsetof(EpRings, credit) == 12, "layout");
-static_assert(__builtin_offsetof(EpRings, far_slots) == 16, "layout");
-static_assert(__builtin_offsetof(EpRings, far_chunk) == 20, "layout");
-static_assert(__builtin_offsetof(EpRings, far_credit) == 24, "layout");
-static_assert(__builtin_offsetof(EpRings, reserved) == 28, "layout");
+static_assert(sizeof(EpRings) == 32, "EpRings");
+static_assert(__builtin_offsetof(EpRings, channels) == 0, "EpRings.channels");
+static_assert(__builtin_offsetof(EpRings, slots) == 4, "EpRings.slots");
+static_assert(__builtin_offsetof(EpRings, chunk) == 8, "EpRings.chunk");
+static_assert(__builtin_offsetof(EpRings, credit) == 12, "EpRings.credit");
+static_assert(__builtin_offsetof(EpRings, far_slots) == 16, "EpRings.far_slots");
+static_assert(__builtin_offsetof(EpRings, far_chunk) == 20, "EpRings.far_chunk");
+static_assert(__builtin_offsetof(EpRings, far_credit) == 24, "EpRings.far_credit");
+static_assert(__builtin_offsetof(EpRings, reserved) == 28, "EpRings.reserved");
 
 /* --- Cells: a count of EP_VALUE_BITS bits below 16 bits of generation. --- */
 
@@ -296,6 +326,11 @@ EP_HD static inline ep_u32 ep_lane_count(ep_u32 tracks) { return 4 + 2 * tracks;
 /* The track within a node that carries rows of node on channel. */
 EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 channel) {
     return node * w.channels + channel;
+}
+
+/* The track within its node that carries a rank's own rows on channel. */
+EP_HD static inline ep_u32 ep_own_track(const EpWindow& w, ep_u32 rank, ep_u32 channel) {
+    return ep_near_track(w, rank / w.ranks_per_node, channel);
 }
 
 /* The track along the rail that channel travels on. */
@@ -376,21 +411,83 @@ EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, 
 EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 writer, ep_u32 turn) {
     const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
     const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
-    return w.pulls + at * w.slot_bytes;
+    return w.pulls + at * w.pull_bytes;
+}
+
+/* --- Outboxes: rows of this rank that the ranks of its node pull; at w.near_rings where the placement is Pulled. --- */
+
+/* The slots of one outbox, in the window of the rank whose rows they hold. */
+struct EpOutbox {
+    ep_u64 codes;
+    ep_u64 scales;
+    ep_u64 heads;
+    ep_u32 slots;
+    ep_u32 head_bytes;
+    ep_u64 codes_step;
+    ep_u64 scales_step;
+};
+
+/* bytes rounded up to align. */
+EP_HD static inline ep_u64 ep_aligned(ep_u64 bytes, ep_u64 align) { return (bytes + align - 1) / align * align; }
+
+/* The outbox number index of those with such slots. */
+EP_HD static inline EpOutbox ep_outbox_at(const EpWindow& w, ep_u64 index, ep_u32 slots, ep_u64 codes_step,
+                                          ep_u64 scales_step, ep_u32 head_bytes) {
+    const ep_u64 bytes = ep_aligned(slots * (codes_step + scales_step + head_bytes), 128);
+    EpOutbox o;
+    o.codes = w.near_rings + index * bytes;
+    o.scales = o.codes + slots * codes_step;
+    o.heads = o.scales + slots * scales_step;
+    o.slots = slots;
+    o.head_bytes = head_bytes;
+    o.codes_step = codes_step;
+    o.scales_step = scales_step;
+    return o;
+}
+
+/* The outbox of a dispatch on channel, which all ranks of the node read. A head has the position at each behind its
+   choices: ep_i32, -1 where the row does not go. */
+EP_HD static inline EpOutbox ep_outbox(const EpWindow& w, const EpRings& r, ep_u32 channel) {
+    const ep_u32 others = w.ranks_per_node > 1 ? w.ranks_per_node - 1 : 1;
+    const ep_u32 head_bytes = (ep_u32)ep_aligned(w.header_bytes + 4 * (ep_u64)w.ranks_per_node, EP_ROW_ALIGN);
+    return ep_outbox_at(w, channel, r.slots * others, w.scales_offset, ep_aligned(w.scales_stride, EP_ROW_ALIGN),
+                        head_bytes);
+}
+
+/* The outbox of a combine for peer, a rank, on channel: payloads at codes, no scales. */
+EP_HD static inline EpOutbox ep_outbox_to(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel) {
+    const ep_u64 index = (ep_u64)(peer % w.ranks_per_node) * r.channels + channel;
+    EpOutbox o = ep_outbox_at(w, index, r.slots, w.result_stride, 0, (ep_u32)w.header_bytes);
+    o.scales = 0;
+    return o;
+}
+
+/* Codes (a combine: payload), scales and head of the row in slot, in the window of the outbox's owner. */
+EP_HD static inline ep_u64 ep_outbox_codes(const EpOutbox& o, ep_u32 slot) { return o.codes + slot * o.codes_step; }
+EP_HD static inline ep_u64 ep_outbox_scales(const EpOutbox& o, ep_u32 slot) { return o.scales + slot * o.scales_step; }
+EP_HD static inline ep_u64 ep_outbox_head(const EpOutbox& o, ep_u32 slot) {
+    return o.heads + (ep_u64)slot * o.head_bytes;
 }
 
 /* --- Low latency: fixed slots in two banks; op counts from 1 in each generation. --- */
 
-/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
-EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
-    const ep_u64 part = op % 2 * w.ranks + source;
-    return w.low_rows + (part * w.max_tokens + position) * w.low_row_bytes;
+/* All that writer puts into this rank's slots in an operation: rows, or results. */
+EP_HD static inline ep_u64 ep_low_part(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.low_slots + (op % 2 * w.ranks + writer) * w.low_part_slots * w.low_result_bytes;
 }
 
-/* The result in column of token, in the window of the token's rank. */
-EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 token, ep_u32 column) {
-    return w.low_results + (op % 2 * w.max_tokens * w.topk + (ep_u64)token * w.topk + column) * w.low_result_bytes;
+/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
+EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return ep_low_part(w, op, source) + (ep_u64)position * w.low_row_bytes;
 }
+
+/* The result in column of those that writer has for token, in the window of the token's rank. */
+EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u32 column) {
+    return ep_low_part(w, op, writer) + ((ep_u64)token * w.low_columns + column) * w.low_result_bytes;
+}
+
+/* What the header of a row or a result has as its op. */
+EP_HD static inline ep_u32 ep_low_stamp(ep_u32 generation, ep_u64 op) { return generation << 16 | (ep_u32)(op & 0xffff); }
 
 /* A staging slot. */
 EP_HD static inline ep_u64 ep_low_staging(const EpWindow& w, ep_u32 slot) {
@@ -412,6 +509,25 @@ EP_HD static inline ep_u32 ep_arrival_kind(const EpWindow& w, ep_u64 value) {
 }
 EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
+}
+
+/* --- What kernels announce piece by piece, or row by row. --- */
+
+/* The cell that says that a piece of writer's rows for this rank is there, in the bank of generation. */
+EP_HD static inline ep_u64 ep_piece_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 piece) {
+    const ep_u64 line = (ep_u64)(generation % 2) * w.ranks + writer;
+    return w.piece_cells + (line * EP_PIECES + piece) * EP_CELL_BYTES;
+}
+
+/* The cell of writer's row of token: a row of a dispatch, or all that it has for the token in a combine. */
+EP_HD static inline ep_u64 ep_low_cell(const EpWindow& w, ep_u32 generation, ep_u64 op, ep_u32 writer, ep_u32 token) {
+    const ep_u64 bank = generation % 2 * 2 + op % 2;
+    return w.low_cells + ((bank * w.ranks + writer) * w.low_cells_of_writer + token) * EP_CELL_BYTES;
+}
+
+/* The header of the row at position among those of source; w.header_bytes. The row lies in the slot of its token. */
+EP_HD static inline ep_u64 ep_low_head(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return w.low_heads + ((op % 2 * w.ranks + source) * w.max_tokens + position) * w.header_bytes;
 }
 
 /* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::port::{LaneId, Nanos, Offset, Span};
-use crate::topology::Rank;
+pub use crate::terms::Phase;
+use crate::terms::{LaneId, Nanos, Offset, Rank, Span};
 
 /// Why a call was refused or did not finish.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -27,6 +27,16 @@ pub enum Error {
         what: String,
         /// What it would take, or what to use instead.
         needs: String,
+    },
+    /// Something beneath the protocol failed: a driver, the system, an adapter, the code of a rank.
+    #[error("{what} failed: {cause}; {remedy}")]
+    Broken {
+        /// What was done.
+        what: String,
+        /// What the other side said.
+        cause: String,
+        /// What to do.
+        remedy: String,
     },
     /// The operation failed; the communicator is poisoned until `recover`.
     #[error(transparent)]
@@ -62,6 +72,11 @@ impl Error {
         Self::Unsupported { what: what.to_string(), needs: needs.to_string() }
     }
 
+    /// An [`Error::Broken`] from anything that displays.
+    pub fn broken(what: impl fmt::Display, cause: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        Self::Broken { what: what.to_string(), cause: cause.to_string(), remedy: remedy.to_string() }
+    }
+
     /// The failure behind this error, when an operation failed.
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
@@ -86,48 +101,6 @@ pub struct Failure {
     pub reporter: Rank,
     /// What this rank saw.
     pub fault: Fault,
-}
-
-/// What a rank was doing for a peer when it waited. In the order in which an operation goes through them: of several
-/// ranks that wait for each other, the one in the earliest phase is nearest to the cause.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[repr(u8)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Phase {
-    /// Waiting until a peer is `done` with the operation before last, to reuse its bank.
-    Bank = 0,
-    /// Waiting for a peer's counts.
-    Counts = 1,
-    /// Waiting for a peer's note: a grant of its arena, or an offer of its rows.
-    Note = 2,
-    /// Waiting for a peer's rows: in a ring, or placed directly.
-    Rows = 3,
-    /// Waiting for a peer to return credit of a ring.
-    Credit = 4,
-    /// Waiting until a peer has pulled the rows offered to it.
-    Pulled = 5,
-    /// Waiting for an alarm of a peer.
-    Alarm = 6,
-    /// Agreeing on how to go on after a failure.
-    Recovery = 7,
-    /// Waiting for something a test made up.
-    Probe = 8,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bank => "the end of the operation before last",
-            Self::Counts => "counts",
-            Self::Note => "a grant or offer",
-            Self::Rows => "rows",
-            Self::Credit => "ring credit",
-            Self::Pulled => "the pull of offered rows",
-            Self::Alarm => "an alarm",
-            Self::Recovery => "recovery",
-            Self::Probe => "a probe",
-        })
-    }
 }
 
 /// A name that the program knows. (Spelt out, the derived code would borrow it from what was sent.)
@@ -248,6 +221,12 @@ pub enum Fault {
     /// Rows were offered to peers by a combine that failed: some rank may still read them.
     #[error("peers may still read these rows, until all that were offered them have recovered")]
     StillOffered,
+    /// The system did not give memory for what came.
+    #[error("the system did not give {bytes} bytes of memory for what came")]
+    NoMemory {
+        /// Bytes that were asked for.
+        bytes: u64,
+    },
     /// The future of the operation was dropped before it had ended.
     #[error("the call was dropped before it had ended")]
     Abandoned,
@@ -292,7 +271,7 @@ impl Fault {
             | Self::MaskedBy { peer } => Some(peer),
             Self::Aborted { culprit, .. } => Some(culprit),
             Self::NotOffered { lane, .. } | Self::LaneBroken { lane, .. } => Some(lane.peer),
-            Self::OutOfRange { .. } | Self::Abandoned | Self::StillOffered => None,
+            Self::OutOfRange { .. } | Self::NoMemory { .. } | Self::Abandoned | Self::StillOffered => None,
         }
     }
 }

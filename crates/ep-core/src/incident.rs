@@ -50,6 +50,15 @@ pub enum Incident {
         /// The rank.
         rank: Rank,
     },
+    /// The rank is suspended at the verb after the first `after` ones, and goes on once the others have agreed to go on without it: a
+    /// *zombie*. What it had posted lands before or after that. Where nobody gives it up, it goes on when nobody else has anything
+    /// left to do.
+    Suspend {
+        /// The rank.
+        rank: Rank,
+        /// Verbs that it does before.
+        after: u64,
+    },
     /// The rank runs (almost) only when nothing else can.
     Starve {
         /// The rank.
@@ -62,7 +71,9 @@ impl Incident {
     pub const fn ranks(&self) -> [Rank; 2] {
         match *self {
             Self::Delay { from, to, .. } | Self::LoseLane { from, to, .. } => [from, to],
-            Self::Crash { rank, .. } | Self::Exit { rank } | Self::Starve { rank } => [rank, rank],
+            Self::Crash { rank, .. } | Self::Suspend { rank, .. } | Self::Exit { rank } | Self::Starve { rank } => {
+                [rank, rank]
+            }
         }
     }
 }

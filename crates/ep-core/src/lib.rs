@@ -20,11 +20,26 @@
 //! | [`shape`], [`topology`], [`settings`] | how large, who is where, how much memory and time: validated once | values |
 //! | [`plan`] | which rows go where: counts, positions, prefix sums | pure |
 //! | [`layout`] | where everything lies in a window, and the C header that says so to kernels | pure |
+//! | [`device`], [`declare`] | the same structs, numbers and rules in C, for kernels | pure |
+//! | [`blame`] | who is the culprit of a wait that lasted too long | pure |
+//! | [`memory`] | what ranks take of a machine's memory | pure |
 //! | [`ring`] | which slot is next, and what must be published when | cursors |
 //! | [`port`], [`machine`] | what a machine must do: verbs, and the rules F1 to F10 | the contract |
 //! | [`engine`] | [`Endpoint`]: dispatch, combine, recover, over any [`machine::Machine`] | one rank |
 //! | [`mod@reference`] | what must come out, bit for bit; shares no code with plan and layout | pure |
+//! | [`room`] | memory whose size somebody asked for, or an error | allocates |
 //! | [`trace`], [`incident`], [`error`] | what happened, what goes wrong on purpose, why a call failed | values |
+//!
+//! A module looks only at modules that stand before it here, so each can be read without what follows (a test keeps it so):
+//!
+//! ```text
+//! tools       bf16 vectors declare plant ring
+//! the words   terms error room
+//! sizes       quant topology shape row settings
+//! plans       layout plan blame memory reference
+//! machines    port device trace incident machine transport
+//! operations  buffers roles engine
+//! ```
 //!
 //! # What holds
 //!
@@ -36,9 +51,10 @@
 //!
 //! # Order of calls
 //!
-//! A [`Shape`], a [`Topology`] and [`Settings`] make a [`Layout`], the same on every rank. A backend allocates windows
-//! by it and offers a [`machine::Machine`] a rank; [`engine::Engine::new`] makes an [`Endpoint`] of that. All ranks then
-//! make the same calls in the same order. A failed call poisons the communicator until [`Endpoint::recover`].
+//! A [`Shape`], a [`Topology`] and [`Settings`] make a [`Layout`], the same on every rank. A backend allocates
+//! windows by it and offers a [`machine::Machine`] a rank; [`engine::Engine::new`] makes an [`Endpoint`] of that. All
+//! ranks then make the same calls in the same order. A failed call poisons the communicator until
+//! [`Endpoint::recover`].
 //!
 //! ```
 //! use ep_core::plan::{Plan, TopK};
@@ -56,24 +72,39 @@
 //! assert_eq!(plan.sent_to(Rank(2)), [0, 1], "token 1 is at position 1 of what goes to rank 2");
 //! # Ok::<(), ep_core::Error>(())
 //! ```
+//!
+//! # Where to go next
+//!
+//! - To use it: [`Endpoint`], whose calls are the same on every backend, and a backend: `ep-sim`, `ep-host`,
+//!   `ep-cuda`, or the facade `moexpress`. `cargo run -p ep-core --example plan` prints who gets which row, and how a
+//!   window is cut.
+//! - To write a backend: [`port`] and [`machine`]; for kernels [`device`]. `ARCHITECTURE.md` has the ten steps.
+//! - To understand the roles: `docs/protocol.md` draws each of them.
 #![forbid(unsafe_code)]
 
 mod bf16;
+pub mod blame;
+mod buffers;
+pub mod declare;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod incident;
 pub mod layout;
 pub mod machine;
+pub mod memory;
 pub mod plan;
-#[cfg(feature = "plant")]
 pub mod plant;
 pub mod port;
 pub mod quant;
 pub mod reference;
 pub mod ring;
 mod roles;
+pub mod room;
+mod row;
 pub mod settings;
 pub mod shape;
+mod terms;
 pub mod topology;
 pub mod trace;
 #[cfg(unix)]

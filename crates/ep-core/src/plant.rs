@@ -1,4 +1,7 @@
-//! Planted faults: protocol errors on purpose, to prove that the checks catch them. Only with the feature `plant`.
+//! Planted faults: protocol errors on purpose, to prove that the checks catch them.
+//!
+//! Roles ask `plants(Plant::...)` at the line where the error would be made. Only with the feature `plant` can that be true;
+//! without it the compiler removes the question and what would follow.
 
 /// One protocol error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -7,6 +10,8 @@ pub enum Plant {
     TailBeforeData,
     /// A receiver returns credit for a row that it has not read yet.
     CreditOneRowEarly,
+    /// A sender whose rows several ranks pull looks at the head of the first of them only.
+    FirstReaderOnly,
     /// A sender writes one more than the right position into a row's header.
     PositionOffByOne,
     /// A sender reuses staging memory without flushing.
@@ -25,10 +30,57 @@ pub enum Plant {
     PartialNotRounded,
     /// A row travels twice to a node.
     SentTwiceToNode,
+    /// A row on its way to a node names the next rank as its source.
+    FarRowOfAnotherSource,
+    /// A row on its way to a node is of the operation after this one.
+    FarRowOfAnotherOp,
+    /// A sender promises a node more rows for a rank than it has told everybody.
+    ShareTooLong,
     /// A low-latency sender fills the bank of the next operation.
     OpInWrongBank,
-    /// A coordinator gives staging memory back before its lane has read it.
+    /// A low-latency sender announces the operation after the next.
+    ArrivalOfAnotherOp,
+    /// A low-latency sender announces an operation of the other kind.
+    ArrivalOfAnotherKind,
+    /// A rank that skips a low-latency operation says that it has received it before everything has come.
+    SkippedWithoutWaiting,
+    /// A low-latency operation that was dropped counts as received, and nobody is told.
+    DroppedWithoutSkipping,
+    /// Both halves of a low-latency operation are sent before they are refused.
+    SentBeforeRefused,
+    /// A coordinator gives staging memory back before its queue has read it.
     StagingFreedEarly,
-    /// A sender posts by itself where its lane's one poster is a coordinator.
+    /// A sender posts by itself where its queue's one poster is a coordinator.
     SecondPoster,
+    /// A role that empties a ring returns its credit by itself where its queue's one poster is a coordinator.
+    SecondPosterOfCredit,
+    /// The control role posts by itself where its queue's one poster is a coordinator.
+    SecondPosterOfControl,
+    /// A coordinator sends counts that the control role has not handed over.
+    CountsUnasked,
+}
+
+/// The fault that tests planted, if any. Without the feature `plant` there is none, and it takes no room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Planted(#[cfg(feature = "plant")] Option<Plant>);
+
+impl Planted {
+    /// This fault alone.
+    #[cfg(feature = "plant")]
+    pub(crate) const fn new(plant: Plant) -> Self {
+        Self(Some(plant))
+    }
+
+    /// Whether it is `plant`.
+    #[cfg(feature = "plant")]
+    pub(crate) fn is(self, plant: Plant) -> bool {
+        self.0 == Some(plant)
+    }
+
+    /// Never.
+    #[cfg(not(feature = "plant"))]
+    #[inline]
+    pub(crate) const fn is(self, _plant: Plant) -> bool {
+        false
+    }
 }

@@ -26,14 +26,16 @@
 
 mod combine;
 mod dispatch;
+mod e4m3;
 mod experts;
 mod fp8;
 mod low_latency;
 
 pub use combine::{Combined, Returned, combine};
 pub use dispatch::{Batch, Fp8Batch, Fp8Received, Received, Routing, dispatch, dispatch_fp8};
+pub use e4m3::{e4m3_nearest, e4m3_value};
 pub use experts::{apply_experts, apply_experts_fp8, expert_factor};
-pub use fp8::{Fp8Rows, dequantize, e4m3_nearest, e4m3_value, quantize};
+pub use fp8::{Fp8Rows, dequantize, quantize};
 pub use low_latency::{ExpertRows, Weighing, low_latency_combine, low_latency_dispatch};
 
 use crate::error::Error;

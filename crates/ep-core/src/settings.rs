@@ -1,10 +1,11 @@
 //! How a communicator uses memory and time: ring sizes, placement, arena, deadline.
 
 use crate::error::Error;
-use crate::layout::RowFormat;
-use crate::port::Nanos;
+use crate::plant::{Plant, Planted};
 use crate::ring::Geometry;
+use crate::row::RowFormat;
 use crate::shape::Shape;
+use crate::terms::Nanos;
 use crate::topology::Topology;
 
 /// The most channels one communicator may have.
@@ -20,6 +21,22 @@ pub enum Placement {
     Ring,
     /// At their final place in the receiver's arena where it has room for them, else through rings.
     Direct,
+    /// In the outbox of their sender, a part of its own window, from which the ranks of its node pull them into memory of
+    /// their own: bounded by the settings, whatever the batch. Results return in the same way. One node only.
+    Pulled,
+}
+
+impl Placement {
+    /// Refuses what this placement cannot serve.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for [`Self::Pulled`] on several nodes.
+    pub(crate) fn check(self, topology: &Topology) -> Result<(), Error> {
+        if self == Self::Pulled && topology.nodes() > 1 {
+            return Err(Error::invalid("nodes", topology.nodes(), "1 with pulled placement"));
+        }
+        Ok(())
+    }
 }
 
 /// How the rings of a call cut the memory that the communicator set aside for them.
@@ -70,8 +87,7 @@ pub struct Settings {
     arena_bytes: u64,
     low_latency: bool,
     deadline: Nanos,
-    #[cfg(feature = "plant")]
-    plant: Option<crate::plant::Plant>,
+    planted: Planted,
 }
 
 impl Settings {
@@ -125,15 +141,14 @@ impl Settings {
     /// The same with a planted protocol fault, to show that tests catch it.
     #[cfg(feature = "plant")]
     #[must_use]
-    pub const fn with_plant(mut self, plant: crate::plant::Plant) -> Self {
-        self.plant = Some(plant);
+    pub const fn with_plant(mut self, plant: Plant) -> Self {
+        self.planted = Planted::new(plant);
         self
     }
 
-    /// The planted fault, if any.
-    #[cfg(feature = "plant")]
-    pub const fn plant(&self) -> Option<crate::plant::Plant> {
-        self.plant
+    /// Whether tests planted this fault: never, without the feature `plant`.
+    pub(crate) fn plants(&self, plant: Plant) -> bool {
+        self.planted.is(plant)
     }
 }
 
@@ -178,17 +193,21 @@ impl Default for SettingsBuilder {
 
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
+/// Outbox that the automatic choice aims at, in bytes, and its channels: on GPUs a block serves one.
+const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
+const AUTO_OUTBOX_CHANNELS: u32 = 24;
 /// Arena that the automatic choice does not exceed, in bytes.
 const AUTO_ARENA_BYTES: u64 = 1 << 30;
 
 impl SettingsBuilder {
-    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1.
+    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1; 24 where rows are pulled.
     pub const fn channels(mut self, channels: u32) -> Self {
         self.channels = Some(channels);
         self
     }
 
-    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer.
+    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer; where rows are
+    /// pulled, at an outbox of 64 MiB.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = Some(slots);
         self
@@ -230,7 +249,7 @@ impl SettingsBuilder {
         self
     }
 
-    /// Bytes of the arena. Automatic: none with rings; with direct placement room for two worst-case batches of
+    /// Bytes of the arena. Automatic: none with rings and pulled rows; with direct placement room for two worst-case batches of
     /// `max_tokens` a rank, at most 1 GiB.
     pub const fn arena_bytes(mut self, bytes: u64) -> Self {
         self.arena_bytes = Some(bytes);
@@ -252,15 +271,19 @@ impl SettingsBuilder {
 
     fn chosen(&self) -> Settings {
         let row = RowFormat::new(&self.shape);
-        let channels = self.channels.unwrap_or(1);
-        let fitting = AUTO_RING_BYTES / (row.slot_bytes() * u64::from(channels.max(1)));
-        let fitting = fitting / u64::from(self.topology.nodes());
+        let (usual, bytes, parts) = match self.placement {
+            Placement::Ring | Placement::Direct => (1, AUTO_RING_BYTES, self.topology.nodes()),
+            Placement::Pulled => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
+        };
+        let channels = self.channels.unwrap_or(usual);
+        let fitting = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
+        let fitting = fitting / u64::from(parts);
         let slots = self.slots.unwrap_or(fitting.clamp(8, 256) as u32);
         let far_slots = self.far_slots.unwrap_or(slots);
         let (step, far_step) = ((slots / 4).max(1), (far_slots / 4).max(1));
         let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
         let arena = match self.placement {
-            Placement::Ring => 0,
+            Placement::Ring | Placement::Pulled => 0,
             Placement::Direct => {
                 (row.block_bytes(worst_rows) + row.results().block_bytes(worst_rows)).min(AUTO_ARENA_BYTES)
             }
@@ -279,8 +302,7 @@ impl SettingsBuilder {
             arena_bytes: self.arena_bytes.unwrap_or(arena),
             low_latency: self.low_latency,
             deadline: self.deadline,
-            #[cfg(feature = "plant")]
-            plant: None,
+            planted: Planted::default(),
         }
     }
 
@@ -291,6 +313,7 @@ impl SettingsBuilder {
     pub fn build(self) -> Result<Settings, Error> {
         let settings = self.chosen();
         settings.rings.check()?;
+        settings.placement.check(&self.topology)?;
         if settings.deadline == Nanos(0) {
             return Err(Error::invalid("deadline", settings.deadline, "more than 0 ns"));
         }
@@ -311,6 +334,16 @@ mod tests {
         let topology = Topology::new(1, 4).unwrap();
         let error = Settings::builder(&shape(), &topology).slots(4).chunk(5).build().unwrap_err();
         assert_eq!(error.to_string(), "ring chunk is 5, allowed: 1 to 4");
+    }
+
+    #[test]
+    fn rows_are_pulled_within_one_node_only() {
+        let built = |nodes| {
+            let topology = Topology::new(nodes, 4).unwrap();
+            Settings::builder(&shape(), &topology).placement(Placement::Pulled).build()
+        };
+        assert_eq!(built(2).unwrap_err().to_string(), "nodes is 2, allowed: 1 with pulled placement");
+        assert_eq!(built(1).unwrap().arena_bytes(), 0);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::error::Error;
-use crate::layout::{ROW_ALIGN, round_up};
 use crate::quant::{Scaling, groups};
+use crate::terms::{ROW_ALIGN, round_up};
 
 /// The most experts a token may be routed to.
 pub const MAX_TOPK: u32 = 32;

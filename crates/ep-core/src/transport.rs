@@ -18,10 +18,9 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 
 use crate::error::{Error, Fault};
-use crate::layout::Layout;
-use crate::machine::FarLanes;
+use crate::layout::{Layout, Queues};
 use crate::port::{LaneId, LaneKind, Offset, Span, Ticket};
-use crate::topology::{Rank, Reach};
+use crate::topology::Rank;
 
 /// Where a rank's lanes begin.
 #[derive(Clone, Copy, Debug)]
@@ -36,42 +35,12 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The ranks of other nodes that this one has lanes to, with their kinds.
-    pub fn peers(&self, far_lanes: FarLanes) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'_> {
+    /// The ranks of other nodes that this one has queues to, with these ([`Queues::between`]).
+    pub fn peers(&self, queues: Queues) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'_> {
         let Self { me, layout, .. } = *self;
-        let kinds = move |peer| (peer, far_kinds(layout, me, peer, far_lanes));
-        layout.topology().all().map(kinds).filter(|(_, kinds)| !kinds.is_empty())
+        let between = move |peer| (peer, queues.between(layout, me, peer));
+        layout.topology().all().map(between).filter(|(_, queues)| !queues.is_empty())
     }
-}
-
-/// The lanes from `from` to `to`, a rank of another node; none where they are not, or are no neighbours.
-///
-/// Ranks of a rail have those of throughput mode: watch, control and, as `far_lanes` says, one for all tracks or two for each.
-/// With low latency every rank has its lanes, and the watch lane, to every other.
-pub fn far_kinds(layout: &Layout, from: Rank, to: Rank, far_lanes: FarLanes) -> Vec<LaneKind> {
-    let (topology, low) = (layout.topology(), layout.settings().low_latency());
-    if topology.reach(from, to) != Reach::Far {
-        return Vec::new();
-    }
-    let rail = topology.local_of(from) == topology.local_of(to);
-    let mut kinds = Vec::new();
-    if rail || low {
-        kinds.push(LaneKind::Watch);
-    }
-    if rail {
-        kinds.push(LaneKind::Control);
-        match far_lanes {
-            FarLanes::One => kinds.push(layout.rail_lane()),
-            FarLanes::PerRole => {
-                let tracks = (0..layout.settings().rings().channels).map(|channel| layout.far_track(channel));
-                kinds.extend(tracks.flat_map(|track| [LaneKind::Data(track), LaneKind::Credit(track)]));
-            }
-        }
-    }
-    if low {
-        kinds.extend([LaneKind::LowRows, LaneKind::LowDone]);
-    }
-    kinds
 }
 
 /// A network between nodes.
@@ -79,8 +48,8 @@ pub trait Transport {
     /// One rank's lanes.
     type Lanes: Lanes;
 
-    /// Whether every role has lanes of its own; the same on all ranks.
-    fn far_lanes(&self) -> FarLanes;
+    /// Which lanes share a queue; the same on all ranks.
+    fn far_lanes(&self) -> Queues;
 
     /// Opens what one rank needs (a device, say) and makes its window known there. Connects nothing yet.
     ///
@@ -89,7 +58,8 @@ pub trait Transport {
     fn open(&self, place: Place<'_>) -> Result<Self::Lanes, Error>;
 }
 
-/// The lanes of one rank to ranks of other nodes. Used by one thread at a time.
+/// The lanes of one rank to ranks of other nodes: one for each queue, named after the first lane that the queue carries
+/// ([`Queues::queue`]). Used by one thread at a time.
 ///
 /// Dropped, they are given up as they are; whoever wants what was accepted to arrive [drains](Self::drain) them first.
 pub trait Lanes: Send + fmt::Debug {
@@ -98,14 +68,14 @@ pub trait Lanes: Send + fmt::Debug {
     /// generation mean nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with what the system refused.
+    /// [`Error::Broken`] with what the system refused.
     fn offer(&mut self) -> Result<Vec<u8>, Error>;
 
     /// Connects to the ranks whose offers are given: `[ranks]`, none for the own and for those that take no part any more. All
     /// ranks offer before any connects, and all have connected before any posts.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming the rank whose offer does not fit this one's, or what the system refused.
+    /// [`Error::Unsupported`] naming the rank whose offer does not fit this one's, [`Error::Broken`] with what the system refused.
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error>;
 
     /// Accepts a copy of `from` of the own window to `to` in the window of the lane's peer; none when the lane is full now. It may
@@ -164,8 +134,8 @@ pub enum NoLanes {}
 impl Transport for NoTransport {
     type Lanes = NoLanes;
 
-    fn far_lanes(&self) -> FarLanes {
-        FarLanes::PerRole
+    fn far_lanes(&self) -> Queues {
+        Queues::PER_ROLE
     }
 
     fn open(&self, place: Place<'_>) -> Result<NoLanes, Error> {
@@ -209,41 +179,5 @@ impl Lanes for NoLanes {
 
     fn cut(&mut self, _: Option<Rank>) {
         match *self {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Settings, Shape, Topology};
-
-    fn layout(low: bool) -> Layout {
-        let topology = Topology::new(3, 2).unwrap();
-        let shape = Shape::builder().experts(6).topk(2).hidden(16).max_tokens(4).build().unwrap();
-        let settings = Settings::builder(&shape, &topology).channels(2).low_latency(low).build().unwrap();
-        Layout::new(&shape, &topology, &settings).unwrap()
-    }
-
-    #[test]
-    fn only_the_rail_has_lanes_in_throughput_mode() {
-        let layout = layout(false);
-        let kinds = |to, far| far_kinds(&layout, Rank(0), Rank(to), far);
-        let rail = layout.rail_lane();
-        for peer in [2, 4] {
-            assert_eq!(kinds(peer, FarLanes::One), [LaneKind::Watch, LaneKind::Control, rail]);
-            assert_eq!(kinds(peer, FarLanes::PerRole).len(), 2 + 2 * 2);
-        }
-        for peer in [0, 1, 3, 5] {
-            assert!(kinds(peer, FarLanes::PerRole).is_empty());
-        }
-    }
-
-    #[test]
-    fn low_latency_is_a_full_mesh() {
-        let layout = layout(true);
-        let kinds = |to| far_kinds(&layout, Rank(0), Rank(to), FarLanes::One);
-        assert_eq!(kinds(3), [LaneKind::Watch, LaneKind::LowRows, LaneKind::LowDone]);
-        assert_eq!(kinds(2).len(), 5);
-        assert!(kinds(1).is_empty());
     }
 }

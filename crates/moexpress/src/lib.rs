@@ -1,9 +1,9 @@
 //! Moves tokens to experts and back.
 //!
 //! In a mixture-of-experts model a router gives each token `topk` experts; the experts live on many accelerators,
-//! *ranks*. *Dispatch* sends each token's row to the ranks that hold its experts, *combine* brings the experts' results
-//! back and sums them. This crate is the front door: the protocol's API ([`ep_core`], re-exported here), and backends to
-//! run it on. Features choose what is built; which backend runs is a value that the caller passes.
+//! *ranks*. *Dispatch* sends each token's row to the ranks that hold its experts, *combine* brings the experts'
+//! results back and sums them. This crate is the front door: the protocol's API ([`ep_core`], re-exported here), and
+//! backends to run it on. Features choose what is built; which backend runs is a value that the caller passes.
 //!
 //! | feature | gives | ranks are |
 //! |---|---|---|
@@ -11,6 +11,7 @@
 //! | `host` (default) | the module `host`, on Linux | CPUs: threads of one process, or processes, over shared memory; of several hosts with a transport between them |
 //! | `roce` (default) | the module `roce`, on Linux | the transport between nodes of `host`: RoCE or InfiniBand; building needs neither |
 //! | `cuda` (default) | the module `cuda` | on NVIDIA GPUs of one host; building needs no CUDA |
+//! | `ascend` (default) | the module `ascend` | on Ascend NPUs of one server, or a CPU twin of them; building needs no CANN |
 //! | `cli` (default) | the command `moexpress` | switch it off for a library without its dependencies |
 //!
 //! Four simulated ranks with two experts each, and experts that return what they get, so that a token comes back times
@@ -41,6 +42,14 @@
 //! # #[cfg(not(feature = "sim"))]
 //! # fn main() {}
 //! ```
+//!
+//! # Where to go next
+//!
+//! - [`Endpoint`] and [`engine`]: the calls, with shapes and errors; [`LowLatency`] for low latency.
+//! - The modules of the table above, each of which opens with its manual. Another backend is another `Cluster` in the
+//!   example.
+//! - `cargo run -p moexpress --example layer`: experts with weights, and a combine.
+//! - The command: `moexpress --help`, and README.md.
 #![forbid(unsafe_code)]
 
 pub use ep_core::*;
@@ -56,6 +65,9 @@ pub use ep_roce as roce;
 
 #[cfg(feature = "cuda")]
 pub use ep_cuda as cuda;
+
+#[cfg(feature = "ascend")]
+pub use ep_ascend as ascend;
 
 /// The code in the README compiles and runs.
 #[cfg(all(doctest, feature = "sim"))]

@@ -27,6 +27,18 @@ pub(crate) struct RawScales {
     pub(crate) strides: [i64; 2],
 }
 
+/// A batch of low latency in Python's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawBatch {
+    pub(crate) x: RawRows,
+    /// i64 `[tokens, topk]`.
+    pub(crate) topk_idx: usize,
+    /// f32 `[tokens, topk]`.
+    pub(crate) topk_weights: Option<usize>,
+    /// Whether a token may name an expert more than once.
+    pub(crate) repeats: bool,
+}
+
 /// Where the results of a low-latency dispatch go, with the shapes that
 /// [`LowReceived`](moexpress::engine::low_latency::LowReceived) says. Rows beyond each expert's are undefined.
 #[derive(Clone, Debug)]
@@ -140,6 +152,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         routing: &LowRoutingOf<Self>,
         into: &LowInto,
     ) -> Result<(Self::LowHandle, Vec<i32>), Error> {
+        self.check_at_once()?;
         let sent = self.send_dispatch(x, routing).await?;
         // SAFETY: as the caller promises.
         unsafe { self.receive_into(&sent, into) }.await
@@ -154,6 +167,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         into: usize,
         tokens: u32,
     ) -> Result<(), Error> {
+        self.check_at_once()?;
         let sent = self.send_combine(y, handle, topk_weights).await?;
         // SAFETY: as the caller promises.
         unsafe { self.receive_sums_into(&sent, into, tokens) }.await

@@ -17,6 +17,7 @@ use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, 
 
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
+use crate::guard::Own;
 use crate::rank::{Calls, Rank};
 use crate::room::{LowRoom, Owner};
 
@@ -68,32 +69,39 @@ fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scra
         return Ok(None);
     }
     let stride = RowFormat::new(endpoint.shape()).payload_stride() as usize;
-    endpoint.bytes_room(expert_rows(endpoint) as usize * stride).map(Some)
+    let rows = endpoint.layout().low_expert_rows()?;
+    endpoint.bytes_room(rows as usize * stride).map(Some)
 }
 
 /// Takes them apart.
-fn apart(endpoint: &CudaEndpoint, into: &LowInto, travelling: Option<&Scratch>) -> Result<(), Error> {
+///
+/// # Safety
+/// As [`Backend::receive_into`] of `into`.
+unsafe fn apart(endpoint: &CudaEndpoint, into: &LowInto, travelling: Option<&Scratch>) -> Result<(), Error> {
     let (Some(memory), Some((scales, _))) = (travelling, into.scales) else { return Ok(()) };
-    let (rows, hidden, format) = (expert_rows(endpoint), endpoint.shape().hidden(), RowFormat::new(endpoint.shape()));
+    let (hidden, format) = (endpoint.shape().hidden(), RowFormat::new(endpoint.shape()));
+    let rows = endpoint.layout().low_expert_rows()?;
     let (from, stride) = (memory.address() as usize, format.payload_stride() as usize);
     let scales_bytes = (format.scales_bytes() as usize).next_multiple_of(SCALE);
-    copy(endpoint, (into.x, hidden as usize), (from, stride), hidden as usize, rows)?;
-    copy(endpoint, (scales, scales_bytes), (from + format.scales_offset() as usize, stride), scales_bytes, rows)
-}
-
-/// Rows of all local experts in low latency.
-fn expert_rows(endpoint: &CudaEndpoint) -> u32 {
-    // Local experts x ranks x tokens.
-    endpoint.shape().experts() * endpoint.shape().max_tokens()
+    let from_scales = (from + format.scales_offset() as usize, stride);
+    // SAFETY: as the caller promises; `travelling` has room for so many rows.
+    unsafe {
+        copy(endpoint, (into.x, hidden as usize), (from, stride), hidden as usize, rows)?;
+        copy(endpoint, (scales, scales_bytes), from_scales, scales_bytes, rows)
+    }
 }
 
 /// A place in memory: its address, and the bytes from one row to the next.
 type Place = (usize, usize);
 
 /// Copies rows of `width` bytes, enqueued.
-fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, rows: u32) -> Result<(), Error> {
+///
+/// # Safety
+/// As [`copy_rows`](moexpress::cuda::driver::Stream::copy_rows).
+unsafe fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, rows: u32) -> Result<(), Error> {
     let place = |(address, stride): Place| (address as u64, stride);
-    Ok(endpoint.stream().copy_rows(place(to), place(from), width, rows as usize)?)
+    // SAFETY: as the caller promises.
+    Ok(unsafe { endpoint.stream().copy_rows(place(to), place(from), width, rows as usize) }?)
 }
 
 /// Rows that leave, bf16: `[rows, hidden]`, with strides.
@@ -105,7 +113,7 @@ fn bf16(endpoint: &CudaEndpoint, rows: Rows) -> Tensor {
         strides: Some(vec![stride as i64 / 2, 1]),
         element: Element::Bf16,
         device: device(endpoint),
-        owner: Box::new(Mutex::new(rows)),
+        owner: Box::new(Own::new(Mutex::new(rows))),
     }
 }
 
@@ -137,17 +145,20 @@ impl Backend for CudaEndpoint {
         }
         let (to, stride) = (self.address_of(&own) as usize, own.stride());
         let Some(scales) = &rows.scales else {
-            copy(self, (to, stride), (rows.address, row_bytes), row_bytes, rows.rows)?;
+            // SAFETY: as the caller promises; there is room for so many rows.
+            unsafe { copy(self, (to, stride), (rows.address, row_bytes), row_bytes, rows.rows) }?;
             return Ok(own);
         };
         let format = RowFormat::new(&shape);
-        copy(self, (to, stride), (rows.address, hidden), hidden, rows.rows)?;
+        // SAFETY: as above.
+        unsafe { copy(self, (to, stride), (rows.address, hidden), hidden, rows.rows) }?;
         if scales.strides[1] != 1 {
             return Err(Error::invalid("stride of a row's scales", scales.strides[1], "1 on GPUs"));
         }
         let to = (to + format.scales_offset() as usize, stride);
         let from = (scales.address, scales.strides[0] as usize * SCALE);
-        copy(self, to, from, format.scales_bytes() as usize, rows.rows)?;
+        // SAFETY: as above.
+        unsafe { copy(self, to, from, format.scales_bytes() as usize, rows.rows) }?;
         Ok(own)
     }
 
@@ -159,12 +170,13 @@ impl Backend for CudaEndpoint {
         // Of no numbers, too: an address of 0 would say that there is no array.
         let own = self.array_room(len)?;
         let bytes = len * size_of::<T>();
-        copy(self, (own.address() as usize, bytes), (address, bytes), bytes, 1)?;
+        // SAFETY: as the caller promises; there is room for so many numbers.
+        unsafe { copy(self, (own.address() as usize, bytes), (address, bytes), bytes, 1) }?;
         Ok(own)
     }
 
     unsafe fn expert_rows_in(&mut self, address: usize, _counts: &[i32]) -> Result<Rows, Error> {
-        let rows = expert_rows(self);
+        let rows = self.layout().low_expert_rows()?;
         // SAFETY: as the caller promises.
         unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
     }
@@ -175,7 +187,7 @@ impl Backend for CudaEndpoint {
             return Ok(RowsOut { x: bf16(self, rows), scales: None });
         }
         let (count, places) = (rows.rows(), [self.address_of(&rows), self.scales_of(&rows).0].map(|at| at as usize));
-        Ok(RowsOut::apart(&format, count, places, device(self), Arc::new(Mutex::new(rows))))
+        Ok(RowsOut::apart(&format, count, places, device(self), Arc::new(Own::new(Mutex::new(rows)))))
     }
 
     fn results_out(&mut self, rows: Rows) -> Result<Tensor, Error> {
@@ -184,14 +196,14 @@ impl Backend for CudaEndpoint {
 
     fn array_out<T: Typed>(&mut self, array: Array<T>, shape: Vec<i64>) -> Result<Tensor, Error> {
         let (address, device) = (array.address() as usize, device(self));
-        Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(array) })
+        Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(Own::new(array)) })
     }
 
     fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
         let by_row = !self.shape().hidden().is_multiple_of(ALIGN as u32);
         LowRoom::new(layout, device(self), by_row, |bytes| {
             let memory = self.bytes_room(bytes)?;
-            Ok((memory.address() as usize, memory as Owner))
+            Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })
     }
 
@@ -204,7 +216,8 @@ impl Backend for CudaEndpoint {
         let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
         let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
-        apart(self, into, travelling.as_deref())?;
+        // SAFETY: as the caller promises.
+        unsafe { apart(self, into, travelling.as_deref()) }?;
         Ok((received.handle, Vec::new()))
     }
 
@@ -218,7 +231,8 @@ impl Backend for CudaEndpoint {
         let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
         let received = unsafe { self.low_latency_dispatch_into(x, routing, &places) }.await?;
-        apart(self, into, travelling.as_deref())?;
+        // SAFETY: as the caller promises.
+        unsafe { apart(self, into, travelling.as_deref()) }?;
         Ok((received.handle, Vec::new()))
     }
 
@@ -236,6 +250,7 @@ impl Backend for CudaEndpoint {
             let rows = unsafe { self.foreign_rows(into as u64, tokens, row_bytes) };
             return self.low_latency_combine_into(y, handle, topk_weights, rows).await.map(drop);
         }
+        self.check_at_once()?;
         let sent = self.send_combine(y, handle, topk_weights).await?;
         // SAFETY: as the caller promises.
         unsafe { self.receive_sums_into(&sent, into, tokens) }.await
@@ -251,7 +266,8 @@ impl Backend for CudaEndpoint {
         let own = self.room(tokens, row_bytes)?;
         let from = (self.address_of(&own) as usize, own.stride());
         let received = self.receive_combine_into(sent, own).await?;
-        copy(self, (into, row_bytes), from, row_bytes, tokens)?;
+        // SAFETY: as the caller promises; the rows were made for as many tokens.
+        unsafe { copy(self, (into, row_bytes), from, row_bytes, tokens) }?;
         drop(received);
         Ok(())
     }

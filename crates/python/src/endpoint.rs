@@ -2,53 +2,58 @@
 //! the protocol.
 
 use std::any::Any;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use moexpress::engine::Dispatch;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::backend::{LowInto, RawRows, RawScales};
-use crate::error::{closed, invalid, of};
+use crate::arguments::{DispatchOptions, Order};
+use crate::backend::{RawBatch, RawRows};
+use crate::error::{busy, closed, invalid, of};
 use crate::guard::{Own, Patience, aside};
 use crate::handle::{Handle, LowHandle, Pending};
 use crate::join::{Options, Plan, Sizes, join};
-use crate::meeting::Meeting;
+use crate::meeting::{Meeting, within};
 use crate::rank::{Answer, Calls, Ended, GoOn, RawCombine, RawRouting};
 use crate::results::{Dispatched, LowDispatched};
+use crate::turns::{Refused, Turns};
 
 /// One rank of a communicator. All ranks make the same calls in the same order. Addresses are of contiguous tensors that live until the
 /// call returns; None where there is none.
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct Endpoint {
-    rank: Own<Mutex<Option<Box<dyn Calls>>>>,
+    rank: Own<Turns<Box<dyn Calls>>>,
+    /// No other endpoint of this process has it.
+    id: u64,
     me: u32,
     ranks: u32,
 }
 
-/// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
-type Order = (usize, bool);
+/// Endpoints made by this process.
+static MADE: AtomicU64 = AtomicU64::new(0);
 
 impl Endpoint {
-    /// Makes a call, without the interpreter's lock.
+    /// Makes a call by this name, without the interpreter's lock.
     fn call<T: Send>(
         &self,
         py: Python<'_>,
+        name: &'static str,
         work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
     ) -> PyResult<T> {
         let rank = self.rank.get(py)?;
         // Most calls wait for nothing.
         let mut patience = None;
+        // Whoever waits for his turn must not hold the interpreter's lock, which the other call asks for.
         let ended = py.detach(|| {
-            // Locked only here: who waits for it must not hold the interpreter's lock, which the holder asks for.
-            let mut rank = lock(rank);
-            rank.as_mut().map(|rank| work(&mut **rank, &mut || patience.get_or_insert_with(Patience::new).go_on()))
+            let mut go_on = || patience.get_or_insert_with(Patience::new).go_on();
+            rank.take(name, &mut go_on, |rank, go_on| work(&mut **rank, go_on))
         });
         match ended {
-            None => Err(closed(py, "endpoint")),
-            Some(Ok(value)) => Ok(value),
-            Some(Err(Ended::Failed(error))) => Err(of(py, &error)),
-            Some(Err(Ended::Stopped)) => Err(patience.unwrap_or_else(Patience::new).into_error()),
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(Ended::Failed(error))) => Err(of(py, &error)),
+            Ok(Err(Ended::Stopped)) => Err(refusal(py, patience, Refused::Stopped)),
+            Err(refused) => Err(refusal(py, patience, refused)),
         }
     }
 
@@ -56,10 +61,11 @@ impl Endpoint {
     fn call_on<T: Send>(
         &self,
         py: Python<'_>,
+        name: &'static str,
         (stream, defers): Order,
         work: impl FnOnce(&mut dyn Calls, GoOn<'_>) -> Answer<T> + Send,
     ) -> PyResult<T> {
-        self.call(py, |rank, go_on| {
+        self.call(py, name, |rank, go_on| {
             // SAFETY: this package's Python names the current stream.
             unsafe { rank.follow(stream) }?;
             let answer = work(rank, go_on);
@@ -74,116 +80,74 @@ impl Endpoint {
         })
     }
 
-    fn sent(&self, sent: Box<dyn Any + Send>) -> Pending {
-        Pending { inner: Own::new(Mutex::new(Some(sent))) }
+    fn sent(&self, sent: Box<dyn Any + Send>, tokens: u32) -> Pending {
+        Pending { inner: Own::new(Mutex::new(Some(sent))), tokens, endpoint: self.id }
+    }
+
+    /// Refuses what another endpoint made.
+    fn check(&self, py: Python<'_>, what: &str, endpoint: u64) -> PyResult<()> {
+        if endpoint == self.id {
+            return Ok(());
+        }
+        Err(invalid(py, &format!("{what} is of another communicator, allowed: one of this communicator")))
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn rows(address: usize, rows: u32, scales: Option<(usize, i64, i64)>) -> RawRows {
-    let scales = scales.map(|(address, row, column)| RawScales { address, strides: [row, column] });
-    RawRows { address, rows, scales }
+/// Why a call did not go on.
+fn refusal(py: Python<'_>, patience: Option<Patience>, refused: Refused) -> PyErr {
+    match (refused, patience) {
+        (Refused::Within(under_way), _) => busy(py, under_way, None),
+        (Refused::Busy(under_way, waited), _) => busy(py, under_way, Some(waited)),
+        (Refused::Stopped, Some(patience)) if patience.has_caught() => patience.into_error(),
+        // Only a signal handler and a close stop a call.
+        (Refused::Closed | Refused::Stopped, _) => closed(py, "communicator"),
+    }
 }
 
 #[pymethods]
 impl Endpoint {
     /// Joins the other ranks of the meeting, all of which make one with the same arguments.
     #[new]
-    #[pyo3(signature = (
-        meeting, backend, experts, topk, hidden, max_tokens, element, placement, arena_bytes, low_latency, seconds, channels=None,
-        slots=None, gpu=0, multiprocessors=0
-    ))]
-    #[allow(clippy::too_many_arguments)] // One home for them: the typed communicator above has names and defaults.
-    fn new(
-        py: Python<'_>,
-        meeting: &Meeting,
-        backend: String,
-        experts: u32,
-        topk: u32,
-        hidden: u32,
-        max_tokens: u32,
-        element: &str,
-        placement: &str,
-        arena_bytes: Option<u64>,
-        low_latency: bool,
-        seconds: f64,
-        channels: Option<u32>,
-        slots: Option<u32>,
-        gpu: usize,
-        multiprocessors: u32,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, meeting: &Meeting, backend: String, sizes: Sizes, options: Options) -> PyResult<Self> {
         let member = meeting.member(py)?;
-        let (me, ranks) = (member.rank().0, member.world());
-        let sizes = Sizes { experts, topk, hidden, max_tokens };
-        let options = Options { element, placement, arena_bytes, low_latency, seconds, channels, slots };
+        let (me, ranks, seconds) = (member.rank().0, member.world(), options.seconds);
         let plan = Plan::new(&sizes, ranks, &options).map_err(|error| of(py, &error))?;
-        let joined = aside(py, move || join(&backend, plan, gpu, multiprocessors, member))?;
+        let joined = aside(py, move || join(&backend, plan, &options, member))?;
         let rank = joined.map_err(|error| of(py, &error))?;
-        Ok(Self { rank: Own::new(Mutex::new(Some(rank))), me, ranks })
+        let rank = Own::new(Turns::new(rank, within(seconds)));
+        Ok(Self { rank, id: MADE.fetch_add(1, Ordering::Relaxed), me, ranks })
     }
 
-    /// See `moexpress.Communicator.dispatch`. `scales`: address and strides.
-    #[pyo3(signature = (
-        stream, defers, x, tokens, scales, topk_idx, topk_weights, in_rank, tokens_per_expert, alignment, worst_rows, device_counts
-    ))]
-    #[allow(clippy::too_many_arguments)] // As above.
+    /// See `moexpress.Communicator.dispatch`.
     fn dispatch(
         &self,
         py: Python<'_>,
-        stream: usize,
-        defers: bool,
-        x: usize,
-        tokens: u32,
-        scales: Option<(usize, i64, i64)>,
-        topk_idx: Option<usize>,
-        topk_weights: Option<usize>,
-        in_rank: usize,
-        tokens_per_expert: Vec<u32>,
-        alignment: u32,
-        worst_rows: u32,
-        device_counts: bool,
+        order: Order,
+        x: RawRows,
+        routing: RawRouting,
+        options: DispatchOptions,
     ) -> PyResult<Dispatched> {
-        let x = rows(x, tokens, scales);
-        let routing = match topk_idx {
-            Some(topk_idx) => RawRouting::TopK { topk_idx, topk_weights },
-            None => RawRouting::Membership { in_rank, tokens_per_expert },
-        };
-        let options = Dispatch { expert_alignment: alignment, worst_rows, device_counts, ..Dispatch::default() };
         // SAFETY: this package's Python names contiguous tensors of these sizes, which it holds until this returns.
-        let dispatched =
-            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.dispatch(&x, &routing, &options, go_on) })?;
+        let dispatched = self.call_on(py, "dispatch", order, |rank, go_on| unsafe {
+            rank.dispatch(&x, &routing, &options.into(), go_on)
+        })?;
         Ok(Dispatched::new(dispatched, self.me, self.ranks))
     }
 
     /// See `moexpress.Communicator.redispatch`.
-    #[allow(clippy::too_many_arguments)] // As above.
-    fn redispatch(
-        &self,
-        py: Python<'_>,
-        stream: usize,
-        defers: bool,
-        x: usize,
-        tokens: u32,
-        scales: Option<(usize, i64, i64)>,
-        handle: &Handle,
-    ) -> PyResult<Dispatched> {
-        let (x, handle) = (rows(x, tokens, scales), handle.inner.clone());
+    fn redispatch(&self, py: Python<'_>, order: Order, x: RawRows, handle: &Handle) -> PyResult<Dispatched> {
+        let handle = handle.inner.clone();
         // SAFETY: as in `dispatch`.
         let dispatched =
-            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
+            self.call_on(py, "redispatch", order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
         Ok(Dispatched::new(dispatched, self.me, self.ranks))
     }
 
     /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows; `bias` at most two addresses.
-    #[allow(clippy::too_many_arguments)] // As above.
     fn combine<'py>(
         &self,
         py: Python<'py>,
-        stream: usize,
-        defers: bool,
+        order: Order,
         y: usize,
         handle: &Handle,
         topk_weights: Option<usize>,
@@ -191,121 +155,89 @@ impl Endpoint {
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
         let bias = [bias.first().copied(), bias.get(1).copied()];
-        let (y, with) = (rows(y, handle.rows(), None), RawCombine { topk_weights, bias });
+        let y = RawRows { address: y, rows: handle.rows(), scales: None };
+        let with = RawCombine { topk_weights, bias };
         // SAFETY: as in `dispatch`.
         let combined =
-            self.call_on(py, (stream, defers), |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
+            self.call_on(py, "combine", order, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
         let topk_weights = combined.topk_weights.map(|weights| weights.into_capsule(py)).transpose()?;
         Ok((combined.x.into_capsule(py)?, topk_weights))
     }
 
     /// The sending half of a low-latency dispatch; beside it where the receiving half will write.
-    #[allow(clippy::too_many_arguments)] // As above.
-    fn send_dispatch(
-        &self,
-        py: Python<'_>,
-        stream: usize,
-        defers: bool,
-        x: usize,
-        tokens: u32,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
-    ) -> PyResult<(Pending, LowDispatched)> {
-        let x = rows(x, tokens, None);
+    fn send_dispatch(&self, py: Python<'_>, order: Order, batch: RawBatch) -> PyResult<(Pending, LowDispatched)> {
         // SAFETY: as in `dispatch`.
-        let (sent, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
-            rank.send_dispatch(&x, topk_idx, topk_weights, go_on)
-        })?;
-        Ok((self.sent(sent), LowDispatched::new(room)))
+        let (sent, room) =
+            self.call_on(py, "send_dispatch", order, |rank, go_on| unsafe { rank.send_dispatch(&batch, go_on) })?;
+        Ok((self.sent(sent, batch.x.rows), LowDispatched::new(room)))
     }
 
     /// The receiving half. `stats`: int32 `[local experts]`, to which counts are added.
-    #[allow(clippy::too_many_arguments)] // As above.
     fn receive_dispatch(
         &self,
         py: Python<'_>,
-        stream: usize,
-        defers: bool,
+        order: Order,
         sent: &Pending,
-        into: &LowDispatched,
         stats: Option<usize>,
-        tokens: u32,
     ) -> PyResult<LowHandle> {
-        let into = LowInto { stats, ..into.into.clone() };
-        let inner = self.take(py, (stream, defers), sent, |rank, sent, go_on| {
-            // SAFETY: as in `dispatch`; the room was made for this.
-            unsafe { rank.receive_dispatch(sent, &into, go_on) }
+        let inner = self.take(py, "receive_dispatch", order, sent, |rank, sent, go_on| {
+            // SAFETY: as in `dispatch`.
+            unsafe { rank.receive_dispatch(sent, stats, go_on) }
         })?;
-        Ok(LowHandle { inner, tokens })
+        Ok(LowHandle { inner, tokens: sent.tokens, endpoint: self.id })
     }
 
     /// Both halves of a low-latency dispatch. `stats` as of `receive_dispatch`.
-    #[allow(clippy::too_many_arguments)] // As above.
     fn low_dispatch(
         &self,
         py: Python<'_>,
-        stream: usize,
-        defers: bool,
-        x: usize,
-        tokens: u32,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
+        order: Order,
+        batch: RawBatch,
         stats: Option<usize>,
     ) -> PyResult<(LowHandle, LowDispatched)> {
-        let x = rows(x, tokens, None);
         // SAFETY: as in `dispatch`.
-        let (inner, room) = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
-            rank.low_dispatch(&x, topk_idx, topk_weights, stats, go_on)
-        })?;
-        Ok((LowHandle { inner, tokens }, LowDispatched::new(room)))
+        let (inner, room) =
+            self.call_on(py, "low_dispatch", order, |rank, go_on| unsafe { rank.low_dispatch(&batch, stats, go_on) })?;
+        Ok((LowHandle { inner, tokens: batch.x.rows, endpoint: self.id }, LowDispatched::new(room)))
     }
 
     /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.
-    #[allow(clippy::too_many_arguments)] // As above.
     fn low_combine(
         &self,
         py: Python<'_>,
-        stream: usize,
-        defers: bool,
+        order: Order,
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
         into: usize,
     ) -> PyResult<()> {
+        self.check(py, "handle", handle.endpoint)?;
         // SAFETY: as in `dispatch`.
-        self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+        self.call_on(py, "low_combine", order, |rank, go_on| unsafe {
             rank.low_combine(y, &*handle.inner, topk_weights, into, go_on)
         })
     }
 
     /// The sending half of a low-latency combine.
-    #[allow(clippy::too_many_arguments)] // As above.
     fn send_combine(
         &self,
         py: Python<'_>,
-        stream: usize,
-        defers: bool,
+        order: Order,
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
     ) -> PyResult<Pending> {
+        self.check(py, "handle", handle.endpoint)?;
         // SAFETY: as in `dispatch`.
-        let sent = self.call_on(py, (stream, defers), |rank, go_on| unsafe {
+        let sent = self.call_on(py, "send_combine", order, |rank, go_on| unsafe {
             rank.send_combine(y, &*handle.inner, topk_weights, go_on)
         })?;
-        Ok(self.sent(sent))
+        Ok(self.sent(sent, handle.tokens))
     }
 
     /// The receiving half: writes bf16 `[tokens, hidden]`.
-    fn receive_combine(
-        &self,
-        py: Python<'_>,
-        stream: usize,
-        defers: bool,
-        sent: &Pending,
-        into: usize,
-    ) -> PyResult<()> {
-        self.take(py, (stream, defers), sent, |rank, sent, go_on| {
+    fn receive_combine(&self, py: Python<'_>, order: Order, sent: &Pending, into: usize) -> PyResult<()> {
+        self.take(py, "receive_combine", order, sent, |rank, sent, go_on| {
             // SAFETY: as in `dispatch`.
             unsafe { rank.receive_combine(sent, into, go_on) }
         })
@@ -313,27 +245,27 @@ impl Endpoint {
 
     /// Goes on without `rank` in low latency.
     fn mask_rank(&self, py: Python<'_>, rank: u32) -> PyResult<()> {
-        self.call(py, |endpoint, go_on| endpoint.mask_rank(rank, go_on))
+        self.call(py, "mask_rank", |endpoint, go_on| endpoint.mask_rank(rank, go_on))
     }
 
     /// Goes on without the ranks of `mask`, or after a failure; rejoins in low latency.
     fn recover(&self, py: Python<'_>, mask: Vec<u32>) -> PyResult<()> {
-        self.call(py, |endpoint, go_on| endpoint.recover(&mask, go_on))
+        self.call(py, "recover", |endpoint, go_on| endpoint.recover(&mask, go_on))
     }
 
     /// The ranks given up by recover.
     fn mask(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.call(py, |endpoint, _| Ok(endpoint.mask()))
+        self.call(py, "mask", |endpoint, _| Ok(endpoint.mask()))
     }
 
     /// The ranks left out of low latency.
     fn low_latency_mask(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.call(py, |endpoint, _| Ok(endpoint.low_mask()))
+        self.call(py, "low_latency_mask", |endpoint, _| Ok(endpoint.low_mask()))
     }
 
     /// Per peer: rows and bytes there and back, nanoseconds waited; rows of each local expert; operations.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.call(py, |endpoint, _| Ok(endpoint.stats()))?;
+        let stats = self.call(py, "stats", |endpoint, _| Ok(endpoint.stats()))?;
         let all = PyDict::new(py);
         let of = |get: fn(&moexpress::engine::PeerStats) -> u64| stats.peers.iter().map(get).collect::<Vec<_>>();
         all.set_item("rows_sent", of(|peer| peer.rows_sent))?;
@@ -343,24 +275,36 @@ impl Endpoint {
         all.set_item("waited_ns", of(|peer| peer.waited.0))?;
         all.set_item("expert_rows", &stats.expert_rows)?;
         all.set_item("operations", stats.operations)?;
+        all.set_item("rows_placed", stats.ways.placed)?;
+        all.set_item("rows_through_rings", stats.ways.ringed)?;
+        all.set_item("results_pulled", stats.ways.pulled)?;
+        all.set_item("results_through_rings", stats.ways.returned)?;
         Ok(all)
+    }
+
+    /// Rows of dispatches, and results of combines, that went through rings so far.
+    fn through_rings(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let ways = self.call(py, "through_rings", |endpoint, _| Ok(endpoint.ways()))?;
+        Ok((ways.ringed, ways.returned))
     }
 
     /// Bytes of this rank's window.
     fn window_bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.call(py, |endpoint, _| Ok(endpoint.layout().window_bytes()))
+        self.call(py, "window_bytes", |endpoint, _| Ok(endpoint.layout().window_bytes()))
     }
 
     /// The stream that calls enqueue to; 0 on CPUs.
     fn stream(&self, py: Python<'_>) -> PyResult<usize> {
-        self.call(py, |endpoint, _| Ok(endpoint.stream()))
+        self.call(py, "stream", |endpoint, _| Ok(endpoint.stream()))
     }
 
-    /// Frees windows and lanes. Tensors that lie in the arena stay readable.
+    /// Ends the call under way, which raises `Closed`, and frees windows and lanes; within that call, once it has ended. Tensors that lie
+    /// in the arena stay readable.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let rank = self.rank.get(py)?;
-        py.detach(|| drop(lock(rank).take()));
-        Ok(())
+        let mut patience = None;
+        let closed = py.detach(|| rank.close(&mut || patience.get_or_insert_with(Patience::new).go_on()));
+        closed.map_err(|refused| refusal(py, patience, refused))
     }
 }
 
@@ -369,18 +313,21 @@ impl Endpoint {
     fn take<T: Send>(
         &self,
         py: Python<'_>,
+        name: &'static str,
         order: Order,
         sent: &Pending,
         receive: impl FnOnce(&mut dyn Calls, &dyn Any, GoOn<'_>) -> Answer<T> + Send,
     ) -> PyResult<T> {
+        self.check(py, "operation", sent.endpoint)?;
         let sent = sent.inner.get(py)?;
-        let received = self.call_on(py, order, |rank, go_on| {
-            let mut place = lock(sent);
+        let received = self.call_on(py, name, order, |rank, go_on| {
+            // Nobody else has it: calls of its endpoint are made one at a time.
+            let Ok(mut place) = sent.try_lock() else { return Ok(None) };
             let Some(held) = place.as_deref() else { return Ok(None) };
             let value = receive(rank, held, go_on)?;
             *place = None;
             Ok(Some(value))
         })?;
-        received.ok_or_else(|| invalid(py, "the operation has been received already"))
+        received.ok_or_else(|| invalid(py, "the operation has been received, allowed: one that has not"))
     }
 }

@@ -1,5 +1,7 @@
 //! Errors as the exceptions of `moexpress.errors`.
 
+use std::time::Duration;
+
 use moexpress::{Error, Failure};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -33,6 +35,7 @@ pub(crate) fn of(py: Python<'_>, error: &Error) -> PyErr {
     let name = match error {
         Error::Invalid { .. } => "InvalidArgument",
         Error::Unsupported { .. } => "Unsupported",
+        Error::Broken { .. } => "Broken",
         Error::Failed(_) => "OperationFailed",
         Error::Poisoned { .. } => "Poisoned",
         Error::TooManyInFlight { .. } => "TooManyInFlight",
@@ -59,6 +62,22 @@ pub(crate) fn invalid(py: Python<'_>, message: &str) -> PyErr {
 /// A call on something that was closed.
 pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     exception(py, "Closed", &format!("the {what} was closed; make a new one"), None)
+}
+
+/// A call that came while another was under way. `None`: in this thread; else in another, for that long.
+pub(crate) fn busy(py: Python<'_>, under_way: &str, waited: Option<Duration>) -> PyErr {
+    let message = match waited {
+        None => format!(
+            "{under_way} is under way in this thread, and waits for what made this call: a signal handler or a destructor. Call when \
+             {under_way} has returned (let the handler set a flag), or raise an exception to end it"
+        ),
+        Some(waited) => format!(
+            "{under_way} has been under way in another thread for {} s, the timeout: threads take turns with a communicator, one call \
+             at a time. Call when {under_way} has returned, or close the communicator to end it",
+            waited.as_secs_f64()
+        ),
+    };
+    exception(py, "Busy", &message, None)
 }
 
 /// A call in a process that was forked from the one that made the thing.

@@ -12,7 +12,7 @@ use rustix::process::{Pid, getpid};
 use crate::error::forked;
 
 /// Time between two looks for signals.
-const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// Something that belongs to the process that made it: sockets, threads and shared memory do not survive a fork. In a child it is
 /// neither used nor dropped.
@@ -70,6 +70,11 @@ impl Patience {
     /// What a signal handler raised.
     pub(crate) fn into_error(self) -> PyErr {
         self.caught.unwrap_or_else(|| PyRuntimeError::new_err("the call was stopped"))
+    }
+
+    /// Whether a signal handler raised something.
+    pub(crate) const fn has_caught(&self) -> bool {
+        self.caught.is_some()
     }
 }
 

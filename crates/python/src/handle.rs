@@ -36,13 +36,24 @@ impl Handle {
     }
 }
 
-/// Copies `values` to `address`, which has room for `len` of them.
-fn fill(py: Python<'_>, address: usize, len: usize, values: Vec<i32>) -> PyResult<()> {
-    if values.len() != len {
-        return Err(invalid(py, &format!("room for values is {len}, allowed: {}", values.len())));
+/// Refuses room for another number of values than there are: before they are made.
+fn check(py: Python<'_>, len: usize, rows: u32, columns: u32) -> PyResult<()> {
+    if (rows as usize).checked_mul(columns as usize) == Some(len) {
+        return Ok(());
     }
-    // SAFETY: the caller, this package's own Python, names a contiguous int32 tensor of `len` elements.
-    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), address as *mut i32, len) };
+    Err(invalid(py, &format!("room for values is {len}, allowed: {rows} x {columns}")))
+}
+
+/// Copies `values` to `address`, which has room for as many.
+fn fill(py: Python<'_>, address: usize, values: Vec<i32>) -> PyResult<()> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    if address == 0 || !address.is_multiple_of(align_of::<i32>()) {
+        return Err(invalid(py, &format!("address of values is {address}, allowed: a multiple of 4, where memory is")));
+    }
+    // SAFETY: the caller, this package's own Python, names a contiguous int32 tensor of as many elements.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), address as *mut i32, values.len()) };
     Ok(())
 }
 
@@ -52,6 +63,12 @@ impl Handle {
     #[getter]
     fn rows(&self) -> u32 {
         self.inner.rows()
+    }
+
+    /// The most rows that any rank received: the same on all ranks. Waits for the dispatch where counts stay in the machine's memory.
+    fn most_rows(&self, py: Python<'_>) -> PyResult<u32> {
+        let exchange = self.exchange(py)?;
+        Ok(self.all().map(|rank| exchange.received(rank)).max().unwrap_or(0))
     }
 
     /// Tokens of this rank's batch.
@@ -68,20 +85,22 @@ impl Handle {
 
     /// Writes int32 `[ranks, ranks]`: rows that rank `column` gets from ranks 0 to `row`.
     fn rank_prefix(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.ranks, self.ranks)?;
         let exchange = self.exchange(py)?;
         let upto = |source: Rank, to: Rank| (exchange.first_row(source, to) + exchange.rows(source, to)) as i32;
         let all = self.all().flat_map(|source| self.all().map(move |to| upto(source, to))).collect();
-        fill(py, address, len, all)
+        fill(py, address, all)
     }
 
     /// Writes int32 `[ranks, channels]`: rows of channels 0 to `column` to rank `row`, each channel a share of the tokens.
     fn channel_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.ranks, channels)?;
         let share = share(self.inner.tokens(), channels);
         let plan = self.plan(py)?;
         let upto = |to: Rank, channel: u32| {
             plan.sent_to(to).partition_point(|&token| u64::from(token) < share * u64::from(channel + 1)) as i32
         };
-        fill(py, address, len, self.all().flat_map(|to| (0..channels).map(move |c| upto(to, c))).collect())
+        fill(py, address, self.all().flat_map(|to| (0..channels).map(move |c| upto(to, c))).collect())
     }
 
     /// Writes int32 `[ranks, channels]`: where, among the rows of rank `row`, those of channel `column` begin.
@@ -94,6 +113,7 @@ impl Handle {
         address: usize,
         len: usize,
     ) -> PyResult<()> {
+        check(py, len, self.ranks, channels)?;
         let (exchange, me) = (self.exchange(py)?, Rank(self.me));
         // SAFETY: the caller names a contiguous int32 tensor of the received rows.
         let tokens = unsafe { slice::<i32>(source_token, exchange.received(me) as usize) };
@@ -103,11 +123,12 @@ impl Handle {
             let share = share(exchange.tokens(source), channels);
             rows.partition_point(|&token| (token as u64) < share * u64::from(channel)) as i32
         };
-        fill(py, address, len, self.all().flat_map(|source| (0..channels).map(move |c| before(source, c))).collect())
+        fill(py, address, self.all().flat_map(|source| (0..channels).map(move |c| before(source, c))).collect())
     }
 
     /// Writes int32 `[tokens, ranks]`: the row's number among those of its channel to the rank, -1 where the token does not go.
     fn send_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.inner.tokens(), self.ranks)?;
         let share = share(self.inner.tokens(), channels).max(1);
         let plan = self.plan(py)?;
         let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks as usize];
@@ -121,7 +142,7 @@ impl Handle {
                 number += 1;
             }
         }
-        fill(py, address, len, heads)
+        fill(py, address, heads)
     }
 }
 
@@ -149,10 +170,16 @@ pub(crate) struct LowHandle {
     /// Tokens of this rank's batch.
     #[pyo3(get)]
     pub(crate) tokens: u32,
+    /// That made it.
+    pub(crate) endpoint: u64,
 }
 
 /// A low-latency operation that was sent and is to be received.
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct Pending {
     pub(crate) inner: Own<Mutex<Option<Box<dyn Any + Send>>>>,
+    /// Tokens of this rank's batch, as they were when it was sent.
+    pub(crate) tokens: u32,
+    /// That sent it.
+    pub(crate) endpoint: u64,
 }

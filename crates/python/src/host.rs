@@ -8,6 +8,7 @@ use moexpress::engine::{Buffer, Engine, HostRows, Lease, Scalar};
 use moexpress::host::{Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
 use moexpress::port::Span;
+use moexpress::room::zeroed;
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
@@ -111,8 +112,9 @@ impl Backend for Engine<Machine> {
     unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error> {
         let shape = *self.layout().shape();
         let (row_bytes, experts) = (shape.result_bytes() as usize, self.layout().local_experts() as usize);
-        let stride = (self.topology().ranks() * shape.max_tokens()) as usize;
-        let mut bytes = vec![0; experts * stride * row_bytes];
+        let rows = self.layout().low_expert_rows()? as usize;
+        let stride = rows / experts;
+        let mut bytes = zeroed(rows * row_bytes)?;
         for (expert, &count) in counts.iter().enumerate() {
             let (at, len) = (expert * stride * row_bytes, count as usize * row_bytes);
             // SAFETY: as the caller promises; no expert has more rows than its part.
@@ -155,9 +157,9 @@ impl Backend for Engine<Machine> {
 
     fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
         LowRoom::new(layout, Device::Cpu, false, |bytes| {
-            // Words that are as aligned as any element.
-            let memory = Arc::new(vec![0u128; bytes.div_ceil(size_of::<u128>())]);
-            Ok((memory.as_ptr() as usize, memory as Owner))
+            // Words that are as aligned as any element. They are written through this pointer alone.
+            let mut words: Vec<u128> = zeroed(bytes.div_ceil(size_of::<u128>()))?;
+            Ok((words.as_mut_ptr() as usize, Arc::new(Mutex::new(words)) as Owner))
         })
     }
 
@@ -171,7 +173,7 @@ impl Backend for Engine<Machine> {
         let bytes = dense(&received.x, parts.row_bytes)?;
         let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
         let counts = &received.expert_counts;
-        let stride = (self.topology().ranks() * self.layout().shape().max_tokens()) as usize;
+        let stride = self.topology().ranks() as usize * self.layout().shape().max_tokens() as usize;
         for (expert, &count) in counts.iter().enumerate() {
             for index in 0..count as usize {
                 let row = expert * stride + index;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use moexpress::layout::RowFormat;
 use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
 use pyo3::prelude::*;
 
@@ -10,7 +11,8 @@ use crate::meeting::within;
 use crate::rank::{Calls, Rank};
 
 /// Of what, and how much of it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromPyObject)]
+#[pyo3(from_item_all)]
 pub(crate) struct Sizes {
     pub(crate) experts: u32,
     pub(crate) topk: u32,
@@ -26,15 +28,18 @@ impl Sizes {
 }
 
 /// What has a default, and the names of the rest.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options<'a> {
-    pub(crate) element: &'a str,
-    pub(crate) placement: &'a str,
+#[derive(Clone, Debug, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Options {
+    pub(crate) element: String,
+    pub(crate) placement: String,
     pub(crate) arena_bytes: Option<u64>,
     pub(crate) low_latency: bool,
     pub(crate) seconds: f64,
     pub(crate) channels: Option<u32>,
     pub(crate) slots: Option<u32>,
+    pub(crate) gpu: usize,
+    pub(crate) multiprocessors: u32,
 }
 
 /// How the communicator is made, checked.
@@ -46,12 +51,12 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(sizes: &Sizes, ranks: u32, options: &Options<'_>) -> Result<Self, Error> {
-        let shape = sizes.shape(element(options.element)?)?;
+    pub(crate) fn new(sizes: &Sizes, ranks: u32, options: &Options) -> Result<Self, Error> {
+        let shape = sizes.shape(element(&options.element)?)?;
         let topology = Topology::new(1, ranks)?;
         let nanos = u64::try_from(within(options.seconds).as_nanos()).unwrap_or(u64::MAX);
         let mut settings = Settings::builder(&shape, &topology)
-            .placement(placement(options.placement)?)
+            .placement(placement(&options.placement)?)
             .low_latency(options.low_latency)
             .deadline(Nanos(nanos));
         if let Some(bytes) = options.arena_bytes {
@@ -81,7 +86,8 @@ fn placement(name: &str) -> Result<Placement, Error> {
     match name {
         "direct" => Ok(Placement::Direct),
         "ring" => Ok(Placement::Ring),
-        _ => Err(Error::invalid("placement", name, "direct, ring")),
+        "pulled" => Ok(Placement::Pulled),
+        _ => Err(Error::invalid("placement", name, "direct, ring, pulled")),
     }
 }
 
@@ -89,8 +95,7 @@ fn placement(name: &str) -> Result<Placement, Error> {
 pub(crate) fn join(
     backend: &str,
     plan: Plan,
-    gpu: usize,
-    multiprocessors: u32,
+    options: &Options,
     member: Arc<ep_bootstrap::Member>,
 ) -> Result<Box<dyn Calls>, Error> {
     let Plan { shape, topology, settings } = plan;
@@ -100,7 +105,7 @@ pub(crate) fn join(
             let layout = endpoint.layout().clone();
             Ok(Box::new(Rank::new(endpoint, layout)))
         }
-        "cuda" => crate::cuda::join(shape, topology, settings, gpu, multiprocessors, &member),
+        "cuda" => crate::cuda::join(shape, topology, settings, options.gpu, options.multiprocessors, &member),
         _ => Err(Error::invalid("backend", backend, "host, cuda")),
     }
 }
@@ -125,6 +130,40 @@ pub(crate) fn low_latency_bytes(
         Ok(window(true)? - window(false)?)
     };
     bytes().map_err(|error| of(py, &error))
+}
+
+/// Bytes that `rows` rows take of an arena: dispatched ones, and results.
+#[pyfunction]
+pub(crate) fn block_bytes(
+    py: Python<'_>,
+    experts: u32,
+    topk: u32,
+    hidden: u32,
+    element: &str,
+    rows: u64,
+) -> PyResult<(u64, u64)> {
+    let bytes = || -> Result<(u64, u64), Error> {
+        let shape = Sizes { experts, topk, hidden, max_tokens: 1 }.shape(self::element(element)?)?;
+        let row = RowFormat::new(&shape);
+        // A row is far shorter than 16 MiB: the product has room in 64 bits.
+        if rows >= 1 << 40 {
+            return Err(Error::invalid("rows", rows, format_args!("less than {}", 1u64 << 40)));
+        }
+        Ok((row.block_bytes(rows), row.results().block_bytes(rows)))
+    };
+    bytes().map_err(|error| of(py, &error))
+}
+
+/// Names the folder of the kernels that came with the wheel. The first call counts.
+#[pyfunction]
+pub(crate) fn kernels_come_from(folder: std::path::PathBuf) {
+    moexpress::cuda::kernels_come_from(folder);
+}
+
+/// Kernels that a GPU of an architecture would look for in a folder and not find: absent, damaged, or made of another text.
+#[pyfunction]
+pub(crate) fn kernels_absent(folder: std::path::PathBuf, arch: &str) -> Vec<&'static str> {
+    moexpress::cuda::kernels_absent(&folder, arch)
 }
 
 /// Why the CUDA backend cannot run here; None where it can.

@@ -2,6 +2,7 @@
 
 use moexpress::Error;
 use moexpress::cuda::{LayoutOf, Layouts as OfGpu};
+use moexpress::shape::MAX_EXPERTS;
 use pyo3::prelude::*;
 
 use crate::error::of;
@@ -25,22 +26,20 @@ impl Layouts {
 
     /// From int64 `[tokens, topk]` to int32 `[ranks + experts]`, tokens for each rank and choices of each expert, and bool
     /// `[tokens, ranks]`. `experts` is a multiple of `ranks`. Choices that no expert has are refused on CPUs, and count nowhere on GPUs.
-    #[allow(clippy::too_many_arguments)] // A batch, and where its numbers go.
+    ///
+    /// `batch`: `(topk_idx, tokens, topk, ranks, experts)`.
     fn compute(
         &self,
         py: Python<'_>,
         stream: usize,
-        topk_idx: usize,
-        tokens: u32,
-        topk: u32,
-        ranks: u32,
-        experts: u32,
+        batch: (usize, u32, u32, u32, u32),
         numbers: usize,
         in_rank: usize,
     ) -> PyResult<()> {
+        let (topk_idx, tokens, topk, ranks, experts) = batch;
         let [topk_idx, numbers, in_rank] = [topk_idx, numbers, in_rank].map(|address| address as u64);
         let batch = LayoutOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank };
-        batch.check().map_err(|error| of(py, &error))?;
+        batch.check().and_then(|()| check(&batch)).map_err(|error| of(py, &error))?;
         let computed = py.detach(|| match &self.gpu {
             // SAFETY: this package's Python names its current stream, and contiguous tensors of these sizes.
             Some(gpu) => unsafe { gpu.enqueue(stream, &batch) },
@@ -49,6 +48,22 @@ impl Layouts {
         });
         computed.map_err(|error| of(py, &error))
     }
+}
+
+/// Refuses sizes that nobody could have memory for, and choices that are not where numbers may be.
+fn check(batch: &LayoutOf) -> Result<(), Error> {
+    if batch.experts > MAX_EXPERTS {
+        return Err(Error::invalid("experts", batch.experts, format_args!("at most {MAX_EXPERTS}")));
+    }
+    let (address, align) = (batch.topk_idx, align_of::<i64>() as u64);
+    if batch.tokens > 0 && batch.topk > 0 && (address == 0 || !address.is_multiple_of(align)) {
+        return Err(Error::invalid(
+            "address of topk_idx",
+            address,
+            format_args!("a multiple of {align}, where memory is"),
+        ));
+    }
+    Ok(())
 }
 
 /// # Safety

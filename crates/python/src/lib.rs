@@ -1,7 +1,23 @@
 //! `moexpress._native`: endpoints for Python.
 //!
-//! The packages beside it (`moexpress`, `deep_ep`) know tensors; this module knows addresses, sizes and streams, and links to no
-//! tensor library. What lies in memory of this side comes out as DLPack capsules.
+//! The packages beside it (`moexpress`, `deep_ep`) know tensors; this module knows addresses, sizes and streams, and
+//! links to no tensor library. What lies in memory of this side comes out as DLPack capsules. Users call the
+//! packages:
+//!
+//! ```python
+//! import torch, torch.distributed as dist
+//! from moexpress import Communicator
+//!
+//! dist.init_process_group("gloo")    # torchrun --nproc-per-node 4 first.py
+//! with Communicator(experts=8, topk=2, hidden=64, device="cpu") as communicator:
+//!     x, topk_idx = torch.randn(5, 64).bfloat16(), torch.tensor([[0, 5]] * 5)
+//!     received = communicator.dispatch(x, topk_idx, torch.full((5, 2), 0.5))
+//!     back = communicator.combine(received.x, received.handle)    # back.x [5, 64]
+//! ```
+//!
+//! `docs/python.md` is their manual, and its first example is run by a test.
+//!
+//! # The parts
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,9 +26,19 @@
 //! | `rank` | the calls of one rank, the same text for both |
 //! | `endpoint`, `results`, `handle`, `layout`, `meeting` | Python's classes |
 //! | `join` | names and numbers of Python, made into an endpoint |
+//! | `turns` | one call of a rank at a time |
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
+//! | `error` | errors of the engine, as Python's exceptions |
+//! | `dlpack`, `room` | memory as DLPack capsules; memory whose size a caller asked for |
+//!
+//! # What holds
+//!
+//! - Addresses are believed: the packages check tensors before they pass them.
+//! - Every wait lets other Python threads run and answers to Ctrl-C.
+//! - A communicator is not used in a child that was forked.
 #![cfg(target_os = "linux")]
 
+mod arguments;
 mod backend;
 mod cuda;
 mod dlpack;
@@ -27,6 +53,7 @@ mod meeting;
 mod rank;
 mod results;
 mod room;
+mod turns;
 
 use pyo3::prelude::*;
 
@@ -38,7 +65,7 @@ mod _native {
     #[pymodule_export]
     use super::handle::{Handle, LowHandle, Pending};
     #[pymodule_export]
-    use super::join::{cuda_is_available, low_latency_bytes};
+    use super::join::{block_bytes, cuda_is_available, kernels_absent, kernels_come_from, low_latency_bytes};
     #[pymodule_export]
     use super::layout::Layouts;
     #[pymodule_export]

@@ -3,10 +3,10 @@
 use std::any::Any;
 
 use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
-use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats};
+use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats, Ways};
 use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
 
-use crate::backend::{Backend, LowInto, RawRows};
+use crate::backend::{Backend, LowInto, RawBatch, RawRows};
 use crate::dlpack::Tensor;
 use crate::room::LowRoom;
 
@@ -77,6 +77,7 @@ pub(crate) trait Calls: Send {
     fn mask(&self) -> Vec<u32>;
     fn low_mask(&self) -> Vec<u32>;
     fn stats(&self) -> Stats;
+    fn ways(&self) -> Ways;
     fn stream(&self) -> usize;
     unsafe fn follow(&mut self, stream: usize) -> Result<(), Error>;
     unsafe fn lead(&mut self, stream: usize) -> Result<(), Error>;
@@ -91,17 +92,11 @@ pub(crate) trait Calls: Send {
     unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
 
-    unsafe fn send_dispatch(
-        &mut self,
-        x: &RawRows,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
-        go_on: GoOn<'_>,
-    ) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
+    unsafe fn send_dispatch(&mut self, batch: &RawBatch, go_on: GoOn<'_>) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
     unsafe fn receive_dispatch(
         &mut self,
         sent: &dyn Any,
-        into: &LowInto,
+        stats: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send + Sync>>;
     unsafe fn send_combine(
@@ -114,9 +109,7 @@ pub(crate) trait Calls: Send {
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
     unsafe fn low_dispatch(
         &mut self,
-        x: &RawRows,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
+        batch: &RawBatch,
         stats: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)>;
@@ -161,6 +154,12 @@ struct Sent<S> {
     tokens: u32,
 }
 
+/// A low-latency dispatch that was sent, and where its results go.
+struct SentDispatch<S> {
+    sent: Sent<S>,
+    into: LowInto,
+}
+
 fn wait<E: Backend, T>(call: impl Future<Output = Result<T, Error>>, go_on: GoOn<'_>) -> Answer<T> {
     E::wait(call, go_on).ok_or(Ended::Stopped)?.map_err(Ended::Failed)
 }
@@ -189,19 +188,15 @@ impl<E: Backend> Rank<E> {
     ///
     /// # Safety
     /// As [`Backend`] says.
-    unsafe fn low_batch(
-        &mut self,
-        x: &RawRows,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
-    ) -> Result<(E::Buf, LowRoutingOf<E>), Error> {
+    unsafe fn low_batch(&mut self, batch: &RawBatch) -> Result<(E::Buf, LowRoutingOf<E>), Error> {
+        let &RawBatch { x, topk_idx, topk_weights, repeats } = batch;
         // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        let rows = unsafe { self.endpoint.rows_in(&x) }?;
         // SAFETY: as above.
         let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), false) }?;
         // SAFETY: as above. The receiving half may read weights, too; it keeps choices itself.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
-        Ok((rows, LowRouting { topk_idx, topk_weights }))
+        Ok((rows, LowRouting { topk_idx, topk_weights, repeats }))
     }
 
     fn topk(&self) -> usize {
@@ -289,6 +284,10 @@ where
         self.endpoint.stats()
     }
 
+    fn ways(&self) -> Ways {
+        self.endpoint.ways()
+    }
+
     fn stream(&self) -> usize {
         self.endpoint.stream()
     }
@@ -372,29 +371,25 @@ where
         Ok(Combined { x: self.endpoint.results_out(combined.x)?, topk_weights })
     }
 
-    unsafe fn send_dispatch(
-        &mut self,
-        x: &RawRows,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
-        go_on: GoOn<'_>,
-    ) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
+    unsafe fn send_dispatch(&mut self, batch: &RawBatch, go_on: GoOn<'_>) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
         // SAFETY: as the caller promises.
-        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
+        let (rows, routing) = unsafe { self.low_batch(batch) }?;
         let room = self.endpoint.low_room(&self.layout)?;
         let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
-        Ok((Box::new(Sent { sent, tokens: x.rows }), room))
+        let sent = Sent { sent, tokens: batch.x.rows };
+        Ok((Box::new(SentDispatch { sent, into: room.into.clone() }), room))
     }
 
     unsafe fn receive_dispatch(
         &mut self,
         sent: &dyn Any,
-        into: &LowInto,
+        stats: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send + Sync>> {
-        let sent: &Sent<E::Dispatching> = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
-        // SAFETY: as the caller promises.
-        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, into) }, go_on)?;
+        let SentDispatch::<E::Dispatching> { sent, into } = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
+        let into = LowInto { stats, ..into.clone() };
+        // SAFETY: as the caller promises of `stats`; the rest is room that was made for this.
+        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, &into) }, go_on)?;
         Ok(Box::new(Low { handle, counts, tokens: sent.tokens }))
     }
 
@@ -406,6 +401,8 @@ where
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>> {
         let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        // Its counts say how much is read.
+        self.endpoint.check_low_handle(&low.handle)?;
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
         // SAFETY: as above.
@@ -422,20 +419,18 @@ where
 
     unsafe fn low_dispatch(
         &mut self,
-        x: &RawRows,
-        topk_idx: usize,
-        topk_weights: Option<usize>,
+        batch: &RawBatch,
         stats: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)> {
         // SAFETY: as the caller promises, for this and what follows.
-        let (rows, routing) = unsafe { self.low_batch(x, topk_idx, topk_weights) }?;
+        let (rows, routing) = unsafe { self.low_batch(batch) }?;
         let mut room = self.endpoint.low_room(&self.layout)?;
         room.into.stats = stats;
         // SAFETY: as above, and the room is kept with what it is in.
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into) };
         let (handle, counts) = wait::<E, _>(call, go_on)?;
-        Ok((Box::new(Low { handle, counts, tokens: x.rows }), room))
+        Ok((Box::new(Low { handle, counts, tokens: batch.x.rows }), room))
     }
 
     unsafe fn low_combine(
@@ -447,6 +442,8 @@ where
         go_on: GoOn<'_>,
     ) -> Answer<()> {
         let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        // Its counts say how much is read.
+        self.endpoint.check_low_handle(&low.handle)?;
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
         // SAFETY: as above. Both halves are enqueued when this returns: nothing reads the weights later.

@@ -1,10 +1,10 @@
 //! What dispatches brought, until Python asks for it.
 
-use std::sync::{Mutex, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::backend::LowInto;
 use crate::dlpack::Tensor;
 use crate::handle::Handle;
 use crate::rank;
@@ -119,7 +119,8 @@ impl Dispatched {
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct LowDispatched {
     /// Keeps the memory, whatever was taken.
-    pub(crate) into: LowInto,
+    #[expect(dead_code)] // Held, not looked at.
+    memory: Arc<dyn Any + Send + Sync>,
     parts: Mutex<LowParts>,
 }
 
@@ -135,7 +136,7 @@ impl LowDispatched {
     pub(crate) fn new(room: LowRoom) -> Self {
         let LowRoom { into, x, scales, expert_counts, segments, source_token } = room;
         let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(Some);
-        Self { into, parts: Mutex::new(LowParts { x, scales, expert_counts, segments, source_token }) }
+        Self { memory: into.owner, parts: Mutex::new(LowParts { x, scales, expert_counts, segments, source_token }) }
     }
 
     fn take<'py>(

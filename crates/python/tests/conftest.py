@@ -89,7 +89,11 @@ class Ranks:
                     outcomes += [later.recv() for later in self._pipes[rank + 1 :] if later.poll(0)]
                     traces = "".join(f"\n{outcome.trace}" for outcome in outcomes if outcome.error)
                     pytest.fail(f"rank {rank} of {self.world} did not end within {limit} s{traces}", pytrace=False)
-                outcomes.append(pipe.recv())
+                try:
+                    outcomes.append(pipe.recv())
+                except EOFError:
+                    self._processes[rank].join(10)
+                    pytest.fail(f"rank {rank} of {self.world} ended: {self._processes[rank].exitcode}", pytrace=False)
             return outcomes
         except BaseException:
             self.stop()
@@ -111,6 +115,12 @@ _groups: dict[int, Ranks] = {}
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     """Two ranks, then four."""
     return _groups.setdefault(request.param, Ranks(request.param))
+
+
+@pytest.fixture
+def one() -> Ranks:
+    """One rank, in a process of its own: a crash ends that, and the test."""
+    return _groups.setdefault(1, Ranks(1))
 
 
 @pytest.fixture

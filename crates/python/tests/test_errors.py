@@ -81,7 +81,7 @@ def check_sizes(rank: int, world: int) -> None:
         ({"hidden": 0}, "hidden is 0, allowed: 1 to"),
         ({"hidden": 1 << 17}, "hidden is 131072, allowed: 1 to 65536"),
         ({"element": "fp4"}, "element is fp4, allowed: bf16, fp8, fp8-pow2, fp8-ue8m0"),
-        ({"placement": "heap"}, "placement is heap, allowed: direct, ring"),
+        ({"placement": "heap"}, "placement is heap, allowed: direct, ring, pulled"),
         ({"device": "meta"}, "device is meta, allowed: cpu or cuda"),
         ({"slots": 0}, "ring slots is 0, allowed: 1 to"),
     ]:
@@ -171,6 +171,7 @@ def check_deep_ep(rank: int, world: int) -> None:
     scales = torch.ones(6, 1)
     codes = batch.x.float().to(torch.float8_e4m3fn)
     handle = buffer.dispatch(**arguments)[4]
+    none = {"topk_idx": None, "topk_weights": None}
     for other, kind, told in [
         ({"x": batch.x.half()}, ValueError, "dtype of x is torch.float16, allowed: torch.bfloat16"),
         ({"x": batch.x.T.contiguous().T}, ValueError, "strides of x"),
@@ -184,11 +185,21 @@ def check_deep_ep(rank: int, world: int) -> None:
         ({"topk_weights": None}, ValueError, "both or neither"),
         ({"topk_idx": None, "topk_weights": None, "num_worst_tokens": 9}, ValueError, "without topk_idx"),
         ({"handle": handle}, ValueError, "topk_idx is given with a handle"),
-        ({"handle": tuple(handle), "topk_idx": None, "topk_weights": None}, ValueError, "handle is a tuple"),
+        (
+            {"handle": (1, 2), **none},
+            ValueError,
+            "handle is a tuple, allowed: the tuple that dispatch returned, or its",
+        ),
+        ({"handle": [*handle[:4], in_rank.int(), handle[5]], **none}, ValueError, r"handle\[4\] is torch.int32 \[6, "),
+        (
+            {"handle": [*handle[:3], in_rank, in_rank, handle[5]], **none},
+            ValueError,
+            r"handle\[3\] is torch.bool \[6, ",
+        ),
         ({"allocate_on_comm_stream": True}, ValueError, "allowed: with previous_event and async_finish only"),
         ({"previous_event": 3}, ValueError, "previous_event is a int, allowed: an EventOverlap"),
         ({"config": 24}, ValueError, "config is a int, allowed: a deep_ep.Config"),
-        ({"num_worst_tokens": 1 << 30}, ValueError, "worst-case rows is 1073741824, allowed: at most"),
+        ({"num_worst_tokens": 1 << 30}, ValueError, "num_worst_tokens is 1073741824, allowed: 0 to "),
     ]:
         with pytest.raises(kind, match=told):
             buffer.dispatch(**{**arguments, **other})
@@ -216,6 +227,24 @@ def test_there_must_be_a_group() -> None:
         Communicator(experts=8, topk=2, hidden=64)
     with pytest.raises(ValueError, match="group is None, allowed: a process group, or comm"):
         deep_ep.Buffer(None)
+    for name in ("num_nvl_bytes", "num_rdma_bytes"):
+        with pytest.raises(ValueError, match=f"{name} is -1, allowed: 0 to 9223372036854775807"):
+            deep_ep.Buffer(object(), **{name: -1})
+        with pytest.raises(ValueError, match=f"{name} is 0.5, allowed: a whole number"):
+            deep_ep.Buffer(object(), **{name: 0.5})
+
+
+def check_memory(rank: int, world: int) -> None:
+    with pytest.raises(
+        errors.InvalidArgument, match=r"is about .* PiB .*, allowed: at most .*, what this machine has left; fewer"
+    ):
+        Communicator(experts=world, topk=1, hidden=64, max_tokens=4, arena_bytes=1 << 50)
+    # Nobody has taken anything: the next one is made.
+    Communicator(experts=world, topk=1, hidden=64, max_tokens=4).close()
+
+
+def test_what_exceeds_the_machine_is_refused_before_it_is_taken(ranks: Any) -> None:
+    ranks.run(check_memory)
 
 
 def test_timeouts_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import time
@@ -199,6 +200,34 @@ def test_two_operations_under_way(ranks: Any) -> None:
     ranks.run(check_overlap)
 
 
+def check_dropped(rank: int, world: int) -> None:
+    """Hooks that nobody calls block nobody: neither this rank's buffer nor the others, of which only one is careless."""
+    layer = layer_of(world)
+    buffer = make_buffer()
+    pair = [oracle.batches(layer, TOKENS[:world], seed=seed)[rank] for seed in (1, 2)]
+    send = lambda one, **how: buffer.low_latency_dispatch(  # noqa: E731
+        one.x, one.topk_idx, MOST, layer.experts, use_fp8=False, **how
+    )
+    for _ in range(3):
+        hooks = [send(pair[0], return_recv_hook=True)[4] for _ in range(2)]
+        if rank != 0:
+            for hook in hooks:
+                hook()
+        del hooks
+    x, _, handle, _, _ = send(pair[1])
+    hook = buffer.low_latency_combine(x, pair[1].topk_idx, pair[1].topk_weights, handle, return_recv_hook=True)[2]
+    if rank != 0:
+        hook()
+    del hook
+    sums, _, _ = buffer.low_latency_combine(x, pair[1].topk_idx, pair[1].topk_weights, handle)
+    torch.testing.assert_close(sums.float(), weighted(pair[1], pair[1].x), rtol=1e-2, atol=1e-2)
+    buffer.destroy()
+
+
+def test_dropped_hooks_are_skipped(ranks: Any) -> None:
+    ranks.run(check_dropped)
+
+
 def check_errors(rank: int, world: int) -> None:
     layer = layer_of(world)
     buffer = make_buffer()
@@ -219,7 +248,7 @@ def check_errors(rank: int, world: int) -> None:
         ({"use_fp8": False, "round_scale": True}, "use_fp8 is False"),
         ({"async_finish": True, "return_recv_hook": True}, "both True"),
         ({"x": batch.x.float()}, "dtype of x is torch.float32, allowed: torch.bfloat16"),
-        ({"topk_idx": batch.topk_idx.int()}, "dtype of topk_idx is torch.int32, allowed: torch.int64"),
+        ({"topk_idx": batch.topk_idx.short()}, "dtype of topk_idx is torch.int16, allowed: torch.int64"),
         ({"topk_idx": batch.topk_idx[:3]}, r"shape of topk_idx is \[3, 3\], allowed: \[4, 3\]"),
         ({"num_max_dispatch_tokens_per_rank": 3}, "tokens of a low-latency dispatch is 4, allowed: at most 3"),
         ({"num_experts": world * 3 + 1}, f"experts is {world * 3 + 1}, allowed: a multiple of the {world} ranks"),
@@ -234,14 +263,13 @@ def check_errors(rank: int, world: int) -> None:
             dispatch(**other)
     x, _, handle, _, _ = dispatch(use_fp8=False)
     combine = lambda *given, **other: buffer.low_latency_combine(*given, **other)  # noqa: E731
-    with pytest.raises(NotImplementedError, match="use_logfmt is not supported"):
-        combine(x, batch.topk_idx, batch.topk_weights, handle, use_logfmt=True)
     for given, told in [
         ((x.float(), batch.topk_idx, batch.topk_weights, handle), "dtype of y"),
         ((x[:, :1], batch.topk_idx, batch.topk_weights, handle), "shape of y"),
         ((x, batch.topk_idx.flip(1), batch.topk_weights, handle), "topk_idx differs"),
         ((x, batch.topk_idx, batch.topk_weights.double(), handle), "dtype of topk_weights"),
-        ((x, batch.topk_idx, batch.topk_weights, tuple(handle)), "handle is a tuple"),
+        ((x, batch.topk_idx, batch.topk_weights, (1, 2)), "handle is a tuple"),
+        ((x, batch.topk_idx, batch.topk_weights, copy.deepcopy(handle)), "or its entries, not copied"),
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):
             combine(*given)
@@ -261,7 +289,7 @@ def test_what_is_wrong_is_told_on_every_rank(ranks: Any) -> None:
     ranks.run(check_errors)
 
 
-def check_masks(rank: int, world: int) -> None:
+def check_masks(rank: int, world: int, one_by_one: bool) -> None:
     """Rank 3 is masked by the others, then all come together again."""
     layer = layer_of(world)
     buffer = make_buffer(enable_shrink=True)
@@ -279,21 +307,58 @@ def check_masks(rank: int, world: int) -> None:
         buffer.low_latency_update_mask_buffer(gone, True)
         buffer.low_latency_query_mask_buffer(status)
         assert status.tolist() == [0] * gone + [1]
-        with pytest.raises(NotImplementedError, match="low_latency_clean_mask_buffer"):
-            buffer.low_latency_update_mask_buffer(gone, False)
         sums = there_and_back()
         left = batch.topk_weights.masked_fill(batch.topk_idx // layer.local == gone, 0).sum(1, keepdim=True)
         torch.testing.assert_close(sums.float(), batch.x.float() * left, rtol=1e-2, atol=1e-2)
     dist.barrier()
-    buffer.low_latency_clean_mask_buffer()
+    if one_by_one:
+        buffer.low_latency_update_mask_buffer(gone, False)
+    else:
+        buffer.low_latency_clean_mask_buffer()
     buffer.low_latency_query_mask_buffer(status)
     assert not status.any()
     torch.testing.assert_close(there_and_back().float(), weighted(batch, batch.x), rtol=1e-2, atol=1e-2)
     buffer.destroy()
 
 
-def test_masked_ranks_are_left_out_and_return(ranks: Any) -> None:
-    ranks.run(check_masks)
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["all", "one"])
+def test_masked_ranks_are_left_out_and_return(ranks: Any, one_by_one: bool) -> None:
+    ranks.run(check_masks, one_by_one)
+
+
+def check_one_of_two(rank: int, world: int) -> None:
+    """Of two masked ranks one comes back."""
+    layer = layer_of(world)
+    buffer = make_buffer(enable_shrink=True)
+    batch = oracle.batches(layer, [5] * world, drop=0)[rank]
+    status = torch.zeros(world, dtype=torch.int32)
+
+    def there_and_back() -> torch.Tensor:
+        x, _, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, MOST, layer.experts, use_fp8=False)
+        return buffer.low_latency_combine(x, batch.topk_idx, batch.topk_weights, handle)[0]
+
+    there_and_back()
+    dist.barrier()
+    if rank < 2:
+        for gone in (2, 3):
+            buffer.low_latency_update_mask_buffer(gone, True)
+    elif rank == 3:
+        for other in range(3):
+            buffer.low_latency_update_mask_buffer(other, True)
+    else:
+        buffer.low_latency_update_mask_buffer(3, True)
+    dist.barrier()
+    buffer.low_latency_update_mask_buffer(2, False)
+    buffer.low_latency_query_mask_buffer(status)
+    assert status.tolist() == ([1, 1, 0, 0] if rank == 3 else [0, 0, 0, 1])
+    if rank != 3:
+        left = batch.topk_weights.masked_fill(batch.topk_idx // layer.local == 3, 0).sum(1, keepdim=True)
+        torch.testing.assert_close(there_and_back().float(), batch.x.float() * left, rtol=1e-2, atol=1e-2)
+    dist.barrier()
+
+
+def test_one_rank_is_unmasked_and_others_stay_masked(four: Any) -> None:
+    four.run(check_one_of_two)
 
 
 def check_shrink(rank: int, world: int) -> list[int]:

@@ -37,6 +37,7 @@ CASES = {
     "engine_all_tokens_to_one_expert": Case([20, 7, 13, 1], topk=1, route="one expert"),
     "engine_every_choice_dropped": Case([20, 7, 13, 1], drop=1.1),
     "memory_rings_of_one_slot": Case([20, 7, 13, 1], settings={"placement": "ring", "slots": 1}),
+    "memory_outboxes_of_one_slot": Case([20, 7, 13, 1], settings={"placement": "pulled", "slots": 1, "channels": 2}),
     "memory_rings_of_several_channels": Case([40, 7, 13, 1], settings={"placement": "ring", "slots": 3, "channels": 4}),
     "memory_a_batch_a_thousand_times_the_rings": Case(
         [4000, 4000, 4000, 4000], hidden=8, settings={"placement": "ring", "slots": 4}
@@ -226,7 +227,7 @@ def test_memory_codes_and_scales_each_hold_it(ranks: Any) -> None:
 
 
 def check_fp8(rank: int, world: int) -> None:
-    for element, placement in [(e, p) for e in ("fp8", "fp8-ue8m0") for p in ("direct", "ring")]:
+    for element, placement in [(e, p) for e in ("fp8", "fp8-ue8m0") for p in ("direct", "ring", "pulled")]:
         layer, communicator = small(element=element, hidden=300, placement=placement)
         layer.hidden = 300
         all_batches = oracle.batches(layer, TOKENS[:world])

@@ -8,21 +8,27 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use ep_core::engine::Engine;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
+use ep_core::memory::Estimate;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
+use crate::explore::{Config, Step, Wakes, World};
+use crate::footprint;
 use crate::home::Home;
 use crate::machine::Machine;
 use crate::timed::{self, Model, Timing, stand_in};
 use crate::violation::Violation;
-use crate::world::{Config, Step, Wakes, World};
 use ep_core::incident::Incident;
 
 /// Events after which a run counts as one that does not end.
 const MAX_EVENTS: u64 = 200_000_000;
 /// The largest window: windows are sparse, but their directories of pages (24 bytes per 32 MiB) are not.
 const MAX_WINDOW: u64 = 1 << 46;
+
+/// What makes a cluster smaller.
+const REMEDY: &str =
+    "fewer ranks, channels or slots; the timed scheduler takes less than the adversary, low latency the least";
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -79,10 +85,9 @@ impl Builder {
         self
     }
 
-    /// How lanes between nodes are shared: with [`FarLanes::One`] the rows, tails and credits of all tracks to one rank have
-    /// one lane, and it has one poster. Another one, or another lane, is a [`Violation::Rule`]. Automatic:
-    /// [`FarLanes::PerRole`].
-    pub fn far_lanes(mut self, far_lanes: FarLanes) -> Self {
+    /// Which lanes between nodes share a queue. That has one poster; another one is a [`Violation::Rule`]. Automatic:
+    /// [`Queues::PER_ROLE`].
+    pub fn far_lanes(mut self, far_lanes: Queues) -> Self {
         self.config.far_lanes = far_lanes;
         self
     }
@@ -106,15 +111,39 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the shape does not suit the ranks, when an incident names a rank that does not exist or is
-    /// to happen under the timed scheduler, when payload is to be elided without it, or when a window would exceed 2^46
-    /// bytes.
+    /// to happen under the timed scheduler, when payload is to be elided without it, when a window would exceed 2^46
+    /// bytes, or when the simulator alone would take more memory than this machine has left, whatever the batches.
     pub fn build(self, shape: Shape) -> Result<Cluster, Error> {
+        let ranks = self.topology.ranks();
+        let cluster = self.cut(&shape)?;
+        let of = format_args!("{ranks} simulated ranks");
+        ep_memory::admit(&cluster.footprint(), of, REMEDY)?;
+        Ok(cluster)
+    }
+
+    /// About what the simulator takes of memory besides the rows that it moves, whether this machine has as much or not.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build), but for memory.
+    pub fn footprint(self, shape: &Shape) -> Result<Estimate, Error> {
+        Ok(self.cut(shape)?.footprint())
+    }
+
+    /// The layout that the ranks would see, whether this machine has the memory or not.
+    ///
+    /// # Errors
+    /// As [`footprint`](Self::footprint).
+    pub fn layout(self, shape: &Shape) -> Result<Layout, Error> {
+        Ok(self.cut(shape)?.layout)
+    }
+
+    fn cut(self, shape: &Shape) -> Result<Cluster, Error> {
         let ranks = self.topology.ranks();
         let named = self.config.incidents.iter().flat_map(Incident::ranks);
         if let Some(stranger) = named.into_iter().find(|rank| rank.0 >= ranks) {
             return Err(Error::invalid("rank of an incident", stranger, format_args!("0 to {}", ranks - 1)));
         }
-        let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
+        let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         let mut config = self.config;
         if let Some(incident) = config.incidents.first().filter(|_| self.model.is_some()) {
             let name = format!("{incident:?}");
@@ -124,9 +153,9 @@ impl Builder {
             return Err(Error::invalid("scheduler", "explore", "timed, to elide payload"));
         }
         let (layout, elision) = if self.elide_payload {
-            stand_in(&shape, &self.topology, &settings)?
+            stand_in(shape, &self.topology, &settings)?
         } else {
-            (Layout::new(&shape, &self.topology, &settings)?, Default::default())
+            (Layout::new(shape, &self.topology, &settings)?, Default::default())
         };
         if layout.window_bytes() > MAX_WINDOW {
             let limit = format_args!("at most {MAX_WINDOW} in the simulator");
@@ -154,7 +183,7 @@ impl Cluster {
             record: false,
             deadlines: false,
             max_events: MAX_EVENTS,
-            far_lanes: FarLanes::PerRole,
+            far_lanes: Queues::PER_ROLE,
             timed: None,
         };
         Builder { topology, settings: None, config, model: None, elide_payload: false }
@@ -163,6 +192,10 @@ impl Cluster {
     /// The layout of every rank's window: with elided payload, that of the shape which the ranks see.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    fn footprint(&self) -> Estimate {
+        footprint::of(&self.layout, self.config.timed.is_some())
     }
 
     /// The seed of its runs.

@@ -8,10 +8,10 @@ use ep_core::machine::{Agreement, Opening, Proposal};
 use ep_core::port::Offset;
 use ep_core::{Error, Fault, Nanos, Rank};
 
+use crate::explore::{self, World};
 use crate::port::{Of, Port};
 use crate::timed;
 use crate::violation::Violation;
-use crate::world::{self, World};
 
 /// What ranks and the executor share.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl Home {
         Port(match self {
             Self::Explore(world) => {
                 let number = world.borrow_mut().open(rank, opening);
-                Of::Explore(world::Port::new(Rc::clone(world), rank, number))
+                Of::Explore(explore::Port::new(Rc::clone(world), rank, number))
             }
             Self::Timed(world) => {
                 let number = world.borrow_mut().open(rank, opening);

@@ -23,11 +23,11 @@
 //!
 //! # A run
 //!
-//! What follows is about explore, the scheduler of a builder that is told nothing else; *Virtual time* below is about the
-//! other. [`Cluster::run_machines`] makes one future per rank from an async closure and polls them, one at a time, until all
-//! have ended. Ranks meet in a *world*: a window per rank, the lanes between them, and time. A verb that posts puts an
-//! *effect* in flight; effects are delivered later. Everything random derives from the seed: the same cluster runs the
-//! same way every time, whether or not races are tracked or verbs recorded.
+//! What follows is about explore, the scheduler of a builder that is told nothing else; *Virtual time* below is about
+//! the other. [`Cluster::run_machines`] makes one future per rank from an async closure and polls them, one at a
+//! time, until all have ended. Ranks meet in a *world*: a window per rank, the lanes between them, and time. A verb
+//! that posts puts an *effect* in flight; effects are delivered later. Everything random derives from the seed: the
+//! same cluster runs the same way every time, whether or not races are tracked or verbs recorded.
 //!
 //! Windows are sparse: memory exists only where it was written. Cells that nobody wrote read zero, other bytes 0xA5.
 //!
@@ -38,8 +38,8 @@
 //!
 //! - puts and gets land in any order and, torn, in any pieces; their source is read when they land, at the latest when
 //!   their flush returns (F2, F5);
-//! - a publish lands after all puts before it on its lane and after the lane's earlier publishes (F3), puts posted after
-//!   it perhaps before it;
+//! - a publish lands after all puts before it on its lane and after the lane's earlier publishes (F3), puts posted
+//!   after it perhaps before it;
 //! - effects are delivered eagerly or lazily, publishes held back, one rank or some roles of one starved, each as
 //!   the *personality* has it that is drawn per seed.
 //!
@@ -64,15 +64,15 @@
 //! By vector clocks the world knows which access is ordered after which: by a publish seen, by a flush, by opening
 //! and dropping ports, by an agreement of the control plane; nothing else orders. A read or overwrite of bytes that
 //! another access is not ordered with is a [`Violation::Race`], right bytes or not, and found whenever the verbs were
-//! posted, however they were delivered. What breaks the contract outright, as lowering a cell, is a [`Violation::Rule`].
-//! Tracking costs time and, per clock, a number for each role and transferring lane that runs; large clusters may
-//! switch it off ([`Builder::race_tracking`]).
+//! posted, however they were delivered. What breaks the contract outright, as lowering a cell, is a
+//! [`Violation::Rule`]. Tracking costs time and, per clock, a number for each role and transferring lane that runs;
+//! large clusters may switch it off ([`Builder::race_tracking`]).
 //!
 //! # Virtual time
 //!
-//! [`Builder::timed`] replaces the adversary by a [`Model`]: rates and latencies of links, what copies, sums and verbs cost
-//! a role. Then the same roles run in virtual time, in integer nanoseconds, ties broken by order: two runs are the same.
-//! It is for figures; rules, races and faults are explore's.
+//! [`Builder::timed`] replaces the adversary by a [`Model`]: rates and latencies of links, what copies, sums and
+//! verbs cost a role. Then the same roles run in virtual time, in integer nanoseconds, ties broken by order: two runs
+//! are the same. It is for figures; rules, races and faults are explore's.
 //!
 //! ```
 //! use ep_core::engine::{Endpoint, Routing};
@@ -92,41 +92,46 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - Every rank has a port out and a port in to the near link and to the far one (its network card), each of which passes
-//!   one transfer after the other. Publishes take the latency, behind the puts of their lane, and no room at the ports.
-//! - Every role is a core of its own. What it charges or posts runs its clock ahead; a port's clock is [`ep_core::Port::now`].
-//!   The main line of a rank goes on when the last of its closed ports ended; user code spends time by [`Machine::spend`].
+//! - Every rank has a port out and a port in to the near link and to the far one (its network card), each of which
+//!   passes one transfer after the other. Publishes take the latency, behind the puts of their lane, and no room at
+//!   the ports.
+//! - Every role is a core of its own. What it charges or posts runs its clock ahead; a port's clock is
+//!   [`ep_core::Port::now`]. The main line of a rank goes on when the last of its closed ports ended; user code
+//!   spends time by [`Machine::spend`].
 //! - [`Builder::elide_payload`]: rows take the time of their payload but have none, so that thousands of ranks fit.
 //! - Nothing is to come and a rank waits: a deadlock, as under explore. A deadline that others' doings outlast ends its
 //!   waits at its time.
-//! - Nodes are simulated apart, each with a world of its own. What leaves a node takes the far latency at least, so all go
-//!   through time in stretches of that length and tell each other between two. [`Cluster::run_on`] does it on several
-//!   threads; what comes out is the same on any number. What is beyond the model takes that latency too: a rank's
-//!   agreement with ranks of other nodes, and a reset's question whether all has come there.
+//! - Nodes are simulated apart, each with a world of its own. What leaves a node takes the far latency at least, so
+//!   all go through time in stretches of that length and tell each other between two. [`Cluster::run_on`] does it on
+//!   several threads; what comes out is the same on any number. What is beyond the model takes that latency too: a
+//!   rank's agreement with ranks of other nodes, and a reset's question whether all has come there.
 //! - [`Builder::record`] keeps every verb with its virtual time, for [`ep_core::trace::perfetto`].
 //!
 //! # Failing seeds
 //!
 //! A [`Violation`] names its seed. When a rank's own code panics, the seed, and the violation that came before the
 //! panic, are printed to standard error. [`Builder::record`] keeps every verb of the run for a closer look.
+//!
+//! # Where to go next
+//!
+//! [`Cluster::builder`] has the options; [`Cluster::run`] gives each rank an [`Endpoint`](ep_core::Endpoint) instead
+//! of a bare machine. `cargo run --release -p ep-sim --example ring` is a ring on the machine contract.
+//! `docs/benchmarks/timed.md` says how near the model comes to published figures.
 #![forbid(unsafe_code)]
 
 mod cluster;
 mod explore;
-mod faults;
+mod footprint;
 mod home;
-mod lane;
 mod machine;
 mod meeting;
 mod memory;
 mod pages;
 mod port;
-mod race;
 mod timed;
 mod verb;
 mod violation;
 mod wakers;
-mod world;
 
 pub use cluster::{Builder, Cluster, Outcome, Run};
 pub use ep_core::incident::Incident;

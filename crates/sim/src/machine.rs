@@ -4,7 +4,8 @@ use std::future::poll_fn;
 use std::rc::Rc;
 
 use async_trait::async_trait;
-use ep_core::machine::{Agreement, Bootstrap, Capabilities, FarLanes, Opening, Proposal};
+use ep_core::layout::Queues;
+use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
 use ep_core::port::Offset;
 use ep_core::{Error, Fault, Layout, Nanos, Rank};
 
@@ -19,11 +20,11 @@ pub struct Machine {
     layout: Rc<Layout>,
     bootstrap: Meeting,
     rank: Rank,
-    far_lanes: FarLanes,
+    far_lanes: Queues,
 }
 
 impl Machine {
-    pub(crate) fn new(home: &Home, layout: &Rc<Layout>, rank: Rank, far_lanes: FarLanes) -> Self {
+    pub(crate) fn new(home: &Home, layout: &Rc<Layout>, rank: Rank, far_lanes: Queues) -> Self {
         let bootstrap = Meeting { home: home.clone(), rank };
         Self { home: home.clone(), layout: Rc::clone(layout), bootstrap, rank, far_lanes }
     }

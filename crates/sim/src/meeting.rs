@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll, Waker};
 
-use ep_core::machine::{Agreement, Proposal};
+use ep_core::machine::{Agreement, Assembly, Proposal};
 use ep_core::port::{LaneId, LaneKind};
 use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 
@@ -33,22 +33,15 @@ impl Meeting {
     }
 
     /// Ranks that have come and have no answer yet.
-    fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> {
+    fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> + Clone {
         let ranks = self.arrivals.iter().zip(0..).filter_map(|(arrival, rank)| Some((Rank(rank), arrival.as_ref()?)));
         ranks.filter(|(_, arrival)| arrival.answer.is_none())
     }
 
-    /// All ranks that those who are present gave up on.
-    fn mask(&self) -> RankSet {
-        let mut mask = self.out.clone();
-        self.present().for_each(|(_, arrival)| mask.extend(&arrival.proposal.mask));
-        mask
-    }
-
-    /// The first rank that has to come and has not.
-    fn missing(&self, mask: &RankSet) -> Option<Rank> {
-        let come = |rank: Rank| self.arrivals[rank.index()].as_ref().is_some_and(|arrival| arrival.answer.is_none());
-        (0..self.arrivals.len() as u32).map(Rank).find(|&rank| !mask.contains(rank) && !come(rank))
+    /// Those who are present.
+    fn assembly(&self) -> Assembly {
+        let come = self.present().map(|(rank, arrival)| (rank, &arrival.proposal));
+        Assembly::new(self.arrivals.len() as u32, &self.out, come)
     }
 
     fn answer(&mut self, rank: Rank, answer: Result<Agreement, Error>) {
@@ -120,7 +113,7 @@ impl Meeting {
     pub(crate) fn expire(&mut self, now: Nanos) {
         let late = |(rank, arrival): (Rank, &Arrival)| (arrival.deadline <= now).then_some(rank);
         let expired: Vec<Rank> = self.present().filter_map(late).collect();
-        let missing = self.missing(&self.mask());
+        let missing = self.assembly().missing().next();
         for rank in expired {
             let Some(arrival) = &self.arrivals[rank.index()] else { continue };
             let peer = missing.unwrap_or(rank);
@@ -134,24 +127,15 @@ impl Meeting {
 
     /// Answers all when everybody has come, and says who the members are.
     fn conclude(&mut self) -> Option<Vec<Rank>> {
-        let mask = self.mask();
+        let assembly = self.assembly();
         let come: Vec<Rank> = self.present().map(|(rank, _)| rank).collect();
-        if come.is_empty() || self.missing(&mask).is_some() {
+        if come.is_empty() || assembly.missing().next().is_some() {
             return None;
         }
-        let (excluded, members): (Vec<Rank>, Vec<Rank>) = come.into_iter().partition(|&rank| mask.contains(rank));
-        let proposals = self.present().filter(|(rank, _)| !mask.contains(*rank));
-        let (generation, op) = proposals.fold((0, 0), |(generation, op), (_, arrival)| {
-            (arrival.proposal.generation.max(generation), arrival.proposal.op.max(op))
-        });
-        self.out = mask.clone();
-        for rank in excluded {
-            self.answer(rank, Err(Error::Excluded { rank }));
+        self.out = assembly.mask().clone();
+        for rank in come {
+            self.answer(rank, assembly.answer(rank));
         }
-        for &rank in &members {
-            let generation = generation + 1;
-            self.answer(rank, Ok(Agreement { mask: mask.clone(), generation, op }));
-        }
-        Some(members)
+        Some(assembly.members().collect())
     }
 }

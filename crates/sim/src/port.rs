@@ -3,7 +3,7 @@
 use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
 use ep_core::{Fault, Nanos};
 
-use crate::{timed, world};
+use crate::{explore, timed};
 
 /// A role's view of the simulated machine. At every verb the scheduler may let others run first.
 ///
@@ -14,7 +14,7 @@ pub struct Port(pub(crate) Of);
 /// Whose port it is.
 #[derive(Debug)]
 pub(crate) enum Of {
-    Explore(world::Port),
+    Explore(explore::Port),
     Timed(timed::Port),
 }
 

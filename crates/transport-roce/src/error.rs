@@ -48,7 +48,7 @@ pub enum Error {
         why: String,
     },
     /// A call of the library failed.
-    #[error("{call} on {device} failed: {error}{hint}")]
+    #[error("{call} on {device} failed: {error} ({hint})")]
     Call {
         /// The call.
         call: &'static str,
@@ -93,16 +93,26 @@ impl Error {
     /// The last error of the system, of `call`.
     pub(crate) fn call(call: &'static str, device: &str, error: io::Error) -> Self {
         let hint = match error.raw_os_error() {
-            Some(12) => "; locked memory may be limited: see `ulimit -l`",
-            Some(13 | 1) => "; no access to /dev/infiniband: see its permissions",
-            Some(110) => "; the peer's address could not be resolved: is there a route to it?",
-            _ => "",
+            Some(12) => "locked memory may be limited: see `ulimit -l`",
+            Some(13 | 1) => "no access to /dev/infiniband: see its permissions",
+            Some(110) => "the peer's address could not be resolved: is there a route to it?",
+            _ => "see the system's log (dmesg)",
         };
         Self::Call { call, device: device.to_owned(), error, hint }
     }
 
     /// As the machine contract tells it.
     pub(crate) fn on(self, rank: Rank) -> ep_core::Error {
-        ep_core::Error::unsupported(format_args!("RoCE on rank {rank}"), self)
+        let what = format_args!("RoCE on rank {rank}");
+        match self {
+            Self::Call { call, device, error, hint } => {
+                ep_core::Error::broken(what, format_args!("{call} on {device}: {error}"), hint)
+            }
+            Self::Map { what: memory, error } => {
+                let cause = format_args!("{memory} cannot be mapped: {error}");
+                ep_core::Error::broken(what, cause, "raise the limit of locked memory (ulimit -l)")
+            }
+            _ => ep_core::Error::unsupported(what, self),
+        }
     }
 }

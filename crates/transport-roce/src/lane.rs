@@ -4,11 +4,10 @@
 //! queue pair come in order, so one tells of all before it. A lane never posts more than its queue holds: who asks for more
 //! is told to come again.
 
-use std::collections::VecDeque;
-
 use ep_core::LaneCause;
 use ep_core::port::LaneId;
 
+use crate::account::Account;
 use crate::settings::Signal;
 use crate::sys::{self, Remote, SendRequest, Sge};
 use crate::verbs::{QueuePair, Region};
@@ -56,14 +55,6 @@ impl Scratch {
     fn receive(&self, slot: u32) -> u64 {
         self.offset + u64::from(self.sends + 1 + slot) * SLOT
     }
-}
-
-/// Requests posted with one doorbell.
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    requests: u32,
-    /// The last ticket among or before them.
-    upto: u64,
 }
 
 /// A value that the receiver is to raise a cell to, as it travels with [`Signal::Counting`].
@@ -123,18 +114,14 @@ pub(crate) struct Lane {
     pub(crate) broken: Option<LaneCause>,
     /// The peer's window.
     pub(crate) target: Place,
+    /// The key for the cells in it.
+    pub(crate) cells_key: u32,
     scratch: Scratch,
     requests: Box<[SendRequest]>,
     entries: Box<[Sge]>,
-    /// Requests gathered.
-    gathered: usize,
-    /// Requests posted and not completed.
-    under_way: u32,
-    posted: VecDeque<Posted>,
+    account: Account,
     /// Requests ever, for the slots of what they send.
     turn: u64,
-    pub(crate) issued: u64,
-    settled: u64,
     /// What each of the peer's cells was last raised to.
     raised: Vec<(u64, u64)>,
     /// Writes and records sent, for the receiver's count.
@@ -151,7 +138,6 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub(crate) fn new(id: LaneId, index: usize, signal: Signal, scratch: Scratch) -> Self {
-        let depth = scratch.sends as usize;
         Self {
             id,
             index,
@@ -160,15 +146,12 @@ impl Lane {
             pair: None,
             broken: Some(LaneCause::Flushed),
             target: Place::default(),
+            cells_key: 0,
             scratch,
             requests: vec![SendRequest::zeroed(); BATCH].into(),
             entries: vec![Sge::default(); BATCH].into(),
-            gathered: 0,
-            under_way: 0,
-            posted: VecDeque::with_capacity(depth),
+            account: Account::new(scratch.sends),
             turn: 0,
-            issued: 0,
-            settled: 0,
             raised: Vec::new(),
             writes: 0,
             records: 0,
@@ -181,39 +164,48 @@ impl Lane {
     /// Begins anew, on a queue pair that is initialised: posts its receives.
     pub(crate) fn begin(&mut self, pair: QueuePair, connection: u32, scratch: &Region) {
         self.close(LaneCause::Flushed);
-        (self.broken, self.connection) = (None, connection);
-        (self.writes, self.records, self.arrived, self.applied) = (0, 0, 0, 0);
-        self.raised.clear();
-        self.waiting.clear();
+        self.forget(connection);
         self.pair = Some(pair);
         for slot in 0..self.scratch.receives {
             self.post_receive(slot, scratch);
         }
     }
 
+    /// Both ends count from zero on a connection, and their cells begin there.
+    fn forget(&mut self, connection: u32) {
+        (self.broken, self.connection) = (None, connection);
+        (self.writes, self.records, self.arrived, self.applied) = (0, 0, 0, 0);
+        self.raised.clear();
+        self.waiting.clear();
+    }
+
     /// Ends the queue pair. From here on nothing of it is under way.
     pub(crate) fn close(&mut self, cause: LaneCause) {
         self.broken.get_or_insert(cause);
         self.pair = None;
-        (self.gathered, self.under_way) = (0, 0);
-        self.posted.clear();
+        self.account.clear();
     }
 
     pub(crate) const fn index(&self) -> usize {
         self.index
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.gathered == 0 && self.under_way == 0
+    pub(crate) const fn is_idle(&self) -> bool {
+        self.account.is_idle()
     }
 
     pub(crate) const fn has_gathered(&self) -> bool {
-        self.gathered > 0
+        self.account.gathered() > 0
+    }
+
+    /// The last ticket that it gave.
+    pub(crate) const fn issued(&self) -> u64 {
+        self.account.issued()
     }
 
     /// Whether the lane takes `more` requests now.
-    pub(crate) fn has_room(&self, more: u32) -> bool {
-        self.under_way + self.gathered as u32 + more <= self.scratch.sends
+    pub(crate) const fn has_room(&self, more: u32) -> bool {
+        self.account.has_room(more)
     }
 
     /// The most requests that it ever takes.
@@ -222,32 +214,33 @@ impl Lane {
     }
 
     pub(crate) const fn is_settled(&self, ticket: u64) -> bool {
-        self.settled >= ticket
+        self.account.is_settled(ticket)
     }
 
     /// Gathers a request, for which there is room.
     fn gather(&mut self, opcode: u32, source: Place, bytes: u32, remote: Remote) {
-        if self.gathered == BATCH {
+        if self.account.gathered() == BATCH {
             self.post();
         }
         let Some(pair) = &self.pair else { return };
         let inline = if bytes <= pair.inline && opcode != sys::WR_FETCH_ADD { sys::SEND_INLINE } else { 0 };
-        self.entries[self.gathered] = Sge { addr: source.address, length: bytes, lkey: source.key };
+        let at = self.account.gathered();
+        self.entries[at] = Sge { addr: source.address, length: bytes, lkey: source.key };
         let mut request = SendRequest::zeroed();
         (request.num_sge, request.opcode, request.send_flags, request.remote) = (1, opcode, inline, remote);
-        self.requests[self.gathered] = request;
-        self.gathered += 1;
+        self.requests[at] = request;
+        self.account.gather();
         self.turn += 1;
     }
 
     /// Posts what is gathered.
     pub(crate) fn post(&mut self) {
-        let Some(pair) = self.pair.as_ref().filter(|_| self.gathered > 0) else { return };
+        let Some(pair) = self.pair.as_ref().filter(|_| self.account.gathered() > 0) else { return };
         let identifier =
             |last| Identifier { lane: self.index, connection: self.connection, event: Event::Sent { last } }.bits();
         let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
-        for at in 0..self.gathered {
-            let last = at + 1 == self.gathered;
+        for at in 0..self.account.gathered() {
+            let last = at + 1 == self.account.gathered();
             // SAFETY: `at` and, before the last, the one after it are below the boxes' length.
             let (request, next, entry) = unsafe { (&mut *requests.add(at), requests.add(at + 1), entries.add(at)) };
             request.next = if last { std::ptr::null_mut() } else { next };
@@ -258,13 +251,8 @@ impl Lane {
         // SAFETY: chain and entries lie in boxes of this lane; they name the window or the scratch region, which stay
         // registered as long as lanes have queue pairs.
         let outcome = unsafe { pair.post_send(requests) };
-        let requests = self.gathered as u32;
-        self.gathered = 0;
         match outcome {
-            Ok(()) => {
-                self.under_way += requests;
-                self.posted.push_back(Posted { requests, upto: self.issued });
-            }
+            Ok(()) => self.account.post(),
             // There was room, by count: whatever it is, it is no full queue.
             Err((_, code)) => self.close(LaneCause::Refused(code)),
         }
@@ -284,9 +272,7 @@ impl Lane {
             self.writes += 1;
             done += part;
         }
-        // Counted last: what is posted with the first parts does not tell of the whole.
-        self.issued += 1;
-        self.issued
+        self.account.issue()
     }
 
     /// Sends a write of no bytes, which its peer's adapter acknowledges and nobody else notices.
@@ -299,12 +285,12 @@ impl Lane {
 
     /// Raises the peer's cell at `at` to `bits`, for which there is room.
     pub(crate) fn raise(&mut self, at: u64, bits: u64, scratch: &Region) {
-        let target = self.target;
+        let (target, key) = (self.target, self.cells_key);
         let to = |add_or_key| Remote { addr: target.address + at, add_or_key, ..Remote::default() };
         match self.signal {
             Signal::OrderedWrite => {
                 let source = self.stage(&[bits], scratch);
-                self.gather(sys::WR_RDMA_WRITE, source, 8, to(target.key.into()));
+                self.gather(sys::WR_RDMA_WRITE, source, 8, to(key.into()));
             }
             Signal::FetchAdd => {
                 let before = self.remember(at, bits);
@@ -314,7 +300,7 @@ impl Lane {
                         address: scratch.memory().address() + self.scratch.returned(),
                         key: scratch.local_key(),
                     };
-                    let remote = Remote { key_of_atomic: target.key, ..to(bits - before) };
+                    let remote = Remote { key_of_atomic: key, ..to(bits - before) };
                     self.gather(sys::WR_FETCH_ADD, returned, 8, remote);
                 }
             }
@@ -384,12 +370,7 @@ impl Lane {
             return;
         }
         match identifier.event {
-            Event::Sent { last: true } => {
-                if let Some(Posted { requests, upto }) = self.posted.pop_front() {
-                    self.under_way -= requests;
-                    self.settled = upto;
-                }
-            }
+            Event::Sent { last: true } => self.account.complete(),
             Event::Sent { last: false } => {}
             Event::Received { slot } => {
                 match completion.opcode {
@@ -477,6 +458,20 @@ mod tests {
         lane.arrived = 3;
         lane.apply(|_, bits| raised.push(bits));
         assert_eq!(raised, [10, 20, 30, 40]);
+    }
+
+    /// The peer's cells are zero again when a connection begins: a difference to what was raised on an earlier one would be
+    /// too small.
+    #[test]
+    fn nothing_of_a_connection_is_remembered_on_the_next() {
+        let mut lane = lane();
+        lane.remember(64, 5);
+        (lane.writes, lane.records, lane.arrived, lane.applied) = (3, 1, 3, 1);
+        lane.waiting.push(Record { number: 2, after: 3, at: 64, bits: 9 });
+        lane.forget(7);
+        assert_eq!(lane.remember(64, 5), 0);
+        assert_eq!((lane.writes, lane.records, lane.arrived, lane.applied, lane.connection), (0, 0, 0, 0, 7));
+        assert!(lane.waiting.is_empty() && lane.broken.is_none());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One rank's lanes: its device, its window, and the queue pairs to every far peer.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::port::{LaneId, LaneKind, Offset, Span, Ticket};
 use ep_core::transport::{Lanes, Place as Start};
 use ep_core::{Fault, LaneCause, Layout, Rank, topology::Reach};
@@ -32,6 +33,10 @@ pub struct RoceLanes {
     lanes: Vec<Lane>,
     scratch: Region,
     window: Region,
+    /// The cells of the window once more, without relaxed ordering: a write or an atomic into relaxed memory may become visible
+    /// before the rows that it announces (rule F3).
+    cells: Region,
+    cells_at: Span,
     completions: Completions,
     domain: Domain,
     chosen: Chosen,
@@ -99,16 +104,22 @@ impl RoceLanes {
         let completions = Completions::new(&chosen.context, entries as u32)?;
         let map = |what| move |error| Error::Map { what, error };
         let mapped = Memory::of(window, layout.window_bytes() as usize).map_err(map("the window"))?;
-        let window = Region::new(&domain, mapped, access(signal, settings.relaxed))?;
+        let mapped = Arc::new(mapped);
+        let cells_at = cells_of(layout);
+        let part = cells_at.offset.0 as usize..cells_at.end() as usize;
+        let cells = Region::of_part(&domain, Arc::clone(&mapped), part, access(Part::Cells, signal, settings.relaxed))?;
+        let window = Region::new(&domain, mapped, access(Part::Rows, signal, settings.relaxed))?;
         let bytes = (lanes.len() as u64 * each).max(SLOT);
         let staged = Memory::anonymous(bytes as usize).map_err(map("memory for short messages"))?;
-        let scratch = Region::new(&domain, staged, sys::ACCESS_LOCAL_WRITE)?;
+        let scratch = Region::new(&domain, Arc::new(staged), sys::ACCESS_LOCAL_WRITE)?;
         let atomics = |most: i32| most.clamp(1, ATOMICS) as u8;
         Ok(Self {
             psns: vec![0; lanes.len()],
             lanes,
             scratch,
             window,
+            cells,
+            cells_at,
             completions,
             domain,
             atomics_in: atomics(attributes.max_qp_rd_atom),
@@ -154,6 +165,7 @@ impl RoceLanes {
             window: self.window.memory().address().into(),
             bytes: (self.window.memory().bytes() as u64).into(),
             remote_key: self.window.remote_key().into(),
+            cells_key: self.cells.remote_key().into(),
             ..Header::new()
         };
         let Settings { depth, inline, .. } = self.settings;
@@ -161,7 +173,7 @@ impl RoceLanes {
         let mut ends = Vec::with_capacity(self.lanes.len());
         for (lane, psn) in self.lanes.iter_mut().zip(&mut self.psns) {
             let pair = QueuePair::new(&self.domain, &self.completions, Depths { send: depth, receive, inline })?;
-            pair.init(port, access(self.signal, false))?;
+            pair.init(port, access(Part::Cells, self.signal, false))?;
             *psn = random_psn();
             ends.push(End::new(lane.id.peer, lane.id.kind, pair.number(), *psn));
             lane.begin(pair, self.connection, &self.scratch);
@@ -198,7 +210,7 @@ impl RoceLanes {
 
     /// Connects all lanes to one rank.
     fn join_one(&mut self, rank: Rank, offer: &Offer) -> Result<(), Error> {
-        let Header { signal, link, mtu, atomics, lid, gid, window, bytes, remote_key, .. } = offer.header;
+        let Header { signal, link, mtu, atomics, lid, gid, window, bytes, remote_key, cells_key, .. } = offer.header;
         let wrong = |why| Err(Error::Peer { rank, why });
         if signal != self.signal as u8 {
             return wrong(format!(
@@ -235,6 +247,7 @@ impl RoceLanes {
             };
             let lane = &mut self.lanes[index];
             lane.target = Place { address: window.get(), key: remote_key.get() };
+            lane.cells_key = cells_key.get();
             if let Some(pair) = &lane.pair {
                 pair.connect(&self.chosen.port, self.chosen.gid.index, &path)?;
             }
@@ -307,10 +320,24 @@ fn limit(what: &'static str, value: u64, most: i32, device: &str) -> Result<(), 
     Err(Error::Setting { what, value: value.to_string(), device: device.to_owned(), limit: format!("at most {most}") })
 }
 
-/// What others may do with the window.
-const fn access(signal: Signal, relaxed: bool) -> u32 {
-    let atomic = if matches!(signal, Signal::FetchAdd) { sys::ACCESS_REMOTE_ATOMIC } else { 0 };
-    let relaxed = if relaxed { sys::ACCESS_RELAXED_ORDERING } else { 0 };
+/// What a region of the window is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    Rows,
+    Cells,
+}
+
+/// Where the cells lie.
+fn cells_of(layout: &Layout) -> Span {
+    let cells = layout.regions().into_iter().find(|region| region.name == "cells");
+    cells.map_or(Offset(0).span(0), |region| region.span)
+}
+
+/// What others may do with a part of the window. Only cells are raised by atomics, and only rows may come in any order.
+const fn access(part: Part, signal: Signal, relaxed: bool) -> u32 {
+    let cells = matches!(part, Part::Cells);
+    let atomic = if cells && matches!(signal, Signal::FetchAdd) { sys::ACCESS_REMOTE_ATOMIC } else { 0 };
+    let relaxed = if relaxed && !cells { sys::ACCESS_RELAXED_ORDERING } else { 0 };
     sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | atomic | relaxed
 }
 
@@ -335,7 +362,7 @@ impl Lanes for RoceLanes {
 
     fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
         if from.len == 0 {
-            return self.lane("put", lane).map(|lane| Some(Ticket(lane.issued)));
+            return self.lane("put", lane).map(|lane| Some(Ticket(lane.issued())));
         }
         let bytes = self.layout.window_bytes();
         from.within(bytes)?;
@@ -356,8 +383,8 @@ impl Lanes for RoceLanes {
 
     fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
         at.span(8).within(self.layout.window_bytes())?;
-        // A misaligned atomic would never complete.
-        if !at.0.is_multiple_of(8) {
+        // A misaligned atomic would never complete, and the key for cells is for nothing else.
+        if !at.0.is_multiple_of(8) || at.0 < self.cells_at.offset.0 || at.0 + 8 > self.cells_at.end() {
             return Err(Fault::NotOffered { verb: "publish to no cell", lane });
         }
         if !self.room("publish", lane, 1)? {
@@ -424,11 +451,29 @@ impl Roce {
 impl ep_core::transport::Transport for Roce {
     type Lanes = RoceLanes;
 
-    fn far_lanes(&self) -> FarLanes {
+    fn far_lanes(&self) -> Queues {
         self.settings.far_lanes
     }
 
     fn open(&self, place: Start<'_>) -> Result<RoceLanes, ep_core::Error> {
         RoceLanes::open(&self.settings, place).map_err(|error| error.on(place.me))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With relaxed ordering a write may pass a write, and an atomic into such memory may pass writes, too.
+    #[test]
+    fn cells_keep_their_order_whatever_rows_do_and_only_they_take_atomics() {
+        for signal in [Signal::OrderedWrite, Signal::FetchAdd, Signal::Counting] {
+            let (rows, cells) = (access(Part::Rows, signal, true), access(Part::Cells, signal, true));
+            assert_eq!(rows & sys::ACCESS_RELAXED_ORDERING, sys::ACCESS_RELAXED_ORDERING);
+            assert_eq!(cells & sys::ACCESS_RELAXED_ORDERING, 0, "{signal}");
+            assert_eq!(access(Part::Rows, signal, false) & sys::ACCESS_RELAXED_ORDERING, 0);
+            assert_eq!(rows & sys::ACCESS_REMOTE_ATOMIC, 0, "{signal}");
+            assert_eq!(cells & sys::ACCESS_REMOTE_ATOMIC != 0, signal == Signal::FetchAdd);
+        }
     }
 }

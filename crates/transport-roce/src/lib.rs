@@ -1,8 +1,8 @@
 //! Lanes between nodes over RoCEv2 or InfiniBand: reliable connections, posted by the host's cores.
 //!
-//! [`Roce`] is a [`Transport`](ep_core::transport::Transport) for any backend whose ranks run on CPUs. `docs/roce.md` is for
-//! whoever runs it. libibverbs is opened when the first rank opens its lanes: this crate builds anywhere, and where the
-//! library or a device is missing it says so, with what to install. Linux only.
+//! [`Roce`] is a [`Transport`](ep_core::transport::Transport) for any backend whose ranks run on CPUs. `docs/roce.md`
+//! is for whoever runs it. libibverbs is opened when the first rank opens its lanes: this crate builds anywhere, and
+//! where the library or a device is missing it says so, with what to install. Linux only.
 //!
 //! ```no_run
 //! use ep_core::{Shape, Topology};
@@ -19,8 +19,9 @@
 //!
 //! # What a lane is
 //!
-//! A queue pair. A rank has three to each rank of its rail (watch, control, and one for all tracks: a coordinator posts
-//! there), two more with low latency; or two for each channel instead of the one ([`Settings::far_lanes`]).
+//! A queue pair; lanes of roles that share one are one lane here ([`ep_core::layout::Queues`]). A rank has three to each
+//! rank of its rail (watch, control, and one for rows and credit: a coordinator posts there), two more with low latency;
+//! or as [`Settings::far_lanes`] says.
 //!
 //! # How the rules are kept
 //!
@@ -36,16 +37,25 @@
 //!
 //! # Posting
 //!
-//! Puts are gathered, up to sixteen, and posted as one chain with one doorbell: at a publish, a flush, or when the rank
-//! waits. Only a chain's last request is signalled. Short writes travel inside their requests. A lane counts what it has under
-//! way: when its queue is full, the poster is told to come again, so that nothing is ever refused or lost.
+//! Puts are gathered, up to sixteen, and posted as one chain with one doorbell: at a publish, a flush, or when the
+//! rank waits. Only a chain's last request is signalled. Short writes travel inside their requests. A lane counts
+//! what it has under way: when its queue is full, the poster is told to come again, so that nothing is ever refused
+//! or lost.
 //!
 //! # Connections
 //!
 //! Ranks exchange queue pair numbers, first packet numbers, addresses and the window's key through the control plane
-//! ([`Offer`]). After a failure the survivors make new queue pairs. What was under way on the old ones is gone with them.
+//! ([`Offer`]). After a failure the survivors make new queue pairs. What was under way on the old ones is gone with
+//! them.
+//!
+//! # Where to go next
+//!
+//! - [`Settings`] has every option with its default; [`Choices`] says how devices are named.
+//! - `docs/roce.md`: setting up, what errors mean, and how to try it without an adapter (`ci/roce`).
+//! - [`ep_core::transport`]: what any transport must do.
 #![cfg(target_os = "linux")]
 
+mod account;
 mod device;
 mod error;
 mod lane;

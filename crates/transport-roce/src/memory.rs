@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Mapped memory.
@@ -19,10 +20,21 @@ pub(crate) struct Memory {
 
 // SAFETY: an address range of the process, which belongs to no thread; it is used through raw pointers and atomics only.
 unsafe impl Send for Memory {}
+// SAFETY: as above: `&Memory` gives addresses and atomics only.
+unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// The first `bytes` bytes of a file in memory that has so many and cannot shrink.
+    /// The first `bytes` bytes of a file in memory. One that has not so many, or may lose them, is refused: who touches a page that
+    /// is missing ends.
     pub(crate) fn of(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let refuse = |problem: String| Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        let has = fstat(file)?.st_size;
+        if u64::try_from(has).is_ok_and(|has| has < bytes as u64) {
+            return refuse(format!("the file has {has} bytes, expected {bytes}"));
+        }
+        if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+            return refuse("the file may shrink, expected one that is sealed against that".into());
+        }
         // SAFETY: the system chooses a free range of addresses; the pages stay, since the file cannot shrink.
         let base =
             unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) }?;
@@ -65,5 +77,26 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: mapped with this length; nothing borrows from `self` any more, and regions of it end before it does.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn files_that_may_lose_their_pages_are_refused() {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let said = |bytes| Memory::of(file.as_fd(), bytes).unwrap_err().to_string();
+        assert_eq!(said(4097), "the file has 4096 bytes, expected 4097");
+        assert_eq!(said(4096), "the file may shrink, expected one that is sealed against that");
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        assert_eq!(Memory::of(file.as_fd(), 4096).unwrap().bytes(), 4096);
+        assert!(Memory::of(std::fs::File::open("/proc/self/exe").unwrap().as_fd(), 1).is_err(), "no file in memory");
     }
 }

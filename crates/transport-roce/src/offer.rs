@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::Error;
 
 /// Of this form; another one is refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 type U32 = zerocopy::little_endian::U32;
 type U64 = zerocopy::little_endian::U64;
@@ -35,6 +35,8 @@ pub struct Header {
     pub(crate) bytes: U64,
     /// The key that others write it with.
     pub remote_key: U32,
+    /// The key that others raise its cells with: a region of its own, whose writes stay in order.
+    pub cells_key: U32,
 }
 
 /// One end of a lane.
@@ -117,6 +119,6 @@ mod tests {
         let refused = |bytes: &[u8]| Offer::from_bytes(Rank(1), bytes).unwrap_err().to_string();
         assert_eq!(refused(&bytes[..10]), "rank 1: its offer has 10 bytes only");
         assert_eq!(refused(&bytes[..bytes.len() - 1]), "rank 1: its offer has 15 bytes too many");
-        assert_eq!(refused(&[9; 60]), "rank 1: its offer has version 151587081, this one is 1");
+        assert_eq!(refused(&[9; 60]), "rank 1: its offer has version 151587081, this one is 2");
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use ep_core::Error;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 
 use crate::device::Choices;
 
@@ -61,7 +61,7 @@ pub(crate) const fn automatic(atomics: bool, relaxed: bool) -> (Signal, &'static
 pub struct Settings {
     pub(crate) devices: Choices,
     pub(crate) signal: Option<Signal>,
-    pub(crate) far_lanes: FarLanes,
+    pub(crate) far_lanes: Queues,
     pub(crate) relaxed: bool,
     pub(crate) mtu: Option<u32>,
     pub(crate) service_level: u8,
@@ -78,7 +78,7 @@ impl Default for Settings {
         Self {
             devices: Choices::default(),
             signal: None,
-            far_lanes: FarLanes::One,
+            far_lanes: Queues::ROWS_WITH_CREDIT,
             relaxed: false,
             mtu: None,
             service_level: 0,
@@ -116,9 +116,9 @@ impl Settings {
         Self { signal: Some(signal), ..self }
     }
 
-    /// Whether all tracks to a rank share one queue pair, posted to by a coordinator (as it is unless this says otherwise), or
-    /// every role has its own.
-    pub fn far_lanes(self, far_lanes: FarLanes) -> Self {
+    /// Which lanes to a rank share a queue pair, posted to by a coordinator. Unless this says otherwise: those of rows and
+    /// credit ([`Queues::ROWS_WITH_CREDIT`]).
+    pub fn far_lanes(self, far_lanes: Queues) -> Self {
         Self { far_lanes, ..self }
     }
 

@@ -4,13 +4,15 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
 
 use ep_core::layout::LowKind;
+use ep_core::memory::Estimate;
 use ep_core::{Element, Error, Layout, Nanos, Rank, Settings, Shape, Topology};
 
-use super::{Bench, Choice, Plan, fill, median, on_threads, route};
-use crate::args;
-use crate::driver::{Device, Scratch};
+use super::{Bench, Choice, Plan, devices, fill, median, on_threads, route};
+use crate::args::{self, LOW_RECEIVE, LOW_SEND};
+use crate::driver::Scratch;
+use crate::memory;
 use crate::node::Node;
-use crate::rank::{LOW_RECEIVE, LOW_SEND, Options, RankDevice, check_low};
+use crate::rank::{Options, RankDevice, check_low};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +33,42 @@ pub struct LowPlan {
     pub blocks: u32,
     /// Repetitions; the median is told.
     pub repetitions: u32,
+}
+
+impl LowPlan {
+    fn layout(&self) -> Result<Layout, Error> {
+        let Self { experts, topk, hidden, max_tokens, element, .. } = *self;
+        let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).element(element);
+        let (shape, topology) = (shape.build()?, Topology::new(1, self.ranks)?);
+        let settings = Settings::builder(&shape, &topology).slots(1).low_latency(true);
+        Layout::new(&shape, &topology, &settings.deadline(Nanos::from_secs(2)).build()?)?.with_kernels()
+    }
+
+    /// About what one rank takes of its GPU. No GPU is needed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes.
+    pub fn footprint(&self) -> Result<Estimate, Error> {
+        let layout = self.layout()?;
+        let (row, result) = (layout.row().payload_stride(), layout.row().results().payload_stride());
+        let (tokens, topk) = (u64::from(self.max_tokens), u64::from(self.topk));
+        let wide = u64::from(self.ranks).saturating_mul(tokens);
+        // Of received rows; their results lie in their place where they are as long.
+        let apart = if self.element == Element::Bf16 { 0 } else { result };
+        let local = u64::from(layout.local_experts()).saturating_mul(row + apart + 4);
+        Ok(memory::of_window(&layout)
+            .with("batch", tokens.saturating_mul(2 * result + 12 * topk))
+            .with("rows of the experts", wide.saturating_mul(local.saturating_add(8 * (1 + topk)))))
+    }
+
+    /// Refuses what its GPUs have no room for, before anything is taken.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes and memory; what is missing.
+    pub fn admit(&self) -> Result<(), Error> {
+        let footprint = self.footprint()?;
+        memory::admit(&devices(self.ranks)?, &footprint)
+    }
 }
 
 /// One kind of operation: medians of the slowest rank, in microseconds.
@@ -66,21 +104,14 @@ pub struct LowTimes {
 /// # Errors
 /// What is missing, or what a kernel reported.
 pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
-    let gpus = crate::driver::devices()? as u32;
-    let topology = Topology::new(1, plan.ranks)?;
-    let shape = Shape::builder()
-        .experts(plan.experts)
-        .topk(plan.topk)
-        .hidden(plan.hidden)
-        .max_tokens(plan.max_tokens)
-        .element(plan.element)
-        .build()?;
-    let settings =
-        Settings::builder(&shape, &topology).slots(1).low_latency(true).deadline(Nanos::from_secs(2)).build()?;
-    let layout = Layout::new(&shape, &topology, &settings)?;
-    let devices = (0..plan.ranks).map(|rank| Device::open((rank % gpus) as usize)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(tokens) = tokens.iter().find(|tokens| **tokens > plan.max_tokens) {
+        return Err(Error::invalid("tokens of a rank", tokens, format_args!("at most {}", plan.max_tokens)));
+    }
+    let layout = plan.layout()?;
+    let devices = devices(plan.ranks)?;
+    memory::admit(&devices, &plan.footprint()?)?;
     let node = Node::here(&devices, &layout, false)?;
-    let sharing = plan.ranks.div_ceil(gpus);
+    let sharing = plan.ranks.div_ceil(crate::driver::devices()?.max(1) as u32);
     let ranks = (0..plan.ranks)
         .zip(&devices)
         .map(|(rank, device)| {
@@ -204,16 +235,19 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
         };
         let mut times = LowTimes { tokens, ..LowTimes::default() };
         times.dispatch = halves(&mut bench, |rank, phases| {
-            rank.low_dispatch(args::LowDispatch { phases, in_flight: in_flight(phases), ..dispatch })
+            // SAFETY: memory of this function's, for the batch and for all that may come.
+            unsafe { rank.low_dispatch(args::LowDispatch { phases, in_flight: in_flight(phases), ..dispatch }) }
         })?;
         for (kind, into) in [(LowKind::PerChoice, &mut times.per_choice), (LowKind::PerRank, &mut times.per_rank)] {
-            stream.fill(sums.address(), 0xff, sums.bytes())?;
+            // SAFETY: nothing is captured.
+            unsafe { sums.fill(0xff) }?;
             let kind = kind as u32;
             *into = halves(&mut bench, |rank, phases| {
-                rank.low_combine(args::LowCombine { phases, in_flight: in_flight(phases), kind, ..combine })
+                // SAFETY: as above.
+                unsafe { rank.low_combine(args::LowCombine { phases, in_flight: in_flight(phases), kind, ..combine }) }
             })?;
             if y.is_none() {
-                times.wrong += check(plan, &stream, &sums, &sent)?;
+                times.wrong += check(plan, &sums, &sent)?;
             }
         }
         all.push(times);
@@ -222,9 +256,9 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
 }
 
 /// Rows that went to their experts and straight back, with weights of 1, are as many times what they were as there are choices.
-fn check(plan: &LowPlan, stream: &crate::driver::Stream, sums: &Scratch, sent: &[u8]) -> Result<u64, Error> {
+fn check(plan: &LowPlan, sums: &Scratch, sent: &[u8]) -> Result<u64, Error> {
     let mut back = vec![0; sent.len()];
-    stream.download(sums.address(), &mut back)?;
+    sums.read(0, &mut back)?;
     let value = |bytes: &[u8]| half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
     let pairs = back.chunks_exact(2).zip(sent.chunks_exact(2));
     Ok(pairs.filter(|(sum, x)| value(sum) != value(x) * plan.topk as f32).count() as u64)
@@ -242,4 +276,34 @@ pub fn low_table(plan: &LowPlan, times: &[LowTimes]) -> String {
         let _ = writeln!(text, " {wrong}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_takes_is_known_without_a_gpu() {
+        let (hidden, topk, experts, repetitions) = (7168, 8, 256, 1);
+        let plan =
+            |element| LowPlan { ranks: 8, max_tokens: 128, hidden, topk, experts, element, blocks: 0, repetitions };
+        let [bf16, fp8] = [Element::Bf16, Element::Fp8(ep_core::quant::Scaling::Exact)]
+            .map(|element| plan(element).footprint().unwrap());
+        // A place for each expert of 32 and each token of 8 ranks.
+        let places = 32 * 8 * 128;
+        assert_eq!(bf16.parts()[2], ("rows of the experts", places * (7168 * 2 + 4) + 8 * 128 * 8 * 9));
+        assert_eq!(bf16.parts()[1], ("batch", 128 * (2 * 7168 * 2 + 12 * 8)));
+        // Codes, scales, and results beside them.
+        assert!(fp8.parts()[2].1 > places * (7168 + 4 * 56 + 7168 * 2), "{fp8}");
+        assert!(plan(Element::Bf16).layout().unwrap().window_bytes() == bf16.parts()[0].1);
+    }
+
+    #[test]
+    fn more_tokens_than_there_is_room_for_are_refused() {
+        let element = Element::Bf16;
+        let plan =
+            LowPlan { ranks: 1, max_tokens: 4, hidden: 16, topk: 1, experts: 1, element, blocks: 1, repetitions: 1 };
+        let error = run_low(&plan, &[1, 5]).unwrap_err();
+        assert_eq!(error.to_string(), "tokens of a rank is 5, allowed: at most 4");
+    }
 }

@@ -1,18 +1,22 @@
 //! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
 //! [SMs,SMs,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
-//! [tokens]`. With `peers` no row stays at home.
+//! [tokens]`, and of calls by way of outboxes: `ep-cuda-bench pulled [ranks] [tokens] [SMs,SMs,...] [slots,slots,...] [steps,...]`. With `peers` no row stays at home.
 
 use std::process::ExitCode;
 
 use ep_core::{Element, Error, Scaling};
 use ep_cuda::bench::{
-    Blocks, Choice, LowPlan, Plan, graphs_table, host_table, low_table, run, run_graphs, run_host, run_low, table,
+    Blocks, Choice, LowPlan, Outboxes, Plan, graphs_table, host_table, low_table, pulled_table, run, run_graphs,
+    run_host, run_low, run_pulled, table,
 };
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
     if words.next_if(|word| word == "low").is_some() {
         return low(words);
+    }
+    if words.next_if(|word| word == "pulled").is_some() {
+        return pulled(words);
     }
     let graphs = words.next_if(|word| word == "graphs").is_some();
     let host = words.next_if(|word| word == "host").is_some();
@@ -57,6 +61,33 @@ fn of_calls(ranks: u32, tokens: u32, table: impl Fn(&Plan) -> Result<String, Err
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Outboxes of each size, served by each number of multiprocessors.
+fn pulled(mut words: impl Iterator<Item = String>) -> ExitCode {
+    let mut numbers = |default: &str| -> Vec<u32> {
+        let list = words.next().unwrap_or_else(|| default.into());
+        list.split(',').filter_map(|word| word.parse().ok()).collect()
+    };
+    let (ranks, tokens) = (numbers("4")[0], numbers("4096")[0]);
+    let (sms, slots, steps) = (numbers("8,12,16,24,48"), numbers("16,64"), numbers("8"));
+    let cuts: Vec<_> = sms
+        .iter()
+        .flat_map(|&blocks| slots.iter().map(move |&slots| (blocks, slots)))
+        .flat_map(|(blocks, slots)| steps.iter().map(move |&step| Outboxes { blocks, slots, step }))
+        .collect();
+    for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
+        let (hidden, topk, experts, repetitions, choice) = (7168, 8, 256, 30, Choice::Any);
+        let plan = Plan { ranks, tokens, hidden, topk, experts, element, choice, repetitions };
+        match run_pulled(&plan, &cuts) {
+            Ok(times) => print!("{}", pulled_table(&plan, &cuts, &times)),
+            Err(error) => {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
         }
     }
     ExitCode::SUCCESS

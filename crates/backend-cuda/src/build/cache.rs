@@ -1,8 +1,10 @@
-//! Compiled kernels on disk: one file for each key, written aside and renamed, with a checksum.
+//! Compiled kernels on disk: those that came with the program, and those that were compiled here. One file for each key, written
+//! aside and renamed, with a checksum.
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
@@ -14,79 +16,140 @@ use crate::error::CudaError;
 const MAGIC: &[u8; 8] = b"epcubin1";
 const DIGEST: usize = 32;
 
+/// Kernels that come with the program.
+static SHIPPED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names the folder of kernels that come with the program, made by `ep-cuda-kernels --ship`: a GPU whose kernels are there needs no
+/// compiler. `EP_CUDA_KERNELS` in the environment names another one, or none where it is empty. A second call changes nothing.
+pub fn come_from(folder: PathBuf) {
+    // The first caller is the program itself.
+    let _ = SHIPPED.set(folder);
+}
+
 /// Names the code of one target: a hash of everything that it depends on.
 pub(super) struct Key(String);
 
 impl Key {
-    pub(super) fn new(target: &Target, options: &[String], nvrtc: (u32, u32)) -> Self {
+    /// Of code that this host's compiler makes.
+    pub(super) fn compiled(target: &Target, nvrtc: (u32, u32)) -> Self {
+        Self::new(target, &format!("{nvrtc:?}"))
+    }
+
+    /// Of code that comes with the program: whichever compiler made it, it is the same text, options and architecture.
+    pub(super) fn shipped(target: &Target) -> Self {
+        Self::new(target, "shipped")
+    }
+
+    /// That of its file.
+    #[cfg(test)]
+    pub(super) fn name(&self) -> &str {
+        &self.0
+    }
+
+    fn new(target: &Target, maker: &str) -> Self {
+        Self::of_text(target, target.source.text(), &headers(), maker)
+    }
+
+    fn of_text(target: &Target, text: &str, headers: &[(&str, String)], maker: &str) -> Self {
         let mut hash = Sha256::new();
         let mut part = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
         };
         part(target.source.name().as_bytes());
-        part(target.source.text().as_bytes());
-        for (name, text) in headers() {
+        part(text.as_bytes());
+        for (name, text) in headers {
             part(name.as_bytes());
             part(text.as_bytes());
         }
-        options.iter().for_each(|option| part(option.as_bytes()));
-        part(format!("{nvrtc:?}").as_bytes());
+        target.options().iter().for_each(|option| part(option.as_bytes()));
+        part(maker.as_bytes());
         let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Self(format!("{}-{}-{digest}.cubin", target.source.name(), target.arch))
+        Self(format!("{}-{}-{digest}.cubin", target.source.kernel(), target.arch))
     }
 }
 
-/// A folder of compiled kernels. Any number of processes may use it at the same time.
+/// A folder of compiled kernels, and perhaps one of those that came with the program. Any number of processes may use them at the
+/// same time.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    shipped: Option<PathBuf>,
 }
 
 impl Cache {
-    /// The user's: `EP_CUDA_CACHE`, or `moexpress/cuda` in `XDG_CACHE_HOME` or `~/.cache`; none when neither is set.
+    /// The user's: `EP_CUDA_CACHE`, or `moexpress/cuda` in `XDG_CACHE_HOME` or `~/.cache`; none when neither is set. With the kernels
+    /// that [came with the program](come_from).
     pub fn of_user() -> Self {
         let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let base = || var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|home| home.join(".cache")));
-        Self { folder: var("EP_CUDA_CACHE").or_else(|| base().map(|base| base.join("moexpress").join("cuda"))) }
+        let shipped = match std::env::var_os("EP_CUDA_KERNELS") {
+            Some(named) => Some(PathBuf::from(named)).filter(|folder| !folder.as_os_str().is_empty()),
+            None => SHIPPED.get().cloned(),
+        };
+        Self {
+            folder: var("EP_CUDA_CACHE").or_else(|| base().map(|base| base.join("moexpress").join("cuda"))),
+            shipped,
+        }
     }
 
     /// A folder of its own; it is made when something is stored.
     pub const fn at(folder: PathBuf) -> Self {
-        Self { folder: Some(folder) }
+        Self { folder: Some(folder), shipped: None }
+    }
+
+    /// With kernels of `folder`, made by [`ship`](super::ship), before its own.
+    #[must_use]
+    pub fn with_shipped(self, folder: PathBuf) -> Self {
+        Self { shipped: Some(folder), ..self }
+    }
+
+    /// What came with the program for a target, if it is there and whole.
+    pub(super) fn shipped(&self, target: &Target) -> Option<Vec<u8>> {
+        load(self.shipped.as_ref()?, &Key::shipped(target))
     }
 
     /// What is stored under a key, if it is whole.
     pub(super) fn load(&self, key: &Key) -> Option<Vec<u8>> {
-        let bytes = fs::read(self.folder.as_ref()?.join(&key.0)).ok()?;
-        let rest = bytes.strip_prefix(MAGIC)?;
-        let (digest, cubin) = rest.split_at_checked(DIGEST)?;
-        if Sha256::digest(cubin).as_slice() == digest {
-            return Some(cubin.to_vec());
-        }
-        tracing::warn!(file = key.0, "a compiled kernel is damaged and is compiled again");
-        None
+        load(self.folder.as_ref()?, key)
     }
 
     /// Stores code. Readers see the whole file or none.
     pub(super) fn store(&self, key: &Key, cubin: &[u8]) -> Result<(), CudaError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(folder) = &self.folder else { return Ok(()) };
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let aside = folder.join(format!("{}.{}.{number}", key.0, std::process::id()));
-        let written = fs::create_dir_all(folder).and_then(|()| {
-            let mut file = fs::File::create(&aside)?;
-            file.write_all(MAGIC)?;
-            file.write_all(&Sha256::digest(cubin))?;
-            file.write_all(cubin)?;
-            file.sync_all()?;
-            fs::rename(&aside, folder.join(&key.0))
-        });
-        written.map_err(|problem| {
-            let _ = fs::remove_file(&aside);
-            CudaError::Cache { path: aside, problem: problem.to_string() }
-        })
+        self.folder.as_ref().map_or(Ok(()), |folder| store(folder, key, cubin))
     }
+}
+
+/// The code of a file, if it is there and whole.
+fn load(folder: &Path, key: &Key) -> Option<Vec<u8>> {
+    let bytes = fs::read(folder.join(&key.0)).ok()?;
+    let rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.split_at_checked(DIGEST));
+    match rest {
+        Some((digest, cubin)) if Sha256::digest(cubin).as_slice() == digest => Some(cubin.to_vec()),
+        _ => {
+            tracing::warn!(file = key.0, "a compiled kernel is damaged and is compiled again");
+            None
+        }
+    }
+}
+
+/// Writes a file: readers see all of it or none.
+pub(super) fn store(folder: &Path, key: &Key, cubin: &[u8]) -> Result<(), CudaError> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let aside = folder.join(format!("{}.{}.{number}", key.0, std::process::id()));
+    let written = fs::create_dir_all(folder).and_then(|()| {
+        let mut file = fs::File::create(&aside)?;
+        file.write_all(MAGIC)?;
+        file.write_all(&Sha256::digest(cubin))?;
+        file.write_all(cubin)?;
+        file.sync_all()?;
+        fs::rename(&aside, folder.join(&key.0))
+    });
+    written.map_err(|problem| {
+        let _ = fs::remove_file(&aside);
+        CudaError::Cache { path: aside, problem: problem.to_string() }
+    })
 }
 
 #[cfg(test)]
@@ -95,8 +158,7 @@ mod tests {
     use crate::build::Source;
 
     fn key(arch: &str, version: (u32, u32)) -> Key {
-        let target = Target::new(Source::Layout, arch);
-        Key::new(&target, &target.options(), version)
+        Key::compiled(&Target::new(Source::Positions, arch), version)
     }
 
     #[test]
@@ -109,6 +171,20 @@ mod tests {
         assert_eq!(cache.load(&mine).as_deref(), Some(&b"code"[..]));
         assert_eq!(cache.load(&key("sm_80", (13, 0))), None);
         assert_eq!(cache.load(&key("sm_90a", (13, 1))), None);
+    }
+
+    #[test]
+    fn another_text_has_another_key() {
+        let target = Target::new(Source::Counts, "sm_90a");
+        let (text, headers) = (target.source.text(), headers());
+        let name = |text: &str, headers: &[(&str, String)]| Key::of_text(&target, text, headers, "shipped").0;
+        assert_eq!(name(text, &headers), Key::shipped(&target).0);
+        assert_ne!(name(&format!("{text} "), &headers), Key::shipped(&target).0, "the kernel's");
+        for at in 0..headers.len() {
+            let mut others = headers.clone();
+            others[at].1.push(' ');
+            assert_ne!(name(text, &others), Key::shipped(&target).0, "{}", others[at].0);
+        }
     }
 
     #[test]

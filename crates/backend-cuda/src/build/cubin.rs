@@ -1,34 +1,14 @@
-//! What a compiled kernel needs, read from its cubin: an ELF file whose section `.nv.info` lists attributes of functions.
-
-use std::collections::BTreeMap;
-
-/// Registers and memory of one kernel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Resources {
-    /// Registers of a thread.
-    pub registers: u32,
-    /// Bytes of local memory of a thread: arrays that are indexed at run time, spilled registers, calls.
-    pub local_memory: u32,
-}
-
-/// `EIATTR_FRAME_SIZE`: bytes of a function's stack frame.
-const FRAME_SIZE: u8 = 0x11;
-/// `EIATTR_MIN_STACK_SIZE`: bytes with those of the functions it calls.
-const MIN_STACK_SIZE: u8 = 0x12;
-/// `EIATTR_REGCOUNT`: registers of a function.
-const REGISTERS: u8 = 0x2f;
-/// `EIFMT_SVAL`: a length, then the value.
-const SIZED: u8 = 4;
+//! A compiled kernel as a file: cubins are ELF files.
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
     Some(u16::from_le_bytes(number(bytes, at)?).into())
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(number(bytes, at)?))
 }
 
@@ -36,17 +16,15 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(number(bytes, at)?)).ok()
 }
 
-fn name_at(strings: &[u8], at: usize) -> Option<&str> {
+pub(super) fn name_at(strings: &[u8], at: usize) -> Option<&str> {
     let rest = strings.get(at..)?;
     std::str::from_utf8(&rest[..rest.iter().position(|&byte| byte == 0)?]).ok()
 }
 
-struct Section<'a> {
-    name: &'a str,
-    bytes: &'a [u8],
-}
+/// The name of a section, and its bytes in the file.
+pub(super) type Section<'a> = (&'a str, &'a [u8]);
 
-fn sections(elf: &[u8]) -> Option<Vec<Section<'_>>> {
+pub(super) fn sections(elf: &[u8]) -> Option<Vec<Section<'_>>> {
     if elf.get(..4)? != b"\x7fELF" || *elf.get(4)? != 2 {
         return None;
     }
@@ -65,52 +43,61 @@ fn sections(elf: &[u8]) -> Option<Vec<Section<'_>>> {
     (0..count)
         .map(|index| {
             let name = name_at(strings, u32_at(header(index)?, 0)? as usize)?;
-            Some(Section { name, bytes: content(index)? })
+            Some((name, content(index)?))
         })
         .collect()
 }
 
-/// The needs of every kernel in a cubin, by name.
+/// Refuses an image that is no cubin, or whose headers name bytes beyond its end: who loads it would read them.
 ///
 /// # Errors
-/// What is wrong with the file.
-pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static str> {
-    let sections = sections(cubin).ok_or("not an ELF file of 64 bits")?;
-    let of = |name: &str| sections.iter().find(|section| section.name == name).map(|section| section.bytes);
-    let (symbols, strings) = (of(".symtab").ok_or("no symbols")?, of(".strtab").ok_or("no names")?);
-    let info = of(".nv.info").ok_or("no .nv.info")?;
-    let is_kernel = |name: &str| sections.iter().any(|section| section.name.strip_prefix(".text.") == Some(name));
-    let mut all: BTreeMap<String, Resources> = BTreeMap::new();
-    let mut at = 0;
-    while let (Some(&[form, attribute]), Some(size)) =
-        (info.get(at..at + 2).map(|two| two.as_array().unwrap_or(&[0; 2])), u16_at(info, at + 2))
-    {
-        let value = at + 4;
-        at = if form == SIZED { value + size } else { value };
-        if form != SIZED || size < 8 {
-            continue;
-        }
-        let (Some(symbol), Some(amount)) = (u32_at(info, value), u32_at(info, value + 4)) else { break };
-        let name = u32_at(symbols, symbol as usize * 24).and_then(|name| name_at(strings, name as usize));
-        let Some(name) = name.filter(|name| is_kernel(name)) else { continue };
-        let needs = all.entry(name.to_owned()).or_default();
-        match attribute {
-            FRAME_SIZE | MIN_STACK_SIZE => needs.local_memory = needs.local_memory.max(amount),
-            REGISTERS => needs.registers = amount,
-            _ => {}
-        }
-    }
-    if all.is_empty() { Err("no kernels") } else { Ok(all) }
+/// What is wrong with it.
+pub(crate) fn is_whole(cubin: &[u8]) -> Result<(), &'static str> {
+    sections(cubin).ok_or("not a whole ELF file of 64 bits: a section lies beyond its end")?;
+    let segments = || {
+        let (start, size, count) = (u64_at(cubin, 32)?, u16_at(cubin, 54)?, u16_at(cubin, 56)?);
+        (0..count).try_for_each(|index| {
+            let header = cubin.get(start.checked_add(index * size)?..)?;
+            let (at, len) = (u64_at(header, 8)?, u64_at(header, 32)?);
+            // A note of the program table itself included: all of it is in the file.
+            cubin.get(at..at.checked_add(len)?).map(drop)
+        })
+    };
+    segments().ok_or("not a whole ELF file: a segment lies beyond its end")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A header of 64 bits with one section that names itself, and one segment, of so many bytes.
+    fn image(section: u64, segment: u64) -> Vec<u8> {
+        let mut elf = vec![0; 64 + 64 + 56];
+        elf[..5].copy_from_slice(b"\x7fELF\x02");
+        let mut put = |at: usize, bytes: &[u8]| elf[at..at + bytes.len()].copy_from_slice(bytes);
+        put(40, &64u64.to_le_bytes());
+        put(58, &64u16.to_le_bytes());
+        put(60, &1u16.to_le_bytes());
+        put(32, &128u64.to_le_bytes());
+        put(54, &56u16.to_le_bytes());
+        put(56, &1u16.to_le_bytes());
+        put(64 + 24, &0u64.to_le_bytes());
+        put(64 + 32, &section.to_le_bytes());
+        put(128 + 32, &segment.to_le_bytes());
+        // The section's name is empty: a zero among its bytes.
+        put(64, &5u32.to_le_bytes());
+        elf
+    }
+
     #[test]
-    fn what_is_no_cubin_is_refused() {
-        assert!(resources(b"").is_err());
-        assert!(resources(b"\x7fELF\x02").is_err());
-        assert!(resources(&[0x7f; 300]).is_err());
+    fn images_that_name_bytes_beyond_their_end_are_refused() {
+        assert_eq!(is_whole(&image(184, 184)), Ok(()));
+        for (section, segment) in [(185, 0), (184, 185), (u64::MAX, 0), (184, u64::MAX)] {
+            assert!(is_whole(&image(section, segment)).is_err(), "{section} {segment}");
+        }
+        for len in 0..184 {
+            assert!(is_whole(&image(184, 184)[..len]).is_err(), "cut at {len}");
+        }
+        assert!(is_whole(b"a cubin").is_err() && is_whole(&[]).is_err());
     }
 }

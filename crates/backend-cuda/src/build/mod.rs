@@ -1,15 +1,32 @@
-//! From kernel sources to code for the GPU at hand: compiled with NVRTC at first use, kept on disk.
+//! From kernel sources to code for the GPU at hand: it comes with the program, or is compiled with NVRTC at first use and kept on disk.
 
+#[cfg(feature = "workshop")]
+mod ahead;
 mod cache;
 mod cubin;
 mod nvrtc;
+#[cfg(feature = "workshop")]
+mod resources;
+mod shipped;
+mod side_by_side;
 mod sources;
 
-pub use cache::Cache;
-pub use cubin::{Resources, resources};
+#[cfg(feature = "workshop")]
+pub use ahead::{fill, ship};
+pub use cache::{Cache, come_from};
+pub(crate) use cubin::is_whole;
 pub use nvrtc::version;
+#[cfg(feature = "workshop")]
+pub use resources::{Resources, check, resources};
+#[cfg(feature = "workshop")]
+pub use shipped::absent;
+pub use shipped::absent_names;
+#[cfg(feature = "workshop")]
+pub use sources::ALL;
 pub(crate) use sources::PULL_WIDTHS;
-pub use sources::{ALL, Source, headers};
+pub use sources::{Source, headers, targets};
+
+use std::collections::HashMap;
 
 use crate::error::CudaError;
 
@@ -25,9 +42,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// A kernel file for an architecture, with the constants that it always needs.
+    /// A kernel file for an architecture.
     pub fn new(source: Source, arch: &str) -> Self {
-        Self { source, arch: arch.to_owned(), defines: source.sizes() }
+        Self { source, arch: arch.to_owned(), defines: Vec::new() }
     }
 
     /// With a constant more.
@@ -59,27 +76,15 @@ pub fn compile(target: &Target) -> Result<Vec<u8>, CudaError> {
     nvrtc::compile(target, &target.options())
 }
 
-/// Compiles all kernels for `arch` into a cache, with those for tests where `tests`: nothing is compiled on the GPU's host then, if its NVRTC
-/// has the same version.
+/// The code for a target: what came with the program, or from the cache where it is there and whole, or compiled.
 ///
 /// # Errors
-/// As [`compile`].
-pub fn fill(cache: &Cache, arch: &str, tests: bool) -> Result<(), CudaError> {
-    for target in ALL.into_iter().flat_map(|source| source.variants(arch)) {
-        code(cache, &target)?;
-        if tests {
-            code(cache, &target.for_tests(true))?;
-        }
-    }
-    Ok(())
-}
-
-/// The code for a target: from the cache where it is there and whole.
-///
-/// # Errors
-/// As [`compile`].
+/// As [`compile`]; what came with the program needs no compiler.
 pub fn code(cache: &Cache, target: &Target) -> Result<Vec<u8>, CudaError> {
-    let key = cache::Key::new(target, &target.options(), version()?);
+    if let Some(cubin) = cache.shipped(target) {
+        return Ok(cubin);
+    }
+    let key = cache::Key::compiled(target, version()?);
     if let Some(cubin) = cache.load(&key) {
         return Ok(cubin);
     }
@@ -90,24 +95,11 @@ pub fn code(cache: &Cache, target: &Target) -> Result<Vec<u8>, CudaError> {
     Ok(cubin)
 }
 
-/// Compiles all kernels for `arch` and returns what each needs; fails where one that moves rows uses local memory.
+/// The code for each of several targets, which are compiled side by side where they must be.
 ///
 /// # Errors
-/// As [`compile`], and [`CudaError::Compile`] for local memory.
-pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
-    let mut all = Vec::new();
-    for source in ALL {
-        for target in source.variants(arch) {
-            compile(&target.clone().for_tests(true))?;
-            let cubin = compile(&target)?;
-            let said = |log: String| CudaError::Compile { kernel: source.name(), arch: arch.to_owned(), log };
-            for (kernel, needs) in resources(&cubin).map_err(|problem| said(problem.to_owned()))? {
-                if needs.local_memory > 0 {
-                    return Err(said(format!("{kernel} uses {} bytes of local memory", needs.local_memory)));
-                }
-                all.push((format!("{kernel} {}", target.defines.join(" ")), needs));
-            }
-        }
-    }
-    Ok(all)
+/// As [`code`].
+pub fn codes(cache: &Cache, targets: Vec<Target>) -> Result<HashMap<Target, Vec<u8>>, CudaError> {
+    let codes = side_by_side::each(&targets, |target| code(cache, target))?;
+    Ok(targets.into_iter().zip(codes).collect())
 }

@@ -2,13 +2,12 @@
 
 use super::Target;
 use crate::args;
-use crate::rank::PIECES;
 
 /// A kernel file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
     /// Positions and counts.
-    Layout,
+    Positions,
     /// Membership and counts without a communicator.
     Members,
     /// Exchange of counts.
@@ -25,6 +24,10 @@ pub enum Source {
     Combine,
     /// Results through rings.
     CombineRing,
+    /// Rows by way of outboxes.
+    DispatchPulled,
+    /// Sums of rows in outboxes.
+    CombinePulled,
     /// Low-latency dispatch.
     LowDispatch,
     /// Low-latency combine.
@@ -40,8 +43,8 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 15] = [
-    Source::Layout,
+pub const ALL: [Source; 17] = [
+    Source::Positions,
     Source::Members,
     Source::Counts,
     Source::Dispatch,
@@ -50,6 +53,8 @@ pub const ALL: [Source; 15] = [
     Source::DispatchRing,
     Source::Combine,
     Source::CombineRing,
+    Source::DispatchPulled,
+    Source::CombinePulled,
     Source::LowDispatch,
     Source::LowCombine,
     Source::LowMask,
@@ -61,101 +66,49 @@ pub const ALL: [Source; 15] = [
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
 pub(crate) const PULL_WIDTHS: [u32; 4] = [1, 2, 4, 8];
 
+/// File, kernel and text of each source.
+macro_rules! sources {
+    ($($source:ident: $file:literal $kernel:literal;)*) => {
+        impl Source {
+            /// Its file, in the folder of kernels.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$source => $file,)* }
+            }
+
+            /// The kernel in it, as the linker sees its name.
+            pub const fn kernel(self) -> &'static str {
+                match self { $(Self::$source => $kernel,)* }
+            }
+
+            /// Its text.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$source => include_str!(concat!("../../kernels/", $file)),)* }
+            }
+        }
+    };
+}
+
+sources! {
+    Positions: "throughput/positions.cu" "ep_positions_kernel";
+    Members: "throughput/members.cu" "ep_members_kernel";
+    Counts: "throughput/counts.cu" "ep_counts_kernel";
+    Dispatch: "throughput/dispatch.cu" "ep_dispatch_kernel";
+    Unpack: "throughput/unpack.cu" "ep_unpack_kernel";
+    Offer: "throughput/offer.cu" "ep_offer_kernel";
+    DispatchRing: "throughput/dispatch_ring.cu" "ep_dispatch_ring_kernel";
+    Combine: "throughput/combine.cu" "ep_combine_kernel";
+    CombineRing: "throughput/combine_ring.cu" "ep_combine_ring_kernel";
+    DispatchPulled: "throughput/dispatch_pulled.cu" "ep_dispatch_pulled_kernel";
+    CombinePulled: "throughput/combine_pulled.cu" "ep_combine_pulled_kernel";
+    LowDispatch: "low_latency/dispatch.cu" "_ZN14ep_low_latency8dispatchE6EpRank17EpLowDispatchArgs";
+    LowCombine: "low_latency/combine.cu" "_ZN14ep_low_latency7combineE6EpRank16EpLowCombineArgs";
+    LowMask: "low_latency/mask.cu" "ep_low_mask_kernel";
+    Meet: "measure/meet.cu" "ep_meet_kernel";
+    Ceiling: "measure/ceiling.cu" "ep_ceiling_kernel";
+    Probe: "checks/probe.cu" "ep_probe_kernel";
+}
+
 impl Source {
-    /// Its file name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Layout => "layout.cu",
-            Self::Members => "members.cu",
-            Self::Counts => "counts.cu",
-            Self::Dispatch => "dispatch.cu",
-            Self::Unpack => "unpack.cu",
-            Self::Offer => "offer.cu",
-            Self::Combine => "combine.cu",
-            Self::DispatchRing => "dispatch_ring.cu",
-            Self::CombineRing => "combine_ring.cu",
-            Self::LowDispatch => "low_dispatch.cu",
-            Self::LowCombine => "low_combine.cu",
-            Self::LowMask => "low_mask.cu",
-            Self::Meet => "meet.cu",
-            Self::Ceiling => "ceiling.cu",
-            Self::Probe => "probe.cu",
-        }
-    }
-
-    /// The kernel in it, as the linker sees its name.
-    pub const fn kernel(self) -> &'static str {
-        match self {
-            Self::Layout => "ep_layout_kernel",
-            Self::Members => "ep_members_kernel",
-            Self::Counts => "ep_counts_kernel",
-            Self::Dispatch => "ep_dispatch_kernel",
-            Self::Unpack => "ep_unpack_kernel",
-            Self::Offer => "ep_offer_kernel",
-            Self::Combine => "ep_combine_kernel",
-            Self::DispatchRing => "ep_dispatch_ring_kernel",
-            Self::CombineRing => "ep_combine_ring_kernel",
-            // ep_low_latency::dispatch(EpRank, EpLowDispatchArgs) and ep_low_latency::combine(EpRank, EpLowCombineArgs).
-            Self::LowDispatch => "_ZN14ep_low_latency8dispatchE6EpRank17EpLowDispatchArgs",
-            Self::LowCombine => "_ZN14ep_low_latency7combineE6EpRank16EpLowCombineArgs",
-            Self::LowMask => "ep_low_mask_kernel",
-            Self::Meet => "ep_meet_kernel",
-            Self::Ceiling => "ep_ceiling_kernel",
-            Self::Probe => "ep_probe_kernel",
-        }
-    }
-
-    /// Its text.
-    pub const fn text(self) -> &'static str {
-        match self {
-            Self::Layout => include_str!("../../kernels/layout.cu"),
-            Self::Members => include_str!("../../kernels/members.cu"),
-            Self::Counts => include_str!("../../kernels/counts.cu"),
-            Self::Dispatch => include_str!("../../kernels/dispatch.cu"),
-            Self::Unpack => include_str!("../../kernels/unpack.cu"),
-            Self::Offer => include_str!("../../kernels/offer.cu"),
-            Self::Combine => include_str!("../../kernels/combine.cu"),
-            Self::DispatchRing => include_str!("../../kernels/dispatch_ring.cu"),
-            Self::CombineRing => include_str!("../../kernels/combine_ring.cu"),
-            Self::LowDispatch => include_str!("../../kernels/low_dispatch.cu"),
-            Self::LowCombine => include_str!("../../kernels/low_combine.cu"),
-            Self::LowMask => include_str!("../../kernels/low_mask.cu"),
-            Self::Meet => include_str!("../../kernels/meet.cu"),
-            Self::Ceiling => include_str!("../../kernels/ceiling.cu"),
-            Self::Probe => include_str!("../../kernels/probe.cu"),
-        }
-    }
-
-    /// Sizes of its parameters as Rust has them, which it compares with its own.
-    pub(super) fn sizes(self) -> Vec<String> {
-        let args = match self {
-            Self::Layout => size_of::<args::Layout>(),
-            Self::Members => size_of::<args::Members>(),
-            Self::Counts => size_of::<args::Counts>(),
-            Self::Dispatch => size_of::<args::Dispatch>(),
-            Self::Unpack => size_of::<args::Unpack>(),
-            Self::Offer => size_of::<args::Offer>(),
-            Self::Combine => size_of::<args::CombineRing>(),
-            Self::DispatchRing => size_of::<args::DispatchRing>(),
-            Self::CombineRing => size_of::<args::CombineRing>(),
-            Self::LowDispatch => size_of::<args::LowDispatch>(),
-            Self::LowCombine => size_of::<args::LowCombine>(),
-            Self::LowMask => size_of::<args::LowMask>(),
-            Self::Meet => size_of::<args::Meet>(),
-            Self::Ceiling => size_of::<args::Ceiling>(),
-            Self::Probe => size_of::<args::Probe>(),
-        };
-        vec![
-            format!("EP_SIZE_RANK={}", size_of::<args::RankView>()),
-            format!("EP_SIZE_LOCAL={}", args::LOCAL_BYTES),
-            format!("EP_SIZE_REPORT={}", args::REPORT_BYTES),
-            format!("EP_SIZE_LOW={}", args::LOW_BYTES),
-            format!("EP_SIZE_TEST={}", size_of::<args::Test>()),
-            format!("EP_SIZE_PIECES={PIECES}"),
-            format!("EP_SIZE_ARGS={args}"),
-        ]
-    }
-
     /// Everything that it is compiled to for an architecture.
     pub fn variants(self, arch: &str) -> Vec<Target> {
         let plain = Target::new(self, arch);
@@ -166,39 +119,69 @@ impl Source {
     }
 }
 
+/// Everything that a GPU of an architecture is given before it is used: all kernels but those of tests and measurements.
+pub fn targets(arch: &str) -> Vec<Target> {
+    let others = [Source::Meet, Source::Ceiling, Source::Probe];
+    ALL.into_iter().filter(|source| !others.contains(source)).flat_map(|source| source.variants(arch)).collect()
+}
+
 /// The headers of these names, as they are in the folder of kernels.
 macro_rules! headers {
-    ($($name:literal)*) => { [$(($name, include_str!(concat!("../../kernels/", $name)))),*] };
+    ($($folder:literal: $($name:literal)*;)*) => {
+        [$($(($name, include_str!(concat!("../../kernels/", $folder, $name))),)*)*]
+    };
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 22] = headers! {
-    "ep_bulk.h"
-    "ep_combine_ring.h"
-    "ep_copy.h"
-    "ep_dispatch_ring.h"
-    "ep_low.h"
-    "ep_low_arrivals.h"
-    "ep_low_banks.h"
-    "ep_low_dispatch.h"
-    "ep_low_end.h"
-    "ep_low_headers.h"
-    "ep_low_receive.h"
-    "ep_low_rows.h"
-    "ep_low_send.h"
-    "ep_low_watch.h"
-    "ep_notes.h"
-    "ep_offers.h"
-    "ep_pieces.h"
-    "ep_quant.h"
-    "ep_ring.h"
-    "ep_sum.h"
-    "ep_test.h"
-    "ep_verbs.h"
+const HEADERS: [(&str, &str); 28] = headers! {
+    "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
+    "": "ep_quant.h" "ep_sum.h";
+    "throughput/": "ep_combine_ring.h" "ep_copy.h" "ep_dispatch_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
+        "ep_pieces.h" "ep_ring.h";
+    "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_headers.h"
+        "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_watch.h";
+    "checks/": "ep_test.h";
 };
 
-/// The headers, by the names by which they are included. That of the layout is written anew: it is never stale.
+/// The headers, by the names by which they are included. Those that are generated are written anew: they are never stale.
 pub fn headers() -> Vec<(&'static str, String)> {
     let kept = HEADERS.iter().map(|&(name, text)| (name, text.to_owned()));
-    [("ep_layout.h", ep_core::layout::c_header())].into_iter().chain(kept).collect()
+    ep_core::device::headers().into_iter().chain([("ep_args.h", args::header())]).chain(kept).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text without comments.
+    fn code(text: &str) -> String {
+        let mut parts = text.split("/*");
+        let first = parts.next().unwrap_or_default().to_owned();
+        first + &parts.filter_map(|part| part.split_once("*/")).map(|(_, code)| code).collect::<String>()
+    }
+
+    /// The lines of kernels outside of the near verbs that could reach a window by another way than a verb.
+    fn ways_around(texts: &[(&str, &str)]) -> Vec<String> {
+        let forbidden = ["EpNear", ".windows", "\"st.", " st.", "cp.async.bulk.global", "\"red.", " red.", "multimem"];
+        let mut found = Vec::new();
+        for (name, text) in texts {
+            for line in code(text).lines().filter(|line| forbidden.iter().any(|word| line.contains(word))) {
+                found.push(format!("{name}: {}", line.trim()));
+            }
+        }
+        found
+    }
+
+    /// Other stores do not compile: only the near verbs know the address of an `EpAt`.
+    #[test]
+    fn kernels_reach_peers_by_verbs_alone() {
+        let near = ["ep_bulk.h", "ep_device.h", "ep_fail.h", "ep_near.h", "ep_wait.h"];
+        let headers = HEADERS.iter().copied().filter(|(name, _)| !near.contains(name));
+        let all: Vec<_> = headers.chain(ALL.map(|source| (source.name(), source.text()))).collect();
+        assert!(all.len() > 30);
+        assert_eq!(ways_around(&all), Vec::<String>::new());
+        let planted =
+            "/* EpNear */ asm volatile(\"st.relaxed.sys.global.u64 [%0], %1;\" :: ...);\nep_u8* p = EpNear::of(at);\n";
+        assert_eq!(ways_around(&[("planted", planted)]).len(), 2);
+    }
 }

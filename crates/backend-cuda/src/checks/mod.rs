@@ -1,8 +1,9 @@
 //! Kernels that are built for tests: seeded delays, poisoned memory, planted faults, incidents, and events of rings.
 //!
 //! [`Builder::checks`](crate::Builder::checks) has them compiled with `EP_TEST`, beside the others and under keys of their own: without it
-//! nothing of this is in a kernel. What they do is in `kernels/ep_test.h`.
+//! nothing of this is in a kernel. What they do is in `kernels/checks/ep_test.h`.
 
+mod events;
 mod rings;
 
 use std::sync::Arc;
@@ -15,48 +16,12 @@ use crate::args;
 use crate::driver::{DeviceMemory, Mapped, Stream};
 use crate::error::CudaError;
 
-pub use rings::{RingEvent, RingFault, SlotsOfRings, Step, check_rings};
+pub use crate::args::Plant;
+pub use events::{RingEvent, Step};
+pub use rings::{RingFault, SlotsOfRings, check_rings};
 
-/// What windows are filled with, and what has been read from slots: cells of no generation, operations of no row.
-pub(crate) const POISON: u8 = 0xee;
 /// Rank, or lane, that is none.
 const NONE: u32 = u32::MAX;
-
-/// A protocol error, made on purpose: `EP_PLANT_...`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u32)]
-pub enum Plant {
-    /// A ring's tail is published before the row is put.
-    TailBeforeData = 1,
-    /// Credit is returned for a row that is still to be read.
-    CreditEarly = 2,
-    /// Rows are put one slot further than they belong.
-    WrongSlot = 3,
-    /// Counts are put into the bank of the next operation.
-    WrongBank = 4,
-    /// Counts say one row more.
-    CountOffByOne = 5,
-    /// Rows in rings name a position that is one too high.
-    PositionOffByOne = 6,
-    /// Rows are placed one position too low.
-    PlacedOffByOne = 7,
-    /// Rows are said to be placed before they are.
-    PlacedEarly = 8,
-    /// Who has offered rows does not wait until they were pulled.
-    NotWaitingForPulls = 9,
-    /// Sums are rounded after each row.
-    RoundedTooEarly = 10,
-    /// Ends of rings wait without publishing what is pending.
-    ImpoliteWaiting = 11,
-    /// Low latency: a row is announced before it is put.
-    LowRaisedEarly = 12,
-    /// Low latency: rows are put into the bank of the next operation.
-    LowWrongBank = 13,
-    /// Low latency: the arrival says one row more.
-    LowCountOffByOne = 14,
-    /// Rows are offered before they were copied into the window.
-    OfferedEarly = 15,
-}
 
 /// What kernels that are built for tests do beside their work.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -79,6 +44,11 @@ pub struct Checks {
 const SLOWLY: Nanos = Nanos(50_000);
 
 impl Checks {
+    /// Whether windows are filled with a pattern before they are used.
+    pub(crate) const fn poisons(&self) -> bool {
+        self.poison
+    }
+
     /// Of rank `me`, whose operations may take `allowed`.
     fn args(&self, me: Rank, allowed: Nanos) -> args::Test {
         let limit = |nanos: Nanos| u32::try_from(nanos.0).unwrap_or(u32::MAX);
@@ -93,7 +63,7 @@ impl Checks {
             ..args::Test::default()
         };
         // A count of verbs or effects is small, or as good as endless.
-        let count = |after: u64| u32::try_from(after).unwrap_or(u32::MAX).min(i32::MAX as u32);
+        let count = |after: u64| i32::try_from(after).unwrap_or(i32::MAX);
         for incident in &self.incidents {
             match *incident {
                 Incident::Starve { rank } if rank == me => test.slow = limit(SLOWLY),
@@ -127,21 +97,27 @@ pub(crate) struct TestDevice {
     pub(crate) is_noticed: bool,
 }
 
-/// Byte of `EpTest.count`.
-const COUNT: u64 = 36;
+/// Where an `EpTest` counts events.
+const COUNT: usize = std::mem::offset_of!(args::Test, count);
 
 impl TestDevice {
     pub(crate) fn new(stream: &Arc<Stream>, checks: &Checks, me: Rank, allowed: Nanos) -> Result<Self, CudaError> {
         let crashed = Arc::new(Mapped::zeroed(stream.device(), 16)?);
-        let events = DeviceMemory::zeroed(stream, checks.events as usize * RingEvent::BYTES)?;
+        let events = DeviceMemory::zeroed(stream, checks.events as usize * size_of::<args::Event>())?;
         let memory = DeviceMemory::zeroed(stream, size_of::<args::Test>())?;
         let kept = if checks.events > 0 { events.address() } else { 0 };
         let args = args::Test { host: crashed.address(), events: kept, ..checks.args(me, allowed) };
-        stream.upload(memory.address(), args.as_bytes())?;
-        let noticed =
-            |incident: &Incident| matches!(*incident, Incident::Crash { rank, noticed: true, .. } if rank == me);
-        let is_noticed = checks.incidents.iter().any(noticed);
-        Ok(Self { memory, events, crashed, room: checks.events, is_noticed })
+        memory.write(stream, 0, args.as_bytes())?;
+        Ok(Self {
+            memory,
+            events,
+            crashed,
+            room: checks.events,
+            is_noticed: checks
+                .incidents
+                .iter()
+                .any(|incident| matches!(*incident, Incident::Crash { rank, noticed: true, .. } if rank == me)),
+        })
     }
 
     pub(crate) const fn address(&self) -> u64 {
@@ -161,14 +137,13 @@ impl TestDevice {
     /// The events of rings since the last call, and how many found no room. Waits for the stream.
     pub(crate) fn events(&self, stream: &Stream) -> Result<(Vec<RingEvent>, u32), CudaError> {
         let mut count = [0; 4];
-        stream.download(self.memory.address() + COUNT, &mut count)?;
+        self.memory.read(stream, COUNT, &mut count)?;
         let count = u32::from_le_bytes(count);
         let kept = count.min(self.room);
-        let mut bytes = vec![0; kept as usize * RingEvent::BYTES];
-        stream.download(self.events.address(), &mut bytes)?;
-        stream.upload(self.memory.address() + COUNT, &[0; 4])?;
-        let events = bytes.as_chunks::<{ RingEvent::BYTES }>().0.iter().map(RingEvent::from_bytes);
-        Ok((events.collect(), count - kept))
+        let mut events = vec![args::Event::default(); kept as usize];
+        self.events.read(stream, 0, events.as_mut_bytes())?;
+        self.memory.write(stream, COUNT, &[0; 4])?;
+        Ok((events.iter().map(RingEvent::from).collect(), count - kept))
     }
 }
 
@@ -188,12 +163,7 @@ mod tests {
         };
         let [first, second, third] = [0, 1, 2].map(|rank| checks.args(Rank(rank), Nanos(1)));
         assert_eq!((first.crashes, first.late_to, first.seed), (0, NONE, 0));
-        assert_eq!((second.crashes, second.verbs), (1, i32::MAX as u32));
+        assert_eq!((second.crashes, second.verbs), (1, i32::MAX));
         assert_eq!((third.late_to, third.late_lane, third.lost, third.unharmed), (0, 1, 1, 3));
-    }
-
-    #[test]
-    fn the_count_of_events_lies_where_it_is_read() {
-        assert_eq!(std::mem::offset_of!(args::Test, count) as u64, COUNT);
     }
 }

@@ -9,72 +9,7 @@ use std::collections::BTreeMap;
 use ep_core::Rank;
 use ep_core::ring::{Consumer, Geometry, Producer};
 
-/// What an end of a ring did: `EP_EVENT_...`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Step {
-    /// Began an operation as the filling end.
-    Fills,
-    /// Filled a slot.
-    Filled,
-    /// Publishes this tail.
-    Published,
-    /// Saw this head.
-    SawHead,
-    /// Began an operation as the emptying end.
-    Empties,
-    /// Saw this tail.
-    SawTail,
-    /// Read a slot.
-    Read,
-    /// Publishes this head.
-    Credited,
-}
-
-const STEPS: [Step; 8] = [
-    Step::Fills,
-    Step::Filled,
-    Step::Published,
-    Step::SawHead,
-    Step::Empties,
-    Step::SawTail,
-    Step::Read,
-    Step::Credited,
-];
-
-/// One event of one rank.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingEvent {
-    /// What it did.
-    pub step: Option<Step>,
-    /// The rank at the other end.
-    pub peer: Rank,
-    /// The ring.
-    pub track: u32,
-    /// The block that did it.
-    pub block: u32,
-    /// Slots, ever: those filled or emptied so far, or the tail or head.
-    pub count: u64,
-    /// The operation.
-    pub op: u64,
-}
-
-impl RingEvent {
-    /// Of an `EpEvent`.
-    pub(super) const BYTES: usize = 32;
-
-    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        Self {
-            step: STEPS.get(word(0) as usize).copied(),
-            peer: Rank(word(4)),
-            track: word(8),
-            block: word(12),
-            count: long(16),
-            op: long(24),
-        }
-    }
-}
+use super::{RingEvent, Step};
 
 /// A ring on which something happened that the rules do not allow.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -113,6 +113,28 @@ impl Device {
         self.ordinal
     }
 
+    /// Bytes of its memory that are left to this process: what the driver has free, what was dropped and is kept, and what its pool
+    /// holds for later.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn left(&self) -> Result<u64, CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; both numbers are written to.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        let pooled = |attribute| {
+            let mut bytes = 0_u64;
+            // SAFETY: the pool lives for ever; these attributes are u64, which are written to.
+            let code = unsafe { sys::cuMemPoolGetAttribute(self.pool, attribute, (&raw mut bytes).cast()) };
+            check("cuMemPoolGetAttribute", code).map(|()| bytes)
+        };
+        let held = pooled(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = pooled(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+        Ok((free as u64).saturating_add(kept).saturating_add(held.saturating_sub(used)))
+    }
+
     /// Streaming multiprocessors.
     pub const fn multiprocessors(&self) -> u32 {
         self.multiprocessors

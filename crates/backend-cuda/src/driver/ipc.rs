@@ -21,19 +21,19 @@ const RAW: usize = 64;
 /// Names a block of a GPU's memory to other processes of this host: the driver's handle, and a number of the process, so that no
 /// block of a later process is taken for one that is mapped still.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct MemoryHandle([u8; Self::BYTES]);
+pub(crate) struct MemoryHandle([u8; Self::BYTES]);
 
 impl MemoryHandle {
     /// Its size when it is sent.
-    pub const BYTES: usize = RAW + 8;
+    pub(crate) const BYTES: usize = RAW + 8;
 
     /// What is sent.
-    pub const fn to_bytes(self) -> [u8; Self::BYTES] {
+    pub(crate) const fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0
     }
 
     /// What was sent.
-    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+    pub(crate) const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 }
@@ -49,7 +49,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`CudaError::Driver`], where the system has no memory handles between processes.
-    pub fn handle(&self) -> Result<MemoryHandle, CudaError> {
+    pub(crate) fn handle(&self) -> Result<MemoryHandle, CudaError> {
         self.device().bind()?;
         let _relaxed = Relaxed::enter();
         let mut handle = sys::CUipcMemHandle { reserved: [0; RAW] };
@@ -123,7 +123,7 @@ impl Drop for Presence {
 
 /// A block of another process, mapped for a GPU of this one.
 #[derive(Debug)]
-pub struct Imported {
+pub(crate) struct Imported {
     device: Arc<Device>,
     handle: MemoryHandle,
     address: u64,
@@ -134,7 +134,7 @@ impl Imported {
     ///
     /// # Errors
     /// [`CudaError::Driver`]: the block is of this process, its GPU is not visible here, or cannot be reached.
-    pub fn open(device: &Arc<Device>, handle: MemoryHandle) -> Result<Self, CudaError> {
+    pub(crate) fn open(device: &Arc<Device>, handle: MemoryHandle) -> Result<Self, CudaError> {
         device.bind()?;
         let mut imports = device.imports();
         let address = match imports.mapped.get_mut(&handle) {
@@ -153,7 +153,7 @@ impl Imported {
     }
 
     /// Where kernels of this process see it.
-    pub const fn address(&self) -> u64 {
+    pub(crate) const fn address(&self) -> u64 {
         self.address
     }
 }

@@ -1,8 +1,8 @@
-//! Memory: windows and other long-lived blocks, stream-ordered scratch, host memory that the device writes.
+//! Memory that lives long: windows and other blocks of a GPU, host memory that the device writes.
 //!
-//! While one rank's kernel waits for another rank of the same process, that other rank must be able to go on. `cuMemAlloc`,
-//! `cuMemFree` and `cuMemFreeHost` may wait for the whole device, so they are not called between operations: what lives long is
-//! *kept* by the device when it is dropped and handed out again, and everything else comes from the stream-ordered pool.
+//! While one rank's kernel waits for another rank of the same process, that other rank must be able to go on. `cuMemFree`
+//! and `cuMemFreeHost` wait for all kernels of the context, so they are never called: what lives long is *kept* by the device when it is
+//! dropped and handed out again, and everything else comes from the stream-ordered pool (`scratch.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::sys;
 
 use super::relaxed::Relaxed;
-use super::{Device, Stream, check, spare};
+use super::{Device, Stream, check, range};
 use crate::error::CudaError;
 
 /// Memory that was dropped, by size.
@@ -20,14 +20,23 @@ pub(crate) struct Kept {
     mapped: BTreeMap<usize, Vec<(usize, u64)>>,
 }
 
-/// Sizes are rounded up so that what is kept fits again.
+impl Kept {
+    /// Bytes of a GPU's memory among it.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = |(room, blocks): (&usize, &Vec<u64>)| (*room as u64).saturating_mul(blocks.len() as u64);
+        self.device.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+}
+
+/// Sizes are rounded up so that what is kept fits again. A size that cannot be stays as it is: no memory has it.
 fn rounded(bytes: usize) -> usize {
-    bytes.max(256).next_multiple_of(1 << (bytes.max(256).ilog2().saturating_sub(3)))
+    let unit = 1 << (bytes.max(256).ilog2().saturating_sub(3));
+    bytes.max(256).checked_next_multiple_of(unit).unwrap_or(bytes)
 }
 
 /// A long-lived block of a GPU's memory, all zero at first.
 #[derive(Debug)]
-pub struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     device: Arc<Device>,
     address: u64,
     room: usize,
@@ -39,7 +48,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`CudaError::Driver`], for want of memory for one.
-    pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
+    pub(crate) fn zeroed(stream: &Stream, bytes: usize) -> Result<Self, CudaError> {
         let device = stream.device();
         device.bind()?;
         let room = rounded(bytes);
@@ -66,26 +75,51 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub fn zero(&self, stream: &Stream) -> Result<(), CudaError> {
-        stream.device().bind()?;
+    pub(crate) fn zero(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.fill(stream, 0)
+    }
+
+    /// Fills it with a byte, on `stream`.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub(crate) fn fill(&self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
+        // SAFETY: all of this block, which stays mapped for as long as the process lives: what is dropped is kept.
+        unsafe { stream.fill(self.address, byte, self.bytes) }
+    }
+
+    /// Copies `bytes` to byte `at`, after everything enqueued to `stream`. Waits.
+    ///
+    /// # Errors
+    /// [`CudaError::Beyond`] outside of it, with nothing touched; [`CudaError::Driver`]; [`CudaError::Capturing`].
+    pub(crate) fn write(&self, stream: &Stream, at: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let to = range(self.address, self.bytes, at, bytes.len())?;
         // SAFETY: the range is this block's.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw()) })
+        unsafe { stream.upload(to, bytes) }
+    }
+
+    /// Copies what lies from byte `at` on, after everything enqueued to `stream`. Waits.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    pub(crate) fn read(&self, stream: &Stream, at: usize, into: &mut [u8]) -> Result<(), CudaError> {
+        let from = range(self.address, self.bytes, at, into.len())?;
+        // SAFETY: the range is this block's.
+        unsafe { stream.download(from, into) }
     }
 
     /// Where it lies, in the address space of all GPUs that can reach it.
-    pub const fn address(&self) -> u64 {
+    pub(crate) const fn address(&self) -> u64 {
         self.address
     }
 
     /// Its size.
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
-}
 
-impl DeviceMemory {
     /// The GPU.
-    pub const fn device(&self) -> &Arc<Device> {
+    pub(crate) const fn device(&self) -> &Arc<Device> {
         &self.device
     }
 }
@@ -97,220 +131,9 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Memory of the stream-ordered pool: usable by work that is enqueued after it was taken, given back after what was enqueued
-/// when it is dropped. While the stream is captured it is usable at once, and by whatever is made of the capture; who captures
-/// keeps it for as long.
-#[derive(Debug)]
-pub struct Scratch {
-    stream: Arc<Stream>,
-    address: u64,
-    bytes: usize,
-    /// Whether it is somebody else's, who gives it back.
-    is_foreign: bool,
-}
-
-impl Scratch {
-    /// Takes `bytes` bytes, at least some: an address is never 0. Undefined at first.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`], for want of memory for one.
-    pub fn new(stream: &Arc<Stream>, bytes: usize) -> Result<Self, CudaError> {
-        stream.device().bind()?;
-        let room = spare::room(bytes);
-        let address = if stream.is_capturing() {
-            super::graph::take_beside(stream.device(), room)?
-        } else {
-            stream.give_back_late();
-            match stream.take_spare(room) {
-                Some(address) => address,
-                None => Self::take(stream, room)?,
-            }
-        };
-        Ok(Self { stream: Arc::clone(stream), address, bytes, is_foreign: false })
-    }
-
-    /// Memory of somebody else's, who gives it back.
-    ///
-    /// # Safety
-    /// `bytes` bytes at `address` are of the stream's GPU. They stay, and nobody writes to what work of the stream reads or touches
-    /// what it writes, until work that was enqueued while this or a clone of an `Arc` of it lived has ended; and until whatever
-    /// was made of a capture of such work is gone.
-    pub unsafe fn foreign(stream: &Arc<Stream>, address: u64, bytes: usize) -> Self {
-        Self { stream: Arc::clone(stream), address, bytes, is_foreign: true }
-    }
-
-    /// Takes memory on a stream that is not captured.
-    pub(super) fn take(stream: &Stream, bytes: usize) -> Result<u64, CudaError> {
-        let _relaxed = Relaxed::enter();
-        let mut address = 0;
-        let pool = stream.device().pool();
-        // SAFETY: `address` is written to; the pool lives as long as the process.
-        let code = unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.raw()) };
-        check("cuMemAllocFromPoolAsync", code).map(|()| address)
-    }
-
-    /// Takes room for `bytes` and copies them there.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn from_bytes(stream: &Arc<Stream>, bytes: &[u8]) -> Result<Self, CudaError> {
-        let this = Self::new(stream, bytes.len())?;
-        stream.upload(this.address, bytes)?;
-        Ok(this)
-    }
-
-    /// Where it lies.
-    pub const fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Its size.
-    pub const fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether it is somebody else's.
-    pub(crate) const fn is_foreign(&self) -> bool {
-        self.is_foreign
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if self.is_foreign {
-            return;
-        }
-        let Some(address) = self.stream.keep_spare(spare::room(self.bytes), self.address) else { return };
-        // A capture would take it for its own; and where the capture is another thread's, it may begin at any moment.
-        if super::graph::buries() || self.stream.is_capturing() {
-            self.stream.late().push(address);
-        } else if self.stream.device().bind().is_ok() {
-            self.stream.give_back(address);
-        }
-    }
-}
-
-impl Stream {
-    /// Gives back memory of the pool, after everything enqueued.
-    fn give_back(&self, address: u64) {
-        let _relaxed = Relaxed::enter();
-        // SAFETY: it came from the pool; work enqueued before may still use it, later work may not, as it is gone.
-        unsafe { sys::cuMemFreeAsync(address, self.raw()) };
-    }
-
-    /// Gives back what could not be when it was dropped. The stream is not captured.
-    pub(super) fn give_back_late(&self) {
-        let late = std::mem::take(&mut *self.late());
-        late.into_iter().for_each(|address| self.give_back(address));
-    }
-}
-
-impl Stream {
-    /// Copies `bytes` to device memory; they may be changed on return.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        self.must_run("a copy from the host")?;
-        // A copy of pageable memory waits inside the driver for what was enqueued before; see `Stream::synchronize`.
-        self.synchronize()?;
-        let _relaxed = Relaxed::enter();
-        // SAFETY: callers name memory of this process with room for the bytes. Bytes of pageable memory are staged, and the
-        // synchronisation covers what is not.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw()) };
-        check("cuMemcpyHtoDAsync", code)?;
-        self.synchronize()
-    }
-
-    /// Fills device memory with a byte, enqueued.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn fill(&self, at: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.device().bind()?;
-        // SAFETY: callers name memory of this process of that size.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, byte, bytes, self.raw()) })
-    }
-
-    /// Copies device memory into `into`, after everything enqueued.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn download(&self, from: u64, into: &mut [u8]) -> Result<(), CudaError> {
-        if into.is_empty() {
-            return self.synchronize();
-        }
-        self.must_run("a copy to the host")?;
-        // As in `upload`.
-        self.synchronize()?;
-        let _relaxed = Relaxed::enter();
-        // SAFETY: callers name memory of this process of that size; the copy has ended on return.
-        let code = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), self.raw()) };
-        check("cuMemcpyDtoHAsync", code)?;
-        self.synchronize()
-    }
-
-    /// Copies `rows` rows of `width` bytes between device memories with their own strides, enqueued.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn copy_rows(&self, to: (u64, usize), from: (u64, usize), width: usize, rows: usize) -> Result<(), CudaError> {
-        if width == 0 || rows == 0 {
-            return Ok(());
-        }
-        self.device().bind()?;
-        if to.1 == width && from.1 == width {
-            // SAFETY: callers name memory of this process with room.
-            let code = unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, width * rows, self.raw()) };
-            return check("cuMemcpyDtoDAsync", code);
-        }
-        let copy = sys::CUDA_MEMCPY2D {
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            srcDevice: from.0,
-            srcPitch: from.1,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            dstDevice: to.0,
-            dstPitch: to.1,
-            WidthInBytes: width,
-            Height: rows,
-            srcXInBytes: 0,
-            srcY: 0,
-            srcHost: std::ptr::null(),
-            srcArray: std::ptr::null_mut(),
-            dstXInBytes: 0,
-            dstY: 0,
-            dstHost: std::ptr::null_mut(),
-            dstArray: std::ptr::null_mut(),
-        };
-        // SAFETY: as above, row by row.
-        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.raw()) })
-    }
-}
-
-impl Device {
-    /// Fills memory of this GPU with a byte, enqueued to a stream by the driver's handle.
-    ///
-    /// # Errors
-    /// [`CudaError::Driver`].
-    ///
-    /// # Safety
-    /// The stream is of this GPU and lives; nobody else uses the memory until this has ended.
-    pub(crate) unsafe fn fill_on(&self, stream: usize, at: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
-        self.bind()?;
-        // SAFETY: as the caller promises.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(at, byte, bytes, stream as sys::CUstream) })
-    }
-}
-
 /// Host memory that kernels write, and that the host polls.
 #[derive(Debug)]
-pub struct Mapped {
+pub(crate) struct Mapped {
     device: Arc<Device>,
     host: *mut u8,
     address: u64,
@@ -318,7 +141,7 @@ pub struct Mapped {
     bytes: usize,
 }
 
-// SAFETY: plain memory, only touched through volatile and atomic accesses.
+// SAFETY: plain memory, which the host reads and writes as whole words, by volatile accesses.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -328,7 +151,7 @@ impl Mapped {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub fn zeroed(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
+    pub(crate) fn zeroed(device: &Arc<Device>, bytes: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let room = rounded(bytes);
         let kept = {
@@ -339,27 +162,23 @@ impl Mapped {
             Some((host, address)) => (host as *mut u8, address),
             None => allocate_mapped(room)?,
         };
-        // SAFETY: the block has `room` bytes and no kernel uses it any more.
+        // SAFETY: the block has `room` bytes, and nobody else has it. (A kernel of a rank that ended without waiting for it might
+        // still report: words, whose values nobody relies on.)
         unsafe { host.write_bytes(0, room) };
         Ok(Self { device: Arc::clone(device), host, address, room, bytes })
     }
 
     /// Where kernels see it.
-    pub const fn address(&self) -> u64 {
+    pub(crate) const fn address(&self) -> u64 {
         self.address
-    }
-
-    /// Its size.
-    pub const fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// The word at byte `at`, with acquire ordering.
     ///
     /// # Panics
     /// Outside of it: a programming error.
-    pub fn word(&self, at: usize) -> u32 {
-        assert!(at.is_multiple_of(4) && at + 4 <= self.bytes, "word {at} of {} bytes", self.bytes);
+    pub(crate) fn word(&self, at: usize) -> u32 {
+        assert!(at.is_multiple_of(4) && self.bytes >= 4 && at <= self.bytes - 4, "word {at} of {} bytes", self.bytes);
         // SAFETY: in range, aligned, and the device writes words as a whole.
         let value = unsafe { self.host.add(at).cast::<u32>().read_volatile() };
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
@@ -370,8 +189,8 @@ impl Mapped {
     ///
     /// # Panics
     /// Outside of it: a programming error.
-    pub fn long(&self, at: usize) -> u64 {
-        assert!(at.is_multiple_of(8) && at + 8 <= self.bytes, "word {at} of {} bytes", self.bytes);
+    pub(crate) fn long(&self, at: usize) -> u64 {
+        assert!(at.is_multiple_of(8) && self.bytes >= 8 && at <= self.bytes - 8, "word {at} of {} bytes", self.bytes);
         // SAFETY: in range, aligned, and the device writes words as a whole.
         let value = unsafe { self.host.add(at).cast::<u64>().read_volatile() };
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
@@ -379,7 +198,7 @@ impl Mapped {
     }
 
     /// Zeroes it. No kernel may be writing to it.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         for at in 0..self.bytes / 4 {
             // SAFETY: in range and aligned.
             unsafe { self.host.cast::<u32>().add(at).write_volatile(0) };
@@ -409,7 +228,22 @@ impl Drop for Mapped {
 
 #[cfg(test)]
 mod tests {
-    use super::rounded;
+    use super::{Kept, rounded};
+
+    #[test]
+    fn what_is_kept_counts_by_its_size() {
+        let mut kept = Kept::default();
+        kept.device.insert(256, vec![1, 2]);
+        kept.device.insert(1 << 20, vec![3]);
+        assert_eq!(kept.bytes(), 512 + (1 << 20));
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_do_not_wrap_around() {
+        for bytes in [usize::MAX, usize::MAX - 1, usize::MAX / 2 + 2] {
+            assert!(rounded(bytes) >= bytes);
+        }
+    }
 
     #[test]
     fn kept_sizes_waste_at_most_an_eighth() {

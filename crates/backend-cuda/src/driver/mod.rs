@@ -1,11 +1,13 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
+mod copy;
 mod device;
 mod graph;
 mod ipc;
 mod memory;
 mod module;
 mod relaxed;
+mod scratch;
 mod spare;
 mod stream;
 
@@ -16,10 +18,10 @@ use cudarc::driver::sys;
 pub use device::Device;
 pub use graph::Graph;
 pub(crate) use graph::{Capture, Kept};
-pub(crate) use ipc::Presence;
-pub use ipc::{Imported, MemoryHandle};
-pub use memory::{DeviceMemory, Mapped, Scratch};
-pub use module::{Kernel, Launch, Module};
+pub(crate) use ipc::{Imported, MemoryHandle, Presence};
+pub(crate) use memory::{DeviceMemory, Mapped};
+pub(crate) use module::{Kernel, Launch, Module};
+pub use scratch::Scratch;
 pub use stream::{Event, Stream};
 
 use crate::error::CudaError;
@@ -41,6 +43,17 @@ fn check(call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
     Err(CudaError::Driver { call, code: format!("{code:?} ({text})") })
 }
 
+/// Where `len` bytes from byte `at` on lie, of memory of `bytes` bytes at `address`.
+///
+/// # Errors
+/// [`CudaError::Beyond`], where they are not all of it.
+const fn range(address: u64, bytes: usize, at: usize, len: usize) -> Result<u64, CudaError> {
+    match at.checked_add(len) {
+        Some(end) if end <= bytes => Ok(address + at as u64),
+        _ => Err(CudaError::Beyond { at, len, bytes }),
+    }
+}
+
 /// Opens the driver and says how many GPUs it shows.
 ///
 /// # Errors
@@ -59,4 +72,20 @@ pub fn devices() -> Result<usize, CudaError> {
     // SAFETY: `count` is written to.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
     Ok(usize::try_from(count).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_outside_of_memory_are_refused() {
+        for (at, len) in [(0, 0), (0, 64), (60, 4), (64, 0)] {
+            assert_eq!(range(0x1000, 64, at, len).ok(), Some(0x1000 + at as u64));
+        }
+        for (at, len) in [(0, 65), (64, 1), (65, 0), (usize::MAX, 2), (2, usize::MAX)] {
+            let said = range(0x1000, 64, at, len).unwrap_err().to_string();
+            assert_eq!(said, format!("{len} bytes from byte {at} on lie outside of memory of 64 bytes"));
+        }
+    }
 }

@@ -7,11 +7,12 @@ use cudarc::driver::sys;
 
 use super::relaxed::Relaxed;
 use super::{Device, Stream, check};
+use crate::build::is_whole;
 use crate::error::CudaError;
 
 /// Kernels loaded into a GPU. Never unloaded: unloading waits for the device.
 #[derive(Debug)]
-pub struct Module {
+pub(crate) struct Module {
     device: Arc<Device>,
     raw: sys::CUmodule,
 }
@@ -25,12 +26,14 @@ impl Module {
     /// Loads a cubin.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
-    pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self, CudaError> {
+    /// [`CudaError::Driver`], also for what is no whole cubin: the driver reads as far as the headers say.
+    pub(crate) fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Self, CudaError> {
+        is_whole(cubin).map_err(|problem| CudaError::Driver { call: "image of a module", code: problem.into() })?;
         device.bind()?;
         let _relaxed = Relaxed::enter();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a cubin says its own length; the driver copies it.
+        // SAFETY: all that its headers name lies in the image; the driver copies it. The code in it runs in launches only, which
+        // are unsafe.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut raw, cubin.as_ptr().cast()) })?;
         Ok(Self { device: Arc::clone(device), raw })
     }
@@ -39,14 +42,14 @@ impl Module {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub fn kernel(&self, name: &str, shared_memory: u32) -> Result<Kernel, CudaError> {
+    pub(crate) fn kernel(&self, name: &str, shared_memory: u32) -> Result<Kernel, CudaError> {
         self.device.bind()?;
         let name = CString::new(name).map_err(|_| CudaError::Driver { call: "name of a kernel", code: name.into() })?;
         let _relaxed = Relaxed::enter();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module lives for ever; the name ends with zero.
         check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut raw, self.raw, name.as_ptr()) })?;
-        // SAFETY: the function is the module's.
+        // SAFETY: the function is the module's, which is never unloaded.
         check("cuFuncLoad", unsafe { sys::cuFuncLoad(raw) })?;
         if shared_memory > 48 << 10 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -60,7 +63,7 @@ impl Module {
 
 /// A kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Kernel {
+pub(crate) struct Kernel {
     raw: sys::CUfunction,
 }
 
@@ -71,15 +74,15 @@ unsafe impl Sync for Kernel {}
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// Blocks.
-    pub blocks: u32,
+    pub(crate) blocks: u32,
     /// Threads of a block.
-    pub threads: u32,
+    pub(crate) threads: u32,
     /// Dynamic shared memory of a block, in bytes.
-    pub shared_memory: u32,
+    pub(crate) shared_memory: u32,
     /// Whether all blocks must run at the same time, because they wait for others.
-    pub cooperative: bool,
+    pub(crate) cooperative: bool,
 }
 
 impl Kernel {
@@ -90,7 +93,13 @@ impl Kernel {
     ///
     /// # Errors
     /// [`CudaError::Driver`].
-    pub unsafe fn launch<R, A>(&self, stream: &Stream, shape: Launch, rank: &R, args: &A) -> Result<(), CudaError> {
+    pub(crate) unsafe fn launch<R, A>(
+        &self,
+        stream: &Stream,
+        shape: Launch,
+        rank: &R,
+        args: &A,
+    ) -> Result<(), CudaError> {
         let parameters = [
             std::ptr::from_ref(rank).cast_mut().cast::<c_void>(),
             std::ptr::from_ref(args).cast_mut().cast::<c_void>(),

@@ -36,7 +36,7 @@ impl CudaEndpoint {
     /// [`Checks::events`](crate::checks::Checks::events).
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device fails.
+    /// [`Error::Broken`] where the device fails.
     pub fn ring_events(&mut self) -> Result<(Vec<RingEvent>, u32), Error> {
         match &self.device.test {
             Some(test) => Ok(test.events(&self.device.stream)?),

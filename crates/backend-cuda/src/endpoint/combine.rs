@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ep_core::engine::{Combine, Combined, Handle, Held};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
-use ep_core::{Endpoint as _, Error};
+use ep_core::{Endpoint as _, Error, Placement};
 
-use super::replayed::replayed;
+use super::replayed::Replayed;
 use super::{Array, CudaEndpoint, Rows};
 use crate::args;
 
@@ -18,22 +18,16 @@ impl CudaEndpoint {
         options: &Combine<'_, Self>,
     ) -> Result<Combined<Self>, Error> {
         let capture = self.begin()?;
-        self.check_handle(handle)?;
-        let kept = replayed(handle)?;
-        let rings = options.rings.unwrap_or(handle.rings());
-        self.layout().check_rings(&rings)?;
-        self.check_results("y", y, handle.rows())?;
-        for bias in options.bias.into_iter().flatten() {
-            self.check_results("bias", bias, handle.tokens())?;
-        }
+        self.desk.check_handle(handle)?;
+        let kept: &Replayed = handle.kept()?;
+        let bias = options.bias.into_iter().flatten();
+        let weights = options.topk_weights.map(Array::len);
+        let rings =
+            self.desk.check_combine(handle, options.rings, y.extent(), bias.clone().map(Rows::extent), weights)?;
+        self.check_home("y", y)?;
+        bias.into_iter().try_for_each(|bias| self.check_home("bias", bias))?;
+        options.topk_weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
         let topk = self.shape().topk();
-        if let Some(weights) = options.topk_weights {
-            let expected = handle.rows() as usize * topk as usize;
-            if weights.len() < expected {
-                let limit = format!("{} rows x topk {topk} = {expected}", handle.rows());
-                return Err(Error::invalid("length of topk_weights", weights.len(), limit));
-            }
-        }
         let stream = Arc::clone(self.stream());
         let out = Rows::new(&stream, handle.tokens(), self.shape().result_bytes() as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
@@ -55,7 +49,8 @@ impl CudaEndpoint {
                 rows: block.rows(),
                 reserved: 0,
             };
-            self.device.offer(call, &args)?;
+            // SAFETY: arrays of the own stream's memory, for as many rows as the block has.
+            unsafe { self.device.offer(call, &args) }?;
         }
         let bias = options.bias.map(|bias| bias.map_or(0, |bias| self.address(bias)));
         let bias = if bias[0] == 0 { [bias[1], 0] } else { bias };
@@ -83,9 +78,17 @@ impl CudaEndpoint {
             rings: KernelRings::from(&rings),
             source_token: kept.source_token.address(),
             tokens_of: plan.tokens_of(),
+            ..args::CombineRing::default()
         };
-        self.device.combine(call, &args, copy.is_some())?;
+        if self.settings().placement() == Placement::Pulled {
+            // SAFETY: results, what the handle keeps, and sums are memory of the own stream's, for the rows and tokens of the handle.
+            unsafe { self.device.combine_pulled(call, &args) }?;
+        } else {
+            // SAFETY: as above.
+            unsafe { self.device.combine(call, &args, copy.is_some()) }?;
+        }
         let event = self.end(capture.is_some()).await?;
+        self.desk.ways.combined(handle.rows(), offered.is_some());
         lease.inspect(|lease| lease.take_back());
         copy_offered.inspect(|copy| copy.take_back());
         // Whoever gets the block next does so on this stream, after the peers have pulled; but not while a graph may run.
@@ -105,10 +108,10 @@ impl CudaEndpoint {
     /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room, which is returned
     /// beside it.
     fn offer(&self, y: &Rows, handle: &Handle) -> (Option<Block>, Option<Arc<Held>>) {
-        if let Some(block) = y.lease().and_then(|lease| lease.block_in(&self.arena)) {
+        if let Some(block) = y.lease().and_then(|lease| lease.block_in(self.desk.arena())) {
             return (Some(block), None);
         }
-        let block = self.arena.take(&self.layout().row().results(), handle.rows());
-        (block, block.map(|block| Arc::new(Held::new(&self.arena, block))))
+        let block = self.desk.arena().take(&self.layout().row().results(), handle.rows());
+        (block, block.map(|block| Arc::new(Held::new(self.desk.arena(), block))))
     }
 }

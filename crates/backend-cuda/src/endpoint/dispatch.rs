@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing, Scalar};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
-use ep_core::plan::{Exchange, Plan, TopK, align_counts, tokens_of};
+use ep_core::plan::{Exchange, Plan, Repeats, TopK, align_counts};
 use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
 
-use super::replayed::{Known, Replayed, foreign, replayed};
+use super::replayed::{Known, Replayed};
 use super::{Array, CudaEndpoint, Rows, report};
 use crate::args;
 use crate::driver::Capture;
-use crate::rank::{Call, Counting, DevicePlan, HostCounts};
+use crate::rank::{Call, Chosen, Counting, DevicePlan, HostCounts};
 
 type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 
@@ -24,6 +24,8 @@ struct Batch<'a> {
     plan: &'a DevicePlan,
     /// Addresses of choices and weights; 0 where there are none.
     choices: (u64, u64),
+    /// `[room]`: token and rank of each row at its source. A cached dispatch has those of the first, and leaves them as they are.
+    sources: (Array<i32>, Array<i32>),
     /// Rows to make room for.
     room: u32,
     /// Whether fewer may come.
@@ -36,8 +38,6 @@ struct Landing {
     x: Option<Rows>,
     topk_idx: Array<i64>,
     topk_weights: Array<f32>,
-    /// None in a cached dispatch, whose rows come from where they came from before.
-    sources: Option<(Array<i32>, Array<i32>)>,
 }
 
 impl CudaEndpoint {
@@ -48,10 +48,10 @@ impl CudaEndpoint {
         options: &Dispatch,
     ) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
-        let rings = options.rings.unwrap_or(self.settings().rings());
-        self.check_options(options, &rings)?;
+        let rings = self.desk.check_options(options)?;
         let tokens = self.check_routing(routing)?;
-        self.check_rows("x", x, self.shape().row_bytes(), tokens)?;
+        self.desk.check_x(x.extent(), tokens)?;
+        self.check_home("x", x)?;
         let membership = matches!(routing, Routing::Membership { .. });
         if capture.is_some() && (membership || !options.device_counts) {
             let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
@@ -76,8 +76,8 @@ impl CudaEndpoint {
         };
         let kind = if membership { Kind::MembershipDispatch } else { Kind::Dispatch };
         let call = self.start(kind, &rings, plan.address(), capture.is_some());
-        let told = self.exchange(call, routing, &plan, counting).await?;
-        let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.me));
+        let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
+        let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.desk.rank()));
         let mut expert_counts = Vec::new();
         if let Some(exchange) = &told {
             expert_counts = align_counts(exchange.expert_counts(), options.expert_alignment);
@@ -89,23 +89,24 @@ impl CudaEndpoint {
             }
             Routing::Membership { .. } => (0, 0),
         };
-        let batch = Batch { call, rings, x, tokens, plan: &plan, choices, room, spare: told.is_none() || room > rows };
+        let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
+        let spare = told.is_none() || room > rows;
+        let batch = Batch { call, rings, x, tokens, plan: &plan, choices, sources: sources.clone(), room, spare };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
-        let sources = landing.sources.clone().ok_or_else(foreign)?;
         let kept = Replayed {
             plan,
             source_token: sources.0.clone(),
             source_rank: sources.1.clone(),
             shape: *self.shape(),
             ranks,
-            stream,
+            rows,
             known: match told {
                 Some(exchange) => Some(Known::from(exchange)),
                 None => capture.is_none().then(Known::default),
             },
         };
-        let replay = Replay { mark: self.mark(), op: self.last_op(), rings, tokens, rows, kept: Arc::new(kept) };
+        let replay = Replay { mark: self.desk.mark(), op: self.last_op(), rings, tokens, rows, kept: Arc::new(kept) };
         let mut received = self.received(landing, sources, Handle::of_backend(replay), event);
         (received.expert_counts, received.counts) = (expert_counts, counts);
         self.keep_received(capture.as_ref(), x, &received)?;
@@ -120,9 +121,10 @@ impl CudaEndpoint {
 
     pub(super) async fn dispatch_cached(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
-        self.check_handle(handle)?;
-        let kept = replayed(handle)?;
-        self.check_rows("x", x, self.shape().row_bytes(), handle.tokens())?;
+        self.desk.check_handle(handle)?;
+        let kept: &Replayed = handle.kept()?;
+        self.desk.check_x(x.extent(), handle.tokens())?;
+        self.check_home("x", x)?;
         let call = self.start(Kind::CachedDispatch, &handle.rings(), kept.plan.address(), capture.is_some());
         let batch = Batch {
             call,
@@ -131,70 +133,38 @@ impl CudaEndpoint {
             tokens: handle.tokens(),
             plan: &kept.plan,
             choices: (0, 0),
+            sources: (kept.source_token.clone(), kept.source_rank.clone()),
             room: handle.rows(),
             spare: false,
         };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
-        let sources = (kept.source_token.clone(), kept.source_rank.clone());
+        let sources = batch.sources;
         // A handle of this dispatch replays it as well as that of the first.
         let replay = Replay {
-            mark: self.mark(),
+            mark: self.desk.mark(),
             op: self.last_op(),
             rings: handle.rings(),
             tokens: handle.tokens(),
             rows: handle.rows(),
-            kept: handle.shared_kept().ok_or_else(foreign)?,
+            kept: handle.shared_kept()?,
         };
         let received = self.received(landing, sources, Handle::of_backend(replay), event);
         self.keep_received(capture.as_ref(), x, &received)?;
         Ok(received)
     }
 
-    /// The number of the operation just started.
-    const fn last_op(&self) -> u64 {
-        self.op.saturating_sub(1)
-    }
-
-    fn check_options(&self, options: &Dispatch, rings: &Rings) -> Result<(), Error> {
-        self.layout().check_rings(rings)?;
-        if options.expert_alignment == 0 {
-            return Err(Error::invalid("expert alignment", 0, "at least 1"));
-        }
-        let (ranks, tokens) = (self.topology().ranks(), self.shape().max_tokens());
-        let most = u64::from(ranks) * u64::from(tokens);
-        if u64::from(options.worst_rows) > most {
-            let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
-            return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
-        }
-        options.check_counts()
-    }
-
-    /// Tokens of a routing whose arrays have the right lengths. Choices are looked at by the layout kernel.
+    /// Tokens of a routing whose arrays have the right lengths. Choices are looked at by the kernel of positions.
     fn check_routing(&self, routing: &RoutingHere) -> Result<u32, Error> {
         match routing {
             Routing::TopK { topk_idx, topk_weights } => {
-                if let Some(weights) = topk_weights.as_ref().filter(|weights| weights.len() != topk_idx.len()) {
-                    let limit = format_args!("{}, that of topk_idx", topk_idx.len());
-                    return Err(Error::invalid("length of topk_weights", weights.len(), limit));
-                }
-                tokens_of(topk_idx.len(), self.shape().topk() as usize, "topk_idx", "topk")
+                topk_idx.check_home("topk_idx", self.stream())?;
+                topk_weights.iter().try_for_each(|weights| weights.check_home("topk_weights", self.stream()))?;
+                self.desk.check_choices(topk_idx.len(), topk_weights.as_ref().map(Array::len))
             }
             Routing::Membership { in_rank, tokens_per_expert } => {
-                let tokens = tokens_of(in_rank.len(), self.topology().ranks() as usize, "in_rank", "ranks")?;
-                let experts = self.shape().experts();
-                if tokens_per_expert.len() != experts as usize {
-                    let limit = format_args!("{experts} experts");
-                    return Err(Error::invalid("length of tokens_per_expert", tokens_per_expert.len(), limit));
-                }
-                match tokens_per_expert.iter().position(|&count| count > tokens) {
-                    None => Ok(tokens),
-                    Some(expert) => {
-                        let what = format_args!("tokens of expert {expert}");
-                        let limit = format_args!("at most the {tokens} tokens");
-                        Err(Error::invalid(what, tokens_per_expert[expert], limit))
-                    }
-                }
+                in_rank.check_home("in_rank", self.stream())?;
+                self.desk.check_membership(in_rank.len(), tokens_per_expert)
             }
         }
     }
@@ -206,16 +176,23 @@ impl CudaEndpoint {
         routing: &RoutingHere,
         plan: &DevicePlan,
         counting: Counting,
+        repeats: bool,
     ) -> Result<Option<Exchange>, Error> {
         let tokens = counting.tokens;
         match routing {
-            Routing::TopK { topk_idx, .. } => self.device.plan(call, topk_idx.address(), 0, tokens, plan)?,
+            Routing::TopK { topk_idx, .. } => {
+                let chosen = Chosen { topk_idx: topk_idx.address(), in_rank: 0, repeats };
+                // SAFETY: an array of the own stream's memory, for so many tokens.
+                unsafe { self.device.plan(call, chosen, tokens, plan) }?;
+            }
             Routing::Membership { in_rank, tokens_per_expert } => {
-                self.device.plan(call, 0, in_rank.address(), tokens, plan)?;
+                let chosen = Chosen { topk_idx: 0, in_rank: in_rank.address(), repeats: false };
+                // SAFETY: as above.
+                unsafe { self.device.plan(call, chosen, tokens, plan) }?;
                 let mut choices = tokens_per_expert.clone();
                 let local = self.layout().local_experts() as usize;
                 for (rank, choices) in (0..).map(Rank).zip(choices.chunks_exact_mut(local)) {
-                    if self.mask.contains(rank) {
+                    if self.desk.mask().contains(rank) {
                         choices.fill(0);
                     }
                 }
@@ -223,34 +200,37 @@ impl CudaEndpoint {
             }
         }
         if counting.received != 0 {
-            self.device.exchange(call, plan, counting)?;
+            // SAFETY: counts go to arrays of the own stream's memory.
+            unsafe { self.device.exchange(call, plan, counting) }?;
             return Ok(None);
         }
         self.tickets += 1;
-        let (ticket, me) = (self.tickets, self.me);
-        self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting })?;
-        let answer = self.until(|device| match report::failure(&device.report, me) {
+        let (ticket, me) = (self.tickets, self.desk.rank());
+        // SAFETY: as above.
+        unsafe { self.device.exchange(call, plan, Counting { ticket: Some(ticket), ..counting }) }?;
+        let answer = self.until(|device| match report::read(&device.report).error(me) {
             Some(error) => Err(error),
             None => Ok(device.host_counts(ticket)),
         });
         let HostCounts { op, rows, tokens, experts } = match answer.await {
             Ok(counts) => counts,
-            Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, error)),
+            Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, repeats, error)),
             Err(error) => return Err(error),
         };
-        self.op = op + 1;
+        self.desk.has_started(op);
         Exchange::new(rows, tokens, experts).map(Some)
     }
 
     /// The kernels have found bad choices: nothing has moved, and the operation's number is free.
-    fn refuse(&mut self, routing: &RoutingHere, error: Error) -> Error {
+    fn refuse(&mut self, routing: &RoutingHere, repeats: bool, error: Error) -> Error {
         self.device.report.clear();
-        self.poisoned = None;
-        self.op -= 1;
+        self.desk.take_back();
         let Routing::TopK { topk_idx, .. } = routing else { return error };
-        let Ok(topk_idx) = topk_idx.to_vec(self.stream()) else { return error };
+        let Ok(topk_idx) = topk_idx.to_vec() else { return error };
         // Named as on the host.
-        let planned = Plan::of_topk(self.shape(), self.topology().ranks(), &self.mask, TopK { topk_idx: &topk_idx });
+        let choices = TopK { topk_idx: &topk_idx };
+        let repeats = Repeats::Counted.where_allowed(repeats);
+        let planned = Plan::of_choices(self.shape(), self.topology().ranks(), self.desk.mask(), choices, repeats);
         planned.err().unwrap_or(error)
     }
 
@@ -260,7 +240,7 @@ impl CudaEndpoint {
         let moved = landing.and_then(|landing| self.move_rows(batch, &landing).map(|()| landing));
         if moved.is_err() && capture.is_some() {
             // Peers were told nothing.
-            self.granted.take().into_iter().for_each(|block| self.arena.give(&block));
+            self.desk.granted().take().into_iter().for_each(|block| self.desk.arena().give(&block));
         }
         moved
     }
@@ -290,32 +270,24 @@ impl CudaEndpoint {
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
         if self.settings().placement() == Placement::Direct {
-            self.granted = self.arena.take(&row, batch.room);
+            *self.desk.granted() = self.desk.arena().take(&row, batch.room);
         }
         let stream = Arc::clone(self.stream());
-        let x = match self.granted {
+        let block = *self.desk.granted();
+        let x = match block {
             Some(_) => None,
             None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
-        let sources = match batch.call.kind {
-            Kind::CachedDispatch => None,
-            _ => Some((Array::new(&stream, batch.room as usize)?, Array::new(&stream, batch.room as usize)?)),
-        };
-        let landing = Landing {
-            block: self.granted,
-            x,
-            topk_idx: self.room_for(choices)?,
-            topk_weights: self.room_for(choices)?,
-            sources,
-        };
+        let landing = Landing { block, x, topk_idx: self.room_for(choices)?, topk_weights: self.room_for(choices)? };
         if landing.block.is_none() && batch.spare {
             // Rows beyond those that come name no expert, token or rank; received ones are written over it.
-            stream.fill(landing.topk_idx.address(), 0xff, choices * 8)?;
-            stream.fill(landing.topk_weights.address(), 0, choices * 4)?;
-            if let Some((tokens, ranks)) = &landing.sources {
-                stream.fill(tokens.address(), 0xff, batch.room as usize * 4)?;
-                stream.fill(ranks.address(), 0xff, batch.room as usize * 4)?;
+            // SAFETY: where the call is captured, its results are kept by the graph (`keep_received`).
+            unsafe {
+                landing.topk_idx.fill(0xff)?;
+                landing.topk_weights.fill(0)?;
+                batch.sources.0.fill(0xff)?;
+                batch.sources.1.fill(0xff)?;
             }
         }
         Ok(landing)
@@ -328,11 +300,10 @@ impl CudaEndpoint {
         let plan = batch.plan;
         let (topk_idx, topk_weights) = batch.choices;
         let (scales, strides) = self.scales(batch.x);
-        let (out_token, out_rank) =
-            landing.sources.as_ref().map_or((0, 0), |(tokens, ranks)| (tokens.address(), ranks.address()));
-        let some = |array: &Array<_>| if topk_idx == 0 { 0 } else { array.address() };
-        let idx = some(&landing.topk_idx);
-        let weights = if topk_idx == 0 { 0 } else { landing.topk_weights.address() };
+        let (tokens, ranks) = &batch.sources;
+        let (out_token, out_rank) = if fresh { (tokens.address(), ranks.address()) } else { (0, 0) };
+        let (idx, weights) =
+            if topk_idx == 0 { (0, 0) } else { (landing.topk_idx.address(), landing.topk_weights.address()) };
         let ring = args::DispatchRing {
             rings: KernelRings::from(&batch.rings),
             x: self.address(batch.x),
@@ -352,8 +323,12 @@ impl CudaEndpoint {
             out_rank,
             tokens: batch.tokens,
             notes: direct.into(),
+            ..args::DispatchRing::default()
         };
-        if direct {
+        if self.settings().placement() == Placement::Pulled {
+            // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
+            unsafe { self.device.dispatch_pulled(batch.call, &ring, plan.tokens_of()) }?;
+        } else if direct {
             let args = args::Dispatch {
                 ring,
                 first_at: plan.first_at(),
@@ -363,9 +338,11 @@ impl CudaEndpoint {
                 headers: fresh.into(),
                 ..args::Dispatch::default()
             };
-            self.device.dispatch(batch.call, &args)?;
+            // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
+            unsafe { self.device.dispatch(batch.call, &args) }?;
         } else {
-            self.device.dispatch_ring(batch.call, &ring)?;
+            // SAFETY: as above.
+            unsafe { self.device.dispatch_ring(batch.call, &ring) }?;
         }
         if let Some(block) = landing.block.filter(|_| fresh) {
             let args = args::Unpack {
@@ -375,11 +352,11 @@ impl CudaEndpoint {
                 topk_weights: weights,
                 source_token: out_token,
                 source_rank: out_rank,
-                op: 0,
                 rows: block.rows(),
                 reserved: 0,
             };
-            self.device.unpack(batch.call, &args)?;
+            // SAFETY: as above, and as many rows as the block has.
+            unsafe { self.device.unpack(batch.call, &args) }?;
         }
         Ok(())
     }
@@ -393,14 +370,15 @@ impl CudaEndpoint {
         event: super::Event,
     ) -> Received<Self> {
         let Landing { x, topk_idx, topk_weights, .. } = landing;
-        let x = match (x, self.granted.take()) {
+        let x = match (x, self.desk.granted().take()) {
             (Some(x), _) => x,
             (None, block) => {
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
-                Rows::Leased(Lease::new(&self.arena, block, self.window.clone()))
+                Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone()))
             }
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
+        self.desk.ways.dispatched(rows, x.lease().is_some());
         Received { x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, counts, handle, event }
     }
 }

@@ -12,7 +12,7 @@ use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
 
 use super::low_latency::{Combining, Dispatching, LowHandle};
 use super::rows::stride;
-use super::{Apart, Array, CudaEndpoint, Rows, ScaleStrides};
+use super::{Apart, Array, CudaEndpoint, Owned, Rows, ScaleStrides};
 use crate::driver::Scratch;
 
 /// Where a low-latency dispatch puts what it brings: addresses of arrays with the shapes of [`LowReceived`].
@@ -81,7 +81,13 @@ impl CudaEndpoint {
                 return Err(Error::invalid(what, value, format_args!("a multiple of {unit}")));
             }
         }
-        let span = u64::from(rows) * strides.row + scales_bytes.div_ceil(4) * strides.word;
+        // From the first word to the end of the last.
+        let last = |stride: u64, count: u64| stride.checked_mul(count.saturating_sub(1));
+        let span = last(strides.row, rows.into()).zip(last(strides.word, scales_bytes.div_ceil(4)));
+        let Some(span) = span.and_then(|(row, word)| row.checked_add(word)?.checked_add(4)) else {
+            let value = format_args!("{} and {}", strides.row, strides.word);
+            return Err(Error::invalid("bytes between scales", value, "less than all memory"));
+        };
         // SAFETY: as the caller promises.
         let foreign = |at, bytes: u64| Arc::new(unsafe { Scratch::foreign(self.stream(), at, bytes as usize) });
         let (codes, scales) = (foreign(codes, u64::from(rows) * codes_bytes), foreign(scales, span));
@@ -94,8 +100,9 @@ impl CudaEndpoint {
     /// As [`Scratch::foreign`].
     pub unsafe fn foreign_rows(&self, address: u64, rows: u32, row_bytes: usize) -> Rows {
         // SAFETY: as the caller promises.
-        let memory = unsafe { Scratch::foreign(self.stream(), address, rows as usize * stride(row_bytes)) };
-        Rows::Owned { memory: Arc::new(memory), rows, row_bytes }
+        let memory =
+            unsafe { Scratch::foreign(self.stream(), address, (rows as usize).saturating_mul(stride(row_bytes))) };
+        Rows::Owned(Owned::new(Arc::new(memory), rows, row_bytes))
     }
 
     /// Numbers at an address of this GPU, aligned.
@@ -104,7 +111,10 @@ impl CudaEndpoint {
     /// As [`Scratch::foreign`].
     pub unsafe fn foreign_array<T: Scalar>(&self, address: u64, len: usize) -> Array<T> {
         // SAFETY: as the caller promises.
-        Array::of_memory(Arc::new(unsafe { Scratch::foreign(self.stream(), address, len * size_of::<T>()) }), len)
+        Array::of_memory(
+            Arc::new(unsafe { Scratch::foreign(self.stream(), address, len.saturating_mul(size_of::<T>())) }),
+            len,
+        )
     }
 
     /// Room for rows, undefined.
@@ -156,10 +166,10 @@ impl CudaEndpoint {
         self.low_receive(sent, Some(places)).await
     }
 
-    /// [`receive_combine`](ep_core::LowLatency::receive_combine) into rows of the caller's.
+    /// [`receive_combine`](ep_core::LowLatency::receive_combine) into `x`, at least as many bf16 rows as the batch has tokens.
     ///
     /// # Errors
-    /// Those of `receive_combine`.
+    /// Those of `receive_combine`, and [`Error::Invalid`] for rows that are too few, of another size, or of another endpoint.
     pub async fn receive_combine_into(&mut self, sent: &Combining, x: Rows) -> Result<LowCombined<Self>, Error> {
         self.low_receive_sums(sent, Some(x)).await
     }
@@ -180,10 +190,10 @@ impl CudaEndpoint {
         self.low_dispatch_at_once(x, routing, Some(places)).await
     }
 
-    /// [`low_latency_combine`](ep_core::LowLatency::low_latency_combine) into rows of the caller's.
+    /// [`low_latency_combine`](ep_core::LowLatency::low_latency_combine) into `x`, as of [`CudaEndpoint::receive_combine_into`].
     ///
     /// # Errors
-    /// Those of `low_latency_combine`.
+    /// Those of `low_latency_combine` and `receive_combine_into`.
     pub async fn low_latency_combine_into(
         &mut self,
         y: &Rows,

@@ -8,20 +8,23 @@
 //! Halves may be captured into CUDA graphs ([`super::graphs`]). A capture counts its operations for itself, from nothing in flight; the
 //! kernels see that this is so when it is replayed.
 //!
+//! An operation that was dropped is skipped by the next call of low latency ([`LowLatency`]), in which it takes a launch of its own. One
+//! whose rows lay in memory of the caller's, and which has a peer that was late, cannot be: that poisons the communicator.
+//!
 //! Rows are read from the user's memory by the sending half, and once more by the receiving half where a peer was late: the operation
 //! keeps that memory from being given back, but not from being written to. Write to it after the receiving half only.
 
 mod combine;
 mod dispatch;
-mod failure;
 mod flights;
 
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
-use ep_core::{Endpoint as _, Error, Failure, Fault, LowLatency, Rank, RankSet};
+use ep_core::{Error, LowLatency, Rank, RankSet};
 
+use super::report;
 use super::{Array, CudaEndpoint, Event, Rows};
 use crate::driver::{Capture, Scratch};
 use crate::error::CudaError;
@@ -63,6 +66,8 @@ struct Routed {
     /// The endpoint's own: where the user's lie elsewhere, the sending half copies them to here.
     topk_idx: Array<i64>,
     topk_weights: Option<Array<f32>>,
+    /// Whether a token may name an expert more than once.
+    repeats: bool,
     memory: Arc<Scratch>,
     /// Where in `memory` is u32 `[2, ranks]`: rows to each rank, choices of its experts.
     numbers: u64,
@@ -75,17 +80,23 @@ impl Routed {
 }
 
 /// Rows that a kernel reads, kept for as long as it may.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Kept {
     memory: Arc<Scratch>,
     stride: usize,
 }
 
+impl Kept {
+    /// These rows, for a call that comes when the user may have dropped what he gave: not where they are his, unless a graph keeps them.
+    fn beyond(&self, capture: Option<&Capture>) -> Option<Self> {
+        Some(self.clone()).filter(|_| capture.is_some() || !self.memory.is_foreign())
+    }
+}
+
 impl CudaEndpoint {
     /// Rows of all local experts.
-    fn expert_rows(&self) -> u32 {
-        // Cutting the layout refused products that are too large.
-        self.layout().local_experts() * self.topology().ranks() * self.shape().max_tokens()
+    fn expert_rows(&self) -> Result<u32, Error> {
+        self.layout().low_expert_rows()
     }
 
     /// Refuses to start while poisoned, and tells of what kernels of low latency have reported since. The capture that the call goes
@@ -93,36 +104,33 @@ impl CudaEndpoint {
     fn low_begin(&mut self) -> Result<Option<Capture>, Error> {
         let capture = self.begin()?;
         let Some(error) = self.low_failure() else { return Ok(capture) };
-        let op = self.low.called.received + 1;
-        let fallback = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
-        self.poisoned = Some(error.failure().copied().unwrap_or(fallback));
+        let op = self.low.next();
+        let fallback = self.desk.abandoned(op);
+        self.desk.set_poisoned(Some(error.failure().copied().unwrap_or(fallback)));
         Err(error)
     }
 
     /// What kernels of low latency have reported, and no call has told.
     pub(super) fn low_failure(&self) -> Option<Error> {
-        self.device.low_report().map(|report| failure::of(report, self.me))
+        self.device.low_report().and_then(|report| report::read(report).low_error(self.desk.rank()))
     }
 
-    /// Refuses weights that are not one for each choice.
-    fn check_weights(weights: Option<&Array<f32>>, choices: usize) -> Result<(), Error> {
-        match weights.filter(|weights| weights.len() != choices) {
-            Some(weights) => {
-                let limit = format_args!("{choices}, that of topk_idx");
-                Err(Error::invalid("length of topk_weights", weights.len(), limit))
-            }
-            None => Ok(()),
-        }
+    /// Refuses weights that are not one for each choice, or lie elsewhere.
+    fn check_weights(&self, weights: Option<&Array<f32>>, choices: usize) -> Result<(), Error> {
+        self.desk.check_weights(weights.map(Array::len), choices)?;
+        weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))
     }
 
     /// The memory of rows, so that it is not given back. Leased rows may be granted to others: they are copied.
     fn keep(&self, rows: &Rows, count: u32) -> Result<Kept, Error> {
         let stride = rows.stride();
-        if let Rows::Owned { memory, .. } = rows {
-            return Ok(Kept { memory: Arc::clone(memory), stride });
+        if let Rows::Owned(owned) = rows {
+            return Ok(Kept { memory: Arc::clone(owned.memory()), stride });
         }
-        let memory = Arc::new(Scratch::new(self.stream(), count as usize * stride)?);
-        self.stream().copy_rows((memory.address(), stride), (self.address(rows), stride), stride, count as usize)?;
+        let memory = Arc::new(Scratch::of(self.stream(), count as usize, stride)?);
+        let (to, from) = ((memory.address(), stride), (self.address(rows), stride));
+        // SAFETY: the caller has checked that there are so many rows, of this endpoint's window; a capture's callers keep both.
+        unsafe { self.stream().copy_rows(to, from, stride, count as usize) }?;
         Ok(Kept { memory, stride })
     }
 
@@ -137,20 +145,19 @@ impl CudaEndpoint {
             launch(&self.device)?;
             return Ok(Event(Arc::new(self.device.stream.record(false)?)));
         }
-        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        self.desk.set_poisoned(Some(self.desk.abandoned(op)));
         launch(&self.device)?;
         let event = Event(Arc::new(self.device.stream.record(false)?));
         if self.wait_for_kernels {
             self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
-            if let Some(report) = self.device.low_report() {
-                let error = failure::of(report, self.me);
+            if let Some(error) = self.low_failure() {
                 self.device.low_resume()?;
-                self.poisoned = None;
+                self.desk.set_poisoned(None);
                 tracing::warn!(%error, "low-latency operation failed");
                 return Err(error);
             }
         }
-        self.poisoned = None;
+        self.desk.set_poisoned(None);
         Ok(event)
     }
 }
@@ -200,19 +207,24 @@ impl LowLatency for CudaEndpoint {
         self.low_combine_at_once(y, handle, topk_weights, None).await
     }
 
+    fn check_at_once(&mut self) -> Result<(), Error> {
+        let capture = self.low_begin()?;
+        self.check_both(capture.as_ref()).map(drop)
+    }
+
+    fn check_low_handle(&self, handle: &LowHandle) -> Result<(), Error> {
+        handle.inner.mark.check("handle", &self.desk.mark())
+    }
+
     fn low_latency_mask(&self) -> &RankSet {
         &self.low.mask
     }
 
     async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error> {
-        if rank == self.me || rank.0 >= self.topology().ranks() {
-            let limit = format_args!("another rank, 0 to {}", self.topology().ranks() - 1);
-            return Err(Error::invalid("rank to mask", rank, limit));
-        }
+        self.desk.check_mask(rank)?;
         if self.low.mask.contains(rank) {
             return Ok(());
         }
-        self.layout().check_low_latency()?;
         self.stream().must_run("a mask")?;
         self.device.low_mask(rank)?;
         self.low.mask.insert(rank);

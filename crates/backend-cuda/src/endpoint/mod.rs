@@ -8,11 +8,12 @@
 //!
 //! | call | kernels |
 //! |---|---|
-//! | dispatch | layout, counts; then as a cached dispatch; unpack where rows were placed |
+//! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
 //! | combine | offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
+#[cfg(feature = "workshop")]
 mod checks;
 mod combine;
 mod dispatch;
@@ -31,20 +32,21 @@ use std::time::{Duration, Instant};
 
 use ep_bootstrap::Peers;
 use ep_core::engine::{
-    Arena, Combine, Combined, Dispatch, Handle, Held, Lease, Mark, PeerStats, Received, Routing, Scalar, Scales, Stats,
+    Combine, Combined, Desk, Dispatch, Handle, Held, Lease, Received, Routing, Scalar, Scales, Stats,
 };
-use ep_core::layout::{Block, KernelWindow, Kind};
-use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings, Settings, Shape, Topology};
+use ep_core::layout::{KernelWindow, Kind};
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings};
 
 use zerocopy::IntoBytes as _;
 
 use crate::checks::TestDevice;
 use crate::driver::{self, Capture, Scratch};
 use crate::rank::{Call, RankDevice};
+#[cfg(feature = "workshop")]
 pub use checks::CrashFlag;
 pub use foreign::{LowPlaces, LowScales};
 pub use low_latency::{Combining, Dispatching, LowHandle};
-pub use rows::{Apart, Array, DeviceWindow, Rows, ScaleStrides};
+pub use rows::{Apart, Array, DeviceWindow, Owned, Rows, ScaleStrides};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -81,22 +83,12 @@ pub struct CudaEndpoint {
     /// Shared with the graphs that its calls were captured into.
     device: Arc<RankDevice>,
     window: DeviceWindow,
-    /// Shared with the handles that it gives out, so that it knows them again.
-    identity: Arc<()>,
-    me: Rank,
-    mask: RankSet,
-    generation: u16,
-    /// The next operation, as far as the host knows: graphs count on the device, and the host hears of it with the next counts.
-    op: u64,
+    /// Its next operation is that which the host knows of: graphs count on the device, and the host hears of it with the next counts.
+    desk: Desk,
     /// Exchanges of counts that the host has waited for.
     tickets: u64,
     /// Blocks that graphs grant or offer.
     pinned: Vec<Weak<Held>>,
-    arena: Arena,
-    /// The block of the running operation, or of one that failed.
-    granted: Option<Block>,
-    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
-    poisoned: Option<Failure>,
     peers: Peers,
     wait_for_kernels: bool,
     low: low_latency::Low,
@@ -110,10 +102,10 @@ pub struct CudaEndpoint {
 impl fmt::Debug for CudaEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaEndpoint")
-            .field("rank", &self.me)
+            .field("rank", &self.desk.rank())
             .field("gpu", &self.device.stream.device().ordinal())
-            .field("op", &self.op)
-            .field("poisoned", &self.poisoned)
+            .field("next_op", &self.desk.next_op())
+            .field("poisoned", &self.desk.poisoned())
             .finish_non_exhaustive()
     }
 }
@@ -128,17 +120,10 @@ impl CudaEndpoint {
             me,
         };
         Self {
-            arena: Arena::new(layout.arena()),
+            desk: Desk::new(layout.clone(), me),
             window,
-            identity: Arc::default(),
-            me,
-            mask: RankSet::new(),
-            generation: 1,
-            op: 1,
             tickets: 0,
             pinned: Vec::new(),
-            granted: None,
-            poisoned: None,
             peers,
             wait_for_kernels,
             low: low_latency::Low::default(),
@@ -149,6 +134,7 @@ impl CudaEndpoint {
         }
     }
 
+    #[cfg(feature = "workshop")]
     pub(crate) fn device(&self) -> &RankDevice {
         &self.device
     }
@@ -159,21 +145,18 @@ impl CudaEndpoint {
         &self.device.stream
     }
 
-    fn layout(&self) -> &Layout {
+    /// The layout of every rank's window.
+    pub fn layout(&self) -> &Layout {
         &self.device.layout
     }
 
     /// Refuses to start while poisoned, and tells of a failure that kernels have reported since.
     fn ready(&mut self) -> Result<(), Error> {
-        if let Some(by) = self.poisoned {
-            return Err(Error::Poisoned { by });
-        }
-        match report::failure(&self.device.report, self.me) {
+        self.desk.ready()?;
+        match report::read(&self.device.report).error(self.desk.rank()) {
             Some(error) => {
                 // Bad choices that a graph or a call without a wait brought: the others wait for what does not come.
-                let op = self.op.saturating_sub(1);
-                let abandoned = Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned };
-                self.poisoned = Some(abandoned);
+                self.desk.set_poisoned(Some(self.desk.abandoned(self.last_op())));
                 Err(self.fail(error))
             }
             None => Ok(()),
@@ -182,8 +165,8 @@ impl CudaEndpoint {
 
     /// A failure that kernels have reported and no call has told: what was read may be nothing.
     fn untold(&self) -> Option<Error> {
-        let reported = report::failure(&self.device.report, self.me).or_else(|| self.low_failure());
-        reported.filter(|_| self.poisoned.is_none())
+        let reported = report::read(&self.device.report).error(self.desk.rank()).or_else(|| self.low_failure());
+        reported.filter(|_| self.desk.poisoned().is_none())
     }
 
     /// [`Self::ready`], and the capture that this call goes to.
@@ -196,7 +179,7 @@ impl CudaEndpoint {
     fn fail(&mut self, error: Error) -> Error {
         if let Error::Failed(failure) = &error {
             tracing::error!(%failure, "operation failed");
-            self.poisoned = Some(*failure);
+            self.desk.set_poisoned(Some(*failure));
         }
         error
     }
@@ -205,9 +188,7 @@ impl CudaEndpoint {
     /// is lost where its call ends early.
     fn start(&mut self, kind: Kind, rings: &Rings, plan: u64, captured: bool) -> Call {
         if !captured {
-            let op = self.op;
-            self.op += 1;
-            self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+            self.desk.start();
         }
         Call { kind, settings: self.layout().hash(rings), plan }
     }
@@ -220,11 +201,11 @@ impl CudaEndpoint {
         }
         if self.wait_for_kernels {
             self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
-            if let Some(error) = report::failure(&self.device.report, self.me) {
+            if let Some(error) = report::read(&self.device.report).error(self.desk.rank()) {
                 return Err(self.fail(error));
             }
         }
-        self.poisoned = None;
+        self.desk.set_poisoned(None);
         Ok(event)
     }
 
@@ -237,7 +218,7 @@ impl CudaEndpoint {
         self.look_at = now + LOOK;
         let mut gone = self.peers.lost();
         gone.extend(&self.device.node.gone());
-        for rank in gone.iter().filter(|rank| *rank != self.me) {
+        for rank in gone.iter().filter(|rank| *rank != self.desk.rank()) {
             if !self.noticed.contains(rank) {
                 self.device.notice_gone(rank)?;
                 self.noticed.insert(rank);
@@ -248,7 +229,7 @@ impl CudaEndpoint {
 
     /// Waits for something of the device, a little longer than its kernels do.
     async fn until<T>(&mut self, mut ask: impl FnMut(&RankDevice) -> Result<Option<T>, Error>) -> Result<T, Error> {
-        let (began, op, me) = (Instant::now(), self.op - 1, self.me);
+        let (began, op, me) = (Instant::now(), self.last_op(), self.desk.rank());
         let allowed = Duration::from_nanos(self.layout().settings().deadline().0).saturating_add(GRACE);
         let answer = poll::until(|| {
             // A rank that has crashed, in a test, does nothing any more: this future is dropped.
@@ -271,53 +252,34 @@ impl CudaEndpoint {
         }
     }
 
-    /// Refuses a handle that cannot be replayed.
-    fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
-        handle.mark().check("handle", &self.mark())
+    /// The number of the operation just started.
+    const fn last_op(&self) -> u64 {
+        self.desk.next_op().saturating_sub(1)
     }
 
-    /// Of what this endpoint makes now.
-    fn mark(&self) -> Mark {
-        Mark::new(&self.identity, self.generation)
-    }
-
-    /// Refuses what is no bf16 rows, or too few.
+    /// Refuses what is no bf16 rows of this endpoint's GPU, or too few.
     fn check_results(&self, what: &str, rows: &Rows, expected: u32) -> Result<(), Error> {
-        if rows.are_apart() && rows.rows() > 0 {
-            return Err(Error::invalid(what, "FP8 rows of a dispatch", "bf16 rows"));
-        }
-        self.check_rows(what, rows, self.shape().result_bytes(), expected)
+        self.desk.check_results(what, rows.extent(), expected)?;
+        self.check_home(what, rows)
     }
 
-    /// Refuses rows that are too few or of another size than `row_bytes`.
-    fn check_rows(&self, what: &str, rows: &Rows, row_bytes: u64, expected: u32) -> Result<(), Error> {
-        if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
-            let limit = format!("{row_bytes} bytes for hidden {}", self.shape().hidden());
-            return Err(Error::invalid(format_args!("row size of {what}"), rows.row_bytes(), limit));
-        }
-        if rows.rows() < expected {
-            let limit = format_args!("at least {expected}");
-            return Err(Error::invalid(format_args!("rows of {what}"), rows.rows(), limit));
-        }
-        Ok(())
+    /// Refuses rows that lie elsewhere.
+    fn check_home(&self, what: &str, rows: &Rows) -> Result<(), Error> {
+        rows.check_home(what, self.desk.arena(), self.stream())
     }
 
     fn address(&self, rows: &Rows) -> u64 {
-        rows.address(&self.arena, &self.window)
+        rows.address(self.desk.arena(), &self.window)
     }
 
     /// Where the scales of dispatched rows lie, and how; address 0 where the shape's rows have none.
     fn scales(&self, rows: &Rows) -> (u64, ScaleStrides) {
-        rows.scales(self.layout().row(), &self.arena, &self.window)
+        rows.scales(self.layout().row(), self.desk.arena(), &self.window)
     }
 
     /// What the device has counted, both modes together; nothing where it cannot be asked.
     fn counted(&self) -> Stats {
-        let mut stats = Stats {
-            peers: vec![PeerStats::default(); self.topology().ranks() as usize],
-            expert_rows: vec![0; self.layout().local_experts() as usize],
-            operations: 0,
-        };
+        let mut stats = Stats { ways: self.desk.ways, ..Stats::new(self.layout()) };
         let (row, window) = (*self.layout().row(), KernelWindow::from(self.layout()));
         let plain = (row.wire_bytes(), row.results().wire_bytes());
         let low = (row.header_bytes() + row.payload_bytes(), window.low_result_header_bytes + window.result_bytes);
@@ -325,10 +287,7 @@ impl CudaEndpoint {
         for (tally, bytes) in tallies.into_iter().filter_map(|(tally, bytes)| Some((tally?, bytes))) {
             for (rows, bytes) in [(&tally.dispatched, bytes.0), (&tally.combined, bytes.1)] {
                 for (peer, &(sent, received)) in stats.peers.iter_mut().zip(rows) {
-                    peer.rows_sent += sent;
-                    peer.rows_received += received;
-                    peer.bytes_sent += sent * bytes;
-                    peer.bytes_received += received * bytes;
+                    peer.count(sent, received, bytes);
                 }
             }
             for (sum, rows) in stats.expert_rows.iter_mut().zip(&tally.expert_rows) {
@@ -344,8 +303,8 @@ impl Drop for CudaEndpoint {
     fn drop(&mut self) {
         // Its kernels end first: what they publish counts.
         let _ = self.device.stream.synchronize();
-        self.device.node.strike(self.me);
-        self.peers.leave(self.me);
+        self.device.node.strike(self.desk.rank());
+        self.peers.leave(self.desk.rank());
     }
 }
 
@@ -355,33 +314,16 @@ impl Endpoint for CudaEndpoint {
     type Stream = driver::Stream;
     type Event = Event;
 
-    fn rank(&self) -> Rank {
-        self.me
-    }
-
-    fn shape(&self) -> &Shape {
-        self.layout().shape()
-    }
-
-    fn topology(&self) -> &Topology {
-        self.layout().topology()
-    }
-
-    fn settings(&self) -> &Settings {
-        self.layout().settings()
+    fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     fn now(&self) -> Nanos {
         Nanos(self.started.elapsed().as_nanos() as u64)
     }
 
-    fn mask(&self) -> &RankSet {
-        &self.mask
-    }
-
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Rows, Error> {
-        let result = self.shape().result_bytes() as usize;
-        let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
+        let row = self.desk.row_bytes_of(bytes.len(), rows);
         Rows::from_bytes(&self.device.stream, bytes, rows, row)
     }
 
@@ -399,7 +341,7 @@ impl Endpoint for CudaEndpoint {
     }
 
     fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {
-        let bytes = rows.to_vec(&self.arena, &self.window)?;
+        let bytes = rows.to_vec(self.desk.arena(), &self.window)?;
         self.untold().map_or(Ok(bytes), Err)
     }
 
@@ -408,17 +350,17 @@ impl Endpoint for CudaEndpoint {
     }
 
     fn values<T: Scalar>(&self, array: &Array<T>) -> Result<Vec<T>, Error> {
-        let values = array.to_vec(&self.device.stream)?;
+        let values = array.to_vec()?;
         self.untold().map_or(Ok(values), Err)
     }
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {
-        let block = self.arena.take(&self.layout().row().results(), handle.rows())?;
-        Some(Rows::Leased(Lease::new(&self.arena, block, self.window.clone())))
+        let block = self.desk.arena().take(&self.layout().row().results(), handle.rows())?;
+        Some(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone())))
     }
 
     fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {
-        buf.store(&self.device.stream, first, bytes)
+        buf.store(first, bytes)
     }
 
     async fn dispatch_with(

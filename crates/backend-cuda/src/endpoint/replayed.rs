@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use ep_core::engine::{Handle, Kept};
+use ep_core::engine::Kept;
 use ep_core::plan::{Exchange, Membership, Plan};
 use ep_core::{Error, RankSet, Shape};
 
 use super::Array;
-use crate::driver::Stream;
 use crate::rank::DevicePlan;
 
 /// What a handle keeps on the device.
@@ -18,7 +17,8 @@ pub(super) struct Replayed {
     pub(super) source_rank: Array<i32>,
     pub(super) shape: Shape,
     pub(super) ranks: u32,
-    pub(super) stream: Arc<Stream>,
+    /// Rows that it received, or made room for.
+    pub(super) rows: u32,
     /// What the host knows; none where a graph makes it anew each time it runs.
     pub(super) known: Option<Known>,
 }
@@ -51,9 +51,13 @@ fn fetched<T>(cell: Option<&OnceLock<Arc<T>>>, fetch: impl FnOnce() -> Result<T,
 }
 
 impl Kept for Replayed {
+    fn size(&self) -> (u32, u32) {
+        (self.plan.tokens(), self.rows)
+    }
+
     fn plan(&self) -> Result<Arc<Plan>, Error> {
         fetched(self.known.as_ref().map(|known| &known.plan), || {
-            let (in_rank, tokens_per_expert) = self.plan.membership(&self.stream)?;
+            let (in_rank, tokens_per_expert) = self.plan.membership()?;
             let membership = Membership { in_rank: &in_rank, tokens_per_expert: &tokens_per_expert };
             // What goes to masked ranks has been left out.
             Plan::of_membership(&self.shape, self.ranks, &RankSet::new(), membership)
@@ -62,17 +66,8 @@ impl Kept for Replayed {
 
     fn exchange(&self) -> Result<Arc<Exchange>, Error> {
         fetched(self.known.as_ref().map(|known| &known.exchange), || {
-            let [rows, tokens, experts] = self.plan.exchanged(&self.stream)?;
+            let [rows, tokens, experts] = self.plan.exchanged()?;
             Exchange::new(rows, tokens, experts)
         })
     }
-}
-
-/// What this backend keeps with its handles.
-pub(super) fn replayed(handle: &Handle) -> Result<&Replayed, Error> {
-    handle.kept().ok_or_else(foreign)
-}
-
-pub(super) fn foreign() -> Error {
-    Error::invalid("handle", "of another backend", "one that this endpoint's dispatch gave")
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ep_core::engine::{Arena, Lease, Scalar};
+use ep_core::engine::{Arena, Extent, Lease, Scalar};
 use ep_core::layout::RowFormat;
 use ep_core::machine::Window;
 use ep_core::port::{Offset, Span};
@@ -47,30 +47,46 @@ impl DeviceWindow {
 impl Window for DeviceWindow {
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
         let at = self.check(from.span(into.len() as u64))?;
-        self.stream.download(at, into).map_err(|_| self.gone())
+        // SAFETY: the range lies in the own window, which `node` keeps.
+        unsafe { self.stream.download(at, into) }.map_err(|_| self.gone())
     }
 
     fn write(&self, to: Offset, bytes: &[u8]) -> Result<(), Fault> {
         let at = self.check(to.span(bytes.len() as u64))?;
-        self.stream.upload(at, bytes).map_err(|_| self.gone())
+        // SAFETY: as in `read`.
+        unsafe { self.stream.upload(at, bytes) }.map_err(|_| self.gone())
     }
 }
 
 /// `[rows, hidden]` rows in a GPU's memory, each at a multiple of 16 bytes.
 pub enum Rows {
     /// Anywhere.
-    Owned {
-        /// The memory; shared with operations under way that may read it.
-        memory: Arc<Scratch>,
-        /// Rows it has room for.
-        rows: u32,
-        /// Bytes of a row that carry data.
-        row_bytes: usize,
-    },
+    Owned(Owned),
     /// In the arena of the own window.
     Leased(Lease<DeviceWindow>),
     /// FP8 rows of a dispatch whose scales lie elsewhere.
     Apart(Apart),
+}
+
+/// Rows in memory of their own, with room for all of them.
+#[derive(Debug)]
+pub struct Owned {
+    /// Shared with operations under way that may read it.
+    memory: Arc<Scratch>,
+    rows: u32,
+    row_bytes: usize,
+}
+
+impl Owned {
+    /// `rows` rows of `row_bytes` bytes that carry data, in `memory`, which has room for them.
+    pub(super) const fn new(memory: Arc<Scratch>, rows: u32, row_bytes: usize) -> Self {
+        Self { memory, rows, row_bytes }
+    }
+
+    /// The memory.
+    pub const fn memory(&self) -> &Arc<Scratch> {
+        &self.memory
+    }
 }
 
 /// FP8 rows of a dispatch: codes, and scales in memory of their own.
@@ -95,11 +111,11 @@ impl Apart {
     }
 
     /// Copies a row, as it travels, in.
-    fn write(&self, stream: &Stream, row: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&self, row: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { codes, scales, strides, format, .. } = self;
-        stream.upload(codes.address() + row * format.codes_stride(), &bytes[..format.codes_bytes() as usize])?;
+        codes.write((row * format.codes_stride()) as usize, &bytes[..format.codes_bytes() as usize])?;
         for (number, word) in (0u64..).zip(bytes[format.scales_offset() as usize..].chunks(4)) {
-            stream.upload(scales.address() + row * strides.row + number * strides.word, word)?;
+            scales.write((row * strides.row + number * strides.word) as usize, word)?;
         }
         Ok(())
     }
@@ -123,13 +139,13 @@ impl ScaleStrides {
 
 /// From one row to the next.
 pub(crate) const fn stride(row_bytes: usize) -> usize {
-    row_bytes.next_multiple_of(16)
+    row_bytes.saturating_add(15) / 16 * 16
 }
 
 impl Rows {
     pub(crate) fn new(stream: &Arc<Stream>, rows: u32, row_bytes: usize) -> Result<Self, Error> {
-        let memory = Arc::new(Scratch::new(stream, rows as usize * stride(row_bytes))?);
-        Ok(Self::Owned { memory, rows, row_bytes })
+        let memory = Arc::new(Scratch::of(stream, rows as usize, stride(row_bytes))?);
+        Ok(Self::Owned(Owned { memory, rows, row_bytes }))
     }
 
     /// Room for `rows` rows that a dispatch brings.
@@ -137,24 +153,24 @@ impl Rows {
         if format.scales_bytes() == 0 {
             return Self::new(stream, rows, format.payload_bytes() as usize);
         }
-        let room = |stride: u64| Scratch::new(stream, rows as usize * stride as usize).map(Arc::new);
+        let room = |stride: u64| Scratch::of(stream, rows as usize, stride as usize).map(Arc::new);
         let (codes, scales) = (room(format.codes_stride())?, room(format.scales_stride())?);
         Ok(Self::Apart(Apart::new(format, codes, scales, ScaleStrides::dense(format.scales_stride()), rows)))
     }
 
     pub(crate) fn from_bytes(stream: &Arc<Stream>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
-        if bytes.len() != rows as usize * row_bytes {
+        if Some(bytes.len()) != (rows as usize).checked_mul(row_bytes) {
             let limit = format_args!("{rows} rows of {row_bytes} bytes");
             return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
         }
         let memory = Arc::new(Scratch::from_bytes(stream, &spread(bytes, row_bytes))?);
-        Ok(Self::Owned { memory, rows, row_bytes })
+        Ok(Self::Owned(Owned { memory, rows, row_bytes }))
     }
 
     /// Rows it has room for.
     pub fn rows(&self) -> u32 {
         match self {
-            Self::Owned { rows, .. } => *rows,
+            Self::Owned(owned) => owned.rows,
             Self::Leased(lease) => lease.rows(),
             Self::Apart(apart) => apart.rows,
         }
@@ -163,7 +179,7 @@ impl Rows {
     /// Bytes of a row that carry data, as it travels.
     pub fn row_bytes(&self) -> usize {
         match self {
-            Self::Owned { row_bytes, .. } => *row_bytes,
+            Self::Owned(owned) => owned.row_bytes,
             Self::Leased(lease) => lease.row_bytes(),
             Self::Apart(apart) => apart.format.payload_bytes() as usize,
         }
@@ -172,10 +188,15 @@ impl Rows {
     /// Of rows whose scales do not follow their codes.
     fn format_apart(&self) -> Option<RowFormat> {
         match self {
-            Self::Owned { .. } => None,
+            Self::Owned(_) => None,
             Self::Leased(lease) => Some(*lease.place().1.format()).filter(|format| format.scales_bytes() > 0),
             Self::Apart(apart) => Some(apart.format),
         }
+    }
+
+    /// What a desk checks of them.
+    pub(crate) fn extent(&self) -> Extent {
+        Extent { rows: self.rows(), row_bytes: self.row_bytes(), are_apart: self.are_apart() }
     }
 
     /// Whether the rows' scales lie apart from their codes: FP8 rows that a dispatch brought, or of a caller's.
@@ -194,7 +215,7 @@ impl Rows {
             return (0, ScaleStrides::dense(0));
         }
         match self {
-            Self::Owned { memory, .. } => {
+            Self::Owned(Owned { memory, .. }) => {
                 (memory.address() + format.scales_offset(), ScaleStrides::dense(self.stride() as u64))
             }
             Self::Leased(lease) => {
@@ -208,7 +229,7 @@ impl Rows {
     /// Where the first row lies, or its codes.
     pub(crate) fn address(&self, arena: &Arena, window: &DeviceWindow) -> u64 {
         match self {
-            Self::Owned { memory, .. } => memory.address(),
+            Self::Owned(owned) => owned.memory.address(),
             Self::Leased(lease) => lease.block_in(arena).map_or(0, |block| window.address(block.base())),
             Self::Apart(apart) => apart.codes.address(),
         }
@@ -217,7 +238,7 @@ impl Rows {
     /// Its memory, to be kept by a graph.
     pub(crate) fn memory(&self) -> Arc<dyn Any + Send + Sync> {
         match self {
-            Self::Owned { memory, .. } => Arc::clone(memory) as _,
+            Self::Owned(owned) => Arc::clone(&owned.memory) as _,
             Self::Leased(lease) => Arc::clone(lease.held()) as _,
             Self::Apart(apart) => Arc::new((Arc::clone(&apart.codes), Arc::clone(&apart.scales))) as _,
         }
@@ -226,25 +247,54 @@ impl Rows {
     /// The lease, where the rows lie in the window.
     pub(crate) const fn lease(&self) -> Option<&Lease<DeviceWindow>> {
         match self {
-            Self::Owned { .. } | Self::Apart(_) => None,
+            Self::Owned(_) | Self::Apart(_) => None,
             Self::Leased(lease) => Some(lease),
         }
     }
 
+    /// Refuses rows that kernels of the endpoint with this arena, whose stream is `stream`, must not read or write.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: they lie in another window, on another GPU, or in memory that another stream may give back meanwhile.
+    pub(crate) fn check_home(&self, what: &str, arena: &Arena, stream: &Arc<Stream>) -> Result<(), Error> {
+        let is_here = |memory: &Arc<Scratch>| Arc::ptr_eq(memory.stream(), stream);
+        let is_own = match self {
+            Self::Owned(owned) => is_here(&owned.memory),
+            Self::Leased(lease) => lease.rows() == 0 || lease.block_in(arena).is_some(),
+            Self::Apart(apart) => is_here(&apart.codes) && is_here(&apart.scales),
+        };
+        if is_own { Ok(()) } else { Err(Error::invalid(what, "of another endpoint", "one of this endpoint")) }
+    }
+
     /// All rows, dense, each as it travels.
     pub(crate) fn to_vec(&self, arena: &Arena, window: &DeviceWindow) -> Result<Vec<u8>, Error> {
+        let fault = |fault: Fault| Error::invalid("rows to copy", self.rows(), fault);
         let mut padded = vec![0; self.rows() as usize * self.stride()];
-        window.stream.download(self.address(arena, window), &mut padded)?;
+        match self {
+            Self::Owned(owned) => owned.memory.read(0, &mut padded)?,
+            Self::Apart(apart) => apart.codes.read(0, &mut padded)?,
+            Self::Leased(lease) => {
+                let (window, block) = lease.place();
+                window.read(block.base(), &mut padded).map_err(fault)?;
+            }
+        }
         let rows = padded.chunks_exact(self.stride());
         let row_bytes = self.row_bytes();
         let Some(format) = self.format_apart().filter(|_| self.rows() > 0) else {
             return Ok(rows.flat_map(|row| &row[..row_bytes]).copied().collect());
         };
-        let (address, strides) = self.scales(&format, arena, window);
+        let strides = self.scales(&format, arena, window).1;
         let [row, word] = [strides.row, strides.word].map(|stride| stride as usize);
         let words = (format.scales_stride() / 4) as usize;
         let mut scales = vec![0; (rows.len() - 1) * row + (words - 1) * word + 4];
-        window.stream.download(address, &mut scales)?;
+        match self {
+            Self::Owned(_) => {}
+            Self::Apart(apart) => apart.scales.read(0, &mut scales)?,
+            Self::Leased(lease) => {
+                let (window, block) = lease.place();
+                window.read(block.scales(0).offset, &mut scales).map_err(fault)?;
+            }
+        }
         let mut dense = vec![0; rows.len() * row_bytes];
         for (at, (codes, into)) in rows.zip(dense.chunks_exact_mut(row_bytes)).enumerate() {
             let (front, back) = into.split_at_mut(format.scales_offset() as usize);
@@ -258,9 +308,9 @@ impl Rows {
     }
 
     /// Copies dense rows, each as it travels, in, from row `first` on.
-    pub(crate) fn store(&mut self, stream: &Stream, first: u32, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn store(&mut self, first: u32, bytes: &[u8]) -> Result<(), Error> {
         let (size, room) = (self.row_bytes(), self.rows());
-        if !bytes.len().is_multiple_of(size) {
+        if size == 0 || !bytes.len().is_multiple_of(size) {
             let limit = format_args!("a multiple of {size}");
             return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
         }
@@ -273,9 +323,8 @@ impl Rows {
             ));
         }
         match self {
-            Self::Owned { memory, row_bytes, .. } => {
-                let at = memory.address() + (first as usize * stride(*row_bytes)) as u64;
-                Ok(stream.upload(at, &spread(bytes, *row_bytes))?)
+            Self::Owned(Owned { memory, row_bytes, .. }) => {
+                Ok(memory.write(first as usize * stride(*row_bytes), &spread(bytes, *row_bytes))?)
             }
             Self::Leased(lease) => {
                 for (row, bytes) in (first..).zip(bytes.chunks_exact(size)) {
@@ -285,7 +334,7 @@ impl Rows {
             }
             Self::Apart(apart) => {
                 for (row, bytes) in (u64::from(first)..).zip(bytes.chunks_exact(size)) {
-                    apart.write(stream, row, bytes)?;
+                    apart.write(row, bytes)?;
                 }
                 Ok(())
             }
@@ -337,7 +386,7 @@ impl<T: Scalar> Array<T> {
 
     /// Room for `len` numbers, undefined.
     pub(crate) fn new(stream: &Arc<Stream>, len: usize) -> Result<Self, Error> {
-        Ok(Self { memory: Arc::new(Scratch::new(stream, len * size_of::<T>())?), len, of: PhantomData })
+        Ok(Self { memory: Arc::new(Scratch::of(stream, len, size_of::<T>())?), len, of: PhantomData })
     }
 
     pub(crate) fn from_values(stream: &Arc<Stream>, values: &[T]) -> Result<Self, Error> {
@@ -345,10 +394,41 @@ impl<T: Scalar> Array<T> {
         Ok(Self { memory, len: values.len(), of: PhantomData })
     }
 
-    pub(crate) fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
+    /// Writes `values` over all of it. Waits for the endpoint's stream.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for another number of values.
+    pub fn write(&self, values: &[T]) -> Result<(), Error> {
+        if values.len() != self.len {
+            return Err(Error::invalid("values to write", values.len(), format_args!("{}", self.len)));
+        }
+        Ok(self.memory.write(0, values.as_bytes())?)
+    }
+
+    /// Fills all of it with a byte, enqueued.
+    ///
+    /// # Safety
+    /// As [`Scratch::fill`].
+    pub(crate) unsafe fn fill(&self, byte: u8) -> Result<(), Error> {
+        // SAFETY: as the caller promises.
+        Ok(unsafe { self.memory.fill(byte) }?)
+    }
+
+    /// Refuses an array that kernels on `stream` must not read or write.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: it is on another GPU, or in memory that another stream may give back meanwhile.
+    pub(crate) fn check_home(&self, what: &str, stream: &Arc<Stream>) -> Result<(), Error> {
+        if self.len == 0 || Arc::ptr_eq(self.memory.stream(), stream) {
+            return Ok(());
+        }
+        Err(Error::invalid(what, "of another endpoint", "one of this endpoint"))
+    }
+
+    pub(crate) fn to_vec(&self) -> Result<Vec<T>, Error> {
         let mut values = vec![T::new_zeroed(); self.len];
         let mut bytes = vec![0; self.len * size_of::<T>()];
-        stream.download(self.address(), &mut bytes)?;
+        self.memory.read(0, &mut bytes)?;
         for (value, bytes) in values.iter_mut().zip(bytes.chunks_exact(size_of::<T>())) {
             if let Ok(read) = T::read_from_bytes(bytes) {
                 *value = read;

@@ -1,14 +1,12 @@
 //! Launches of a combine.
 
-use ep_core::layout::NO_BASE;
+use ep_core::layout::{Kind, NO_BASE};
 
-use super::{Call, RankDevice, WARPS};
-use crate::args;
+use super::{Call, RankDevice};
+use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES};
 use crate::driver::Launch;
 use crate::error::CudaError;
 
-/// Warps of a block at most: `EP_COMBINE_THREADS`. All of them pull and sum, but for those that copy.
-const COMBINING: u32 = 24;
 /// Bytes that a warp has in flight of each rank's row, where it sums rows of up to four ranks, or of more: `EP_PART`.
 const PARTS: [u32; 2] = [1024, 512];
 /// Bytes of rows that all warps have in flight together, at most. Half of it fills the links of an H200; what is asked for beyond that
@@ -20,36 +18,23 @@ const COPIERS: u32 = 2;
 const STAGES: u32 = 4;
 /// Bytes of a chunk at most.
 const CHUNK: u32 = 16 << 10;
-/// What a copier keeps of each chunk: an `EpChunk` and a barrier.
-const CHUNK_STATE: u32 = 24;
-/// What it keeps beside: `EP_COUNTED` numbers.
-const COPIER_STATE: u32 = 16;
-/// Bytes of `EpSource`.
-const SOURCE_BYTES: u32 = 32;
-/// Bytes of `EpRoute`.
-const ROUTE_BYTES: u32 = 72;
-
-/// Pieces of the rows for each rank, which are offered one by one: `EP_PIECES`.
-pub(crate) const PIECES: u32 = 32;
-
-/// Bytes of the cells in which peers say which pieces of their rows are there: `ep_piece_cell`.
-pub(crate) fn piece_cells(ranks: u32) -> u64 {
-    2 * 8 * u64::from(ranks * PIECES)
-}
 
 impl RankDevice {
     /// Pulls and sums; rows that were not offered come through rings. Where the own rows are not in the offered block yet, it `copies` them
     /// there, all but those of the own rank; `args` without what only this needs.
-    pub(crate) fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
         // A rank alone has no peers that pull.
         let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
-        let pulling = self.pulling_warps().min(COMBINING - copiers);
+        let pulling = self.pulling_warps(self.blocks).min(COMBINE_WARPS - copiers);
         let state = (self.ranks() * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128);
         let mut shape =
             Launch { blocks: self.blocks, threads: 32 * (pulling + copiers), shared_memory: state, cooperative: true };
         let mut own = *args;
         if copiers > 0 {
-            let state = state + (copiers * (STAGES * CHUNK_STATE + COPIER_STATE)).next_multiple_of(128);
+            let state = state + (copiers * (STAGES * CHUNK_STATE_BYTES + 4 * COUNTED)).next_multiple_of(128);
             // Beside what kernels keep by themselves.
             let room = self.stream.device().shared_memory().saturating_sub(state + 256);
             let chunk = (room / (copiers * STAGES) / 128 * 128).clamp(128, CHUNK);
@@ -57,26 +42,31 @@ impl RankDevice {
             own.combine.copied = self.copied.address();
             shape.shared_memory = state + copiers * STAGES * chunk;
         }
-        self.launch(self.kernels.combine(self.ranks()), shape, call, &own)?;
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.combine(self.ranks()), shape, call, &own) }?;
         // The kernel says the same: it gives no rows back, and each of its blocks reduces one channel at most.
         let leaves = args.combine.base == NO_BASE || args.rings.channels > self.blocks;
-        if leaves { self.combine_ring(call, args) } else { Ok(()) }
+        // SAFETY: as the caller promises.
+        if leaves { unsafe { self.combine_ring(call, args) } } else { Ok(()) }
     }
 
-    /// Warps of each block that pull.
-    fn pulling_warps(&self) -> u32 {
+    /// Warps of each of `blocks` blocks that pull.
+    pub(super) fn pulling_warps(&self, blocks: u32) -> u32 {
         let part = PARTS[usize::from(self.ranks() > 4)];
         // Of a token there are no more rows than it has choices, and no more are pulled at once than the widest kernel takes.
-        let rows = self.ranks().min(self.view.window.topk).min(8);
-        (FLIGHT / (self.blocks * part * rows)).max(1)
+        let rows = self.ranks().min(self.view.w.topk).min(8);
+        (FLIGHT / (blocks * part * rows)).max(1)
     }
 
     /// What a combine has left to rings.
-    fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
-        let ranks = self.ranks();
-        let roles = ranks * args.rings.channels;
-        // Of so many warps in a row every `ranks`th is a reducer.
-        let shared_memory = ranks * (SOURCE_BYTES + WARPS.div_ceil(ranks) * ROUTE_BYTES);
-        self.launch(self.kernels.combine_ring, self.for_roles(roles, shared_memory), call, args)
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    unsafe fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
+        let (roles, role_count) = self.roles.of(Kind::Combine, args.rings.channels);
+        let shared_memory = self.ranks() * (SOURCE_BYTES + RING_WARPS * ROUTE_BYTES);
+        let args = &args::CombineRing { roles, role_count, ..*args };
+        // SAFETY: as the caller promises; the roles are this value's.
+        unsafe { self.launch(self.kernels.combine_ring, self.for_roles(role_count, shared_memory), call, args) }
     }
 }

@@ -1,16 +1,9 @@
-//! What opens a fresh dispatch: the layout kernel, the exchange of counts, and what the host hears of it.
+//! What opens a fresh dispatch: positions, the exchange of counts, and what the host hears of it.
 
 use super::{Call, DevicePlan, RankDevice};
-use crate::args;
+use crate::args::{self, COUNTS_THREADS, POSITION_BLOCKS, POSITION_THREADS};
 use crate::driver::Launch;
 use crate::error::CudaError;
-
-/// Blocks of the layout kernel at most: `EP_LAYOUT_BLOCKS`.
-pub(super) const LAYOUT_BLOCKS: u32 = 64;
-/// Tokens that a block of the layout kernel serves at a time: `EP_LAYOUT_THREADS`.
-const LAYOUT_THREADS: u32 = 512;
-/// Threads of the counts kernel: `EP_COUNTS_THREADS`.
-const COUNTS_THREADS: u32 = 512;
 
 /// Bytes of the counts in host memory before those of the ranks: ticket and operation.
 pub(super) const COUNTS_HEADER: usize = 16;
@@ -45,6 +38,17 @@ pub(crate) struct Counting {
     pub(crate) bound: u32,
 }
 
+/// Addresses of a batch's routing: choices, or else a membership.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chosen {
+    /// i64 `[tokens, topk]`; or 0.
+    pub(crate) topk_idx: u64,
+    /// u8 `[tokens, ranks]` where there are no choices.
+    pub(crate) in_rank: u64,
+    /// Whether a token may name an expert more than once.
+    pub(crate) repeats: bool,
+}
+
 impl RankDevice {
     fn rows(&self) -> u64 {
         self.numbers.address()
@@ -55,39 +59,45 @@ impl RankDevice {
     }
 
     /// Positions and counts of `tokens` tokens.
-    pub(crate) fn plan(
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn plan(
         &self,
         call: Call,
-        topk_idx: u64,
-        in_rank: u64,
+        chosen: Chosen,
         tokens: u32,
         plan: &DevicePlan,
     ) -> Result<(), CudaError> {
-        let window = &self.view.window;
-        let args = args::Layout {
-            topk_idx,
-            in_rank,
+        let window = &self.view.w;
+        let args = args::Positions {
+            topk_idx: chosen.topk_idx,
+            in_rank: chosen.in_rank,
             position: plan.position.address(),
             rows: self.rows(),
             choices: self.choices(),
             partial: self.choices() + 4 * u64::from(window.experts),
             flags: self.flags.address(),
             tokens,
-            topk: window.topk,
+            repeats: chosen.repeats.into(),
         };
-        let blocks = tokens.div_ceil(LAYOUT_THREADS).clamp(1, LAYOUT_BLOCKS);
-        let shape = Launch { blocks, threads: LAYOUT_THREADS, shared_memory: 0, cooperative: false };
-        self.launch(self.kernels.layout, shape, call, &args)
+        let blocks = tokens.div_ceil(POSITION_THREADS).clamp(1, POSITION_BLOCKS);
+        let shape = Launch { blocks, threads: POSITION_THREADS, shared_memory: 0, cooperative: false };
+        // SAFETY: of the choices the caller promises it; the rest is this value's, and the plan's.
+        unsafe { self.launch(self.kernels.positions, shape, call, &args) }
     }
 
     /// Replaces the choices of the experts, for memberships.
     pub(crate) fn set_choices(&self, choices: &[u32]) -> Result<(), CudaError> {
         let bytes: Vec<u8> = choices.iter().flat_map(|choice| choice.to_le_bytes()).collect();
-        self.stream.upload(self.choices(), &bytes)
+        self.numbers.write(&self.stream, (self.choices() - self.numbers.address()) as usize, &bytes)
     }
 
     /// Exchange of counts.
-    pub(crate) fn exchange(&self, call: Call, plan: &DevicePlan, counting: Counting) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn exchange(&self, call: Call, plan: &DevicePlan, counting: Counting) -> Result<(), CudaError> {
         let args = args::Counts {
             rows: self.rows(),
             choices: self.choices(),
@@ -107,7 +117,8 @@ impl RankDevice {
             refuses: counting.ticket.is_some().into(),
         };
         let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
-        self.launch(self.kernels.counts, shape, call, &args)
+        // SAFETY: as in `plan`.
+        unsafe { self.launch(self.kernels.counts, shape, call, &args) }
     }
 
     /// The counts of the exchange with `ticket`, once they have come.
@@ -115,7 +126,7 @@ impl RankDevice {
         if self.counts.long(0) != ticket {
             return None;
         }
-        let (ranks, local) = (self.ranks() as usize, self.view.window.local_experts as usize);
+        let (ranks, local) = (self.ranks() as usize, self.view.w.local_experts as usize);
         let numbers = |first: usize, count: usize| -> Vec<u32> {
             (first..first + count).map(|at| self.counts.word(COUNTS_HEADER + 4 * at)).collect()
         };

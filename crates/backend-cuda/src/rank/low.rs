@@ -1,26 +1,21 @@
 //! Low latency of one rank: its state on the device, and the launches of its kernels.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
+use ep_core::device::{Low, Report};
 use ep_core::layout::KernelWindow;
-use ep_core::{Error, Layout, Rank};
+use ep_core::{Error, Layout, Rank, RankSet};
 
 use super::{Call, RankDevice, RankView, Tally};
-use crate::args::{self, LOW_BYTES, REPORT_BYTES};
+use crate::args::{self, LOW_THREADS};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
 use crate::error::CudaError;
 
-/// `EP_LOW_SEND`.
-pub(crate) const LOW_SEND: u32 = 1;
-/// `EP_LOW_RECEIVE`.
-pub(crate) const LOW_RECEIVE: u32 = 2;
-
-/// `EP_LOW_THREADS`.
-const THREADS: u32 = 512;
-/// `EpLow.broken`.
-const BROKEN: u64 = 20;
-/// `EpLow.generation`.
-const GENERATION: u64 = 48;
+/// Where an `EpLow` says that a launch has failed.
+const BROKEN: usize = offset_of!(Low, broken);
+/// Where it has the generation.
+const GENERATION: usize = offset_of!(Low, generation);
 
 /// What low latency keeps on the device.
 #[derive(Debug)]
@@ -43,25 +38,25 @@ impl LowDevice {
         let ranks = layout.topology().ranks() as usize;
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
-            state: memory(LOW_BYTES + 4 * 4 * ranks)?,
+            state: memory(Low::bytes(ranks))?,
             counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
-            report: Mapped::zeroed(stream.device(), REPORT_BYTES)?,
+            report: Mapped::zeroed(stream.device(), size_of::<Report>())?,
             blocks,
         }))
     }
 
     pub(super) fn connect(&self, stream: &Stream, windows: &[u8]) -> Result<(), CudaError> {
-        stream.upload(self.windows.address(), windows)
+        self.windows.write(stream, 0, windows)
     }
 
     pub(super) fn enter(&self, stream: &Stream, generation: u32) -> Result<(), CudaError> {
-        stream.upload(self.state.address() + GENERATION, &generation.to_le_bytes())
+        self.state.write(stream, GENERATION, &generation.to_le_bytes())
     }
 
-    /// Where it is noted which of `ranks` ranks are gone.
-    pub(super) const fn gone(&self, ranks: u32) -> u64 {
-        self.state.address() + LOW_BYTES as u64 + 3 * 4 * ranks as u64
+    /// Notes that `rank`, of `ranks`, is gone.
+    pub(super) fn notice_gone(&self, stream: &Stream, ranks: u32, rank: Rank) -> Result<(), CudaError> {
+        self.state.write(stream, Low::gone(ranks, rank), &1u32.to_le_bytes())
     }
 
     pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {
@@ -71,19 +66,9 @@ impl LowDevice {
     }
 }
 
-/// Bytes of what kernels keep in the windows behind the cells of pieces: a cell for each row, and the rows' headers, which travel ahead of
-/// them (`ep_low_cell`, `ep_low_head`).
-pub(crate) fn announcements(layout: &Layout) -> u64 {
-    if !layout.settings().low_latency() {
-        return 0;
-    }
-    let slots = u64::from(layout.topology().ranks()) * u64::from(layout.shape().max_tokens());
-    slots * (4 * 8 + 2 * layout.row().header_bytes())
-}
-
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
-    let (ranks, warps) = (u64::from(window.ranks), u64::from(THREADS / 32));
+    let (ranks, warps) = (u64::from(window.ranks), u64::from(LOW_THREADS / 32));
     let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
     let receive = warps * (8 + 4 + 4 * 32) + 4 * (4 * ranks + 1 + counts);
@@ -108,7 +93,9 @@ impl RankDevice {
             .ok_or_else(|| CudaError::Driver { call: "low latency", code: "left out of the settings".into() })
     }
 
-    fn launch_low<A>(&self, kernel: Kernel, shape: Launch, args: &A) -> Result<(), CudaError> {
+    /// # Safety
+    /// As [`RankDevice`] says; `args` is the struct that the kernel takes.
+    unsafe fn launch_low<A>(&self, kernel: Kernel, shape: Launch, args: &A) -> Result<(), CudaError> {
         let low = self.low()?;
         let view = RankView {
             windows: low.windows.address(),
@@ -116,33 +103,42 @@ impl RankDevice {
             report: low.report.address(),
             ..self.view(Call::none())
         };
-        // SAFETY: as in `RankDevice::launch`; the view names memory of this value here, too.
+        // SAFETY: as in `launch`.
         unsafe { kernel.launch(&self.stream, shape, &view, args) }
     }
 
     /// Halves of a dispatch; `args` without the counters.
-    pub(crate) fn low_dispatch(&self, args: args::LowDispatch) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn low_dispatch(&self, args: args::LowDispatch) -> Result<(), CudaError> {
         let low = self.low()?;
         let args = args::LowDispatch { counters: low.counters.address(), ..args };
-        let shared_memory = dispatch_shared(&self.view.window) as u32;
-        let shape = Launch { blocks: low.blocks, threads: THREADS, shared_memory, cooperative: true };
-        self.launch_low(self.kernels.low_dispatch, shape, &args)
+        let shared_memory = dispatch_shared(&self.view.w) as u32;
+        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: true };
+        // SAFETY: as the caller promises.
+        unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
 
     /// Halves of a combine; `args` without the counters.
-    pub(crate) fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
         let low = self.low()?;
         let args = args::LowCombine { counters: low.counters.address(), ..args };
         let shared_memory = 4 * (5 * self.ranks() + 1);
-        let shape = Launch { blocks: low.blocks, threads: THREADS, shared_memory, cooperative: true };
-        self.launch_low(self.kernels.low_combine, shape, &args)
+        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: true };
+        // SAFETY: as the caller promises.
+        unsafe { self.launch_low(self.kernels.low_combine, shape, &args) }
     }
 
     /// Tells `peer` that low latency goes on without it, and does so. Waits.
     pub(crate) fn low_mask(&self, peer: Rank) -> Result<(), CudaError> {
         let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
-        self.launch_low(self.kernels.low_mask, shape, &args::LowMask { peer: peer.0, reserved: 0 })?;
-        self.stream.upload(self.low()?.windows.address() + 8 * u64::from(peer.0), &[0; 8])
+        // SAFETY: nothing is named.
+        unsafe { self.launch_low(self.kernels.low_mask, shape, &args::LowMask { peer: peer.0, reserved: 0 }) }?;
+        self.low()?.windows.write(&self.stream, 8 * peer.index(), &[0; 8])
     }
 
     /// What kernels of low latency have reported.
@@ -154,7 +150,18 @@ impl RankDevice {
     pub(crate) fn low_resume(&self) -> Result<(), CudaError> {
         let low = self.low()?;
         low.report.clear();
-        self.stream.upload(low.state.address() + BROKEN, &[0; 4])
+        low.state.write(&self.stream, BROKEN, &[0; 4])
+    }
+
+    /// Whether there are ranks, not in `mask`, that operation `op`, the last of its bank, could not be sent to in time: its receiving
+    /// half will read rows again. Waits.
+    pub(crate) fn low_is_late(&self, op: u64, mask: &RankSet) -> Result<bool, CudaError> {
+        // `ep_low_late`, behind the words of ranks that were skipped.
+        let ranks = self.ranks() as usize;
+        let mut late = vec![0; 4 * ranks];
+        self.low()?.state.read(&self.stream, Low::late(self.ranks(), op), &mut late)?;
+        let (words, _) = late.as_chunks::<4>();
+        Ok((0..).map(Rank).zip(words).any(|(rank, late)| *late != [0; 4] && !mask.contains(rank)))
     }
 
     /// What low latency has moved; none without it. Waits.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ep_core::device::PlanHead;
+
 use crate::driver::{Scratch, Stream};
 use crate::error::CudaError;
 
@@ -18,20 +20,30 @@ pub(crate) struct DevicePlan {
     experts: u32,
 }
 
-/// Bytes of `EpPlan`.
-const PLAN_BYTES: u64 = 8;
+/// Bytes before a handle's numbers.
+const PLAN_BYTES: u64 = size_of::<PlanHead>() as u64;
 
 impl DevicePlan {
     pub(crate) fn new(stream: &Arc<Stream>, tokens: u32, ranks: u32, experts: u32) -> Result<Self, CudaError> {
         let wide = ranks as usize;
         let numbers = wide * wide + 3 * wide + 1 + (experts + experts / ranks) as usize;
         Ok(Self {
-            position: Scratch::new(stream, tokens as usize * wide * 4)?,
+            position: Scratch::of(stream, tokens as usize, wide * 4)?,
             numbers: Scratch::new(stream, PLAN_BYTES as usize + 4 * numbers)?,
             ranks,
             tokens,
             experts,
         })
+    }
+
+    /// Words of its numbers, from the one at an address on. Waits.
+    pub(crate) fn words(&self, at: u64, count: usize) -> Result<Vec<u32>, CudaError> {
+        words(&self.numbers, (at - self.address()) as usize, count)
+    }
+
+    /// Tokens of the batch that it is of.
+    pub(crate) const fn tokens(&self) -> u32 {
+        self.tokens
     }
 
     /// Where its numbers lie.
@@ -64,27 +76,27 @@ impl DevicePlan {
     }
 
     /// `[tokens, ranks]`: 1 where a token goes to a rank; and choices of each expert, `[experts]`. Waits.
-    pub(crate) fn membership(&self, stream: &Stream) -> Result<(Vec<u8>, Vec<u32>), CudaError> {
-        let positions = words(stream, self.position.address(), self.tokens as usize * self.ranks as usize)?;
+    pub(crate) fn membership(&self) -> Result<(Vec<u8>, Vec<u32>), CudaError> {
+        let positions = words(&self.position, 0, self.tokens as usize * self.ranks as usize)?;
         let in_rank = positions.into_iter().map(|position| u8::from(position != u32::MAX)).collect();
-        Ok((in_rank, words(stream, self.chosen(), self.experts as usize)?))
+        Ok((in_rank, self.words(self.chosen(), self.experts as usize)?))
     }
 
     /// What was exchanged: rows from source to destination `[ranks, ranks]`, tokens of each rank's batch `[ranks]`, and choices
     /// received of each local expert. Waits.
-    pub(crate) fn exchanged(&self, stream: &Stream) -> Result<[Vec<u32>; 3], CudaError> {
+    pub(crate) fn exchanged(&self) -> Result<[Vec<u32>; 3], CudaError> {
         let (ranks, local) = (self.ranks as usize, (self.experts / self.ranks) as usize);
         Ok([
-            words(stream, self.matrix(), ranks * ranks)?,
-            words(stream, self.tokens_of(), ranks)?,
-            words(stream, self.arrived(), local)?,
+            self.words(self.matrix(), ranks * ranks)?,
+            self.words(self.tokens_of(), ranks)?,
+            self.words(self.arrived(), local)?,
         ])
     }
 }
 
-/// Some words of device memory. Waits.
-fn words(stream: &Stream, at: u64, count: usize) -> Result<Vec<u32>, CudaError> {
+/// Words of device memory, from byte `at` on. Waits.
+fn words(memory: &Scratch, at: usize, count: usize) -> Result<Vec<u32>, CudaError> {
     let mut bytes = vec![0; 4 * count];
-    stream.download(at, &mut bytes)?;
+    memory.read(at, &mut bytes)?;
     Ok(bytes.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
 }

@@ -24,7 +24,7 @@ impl Tally {
     /// Reads it. Waits.
     pub(super) fn read(stream: &Stream, memory: &DeviceMemory, ranks: usize) -> Result<Self, CudaError> {
         let mut bytes = vec![0; memory.bytes()];
-        stream.download(memory.address(), &mut bytes)?;
+        memory.read(stream, 0, &mut bytes)?;
         let (words, _) = bytes.as_chunks::<8>();
         let mut words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
         let pairs = |at: usize| (at..at + ranks).map(|rank| (words[rank], words[ranks + rank])).collect();

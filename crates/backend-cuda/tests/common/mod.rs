@@ -30,6 +30,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
+        Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::Departures
         | Requirement::Get
         | Requirement::Incidents
@@ -116,6 +117,10 @@ impl Backend for Cuda {
         lacks(what)
     }
 
+    fn window(&self, layout: Layout) -> Result<Layout, Error> {
+        layout.with_kernels()
+    }
+
     fn seeds(&self, most: u64) -> u64 {
         seeds(most)
     }
@@ -133,7 +138,8 @@ impl Backend for Cuda {
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
+        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).and_then(|layout| self.window(layout));
+        let layout = layout.map_err(|error| error.to_string())?;
         let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
         let logs = self.cluster(setup)?.probe(&translated).map_err(|error| error.to_string())?;
         let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, layout.window_bytes()));

@@ -157,10 +157,8 @@ impl Uploaded {
     /// Writes `batch` over it.
     pub(crate) fn replace(&mut self, ep: &mut CudaEndpoint, batch: &Batch) -> Result<(), Error> {
         ep.store(&mut self.x, 0, &bytes_of(&batch.x))?;
-        let choices: Vec<u8> = batch.topk_idx.iter().flat_map(|choice| choice.to_le_bytes()).collect();
-        let weights: Vec<u8> = batch.topk_weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
-        ep.stream().upload(self.topk_idx.address(), &choices)?;
-        Ok(ep.stream().upload(self.topk_weights.address(), &weights)?)
+        self.topk_idx.write(&batch.topk_idx)?;
+        self.topk_weights.write(&batch.topk_weights)
     }
 }
 

@@ -7,6 +7,7 @@ mod failures;
 mod fixture;
 mod low_latency;
 mod memory;
+mod misuse;
 mod throughput;
 
 use std::process::ExitCode;
@@ -37,6 +38,10 @@ const CASES: &[Case] = &[
     ("graphs_outlive_their_endpoints", memory::outlived),
     ("graphs_give_back_what_they_used", memory::given_back),
     ("graphs_a_global_capture_hinders_nobody", memory::global),
+    ("graphs_receive_what_their_capture_dropped", misuse::dropped_in_a_capture),
+    ("graphs_memory_of_a_call_that_failed_is_nobodys", misuse::failed_in_a_capture),
+    ("low_latency_sums_go_only_where_they_fit", misuse::sums_into_too_little),
+    ("what_another_endpoint_made_is_refused", misuse::of_another_endpoint),
     ("graphs_a_bound_that_is_too_small_is_told", failures::small_bound),
     ("graphs_bad_choices_in_a_replay_are_told", failures::bad_choices),
     ("graphs_a_missing_rank_ends_by_deadline", failures::missing),

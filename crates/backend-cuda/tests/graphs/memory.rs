@@ -131,10 +131,10 @@ pub(crate) fn outlived() -> Verdict {
     for (graph, stream, _) in &mut left {
         graph.launch(stream).map_err(|error| error.to_string())?;
     }
-    for ((_, stream, x), expected) in left.iter().zip(&combined) {
-        let Rows::Owned { memory, .. } = x else { return Err("sums lie in the window".into()) };
+    for ((_, _, x), expected) in left.iter().zip(&combined) {
+        let Rows::Owned(rows) = x else { return Err("sums lie in the window".into()) };
         let mut bytes = vec![0; expected.x.len() * 2];
-        stream.download(memory.address(), &mut bytes).map_err(|error| error.to_string())?;
+        rows.memory().read(0, &mut bytes).map_err(|error| error.to_string())?;
         same("sums", 1, &bytes, &bytes_of(&expected.x)).map_err(text)?;
     }
     Ok(())
@@ -202,7 +202,8 @@ pub(crate) fn global() -> Verdict {
     drop(before);
     let here = use_other();
     let there = std::thread::scope(|scope| scope.spawn(use_other).join());
-    captured.fill(written.address(), 3, 64).map_err(text)?;
+    // SAFETY: it lives until the graph has run for the last time.
+    unsafe { written.fill(3) }.map_err(text)?;
     let mut graph = captured.end_capture().map_err(text)?;
     let there = there.map_err(|_| "a thread panicked")?;
     if !here.map_err(text)? || !there.map_err(text)? {
@@ -210,6 +211,6 @@ pub(crate) fn global() -> Verdict {
     }
     graph.launch(captured).map_err(text)?;
     let mut bytes = [0; 64];
-    captured.download(written.address(), &mut bytes).map_err(text)?;
+    written.read(0, &mut bytes).map_err(text)?;
     same("what the graph wrote", 1, &bytes, &[3; 64]).map_err(|error| error.to_string())
 }

@@ -17,7 +17,7 @@ const REPLAYS: u64 = 100;
 const BOUND: u32 = 4 * TOKENS;
 
 pub(crate) const WORST: Dispatch =
-    Dispatch { rings: None, expert_alignment: 1, worst_rows: BOUND, device_counts: true };
+    Dispatch { rings: None, expert_alignment: 1, worst_rows: BOUND, device_counts: true, repeats: false };
 
 type Back = ep_core::engine::Combined<CudaEndpoint>;
 

@@ -42,6 +42,7 @@ where
             Requirement::Nodes => self.one_node,
             Requirement::Coordinators => self.one_node.map(|_| "one node has no lanes between nodes"),
             Requirement::Incidents => Some("late and lost messages would take real time"),
+            Requirement::Suspensions => Some("zombies are processes of their own: tests/processes"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
             Requirement::Departures
             | Requirement::Get

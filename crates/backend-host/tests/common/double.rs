@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::port::{LaneId, Offset, Span, Ticket};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Error, Fault, LaneCause, Rank};
@@ -22,7 +22,7 @@ const DEPTH: usize = 5;
 /// The network of one cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Double {
-    pub(crate) far_lanes: FarLanes,
+    pub(crate) far_lanes: Queues,
     pub(crate) seed: u64,
     /// A rank that nothing reaches, as whoever probes it finds out.
     pub(crate) out_of_reach: Option<Rank>,
@@ -104,7 +104,7 @@ impl End {
 }
 
 impl Double {
-    pub(crate) fn new(far_lanes: FarLanes, seed: u64) -> Self {
+    pub(crate) fn new(far_lanes: Queues, seed: u64) -> Self {
         Self { far_lanes, seed, out_of_reach: None, ends: Arc::default() }
     }
 
@@ -116,7 +116,7 @@ impl Double {
 impl Transport for Double {
     type Lanes = DoubleLanes;
 
-    fn far_lanes(&self) -> FarLanes {
+    fn far_lanes(&self) -> Queues {
         self.far_lanes
     }
 

@@ -5,7 +5,8 @@ pub(crate) mod fate;
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
-use ep_core::machine::{Decorated, FarLanes, Machine as _};
+use ep_core::layout::Queues;
+use ep_core::machine::{Decorated, Machine as _};
 use ep_core::transport::Transport;
 use ep_host::{Cluster, Machine};
 use fate::Fate;
@@ -17,7 +18,7 @@ pub(crate) trait Network: Send + Sync + 'static {
     /// The transport for a communicator.
     fn transport(&self, setup: &Setup) -> Self::Transport;
 
-    fn far_lanes(&self) -> FarLanes;
+    fn far_lanes(&self) -> Queues;
 }
 
 /// CPU ranks, and how they reach other nodes.
@@ -54,10 +55,11 @@ where
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Coordinators if self.network.far_lanes() == FarLanes::PerRole => {
+            Requirement::Coordinators if self.network.far_lanes() == Queues::PER_ROLE => {
                 Some("every role has far lanes of its own here")
             }
             Requirement::Incidents => Some("late and lost messages would take real time"),
+            Requirement::Suspensions => Some("zombies are processes of their own: tests/processes"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
             Requirement::Nodes
             | Requirement::Coordinators

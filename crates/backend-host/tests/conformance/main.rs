@@ -12,7 +12,7 @@ use apart::Apart;
 use common::{Host, Network};
 use double::Double;
 use ep_conformance::Setup;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::transport::NoTransport;
 
 struct Doubles;
@@ -20,14 +20,13 @@ struct Doubles;
 impl Network for Doubles {
     type Transport = Double;
 
-    /// Lanes are shared in half of the communicators, and roles' own in the others.
+    /// Each table of lanes and queues has a third of the communicators.
     fn transport(&self, setup: &Setup) -> Double {
-        let far_lanes = if setup.seed.is_multiple_of(2) { FarLanes::One } else { FarLanes::PerRole };
-        Double::new(far_lanes, setup.seed)
+        Double::new(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()], setup.seed)
     }
 
-    fn far_lanes(&self) -> FarLanes {
-        FarLanes::One
+    fn far_lanes(&self) -> Queues {
+        Queues::ONE
     }
 }
 
@@ -41,8 +40,8 @@ impl Network for OneNode {
         NoTransport
     }
 
-    fn far_lanes(&self) -> FarLanes {
-        FarLanes::PerRole
+    fn far_lanes(&self) -> Queues {
+        Queues::PER_ROLE
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::{Endpoint as _, Error, Failure, Fault, LaneCause, Rank, RankSet};
 use ep_roce::{Roce, Settings, Signal};
 
@@ -147,7 +147,7 @@ fn node_lost(settings: &Settings) {
     let kinds = [
         settings.clone(),
         // A lane that is full when the link is cut.
-        settings.clone().signal(Signal::Counting).far_lanes(FarLanes::PerRole).queue_depth(2).unwrap(),
+        settings.clone().signal(Signal::Counting).far_lanes(Queues::PER_ROLE).queue_depth(2).unwrap(),
     ]
     .map(patient);
     for settings in kinds {

@@ -1,6 +1,6 @@
 //! RoCE of which one rank tells the others a wrong key for its window when they meet for the first time.
 
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::port::{LaneId, Offset, Span, Ticket};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Error, Fault, Rank};
@@ -25,7 +25,7 @@ pub(crate) struct WrongLanes {
 impl Transport for Wrong {
     type Lanes = WrongLanes;
 
-    fn far_lanes(&self) -> FarLanes {
+    fn far_lanes(&self) -> Queues {
         self.roce.far_lanes()
     }
 

@@ -13,19 +13,19 @@ const MOMENT: Duration = Duration::from_millis(60);
 /// As long as all ranks together take to start and meet, and some more.
 const START: Duration = Duration::from_millis(80);
 
-fn number(name: &str, otherwise: u64) -> u64 {
+pub(super) fn number(name: &str, otherwise: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`, expected a number")),
         Err(_) => otherwise,
     }
 }
 
-fn factor() -> u32 {
+pub(super) fn factor() -> u32 {
     number("EP_TIME_FACTOR", 1).try_into().expect("a small factor")
 }
 
 /// SplitMix64: the draws of one seed.
-struct Draws(u64);
+pub(super) struct Draws(pub(super) u64);
 
 impl Draws {
     fn next(&mut self) -> u64 {
@@ -36,11 +36,11 @@ impl Draws {
         bits ^ (bits >> 31)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    fn within(&mut self, limit: Duration) -> Duration {
+    pub(super) fn within(&mut self, limit: Duration) -> Duration {
         Duration::from_micros(self.below(limit.as_micros() as u64))
     }
 }

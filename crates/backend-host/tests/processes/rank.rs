@@ -30,10 +30,10 @@ fn factor() -> u32 {
     std::env::var("EP_TIME_FACTOR").map_or(1, |factor| factor.parse().unwrap())
 }
 
-/// Not a test by itself: the body of a rank that another test started.
 #[test]
+#[ignore = "no test by itself: the body of a rank that another test starts"]
 fn a_rank_that_was_started() {
-    let Ok(plan) = std::env::var(PLAN) else { return };
+    let plan = std::env::var(PLAN).expect("the test that starts it says what it is to do");
     // Shown when the test fails that started this rank.
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let environment = Environment::detect().unwrap();
@@ -55,6 +55,8 @@ fn act<T: Transport + Clone>(plan: &str, member: &Arc<Member>, topology: Topolog
         "work" => work(member, topology, transport),
         "persist" => persist(member, topology, transport),
         "endure" => endure(member, topology, transport),
+        "haunted" => haunted(member, topology, transport, Haunted::LowLatency),
+        "haunted throughput" => haunted(member, topology, transport, Haunted::Throughput),
         _ => differ(member, topology, transport),
     }
 }
@@ -87,9 +89,21 @@ impl Layer {
         slots: u32,
         placement: Placement,
     ) -> Result<Engine<Machine<T::Lanes>>, Error> {
+        self.join_within(member, transport, slots, placement, Nanos::from_secs(20))
+    }
+
+    /// As [`Layer::join`], with so much time for each operation.
+    fn join_within<T: Transport + Clone>(
+        &self,
+        member: &Arc<Member>,
+        transport: &T,
+        slots: u32,
+        placement: Placement,
+        deadline: Nanos,
+    ) -> Result<Engine<Machine<T::Lanes>>, Error> {
         let (shape, topology) = (*self.world.shape(), *self.world.topology());
         let settings = Settings::builder(&shape, &topology).slots(slots).low_latency(true).placement(placement);
-        let settings = settings.deadline(Nanos::from_secs(20)).build()?;
+        let settings = settings.deadline(deadline).build()?;
         Cluster::builder(topology).settings(settings).far(transport.clone()).join(shape, member)
     }
 
@@ -192,6 +206,78 @@ fn go_on<L: Lanes>(mut ep: Engine<Machine<L>>, member: &Member, topology: Topolo
     }
     let layer = Layer::new(topology, ep.mask().clone());
     say(format_args!("verified {}", verified(&mut ep, member, &layer, &how)));
+    let _ = member.barrier(LONG);
+}
+
+/// What ranks do in which one is suspended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Haunted {
+    LowLatency,
+    Throughput,
+}
+
+/// What a round brought.
+#[derive(Clone, PartialEq, Debug)]
+enum Brought {
+    Low(low_latency::Seen),
+    High(Box<verify::Observed>),
+}
+
+/// Rounds after the recovery, beside which the zombie goes on.
+const BESIDE: u32 = 300;
+
+/// Works until a rank is given up that is suspended, and then beside it: each round must bring the same as the first, which is compared
+/// with the oracle.
+fn haunted<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T, what: Haunted) {
+    let layer = Layer::new(topology, RankSet::new());
+    let deadline = Nanos::from_millis(800 * u64::from(factor()));
+    let mut ep = match layer.join_within(member, transport, 3, Placement::Direct, deadline) {
+        Ok(ep) => ep,
+        Err(error) => return say(format_args!("not met: {error}")),
+    };
+    let how = |at: u32| Round { pull: at.is_multiple_of(2), return_weights: true, ..Round::default() };
+    let weighing = |at: u32| if at.is_multiple_of(2) { Weighing::AtSource } else { Weighing::AtExperts };
+    let round = |ep: &mut Engine<Machine<T::Lanes>>, layer: &Layer, at: u32| {
+        let batch = layer.batch(member);
+        block_on(async {
+            Ok(match what {
+                Haunted::LowLatency => Brought::Low(low_latency::round(ep, &layer.world, batch, weighing(at)).await?),
+                Haunted::Throughput => {
+                    Brought::High(Box::new(drive::round(ep, &layer.world, batch, &how(at)).await?.0))
+                }
+            })
+        })
+    };
+    let mut rounds = 0;
+    let error: Error = loop {
+        match round(&mut ep, &layer, rounds) {
+            Ok(_) => rounds += 1,
+            Err(error) => break error,
+        }
+        if rounds == 2 {
+            say("at work");
+        }
+    };
+    let Error::Failed(failure) = error else { return say(error) };
+    say(format_args!("lost {}", failure.culprit));
+    eprintln!("rank {}: {failure}", member.rank());
+    if let Err(error) = block_on(ep.recover(&[failure.culprit].into_iter().collect())) {
+        return say(error);
+    }
+    let layer = Layer::new(topology, ep.mask().clone());
+    let mut rows = verified(&mut ep, member, &layer, &how(0));
+    let right = [0, 1].map(|at| round(&mut ep, &layer, at).unwrap());
+    // From now on the zombie may go on at any time.
+    say("recovered");
+    for at in 0..BESIDE {
+        match round(&mut ep, &layer, at) {
+            Ok(seen) if seen == right[at as usize % 2] => {}
+            Ok(_) => return say(format_args!("wrong rows in round {at} after the recovery")),
+            Err(error) => return say(format_args!("round {at} after the recovery: {error}")),
+        }
+    }
+    rows += verified(&mut ep, member, &layer, &how(0));
+    say(format_args!("verified {rows}"));
     let _ = member.barrier(LONG);
 }
 

@@ -13,7 +13,7 @@ mod common;
 use apart::Apart;
 use common::{Host, Network};
 use ep_conformance::Setup;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_roce::{Roce, Settings, Signal};
 
 /// Found in the environment, when the suite begins.
@@ -27,8 +27,8 @@ impl Network for Devices {
         Roce::new(self.0.clone())
     }
 
-    fn far_lanes(&self) -> FarLanes {
-        FarLanes::One
+    fn far_lanes(&self) -> Queues {
+        Queues::ROWS_WITH_CREDIT
     }
 }
 

@@ -34,6 +34,19 @@ pub(super) enum Objection {
     WrongSecret,
 }
 
+/// How near a connection has come to being of the job. Who is farther from it gives way first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Standing {
+    /// Turned away: it is only told why.
+    Refused,
+    /// Has not said hello.
+    Silent,
+    /// Has said hello, which everybody may.
+    Greeted,
+    /// Holds the secret, and never gives way.
+    Proved,
+}
+
 /// One connection.
 pub(super) struct Connection {
     secret: Option<Secret>,
@@ -119,8 +132,17 @@ impl Connection {
         Ok(())
     }
 
+    pub(super) const fn standing(&self) -> Standing {
+        match self.state {
+            State::Closing => Standing::Refused,
+            State::New { .. } => Standing::Silent,
+            State::Challenged { .. } => Standing::Greeted,
+            State::Proved { .. } => Standing::Proved,
+        }
+    }
+
     /// Whether the other side holds the secret.
-    pub(super) const fn is_proved(&self) -> bool {
+    const fn is_proved(&self) -> bool {
         matches!(self.state, State::Proved { .. })
     }
 
@@ -170,5 +192,36 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is told the version here, so that it can name both.
+    #[test]
+    fn a_hello_of_another_version_is_answered_and_turned_away() {
+        let mut connection = Connection::new(None, [3; 32]);
+        connection.receive(&plain(&Opening::Hello { magic: MAGIC, version: VERSION + 1, nonce: [1; 32] }));
+        assert_eq!(connection.next(), Err(Objection::Version { theirs: VERSION + 1 }));
+        let mut said = Vec::new();
+        connection.write_to(&mut said).unwrap();
+        assert_eq!(said, plain(&Answer::Challenge { version: VERSION, nonce: [3; 32] }));
+        assert_eq!(connection.standing(), Standing::Refused);
+    }
+
+    /// Each step brings it nearer to the job, and only the last makes it one of it.
+    #[test]
+    fn a_connection_stands_by_what_it_has_shown() {
+        let secret = Secret::from_text("a").unwrap();
+        let mut connection = Connection::new(Some(secret.clone()), [3; 32]);
+        assert_eq!(connection.standing(), Standing::Silent);
+        connection.receive(&plain(&Opening::Hello { magic: MAGIC, version: VERSION, nonce: [1; 32] }));
+        assert_eq!((connection.next(), connection.standing()), (Ok(None), Standing::Greeted));
+        let session = Session::new(Some(&secret), [1; 32], [3; 32]);
+        connection.receive(&plain(&Opening::Proof { proof: session.proof(Side::Member, VERSION) }));
+        assert_eq!((connection.next(), connection.standing()), (Ok(None), Standing::Proved));
+        assert!(Standing::Refused < Standing::Silent && Standing::Silent < Standing::Greeted);
     }
 }

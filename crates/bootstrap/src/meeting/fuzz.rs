@@ -14,6 +14,7 @@ use serde_bytes::ByteBuf;
 
 use super::connection::Connection;
 use super::hall::{Action, Guest, Hall, Terms};
+use crate::program::Program;
 use crate::secret::{Seal, Secret, Session, Side};
 use crate::wire::{
     Answer, Body, Collective, Frames, MAGIC, MAX_OPENING, Opening, Reply, Request, TAG, VERSION, decode, plain,
@@ -37,7 +38,7 @@ fn secret() -> Secret {
 
 fn terms() -> Terms {
     let identity = Identity::new().number("hidden", 7168);
-    Terms { said_by: Some(0), world: WORLD, crate_version: crate::VERSION.to_owned(), identity }
+    Terms { said_by: Some(0), world: WORLD, program: Program::this(), identity }
 }
 
 /// The other end of a connection that is attacked.
@@ -82,7 +83,7 @@ fn request(random: &mut Random) -> Request {
         0 => Request::Join {
             rank: below(random, u64::from(WORLD) + 1) as u32,
             world: if below(random, 50) == 0 { random.next_u64() as u32 } else { WORLD },
-            crate_version: crate::VERSION.to_owned(),
+            program: Program::this(),
             identity: if below(random, 50) == 0 { Identity::new() } else { terms().identity },
             within,
         },
@@ -108,8 +109,8 @@ fn request(random: &mut Random) -> Request {
 
 /// What a proper member says first.
 fn join(rank: u32) -> Request {
-    let Terms { world, crate_version, identity, .. } = terms();
-    Request::Join { rank, world, crate_version, identity, within: 1_000_000_000 }
+    let Terms { world, program, identity, .. } = terms();
+    Request::Join { rank, world, program, identity, within: 1_000_000_000 }
 }
 
 /// A frame with the right tag, whatever `bytes` are.

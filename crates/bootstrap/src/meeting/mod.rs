@@ -5,6 +5,8 @@
 
 mod connection;
 #[cfg(test)]
+mod flood;
+#[cfg(test)]
 mod fuzz;
 mod hall;
 mod reactor;
@@ -23,6 +25,7 @@ use self::reactor::Reactor;
 use crate::error::Error;
 use crate::identity::Identity;
 use crate::member::check_world;
+use crate::program::Program;
 use crate::secret::Secret;
 
 /// An open meeting place. Dropping it closes it: what is owed is still written, for a second at most.
@@ -85,7 +88,7 @@ impl MeetingPlace {
         let stop = Arc::new(AtomicBool::new(false));
         let said_by = identity.is_some().then_some(0);
         let identity = identity.unwrap_or_default();
-        let terms = Terms { said_by, world, crate_version: crate::VERSION.to_owned(), identity };
+        let terms = Terms { said_by, world, program: Program::this(), identity };
         let (reactor, waker) = Reactor::new(listener, terms, secret, Arc::clone(&stop)).map_err(failed)?;
         let thread = thread::Builder::new().name("meeting place".to_owned());
         let thread = thread.spawn(move || reactor.run()).map_err(failed)?;

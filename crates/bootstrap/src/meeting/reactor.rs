@@ -1,19 +1,21 @@
 //! Carries bytes between sockets and the hall, in one thread that sleeps until something happens.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use socket2::SockRef;
 
-use super::connection::Connection;
+use super::connection::{Connection, Standing};
 use super::hall::{Action, Guest, Hall, Terms};
 use crate::secret::{Secret, random};
 use crate::socket;
+use crate::wire::{Answer, plain};
 
 /// How long a connection may take from its first byte to joining.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -24,8 +26,17 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long to wait after the system could not accept a connection, for instance for lack of descriptors.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Connections beyond one for each rank that may not have joined yet. The oldest gives way.
-const STRANGERS: usize = 64;
+/// Connections beyond one for each rank that may not have joined yet. Then one gives way.
+const STRANGERS: usize = 256;
+
+/// Connections that the system keeps until they are accepted, and how many are accepted before those that are open are heard:
+/// who connects without pause keeps nobody from being heard.
+const BACKLOG: i32 = 4096;
+const ACCEPTS: usize = 64;
+
+/// Descriptors that are kept to tell who connects that there are no others. Another thread of the process may take one that is
+/// given up: rank 0's own connection, for instance.
+const SPARE: usize = 4;
 
 /// Reads in a row from one connection before the others have their turn.
 const READS: usize = 16;
@@ -55,6 +66,8 @@ enum Served {
 pub(super) struct Reactor {
     poll: Poll,
     listener: TcpListener,
+    /// Descriptors to be given up when there is no other, so that who connects then can be told.
+    spare: Vec<std::net::TcpListener>,
     /// When to accept connections again; none while the listener will say so.
     accept_at: Option<Instant>,
     open: BTreeMap<Guest, Open>,
@@ -74,6 +87,9 @@ impl Reactor {
         stop: Arc<AtomicBool>,
     ) -> io::Result<(Self, Waker)> {
         listener.set_nonblocking(true)?;
+        // Whoever made the listener asked for fewer. Where it cannot be changed, connecting takes longer in a flood.
+        let _ = SockRef::from(&listener).listen(BACKLOG);
+        let spare = (0..SPARE).map(|_| listener.try_clone()).collect::<io::Result<_>>()?;
         let mut listener = TcpListener::from_std(listener);
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
@@ -82,6 +98,7 @@ impl Reactor {
         let reactor = Self {
             poll,
             listener,
+            spare,
             accept_at: None,
             open: BTreeMap::new(),
             next: FIRST_GUEST,
@@ -145,7 +162,7 @@ impl Reactor {
     }
 
     fn accept(&mut self, now: Instant) {
-        loop {
+        for _ in 0..ACCEPTS {
             match self.listener.accept() {
                 Ok((stream, peer)) => {
                     if let Err(error) = self.admit(stream, peer, now) {
@@ -158,6 +175,16 @@ impl Reactor {
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
                 }
+                Err(error) if socket::is_out_of_descriptors(&error) => {
+                    let why = error.to_string();
+                    self.hall.turned_away(format!("no file descriptors are left at the meeting place: {why}"));
+                    if !self.makes_room(Some(&why)) {
+                        tracing::warn!(%error, "connections cannot be accepted");
+                        self.turn_away(why);
+                        self.accept_at = Some(now + ACCEPT_AGAIN);
+                        return;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(%error, "connections cannot be accepted");
                     self.accept_at = Some(now + ACCEPT_AGAIN);
@@ -165,14 +192,58 @@ impl Reactor {
                 }
             }
         }
+        // The others first, then more.
+        self.accept_at = Some(now);
+    }
+
+    /// Closes the connection that is farthest from joining, of the source that has most of such, the oldest of those, and tells it
+    /// `why`. False when all are of this job.
+    fn makes_room(&mut self, why: Option<&str>) -> bool {
+        let strangers = || {
+            let open = self.open.iter().filter(|(_, open)| open.deadline.is_some());
+            open.map(|(&guest, open)| (guest, open.connection.standing(), open.peer.ip()))
+        };
+        let Some(least) = strangers().map(|(_, standing, _)| standing).min() else { return false };
+        if least == Standing::Proved {
+            return false;
+        }
+        let mut sources: BTreeMap<IpAddr, (usize, Guest)> = BTreeMap::new();
+        for (guest, _, source) in strangers().filter(|&(_, standing, _)| standing == least) {
+            sources.entry(source).or_insert((0, guest)).0 += 1;
+        }
+        let Some((_, guest)) = sources.into_values().max_by_key(|&(count, _)| count) else { return false };
+        if let (Some(open), Some(why)) = (self.open.get_mut(&guest), why) {
+            // As far as it goes at once.
+            let _ = open.stream.write_all(&plain(&Answer::Full { why: why.to_owned() }));
+            let _ = open.stream.shutdown(Shutdown::Write);
+        }
+        self.drop_guest(guest);
+        true
+    }
+
+    /// Tells those who connect that there is no descriptor for them, by means of the last one.
+    fn turn_away(&mut self, why: String) {
+        let answer = plain(&Answer::Full { why });
+        drop(self.spare.pop());
+        for _ in 0..ACCEPTS {
+            let Ok((mut stream, _)) = self.listener.accept() else { break };
+            // What the other side said is taken in, or the end would look like a broken connection. It comes again.
+            let _ = stream.read(&mut self.chunk);
+            let _ = stream.write_all(&answer);
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        while self.spare.len() < SPARE
+            && let Ok(listener) = SockRef::from(&self.listener).try_clone()
+        {
+            self.spare.push(listener.into());
+        }
     }
 
     fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now: Instant) -> io::Result<()> {
-        let strangers = self.open.iter().filter(|(_, open)| open.deadline.is_some()).map(|(&guest, _)| guest);
-        let strangers: Vec<Guest> = strangers.collect();
-        if strangers.len() >= self.world + STRANGERS {
+        let strangers = self.open.values().filter(|open| open.deadline.is_some()).count();
+        if strangers >= self.world + STRANGERS && !self.makes_room(None) {
             tracing::warn!(limit = self.world + STRANGERS, "too many connections that have not joined");
-            self.drop_guest(strangers[0]);
+            return Ok(());
         }
         let nonce = random().map_err(io::Error::other)?;
         socket::prepare(&stream)?;

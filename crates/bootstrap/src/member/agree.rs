@@ -84,7 +84,9 @@ impl Bootstrap for Member {
             other => match (self.link().host(), other) {
                 (Some(host), Err(Error::Silent { .. })) => timeout(host),
                 (Some(host), _) => gone(host),
-                (None, _) => Err(ep_core::Error::unsupported("an agreement", "the meeting place, which is gone")),
+                (None, _) => {
+                    Err(ep_core::Error::broken("an agreement", "the meeting place is gone", "start the job anew"))
+                }
             },
         }
     }

@@ -14,8 +14,9 @@ use crate::error::{Call, Error};
 use crate::secret::{Seal, Session, Side, digest};
 use crate::wire::{Body, Frames, MAX_MESSAGE, Malformed, Reply, Request, TAG, VERSION, decode};
 
-/// How much longer than its own deadline a caller waits for the meeting place to say who is missing.
-const GRACE: Duration = Duration::from_secs(2);
+/// How much longer than its own deadline a caller waits for the meeting place to say who is missing: a tenth of the time it
+/// had, within these.
+const GRACE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
 
 /// The longest that anybody waits. Keeps arithmetic on clocks from overflowing.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -26,12 +27,15 @@ pub(super) struct Wait {
     pub(super) call: Call,
     pub(super) start: Instant,
     pub(super) deadline: Instant,
+    /// When it ends if the meeting place says nothing.
+    end: Instant,
 }
 
 impl Wait {
     pub(super) fn new(call: Call, within: Duration) -> Self {
-        let start = Instant::now();
-        Self { call, start, deadline: start + within.min(LONGEST) }
+        let (start, within) = (Instant::now(), within.min(LONGEST));
+        let deadline = start + within;
+        Self { call, start, deadline, end: deadline + (within / 10).clamp(GRACE[0], GRACE[1]) }
     }
 
     /// Nanoseconds that are left.
@@ -69,18 +73,14 @@ impl Inbox {
     }
 }
 
-struct Writer {
-    stream: TcpStream,
-    seal: Seal,
-}
-
 /// The connection, shared by callers and the reading thread.
 pub(super) struct Link {
     address: String,
     /// The rank whose process the meeting place is in.
     host: Option<Rank>,
-    writer: Mutex<Writer>,
-    /// To end the connection while somebody writes.
+    /// Held while a message is written.
+    seal: Mutex<Seal>,
+    /// Read by the thread, written by callers, ended by either: one descriptor for all.
     stream: TcpStream,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
@@ -102,25 +102,24 @@ impl Link {
     ) -> Result<Links, Error> {
         let gone =
             |error: std::io::Error| Error::Gone { call: Call::Join, address: address.clone(), why: error.to_string() };
-        let (reading, closing) = (stream.try_clone().map_err(gone)?, stream.try_clone().map_err(gone)?);
-        let writer = Writer { stream, seal: session.seal(Side::Member, VERSION) };
         let incoming = session.seal(Side::Meeting, VERSION);
         let link = Arc::new(Self {
             address: address.clone(),
             host,
-            writer: Mutex::new(writer),
-            stream: closing,
+            seal: Mutex::new(session.seal(Side::Member, VERSION)),
+            stream,
             inbox: Mutex::default(),
             arrived: Condvar::new(),
         });
         let thread = thread::Builder::new().name("control plane".to_owned());
         let shared = Arc::clone(&link);
-        let reader = thread.spawn(move || shared.read(reading, incoming)).map_err(gone)?;
+        let reader = thread.spawn(move || shared.read(incoming)).map_err(gone)?;
         Ok(Links { link, reader: Some(reader) })
     }
 
     /// Reads replies until the connection ends.
-    fn read(&self, mut stream: TcpStream, mut seal: Seal) {
+    fn read(&self, mut seal: Seal) {
+        let mut stream = &self.stream;
         let mut frames = Frames::default();
         let mut chunk = vec![0; 64 << 10];
         let why = loop {
@@ -180,13 +179,13 @@ impl Link {
     /// Sends a request. One that cannot be sent whole ends the connection.
     pub(super) fn send(&self, request: &Request, wait: &Wait) -> Result<(), Error> {
         let body = Body::new(request);
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seal = self.seal.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = self.inbox().closed.clone() {
             return Err(self.gone(wait.call, why));
         }
-        let tag = writer.seal.tag(&body.digest);
+        let tag = seal.tag(&body.digest);
         let frame = [&body.head(&tag), &*body.bytes].concat();
-        if let Err(error) = write_by(&mut writer.stream, &frame, wait.deadline + GRACE) {
+        if let Err(error) = write_by(&self.stream, &frame, wait.end) {
             let why = format!("it does not read: {error}");
             self.close(&why);
             // What the meeting place said before it closed is nearer to the cause.
@@ -209,7 +208,7 @@ impl Link {
             if let Some(why) = &inbox.closed {
                 return Err(self.gone(wait.call, why.clone()));
             }
-            let left = (wait.deadline + GRACE).saturating_duration_since(Instant::now());
+            let left = wait.end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(inbox);
                 let silent =
@@ -233,7 +232,7 @@ impl Link {
     }
 }
 
-fn write_by(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
+fn write_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -18,6 +18,7 @@ use serde_bytes::ByteBuf;
 use self::link::{Link, Links, Wait};
 use crate::error::{Call, Error};
 use crate::meeting::MeetingPlace;
+use crate::program::Program;
 use crate::secret::random;
 use crate::socket;
 use crate::verdict::Verdict;
@@ -100,7 +101,7 @@ impl Member {
         let request = Request::Join {
             rank: settings.rank.0,
             world: settings.world,
-            crate_version: crate::VERSION.to_owned(),
+            program: Program::this(),
             identity: settings.identity,
             within: wait.left(),
         };

@@ -8,13 +8,14 @@ use serde_bytes::ByteBuf;
 
 use super::ranks;
 use crate::identity::Identity;
+use crate::program::Program;
 use crate::verdict::Verdict;
 
 /// The first bytes of every connection.
 pub(crate) const MAGIC: [u8; 8] = *b"moexpres";
 
 /// Version of these messages. [`Opening::Hello`] and [`Answer::Challenge`] never change, so that versions can be named.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 /// From a process that has proved nothing yet.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -26,9 +27,18 @@ pub(crate) enum Opening {
 /// The meeting place's side of that.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    Challenge { version: u16, nonce: [u8; 32] },
-    Proof { proof: [u8; 32] },
+    Challenge {
+        version: u16,
+        nonce: [u8; 32],
+    },
+    Proof {
+        proof: [u8; 32],
+    },
     WrongSecret,
+    /// There is no room for the connection now.
+    Full {
+        why: String,
+    },
 }
 
 /// What all ranks do together.
@@ -55,7 +65,7 @@ pub(crate) enum Request {
     Join {
         rank: u32,
         world: u32,
-        crate_version: String,
+        program: Program,
         identity: Identity,
         within: u64,
     },

@@ -72,7 +72,7 @@ fn without_the_place_nobody_is_named() {
     let member = Member::join(settings(0, 1, &address).held_elsewhere(true)).unwrap();
     drop(place);
     let error = agree(&member, &[]).unwrap_err().to_string();
-    assert!(error.contains("the meeting place, which is gone"), "{error}");
+    assert!(error.contains("the meeting place is gone"), "{error}");
     assert!(member.lost().is_empty());
 }
 

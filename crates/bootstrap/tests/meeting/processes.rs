@@ -8,18 +8,28 @@ use ep_core::machine::{Bootstrap as _, Proposal};
 use ep_core::{Fault, Nanos, Rank, RankSet};
 use futures_executor::block_on;
 
-use super::{LONG, listener, set, settings};
+use super::{LONG, SHORT, listener, set, settings};
 
-/// Not a test by itself: the body of a rank that another test started, told by the variables of a launcher.
+/// Told by the variables of a launcher.
 #[test]
+#[ignore = "no test by itself: the body of a rank that another test starts"]
 fn a_rank_that_was_started() {
-    let Some(plan) = std::env::var_os("EP_BOOTSTRAP_TEST_PLAN") else { return };
-    let member = Member::join(
+    let plan = std::env::var_os("EP_BOOTSTRAP_TEST_PLAN").expect("the test that starts it says what it is to do");
+    let within = if plan == "crowd" || plan == "full" { SHORT * 8 } else { LONG };
+    let more = || std::fs::File::open("/dev/null").ok();
+    let held: Vec<_> = std::iter::from_fn(more).take(if plan == "full" { usize::MAX } else { 0 }).collect();
+    let joined = Member::join(
         Settings::of(&Environment::detect().unwrap())
             .secret(Secret::detect().unwrap())
-            .identity(ep_bootstrap::Identity::new().number("hidden", 7168).number("layout hash", 5)),
-    )
-    .unwrap();
+            .identity(ep_bootstrap::Identity::new().number("hidden", 7168).number("layout hash", 5))
+            .within(within),
+    );
+    if plan == "crowd" || plan == "full" {
+        drop(held);
+        println!("{}", joined.map(drop).unwrap_err());
+        return;
+    }
+    let member = joined.unwrap();
     if plan == "gather" {
         member.all_gather(&[member.rank().0 as u8], LONG).unwrap();
         member.barrier(LONG).unwrap();
@@ -41,14 +51,58 @@ impl Drop for Killed {
 }
 
 fn start(rank: u32, world: u32, address: &str, plan: &str) -> Killed {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "processes::a_rank_that_was_started"]).stdout(Stdio::null());
+    prepare(&mut command, rank, world, address, plan);
+    Killed(command.spawn().unwrap())
+}
+
+/// What a launcher would tell the process.
+fn prepare(command: &mut Command, rank: u32, world: u32, address: &str, plan: &str) {
     let (host, port) = address.split_once(':').unwrap();
     let (rank, world) = (rank.to_string(), world.to_string());
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "processes::a_rank_that_was_started"]).stdout(Stdio::null());
     command.env("EP_BOOTSTRAP_TEST_PLAN", plan).env("MOEXPRESS_SECRET", "test");
     command.env("RANK", &rank).env("WORLD_SIZE", &world).env("LOCAL_RANK", &rank).env("LOCAL_WORLD_SIZE", &world);
     command.env("MASTER_ADDR", host).env("MASTER_PORT", port);
-    Killed(command.spawn().unwrap())
+}
+
+/// Rank 0, which holds the meeting place, may have 24 descriptors, for 32 ranks.
+#[cfg(unix)]
+#[test]
+fn descriptors_that_run_out_are_said_to_the_ranks() {
+    const WORLD: u32 = 32;
+    let (listener, address) = listener();
+    drop(listener);
+    let mut host = Command::new("sh");
+    let program = std::env::current_exe().unwrap();
+    let run = "ulimit -n 24 && exec \"$0\" --ignored --exact processes::a_rank_that_was_started --nocapture";
+    host.args(["-c", run]).arg(program).stdout(Stdio::piped()).stderr(Stdio::null());
+    prepare(&mut host, 0, WORLD, &address, "crowd");
+    let host = host.spawn().unwrap();
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let join = |rank| Member::join(settings(rank, WORLD, &address).within(SHORT * 8)).map(drop).unwrap_err();
+        let threads: Vec<_> = (1..WORLD).map(|rank| scope.spawn(move || join(rank).to_string())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let said = String::from_utf8(host.wait_with_output().unwrap().stdout).unwrap();
+    // Those who came before rank 0 may have left none for its own connection.
+    assert!(said.contains("no file descriptors are left"), "{said}");
+    // Mostly all of them are told. Some may find their connection reset, or the place closed, in all of their attempts.
+    let told = errors.iter().filter(|error| error.contains("no file descriptors are left")).count();
+    assert!(told >= errors.len() / 3, "{told} of {}: {errors:#?}", errors.len());
+}
+
+/// A rank that has all the descriptors that it may have.
+#[cfg(unix)]
+#[test]
+fn a_rank_without_descriptors_says_so() {
+    let (_listener, address) = listener();
+    let mut command = Command::new("sh");
+    let run = "ulimit -n 40 && exec \"$0\" --ignored --exact processes::a_rank_that_was_started --nocapture";
+    command.args(["-c", run]).arg(std::env::current_exe().unwrap()).stderr(Stdio::null());
+    prepare(&mut command, 1, 2, &address, "full");
+    let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert!(said.contains("no file descriptors are left for connections in this process"), "{said}");
 }
 
 #[test]
@@ -88,7 +142,7 @@ fn a_process_that_dies_during_an_agreement_is_named_and_can_be_masked_out() {
         block_on(member.agree(Proposal { mask, generation: 0, op: 1 }, deadline))
     };
     let killer = std::thread::spawn(move || {
-        std::thread::sleep(super::SHORT);
+        std::thread::sleep(SHORT);
         other.0.kill().map(|()| other)
     });
     let fault = agree(set(&[])).unwrap_err().failure().unwrap().fault;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ep_core::Placement;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{
     Config, FailurePersistence, FileFailurePersistence, RngAlgorithm, TestCaseError, TestRng, TestRunner,
@@ -10,7 +11,7 @@ use proptest::test_runner::{
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
 use crate::low_latency::scenario as low_latency;
-use crate::scenario::scenarios;
+use crate::scenario::{Scenario, scenarios};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
@@ -28,9 +29,17 @@ fn largest<B: Backend>(backend: &B) -> (u32, u32) {
     if backend.lacks(Requirement::Nodes).is_some() { (1, ranks) } else { (nodes, ranks) }
 }
 
+fn haunted<B: Backend>(backend: &B) -> bool {
+    backend.lacks(Requirement::Suspensions).is_none()
+}
+
 fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
     let (nodes, ranks) = largest(backend);
-    let strategy = scenarios(nodes, ranks);
+    let pulls = backend.lacks(Requirement::Get).is_none();
+    let strategy = scenarios(nodes, ranks, haunted(backend)).prop_map(move |scenario| match scenario.placement {
+        Placement::Pulled if !pulls => Scenario { placement: Placement::Ring, ..scenario },
+        _ => scenario,
+    });
     let file = "proptest-regressions/campaign.txt";
     campaign(THROUGHPUT, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)
@@ -39,7 +48,7 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
 
 fn low<B: Backend>(backend: &B) -> Result<(), String> {
     let (nodes, ranks) = largest(backend);
-    let strategy = low_latency::scenarios(nodes, ranks);
+    let strategy = low_latency::scenarios(nodes, ranks, haunted(backend));
     let file = "proptest-regressions/campaign_low_latency.txt";
     campaign(LOW_LATENCY, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)

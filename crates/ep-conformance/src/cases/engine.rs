@@ -8,7 +8,7 @@ use ep_core::reference::{self, Returned, World};
 use ep_core::ring::Geometry;
 use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Rings, Scaling, Settings, Shape, Topology};
 
-use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
+use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, placements, scenario, text};
 use crate::arrival::{Arrival, travelling};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, cached_round, round, upload};
@@ -83,7 +83,7 @@ fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
 
 /// Scales of any strides arrive as they do where they follow their codes: in a fresh dispatch, and in a cached one.
 fn scales_apart<B: Backend>(backend: &B) -> Verdict {
-    for (name, Layer { setup, batches }) in fp8_layers(&[48, 127, 512, 640, 2880])? {
+    for (name, Layer { setup, batches }) in fp8_layers(backend, &[48, 127, 512, 640, 2880])? {
         let outcomes = backend.run(&setup, async |mut ep| {
             let batch = &batches[ep.rank().index()];
             let (x, routing) = upload(&mut ep, batch)?;
@@ -113,7 +113,7 @@ fn scales_apart<B: Backend>(backend: &B) -> Verdict {
 /// Rows that a dispatch brought, whose codes and scales lie apart, are dispatched again as a copy of them is. A combine wants bf16.
 fn sent_on<B: Backend>(backend: &B) -> Verdict {
     // FP8 rows of 18 elements with f32 scales are as long as bf16 rows.
-    for (name, Layer { setup, batches }) in fp8_layers(&[18, 512, 2880])? {
+    for (name, Layer { setup, batches }) in fp8_layers(backend, &[18, 512, 2880])? {
         let outcomes = backend.run(&setup, async |mut ep| {
             let batch = &batches[ep.rank().index()];
             let (x, routing) = upload(&mut ep, batch)?;
@@ -144,12 +144,12 @@ fn sent_on<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
-/// FP8 rows of every scaling and of these sizes, through rings and placed; each with a name.
-fn fp8_layers(sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
+/// FP8 rows of every scaling and of these sizes, wherever rows may land; each with a name.
+fn fp8_layers<B: Backend>(backend: &B, sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
     let mut layers = Vec::new();
     for element in Element::ALL.into_iter().filter(|&element| element != Element::Bf16) {
         for &hidden in sizes {
-            for placement in [Placement::Ring, Placement::Direct] {
+            for placement in placements(backend) {
                 let layer = fp8_layer(element, hidden, placement).map_err(text)?;
                 layers.push((format!("{element}, hidden {hidden}, {placement:?}"), layer));
             }
@@ -162,7 +162,8 @@ fn fp8_layers(sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
 fn fp8_layer(element: Element, hidden: u32, placement: Placement) -> Result<Layer, Error> {
     let (topology, tokens) = (Topology::new(1, 3)?, 9);
     let shape = Shape::builder().experts(6).topk(2).hidden(hidden).max_tokens(tokens).element(element).build()?;
-    let settings = Settings::builder(&shape, &topology).slots(3).chunk(2).credit(2).placement(placement).build()?;
+    let settings =
+        Settings::builder(&shape, &topology).channels(1).slots(3).chunk(2).credit(2).placement(placement).build()?;
     let batches = Workload::new(shape, vec![tokens; 3]).seed(4).batches()?;
     Ok(Layer { setup: Setup::new(shape, topology, 4)?.settings(settings), batches })
 }
@@ -301,7 +302,7 @@ fn alignment<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn worst_case<B: Backend>(backend: &B) -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
+    for placement in placements(backend) {
         let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
         let how = Round { worst_rows: 30, return_weights: true, ..Round::default() };
@@ -325,7 +326,7 @@ fn worst_case<B: Backend>(backend: &B) -> Verdict {
 
 /// Without counts on the host: the same rows, and the same along the handle.
 fn device_counts<B: Backend>(backend: &B) -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
+    for placement in placements(backend) {
         let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
         let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
         for pull in [false, true] {

@@ -8,7 +8,7 @@ use ep_core::{Endpoint, Error, Failure, Nanos, Placement, Rank, RankSet, Setting
 
 use serde::{Deserialize, Serialize};
 
-use super::fixture::{Layer, Verdict, allowed, ensure, layer, text};
+use super::fixture::{Layer, Verdict, allowed, ensure, layer, placements, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive::{Round, round};
 use crate::harness::Case;
@@ -55,7 +55,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 fn fragile(seed: u64, placement: Placement, deadline: Nanos) -> Result<(Layer, World), Error> {
     let mut layer = layer(RANKS, 9, seed, placement)?;
     let Setup { shape, topology, .. } = layer.setup;
-    let settings = Settings::builder(&shape, &topology).slots(2).placement(placement).deadline(deadline).build()?;
+    let settings =
+        Settings::builder(&shape, &topology).channels(1).slots(2).placement(placement).deadline(deadline).build()?;
     layer.setup.settings = settings;
     Ok((layer, World::new(shape, topology, RankSet::new())?))
 }
@@ -109,7 +110,11 @@ fn survivors(layer: &Layer, culprit: Rank, stories: &[Option<Story>]) -> Verdict
         }
         let story = story.as_ref().ok_or_else(|| format!("rank {rank} did not finish"))?;
         let failure = story.failure.as_ref().ok_or_else(|| format!("rank {rank} saw no failure"))?;
-        ensure(failure.culprit == culprit, || format!("rank {rank} blames another than rank {culprit}: {failure}"))?;
+        ensure(failure.culprit == culprit, || {
+            let told: Vec<_> =
+                stories.iter().flatten().filter_map(|story| story.failure).map(|failure| failure.to_string()).collect();
+            format!("rank {rank} blames another than rank {culprit}: {}", told.join("; "))
+        })?;
         let deadline = layer.setup.settings.deadline();
         let limit = deadline + deadline + GRACE;
         ensure(story.took <= limit, || format!("rank {rank} took {} to fail", story.took))?;
@@ -138,14 +143,16 @@ fn stories<B: Backend>(
     })
 }
 
-fn placements(seeds: u64) -> impl Iterator<Item = (u64, Placement)> {
-    (0..seeds).flat_map(|seed| [(seed, Placement::Ring), (seed, Placement::Direct)])
+fn seeds_and_placements<B: Backend>(backend: &B, seeds: u64) -> impl Iterator<Item = (u64, Placement)> + use<B> {
+    let all = placements(backend);
+    (0..seeds).flat_map(move |seed| all.clone().into_iter().map(move |placement| (seed, placement)))
 }
 
 fn delay_heals<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(10)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
-        let by = Nanos(deadline().0 / 20);
+        // Who pulls asks for each row, and waits for it.
+        let by = Nanos(deadline().0 / if placement == Placement::Pulled { 200 } else { 20 });
         let delay = Incident::Delay { from: VICTIM, to: Rank(0), kind: None, by, after: seed * 3 };
         let stories = stories(backend, &layer, &world, delay, 2)?;
         let mut observed = Vec::new();
@@ -160,7 +167,7 @@ fn delay_heals<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn delay_kills<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(10)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let delay = Incident::Delay {
             from: VICTIM,
@@ -176,7 +183,7 @@ fn delay_kills<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn starved<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(10)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let stories = stories(backend, &layer, &world, Incident::Starve { rank: VICTIM }, 3)?;
         let observed: Vec<Observed> = stories
@@ -190,7 +197,7 @@ fn starved<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(60)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(60)) {
         let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: false };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -200,7 +207,7 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(60)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(60)) {
         let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let incident = Incident::Crash { rank: VICTIM, after: seed * 4, noticed: true };
         let stories = stories(backend, &layer, &world, incident, 60)?;
@@ -213,7 +220,7 @@ fn noticed_crash<B: Backend>(backend: &B) -> Verdict {
 
 /// A process that ends right after its last call has left nobody in the lurch, however slow the others are.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(60)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(60)) {
         let (mut layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         layer.setup = layer.setup.incident(Incident::Starve { rank: Rank(seed as u32 % (RANKS - 1)) });
         let stories = stories(backend, &layer, &world, Incident::Exit { rank: VICTIM }, 1 + seed as u32 % 3)?;
@@ -232,7 +239,7 @@ fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
 
 /// The others need one operation more than the rank that leaves.
 fn leaves_early<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(30)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(30)) {
         let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Exit { rank: VICTIM });
         let stories = backend.run(&setup, async |mut ep| {
@@ -249,7 +256,9 @@ fn leaves_early<B: Backend>(backend: &B) -> Verdict {
 
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let kinds = [None, Some(LaneKind::Control), Some(LaneKind::Data(0)), Some(LaneKind::Credit(0))];
-    for ((seed, placement), kind) in placements(backend.seeds(12)).flat_map(|at| kinds.map(|kind| (at, kind))) {
+    for ((seed, placement), kind) in
+        seeds_and_placements(backend, backend.seeds(12)).flat_map(|at| kinds.map(|kind| (at, kind)))
+    {
         let (layer, world) = fragile(seed, placement, deadline()).map_err(text)?;
         let incident = Incident::LoseLane { from: VICTIM, to: Rank(0), kind, after: seed };
         let stories = stories(backend, &layer, &world, incident, 40)?;
@@ -294,7 +303,7 @@ fn poisoned<B: Backend>(backend: &B) -> Verdict {
 
 /// Three ranks agree to leave the fourth out, which does nothing.
 fn masked<B: Backend>(backend: &B) -> Verdict {
-    for (seed, placement) in placements(backend.seeds(10)) {
+    for (seed, placement) in seeds_and_placements(backend, backend.seeds(10)) {
         let (layer, world) = fragile(seed, placement, patience()).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             if ep.rank() == VICTIM {

@@ -6,7 +6,7 @@ use ep_core::ring::Geometry;
 use ep_core::{Element, Error, Nanos, Placement, Rings, Settings, Shape, Topology};
 
 pub(super) use crate::backend::finished;
-use crate::backend::{Backend, Setup};
+use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::env_number;
 use crate::scenario::{Scenario, Turn};
 use crate::workload::{Batch, RoutingKind, Workload};
@@ -50,7 +50,19 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         arena_bytes: 0,
         full: None,
         rounds: vec![TURN],
+        zombie: None,
     }
+}
+
+/// Where rows may land on this backend, within a node.
+pub(super) fn placements<B: Backend>(backend: &B) -> Vec<Placement> {
+    let pulled = backend.lacks(Requirement::Get).is_none().then_some(Placement::Pulled);
+    [Placement::Ring, Placement::Direct].into_iter().chain(pulled).collect()
+}
+
+/// A scenario whose rows are pulled.
+pub(super) fn pulled(ranks: u32, tokens: u32) -> Scenario {
+    Scenario { placement: Placement::Pulled, ..scenario(ranks, tokens) }
 }
 
 /// A direct scenario with an ample arena.

@@ -29,6 +29,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_full_batches_and_empty_ones", LOW, full_and_empty::<B>),
         case("low_latency_every_choice_dropped", LOW, dropped::<B>),
         case("low_latency_topk_from_1_to_32", LOW, topk_sizes::<B>),
+        case("low_latency_a_token_that_names_an_expert_twice", LOW, repeats::<B>),
         case("low_latency_two_operations_in_flight", LOW, in_flight::<B>),
         case("low_latency_a_third_in_flight_is_refused", LOW, third::<B>),
         case("low_latency_bad_input_is_refused", LOW, bad_input::<B>),
@@ -36,6 +37,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_beside_throughput_mode", LOW, beside_throughput::<B>),
         case("low_latency_many_operations", LOW, many::<B>),
         case("low_latency_statistics_count_what_moved", LOW, statistics::<B>),
+        case("low_latency_statistics_count_what_was_sent_and_dropped", LOW, dropped_statistics::<B>),
         case("low_latency_a_crashed_rank_is_masked_and_the_others_go_on", INCIDENTS, crash::<B>),
         case("low_latency_a_masked_rank_is_told_and_rejoins", LOW, rejoin::<B>),
         case("low_latency_a_delay_within_the_deadline_heals", INCIDENTS, delay::<B>),
@@ -59,6 +61,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         routing: RoutingKind::Uniform,
         drop: 0.0,
         turns: vec![TURN, Turn { at_experts: true, ..TURN }],
+        zombie: None,
     }
 }
 
@@ -115,6 +118,63 @@ fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
         .try_for_each(|topk| check(backend, &Scenario { topk, local_experts: 11, ..scenario(3, 6) }))
 }
 
+/// A batch whose tokens name an expert twice; and one in which they name it once, with the sum of both weights.
+fn repeated(batch: &Batch) -> [Batch; 2] {
+    let [mut twice, mut once] = [batch.clone(), batch.clone()];
+    let mut tokens = twice.topk_idx.chunks_exact_mut(4).zip(once.topk_idx.chunks_exact_mut(4));
+    for (token, (twice, once)) in (0u32..).zip(&mut tokens) {
+        match token % 2 {
+            0 => {
+                twice[1] = twice[0];
+                once[1] = -1;
+            }
+            _ => {
+                let first = twice[0];
+                twice[1..].copy_from_slice(&[-1, -1, first]);
+                once[1..].fill(-1);
+            }
+        }
+    }
+    // So that both sums are exact.
+    twice.topk_weights = [0.5, 0.25, 1.0, 0.25].repeat(batch.tokens as usize);
+    once.topk_weights = [0.75, 0.0, 1.0, 0.25].repeat(batch.tokens as usize);
+    [twice, once]
+}
+
+fn repeats<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(3, 7, 5).map_err(text)?;
+    let batches: Vec<_> = layer.batches.iter().map(repeated).collect();
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let [twice, once] = &batches[ep.rank().index()];
+        let mut errors = Vec::new();
+        for (weighing, repeats) in [(Weighing::AtSource, false), (Weighing::AtExperts, true)] {
+            let (x, routing) = upload(&mut ep, twice, weighing)?;
+            let sent = ep.send_dispatch(&x, &LowRouting { repeats, ..routing }).await;
+            errors.extend(sent.err().map(|error| error.to_string()));
+        }
+        let expected = round(&mut ep, &layer.world, once, Weighing::AtSource).await?;
+        let (x, routing) = upload(&mut ep, twice, Weighing::AtSource)?;
+        let got = ep.low_latency_dispatch(&x, &LowRouting { repeats: true, ..routing }).await?;
+        let mut seen = Seen::of_dispatch(&ep, &got)?;
+        let y = results(&mut ep, &layer.world, &seen)?;
+        let weights = ep.array(&twice.topk_weights)?;
+        let back = ep.low_latency_combine(&y, &got.handle, Some(&weights)).await?;
+        seen.combined_x = ep.bytes(&back.x)?;
+        Ok((errors, seen, expected))
+    })?;
+    for (rank, (errors, seen, expected)) in finished(outcomes)?.into_iter().enumerate() {
+        let choice = batches[rank][0].topk_idx[0];
+        let refused = [
+            format!("topk_idx of token 0 is {choice} twice, allowed: every expert at most once per token"),
+            "repeats with topk_weights of a low-latency dispatch is true, allowed: false".to_owned(),
+        ];
+        ensure(errors == refused, || format!("rank {rank}: {errors:#?}"))?;
+        ensure(seen == expected, || format!("rank {rank} saw {seen:?}, and {expected:?} of experts named once"))?;
+        ensure(expected.combined_x.iter().any(|&byte| byte != 0), || "nothing was compared".into())?;
+    }
+    Ok(())
+}
+
 fn in_flight<B: Backend>(backend: &B) -> Verdict {
     let turns =
         [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
@@ -128,13 +188,13 @@ fn many<B: Backend>(backend: &B) -> Verdict {
 }
 
 /// A communicator, its batches and the oracle's world, for cases of their own.
-struct Layer {
-    setup: Setup,
-    world: World,
-    batches: Vec<Batch>,
+pub(super) struct Layer {
+    pub(super) setup: Setup,
+    pub(super) world: World,
+    pub(super) batches: Vec<Batch>,
 }
 
-fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> {
+pub(super) fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> {
     let scenario = Scenario { seed, ..scenario(ranks, tokens) };
     let mut setup = scenario.setup()?;
     let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(deadline());
@@ -190,7 +250,7 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         let too_many = most + 1;
         let long = ep.rows(&vec![0; too_many as usize * row_bytes], too_many)?;
         let dropped = ep.array(&vec![-1i64; too_many as usize * topk])?;
-        let routing = LowRouting { topk_idx: dropped, topk_weights: None };
+        let routing = LowRouting { topk_idx: dropped, topk_weights: None, repeats: false };
         errors.extend(ep.send_dispatch(&long, &routing).await.err().map(|error| error.to_string()));
         let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
         let short = LowRouting { topk_weights: Some(ep.array(&[1.0f32])?), ..routing.clone() };
@@ -322,6 +382,36 @@ fn statistics<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
+fn dropped_statistics<B: Backend>(backend: &B) -> Verdict {
+    let layer = layer(3, 7, 4).map_err(text)?;
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch, Weighing::AtExperts)?;
+        let mut sent = Vec::new();
+        for drops in [false, true, false] {
+            if drops {
+                drop(ep.send_dispatch(&x, &routing).await?);
+            } else {
+                round(&mut ep, &layer.world, batch, Weighing::AtExperts).await?;
+            }
+            sent.push(ep.stats().peers.iter().map(|peer| peer.rows_sent).collect());
+        }
+        Ok(sent)
+    })?;
+    for (rank, sent) in finished(outcomes)?.into_iter().enumerate() {
+        let [round, dropped, all]: [Vec<u64>; 3] = sent.try_into().map_err(|_| "three counts".to_owned())?;
+        for (peer, ((round, dropped), all)) in round.into_iter().zip(dropped).zip(all).enumerate() {
+            let alone = dropped.checked_sub(round);
+            let expected = alone.map(|alone| 2 * round + alone);
+            let counted = || format!("rank {rank}, peer {peer}: {round}, {dropped} and {all} rows sent");
+            // A round sends rows and brings back results: more than the rows alone.
+            ensure(round == 0 || alone.is_some_and(|alone| 0 < alone && alone <= round), counted)?;
+            ensure(expected == Some(all), counted)?;
+        }
+    }
+    Ok(())
+}
+
 /// Receives; on failures masks the culprit and receives again.
 macro_rules! masking {
     ($ep:ident, $masked:ident, $receive:expr) => {
@@ -339,7 +429,7 @@ macro_rules! masking {
 }
 
 /// Rounds in which culprits are masked; what the last saw, and whom this rank masked.
-async fn persist<E: LowLatency>(
+pub(super) async fn persist<E: LowLatency>(
     ep: &mut E,
     layer: &Layer,
     weighing: Weighing,
@@ -361,6 +451,31 @@ async fn persist<E: LowLatency>(
     Ok((last, masked))
 }
 
+/// All but `victim` have masked it alone, and their last round is right without it.
+pub(super) fn survived(
+    layer: &Layer,
+    victim: Rank,
+    weighing: Weighing,
+    outcomes: Vec<Option<Result<(Seen, RankSet), Error>>>,
+) -> Verdict {
+    let mask: RankSet = [victim].into_iter().collect();
+    let world = World::new(layer.setup.shape, layer.setup.topology, mask.clone()).map_err(text)?;
+    let mut batches = layer.batches.clone();
+    batches[victim.index()] = Batch::default();
+    let mut seen = Vec::new();
+    for (rank, outcome) in layer.setup.topology.all().zip(outcomes) {
+        if rank == victim {
+            seen.push(Seen::default());
+            continue;
+        }
+        let outcome = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
+        let (last, masked) = outcome.map_err(|error| format!("rank {rank}: {error}"))?;
+        ensure(masked == mask, || format!("rank {rank} masked {masked:?}"))?;
+        seen.push(last);
+    }
+    verify::run(&world, &batches, weighing, &seen).map_err(text).map(drop)
+}
+
 fn crash<B: Backend>(backend: &B) -> Verdict {
     let victim = Rank(3);
     for (seed, noticed) in (0..backend.seeds(12)).flat_map(|seed| [(seed, false), (seed, true)]) {
@@ -368,22 +483,7 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
         let layer = layer(4, 6, seed).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Crash { rank: victim, after: 11 * seed, noticed });
         let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, weighing, 6).await)?;
-        let mask: RankSet = [victim].into_iter().collect();
-        let world = World::new(layer.setup.shape, layer.setup.topology, mask.clone()).map_err(text)?;
-        let mut batches = layer.batches.clone();
-        batches[victim.index()] = Batch::default();
-        let mut seen = Vec::new();
-        for (rank, outcome) in layer.setup.topology.all().zip(outcomes) {
-            if rank == victim {
-                seen.push(Seen::default());
-                continue;
-            }
-            let outcome = outcome.ok_or_else(|| format!("seed {seed}: rank {rank} did not finish"))?;
-            let (last, masked) = outcome.map_err(|error| format!("seed {seed}: rank {rank}: {error}"))?;
-            ensure(masked == mask, || format!("seed {seed}: rank {rank} masked {masked:?}"))?;
-            seen.push(last);
-        }
-        verify::run(&world, &batches, weighing, &seen).map_err(|error| format!("seed {seed}: {error}"))?;
+        survived(&layer, victim, weighing, outcomes).map_err(|error| format!("seed {seed}: {error}"))?;
     }
     Ok(())
 }

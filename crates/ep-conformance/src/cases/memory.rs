@@ -5,7 +5,7 @@ use ep_core::reference::{self, World};
 use ep_core::ring::Geometry;
 use ep_core::{Element, Endpoint, Placement, Rank, RankSet, Rings, Scaling};
 
-use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, scenario, text};
+use super::fixture::{Layer, TURN, Verdict, check, direct, ensure, finished, layer, placements, scenario, text};
 use crate::backend::{Backend, Requirement};
 use crate::drive::upload;
 use crate::harness::Case;
@@ -132,7 +132,7 @@ fn leases_return<B: Backend>(backend: &B) -> Verdict {
 
 /// What was received goes straight back: each token times the ranks that it reached.
 fn identity<B: Backend>(backend: &B) -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
+    for placement in placements(backend) {
         let Layer { setup, batches } = layer(4, 15, 8, placement).map_err(text)?;
         let outcomes = backend.run(&setup, async |mut ep| {
             let batch = &batches[ep.rank().index()];

@@ -7,11 +7,14 @@ mod failures;
 mod fixture;
 mod low_latency;
 mod memory;
+mod misuse;
 mod modes;
 mod nodes;
 #[cfg(feature = "plant")]
 mod planted;
+mod pulled;
 mod rules;
+mod zombies;
 
 use crate::harness::Case;
 
@@ -20,10 +23,13 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     let mut all = rules::cases();
     all.extend(engine::cases());
     all.extend(memory::cases());
+    all.extend(pulled::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
     all.extend(modes::cases());
     all.extend(low_latency::cases());
+    all.extend(zombies::cases());
+    all.extend(misuse::cases());
     all.extend(nodes::cases());
     #[cfg(feature = "plant")]
     all.extend(planted::cases());

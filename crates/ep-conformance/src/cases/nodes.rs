@@ -222,7 +222,7 @@ fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
-/// A lane along the rail loses what it carries. (Where all tracks share one lane, there is none for credit alone.)
+/// A lane along the rail loses what it carries, and what shares its queue.
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, ..Round::default() };
     for (seed, which) in (0..30).flat_map(|seed| (0..3).map(move |which| (seed, which))) {

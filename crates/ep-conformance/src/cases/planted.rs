@@ -4,9 +4,10 @@ use ep_core::plant::Plant;
 use ep_core::ring::Geometry;
 use ep_core::{Error, Placement, Rings};
 
-use super::fixture::{Layer, TURN, Verdict, ensure, layer, scenario, text};
+use super::fixture::{Layer, TURN, Verdict, ensure, layer, pulled, scenario, text};
 use super::low_latency as low;
 use super::memory::{hold_leases, overwrite_output};
+use super::misuse;
 use super::nodes::over;
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
@@ -23,6 +24,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_tail_before_data_is_caught", tail_before_data::<B> as fn(&B) -> _),
         case("planted_credit_one_row_early_is_caught", credit_early::<B>),
         case("planted_position_off_by_one_is_caught", position::<B>),
+        case("planted_errors_on_outboxes_are_caught", outboxes::<B>),
         case("planted_skipped_flush_is_caught", skipped_flush::<B>),
         case("planted_reuse_without_done_is_caught", without_done::<B>),
         case("planted_impolite_waiting_is_caught", impolite::<B>),
@@ -31,9 +33,15 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_forwarding_out_of_order_is_caught", out_of_order::<B>),
         case("planted_partial_not_rounded_is_caught", not_rounded::<B>),
         case("planted_row_sent_twice_to_a_node_is_caught", sent_twice::<B>),
+        case("planted_malformed_row_at_a_forwarder_is_caught", malformed_row::<B>),
+        case("planted_share_too_long_is_caught", share_too_long::<B>),
         case("planted_operation_in_the_wrong_bank_is_caught", wrong_bank::<B>),
+        case("planted_arrival_of_something_else_is_caught", other_arrival::<B>),
         case("planted_low_latency_reuse_without_done_is_caught", low_without_done::<B>),
         case("planted_low_latency_skipped_flush_is_caught", low_skipped_flush::<B>),
+        case("planted_skip_without_waiting_is_caught", skip_without_waiting::<B>),
+        case("planted_drop_without_skipping_is_caught", drop_without_skipping::<B>),
+        case("planted_sending_before_refusing_is_caught", sent_before_refused::<B>),
         case("planted_errors_on_far_rings_are_caught", far_rings::<B>),
         coordinated("planted_staging_freed_early_is_caught", staging_freed_early::<B>),
         coordinated("planted_second_poster_is_caught", second_poster::<B>),
@@ -92,6 +100,18 @@ fn credit_early<B: Backend>(backend: &B) -> Verdict {
     caught(backend, Plant::CreditOneRowEarly, &Scenario { rings, ..busy() }, &["race"])
 }
 
+/// The faults of rings, of rows that are pulled; and a sender that forgets all readers but one.
+fn outboxes<B: Backend>(backend: &B) -> Verdict {
+    let busy = || Scenario { rounds: vec![TURN; 2], ..pulled(3, 14) };
+    caught(backend, Plant::TailBeforeData, &busy(), &["race", "of a row is"])?;
+    let rings = Rings::uniform(1, Geometry { slots: 2, chunk: 1, credit: 1 });
+    caught(backend, Plant::CreditOneRowEarly, &Scenario { rings, ..busy() }, &["race", "of a row is"])?;
+    caught(backend, Plant::FirstReaderOnly, &Scenario { rings, ..busy() }, &["race", "of the ring is", "of a row is"])?;
+    caught(backend, Plant::PositionOffByOne, &busy(), &["position of a row", "race", "rows received in all"])?;
+    let rings = Rings::uniform(1, Geometry { slots: 3, chunk: 2, credit: 3 });
+    caught(backend, Plant::ImpoliteWaiting, &Scenario { rings, ..busy() }, &["deadlock"])
+}
+
 fn position<B: Backend>(backend: &B) -> Verdict {
     caught(backend, Plant::PositionOffByOne, &busy(), &["position of a row", "gave up on"])
 }
@@ -130,6 +150,16 @@ fn sent_twice<B: Backend>(backend: &B) -> Verdict {
     caught(backend, Plant::SentTwiceToNode, &over(2, 2, 14), &["position", "rows", "outside", "gave up on"])
 }
 
+/// One rank on each node: what a forwarder takes in is for itself, and nobody else looks at it.
+fn malformed_row<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::FarRowOfAnotherSource, &busy_far(), &["source of a row", "gave up on"])?;
+    caught(backend, Plant::FarRowOfAnotherOp, &busy_far(), &["operation of a row", "gave up on"])
+}
+
+fn share_too_long<B: Backend>(backend: &B) -> Verdict {
+    caught(backend, Plant::ShareTooLong, &busy_far(), &["rows sent to a node", "gave up on"])
+}
+
 /// Two operations in flight all the time.
 fn ahead() -> low_latency::Scenario {
     low_latency::Scenario { turns: vec![Turn { ahead: true, ..low::TURN }; 4], ..low::scenario(3, 9) }
@@ -139,12 +169,48 @@ fn wrong_bank<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::OpInWrongBank, &ahead(), &["race", "low-latency row", "gave up", "operation"])
 }
 
+fn other_arrival<B: Backend>(backend: &B) -> Verdict {
+    let signs = ["number of the low-latency operation", "gave up", "masked"];
+    low_caught(backend, Plant::ArrivalOfAnotherOp, &low::scenario(3, 9), &signs)?;
+    let signs = ["kind of the low-latency operation", "gave up", "masked"];
+    low_caught(backend, Plant::ArrivalOfAnotherKind, &low::scenario(3, 9), &signs)
+}
+
 fn low_without_done<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::BankReusedWithoutDone, &ahead(), &["race", "low-latency", "results of a rank"])
 }
 
 fn low_skipped_flush<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::SkippedFlush, &ahead(), &["race"])
+}
+
+/// Low latency misused under many seeds: see [`hunt`].
+fn misused(plant: Plant, case: impl Fn(&low::Layer, u64) -> Verdict, signs: &[&str]) -> Verdict {
+    hunt(plant, signs, |seed| {
+        let layer = low::layer(3, 5, seed);
+        let setup = layer.as_ref().map(|layer| layer.setup.clone()).map_err(Error::clone);
+        let case = &case;
+        (setup, move |setup: &Setup| {
+            let layer = layer.as_ref().map_err(text)?;
+            let low::Layer { world, batches, .. } = layer;
+            case(&low::Layer { setup: setup.clone(), world: world.clone(), batches: batches.clone() }, seed)
+        })
+    })
+}
+
+fn skip_without_waiting<B: Backend>(backend: &B) -> Verdict {
+    let case = |layer: &low::Layer, seed| misuse::skip(backend, layer, seed);
+    misused(Plant::SkippedWithoutWaiting, case, &["race", "low-latency row", "operation"])
+}
+
+fn drop_without_skipping<B: Backend>(backend: &B) -> Verdict {
+    let case = |layer: &low::Layer, seed| misuse::skip(backend, layer, seed);
+    misused(Plant::DroppedWithoutSkipping, case, &["deadlock", "low-latency row"])
+}
+
+fn sent_before_refused<B: Backend>(backend: &B) -> Verdict {
+    let case = |layer: &low::Layer, seed| misuse::refuse(backend, layer, seed);
+    misused(Plant::SentBeforeRefused, case, &["was told", "operation"])
 }
 
 /// Small rings between nodes of one rank: there are no others.

@@ -62,7 +62,7 @@ fn carried(mut script: Script, layout: &Layout, reach: Reach) -> Script {
                 | Step::Publish { lane: LaneId { kind, .. }, .. }
                 | Step::Flush { lane: LaneId { kind, .. } }
                 | Step::Wait { kind, .. }
-                | Step::Peek { kind, .. } => *kind = layout.rail_lane(),
+                | Step::Peek { kind, .. } => *kind = LaneKind::Data(layout.far_track(0)),
                 Step::Write { .. } | Step::Read { .. } => {}
             }
         }
@@ -289,7 +289,7 @@ fn f7<B: Backend>(backend: &B) -> Result<(), String> {
 
 fn f8<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
     let (setup, layout, a) = bench(3, reach).map_err(|error| error.to_string())?;
-    let end = layout.window_bytes();
+    let end = backend.window(layout.clone()).map_err(|error| error.to_string())?.window_bytes();
     let outside = [
         Step::Put { lane: to(1), from: end - 8, to: a, len: 16 },
         Step::Put { lane: to(1), from: a, to: end - 8, len: 16 },

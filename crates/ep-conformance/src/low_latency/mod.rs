@@ -106,7 +106,7 @@ pub fn upload<E: Endpoint>(ep: &mut E, batch: &Batch, weighing: Weighing) -> Res
         Weighing::AtSource => None,
         Weighing::AtExperts => Some(ep.array(&batch.topk_weights)?),
     };
-    Ok((x, LowRouting { topk_idx, topk_weights }))
+    Ok((x, LowRouting { topk_idx, topk_weights, repeats: false }))
 }
 
 /// The experts' results for what a rank saw, in an endpoint's memory: `[local experts, ranks * max_tokens, hidden]` bf16.

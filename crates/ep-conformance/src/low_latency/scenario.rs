@@ -9,6 +9,7 @@ use crate::backend::{Backend, Setup, finished};
 use crate::scenario::topologies;
 use crate::verify::Compared;
 use crate::workload::{Batch, RoutingKind, Workload};
+use crate::zombie::{Zombie, live, whole, zombies};
 
 /// A communicator, what it carries in low latency and how, all drawn at random.
 #[derive(Clone, PartialEq, Debug)]
@@ -35,6 +36,8 @@ pub struct Scenario {
     pub drop: f64,
     /// One dispatch and combine each, one after the other.
     pub turns: Vec<Turn>,
+    /// A rank that is suspended, given up, and goes on.
+    pub zombie: Option<Zombie>,
 }
 
 /// One dispatch and combine of a scenario.
@@ -55,11 +58,12 @@ impl Turn {
 }
 
 /// Any scenario of at most `nodes` nodes of `per_node` ranks; mostly of at most [`USUAL`](crate::scenario::USUAL) ranks in all.
-pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
+/// `haunted`: with zombies, too.
+pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Value = Scenario> {
     let topology = topologies(nodes, per_node);
     let hidden = prop_oneof![6 => 16u32..64, 1 => 1u32..16, 1 => 64u32..400];
     let sizes = (topology, 1u32..=4, 1u32..=16, hidden, any::<u64>());
-    sizes.prop_flat_map(|((nodes, per_node), local_experts, topk, hidden, seed)| {
+    sizes.prop_flat_map(move |((nodes, per_node), local_experts, topk, hidden, seed)| {
         let ranks = nodes * per_node;
         let topk = topk.min(ranks * local_experts);
         let most = (64 / ranks).max(1);
@@ -75,8 +79,8 @@ pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
         let drop = prop_oneof![3 => Just(0.0), 1 => Just(0.3), 1 => Just(1.0)];
         let element = prop_oneof![2 => Just(Element::Bf16), 3 => prop::sample::select(Element::ALL.to_vec())];
         let turns = prop::collection::vec(turn(), 1..=5);
-        (element, tokens, 0u32..3, routing, drop, turns).prop_map(
-            move |(element, tokens, spare, routing, drop, turns)| Scenario {
+        (element, tokens, 0u32..3, routing, drop, turns, zombies(ranks, haunted)).prop_map(
+            move |(element, tokens, spare, routing, drop, turns, zombie)| Scenario {
                 seed,
                 nodes,
                 local_experts,
@@ -88,6 +92,7 @@ pub fn scenarios(nodes: u32, per_node: u32) -> impl Strategy<Value = Scenario> {
                 routing,
                 drop,
                 turns,
+                zombie,
             },
         )
     })
@@ -147,12 +152,27 @@ impl Scenario {
             .map(|at| self.batches(setup.shape, at))
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;
-        let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
-        let seen: Vec<Vec<Seen>> = finished(outcomes)?;
+        let Some(zombie) = self.zombie else {
+            let outcomes = backend.run(setup, async |mut ep| self.play(&mut ep, &world, &batches).await)?;
+            return self.compare(&world, &batches, &finished(outcomes)?);
+        };
+        let play =
+            async |mut ep| live(&mut ep, async |ep: &mut B::Endpoint| self.play(ep, &world, &batches).await).await;
+        let stories = backend.run(&zombie.haunt(setup), play)?;
+        let mut compared = Compared::default();
+        for play in whole(zombie, setup, stories)? {
+            let batches: Vec<_> = batches.iter().map(|batches| play.batches(batches)).collect();
+            compared += self.compare(&play.world, &batches, &play.seen)?;
+        }
+        Ok(compared)
+    }
+
+    /// Compares all turns; `seen` is `[ranks][turns]`.
+    fn compare(&self, world: &World, batches: &[Vec<Batch>], seen: &[Vec<Seen>]) -> Result<Compared, String> {
         let mut compared = Compared::default();
         for (at, turn) in self.turns.iter().enumerate() {
-            let turn_seen: Vec<Seen> = seen.iter().map(|turns| turns[at].clone()).collect();
-            compared += verify::run(&world, &batches[at], turn.weighing(), &turn_seen)
+            let turn_seen: Vec<Seen> = seen.iter().map(|turns| turns.get(at).cloned().unwrap_or_default()).collect();
+            compared += verify::run(world, &batches[at], turn.weighing(), &turn_seen)
                 .map_err(|mismatch| format!("turn {at}: {mismatch}"))?;
         }
         Ok(compared)

@@ -10,8 +10,8 @@ use crate::machine::Machine;
 use crate::port::{Duty, Port, Role};
 use crate::ring::Consumer;
 use crate::roles::{
-    Control, HeaderBytes, Incoming, Operation, Reduction, Returns, RoleFuture, Sums, gather_for, give_back, join,
-    reduce,
+    Control, HeaderBytes, Incoming, Operation, Reduction, Returns, RoleFuture, Sums, beside, gather_for, give_back,
+    join, reduce,
 };
 use crate::topology::{Node, Rank};
 
@@ -22,28 +22,19 @@ impl<M: Machine> Engine<M> {
         handle: &Handle,
         options: Combine<'_, Self>,
     ) -> Result<Combined<Self>, Error> {
-        self.ready()?;
-        self.check_handle(handle)?;
-        let rings = options.rings.unwrap_or(handle.rings());
-        self.layout.check_rings(&rings)?;
-        self.check_results("y", y, handle.rows())?;
-        for bias in options.bias.into_iter().flatten() {
-            self.check_results("bias", bias, handle.tokens())?;
-        }
-        let topk = self.shape().topk();
-        if let Some(weights) = options.topk_weights {
-            let expected = handle.rows() as usize * topk as usize;
-            if weights.len() < expected {
-                let limit = format!("{} rows x topk {topk} = {expected}", handle.rows());
-                return Err(Error::invalid("length of topk_weights", weights.len(), limit));
-            }
-        }
-        let returns = Returns { y, handle, topk_weights: options.topk_weights.map(Vec::as_slice) };
+        self.desk.ready()?;
+        self.desk.check_handle(handle)?;
+        let routed = handle.routed()?;
+        let bias = options.bias.into_iter().flatten().map(HostRows::extent);
+        let weights = options.topk_weights.map(Vec::len);
+        let rings = self.desk.check_combine(handle, options.rings, y.extent(), bias, weights)?;
+        let topk = self.desk.shape().topk();
+        let returns = Returns { y, routed, topk_weights: options.topk_weights.map(Vec::as_slice) };
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
-        let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes()), weights);
+        let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes())?, weights);
         // Only the rows that this machine's peers can reach are offered to them.
-        let offered = y.block_in(&self.arena).filter(|_| self.machine.capabilities().get);
+        let offered = y.block_in(&self.desk.arena).filter(|_| self.machine.capabilities().get);
         let lease = y.lease().filter(|_| offered.is_some());
         lease.inspect(|lease| lease.offer());
         let ended = {
@@ -52,14 +43,15 @@ impl<M: Machine> Engine<M> {
         };
         self.end(ended)?;
         lease.inspect(|lease| lease.take_back());
-        self.count_rows(&handle.inner, false);
+        self.count_rows(routed, false);
+        self.desk.ways.combined(handle.rows(), offered.is_some());
         let Sums { x, topk_weights } = reduction.into_sums();
         let x = HostRows::Owned { bytes: x, row_bytes: self.result_bytes() };
         Ok(Combined { x, topk_weights, event: Ready })
     }
 }
 
-/// The work of a combine.
+/// The work of a combine, and the coordinators that post for it.
 async fn bring_back<M: Machine>(
     operation: &Operation<'_, M>,
     links: &mut Links,
@@ -67,8 +59,20 @@ async fn bring_back<M: Machine>(
     reduction: &Reduction<'_, M::Window>,
     offered: Option<&Block>,
 ) -> Result<(), Fault> {
-    let exchange = &returns.handle.inner.exchange;
     links.cut(operation).await?;
+    let coordinators = links.coordinators(operation);
+    beside(coordinators, exchange_results(operation, links, returns, reduction, offered)).await
+}
+
+/// Control first and last, all movers in between.
+async fn exchange_results<M: Machine>(
+    operation: &Operation<'_, M>,
+    links: &mut Links,
+    returns: &Returns<'_, M::Window>,
+    reduction: &Reduction<'_, M::Window>,
+    offered: Option<&Block>,
+) -> Result<(), Fault> {
+    let exchange = &returns.routed.exchange;
     let mut control = Control::open(operation);
     if let Some(block) = offered {
         write_headers(operation, control.port(), returns, block)?;
@@ -95,7 +99,7 @@ fn write_headers<M: Machine>(
     returns: &Returns<'_, M::Window>,
     block: &Block,
 ) -> Result<(), Fault> {
-    let exchange = &returns.handle.inner.exchange;
+    let exchange = &returns.routed.exchange;
     let mut header = HeaderBytes::new(operation.layout.row());
     for source in operation.others() {
         let first_row = exchange.first_row(source, operation.me);
@@ -117,7 +121,7 @@ fn movers<'a, M: Machine>(
 ) -> Vec<RoleFuture<'a>> {
     let layout = operation.layout;
     let topology = layout.topology();
-    let mut roles = links.coordinators(operation);
+    let mut roles = Vec::new();
     let mut ends = links.ends();
     let own_node = topology.node_of(operation.me);
     for channel in 0..operation.rings.channels {

@@ -3,17 +3,17 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use super::arena::Arena;
 use super::endpoint::{Counts, Dispatch, Ready, Received, Routing, RoutingOf};
-use super::handle::{Handle, Inner};
+use super::handle::{self, Handle, Inner};
 use super::movers::Movers;
-use super::pool::Pool;
 use super::{Ended, Engine, HostRows, Lease, Links, Started, run};
+use crate::buffers::{Arena, Pool};
 use crate::error::{Error, Fault};
 use crate::layout::{Block, Kind};
 use crate::machine::Machine;
-use crate::plan::{Exchange, Fanout, Membership, Plan, TopK, align_counts, tokens_by_node};
-use crate::roles::{Control, Intake, Operation, Outgoing, Taken, join};
+use crate::plan::{Exchange, Fanout, Membership, Plan, Repeats, Routed, TopK, align_counts, tokens_by_node};
+use crate::plant::Plant;
+use crate::roles::{Control, Intake, Operation, Outgoing, Taken, beside, join};
 use crate::settings::{Placement, Rings};
 
 /// What a dispatch is made of, checked.
@@ -24,7 +24,7 @@ struct Batch<'a, M: Machine> {
     plan: Arc<Plan>,
     outgoing: Outgoing<'a, M::Window>,
     /// The dispatch that is replayed, whose counts are known.
-    replayed: Option<&'a Handle>,
+    replayed: Option<(&'a Handle, &'a Routed)>,
     worst_rows: u32,
     /// Whether the counts stay in the machine's memory.
     device_counts: bool,
@@ -46,22 +46,15 @@ impl<M: Machine> Engine<M> {
         routing: &RoutingOf<Self>,
         options: &Dispatch,
     ) -> Result<Received<Self>, Error> {
-        self.ready()?;
-        let rings = options.rings.unwrap_or(self.settings().rings());
-        self.layout.check_rings(&rings)?;
-        if options.expert_alignment == 0 {
-            return Err(Error::invalid("expert alignment", 0, "at least 1"));
-        }
-        let (ranks, tokens) = (self.topology().ranks(), self.shape().max_tokens());
-        let most = u64::from(ranks) * u64::from(tokens);
-        if u64::from(options.worst_rows) > most {
-            let limit = format_args!("at most {most}, of {ranks} ranks with {tokens} tokens");
-            return Err(Error::invalid("worst-case rows", options.worst_rows, limit));
-        }
-        options.check_counts()?;
-        let (plan, choices) = self.plan(routing)?;
+        self.desk.ready()?;
+        let rings = self.desk.check_options(options)?;
+        let (plan, choices) = self.plan(routing, options.repeats)?;
         let plan = Arc::new(plan);
-        self.check_rows("x", x, self.shape().row_bytes(), plan.tokens())?;
+        self.desk.check_x(x.extent(), plan.tokens())?;
+        // What was asked for and is not to be had is refused before anything moves. (What there is, the operation takes from the pool.)
+        if options.worst_rows > 0 && self.desk.settings().placement() != Placement::Direct {
+            HostRows::<M::Window>::landing(&self.pool, options.worst_rows, self.desk.layout.row())?;
+        }
         let batch = Batch {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
@@ -80,15 +73,16 @@ impl<M: Machine> Engine<M> {
         x: &HostRows<M::Window>,
         handle: &Handle,
     ) -> Result<Received<Self>, Error> {
-        self.ready()?;
-        self.check_handle(handle)?;
-        self.check_rows("x", x, self.shape().row_bytes(), handle.tokens())?;
+        self.desk.ready()?;
+        self.desk.check_handle(handle)?;
+        let routed = handle.routed()?;
+        self.desk.check_x(x.extent(), handle.tokens())?;
         let batch = Batch {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),
-            plan: Arc::clone(&handle.inner.plan),
-            outgoing: Outgoing { x, plan: &handle.inner.plan, choices: None },
-            replayed: Some(handle),
+            plan: Arc::clone(&routed.plan),
+            outgoing: Outgoing { x, plan: &routed.plan, choices: None },
+            replayed: Some((handle, routed)),
             worst_rows: handle.rows(),
             device_counts: false,
             alignment: 1,
@@ -98,41 +92,39 @@ impl<M: Machine> Engine<M> {
 
     /// Plans a routing, and says which choices its rows carry.
     #[allow(clippy::type_complexity)] // Borrowed choices of one call, named nowhere else.
-    fn plan<'a>(&self, routing: &'a RoutingOf<Self>) -> Result<(Plan, Option<(&'a [i64], Option<&'a [f32]>)>), Error> {
-        let ranks = self.topology().ranks();
+    fn plan<'a>(
+        &self,
+        routing: &'a RoutingOf<Self>,
+        repeats: bool,
+    ) -> Result<(Plan, Option<(&'a [i64], Option<&'a [f32]>)>), Error> {
+        let ranks = self.desk.topology().ranks();
         match routing {
             Routing::TopK { topk_idx, topk_weights } => {
-                if let Some(weights) = topk_weights.as_ref().filter(|weights| weights.len() != topk_idx.len()) {
-                    return Err(Error::invalid(
-                        "length of topk_weights",
-                        weights.len(),
-                        format_args!("{}, that of topk_idx", topk_idx.len()),
-                    ));
-                }
-                let plan = Plan::of_topk(self.shape(), ranks, &self.mask, TopK { topk_idx })?;
+                self.desk.check_choices(topk_idx.len(), topk_weights.as_ref().map(Vec::len))?;
+                let choices = TopK { topk_idx };
+                let plan = Plan::of_choices(
+                    self.desk.shape(),
+                    ranks,
+                    &self.desk.mask,
+                    choices,
+                    Repeats::Counted.where_allowed(repeats),
+                )?;
                 Ok((plan, Some((topk_idx, topk_weights.as_deref()))))
             }
             Routing::Membership { in_rank, tokens_per_expert } => {
+                self.desk.check_membership(in_rank.len(), tokens_per_expert)?;
                 let membership = Membership { in_rank, tokens_per_expert };
-                let plan = Plan::of_membership(self.shape(), ranks, &self.mask, membership)?;
-                if let Some(expert) = tokens_per_expert.iter().position(|&count| count > plan.tokens()) {
-                    let limit = format_args!("at most the {} tokens", plan.tokens());
-                    return Err(Error::invalid(
-                        format_args!("tokens of expert {expert}"),
-                        tokens_per_expert[expert],
-                        limit,
-                    ));
-                }
+                let plan = Plan::of_membership(self.desk.shape(), ranks, self.desk.mask(), membership)?;
                 Ok((plan, None))
             }
         }
     }
 
     async fn move_batch(&mut self, batch: Batch<'_, M>) -> Result<Received<Self>, Error> {
-        let op = self.op;
+        let op = self.desk.op;
         let ended = {
             let Started { operation, links, vigil, arena, pool, granted } =
-                self.start(batch.kind, batch.rings, batch.replayed);
+                self.start(batch.kind, batch.rings, batch.replayed.map(|(handle, _)| handle));
             let work = transfer(&operation, links, (arena, pool), &batch, granted);
             run(&operation, vigil, work).await
         };
@@ -142,14 +134,13 @@ impl<M: Machine> Engine<M> {
     /// Makes of what arrived what the user gets.
     fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
         let Arrived { taken, exchange, by_node, fanout } = self.end(ended)?;
-        let rows = exchange.received(self.me);
-        let x = match self.granted.take() {
+        let rows = exchange.received(self.desk.me);
+        let x = match self.desk.granted.take() {
             Some(block) => {
-                #[cfg(feature = "plant")]
-                if self.settings().plant() == Some(crate::plant::Plant::LeaseFreedEarly) {
-                    self.arena.give(&block);
+                if self.desk.settings().plants(Plant::LeaseFreedEarly) {
+                    self.desk.arena.give(&block);
                 }
-                HostRows::Leased(Lease::new(&self.arena, block, self.machine.window()))
+                HostRows::Leased(Lease::new(&self.desk.arena, block, self.machine.window()))
             }
             None => taken.x,
         };
@@ -164,23 +155,15 @@ impl<M: Machine> Engine<M> {
             counts = Some(Counts { rows: vec![rows], experts: std::mem::take(&mut expert_counts) });
         }
         // Of cached dispatches of a handle whose rows are a bound, it is that again.
-        let known = batch.replayed.map_or(rows, Handle::rows);
+        let known = batch.replayed.map_or(rows, |(handle, _)| handle.rows());
         let bound = if batch.device_counts { batch.worst_rows } else { known };
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
-        let inner = Inner {
-            mark: self.mark(),
-            op,
-            rings: batch.rings,
-            tokens: batch.plan.tokens(),
-            plan: batch.plan,
-            exchange,
-            by_node,
-            fanout,
-            rows: bound,
-            source_token,
-            kept: None,
-        };
-        self.count_rows(&inner, true);
+        let (tokens, plan) = (batch.plan.tokens(), batch.plan);
+        let routed = Routed { plan, exchange, by_node, fanout, source_token };
+        self.count_rows(&routed, true);
+        self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
+        let routing = handle::Routing::Here(routed);
+        let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, tokens, rows: bound, routing };
         Ok(Received {
             x,
             rows: bound,
@@ -196,19 +179,31 @@ impl<M: Machine> Engine<M> {
     }
 }
 
-/// The work of a dispatch: control first and last, all movers in between.
+/// The work of a dispatch, and the coordinators that post for it.
 async fn transfer<M: Machine>(
+    operation: &Operation<'_, M>,
+    links: &mut Links,
+    memory: (&Arena, &Pool),
+    batch: &Batch<'_, M>,
+    granted: &mut Option<Block>,
+) -> Result<Arrived<M>, Fault> {
+    links.cut(operation).await?;
+    let coordinators = links.coordinators(operation);
+    beside(coordinators, exchange_rows(operation, links, memory, batch, granted)).await
+}
+
+/// Control first and last, all movers in between.
+async fn exchange_rows<M: Machine>(
     operation: &Operation<'_, M>,
     links: &mut Links,
     (arena, pool): (&Arena, &Pool),
     batch: &Batch<'_, M>,
     granted: &mut Option<Block>,
 ) -> Result<Arrived<M>, Fault> {
-    links.cut(operation).await?;
     let mut control = Control::open(operation);
     control.bank().await?;
     let exchange = match batch.replayed {
-        Some(handle) => Arc::clone(&handle.inner.exchange),
+        Some((_, routed)) => Arc::clone(&routed.exchange),
         None => Arc::new(control.exchange(batch.outgoing.plan).await?),
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;
@@ -216,9 +211,12 @@ async fn transfer<M: Machine>(
         *granted = arena.take(operation.layout.row(), rows);
         control.notes(granted.as_ref()).await?;
     }
+    if operation.layout.is_pulled() {
+        control.notes(None).await?;
+    }
     let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
-    let x = HostRows::landing(pool, if granted.is_some() { 0 } else { rows }, operation.layout.row());
-    let intake = Intake::new(x, rows, topk);
+    let x = HostRows::landing(pool, if granted.is_some() { 0 } else { rows }, operation.layout.row())?;
+    let intake = Intake::new(x, rows, topk)?;
     let by_node = tokens_by_node(batch.outgoing.plan, operation.layout.topology());
     let slots = operation.layout.topology().nodes() * operation.rings.channels;
     let fanout: Vec<_> = (0..slots).map(|_| RefCell::default()).collect();

@@ -4,9 +4,10 @@ use std::fmt::Debug;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::engine::apart::Scales;
+use crate::buffers::Scales;
+use crate::engine::desk::Desk;
 use crate::engine::handle::Handle;
-use crate::engine::stats::Stats;
+use crate::engine::stats::{Stats, Ways};
 use crate::error::Error;
 use crate::port::Nanos;
 use crate::settings::{Rings, Settings};
@@ -76,24 +77,14 @@ pub struct Dispatch {
     /// and [`Handle::rows`] are then `worst_rows`, which must be given, and [`Received::expert_counts`] is empty. Rows beyond the
     /// received ones have source token and rank -1.
     pub device_counts: bool,
+    /// Whether a token may name an expert more than once. Its row then carries that choice as often, with a weight each time, and
+    /// each time counts.
+    pub repeats: bool,
 }
 
 impl Default for Dispatch {
     fn default() -> Self {
-        Self { rings: None, expert_alignment: 1, worst_rows: 0, device_counts: false }
-    }
-}
-
-impl Dispatch {
-    /// Refuses counts that stay in the machine's memory where results have no other size.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`].
-    pub fn check_counts(&self) -> Result<(), Error> {
-        if self.device_counts && self.worst_rows == 0 {
-            return Err(Error::invalid("worst-case rows of a dispatch with device counts", 0, "at least 1"));
-        }
-        Ok(())
+        Self { rings: None, expert_alignment: 1, worst_rows: 0, device_counts: false, repeats: false }
     }
 }
 
@@ -175,18 +166,31 @@ pub trait Endpoint {
     /// When enqueued work is complete.
     type Event: Event;
 
-    /// The rank this endpoint is.
-    fn rank(&self) -> Rank;
-    /// Sizes of the layer.
-    fn shape(&self) -> &Shape;
-    /// All ranks.
-    fn topology(&self) -> &Topology;
-    /// Settings of the communicator.
-    fn settings(&self) -> &Settings;
+    /// Who this endpoint is, and how it stands.
+    fn desk(&self) -> &Desk;
     /// The time on this rank's clock, which deadlines refer to.
     fn now(&self) -> Nanos;
+
+    /// The rank this endpoint is.
+    fn rank(&self) -> Rank {
+        self.desk().rank()
+    }
+    /// Sizes of the layer.
+    fn shape(&self) -> &Shape {
+        self.desk().shape()
+    }
+    /// All ranks.
+    fn topology(&self) -> &Topology {
+        self.desk().topology()
+    }
+    /// Settings of the communicator.
+    fn settings(&self) -> &Settings {
+        self.desk().settings()
+    }
     /// The ranks taken out of the communicator.
-    fn mask(&self) -> &RankSet;
+    fn mask(&self) -> &RankSet {
+        self.desk().mask()
+    }
 
     /// Brings `rows` dense rows into this machine's memory: tokens as they travel ([`Shape::row_bytes`]), or experts'
     /// results and bias ([`Shape::result_bytes`]).
@@ -280,4 +284,9 @@ pub trait Endpoint {
 
     /// What this rank sent, received and waited for, per peer and expert, since the communicator was made.
     fn stats(&self) -> Stats;
+
+    /// [`Stats::ways`] alone, which costs nothing.
+    fn ways(&self) -> Ways {
+        self.desk().ways
+    }
 }

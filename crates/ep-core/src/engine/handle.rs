@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::mark::Mark;
 use crate::error::Error;
-use crate::plan::{Exchange, Fanout, Plan};
+use crate::plan::{Exchange, Plan, Routed};
 use crate::settings::Rings;
 
 /// Replays the routing of a dispatch. Cheap to clone; valid in the generation that made it.
@@ -21,25 +21,26 @@ pub(crate) struct Inner {
     pub(crate) op: u64,
     pub(crate) rings: Rings,
     pub(crate) tokens: u32,
-    /// What this rank sends. Of nothing where a backend keeps it.
-    pub(crate) plan: Arc<Plan>,
-    /// What all ranks send each other. Of nothing where a backend keeps it.
-    pub(crate) exchange: Arc<Exchange>,
-    /// `[nodes]`: tokens of this rank that went to each node.
-    pub(crate) by_node: Vec<Vec<u32>>,
-    /// `[nodes]`: rows that came along the rail from each node and were fanned out here.
-    pub(crate) fanout: Vec<Fanout>,
     /// Rows received, or made room for.
     pub(crate) rows: u32,
-    /// `[rows]`: token of each received row at its source. Empty where the backend keeps them elsewhere.
-    pub(crate) source_token: Vec<u32>,
-    /// What a backend with an endpoint of its own keeps with it.
-    pub(crate) kept: Option<Arc<dyn Kept>>,
+    pub(crate) routing: Routing,
+}
+
+/// Where the routing is that a handle replays.
+#[derive(Debug)]
+pub(crate) enum Routing {
+    /// With the handle.
+    Here(Routed),
+    /// In a machine's memory, kept by its backend.
+    Kept(Arc<dyn Kept>),
 }
 
 /// What a backend with an endpoint of its own keeps with a handle, in its machine's memory: enough to replay the routing, and to
 /// tell the host of it when the host asks.
 pub trait Kept: Any + Debug + Send + Sync {
+    /// Tokens that this rank sent, and rows that it received or made room for.
+    fn size(&self) -> (u32, u32);
+
     /// What this rank sent.
     ///
     /// # Errors
@@ -74,20 +75,7 @@ impl Handle {
     /// A handle of a backend's own.
     pub fn of_backend(replay: Replay) -> Self {
         let Replay { mark, op, rings, tokens, rows, kept } = replay;
-        let inner = Inner {
-            mark,
-            op,
-            rings,
-            tokens,
-            plan: Arc::default(),
-            exchange: Arc::default(),
-            by_node: Vec::new(),
-            fanout: Vec::new(),
-            rows,
-            source_token: Vec::new(),
-            kept: Some(kept),
-        };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(Inner { mark, op, rings, tokens, rows, routing: Routing::Kept(kept) }) }
     }
 
     /// Whose it is.
@@ -95,15 +83,35 @@ impl Handle {
         &self.inner.mark
     }
 
-    /// [`Replay::kept`], to be shared with another handle; none where no backend kept anything.
-    pub fn shared_kept(&self) -> Option<Arc<dyn Kept>> {
-        self.inner.kept.clone()
+    /// [`Replay::kept`], to be shared with another handle.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where no backend kept anything.
+    pub fn shared_kept(&self) -> Result<Arc<dyn Kept>, Error> {
+        match &self.inner.routing {
+            Routing::Kept(kept) => Ok(Arc::clone(kept)),
+            Routing::Here(_) => Err(foreign()),
+        }
     }
 
-    /// What the backend kept in [`Replay::kept`], if it is a `T`.
-    pub fn kept<T: Kept>(&self) -> Option<&T> {
-        let kept: &dyn Any = self.inner.kept.as_deref()?;
-        kept.downcast_ref()
+    /// What the backend kept in [`Replay::kept`]. It goes by numbers of its own: a handle that says others is somebody's own making.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that is no `T`, or of other numbers of tokens and rows than the handle's.
+    pub fn kept<T: Kept>(&self) -> Result<&T, Error> {
+        let Routing::Kept(kept) = &self.inner.routing else { return Err(foreign()) };
+        let any: &dyn Any = &**kept;
+        let is_whole = kept.size() == (self.tokens(), self.rows());
+        any.downcast_ref().filter(|_| is_whole).ok_or_else(foreign)
+    }
+
+    /// The routing, where it is with the handle.
+    pub(crate) fn routed(&self) -> Result<&Routed, Error> {
+        match &self.inner.routing {
+            Routing::Here(routed) => Ok(routed),
+            // Whoever made it himself, with the mark of one of ours.
+            Routing::Kept(_) => Err(foreign()),
+        }
     }
 
     /// The dispatch that made it. Of dispatches that a graph replays, and of those behind them, what the host knew of the number.
@@ -138,7 +146,10 @@ impl Handle {
     /// # Errors
     /// When it cannot be fetched.
     pub fn exchange(&self) -> Result<Arc<Exchange>, Error> {
-        self.inner.kept.as_ref().map_or_else(|| Ok(Arc::clone(&self.inner.exchange)), |kept| kept.exchange())
+        match &self.inner.routing {
+            Routing::Here(routed) => Ok(Arc::clone(&routed.exchange)),
+            Routing::Kept(kept) => kept.exchange(),
+        }
     }
 
     /// What this rank sent. Fetched as [`Handle::exchange`].
@@ -146,11 +157,18 @@ impl Handle {
     /// # Errors
     /// When it cannot be fetched.
     pub fn plan(&self) -> Result<Arc<Plan>, Error> {
-        self.inner.kept.as_ref().map_or_else(|| Ok(Arc::clone(&self.inner.plan)), |kept| kept.plan())
+        match &self.inner.routing {
+            Routing::Here(routed) => Ok(Arc::clone(&routed.plan)),
+            Routing::Kept(kept) => kept.plan(),
+        }
     }
 
     /// `[rows]`: token of each received row at its source. Empty where the backend keeps them in its machine's memory.
     pub fn source_tokens(&self) -> &[u32] {
-        &self.inner.source_token
+        self.routed().map_or(&[], |routed| &routed.source_token)
     }
+}
+
+fn foreign() -> Error {
+    Error::invalid("handle", "of another backend", "one that this endpoint's dispatch gave")
 }

@@ -1,10 +1,10 @@
 //! Both ends of the rings with each neighbour, for the life of a generation.
 
 use crate::error::Fault;
-use crate::layout::Layout;
+use crate::layout::{Kind, Layout, Queues};
 use crate::machine::Machine;
 use crate::port::{Cell, Counter, Duty, LaneKind, Role};
-use crate::ring::{Consumer, Producer};
+use crate::ring::{Consumer, Geometry, Producer};
 use crate::roles::{Operation, RoleFuture, Standing, coordinate};
 use crate::settings::Rings;
 use crate::topology::{Rank, Reach};
@@ -80,18 +80,16 @@ impl Links {
         (0..channels).filter_map(standing).collect()
     }
 
-    /// The coordinators of all rail peers, where there are any: from where the rings stand now.
+    /// The coordinators of all queues to rail peers that lanes share: from where the rings stand now.
     pub(super) fn coordinators<'a, M: Machine>(&self, operation: &'a Operation<'_, M>) -> Vec<RoleFuture<'a>> {
-        if !operation.is_coordinated() {
-            return Vec::new();
-        }
-        let coordinator = |&peer: &Rank| {
+        let coordinator = |queue: u8, peer: Rank| {
             let standings = self.standings(operation.layout, peer, operation.rings.channels);
-            let role = Role::serving(Duty::Coordinator, peer, operation.layout.far_track(0));
+            let role = Queues::poster(queue, peer);
             let port = operation.port(role);
-            operation.role(role, async move { coordinate(operation, port, peer, &standings).await })
+            operation.role(role, async move { coordinate(operation, port, (queue, peer), &standings).await })
         };
-        operation.rail.iter().map(coordinator).collect()
+        let to_all = |queue| operation.rail.iter().map(move |&peer| coordinator(queue, peer));
+        operation.queues().shared().flat_map(to_all).collect()
     }
 
     /// The ends of all rings, to be handed to roles.
@@ -102,13 +100,20 @@ impl Links {
         }
     }
 
-    /// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty.
+    /// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty. Outboxes are cut anew by
+    /// every operation, as those of a dispatch and of a combine share their memory; they are empty when it has ended.
     pub(super) async fn cut<M: Machine>(&mut self, operation: &Operation<'_, M>) -> Result<(), Fault> {
-        if operation.rings == self.cut {
+        let pulled = operation.layout.is_pulled();
+        if operation.rings == self.cut && !pulled {
             return Ok(());
         }
         let mut port = operation.port(Role::new(Duty::Control));
-        let geometry = |track| operation.layout.geometry(&operation.rings, track);
+        let laid =
+            (pulled && operation.kind != Kind::Combine).then(|| operation.layout.outbox(&operation.rings, 0).slots());
+        let geometry = |track| {
+            let geometry = operation.layout.geometry(&operation.rings, track);
+            Geometry { slots: laid.unwrap_or(geometry.slots), ..geometry }
+        };
         for peer in operation.neighbours() {
             for (track, ring) in self.out[peer.index()].iter_mut() {
                 if !ring.is_empty() {

@@ -7,9 +7,9 @@
 //! Results outside of the window lie in [`Buffer`]s, whose memory serves later calls once they are dropped. What a contract leaves
 //! undefined in them (rows beyond the received ones) is what an earlier call left there.
 
-mod apart;
-mod arena;
+mod checks;
 mod combine;
+mod desk;
 mod dispatch;
 pub mod endpoint;
 pub mod handle;
@@ -17,68 +17,49 @@ mod links;
 pub mod low_latency;
 mod mark;
 mod movers;
-mod pool;
 mod recover;
-pub mod rows;
 pub mod stats;
 
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use futures_util::future::{Either, select};
 use tracing::Instrument;
 
-pub use apart::Scales;
-pub use arena::{Arena, Held, Lease};
+pub use crate::buffers::{Arena, Buffer, Extent, Held, HostRows, Lease, Scales};
+pub use desk::Desk;
 pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::{Handle, Kept, Replay};
 pub use low_latency::LowLatency;
 pub use mark::Mark;
-pub use pool::Buffer;
-pub use rows::HostRows;
-pub use stats::{PeerStats, Stats};
+pub use stats::{PeerStats, Stats, Ways};
 
+use crate::buffers::Pool;
 use crate::error::{Error, Failure, Fault};
 use crate::layout::{Block, Kind, Layout};
 use crate::machine::Machine;
+use crate::plan::Routed;
 use crate::port::Nanos;
 use crate::roles::{Board, Operation, Times, Vigil, last_words, verdict, watch};
-use crate::settings::{Rings, Settings};
-use crate::shape::Shape;
+use crate::settings::Rings;
 use crate::topology::{Rank, RankSet, Reach, Topology};
-use handle::Inner;
 use links::Links;
 use low_latency::Low;
-use pool::Pool;
 
 /// An endpoint whose roles run as futures on the thread of its rank, over the ports of a [`Machine`].
 #[derive(Debug)]
 pub struct Engine<M: Machine> {
     machine: M,
-    layout: Layout,
-    /// Shared with the handles that it gives out, so that it knows them again.
-    identity: Arc<()>,
-    me: Rank,
-    mask: RankSet,
+    desk: Desk,
     neighbours: Neighbours,
-    generation: u16,
-    /// The first operation of this generation.
-    first_op: u64,
-    /// The next operation.
-    op: u64,
     /// Made by the first operation of throughput mode: who only uses low latency needs none.
     links: Option<Links>,
     low: Low,
     vigil: Vigil,
-    arena: Arena,
     /// Memory of results outside of the window.
     pool: Pool,
-    /// The block that the running operation granted, or one that was dropped half-way.
-    granted: Option<Block>,
-    /// Set while an operation runs, so that one whose future is dropped is not forgotten.
-    poisoned: Option<Failure>,
+    /// But for the ways of rows, which the desk counts.
     stats: Stats,
 }
 
@@ -108,33 +89,16 @@ impl<M: Machine> Engine<M> {
     /// # Errors
     /// None at present; a `Result` because machines differ in what they offer.
     pub fn new(machine: M) -> Result<Self, Error> {
-        let layout = machine.layout().clone();
-        let topology = *layout.topology();
-        let ranks = topology.ranks() as usize;
-        let me = machine.rank();
-        let stats = Stats {
-            peers: vec![PeerStats::default(); ranks],
-            expert_rows: vec![0; layout.local_experts() as usize],
-            operations: 0,
-        };
+        let (layout, me, nobody) = (machine.layout().clone(), machine.rank(), RankSet::new());
         Ok(Self {
-            identity: Arc::default(),
-            me,
-            mask: RankSet::new(),
-            neighbours: Neighbours::of(&topology, me, &RankSet::new()),
-            generation: 1,
-            first_op: 1,
-            op: 1,
+            neighbours: Neighbours::of(layout.topology(), me, &nobody),
             links: None,
-            low: Low::new(&layout, me, &RankSet::new()),
-            vigil: Vigil::new(ranks),
-            arena: Arena::new(layout.arena()),
+            low: Low::new(&layout, me, &nobody),
+            vigil: Vigil::new(layout.topology().ranks() as usize),
             pool: Pool::default(),
-            granted: None,
-            poisoned: None,
-            stats,
+            stats: Stats::new(&layout),
+            desk: Desk::new(layout, me),
             machine,
-            layout,
         })
     }
 
@@ -145,66 +109,12 @@ impl<M: Machine> Engine<M> {
 
     /// The layout of every rank's window.
     pub const fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    const fn shape(&self) -> &Shape {
-        self.layout.shape()
-    }
-
-    const fn topology(&self) -> &Topology {
-        self.layout.topology()
-    }
-
-    const fn settings(&self) -> &Settings {
-        self.layout.settings()
+        self.desk.layout()
     }
 
     /// Bytes of a row of the experts' results.
     fn result_bytes(&self) -> usize {
-        self.shape().result_bytes() as usize
-    }
-
-    /// Refuses to start while poisoned.
-    fn ready(&self) -> Result<(), Error> {
-        match self.poisoned {
-            Some(by) => Err(Error::Poisoned { by }),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses a handle that cannot be replayed.
-    fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
-        handle.mark().check("handle", &self.mark())
-    }
-
-    /// Of what this endpoint makes now.
-    fn mark(&self) -> Mark {
-        Mark::new(&self.identity, self.generation)
-    }
-
-    /// Refuses what is no bf16 rows, or too few.
-    fn check_results(&self, what: &str, rows: &HostRows<M::Window>, expected: u32) -> Result<(), Error> {
-        if rows.are_apart() && rows.rows() > 0 {
-            return Err(Error::invalid(what, "FP8 rows of a dispatch", "bf16 rows"));
-        }
-        self.check_rows(what, rows, self.shape().result_bytes(), expected)
-    }
-
-    /// Refuses rows that are too few or of another size than `row_bytes`.
-    fn check_rows(&self, what: &str, rows: &HostRows<M::Window>, row_bytes: u64, expected: u32) -> Result<(), Error> {
-        if rows.row_bytes() as u64 != row_bytes && rows.rows() > 0 {
-            let limit = format!("{row_bytes} bytes for hidden {}", self.shape().hidden());
-            return Err(Error::invalid(format_args!("row size of {what}"), rows.row_bytes(), limit));
-        }
-        if rows.rows() < expected {
-            return Err(Error::invalid(
-                format_args!("rows of {what}"),
-                rows.rows(),
-                format_args!("at least {expected}"),
-            ));
-        }
-        Ok(())
+        self.desk.shape().result_bytes() as usize
     }
 }
 
@@ -228,29 +138,27 @@ impl<M: Machine> Engine<M> {
     /// Numbers and starts the next operation, which replays `replayed` if it is given.
     fn start(&mut self, kind: Kind, rings: Rings, replayed: Option<&Handle>) -> Started<'_, M> {
         let started = self.machine.now();
-        let op = self.op;
-        self.op += 1;
-        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
-        let ranks = self.layout.topology().ranks() as usize;
+        let op = self.desk.start();
+        let ranks = self.desk.layout.topology().ranks() as usize;
         let operation = Operation {
             machine: &self.machine,
-            layout: &self.layout,
-            me: self.me,
-            mask: &self.mask,
+            layout: &self.desk.layout,
+            me: self.desk.me,
+            mask: &self.desk.mask,
             near: &self.neighbours.near,
             rail: &self.neighbours.rail,
             op,
-            first_op: self.first_op,
-            generation: self.generation,
+            first_op: self.desk.first_op,
+            generation: self.desk.generation,
             kind,
             rings,
-            settings: self.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
-            times: Times::new(started, self.layout.settings().deadline()),
+            settings: self.desk.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
+            times: Times::new(started, self.desk.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
         };
-        let links = self.links.get_or_insert_with(|| Links::new(&self.layout, self.me));
-        let granted = &mut self.granted;
-        Started { operation, links, vigil: &mut self.vigil, arena: &self.arena, pool: &self.pool, granted }
+        let links = self.links.get_or_insert_with(|| Links::new(&self.desk.layout, self.desk.me));
+        let granted = &mut self.desk.granted;
+        Started { operation, links, vigil: &mut self.vigil, arena: &self.desk.arena, pool: &self.pool, granted }
     }
 
     /// Takes note of how an operation ended.
@@ -258,25 +166,17 @@ impl<M: Machine> Engine<M> {
         for (peer, waited) in self.stats.peers.iter_mut().zip(ended.waited) {
             peer.waited = peer.waited + waited;
         }
-        match ended.result {
-            Ok(value) => {
-                self.poisoned = None;
-                self.stats.operations += 1;
-                Ok(value)
-            }
-            Err(failure) => {
-                self.poisoned = Some(failure);
-                Err(failure.into())
-            }
-        }
+        let value = self.desk.end(ended.result)?;
+        self.stats.operations += 1;
+        Ok(value)
     }
 
     /// Counts the rows that a dispatch moved over each link; a combine moves as many the other way.
-    fn count_rows(&mut self, handle: &Inner, dispatch: bool) {
-        let row = *self.layout.row();
+    fn count_rows(&mut self, routed: &Routed, dispatch: bool) {
+        let row = *self.desk.layout.row();
         let wire = if dispatch { row } else { row.results() }.wire_bytes();
-        let topology = *self.layout.topology();
-        let (me, exchange) = (self.me, &handle.exchange);
+        let topology = *self.desk.layout.topology();
+        let (me, exchange) = (self.desk.me, &routed.exchange);
         let sources =
             |gate: Rank| topology.all_nodes().map(move |node| topology.rank_at(node, topology.local_of(gate)));
         for (rank, peer) in topology.all().zip(&mut self.stats.peers) {
@@ -288,15 +188,12 @@ impl<M: Machine> Engine<M> {
                 }
                 Reach::Far if topology.local_of(rank) == topology.local_of(me) => {
                     let node = topology.node_of(rank).index();
-                    (handle.by_node[node].len() as u32, handle.fanout[node].tokens().len() as u32)
+                    (routed.by_node[node].len() as u32, routed.fanout[node].tokens().len() as u32)
                 }
                 Reach::Far => (0, 0),
             };
             let (sent, received) = if dispatch { (sent, received) } else { (received, sent) };
-            peer.rows_sent += u64::from(sent);
-            peer.rows_received += u64::from(received);
-            peer.bytes_sent += u64::from(sent) * wire;
-            peer.bytes_received += u64::from(received) * wire;
+            peer.count(sent.into(), received.into(), wire);
         }
     }
 }
@@ -346,33 +243,16 @@ impl<M: Machine> Endpoint for Engine<M> {
     type Stream = ();
     type Event = Ready;
 
-    fn rank(&self) -> Rank {
-        self.me
-    }
-
-    fn shape(&self) -> &Shape {
-        self.shape()
-    }
-
-    fn topology(&self) -> &Topology {
-        self.topology()
-    }
-
-    fn settings(&self) -> &Settings {
-        self.settings()
+    fn desk(&self) -> &Desk {
+        &self.desk
     }
 
     fn now(&self) -> Nanos {
         self.machine.now()
     }
 
-    fn mask(&self) -> &RankSet {
-        &self.mask
-    }
-
     fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Self::Buf, Error> {
-        let result = self.result_bytes();
-        let row = if bytes.len() == rows as usize * result { result } else { self.shape().row_bytes() as usize };
+        let row = self.desk.row_bytes_of(bytes.len(), rows);
         HostRows::from_bytes(&self.pool, bytes, rows, row)
     }
 
@@ -392,8 +272,8 @@ impl<M: Machine> Endpoint for Engine<M> {
         if !self.machine.capabilities().get {
             return None;
         }
-        let block = self.arena.take(&self.layout.row().results(), handle.rows())?;
-        Some(HostRows::Leased(Lease::new(&self.arena, block, self.machine.window())))
+        let block = self.desk.arena.take(&self.desk.layout.row().results(), handle.rows())?;
+        Some(HostRows::Leased(Lease::new(&self.desk.arena, block, self.machine.window())))
     }
 
     fn store(&mut self, buf: &mut Self::Buf, first: u32, bytes: &[u8]) -> Result<(), Error> {
@@ -427,6 +307,6 @@ impl<M: Machine> Endpoint for Engine<M> {
     }
 
     fn stats(&self) -> Stats {
-        self.stats.clone()
+        Stats { ways: self.ways(), ..self.stats.clone() }
     }
 }

@@ -9,7 +9,8 @@ use crate::machine::Machine;
 use crate::plan::{Exchange, Fanout};
 use crate::port::{Duty, Role};
 use crate::roles::{
-    Attended, HeaderBytes, Intake, Operation, Outgoing, RoleFuture, collect, deliver, forward, receive, send, send_far,
+    Attended, HeaderBytes, Intake, Operation, Outgoing, RoleFuture, collect, deliver, forward, lay, pull, receive,
+    send, send_far,
 };
 use crate::settings::Placement;
 use crate::topology::{Rank, Topology};
@@ -39,9 +40,12 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
 
     /// All roles.
     pub(super) fn roles(&self, links: &'a mut Links) -> Vec<RoleFuture<'a>> {
-        let mut roles = links.coordinators(self.operation);
+        let mut roles = Vec::new();
         let mut ends = links.ends();
         for channel in self.channels() {
+            if self.operation.layout.is_pulled() {
+                roles.push(self.layer(&mut ends, channel));
+            }
             for &peer in self.operation.near {
                 roles.extend(self.near_sender(&mut ends, peer, channel));
             }
@@ -56,9 +60,23 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
         roles
     }
 
+    /// The sender of a channel whose rows are pulled: one for all readers.
+    fn layer(&self, ends: &mut Ends<'a>, channel: u32) -> RoleFuture<'a> {
+        let (operation, outgoing) = (self.operation, self.outgoing);
+        let track = operation.own_track(channel);
+        let takes_part = |peer: &&Rank| !operation.mask.contains(**peer);
+        let readers = operation.near.iter().filter(takes_part).filter_map(|&peer| Some((peer, ends.out(peer, track)?)));
+        let readers = readers.collect();
+        let role = Role { duty: Duty::Sender, peer: None, track };
+        operation.role(role, lay(operation, operation.port(role), outgoing, readers, channel))
+    }
+
     fn near_sender(&self, ends: &mut Ends<'a>, peer: Rank, channel: u32) -> Option<RoleFuture<'a>> {
         let (operation, outgoing, exchange) = (self.operation, self.outgoing, self.exchange);
         let track = operation.own_track(channel);
+        if operation.layout.is_pulled() {
+            return None;
+        }
         let ring = ends.out(peer, track)?;
         if operation.layout.settings().placement() == Placement::Direct {
             let role = Role::serving(Duty::Placer, peer, track);
@@ -116,6 +134,10 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
             let Some(ring) = ends.inn(writer, track) else { continue };
             let role = Role::serving(Duty::Receiver, source, track);
             let port = operation.port(role);
+            if operation.layout.is_pulled() {
+                roles.push(operation.role(role, pull(operation, port, intake, exchange, ring, source, channel)));
+                continue;
+            }
             let work = receive(operation, port, intake, exchange, ring, source, writer, track);
             roles.push(operation.role(role, work));
         }

@@ -52,17 +52,7 @@ impl Alarm {
             serial,
             verdict: value >> 32 & 1 == 1,
             op: (value >> 20) as u16 & (OPS - 1) as u16,
-            phase: match value >> 16 & 15 {
-                0 => Phase::Bank,
-                1 => Phase::Counts,
-                2 => Phase::Note,
-                3 => Phase::Rows,
-                4 => Phase::Credit,
-                5 => Phase::Pulled,
-                6 => Phase::Alarm,
-                7 => Phase::Recovery,
-                _ => Phase::Probe,
-            },
+            phase: Phase::of((value >> 16 & 15) as u32),
             peer: Rank((value & 0xffff) as u32),
         })
     }

@@ -1,7 +1,7 @@
 //! Cutting a window into regions, and regions into slots.
 
 use super::SLOT_ALIGN;
-use crate::port::{Offset, Span};
+use crate::terms::{Offset, Span};
 
 /// Row slots in parts, one part for each rank or node at the other end.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,11 @@ pub(super) struct Cut {
 impl Cut {
     pub(super) const fn new() -> Self {
         Self { end: Some(0) }
+    }
+
+    /// Goes on behind regions of so many bytes in all.
+    pub(super) const fn from(end: u64) -> Self {
+        Self { end: Some(end) }
     }
 
     /// Bytes taken in all; none when no window can be as large.

@@ -1,119 +1,132 @@
 //! The numbers of a layout as kernels take them: plain structs, the same in Rust and in the C header.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
+use super::announced::cells_of_writer;
 use super::window::{NOTE_BYTES, PULL_DEPTH, counts_bytes};
 use super::{Layout, SLOT_ALIGN};
+use crate::c_struct;
 use crate::settings::Rings;
 
-/// A [`Layout`] for a kernel: `EpWindow` of the C header. Offsets and sizes in bytes unless said otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct KernelWindow {
-    /// Offset of the cells.
-    pub cells: u64,
-    /// Offset of the counts messages.
-    pub counts: u64,
-    /// Offset of the notes.
-    pub notes: u64,
-    /// Offset of the own notes.
-    pub notes_outbox: u64,
-    /// Offset of the rings within the node.
-    pub near_rings: u64,
-    /// Offset of the rings between nodes.
-    pub far_rings: u64,
-    /// Offset of the staging memory for rings within the node.
-    pub near_staging: u64,
-    /// Offset of the staging memory for rings between nodes.
-    pub far_staging: u64,
-    /// Offset of where gets land.
-    pub pulls: u64,
-    /// Offset of the rows of low latency.
-    pub low_rows: u64,
-    /// Offset of the results of low latency.
-    pub low_results: u64,
-    /// Offset of the staging memory of low latency.
-    pub low_staging: u64,
-    /// Offset of the arena.
-    pub arena: u64,
-    /// Size of the arena.
-    pub arena_bytes: u64,
-    /// Size of the window.
-    pub window_bytes: u64,
-    /// From one counts message to the next.
-    pub counts_bytes: u64,
-    /// From one note to the next.
-    pub note_bytes: u64,
-    /// Header and choices of a row.
-    pub header_bytes: u64,
-    /// Payload of a dispatched row, up to its last byte of data.
-    pub payload_bytes: u64,
-    /// Payload of a dispatched row as it travels, padding included.
-    pub payload_stride: u64,
-    /// From the start of a dispatched row's payload to its scales; from one row's codes to the next's in a block of them.
-    pub scales_offset: u64,
-    /// Scales of a dispatched row; 0 where it has none.
-    pub scales_bytes: u64,
-    /// From one row's scales to the next's in a block of dispatched rows.
-    pub scales_stride: u64,
-    /// Header and payload of a dispatched row as they travel through a ring.
-    pub wire_bytes: u64,
-    /// Payload of a row of results, which is bf16.
-    pub result_bytes: u64,
-    /// From one payload to the next in a block of results.
-    pub result_stride: u64,
-    /// Header and payload of a row of results as they travel through a ring.
-    pub result_wire_bytes: u64,
-    /// From one ring slot to the next.
-    pub slot_bytes: u64,
-    /// A row between nodes, with its mask.
-    pub far_wire_bytes: u64,
-    /// From one ring slot between nodes to the next.
-    pub far_slot_bytes: u64,
-    /// From one row slot of low latency to the next.
-    pub low_row_bytes: u64,
-    /// From one result slot of low latency to the next.
-    pub low_result_bytes: u64,
-    /// From one staging slot of low latency to the next.
-    pub low_staging_bytes: u64,
-    /// Header of a result of low latency; its payload follows.
-    pub low_result_header_bytes: u64,
-    /// Row slots of all rings from one writer of the node.
-    pub near_part_slots: u64,
-    /// Row slots of all rings from one node.
-    pub far_part_slots: u64,
-    /// Row slots of the staging memory to one rank of the node.
-    pub near_staging_part_slots: u64,
-    /// Row slots of the staging memory to one node.
-    pub far_staging_part_slots: u64,
-    /// Nodes.
-    pub nodes: u32,
-    /// Ranks in all.
-    pub ranks: u32,
-    /// Ranks of each node.
-    pub ranks_per_node: u32,
-    /// Experts in all.
-    pub experts: u32,
-    /// Experts of each rank.
-    pub local_experts: u32,
-    /// Choices per token.
-    pub topk: u32,
-    /// Elements of a row.
-    pub hidden: u32,
-    /// Most tokens of a rank in low latency.
-    pub max_tokens: u32,
-    /// Staging slots of low latency.
-    pub low_staging_slots: u32,
-    /// How dispatched rows travel: `EP_ELEMENT_...`.
-    pub element: u32,
-    /// Scales of a dispatched row, one for every `EP_SCALE_GROUP` elements; 0 where it has none.
-    pub scale_groups: u32,
-    /// Channels of the communicator.
-    pub channels: u32,
-    /// Pulled rows in flight per track and writer.
-    pub pull_depth: u32,
-    /// Tracks from one rank to one peer.
-    pub tracks: u32,
+c_struct! {
+    /// A [`Layout`] for a kernel: `EpWindow` of the C header. Offsets and sizes in bytes unless said otherwise.
+    #[derive(Eq)]
+    pub struct KernelWindow = "EpWindow" {
+        /// Offset of the cells.
+        pub cells: u64,
+        /// Offset of the counts messages.
+        pub counts: u64,
+        /// Offset of the notes.
+        pub notes: u64,
+        /// Offset of the own notes.
+        pub notes_outbox: u64,
+        /// Offset of the rings within the node, or of the outbox where rows are pulled.
+        pub near_rings: u64,
+        /// Offset of the rings between nodes.
+        pub far_rings: u64,
+        /// Offset of the staging memory for rings within the node.
+        pub near_staging: u64,
+        /// Offset of the staging memory for rings between nodes.
+        pub far_staging: u64,
+        /// Offset of where gets land.
+        pub pulls: u64,
+        /// Offset of the slots of low latency.
+        pub low_slots: u64,
+        /// Result slots from one writer's part of them in one bank to the next's.
+        pub low_part_slots: u64,
+        /// Offset of the staging memory of low latency.
+        pub low_staging: u64,
+        /// Offset of the arena.
+        pub arena: u64,
+        /// Size of the arena.
+        pub arena_bytes: u64,
+        /// Offset of the cells of pieces.
+        pub piece_cells: u64,
+        /// Offset of the cells of low-latency rows.
+        pub low_cells: u64,
+        /// Offset of the headers of low-latency rows that travel ahead of them.
+        pub low_heads: u64,
+        /// Size of the window.
+        pub window_bytes: u64,
+        /// From one counts message to the next.
+        pub counts_bytes: u64,
+        /// From one note to the next.
+        pub note_bytes: u64,
+        /// Header and choices of a row.
+        pub header_bytes: u64,
+        /// Payload of a dispatched row, up to its last byte of data.
+        pub payload_bytes: u64,
+        /// Payload of a dispatched row as it travels, padding included.
+        pub payload_stride: u64,
+        /// From the start of a dispatched row's payload to its scales; from one row's codes to the next's in a block of them.
+        pub scales_offset: u64,
+        /// Scales of a dispatched row; 0 where it has none.
+        pub scales_bytes: u64,
+        /// From one row's scales to the next's in a block of dispatched rows.
+        pub scales_stride: u64,
+        /// Header and payload of a dispatched row as they travel through a ring.
+        pub wire_bytes: u64,
+        /// Payload of a row of results, which is bf16.
+        pub result_bytes: u64,
+        /// From one payload to the next in a block of results.
+        pub result_stride: u64,
+        /// Header and payload of a row of results as they travel through a ring.
+        pub result_wire_bytes: u64,
+        /// From one ring slot to the next.
+        pub slot_bytes: u64,
+        /// From one slot where a get lands to the next.
+        pub pull_bytes: u64,
+        /// A row between nodes, with its mask.
+        pub far_wire_bytes: u64,
+        /// From one ring slot between nodes to the next.
+        pub far_slot_bytes: u64,
+        /// From one row slot of low latency to the next.
+        pub low_row_bytes: u64,
+        /// From one result slot of low latency to the next.
+        pub low_result_bytes: u64,
+        /// From one staging slot of low latency to the next.
+        pub low_staging_bytes: u64,
+        /// Header of a result of low latency; its payload follows.
+        pub low_result_header_bytes: u64,
+        /// Row slots of all rings from one writer of the node.
+        pub near_part_slots: u64,
+        /// Row slots of all rings from one node.
+        pub far_part_slots: u64,
+        /// Row slots of the staging memory to one rank of the node.
+        pub near_staging_part_slots: u64,
+        /// Row slots of the staging memory to one node.
+        pub far_staging_part_slots: u64,
+        /// Nodes.
+        pub nodes: u32,
+        /// Ranks in all.
+        pub ranks: u32,
+        /// Ranks of each node.
+        pub ranks_per_node: u32,
+        /// Experts in all.
+        pub experts: u32,
+        /// Experts of each rank.
+        pub local_experts: u32,
+        /// Choices per token.
+        pub topk: u32,
+        /// Elements of a row.
+        pub hidden: u32,
+        /// Most tokens of a rank in low latency.
+        pub max_tokens: u32,
+        /// Staging slots of low latency.
+        pub low_staging_slots: u32,
+        /// Cells of one writer's low-latency rows in one bank.
+        pub low_cells_of_writer: u32,
+        /// Results of one rank for one token of low latency at most.
+        pub low_columns: u32,
+        /// How dispatched rows travel: `EP_ELEMENT_...`.
+        pub element: u32,
+        /// Scales of a dispatched row, one for every `EP_SCALE_GROUP` elements; 0 where it has none.
+        pub scale_groups: u32,
+        /// Channels of the communicator.
+        pub channels: u32,
+        /// Pulled rows in flight per track and writer.
+        pub pull_depth: u32,
+        /// Tracks from one rank to one peer.
+        pub tracks: u32,
+    }
 }
 
 impl From<&Layout> for KernelWindow {
@@ -131,11 +144,14 @@ impl From<&Layout> for KernelWindow {
             near_staging: layout.near_staging.base.0,
             far_staging: layout.far_staging.base.0,
             pulls: layout.pulls.base.0,
-            low_rows: layout.low.rows.base.0,
-            low_results: layout.low.results.base.0,
+            low_slots: layout.low.slots.base.0,
+            low_part_slots: layout.low.slots.per_part,
             low_staging: layout.low.staging.base.0,
             arena: layout.arena.0,
             arena_bytes: layout.settings().arena_bytes(),
+            piece_cells: layout.announced.pieces.0,
+            low_cells: layout.announced.low_cells.0,
+            low_heads: layout.announced.low_heads.0,
             window_bytes: layout.window_bytes(),
             counts_bytes: counts_bytes(shape, topology),
             note_bytes: NOTE_BYTES,
@@ -150,10 +166,11 @@ impl From<&Layout> for KernelWindow {
             result_stride: results.payload_stride(),
             result_wire_bytes: results.wire_bytes(),
             slot_bytes: row.slot_bytes(),
+            pull_bytes: layout.pulls.bytes,
             far_wire_bytes: layout.far_wire_bytes(),
             far_slot_bytes: layout.far_rings.bytes,
-            low_row_bytes: layout.low.rows.bytes,
-            low_result_bytes: layout.low.results.bytes,
+            low_row_bytes: layout.low.row_bytes,
+            low_result_bytes: layout.low.slots.bytes,
             low_staging_bytes: layout.low.staging.bytes,
             low_result_header_bytes: super::RESULT_HEADER,
             near_part_slots: layout.near_rings.per_part,
@@ -169,6 +186,8 @@ impl From<&Layout> for KernelWindow {
             hidden: shape.hidden(),
             max_tokens: shape.max_tokens(),
             low_staging_slots: layout.low_staging_slots(),
+            low_cells_of_writer: cells_of_writer(shape) as u32,
+            low_columns: layout.low_columns(),
             element: shape.element().number(),
             scale_groups: shape.element().scales(shape.hidden()),
             channels: rings.channels,
@@ -178,26 +197,27 @@ impl From<&Layout> for KernelWindow {
     }
 }
 
-/// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct KernelRings {
-    /// Rings from each writer to each reader.
-    pub channels: u32,
-    /// Rows that fit into a ring within a node.
-    pub slots: u32,
-    /// Rows after which a tail is due.
-    pub chunk: u32,
-    /// Rows after which credit is due.
-    pub credit: u32,
-    /// Rows that fit into a ring between nodes.
-    pub far_slots: u32,
-    /// Rows after which a tail is due there.
-    pub far_chunk: u32,
-    /// Rows after which credit is due there.
-    pub far_credit: u32,
-    /// Zero.
-    pub reserved: u32,
+c_struct! {
+    /// The [`Rings`] of a call for a kernel: `EpRings` of the C header.
+    #[derive(Eq)]
+    pub struct KernelRings = "EpRings" {
+        /// Rings from each writer to each reader.
+        pub channels: u32,
+        /// Rows that fit into a ring within a node.
+        pub slots: u32,
+        /// Rows after which a tail is due.
+        pub chunk: u32,
+        /// Rows after which credit is due.
+        pub credit: u32,
+        /// Rows that fit into a ring between nodes.
+        pub far_slots: u32,
+        /// Rows after which a tail is due there.
+        pub far_chunk: u32,
+        /// Rows after which credit is due there.
+        pub far_credit: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
 }
 
 impl From<&Rings> for KernelRings {

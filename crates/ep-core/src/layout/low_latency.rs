@@ -3,20 +3,23 @@
 //! Every region has two banks, one for even and one for odd operations:
 //!
 //! ```text
-//! low rows      2 banks x sources x max_tokens        a dispatched row each; filled by the source
-//! low results   2 banks x max_tokens x topk           a row of results each; filled by the ranks of a token's experts
-//! low staging   slots                                 the sources of the owner's puts, used in turn
+//! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
+//! low staging   slots                            the sources of the owner's puts, used in turn
 //! ```
+//!
+//! An operation brings rows or results, never both, so both lie in the same parts. A part is written to by one rank alone, results
+//! too: what a rank still does that was given up falls where nobody reads any more (`docs/decisions.md` has the price).
 //!
 //! A row is a [`RowHeader`](super::RowHeader), its choices over *all* ranks (the same bytes go to every rank that the
 //! token goes to) and the payload; a result is a header without choices and the payload. `position` in a row's header is 0,
-//! as its position differs from rank to rank; in a result's it is the column.
+//! as its position differs from rank to rank; in a result's it is the column. Its `op` is [`low_stamp`]: operations are numbered anew in
+//! each generation, and a row of an earlier one must not pass for one of this.
 
 use super::cut::{Cut, Slots};
 use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
 use crate::error::Error;
-use crate::port::Span;
 use crate::shape::Shape;
+use crate::terms::Span;
 use crate::topology::{Rank, Topology};
 
 /// What a low-latency operation brings.
@@ -32,7 +35,8 @@ pub enum LowKind {
 }
 
 impl LowKind {
-    const ALL: [Self; 3] = [Self::Dispatch, Self::PerChoice, Self::PerRank];
+    /// Every kind.
+    pub(super) const ALL: [Self; 3] = [Self::Dispatch, Self::PerChoice, Self::PerRank];
 
     /// The form of a combine whose weights were given with the dispatch (a row for each rank, weighed there), or are with the
     /// combine (a row for each choice).
@@ -115,8 +119,10 @@ const STAGING_BYTES: u64 = 64 << 20;
 /// The regions of low latency; without room where the settings leave it out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LowRegions {
-    pub(super) rows: Slots,
-    pub(super) results: Slots,
+    /// Parts of result slots; rows lie in the same parts.
+    pub(super) slots: Slots,
+    /// From one row to the next.
+    pub(super) row_bytes: u64,
     pub(super) staging: Slots,
 }
 
@@ -128,12 +134,26 @@ impl LowRegions {
         let staged = row_bytes.max(result_bytes);
         let staging = tokens.max(results.min(STAGING_BYTES / staged));
         let banks = if on { 2 } else { 0 };
+        let part = tokens
+            .saturating_mul(row_bytes)
+            .div_ceil(result_bytes)
+            .max(tokens * u64::from(low_columns(shape, topology)));
         Self {
-            rows: cut.slots(banks * ranks, tokens, row_bytes),
-            results: cut.slots(banks, results, result_bytes),
+            slots: cut.slots(banks * ranks, part, result_bytes),
+            row_bytes,
             staging: cut.slots(banks.min(1), staging, staged),
         }
     }
+}
+
+/// Choices of one rank's experts that a token may have.
+pub(super) fn low_columns(shape: &Shape, topology: &Topology) -> u32 {
+    shape.topk().min(shape.experts() / topology.ranks())
+}
+
+/// What the header of a low-latency row or result has as its operation: the generation above the operation's low bits.
+pub const fn low_stamp(generation: u16, op: u64) -> u32 {
+    (generation as u32) << 16 | (op & 0xffff) as u32
 }
 
 /// Refuses shapes of which the rows of a rank's experts, `[local experts, ranks * max_tokens]`, cannot be numbered.
@@ -170,17 +190,43 @@ impl Layout {
         Err(Error::unsupported("low latency", "a communicator whose settings say low_latency(true)"))
     }
 
-    /// Where the row at `position` among those of `source` lies in the receiver's window.
-    pub fn low_row(&self, op: u64, source: Rank, position: u32) -> Span {
-        let part = (op % 2) as u32 * self.topology().ranks() + source.0;
-        self.low.rows.slot(part, 0, 0, position, self.row().wire_bytes())
+    /// Rows of all local experts, `[local experts, ranks * max_tokens]`: less than 2^31, which cutting the layout has seen to.
+    ///
+    /// # Errors
+    /// As [`Layout::check_low_latency`].
+    pub fn low_expert_rows(&self) -> Result<u32, Error> {
+        self.check_low_latency()?;
+        // Local experts x ranks are all experts.
+        Ok(self.shape().experts() * self.shape().max_tokens())
     }
 
-    /// Where the result in `column` of `token` lies in the window of the token's rank: that of the choice `column`, or of
-    /// the rank that is number `column` of the token's.
-    pub fn low_result(&self, op: u64, token: u32, column: u32) -> Span {
-        let slot = token * self.shape().topk() + column;
-        self.low.results.slot((op % 2) as u32, 0, 0, slot, RESULT_HEADER + self.row().results().payload_stride())
+    /// Where the row at `position` among those of `source` lies in the receiver's window.
+    pub fn low_row(&self, op: u64, source: Rank, position: u32) -> Span {
+        let at = self.low_part(op, source).offset;
+        at.plus(u64::from(position) * self.low.row_bytes).span(self.row().wire_bytes())
+    }
+
+    /// Where the result in `column` of those that `writer` has for `token` lies in the window of the token's rank: that of the
+    /// choice which is number `column` of the token's choices of the writer's experts; or, in column 0, their sum.
+    pub fn low_result(&self, op: u64, writer: Rank, token: u32, column: u32) -> Span {
+        let slot = token * self.low_columns() + column;
+        let bytes = RESULT_HEADER + self.row().results().payload_stride();
+        self.low.slots.slot(self.low_part_of(op, writer), 0, 0, slot, bytes)
+    }
+
+    /// All that `writer` puts into this rank's slots in operation `op`, rows or results.
+    pub fn low_part(&self, op: u64, writer: Rank) -> Span {
+        let Slots { per_part, bytes, .. } = self.low.slots;
+        self.low.slots.slot(self.low_part_of(op, writer), 0, 0, 0, per_part * bytes)
+    }
+
+    fn low_part_of(&self, op: u64, writer: Rank) -> u32 {
+        (op % 2) as u32 * self.topology().ranks() + writer.0
+    }
+
+    /// Results of one rank for one token at most.
+    pub fn low_columns(&self) -> u32 {
+        low_columns(self.shape(), self.topology())
     }
 
     /// A slot of the staging memory of low latency.
@@ -208,6 +254,19 @@ mod tests {
         };
         let limit = "experts x max tokens in low latency is 2147483648, allowed: at most 2147483647";
         assert_eq!((refused(true).as_deref(), refused(false)), (Some(limit), None));
+    }
+
+    /// A product that would wrap around is of a layout without low latency: nobody gets it.
+    #[test]
+    fn rows_of_experts_are_counted_where_there_is_low_latency_alone() {
+        let topology = Topology::new(1, 2).unwrap();
+        let rows = |max_tokens, low_latency| {
+            let shape = Shape::builder().experts(1 << 16).topk(1).hidden(1).max_tokens(max_tokens).build().unwrap();
+            let settings = crate::Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+            Layout::new(&shape, &topology, &settings).unwrap().low_expert_rows()
+        };
+        assert_eq!(rows(1 << 4, true), Ok(1 << 20));
+        assert!(matches!(rows(1 << 16, false), Err(Error::Unsupported { .. })));
     }
 
     #[test]

@@ -7,16 +7,17 @@
 //! cells     2 generation banks x writers x lanes, one 64-byte line each; then 2 banks x mailboxes, likewise
 //! counts    2 operation banks x writers, one counts message each; and one outbox
 //! notes     2 operation banks x writers, 64 bytes each; and one outbox per peer
-//! rings     writers x (channels x slots) row slots; filled by the writer, emptied by the owner
+//! rings     writers x (channels x slots) row slots; filled by the writer, emptied by the owner. With pulled placement the
+//!           near ones are the outbox instead ([`Outbox`]): filled by the owner, read by its node; and nothing is staged near
 //! staging   peers x (channels x staging slots) row slots; the sources of the owner's puts
 //! pulls     channels x writers x 2 row slots; where the owner's gets land
 //! low ...   slots of low latency and their staging memory ([`Arrival`]); without room unless the settings ask for it
 //! arena     blocks of received rows (direct placement) and of experts' output (pulled by combine)
+//! cells ... of pieces and of low-latency rows, and headers of these: only for kernels ([`Layout::with_kernels`])
 //! ```
 //!
 //! Who may write what, in the window of rank `o` (the *owner*): rank `w` puts into the parts of *writer* `w` in cells,
-//! counts, notes, rings and low rows, into the slots of low results that `o` left to it by its routing, and into blocks that
-//! `o` granted to it; everything else is written by `o` alone. So no two ranks write the same bytes, and no agreement is
+//! counts, notes, rings and low slots, and into blocks that `o` granted to it; everything else is written by `o` alone. So no two ranks write the same bytes, and no agreement is
 //! needed.
 //!
 //! *Banks.* Cells have one bank for even and one for odd generations: what a lane of the generation before last still
@@ -34,34 +35,30 @@
 //! [`c_header`] writes.
 
 mod alarm;
+mod announced;
 mod c_header;
 mod cells;
 mod cut;
 mod kernel;
 mod low_latency;
 mod messages;
-mod row;
+mod outbox;
+mod queues;
 mod window;
 
 pub use alarm::Alarm;
+pub use announced::PIECES;
 pub use c_header::c_header;
 pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_in};
 pub use kernel::{KernelRings, KernelWindow};
 pub(crate) use low_latency::RESULT_HEADER;
-pub use low_latency::{Arrival, LowKind, MASKED};
-pub use messages::{CountsHeader, Kind, NO_BASE, Note, OpHeader, Share};
-pub use row::{Block, Choice, RowFormat, RowHeader};
+pub use low_latency::{Arrival, LowKind, MASKED, low_stamp};
+pub use messages::{CountsHeader, Difference, Kind, Mismatch, NO_BASE, Note, OpHeader, Share};
+pub use outbox::Outbox;
+pub use queues::{Queue, Queues};
 pub(crate) use window::PULL_DEPTH;
 pub use window::{Layout, Region};
 
-/// `value` rounded up to a multiple of `unit`.
-pub(crate) const fn round_up(value: u64, unit: u64) -> u64 {
-    value.div_ceil(unit) * unit
-}
-
-/// Alignment of rows on the wire: what bulk copy engines and DMA need.
-pub const ROW_ALIGN: u64 = 16;
-/// Alignment of rows' scales in a block: they are read and written in words.
-pub const SCALES_ALIGN: u64 = 4;
-/// Alignment of ring slots and of regions' parts: a cache line.
-pub const SLOT_ALIGN: u64 = 64;
+pub use crate::row::{Block, Choice, RowFormat, RowHeader};
+pub(crate) use crate::terms::round_up;
+pub use crate::terms::{ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN};

@@ -2,14 +2,15 @@
 
 use std::hash::Hasher;
 
+use super::announced::Announced;
 use super::cut::{Cut, Slots};
 use super::low_latency::{LowRegions, check_low_rows};
-use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, round_up};
+use super::{CELL_BYTES, CountsHeader, LINE_BYTES, Note, OpHeader, RowFormat, SLOT_ALIGN, Share, outbox, round_up};
 use crate::error::Error;
-use crate::port::{Cell, LaneId, LaneKind, Offset, Span};
 use crate::ring::Geometry;
-use crate::settings::{Rings, Settings};
+use crate::settings::{Placement, Rings, Settings};
 use crate::shape::Shape;
+use crate::terms::{Cell, LaneId, LaneKind, Offset, Span};
 use crate::topology::{Node, Rank, Topology};
 
 /// A named part of a window.
@@ -40,6 +41,7 @@ pub struct Layout {
     pub(super) pulls: Slots,
     pub(super) low: LowRegions,
     pub(super) arena: Offset,
+    pub(super) announced: Announced,
     window: u64,
 }
 
@@ -65,6 +67,8 @@ impl Layout {
         if tracks > 1 << 16 {
             return Err(Error::invalid("nodes x channels", tracks, "at most 65536 tracks"));
         }
+        outbox::check(topology, settings)?;
+        let pulled = settings.placement() == Placement::Pulled;
         let far_bytes = far_slot_bytes(&row, topology);
         // One node has no network stage.
         let rails = if nodes > 1 { nodes } else { 0 };
@@ -75,15 +79,21 @@ impl Layout {
         let notes = cut.take(Some(2 * ranks * NOTE_BYTES));
         let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
         let near = nodes * channels;
-        let near_rings = cut.slots(locals, near * u64::from(rings.near.slots), row.slot_bytes());
+        let near_rings = if pulled {
+            let base = cut.take(outbox::region_bytes(&row, topology, settings));
+            Slots { base, per_part: 0, bytes: row.slot_bytes() }
+        } else {
+            cut.slots(locals, near * u64::from(rings.near.slots), row.slot_bytes())
+        };
         let far_rings = cut.slots(rails, channels * u64::from(rings.far.slots), far_bytes);
-        let near_staging = cut.slots(locals, near * u64::from(rings.near.staging_slots()), row.slot_bytes());
+        // What others pull needs no copy on its way.
+        let staged = if pulled { 0 } else { near * u64::from(rings.near.staging_slots()) };
+        let near_staging = cut.slots(locals, staged, row.slot_bytes());
         let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
-        let pulls = cut.slots(locals, near * u64::from(PULL_DEPTH), row.slot_bytes());
+        let pulls = cut.slots(locals, near * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
         let low = LowRegions::cut(&mut cut, shape, topology, &row, settings.low_latency());
         let arena = cut.take(Some(settings.arena_bytes()));
-        let window =
-            cut.end().ok_or_else(|| Error::invalid("window", "more than 2^63 bytes", "less than 2^63 bytes"))?;
+        let window = window_end(&cut)?;
         Ok(Self {
             shape: *shape,
             topology: *topology,
@@ -101,8 +111,15 @@ impl Layout {
             pulls,
             low,
             arena,
+            announced: Announced::none(window),
             window,
         })
+    }
+
+    /// Takes note that the window ends behind other regions.
+    pub(super) fn end_at(&mut self, cut: &Cut) -> Result<(), Error> {
+        self.window = window_end(cut)?;
+        Ok(())
     }
 
     /// The shape it was cut for.
@@ -140,23 +157,32 @@ impl Layout {
         self.window
     }
 
+    /// Whether rows lie in the outbox of their sender until they are pulled.
+    #[inline]
+    pub fn is_pulled(&self) -> bool {
+        self.settings.placement() == Placement::Pulled
+    }
+
     /// Every region, in order.
     pub fn regions(&self) -> Vec<Region> {
-        let starts = [
+        let mut starts = vec![
             ("cells", self.cells),
             ("counts", self.counts),
             ("notes", self.notes),
             ("notes outbox", self.notes_outbox),
-            ("near rings", self.near_rings.base),
+            (if self.is_pulled() { "outbox" } else { "near rings" }, self.near_rings.base),
             ("far rings", self.far_rings.base),
             ("near staging", self.near_staging.base),
             ("far staging", self.far_staging.base),
             ("pulls", self.pulls.base),
-            ("low rows", self.low.rows.base),
-            ("low results", self.low.results.base),
+            ("low slots", self.low.slots.base),
             ("low staging", self.low.staging.base),
             ("arena", self.arena),
         ];
+        if self.announced.pieces.0 < self.window {
+            let Announced { pieces, low_cells, low_heads } = self.announced;
+            starts.extend([("piece cells", pieces), ("low cells", low_cells), ("low heads", low_heads)]);
+        }
         let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
         starts.iter().zip(ends).map(|(&(name, start), end)| Region { name, span: start.span(end - start.0) }).collect()
     }
@@ -185,14 +211,10 @@ impl Layout {
         u32::from(track) >= self.topology.nodes() * self.settings.rings().channels
     }
 
-    /// The number of the mailboxes for the rings on `channel` with the rank of this rail in `node`.
+    /// The number of the mailboxes for the rings on `channel` with the rank of this rail in `node`; those for the
+    /// control lane to that rank have the number of its first channel.
     pub fn mailbox(&self, node: Node, channel: u32) -> u16 {
         self.near_track(node, channel)
-    }
-
-    /// The lane to a rank of the rail that carries all far tracks, where there is one for all: that of the first one's rows.
-    pub fn rail_lane(&self) -> LaneKind {
-        LaneKind::Data(self.far_track(0))
     }
 
     /// A cell of the own window in the bank of `generation`.
@@ -243,17 +265,22 @@ impl Layout {
         mailboxes(&self.topology, self.settings.rings().channels)
     }
 
+    /// Bytes of one counts message.
+    pub fn counts_bytes(&self) -> u64 {
+        counts_bytes(&self.shape, &self.topology)
+    }
+
     /// Where the counts message of `source` for operation `op` lies in every window, its own included.
     pub fn counts(&self, op: u64, source: Rank) -> Span {
         let rail = self.topology.local_of(source);
         let first = self.rail_counts(op, rail);
-        let bytes = counts_bytes(&self.shape, &self.topology);
+        let bytes = self.counts_bytes();
         first.offset.plus(u64::from(self.topology.node_of(source).0) * bytes).span(bytes)
     }
 
     /// The counts messages of all ranks with local index `rail`, nodes ascending.
     pub fn rail_counts(&self, op: u64, rail: u32) -> Span {
-        let bytes = counts_bytes(&self.shape, &self.topology) * u64::from(self.topology.nodes());
+        let bytes = self.counts_bytes() * u64::from(self.topology.nodes());
         let at = (op % 2) * u64::from(self.topology.ranks_per_node()) + u64::from(rail);
         self.counts.plus(at * bytes).span(bytes)
     }
@@ -334,7 +361,8 @@ impl Layout {
     pub fn pull_slot(&self, track: u16, writer: Rank, turn: u32) -> Span {
         let ring = u32::from(track);
         let part = self.topology.local_of(writer);
-        self.pulls.slot(part, ring, PULL_DEPTH, turn % PULL_DEPTH, self.row.slot_room())
+        let room = pull_room(&self.row, &self.topology, &self.settings);
+        self.pulls.slot(part, ring, PULL_DEPTH, turn % PULL_DEPTH, room)
     }
 
     /// The arena.
@@ -395,11 +423,28 @@ impl Layout {
     }
 }
 
+fn window_end(cut: &Cut) -> Result<u64, Error> {
+    cut.end().ok_or_else(|| Error::invalid("window", "more than 2^63 bytes", "less than 2^63 bytes"))
+}
+
 pub(super) const NOTE_BYTES: u64 = round_up(size_of::<Note>() as u64, SLOT_ALIGN);
 
 pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
     let numbers = u64::from(topology.ranks()) + u64::from(shape.experts());
     round_up(size_of::<CountsHeader>() as u64 + 4 * numbers, SLOT_ALIGN)
+}
+
+/// Bytes that a pulled row needs where it lands: as in a slot of a ring, but an outbox has longer heads.
+fn pull_room(row: &RowFormat, topology: &Topology, settings: &Settings) -> u64 {
+    let longer = match settings.placement() {
+        Placement::Pulled => outbox::head_bytes(row, topology) - row.header_bytes(),
+        Placement::Ring | Placement::Direct => 0,
+    };
+    row.slot_room() + longer
+}
+
+fn pull_bytes(row: &RowFormat, topology: &Topology, settings: &Settings) -> u64 {
+    round_up(pull_room(row, topology, settings), SLOT_ALIGN)
 }
 
 /// Tracks from one rank to one peer: for each node and channel one within the node, for each channel one along the rail.

@@ -7,7 +7,7 @@ use crate::topology::Rank;
 
 /// Wraps the ports of a machine as they are opened.
 ///
-/// [`crate::port::Counts`], [`crate::port::Tracer`] and [`crate::port::FaultPlan`] do.
+/// [`super::Counts`], [`super::Tracer`] and [`super::FaultPlan`] do.
 pub trait Decorate {
     /// The wrapped port.
     type Port<P: Port>: Port;
@@ -79,8 +79,8 @@ mod tests {
 
     use super::*;
     use crate::error::Fault;
-    use crate::port::loopback::{LoopbackMachine, PROBE, PROBE_LANE, finish, opening};
-    use crate::port::{Counts, FaultPlan, Tracer, Trigger, Trouble, VerbKind};
+    use crate::machine::loopback::{LoopbackMachine, PROBE, PROBE_LANE, finish, opening};
+    use crate::machine::{Counts, FaultPlan, Tracer, Trigger, Trouble, VerbKind};
     use crate::trace::{Record, Verb};
 
     #[test]

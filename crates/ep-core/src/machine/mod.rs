@@ -3,26 +3,25 @@
 use async_trait::async_trait;
 
 use crate::error::{Error, Fault};
-use crate::layout::Layout;
+use crate::layout::{Layout, Queues};
 use crate::port::{Nanos, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
+mod agreement;
+mod counted;
 mod decorated;
+mod faulty;
+#[cfg(test)]
+pub(crate) mod loopback;
+mod traced;
+mod verb;
 
+pub use agreement::Assembly;
+pub use counted::{Counted, Counts, LaneCounts};
 pub use decorated::{Decorate, Decorated};
-
-/// How lanes to a rank of another node are shared among the roles of this one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FarLanes {
-    /// Every role has its own, as within a node.
-    #[default]
-    PerRole,
-    /// There is one for the rows, tails and credits of all tracks, and it admits one poster: a queue pair. That is the lane
-    /// [`Layout::rail_lane`], on which the cells of all tracks are published; the other lanes of far tracks do not
-    /// exist. A coordinator posts on it, and the other roles tell it what by mailboxes. (The watch and the control role
-    /// keep their own: they must be heard when rows are stuck.)
-    One,
-}
+pub use faulty::{FaultPlan, Faulty, Trigger, Trouble};
+pub use traced::{Traced, Tracer};
+pub use verb::{LaneClass, VerbKind};
 
 /// What a machine can do beyond the contract's minimum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,8 +29,8 @@ pub enum FarLanes {
 pub struct Capabilities {
     /// Near lanes offer `get`, so that combine may pull.
     pub get: bool,
-    /// Who posts to ranks of other nodes.
-    pub far_lanes: FarLanes,
+    /// Which lanes to ranks of other nodes share a queue, and so a poster.
+    pub far_lanes: Queues,
     /// Near puts have been carried out when they return, and flushes of near lanes wait for nothing: a role stages all its rows
     /// in the same place, which stays in the cache.
     pub near_puts_done: bool,
@@ -40,12 +39,12 @@ pub struct Capabilities {
 impl Capabilities {
     /// A machine that offers `get` on near lanes, or does not.
     pub const fn new(get: bool) -> Self {
-        Self { get, far_lanes: FarLanes::PerRole, near_puts_done: false }
+        Self { get, far_lanes: Queues::PER_ROLE, near_puts_done: false }
     }
 
-    /// The same with far lanes shared like this.
+    /// The same with far lanes on these queues.
     #[must_use]
-    pub const fn far_lanes(mut self, far_lanes: FarLanes) -> Self {
+    pub const fn far_lanes(mut self, far_lanes: Queues) -> Self {
         self.far_lanes = far_lanes;
         self
     }

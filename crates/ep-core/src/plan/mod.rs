@@ -8,12 +8,15 @@
 
 mod exchange;
 mod fanout;
+mod routed;
 mod routing;
 mod targets;
 
 pub use exchange::{Exchange, align_counts};
 pub use fanout::Fanout;
-pub use routing::{Membership, Plan, TopK, tokens_of};
+pub use routed::Routed;
+pub(crate) use routing::first_mention;
+pub use routing::{Membership, Plan, Repeats, TopK, tokens_of};
 
 use std::ops::Range;
 

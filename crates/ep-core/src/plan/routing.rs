@@ -12,6 +12,29 @@ pub struct TopK<'a> {
     pub topk_idx: &'a [i64],
 }
 
+/// What becomes of a token that names an expert more than once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Repeats {
+    /// It is refused.
+    Refused,
+    /// Each time counts as a choice of the expert.
+    Counted,
+    /// The first time counts.
+    Once,
+}
+
+impl Repeats {
+    /// This where `allowed`, else [`Repeats::Refused`].
+    pub fn where_allowed(self, allowed: bool) -> Self {
+        if allowed { self } else { Self::Refused }
+    }
+}
+
+/// Of a token's choices, the column of the first that names the expert of `column`.
+pub(crate) fn first_mention(choices: &[i64], column: usize) -> usize {
+    choices.iter().position(|&choice| choice == choices[column]).unwrap_or(column)
+}
+
 /// Membership computed elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Membership<'a> {
@@ -47,6 +70,20 @@ impl Plan {
     /// # Errors
     /// [`Error::Invalid`] naming token and value of an expert out of range or chosen twice, or a wrong length.
     pub fn of_topk(shape: &Shape, ranks: u32, mask: &RankSet, routing: TopK<'_>) -> Result<Self, Error> {
+        Self::of_choices(shape, ranks, mask, routing, Repeats::Refused)
+    }
+
+    /// As [`Plan::of_topk`]; `repeats` says what becomes of a token that names an expert more than once.
+    ///
+    /// # Errors
+    /// Those of [`Plan::of_topk`].
+    pub fn of_choices(
+        shape: &Shape,
+        ranks: u32,
+        mask: &RankSet,
+        routing: TopK<'_>,
+        repeats: Repeats,
+    ) -> Result<Self, Error> {
         let local = shape.local_experts(ranks)?;
         let topk = shape.topk() as usize;
         let tokens = tokens_of(routing.topk_idx.len(), topk, "topk_idx", "topk")?;
@@ -54,9 +91,9 @@ impl Plan {
         let mut experts: Vec<_> = (0..ranks).flat_map(of_rank).collect();
         let mut lists = Lists::new(tokens, ranks, mask, routing.topk_idx.len());
         if ranks <= 64 {
-            lists.choose(&mut experts, Narrow::default(), topk, routing)?;
+            lists.choose(&mut experts, Narrow::default(), topk, routing, repeats)?;
         } else {
-            lists.choose(&mut experts, Wide::new(ranks), topk, routing)?;
+            lists.choose(&mut experts, Wide::new(ranks), topk, routing, repeats)?;
         }
         let mut counts: Vec<_> = experts.iter().map(|expert| expert.count).collect();
         clear_masked(&mut counts, local, mask);
@@ -149,6 +186,7 @@ impl Lists {
         mut targets: impl Targets,
         topk: usize,
         routing: TopK<'_>,
+        repeats: Repeats,
     ) -> Result<(), Error> {
         let limit = experts.len();
         for (token, choices) in (0u32..).zip(routing.topk_idx.chunks_exact(topk)) {
@@ -160,7 +198,11 @@ impl Lists {
                     return Err(out_of_range(token, choice, limit));
                 };
                 if expert.last_token == token {
-                    return Err(chosen_twice(token, choice));
+                    match repeats {
+                        Repeats::Refused => return Err(chosen_twice(token, choice)),
+                        Repeats::Counted => {}
+                        Repeats::Once => continue,
+                    }
                 }
                 expert.last_token = token;
                 expert.count += 1;

@@ -96,7 +96,6 @@ impl Accumulator {
     }
 
     /// The planted fault [`crate::plant::Plant::PartialNotRounded`].
-    #[cfg(feature = "plant")]
     pub(crate) fn add_unrounded(&mut self, other: &mut Self) {
         self.materialize();
         other.materialize();

@@ -3,17 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use crate::error::Phase;
+use crate::blame;
+pub(crate) use crate::blame::Wait;
 use crate::port::Nanos;
 use crate::topology::Rank;
-
-/// A wait for a peer. Ordered by how near it is to the cause: earlier operations and phases first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Wait {
-    pub(crate) op: u64,
-    pub(crate) phase: Phase,
-    pub(crate) peer: Rank,
-}
 
 /// Seats that every board has.
 const FIRST: usize = 2;
@@ -79,17 +72,43 @@ impl Board {
 
     /// What this rank waits for: of all its roles' waits the one nearest to the cause.
     pub(crate) fn foremost(&self) -> Option<Wait> {
-        let first = self.first.iter().filter_map(Cell::get);
-        first.chain(self.more.borrow().iter().flatten().copied()).min()
+        self.least(|_| true)
     }
 
-    /// What this rank waits for, if the others have not been told yet; now they are.
-    pub(crate) fn report(&self) -> Option<Wait> {
-        let news = self.foremost().filter(|wait| self.reported.get() != Some(*wait));
+    /// The wait nearest to the cause, of those that `counts` is true of.
+    fn least(&self, counts: impl Fn(&Wait) -> bool) -> Option<Wait> {
+        let more = self.more.borrow();
+        self.first.iter().filter_map(Cell::get).chain(more.iter().flatten().copied()).filter(counts).min()
+    }
+
+    /// What this rank, `me`, waits for, if the others have not been told yet; now they are.
+    ///
+    /// A wait for a peer that waits itself is explained by that: so it comes behind all others. (Over several nodes two ranks may each
+    /// wait for rows that the other is to pass on, and both for a third.) With `relays`, where not everybody hears everybody, such a
+    /// wait is told as what it comes from.
+    pub(crate) fn report(&self, me: Rank, relays: bool) -> Option<Wait> {
+        let unexplained = self.least(|wait| !self.suspicions.borrow().contains_key(&wait.peer));
+        let foremost = unexplained.or_else(|| self.foremost());
+        let told = foremost.map(|wait| if relays { self.origin(me, wait) } else { wait });
+        let news = told.filter(|wait| self.reported.get() != Some(*wait));
         if news.is_some() {
             self.reported.set(news);
         }
         news
+    }
+
+    /// The wait at the end of those that explain `wait`; itself where they come back to where they began.
+    fn origin(&self, me: Rank, wait: Wait) -> Wait {
+        let suspicions = self.suspicions.borrow();
+        let mut last = wait;
+        for _ in 0..suspicions.len() {
+            match suspicions.get(&last.peer) {
+                Some(next) if next.peer == me => return wait,
+                Some(next) => last = *next,
+                None => return last,
+            }
+        }
+        if suspicions.contains_key(&last.peer) { wait } else { last }
     }
 
     /// Whether this rank has told the others that it waits.
@@ -120,30 +139,18 @@ impl Board {
 
     /// Whom to blame for a timeout of rank `me`, given everything that was said: by this rank too, whatever it waits for
     /// by now, so that all judge by the same. `hears` tells whose suspicions come to this rank.
-    ///
-    /// A rank that waits itself is explained by what it waits for; so the waits for ranks that wait for nobody come
-    /// first. Next the waits in a circle (a lane that lost what it carried), and those for ranks that this one does not
-    /// hear, which may wait as well. Of several, the one nearest to the cause. All ranks that have heard the same come
-    /// to the same verdict.
     pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
         let mut waits = self.suspicions();
         waits.retain(|&(reporter, _)| reporter != me);
         waits.push((me, self.reported.get().unwrap_or(timeout)));
-        let next = |rank: Rank| waits.iter().find(|&&(reporter, _)| reporter == rank).map(|&(_, wait)| wait.peer);
-        let roots = || waits.iter().filter(|(_, wait)| next(wait.peer).is_none()).map(|&(_, wait)| wait);
-        let circle = |reporter: Rank| {
-            let chain = std::iter::successors(next(reporter), |&rank| next(rank));
-            chain.take(waits.len()).any(|rank| rank == reporter)
-        };
-        let circles = waits.iter().filter(|&&(reporter, _)| circle(reporter)).map(|&(_, wait)| wait);
-        let heard = roots().filter(|wait| hears(wait.peer)).min();
-        heard.or_else(|| roots().chain(circles).min()).map_or(timeout.peer, |wait| wait.peer)
+        blame::culprit(&waits, hears, timeout)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Phase;
 
     fn wait(op: u64, phase: Phase, peer: u32) -> Wait {
         Wait { op, phase, peer: Rank(peer) }
@@ -166,6 +173,48 @@ mod tests {
         assert_eq!(sender.culprit(Rank(0), |_| true, credit), Rank(0));
         assert_eq!(receiver.culprit(Rank(1), |_| true, data), Rank(0));
         assert_eq!(Board::new(2).culprit(Rank(1), |_| true, data), Rank(0));
+    }
+
+    /// Ranks 0 and 1 pass on to each other what ranks 2 and 3 of the other node send; rank 2 is stuck, and rank 3 waits for it.
+    #[test]
+    fn a_wait_for_a_rank_that_waits_itself_is_told_last() {
+        let board = Board::new(4);
+        let (near, far) = (wait(4, Phase::Rows, 1), wait(4, Phase::Rows, 2));
+        for wait in [near, far] {
+            let seat = board.sit();
+            board.waits(seat, wait);
+        }
+        assert_eq!(
+            (board.report(Rank(0), true), board.report(Rank(0), true)),
+            (Some(near), None),
+            "nobody has said anything"
+        );
+        board.suspect(Rank(1), wait(4, Phase::Rows, 0));
+        assert_eq!((board.report(Rank(0), true), board.report(Rank(0), true)), (Some(far), None));
+        board.suspect(Rank(1), wait(4, Phase::Rows, 3));
+        assert_eq!(board.culprit(Rank(0), |rank| rank != Rank(3), far), Rank(2));
+        board.suspect(Rank(2), wait(4, Phase::Rows, 0));
+        assert_eq!(
+            board.report(Rank(0), true),
+            Some(wait(4, Phase::Rows, 3)),
+            "all wait: what the first wait comes from"
+        );
+    }
+
+    /// Ranks 2 and 3 are a node of their own: rank 0, which hears rank 1, does not hear rank 3.
+    #[test]
+    fn what_a_wait_comes_from_is_relayed_to_those_who_do_not_hear_it() {
+        let board = Board::new(4);
+        let near = wait(4, Phase::Credit, 3);
+        board.waits(board.sit(), near);
+        let far = wait(4, Phase::Rows, 1);
+        board.suspect(Rank(3), far);
+        assert_eq!(board.report(Rank(2), false), Some(near));
+        assert_eq!(board.report(Rank(2), true), Some(far));
+        for circle in [2, 3] {
+            board.suspect(Rank(1), wait(4, Phase::Rows, circle));
+            assert_eq!(board.report(Rank(2), true), (circle == 2).then_some(near), "a circle explains nothing");
+        }
     }
 
     /// Ranks 0 and 1 are one node, 2 and 3 the other: rank 0 does not hear rank 3.

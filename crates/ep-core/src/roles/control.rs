@@ -1,4 +1,5 @@
-//! The control role: exchanges counts and notes through banks, and says `done`.
+//! The control role: exchanges counts and notes through banks, and says `done`. What it has to tell ranks of other
+//! nodes it hands to a coordinator, where its lanes to them share a queue.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -7,7 +8,8 @@ use crate::error::Fault;
 use crate::layout::{Block, CountsHeader, NO_BASE, Note};
 use crate::machine::Machine;
 use crate::plan::{Exchange, Plan};
-use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Offset, Port, Role, Span, Ticket};
+use crate::plant::Plant;
+use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Mail, Offset, Port, Role, Span, Ticket};
 use crate::topology::Rank;
 
 /// The control role of one operation. Owns the control lanes to all neighbours.
@@ -33,8 +35,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
     /// Operations in which every rank hears from every other, as all of throughput mode on one node, imply that: a peer
     /// speaks in the operation before this one only when it is through with the one before. The wait costs a look.
     pub(crate) async fn bank(&mut self) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::BankReusedWithoutDone) {
+        if self.operation.plants(Plant::BankReusedWithoutDone) {
             return Ok(());
         }
         let last = self.operation.op.saturating_sub(2);
@@ -52,7 +53,11 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         let own = layout.counts(op, me);
         self.write_counts(own.offset, plan)?;
         for &peer in rail {
-            self.send(peer, Counter::Counts, own, own.offset).await?;
+            match self.mailbox(peer) {
+                // The coordinator has them flushed before it ends.
+                Some(mailbox) => self.hand_over(mailbox, Counter::Counts).await?,
+                None => self.send(peer, Counter::Counts, own, own.offset).await?,
+            }
         }
         self.wait_all(rail, Counter::Counts, op).await?;
         let came = self.rail_counts();
@@ -146,15 +151,17 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
     /// Tells every peer that this rank has read everything it was given for this operation.
     pub(crate) async fn done(&mut self) -> Result<(), Fault> {
         for peer in self.operation.neighbours() {
-            self.publish(peer, Counter::Done).await?;
+            match self.mailbox(peer) {
+                Some(mailbox) => self.hand_over(mailbox, Counter::Done).await?,
+                None => self.publish(peer, Counter::Done).await?,
+            }
         }
         Ok(())
     }
 
     /// Waits until the peers that `pulled` says have pulled are done.
     pub(crate) async fn wait_pulled(&mut self, pulled: impl Fn(Rank) -> bool) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::BankReusedWithoutDone) {
+        if self.operation.plants(Plant::BankReusedWithoutDone) {
             return Ok(());
         }
         for &peer in self.operation.near {
@@ -169,6 +176,20 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
     /// The port, for work on the own rows between two exchanges.
     pub(crate) const fn port(&mut self) -> &mut Attended<M::Port> {
         &mut self.port
+    }
+
+    /// By which what this role has to say to `peer` reaches a coordinator; none where it posts itself.
+    fn mailbox(&self, peer: Rank) -> Option<u16> {
+        if self.operation.plants(Plant::SecondPosterOfControl) {
+            return None;
+        }
+        self.operation.mailbox(LaneId { peer, kind: LaneKind::Control })
+    }
+
+    /// Tells the coordinator what to post for this operation.
+    async fn hand_over(&mut self, mailbox: u16, counter: Counter) -> Result<(), Fault> {
+        let (lane, cell) = self.operation.mail(Mail::Control, mailbox, counter);
+        self.port.publish(lane, cell, self.operation.op).await
     }
 
     async fn send(&mut self, peer: Rank, counter: Counter, from: Span, to: Offset) -> Result<(), Fault> {

@@ -4,7 +4,7 @@ use super::intake::HeaderBytes;
 use super::outlet::Outlet;
 use super::{Attended, Intake, Operation, Outgoing, inlet::Inlet};
 use crate::error::Fault;
-use crate::layout::Block;
+use crate::layout::{Block, RowHeader};
 use crate::machine::{Machine, Window};
 use crate::plan::{Exchange, channel_share};
 use crate::port::{Cell, Counter, LaneKind, Port};
@@ -102,8 +102,6 @@ pub(super) fn check_row<M: Machine>(
     peer: Rank,
     position: u32,
 ) -> Result<(), Fault> {
-    let own = header.header();
-    operation.agree("operation of a row", operation.op as u32, own.op, peer)?;
-    operation.agree("source of a row", peer.0, own.source_rank, peer)?;
-    operation.agree("position of a row", position, own.position, peer)
+    let due = RowHeader { source_rank: peer.0, source_token: 0, position, op: operation.op as u32 };
+    due.compare(&header.header()).map_or(Ok(()), |difference| Err(difference.fault(peer)))
 }

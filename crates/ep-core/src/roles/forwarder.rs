@@ -13,6 +13,7 @@ use crate::error::Fault;
 use crate::layout::{Block, Share};
 use crate::machine::{Machine, Window};
 use crate::plan::{Exchange, Fanout, channel_share};
+use crate::plant::Plant;
 use crate::port::Port;
 use crate::ring::{Consumer, Producer};
 use crate::settings::Placement;
@@ -34,7 +35,8 @@ pub(crate) async fn send_far<M: Machine, W: Window>(
     let shares: Vec<Share> = topology
         .ranks_of(node)
         .map(|rank| share_of(plan.sent_to(rank)))
-        .map(|share| Share { first: share.start, rows: share.end - share.start })
+        .map(|share| (share.start, share.end - share.start + u32::from(operation.plants(Plant::ShareTooLong))))
+        .map(|(first, rows)| Share { first, rows })
         .collect();
     let peer = topology.rank_at(node, topology.local_of(*me));
     let (row, range) = (layout.row(), share_of(tokens));
@@ -43,10 +45,13 @@ pub(crate) async fn send_far<M: Machine, W: Window>(
     let mut scratch = vec![0; row.payload_bytes() as usize];
     let mut mask = vec![0u32; layout.mask_bytes() as usize / 4];
     let tokens = &tokens[range.start as usize..range.end as usize];
-    #[cfg(feature = "plant")]
-    let twice: Vec<u32> = tokens.iter().flat_map(|&token| [token, token]).collect();
-    #[cfg(feature = "plant")]
-    let tokens = if operation.plants(crate::plant::Plant::SentTwiceToNode) { &twice } else { tokens };
+    let twice: Vec<u32>;
+    let tokens = if operation.plants(Plant::SentTwiceToNode) {
+        twice = tokens.iter().flat_map(|&token| [token, token]).collect();
+        &twice
+    } else {
+        tokens
+    };
     outlet.open(&mut port, tokens.len() as u32, 0, &shares).await?;
     for &token in tokens {
         outgoing.far_head(operation, &mut header, token);
@@ -92,7 +97,7 @@ pub(crate) struct Forwarder<'a, 'o, M: Machine, W: Window> {
 }
 
 /// A row that came along the rail.
-#[cfg_attr(feature = "plant", derive(Clone))]
+#[derive(Clone)]
 struct Came {
     header: HeaderBytes,
     payload: Vec<u8>,
@@ -180,7 +185,6 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
             mask: vec![0u32; layout.mask_bytes() as usize / 4],
         };
         let mut rows = Fanout::default();
-        #[cfg(feature = "plant")]
         let mut passed = None;
         for _ in 0..self.rows {
             if !inlet.is_ready(&self.port)? {
@@ -192,18 +196,15 @@ impl<'a, 'o, M: Machine, W: Window> Forwarder<'a, 'o, M, W> {
             self.port.read(at.plus(row.wire_bytes()), came.mask.as_mut_bytes())?;
             inlet.release(&mut self.port).await?;
             self.check(&came.header)?;
-            #[cfg(feature = "plant")]
-            if self.operation.plants(crate::plant::Plant::ForwardedOutOfOrder) && passed.is_none() {
+            if self.operation.plants(Plant::ForwardedOutOfOrder) && passed.is_none() {
                 passed = Some(came.clone());
                 continue;
             }
             self.fan_out(inlet, &came, &mut rows).await?;
-            #[cfg(feature = "plant")]
             if let Some(before) = passed.take() {
                 self.fan_out(inlet, &before, &mut rows).await?;
             }
         }
-        #[cfg(feature = "plant")]
         if let Some(last) = passed {
             self.fan_out(inlet, &last, &mut rows).await?;
         }

@@ -98,7 +98,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
         let turn = self.pulled;
         self.pulled += 1;
         for &(rank, position) in reached {
-            let row = self.returns.handle.inner.exchange.first_row(self.source, rank) + position;
+            let row = self.returns.routed.exchange.first_row(self.source, rank) + position;
             let lane = LaneId { peer: rank, kind: LaneKind::Credit(self.track) };
             let to = layout.pull_slot(self.track, rank, turn).offset;
             let header_bytes = self.header.as_bytes().len() as u64;
@@ -155,7 +155,7 @@ impl<'a, 'o, M: Machine, W: Window> Gather<'a, 'o, M, W> {
                 self.operation.agree("ranks that return rows of a token", 0, 1, rank)?;
             }
             Route::Own => {
-                let row = self.returns.handle.inner.exchange.first_row(self.source, rank) + position;
+                let row = self.returns.routed.exchange.first_row(self.source, rank) + position;
                 self.returns.head(self.operation, &mut self.header, row, position);
                 return Ok(Some(row));
             }

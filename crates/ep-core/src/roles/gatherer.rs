@@ -25,8 +25,8 @@ pub(crate) async fn gather_for<'a, M: Machine, W: Window>(
 ) -> Result<(), Fault> {
     let layout = operation.layout;
     let node = layout.topology().node_of(source);
-    let rows = &returns.handle.inner.fanout[node.index()];
-    let tokens = returns.handle.inner.exchange.tokens(source);
+    let rows = &returns.routed.fanout[node.index()];
+    let tokens = returns.routed.exchange.tokens(source);
     let share = channel_share(rows.tokens(), tokens, operation.rings.channels, channel);
     let mut gather = Gather::new(operation, returns, source, layout.near_track(node, channel));
     let mut outlet = Outlet::new(operation, ring, source, layout.far_track(channel));

@@ -5,12 +5,14 @@ use std::cell::RefCell;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Operation;
-use crate::engine::rows::HostRows;
+use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Block, Choice, RowFormat, RowHeader};
 use crate::machine::Machine;
 use crate::plan::Plan;
+use crate::plant::Plant;
 use crate::port::{Offset, Port, Work};
+use crate::room::{NoMemory, filled, zeroed};
 use crate::shape::MAX_TOPK;
 use crate::topology::Rank;
 
@@ -78,7 +80,12 @@ pub(crate) struct Outgoing<'a, W: crate::machine::Window> {
 impl<W: crate::machine::Window> Outgoing<'_, W> {
     /// Fills the header of the row of `token` for a rank of another node to fan out: choices name experts of all ranks.
     pub(crate) fn far_head<M: Machine>(&self, operation: &Operation<'_, M>, header: &mut HeaderBytes, token: u32) {
-        let own = RowHeader { source_rank: operation.me.0, source_token: token, position: 0, op: operation.op as u32 };
+        let own = RowHeader {
+            source_rank: operation.me.0 + u32::from(operation.plants(Plant::FarRowOfAnotherSource)),
+            source_token: token,
+            position: 0,
+            op: operation.op as u32 + u32::from(operation.plants(Plant::FarRowOfAnotherOp)),
+        };
         let topk = operation.layout.shape().topk() as usize;
         header.set(&own, |at| {
             let Some((experts, weights)) = self.choices else { return Choice::NONE };
@@ -99,8 +106,7 @@ impl<W: crate::machine::Window> Outgoing<'_, W> {
         token: u32,
         position: u32,
     ) {
-        #[cfg(feature = "plant")]
-        let position = position + u32::from(operation.plants(crate::plant::Plant::PositionOffByOne));
+        let position = position + u32::from(operation.plants(Plant::PositionOffByOne));
         let own = RowHeader { source_rank: operation.me.0, source_token: token, position, op: operation.op as u32 };
         let local = i64::from(operation.layout.local_experts());
         let topk = operation.layout.shape().topk() as usize;
@@ -136,17 +142,17 @@ pub(crate) struct Taken<W: crate::machine::Window> {
 
 impl<W: crate::machine::Window> Intake<W> {
     /// Room for `rows` rows in `x`; `topk` choices of each are kept.
-    pub(crate) fn new(x: HostRows<W>, rows: u32, topk: u32) -> Self {
+    pub(crate) fn new(x: HostRows<W>, rows: u32, topk: u32) -> Result<Self, NoMemory> {
         let (rows, topk) = (rows as usize, topk as usize);
         let inner = Taken {
             x,
-            topk_idx: vec![-1; rows * topk],
-            topk_weights: vec![0.0; rows * topk],
-            source_token: vec![-1; rows],
-            source_rank: vec![-1; rows],
+            topk_idx: filled(rows * topk, -1)?,
+            topk_weights: zeroed(rows * topk)?,
+            source_token: filled(rows, -1)?,
+            source_rank: filled(rows, -1)?,
             arrived: 0,
         };
-        Self { inner: RefCell::new(inner) }
+        Ok(Self { inner: RefCell::new(inner) })
     }
 
     /// Takes a payload from the own window into row `row`.

@@ -3,10 +3,11 @@
 //! ```text
 //! dispatch  control: counts -> notes ............................... done
 //!           sender ==ring==> receiver          placer ==puts==> collector (direct placement)
+//!           sender (rows in its outbox) <==gets== receivers (pulled placement)
 //! combine   control: notes ......................................... done
-//!           returner ==ring==> reducer         (rows in the window) <==gets== reducer
+//!           returner ==ring==> reducer         (rows in the window, or in an outbox) <==gets== reducer
 //! nodes     sender ==far ring==> forwarder ==rings==> receivers;  returners ==rings==> gatherer ==far ring==> reducer
-//!           far rows, tails and credits by way of a coordinator, where a far lane admits one poster
+//!           far rows, tails, credits, counts and done by way of coordinators, where lanes share queues
 //! always    watch: alarms
 //! ```
 
@@ -22,6 +23,7 @@ mod inlet;
 mod intake;
 pub(crate) mod low_latency;
 mod operation;
+mod outbox;
 mod outlet;
 mod placer;
 mod reducer;
@@ -36,7 +38,8 @@ pub(crate) use dispatch::{collect, receive, send};
 pub(crate) use forwarder::{forward, send_far};
 pub(crate) use gatherer::gather_for;
 pub(crate) use intake::{HeaderBytes, Intake, Outgoing, Taken};
-pub(crate) use operation::{Attended, Operation, RoleFuture, Times, join};
+pub(crate) use operation::{Attended, Operation, RoleFuture, Times, beside, join};
+pub(crate) use outbox::{lay, pull};
 pub(crate) use placer::deliver;
 pub(crate) use reducer::{Incoming, Reduction, Sums, reduce};
 pub(crate) use returner::{Returns, give_back};

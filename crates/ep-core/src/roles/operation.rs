@@ -4,13 +4,15 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 
+use futures_util::future::try_join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tracing::Instrument;
 
 use super::board::{Board, Wait};
 use crate::error::{Fault, Phase};
-use crate::layout::{Kind, Layout, OpHeader, RowFormat};
+use crate::layout::{Kind, Layout, OpHeader, Outbox, RowFormat};
 use crate::machine::{Machine, Opening};
+use crate::plant::Plant;
 use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
 use crate::settings::Rings;
 use crate::topology::{Rank, RankSet};
@@ -79,7 +81,8 @@ impl<'a, M: Machine> Operation<'a, M> {
     /// Opens the port of a role whose waits end at `deadline`.
     pub(crate) fn port_until(&self, role: Role, deadline: Nanos) -> Attended<M::Port> {
         let opening = Opening { role, op: self.op, generation: self.generation, deadline };
-        Attended::new(self.machine.port(opening), &self.board, self.op)
+        let port = Attended::new(self.machine.port(opening), &self.board, self.op);
+        Attended { pulled: self.layout.is_pulled() && self.kind != Kind::Combine, ..port }
     }
 
     /// The ranks that this one has lanes with: its node, then its rail.
@@ -104,6 +107,12 @@ impl<'a, M: Machine> Operation<'a, M> {
         self.layout.near_track(self.layout.topology().node_of(self.me), channel)
     }
 
+    /// Where results for `reader` lie in the window of the rank that returns them on `track`; none where rows are not pulled.
+    pub(crate) fn outbox_to(&self, reader: Rank, track: u16) -> Option<Outbox> {
+        let pulled = self.layout.is_pulled() && self.kind == Kind::Combine;
+        pulled.then(|| self.layout.outbox_to(&self.rings, reader, u32::from(track)))
+    }
+
     /// Slots of the staging memory for the ring on `track` that its role uses in turn.
     pub(crate) fn staging_slots(&self, track: u16) -> u32 {
         let slots = self.layout.staging_slots(&self.rings, track);
@@ -113,10 +122,7 @@ impl<'a, M: Machine> Operation<'a, M> {
 
     /// Whether roles wait without publishing what is pending: never, unless a test planted that.
     pub(crate) fn is_impolite(&self) -> bool {
-        #[cfg(feature = "plant")]
-        return self.plants(crate::plant::Plant::ImpoliteWaiting);
-        #[cfg(not(feature = "plant"))]
-        false
+        self.plants(Plant::ImpoliteWaiting)
     }
 
     /// The format of the rows that move: those of a dispatch, or of the results that a combine brings back.
@@ -134,17 +140,8 @@ impl<'a, M: Machine> Operation<'a, M> {
 
     /// Refuses a peer's header that belongs to something else.
     pub(crate) fn check(&self, theirs: &OpHeader, peer: Rank) -> Result<(), Fault> {
-        let mine = self.header(theirs.rows, theirs.first);
-        for (field, mine, theirs) in [
-            ("number of the operation", mine.op, theirs.op),
-            ("kind of the operation", mine.kind.into(), theirs.kind.into()),
-            ("hash of shape, settings and replayed dispatch", mine.settings, theirs.settings),
-        ] {
-            if mine != theirs {
-                return Err(Fault::Mismatch { field, mine, theirs, peer });
-            }
-        }
-        Ok(())
+        let difference = self.header(theirs.rows, theirs.first).compare(theirs);
+        difference.map_or(Ok(()), |difference| Err(difference.fault(peer)))
     }
 
     /// A number that must be the same on both sides.
@@ -167,9 +164,8 @@ impl<'a, M: Machine> Operation<'a, M> {
     }
 
     /// Whether tests planted this fault.
-    #[cfg(feature = "plant")]
-    pub(crate) fn plants(&self, plant: crate::plant::Plant) -> bool {
-        self.layout.settings().plant() == Some(plant)
+    pub(crate) fn plants(&self, plant: Plant) -> bool {
+        self.layout.settings().plants(plant)
     }
 }
 
@@ -182,6 +178,17 @@ pub(crate) async fn join(roles: Vec<RoleFuture<'_>>) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Runs `work` beside the coordinators that post for it, which end after it; the first failure stops all.
+pub(crate) async fn beside<T>(
+    coordinators: Vec<RoleFuture<'_>>,
+    work: impl Future<Output = Result<T, Fault>>,
+) -> Result<T, Fault> {
+    if coordinators.is_empty() {
+        return work.await;
+    }
+    try_join(work, join(coordinators)).await.map(|(done, ())| done)
+}
+
 /// A port that writes on the operation's board what it waits for.
 #[derive(Debug)]
 pub(crate) struct Attended<P> {
@@ -189,12 +196,14 @@ pub(crate) struct Attended<P> {
     board: Rc<Board>,
     seat: usize,
     op: u64,
+    /// Whether rows are pulled that several ranks read: then a head frees memory that others wait for, too.
+    pulled: bool,
 }
 
 impl<P: Port> Attended<P> {
     /// A port of operation `op` that takes a seat at its board.
     pub(crate) fn new(inner: P, board: &Rc<Board>, op: u64) -> Self {
-        Self { inner, board: Rc::clone(board), seat: board.sit(), op }
+        Self { inner, board: Rc::clone(board), seat: board.sit(), op, pulled: false }
     }
 
     /// Waits until `cell` has reached `at_least`.
@@ -204,14 +213,16 @@ impl<P: Port> Attended<P> {
 
     /// Runs a verb that posts to `lane` or flushes it. While it pends, this rank waits for the peer at the other end: a
     /// full lane, or a get that never comes, must explain those who wait for this rank. Its phase is a late one: of both
-    /// ends of a lane that carries nothing, the one that waits for what it should bring is nearer to the cause.
+    /// ends of a lane that carries nothing, the one that waits for what it should bring is nearer to the cause. That is what flushes of
+    /// gets wait for: rows.
     async fn on_lane<T>(
         &mut self,
         lane: LaneId,
+        phase: Phase,
         verb: impl AsyncFnOnce(&mut P) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let began = self.now();
-        let wait = Wait { op: self.op, phase: Phase::Credit, peer: lane.peer };
+        let wait = Wait { op: self.op, phase, peer: lane.peer };
         let (board, seat) = (&self.board, self.seat);
         let mut pended = false;
         let result = {
@@ -247,9 +258,12 @@ impl<P: Port> Attended<P> {
         }
     }
 
-    /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled.
+    /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled. A head frees slots of an
+    /// outbox: who waits for one keeps all readers waiting for rows, and is nearer to the cause than they are.
     fn phase(&self, need: &Need) -> Phase {
-        if need.cell.counter == Counter::Done && need.at_least == self.op {
+        if need.cell.counter == Counter::Head && self.pulled {
+            Phase::Bank
+        } else if need.cell.counter == Counter::Done && need.at_least == self.op {
             Phase::Pulled
         } else {
             need.cell.counter.phase()
@@ -295,20 +309,22 @@ impl<P: Port> Port for Attended<P> {
     }
 
     async fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.on_lane(lane, async |port: &mut P| port.put(lane, from, to).await).await
+        self.on_lane(lane, Phase::Credit, async |port: &mut P| port.put(lane, from, to).await).await
     }
 
     async fn get(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Ticket, Fault> {
-        self.on_lane(lane, async |port: &mut P| port.get(lane, from, to).await).await
+        self.on_lane(lane, Phase::Credit, async |port: &mut P| port.get(lane, from, to).await).await
     }
 
     async fn publish(&mut self, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
-        let told = self.on_lane(lane, async |port: &mut P| port.publish(lane, cell, value).await).await;
+        let told = self.on_lane(lane, Phase::Credit, async |port: &mut P| port.publish(lane, cell, value).await).await;
         self.unless_done(told)
     }
 
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault> {
-        let flushed = self.on_lane(lane, async |port: &mut P| port.flush(lane, upto).await).await;
+        // Gets are posted to lanes of credit, and nothing else that is flushed.
+        let phase = if matches!(lane.kind, LaneKind::Credit(_)) { Phase::Rows } else { Phase::Credit };
+        let flushed = self.on_lane(lane, phase, async |port: &mut P| port.flush(lane, upto).await).await;
         self.unless_done(flushed)
     }
 

@@ -4,8 +4,9 @@ use zerocopy::IntoBytes;
 
 use super::{Attended, Operation};
 use crate::error::Fault;
-use crate::layout::Share;
+use crate::layout::{Outbox, Share};
 use crate::machine::Machine;
+use crate::plant::Plant;
 use crate::port::{Cell, Counter, LaneId, LaneKind, Mail, Need, Port, Ticket, Work};
 use crate::ring::Producer;
 use crate::topology::Rank;
@@ -21,6 +22,8 @@ pub(crate) struct Outlet<'a, 'o, M: Machine> {
     track: u16,
     /// By which its rows are handed to a coordinator, that posts them.
     mailbox: Option<u16>,
+    /// Of rows that the peer pulls: where they lie in the own window.
+    outbox: Option<Outbox>,
 }
 
 /// Which staging slots still wait for a flush.
@@ -57,18 +60,14 @@ impl Staging {
 
 impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     pub(crate) fn new(operation: &'a Operation<'o, M>, ring: &'a mut Producer, peer: Rank, track: u16) -> Self {
-        Self {
-            operation,
-            ring,
-            staging: Staging::new(operation.staging_slots(track)),
-            lane: LaneId { peer, kind: LaneKind::Data(track) },
-            track,
-            mailbox: operation.mailbox(peer, track),
-        }
+        let lane = LaneId { peer, kind: LaneKind::Data(track) };
+        let staging = Staging::new(operation.staging_slots(track));
+        let outbox = operation.outbox_to(peer, track);
+        Self { operation, ring, staging, lane, track, mailbox: operation.mailbox(lane), outbox }
     }
 
     /// Sends the header slot that opens this operation's part of the ring. Between nodes the shares of the peer's node
-    /// follow.
+    /// follow. Of rows that are pulled the notes say the same, and both ends know the shares.
     pub(crate) async fn open(
         &mut self,
         port: &mut Attended<M::Port>,
@@ -76,6 +75,9 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         first: u32,
         shares: &[Share],
     ) -> Result<(), Fault> {
+        if self.outbox.is_some() {
+            return Ok(());
+        }
         let header = self.operation.header(rows, first);
         self.send(port, &[(0, header.as_bytes()), (size_of_val(&header) as u64, shares.as_bytes())]).await
     }
@@ -83,12 +85,14 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     /// Sends one slot, made of parts that lie at ascending places in it.
     pub(crate) async fn send(&mut self, port: &mut Attended<M::Port>, parts: &[(u64, &[u8])]) -> Result<(), Fault> {
         let slot = self.room(port).await?;
+        if let Some(outbox) = self.outbox {
+            return self.lay(port, &outbox, slot, parts).await;
+        }
         let Operation { layout, me, rings, .. } = self.operation;
         let staged = self.staging_slot(port).await?;
         let from = layout.staging_slot(self.lane.peer, rings, self.track, staged).offset;
         let to = layout.ring_slot(*me, rings, self.track, slot).offset;
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::TailBeforeData) {
+        if self.operation.plants(Plant::TailBeforeData) {
             self.publish(port, self.ring.tail() + 1).await?;
         }
         let mut len = 0;
@@ -100,6 +104,32 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         if self.mailbox.is_none() {
             let ticket = port.put(self.lane, from.span(len), to).await?;
             self.staging.sent(ticket);
+        }
+        match self.ring.push() {
+            Some(tail) => self.publish(port, tail).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Lays one row in the outbox: the peer pulls it.
+    async fn lay(
+        &mut self,
+        port: &mut Attended<M::Port>,
+        outbox: &Outbox,
+        slot: u32,
+        parts: &[(u64, &[u8])],
+    ) -> Result<(), Fault> {
+        if self.operation.plants(Plant::TailBeforeData) {
+            self.publish(port, self.ring.tail() + 1).await?;
+        }
+        let head = self.operation.row().header_bytes();
+        for &(at, bytes) in parts {
+            let to = match at.checked_sub(head) {
+                Some(at) => outbox.codes(slot).offset.plus(at),
+                None => outbox.head(slot).offset.plus(at),
+            };
+            port.write(to, bytes)?;
+            port.charge(Work::Row { bytes: bytes.len() as u64 });
         }
         match self.ring.push() {
             Some(tail) => self.publish(port, tail).await,
@@ -124,8 +154,7 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     /// Waits until the coordinator has freed the staging memory of the first `count` slots, ever. It frees only what was
     /// handed over.
     async fn left(&mut self, port: &mut Attended<M::Port>, count: u64) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::SkippedFlush) {
+        if self.operation.plants(Plant::SkippedFlush) {
             return Ok(());
         }
         let Some(mailbox) = self.mailbox else { return Ok(()) };
@@ -138,8 +167,7 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     }
 
     async fn flush(&self, port: &mut Attended<M::Port>, ticket: Ticket) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.operation.plants(crate::plant::Plant::SkippedFlush) {
+        if self.operation.plants(Plant::SkippedFlush) {
             return Ok(());
         }
         port.flush(self.lane, ticket).await
@@ -190,10 +218,9 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
     }
 
     async fn publish(&self, port: &mut Attended<M::Port>, tail: u64) -> Result<(), Fault> {
-        #[cfg(feature = "plant")]
-        if self.mailbox.is_some() && self.operation.plants(crate::plant::Plant::SecondPoster) {
+        if self.mailbox.is_some() && self.operation.plants(Plant::SecondPoster) {
             let cell = Cell::new(self.operation.me, self.lane.kind, Counter::Probe);
-            port.publish(LaneId { kind: self.operation.layout.rail_lane(), ..self.lane }, cell, tail).await?;
+            port.publish(self.lane, cell, tail).await?;
         }
         let (lane, cell) = match self.mailbox {
             Some(mailbox) => self.operation.mail(Mail::Staged, mailbox, Counter::Tail),
@@ -202,9 +229,16 @@ impl<'a, 'o, M: Machine> Outlet<'a, 'o, M> {
         port.publish(lane, cell, tail).await
     }
 
-    /// Publishes what is pending and waits until nothing of the staging memory is read any more.
+    /// Publishes what is pending and waits until nothing of the staging memory, or of the outbox, is read any more.
     pub(crate) async fn close(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         self.announce(port).await?;
+        if self.outbox.is_some() {
+            // This rank may leave when everything has been pulled.
+            let at_least = self.ring.tail();
+            port.wait_any(&[Need { cell: self.head(), at_least }]).await?;
+            self.ring.settle();
+            return Ok(());
+        }
         if let Some(mailbox) = self.mailbox {
             let (lane, cell) = self.operation.mail(Mail::Staged, mailbox, Counter::Done);
             port.publish(lane, cell, self.operation.op).await?;

@@ -11,12 +11,12 @@ use super::inlet::Inlet;
 use super::intake::HeaderBytes;
 use super::returner::Returns;
 use super::{Accumulator, Attended, Operation};
-use crate::engine::Buffer;
-use crate::engine::rows::HostRows;
+use crate::buffers::{Buffer, HostRows};
 use crate::error::Fault;
 use crate::layout::PULL_DEPTH;
 use crate::machine::{Machine, Window};
 use crate::plan::channel_tokens;
+use crate::plant::Plant;
 use crate::port::{Port, Work};
 use crate::ring::Consumer;
 use crate::topology::{Node, Rank};
@@ -99,7 +99,7 @@ pub(crate) async fn reduce<'a, M: Machine, W: Window>(
         row: vec![0; row.payload_bytes() as usize],
     };
     reducer.open(incoming, channel).await?;
-    let plan = &returns.handle.inner.plan;
+    let plan = &returns.routed.plan;
     let range = channel_tokens(plan.tokens(), operation.rings.channels, channel);
     let mut ahead = range.clone();
     for token in range {
@@ -177,8 +177,7 @@ impl<'a, 'o, M: Machine, W: Window> Reducer<'a, 'o, M, W> {
         self.partial.clear();
         self.gather.sum(&mut self.port, &mut self.partial, token, part).await?;
         if !part.is_empty() {
-            #[cfg(feature = "plant")]
-            if self.operation.plants(crate::plant::Plant::PartialNotRounded) {
+            if self.operation.plants(Plant::PartialNotRounded) {
                 self.sum.add_unrounded(&mut self.partial);
                 return Ok(());
             }

@@ -3,19 +3,18 @@
 use super::intake::HeaderBytes;
 use super::outlet::Outlet;
 use super::{Attended, Operation};
-use crate::engine::handle::Handle;
-use crate::engine::rows::HostRows;
+use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowHeader};
 use crate::machine::{Machine, Window};
-use crate::plan::channel_share;
+use crate::plan::{Routed, channel_share};
 use crate::ring::Producer;
 use crate::topology::Rank;
 
 /// The rows that go back, and what goes with them.
 pub(crate) struct Returns<'a, W: Window> {
     pub(crate) y: &'a HostRows<W>,
-    pub(crate) handle: &'a Handle,
+    pub(crate) routed: &'a Routed,
     /// `[rows, topk]`, if weights travel back.
     pub(crate) topk_weights: Option<&'a [f32]>,
 }
@@ -32,7 +31,7 @@ impl<W: Window> Returns<'_, W> {
         let topk = operation.layout.shape().topk() as usize;
         let own = RowHeader {
             source_rank: operation.me.0,
-            source_token: self.handle.inner.source_token[row as usize],
+            source_token: self.routed.source_token[row as usize],
             position,
             op: operation.op as u32,
         };
@@ -54,11 +53,11 @@ pub(crate) async fn give_back<M: Machine, W: Window>(
     channel: u32,
 ) -> Result<(), Fault> {
     let Operation { layout, me, rings, .. } = operation;
-    let handle = &returns.handle.inner;
-    let first = handle.exchange.first_row(source, *me);
-    let rows = handle.exchange.rows(source, *me);
-    let tokens = &handle.source_token[first as usize..(first + rows) as usize];
-    let share = channel_share(tokens, handle.exchange.tokens(source), rings.channels, channel);
+    let routed = returns.routed;
+    let first = routed.exchange.first_row(source, *me);
+    let rows = routed.exchange.rows(source, *me);
+    let tokens = &routed.source_token[first as usize..(first + rows) as usize];
+    let share = channel_share(tokens, routed.exchange.tokens(source), rings.channels, channel);
     let mut header = HeaderBytes::new(&operation.row());
     let mut scratch = vec![0; operation.row().payload_bytes() as usize];
     let track = layout.near_track(layout.topology().node_of(source), channel);

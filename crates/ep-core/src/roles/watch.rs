@@ -170,7 +170,8 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
         // Time to say what this rank waits for: it waits long, or somebody asked.
         let now = port.now();
         if now >= look {
-            if let Some(wait) = operation.board.report() {
+            let relays = operation.layout.topology().nodes() > 1;
+            if let Some(wait) = operation.board.report(operation.me, relays) {
                 vigil.raise(operation, &mut port, false, wait).await;
             }
             look = if operation.board.is_troubled() { now + times.step } else { times.deadline };

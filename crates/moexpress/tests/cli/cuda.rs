@@ -11,9 +11,13 @@ fn without_a_gpu_it_says_what_is_missing() {
 
 #[test]
 fn what_only_the_simulator_has_is_refused() {
-    for (option, line) in [("--schedule", "--schedule explore"), ("--trace", "--trace nowhere.json")] {
-        let refusal = moexpress(&format!("run --backend cuda {line}")).refusal();
-        assert_eq!(refusal.trim_end(), format!("error: --backend with {option} is cuda, allowed: sim"));
+    for option in ["--schedule explore", "--trace nowhere.json", "--model h200-node", "--elide-payload", "--threads 2"]
+    {
+        for backend in ["cuda", "host", "ascend"] {
+            let refusal = moexpress(&format!("run --backend {backend} {option}")).refusal();
+            let name = option.split(' ').next().unwrap_or_default();
+            assert_eq!(refusal.trim_end(), format!("error: --backend with {name} is {backend}, allowed: sim"));
+        }
     }
 }
 

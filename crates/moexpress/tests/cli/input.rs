@@ -125,6 +125,15 @@ fn files_that_are_none_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     let missing = run_file(&dir.path().join("nowhere"), "").refusal();
     assert!(missing.contains("nowhere") && missing.contains("a readable file"), "{missing}");
+    #[cfg(unix)]
+    for endless in ["/dev/zero", "/"] {
+        let refusal = run_file(Path::new(endless), "").refusal();
+        assert!(refusal.contains("no regular file, allowed: a regular file"), "{refusal}");
+    }
+    let huge = dir.path().join("huge");
+    std::fs::File::create(&huge).and_then(|file| file.set_len(1 << 43)).expect("a sparse file");
+    let refusal = run_file(&huge, "").refusal();
+    assert!(refusal.contains("memory of input ") && refusal.contains("; a smaller file"), "{refusal}");
     let garbage = dir.path().join("garbage");
     std::fs::write(&garbage, b"no tensors in here").expect("a file");
     let refusal = run_file(&garbage, "").refusal();

@@ -68,6 +68,16 @@ fn all_processes_share_a_free_port_and_a_fresh_secret() {
 }
 
 #[test]
+fn an_error_of_all_processes_is_said_once() {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let output = launch("-n 4", &format!("exec {program} run --backend host --processes --slots 0"));
+    assert_eq!(output.status.code(), Some(2));
+    let said = lines(&output.stderr);
+    assert_eq!(said.iter().filter(|line| line.contains("ring slots is 0, allowed: ")).count(), 1, "{said:?}");
+    assert_eq!(said.len(), 3, "the error, whose exit code it is, and how all ended: {said:?}");
+}
+
+#[test]
 fn lines_of_different_processes_are_never_mixed() {
     let script = "i=0; while [ $i -lt 200 ]; do printf 'a%s' $RANK; printf 'b%s\\n' $RANK; \
                   printf 'c%s' $RANK >&2; printf 'd%s\\n' $RANK >&2; i=$((i+1)); done; printf end$RANK";
@@ -108,7 +118,97 @@ fn the_others_go_on_when_one_fails_if_they_are_told_to() {
 fn one_that_a_signal_ends_counts_as_128_and_the_signal() {
     let output = launch("-n 2", &format!("if [ $RANK = 0 ]; then kill -9 $$; fi; {FOREVER}"));
     assert_eq!(output.status.code(), Some(137));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("rank 0 was ended by signal 9"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("rank 0 was ended by signal 9 (SIGKILL)"));
+}
+
+/// The others notice at once that rank 3 is gone, and end as well: whoever looks at ranks in their order sees rank 0 first.
+#[test]
+fn the_first_that_failed_is_named_with_its_signal_whatever_its_rank() {
+    for _ in 0..8 {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let script = format!(
+            "if [ $RANK = 3 ]; then exec 3>{0}; sleep 0.2; kill -9 $$; fi; read line <{0}; exit 1",
+            pipe.display()
+        );
+        let output = launch("-n 4", &script);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.starts_with("error: rank 3 was ended by signal 9 (SIGKILL); "), "{said}");
+        assert_eq!(output.status.code(), Some(137));
+    }
+}
+
+#[test]
+fn all_ends_are_listed_in_their_order() {
+    let script = "case $RANK in 0) sleep 0.6; exit 3;; 1) exit 0;; 2) sleep 0.2; kill -15 $$;; 3) sleep 600;; esac";
+    let list = |options: &str, script: &str| {
+        let said = String::from_utf8_lossy(&launch(options, script).stderr).into_owned();
+        said.split_once("in this order:\n").unwrap_or_else(|| panic!("{said}")).1.to_owned()
+    };
+    assert_eq!(
+        list("-n 3 --keep-going", script),
+        "  rank 1: exit code 0\n  rank 2: signal 15 (SIGTERM)\n  rank 0: exit code 3\n"
+    );
+    let told = "  rank 1: exit code 0\n  rank 2: signal 15 (SIGTERM)\n  ranks 0, 3: signal 15 (SIGTERM), after it was told to end\n";
+    assert_eq!(list("-n 4", script), told);
+}
+
+#[test]
+fn what_is_stopped_ends_when_it_is_told_to() {
+    let start = Instant::now();
+    let output = launch("-n 2", "if [ $RANK = 1 ]; then kill -STOP $$; fi; sleep 0.3; exit 7");
+    assert_eq!(output.status.code(), Some(7));
+    assert!(start.elapsed() < Duration::from_secs(5), "within a grace period of 10 s: {:?}", start.elapsed());
+}
+
+#[test]
+fn ctrl_c_is_told_at_once_and_ends_what_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = |rank: u32| folder.path().join(format!("ready{rank}"));
+    let script =
+        format!("touch {}/ready$RANK; if [ $RANK = 1 ]; then kill -STOP $$; fi; {FOREVER}", folder.path().display());
+    let child = start("-n 3", &script);
+    wait_for("all are ready", || (0..3).all(|rank| ready(rank).exists()));
+    thread::sleep(Duration::from_millis(100));
+    let began = Instant::now();
+    assert!(Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(began.elapsed() < Duration::from_secs(5), "within a grace period of 10 s: {:?}", began.elapsed());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.starts_with("SIGINT: passed on to ranks 0 to 2; what runs after 10s, or when it comes again, is killed\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains(
+            "error: ended by SIGINT; the processes ended in this order:\n  ranks 0 to 2: signal 2 (SIGINT), after"
+        ),
+        "{said}"
+    );
+}
+
+#[test]
+fn when_the_launcher_is_killed_nothing_is_left_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    // One that ends when told, one that does not, and one that is stopped; each has started another.
+    let script = format!(
+        "sleep 600 & echo $! > {0}/child$RANK; if [ $RANK = 1 ]; then trap '' TERM; fi; echo $$ > {0}/rank$RANK; \
+         if [ $RANK = 2 ]; then kill -STOP $$; fi; while true; do sleep 0.1; done",
+        here.display()
+    );
+    let mut child = start("-n 3 --grace 300ms", &script);
+    let files = || (0..3).flat_map(|rank| ["child", "rank"].map(|name| here.join(format!("{name}{rank}"))));
+    let written = |path: &std::path::PathBuf| fs::metadata(path).is_ok_and(|data| data.len() > 1);
+    wait_for("all have started", || files().all(|path| written(&path)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for path in files() {
+        let pid = fs::read_to_string(&path).unwrap();
+        wait_for(&format!("{} is gone", path.display()), || !runs(pid.trim()));
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+#[cfg(feature = "ascend")]
+mod ascend;
 mod compare;
 mod cuda;
 mod doctor;
@@ -11,8 +13,12 @@ mod host;
 mod input;
 #[cfg(unix)]
 mod launch;
+mod links;
 mod low_latency;
+mod memory;
+mod page;
 mod plan;
+mod readme;
 mod run;
 mod timed;
 mod tune;
@@ -24,11 +30,24 @@ fn moexpress(arguments: &str) -> Done {
 
 /// With more arguments, which may hold blanks.
 fn moexpress_with(arguments: &str, more: &[&str]) -> Done {
+    run(command(arguments).args(more))
+}
+
+/// With variables of the environment.
+fn moexpress_with_env(arguments: &str, variables: &[(&str, &str)]) -> Done {
+    run(command(arguments).envs(variables.iter().copied()))
+}
+
+fn command(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moexpress"));
-    command.args(arguments.split_whitespace()).args(more);
+    command.args(arguments.split_whitespace());
     // No GPU is visible, whether this machine has one or not.
-    let output = command.env_remove("RUST_LOG").env("CUDA_VISIBLE_DEVICES", "").output();
-    Done(output.expect("the binary runs"))
+    command.env_remove("RUST_LOG").env("CUDA_VISIBLE_DEVICES", "");
+    command
+}
+
+fn run(command: &mut Command) -> Done {
+    Done(command.output().expect("the binary runs"))
 }
 
 struct Done(Output);

@@ -52,6 +52,17 @@ fn low_latency_adds_its_regions() {
         let low = regions.iter().filter(|region| region["name"].as_str().is_some_and(|name| name.starts_with("low ")));
         low.map(|region| region["bytes"].as_u64().expect("a number")).collect::<Vec<_>>()
     };
-    assert_eq!(low_bytes("plan --json"), [0; 3]);
+    assert_eq!(low_bytes("plan --json"), [0; 2]);
     assert!(low_bytes("plan --json --low-latency").iter().all(|&bytes| bytes > 0));
+}
+
+#[test]
+fn memory_is_told_however_much_it_is() {
+    let object = moexpress("plan --json --ranks-per-node 4 --nodes 2").json();
+    let memory = &object["memory"];
+    assert_eq!(memory["node_windows_bytes"], 4 * object["window_bytes"].as_u64().unwrap());
+    let run = |on: &str| memory["run_bytes"][on].as_u64().unwrap();
+    assert!(run("timed_payload_elided") < run("host") && run("host") <= run("sim"));
+    let text = moexpress("plan --nodes 2048 --experts 16384 --max-tokens 4096").success();
+    assert!(text.contains("windows of the ranks of a node") && text.contains(" TiB"), "{text}");
 }

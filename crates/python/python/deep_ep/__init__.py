@@ -16,4 +16,7 @@ from .utils import EventHandle, EventOverlap
 topk_idx_t = torch.int64
 """The dtype of ``topk_idx``."""
 
+__version__ = "1.2.1+moexpress"
+"""The version of DeepEP whose interface this is."""
+
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "topk_idx_t"]

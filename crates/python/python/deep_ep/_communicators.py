@@ -1,18 +1,25 @@
-"""Communicators of a buffer. DeepEP's buffer knows no sizes before the first call; moexpress's communicators are made for sizes, so
-each new combination makes one, which all ranks do in the same call."""
+"""Communicators of a buffer. DeepEP's buffer knows no sizes before the first call; moexpress's communicators are made
+for sizes, so each new combination makes one, which all ranks do in the same call."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from moexpress import Communicator, Meeting, errors
-from moexpress._shape import Element
+from moexpress.adapter import Element
+
+from . import _arena
+from ._arena import Arena, Room, Sizes
 
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""
-ARENA = (1 << 26, 1 << 30)
-"""Least and most bytes of the arena that throughput communicators take, where ``num_nvl_bytes`` says how many."""
 
-_Sizes = tuple[int, int, int, int, Element]
+RowsTo = Callable[[], list[int]]
+"""Says how many rows of the batch at hand this rank sends to each rank. On GPUs that waits, so it is asked only when
+sizes are new."""
 
 
 class Communicators:
@@ -26,66 +33,148 @@ class Communicators:
 
     def __init__(self, meeting: Meeting, num_nvl_bytes: int, timeout: float) -> None:
         self.meeting, self.timeout = meeting, timeout
-        self.arena_bytes = min(max(num_nvl_bytes, ARENA[0]), ARENA[1])
+        self.num_nvl_bytes = num_nvl_bytes
         self.multiprocessors = 20
-        self._normal: dict[_Sizes, Communicator] = {}
-        self._low: dict[_Sizes, Communicator] = {}
+        self._normal: dict[Sizes, Arena] = {}
+        self._low: dict[tuple[Sizes, int], Communicator] = {}
+        # Those whose arenas have become too small, as long as handles of theirs are used.
+        self._former: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        # Whose stream callers have: it lives as long as this.
+        self._with_stream: Communicator | None = None
         self.masked: set[int] = set()
         self.device: torch.device | None = None
         self.closed = False
 
-    def normal(self, device: torch.device, experts: int, topk: int, hidden: int, element: Element) -> Communicator:
-        """For throughput mode."""
-        sizes = (experts, topk, hidden, WORST_TOKENS, element)
-        return self._get(self._normal, sizes, device)
+    def normal(self, device: torch.device, rows: Sizes, rows_to: RowsTo, least: int = 0) -> Arena:
+        """For throughput mode. ``least``: rows of a batch for which there is to be room in any case."""
+        self._check(device)
+        arena = self._normal.get(rows)
+        if arena is None:
+            room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
+            arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
+        return arena
 
-    def low(
-        self, device: torch.device, experts: int, topk: int, hidden: int, tokens: int, element: Element
-    ) -> Communicator:
+    def like(self, device: torch.device, hidden: int, element: Element, topk: int | None, rows_to: RowsTo) -> Arena:
+        """One for throughput mode whose rows are such, whatever its experts; ``topk``: None for any."""
+        for rows, arena in self._normal.items():
+            if (rows.hidden, rows.element) == (hidden, element) and topk in (None, rows.topk):
+                self._check(device)
+                return arena
+        return self.normal(device, Sizes(self.meeting.world, topk or 1, hidden, element), rows_to)
+
+    def grow(self, rows: Sizes, arena: Arena, received: int) -> None:
+        """Makes a larger arena for later dispatches, where a rank has received more rows than this one was made for:
+        ``received``, the same on all ranks, which call this together. Handles of before keep what they were made
+        with."""
+        room, device = arena.room, arena.communicator.device
+        if received <= room.rows or room.is_all or self._normal.get(rows) is not arena:
+            return
+        larger = _arena.agreed(
+            self.meeting, device, rows, [0] * self.meeting.world, received + received // 4, self.num_nvl_bytes
+        )
+        if larger.bytes <= room.bytes:
+            arena.room = Room(larger.rows, room.bytes, larger.is_all)
+            return
+        try:
+            made = self._throughput(device, rows, larger)
+        except (
+            errors.Unsupported,
+            errors.Broken,
+            errors.InvalidArgument,
+        ):  # more memory than there is, found early or late
+            made = None
+        # Where one has no memory for it, all go on with what they have.
+        if all(other == b"1" for other in self.meeting.all_gather(b"0" if made is None else b"1") if other is not None):
+            assert made is not None
+            self._former.add(arena.communicator)
+            self._normal[rows] = Arena(made, larger, rows)
+        else:
+            if made is not None:
+                made.close()
+            arena.room = Room(larger.rows, room.bytes, True)
+
+    def low(self, device: torch.device, rows: Sizes, max_tokens: int) -> Communicator:
         """For low latency."""
-        return self._get(self._low, (experts, topk, hidden, tokens, element), device)
+        self._check(device)
+        communicator = self._low.get((rows, max_tokens))
+        if communicator is None:
+            communicator = self._low[rows, max_tokens] = self._make(
+                device, rows, max_tokens, low_latency=True, placement="ring", arena_bytes=0
+            )
+            for rank in sorted(self.masked):
+                communicator.mask_rank(rank)
+        return communicator
 
     def all_low(self) -> list[Communicator]:
         """Those for low latency, in the order in which they were made."""
         return list(self._low.values())
 
+    def all_normal(self) -> list[Communicator]:
+        """Those for throughput mode, likewise."""
+        return [arena.communicator for arena in self._normal.values()]
+
+    def recover(self, mask: Sequence[int]) -> None:
+        """Goes on after a failure, without the ranks of ``mask``. Nobody is masked beyond that."""
+        for communicator in [*self.all_normal(), *self.all_low()]:
+            communicator.recover(mask)
+        self.masked = set(mask)
+
     def close(self) -> None:
         """Closes all of them, and leaves the meeting."""
         self.closed = True
-        for communicator in [*self._low.values(), *self._normal.values()]:
+        for communicator in [*self.all_low(), *self.all_normal(), *self._former]:
             communicator.close()
         self._low.clear()
         self._normal.clear()
         self.meeting.close()
 
-    def _get(self, kept: dict[_Sizes, Communicator], sizes: _Sizes, device: torch.device) -> Communicator:
+    def stream(self) -> torch.Stream:
+        """The stream of the first of them, the same each time."""
+        if self._with_stream is None:
+            made = [*self.all_normal(), *self.all_low()]
+            self._with_stream = next((one for one in made if one.order.stream is not None), None)
+        if self._with_stream is None:
+            raise errors.Unsupported(
+                "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs"
+            )
+        stream: torch.Stream = self._with_stream.order.stream
+        return stream
+
+    def stats(self) -> dict[str, int]:
+        """Rows of throughput mode by the way they took, and bytes of arenas, of all communicators that are used."""
+        arenas = list(self._normal.values())
+        every = [communicator.stats() for communicator in [*self.all_normal(), *self._former]]
+        names = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
+        sums = {name: sum(stats[name] for stats in every) for name in names}
+        return sums | {"arena_bytes": sum(arena.room.bytes for arena in arenas)}
+
+    def check_open(self) -> None:
+        """Refuses to go on after :meth:`close`."""
         if self.closed:
             raise errors.Closed("the buffer was destroyed; make a new one")
+
+    def _check(self, device: torch.device) -> None:
+        self.check_open()
         if self.device is None:
             self.device = device
         if device != self.device:
             raise errors.InvalidArgument(
                 f"device of the tensors is {device}, allowed: {self.device}, as in earlier calls"
             )
-        communicator = kept.get(sizes)
-        if communicator is None:
-            experts, topk, hidden, tokens, element = sizes
-            is_low = kept is self._low
-            communicator = Communicator(
-                self.meeting,
-                experts=experts,
-                topk=topk,
-                hidden=hidden,
-                max_tokens=tokens,
-                element=element,
-                device=device,
-                low_latency=is_low,
-                placement="ring" if is_low else "direct",
-                arena_bytes=0 if is_low else self.arena_bytes,
-                timeout=self.timeout,
-                multiprocessors=self.multiprocessors if device.type == "cuda" else None,
-            )
-            kept[sizes] = communicator
-            for rank in sorted(self.masked) if is_low else ():
-                communicator.mask_rank(rank)
-        return communicator
+
+    def _throughput(self, device: torch.device, rows: Sizes, room: Room) -> Communicator:
+        return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes)
+
+    def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
+        return Communicator(
+            self.meeting,
+            experts=rows.experts,
+            topk=rows.topk,
+            hidden=rows.hidden,
+            max_tokens=max_tokens,
+            element=rows.element,
+            device=device,
+            timeout=self.timeout,
+            multiprocessors=self.multiprocessors if device.type == "cuda" else None,
+            **settings,
+        )

@@ -1,14 +1,52 @@
-"""What dispatches leave behind: DeepEP's tuples, which also know the handle beneath."""
+"""What dispatches leave behind: DeepEP's tuples, which also know the handle beneath.
+
+Callers take tuples apart and put them together again, of saved tensors for instance. So what is beneath is found again
+by the memory of one of the tensors. A copy of that tensor has other memory; then a throughput handle is made anew of
+what the tuple says, as DeepEP does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from moexpress import Communicator, LowReceived, _native, errors
-from moexpress._shape import Element
+from moexpress import LowReceived, adapter, errors
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from . import _checks
+from ._arena import Arena, Sizes
+from ._under_way import UnderWay
+
+T = TypeVar("T")
+
+
+class Known(Generic[T]):
+    """What belongs to tensors, as long as their memory is used by anybody."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[StorageWeakRef, T]] = {}
+        self._sweep_at = 64
+
+    def remember(self, tensor: torch.Tensor, what: T) -> None:
+        """Notes that ``what`` belongs to the memory of ``tensor``."""
+        storage = StorageWeakRef(tensor.untyped_storage())
+        # As long as the reference is held, no other storage has this number.
+        self._of[storage.cdata] = (storage, what)
+        if len(self._of) >= self._sweep_at:
+            self._of = {number: known for number, known in self._of.items() if not known[0].expired()}
+            self._sweep_at = 64 + 2 * len(self._of)
+
+    def find(self, tensor: object) -> T | None:
+        """What belongs to the memory of ``tensor``."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        try:
+            known = self._of.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse, fake and other tensors without memory of their own
+            return None
+        return None if known is None else known[1]
 
 
 class _Lazy(tuple[Any, ...]):
@@ -18,101 +56,150 @@ class _Lazy(tuple[Any, ...]):
         if isinstance(index, slice):
             return tuple(self)[index]
         held = super().__getitem__(index)
-        return self._computed(index % len(self)) if held is None else held
+        return self._handed_over(index % len(self), held)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def _computed(self, index: int) -> torch.Tensor:
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is a tuple of tensors, of which the handle is found or made again.
+        return tuple, (tuple(self),)
+
+    def _handed_over(self, index: int, held: Any) -> Any:
         raise NotImplementedError
 
 
+class Routing:
+    """What a throughput dispatch leaves behind, without any of its tensors."""
+
+    __slots__ = ("arena", "channels", "native", "others", "rows")
+
+    def __init__(self, arena: Arena, rows: Sizes, native: adapter.Handle, channels: int) -> None:
+        self.arena, self.rows, self.native, self.channels = arena, rows, native, channels
+        # The same routing in communicators of other element types, made when a cached dispatch asks for one.
+        self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
+
+
 class Handle(_Lazy):
-    """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks, channels]``,
-    recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``, is_token_in_rank bool ``[tokens, ranks]``,
-    send_head int32 ``[tokens, ranks]``.
+    """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks,
+    channels]``, recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``,
+    is_token_in_rank bool ``[tokens, ranks]``, send_head int32 ``[tokens, ranks]``.
     """
 
-    communicator: Communicator
-    native: _native.Handle
-    channels: int
-    element: Element
-    """How its rows travel."""
-    # The same routing in communicators of other element types, made when a cached dispatch asks for one.
-    others: dict[str, tuple[Communicator, _native.Handle]]
+    routing: Routing
+    known: Known[Routing]
 
     @classmethod
-    def of(
-        cls,
-        communicator: Communicator,
-        native: _native.Handle,
-        source_token: torch.Tensor,
-        in_rank: torch.Tensor,
-        channels: int,
-    ) -> Handle:
-        """Of a dispatch with so many channels."""
+    def of(cls, routing: Routing, known: Known[Routing], source_token: torch.Tensor, in_rank: torch.Tensor) -> Handle:
+        """Of a dispatch, to be found again in ``known``."""
         handle = cls((None, None, None, source_token, in_rank, None))
-        handle.communicator, handle.native, handle.channels, handle.others = communicator, native, channels, {}
-        handle.element = communicator.element
+        handle.routing, handle.known = routing, known
         return handle
 
-    def _computed(self, index: int) -> torch.Tensor:
-        native, ranks, channels = self.native, self.communicator.ranks, self.channels
+    def _handed_over(self, index: int, held: Any) -> Any:
+        if index == SOURCE_TOKEN:
+            # From here on the tuple may be put together again by whoever asks.
+            self.known.remember(held, self.routing)
+        if held is not None:
+            return held
+        native, channels = self.routing.native, self.routing.channels
+        ranks = self.routing.arena.communicator.ranks
         if index == 0:
             return self._filled(ranks, ranks, native.rank_prefix)
         if index == 1:
             return self._filled(ranks, channels, partial(native.channel_prefix, channels))
         if index == 5:
             return self._filled(native.tokens, ranks, partial(native.send_head, channels))
-        source_token = self[3].cpu()
+        source_token = self[SOURCE_TOKEN]
+        adapter.check.tensor("recv_src_idx", source_token, torch.int32, (native.rows,), source_token.device)
+        source_token = source_token.cpu()
         return self._filled(ranks, channels, partial(native.source_channel_prefix, channels, source_token.data_ptr()))
 
     def _filled(self, rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
         matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
         fill(matrix.data_ptr(), matrix.numel())
-        return matrix.to(self.communicator.device)
+        return matrix.to(self.routing.arena.communicator.device)
 
 
-class LowLatencyHandle(_Lazy):
-    """A low-latency dispatch's: src_info int32 ``[local experts, ranks * max_tokens]``, layout_range int64 ``[local experts, ranks]``
-    with ``begin << 32 | count``, the most tokens of a rank, hidden, experts.
-    """
+SOURCE_TOKEN, IN_RANK = 3, 4
+"""Entries of a handle: recv_src_idx, is_token_in_rank."""
 
-    communicator: Communicator
-    received: LowReceived
-    topk_idx: torch.Tensor
 
-    @classmethod
-    def of(cls, communicator: Communicator, received: LowReceived, topk_idx: torch.Tensor) -> LowLatencyHandle:
-        """Of a dispatch that may be still to be received."""
-        handle = cls((None, None, communicator.max_tokens, communicator.hidden, communicator.experts))
-        handle.communicator, handle.received, handle.topk_idx = communicator, received, topk_idx
-        return handle
+def parts(handle: object, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """recv_src_idx and is_token_in_rank of a handle that was put together again: refuses what is none."""
+    kind = type(handle).__name__
+    if not isinstance(handle, Sequence) or len(handle) != 6 or not all(isinstance(one, torch.Tensor) for one in handle):
+        raise errors.InvalidArgument(
+            f"handle is a {kind}, allowed: the tuple that dispatch returned, or its six tensors"
+        )
+    source_token, in_rank = handle[SOURCE_TOKEN], handle[IN_RANK]
+    _checks.whole("handle[3]", source_token)
+    _checks.whole("handle[4]", in_rank)
+    if in_rank.dtype != torch.bool or in_rank.dim() != 2 or in_rank.shape[1] != ranks:
+        raise errors.InvalidArgument(
+            f"handle[4] is {in_rank.dtype} {list(in_rank.shape)}, allowed: is_token_in_rank, torch.bool [tokens, {ranks}]"
+        )
+    if source_token.dtype != torch.int32 or source_token.dim() != 1:
+        raise errors.InvalidArgument(
+            f"handle[3] is {source_token.dtype} {list(source_token.shape)}, allowed: recv_src_idx, torch.int32 [rows]"
+        )
+    return source_token, in_rank
 
-    def _computed(self, index: int) -> torch.Tensor:
-        return self.received.segments if index else self.received.source_token
+
+class LowRouting:
+    """What a low-latency dispatch leaves behind, without any of its tensors."""
+
+    __slots__ = ("handle", "topk_idx", "under_way")
+
+    def __init__(self, under_way: UnderWay, topk_idx: torch.Tensor) -> None:
+        self.under_way, self.topk_idx = under_way, topk_idx
+        self.handle: adapter.LowHandle | None = None
+        """The handle beneath, once the dispatch was received."""
 
     @property
-    def native(self) -> _native.LowHandle:
-        """The handle beneath, once the dispatch was received."""
-        if self.received.handle is None:
+    def native(self) -> adapter.LowHandle:
+        """It. Refuses a dispatch that was not received."""
+        if self.handle is None:
             raise errors.InvalidArgument(
                 "handle is of a dispatch that has not been received, allowed: one whose hook was called"
             )
-        return self.received.handle
+        return self.handle
 
 
-def normal(handle: object) -> Handle:
-    """Refuses everything but a throughput dispatch's handle."""
-    if not isinstance(handle, Handle):
-        raise errors.InvalidArgument(f"handle is a {type(handle).__name__}, allowed: the tuple that dispatch returned")
-    return handle
+class LowLatencyHandle(_Lazy):
+    """A low-latency dispatch's: src_info int32 ``[local experts, ranks * max_tokens]``, layout_range int64 ``[local
+    experts, ranks]`` with ``begin << 32 | count``, the most tokens of a rank, hidden, experts.
+    """
+
+    routing: LowRouting
+    received: LowReceived
+    known: Known[LowRouting]
+
+    @classmethod
+    def of(cls, routing: LowRouting, received: LowReceived, known: Known[LowRouting]) -> LowLatencyHandle:
+        """Of a dispatch that may be still to be received, to be found again in ``known``."""
+        one = routing.under_way.communicator
+        handle = cls((None, None, one.max_tokens, one.hidden, one.experts))
+        handle.routing, handle.received, handle.known = routing, received, known
+        return handle
+
+    def _handed_over(self, index: int, held: Any) -> Any:
+        if held is not None:
+            return held
+        tensor = self.received.segments if index else self.received.source_token
+        self.known.remember(tensor, self.routing)
+        return tensor
 
 
-def low_latency(handle: object) -> LowLatencyHandle:
-    """Refuses everything but a low-latency dispatch's handle."""
-    if not isinstance(handle, LowLatencyHandle):
+def low_latency(handle: object, known: Known[LowRouting]) -> LowRouting:
+    """What a low-latency dispatch's handle stands for. Refuses everything else, and a handle of copied tensors."""
+    if isinstance(handle, LowLatencyHandle):
+        return handle.routing
+    found = None
+    if isinstance(handle, Sequence) and len(handle) == 5:
+        found = known.find(handle[0]) or known.find(handle[1])
+    if found is None:
         raise errors.InvalidArgument(
-            f"handle is a {type(handle).__name__}, allowed: the tuple that low_latency_dispatch returned"
+            f"handle is a {type(handle).__name__}, allowed: the tuple that low_latency_dispatch returned, or its entries, not copied"
         )
-    return handle
+    return found

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from moexpress import _native, errors
-from moexpress._libraries import load_nvrtc
-from moexpress._order import current_stream
-from moexpress._plain import plain
+from moexpress import adapter, errors
+from moexpress.adapter import current_stream, load_kernels, plain
 
 from . import _checks
 
@@ -20,12 +18,12 @@ class Layouts:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._of: dict[torch.device, _native.Layouts] = {}
+        self._of: dict[torch.device, adapter.Layouts] = {}
 
     @plain
     def of(self, topk_idx: torch.Tensor, experts: int) -> Layout:
         """The layout of int64 ``[tokens, topk]``, -1 for a dropped choice."""
-        _checks.topk_idx(topk_idx)
+        topk_idx = _checks.topk_idx(topk_idx)
         ranks = self.ranks
         if experts < 1 or experts % ranks:
             raise errors.InvalidArgument(f"num_experts is {experts}, allowed: a multiple of the {ranks} ranks")
@@ -37,16 +35,15 @@ class Layouts:
         numbers = torch.empty_strided((ranks + experts,), (1,), dtype=torch.int32, device=device)
         in_rank = torch.empty_strided((tokens, ranks), (ranks, 1), dtype=torch.bool, device=device)
         stream = current_stream(device.index) if device.type == "cuda" else 0
-        native.compute(
-            stream, topk_idx.data_ptr(), tokens, topk, ranks, experts, numbers.data_ptr(), in_rank.data_ptr()
-        )
+        batch = (topk_idx.data_ptr(), tokens, topk, ranks, experts)
+        native.compute(stream, batch, numbers.data_ptr(), in_rank.data_ptr())
         return numbers[:ranks], numbers[ranks:], in_rank
 
 
-def _on(device: torch.device) -> _native.Layouts:
+def _on(device: torch.device) -> adapter.Layouts:
     if device.type == "cpu":
-        return _native.Layouts()
+        return adapter.Layouts()
     if device.type != "cuda":
         raise errors.InvalidArgument(f"device of topk_idx is {device}, allowed: cpu or cuda")
-    load_nvrtc()
-    return _native.Layouts(device.index)
+    load_kernels()
+    return adapter.Layouts(device.index)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress._plain import plain
-from moexpress._shape import Element
+from moexpress.adapter import Element, plain
 
 from . import _checks, _handles
+from ._arena import Sizes
 from ._communicators import Communicators
+from ._handles import Known, LowLatencyHandle, LowRouting
 from ._throughput import Rows_t
 from ._under_way import UnderWay
 from .utils import EventHandle, EventOverlap
@@ -42,6 +43,7 @@ class LowLatency:
     def __init__(self, communicators: Communicators, ranks: int, shrink: bool) -> None:
         self.communicators, self.ranks, self.shrink = communicators, ranks, shrink
         self._of: dict[Communicator, UnderWay] = {}
+        self._known: Known[LowRouting] = Known()
 
     @plain
     def dispatch(
@@ -56,26 +58,31 @@ class LowLatency:
         async_finish: bool,
         return_recv_hook: bool,
     ) -> tuple[Rows_t, torch.Tensor, tuple[Any, ...], EventOverlap, Hook | None]:
+        if isinstance(x, torch.Tensor):
+            _checks.whole("x", x)
         if not isinstance(x, torch.Tensor) or x.dim() != 2:
             raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
-        _checks.topk_idx(topk_idx)
-        device = x.device
-        communicator = self.communicators.low(device, experts, topk_idx.shape[1], x.shape[1], max_tokens, element)
+        topk_idx, device = _checks.topk_idx(topk_idx), x.device
+        of = Sizes(experts, topk_idx.shape[1], x.shape[1], element)
+        communicator = self.communicators.low(device, of, max_tokens)
         if stats is not None:
             local = (communicator.local_experts,)
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, local, device)
         self._check_waited("dispatch_wait_recv_cost_stats", waited, device)
         under_way, receive = self._under_way(communicator), None
+        routing = LowRouting(under_way, topk_idx)
         if not return_recv_hook and waited is None and under_way.goes_at_once():
-            into = under_way.calls.dispatch(x, topk_idx, None, stats)
+            into = under_way.calls.dispatch(x, topk_idx, None, stats, repeats=True)
+            routing.handle = into.handle
         else:
-            sent = under_way.calls.send_dispatch(x, topk_idx, None, stats)
-            into, receive = sent.result, under_way.sent(sent, waited)
+            sent = under_way.calls.send_dispatch(x, topk_idx, None, stats, repeats=True)
+            into = result = sent.result
+            receive = under_way.sent(sent, waited, lambda: setattr(routing, "handle", result.handle))
             if not return_recv_hook:
                 receive()
                 receive = None
         rows: Rows_t = into.x if into.scales is None else (into.x, into.scales)
-        handle = _handles.LowLatencyHandle.of(communicator, into, topk_idx)
+        handle = LowLatencyHandle.of(routing, into, self._known)
         return rows, into.expert_counts, handle, _event(async_finish), receive
 
     @plain
@@ -91,15 +98,16 @@ class LowLatency:
         async_finish: bool,
         return_recv_hook: bool,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
-        made = _handles.low_latency(handle)
-        communicator, native = made.communicator, made.native
+        made = _handles.low_latency(handle, self._known)
+        under_way, native, topk_idx = made.under_way, made.native, _checks.topk_idx(topk_idx)
+        communicator = under_way.communicator
         device, choices = communicator.device, (native.tokens, communicator.topk)
         _checks.tensor("topk_idx", topk_idx, torch.int64, choices, device)
         _checks.tensor("topk_weights", topk_weights, torch.float32, choices, device)
+        _checks.whole("topk_idx of the handle", made.topk_idx)
         if device.type == "cpu" and not torch.equal(topk_idx, made.topk_idx):
             raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
         self._check_waited("combine_wait_recv_cost_stats", waited, device)
-        under_way = self._under_way(communicator)
         y = under_way.zero_copy_buffer() if zero_copy else x
         if not return_recv_hook and waited is None and under_way.goes_at_once():
             sums = under_way.calls.combine(y, native, topk_weights, out)
@@ -113,7 +121,7 @@ class LowLatency:
 
     def combine_buffer(self, handle: object) -> torch.Tensor:
         """Where experts' results may be written."""
-        return self._under_way(_handles.low_latency(handle).communicator).zero_copy_buffer()
+        return _handles.low_latency(handle, self._known).under_way.zero_copy_buffer()
 
     def mask(self, rank: int) -> None:
         """Goes on without a rank."""
@@ -123,13 +131,32 @@ class LowLatency:
 
     def rejoin(self) -> None:
         """Brings all ranks together again. What was under way is gone."""
-        for communicator in self.communicators.all_low():
-            communicator.rejoin()
-            self._under_way(communicator).clear()
+        self._rejoin_without(())
         self.communicators.masked.clear()
 
+    def unmask(self, rank: int) -> None:
+        """Brings a rank back, with all ranks. What was under way is gone; those that were masked beside it stay masked."""
+        masked = self.communicators.masked
+        masked.discard(rank)
+        # Nobody waits for those that have ended.
+        gone = [other for other in self.communicators.meeting.lost() if other in masked]
+        self._rejoin_without(gone)
+        for communicator in self.communicators.all_low():
+            for other in sorted(masked.difference(gone)):
+                communicator.mask_rank(other)
+
+    def _rejoin_without(self, gone: Sequence[int]) -> None:
+        for communicator in self.communicators.all_low():
+            communicator.recover(gone)
+            self._under_way(communicator).clear()
+
     def clear(self) -> None:
-        """Forgets what is under way: communicators are about to be closed."""
+        """Forgets what is under way: it is gone."""
+        for under_way in self._of.values():
+            under_way.clear()
+
+    def close(self) -> None:
+        """Forgets communicators, which are about to be closed."""
         self._of.clear()
 
     def _under_way(self, communicator: Communicator) -> UnderWay:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from moexpress import errors
-from moexpress._shape import GROUP, Element
+from moexpress.adapter import GROUP, Element
+
+from . import _checks
 
 
 class Rows:
@@ -37,6 +39,7 @@ class Rows:
         scales fit exactly; fewer are filled up. Their bits are not looked at.
         """
         if isinstance(x, torch.Tensor):
+            _checks.whole("x", x)
             if x.dtype is not torch.bfloat16:
                 raise errors.InvalidArgument(
                     f"dtype of x is {x.dtype}, allowed: torch.bfloat16, or a tuple of torch.float8_e4m3fn and its scales"
@@ -48,6 +51,8 @@ class Rows:
                 f"x is a {type(x).__name__}, allowed: a tensor, or a tuple of codes and scales"
             )
         codes, scales = x
+        _checks.whole("x[0]", codes)
+        _checks.whole("x[1]", scales)
         if codes.dtype != torch.float8_e4m3fn:
             raise errors.InvalidArgument(f"dtype of x[0] is {codes.dtype}, allowed: torch.float8_e4m3fn")
         _rows(codes)

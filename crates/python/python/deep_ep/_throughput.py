@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, Received, errors
-from moexpress._plain import plain
-from moexpress._results import tensor_of
+from moexpress.adapter import limits, plain, tensor_of
 
 from . import _checks, _handles
-from ._communicators import Communicators
+from ._arena import Arena, Sizes
+from ._communicators import WORST_TOKENS, Communicators
+from ._handles import Handle, Known, Routing
 from ._layout import Layouts
 from ._scales import Rows
 from .utils import EventHandle, EventOverlap
@@ -34,6 +35,7 @@ class Throughput:
 
     def __init__(self, communicators: Communicators, layouts: Layouts) -> None:
         self.communicators, self.layouts = communicators, layouts
+        self._known: Known[Routing] = Known()
 
     @plain
     def dispatch(
@@ -59,13 +61,16 @@ class Throughput:
         if num_worst_tokens and topk_idx is None:
             raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
         (tokens, hidden), device, ranks = rows.x.shape, rows.x.device, self.layouts.ranks
+        num_worst_tokens = limits.number("num_worst_tokens", num_worst_tokens, 0, ranks * WORST_TOKENS)
         experts = num_tokens_per_expert.numel()
         _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
         _checks.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (experts,), device)
         _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
+        rows_to, dtype = num_tokens_per_rank.tolist, None
         if topk_idx is None or topk_weights is None:
-            communicator = self.communicators.normal(device, experts, 1, hidden, rows.element)
-            received = communicator._throughput.dispatch_members(
+            of = Sizes(experts, 1, hidden, rows.element)
+            arena = self.communicators.normal(device, of, rows_to)
+            received = arena.communicator.throughput.dispatch_members(
                 rows.x,
                 is_token_in_rank,
                 num_tokens_per_expert.tolist(),
@@ -75,14 +80,15 @@ class Throughput:
                 defer=defer,
             )
         else:
-            _checks.topk_idx(topk_idx)
+            topk_idx, dtype = _checks.topk_idx(topk_idx), topk_idx.dtype
             topk = topk_idx.shape[1]
             _checks.tensor("topk_idx", topk_idx, torch.int64, (tokens, topk), device)
             _checks.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
             if device.type == "cpu":
                 _checks.membership(topk_idx, is_token_in_rank, experts, self.layouts)
-            communicator = self.communicators.normal(device, experts, topk, hidden, rows.element)
-            received = communicator._throughput.dispatch(
+            of = Sizes(experts, topk, hidden, rows.element)
+            arena = self.communicators.normal(device, of, rows_to, num_worst_tokens)
+            received = arena.communicator.throughput.dispatch(
                 rows.x,
                 topk_idx,
                 topk_weights,
@@ -91,40 +97,49 @@ class Throughput:
                 worst_rows=num_worst_tokens,
                 # No count comes to the host, so that a GPU's calls can be captured.
                 device_counts=num_worst_tokens > 0,
+                # A token that names an expert twice is the expert's business, as with DeepEP.
+                repeats=True,
                 defer=defer,
             )
-        source_token = received.source_token
-        made = _handles.Handle.of(communicator, received.handle, source_token, is_token_in_rank, num_sms // 2)
-        return (
-            _taken(rows, received, communicator, defer),
-            received.topk_idx,
-            received.topk_weights,
-            [] if num_worst_tokens else received.expert_counts,
-            made,
-            _event(communicator, defer),
-        )
+        routing = Routing(arena, of, received.handle, num_sms // 2)
+        made = Handle.of(routing, self._known, received.source_token, is_token_in_rank)
+        taken, choices = _taken(rows, received, arena, defer), received.topk_idx
+        if dtype == torch.int32 and choices is not None:
+            with arena.communicator.order.behind() if defer else nullcontext():
+                choices = choices.int()
+        event = _event(arena.communicator, defer)
+        counts = [] if num_worst_tokens else received.expert_counts
+        if not num_worst_tokens:
+            self.communicators.grow(of, arena, received.handle.most_rows())
+        return taken, choices, received.topk_weights, counts, made, event
 
     @plain
     def redispatch(self, x: Rows_t, handle: object, defer: bool) -> Dispatched:
-        made = _handles.normal(handle)
-        if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.element == "bf16":
+        made = self._routing(handle, x, None)
+        if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.rows.element == "bf16":
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
-            communicator = made.communicator
-            out = communicator._throughput.redispatch(x, made.native, None, defer)
+            arena = made.arena
+            out = arena.communicator.throughput.redispatch(x, made.native, None, defer)
             received = tensor_of(out.x(False))
-            if received.is_contiguous():
-                event = _event(communicator, True) if defer else EventOverlap()
+            if received.is_contiguous() and (not arena.has_placed() or arena.keeps(received)):
+                event = _event(arena.communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
-            return _contiguous(received, communicator, defer), None, None, None, None, _event(communicator, defer)
-        rows, communicator, native = Rows.of(x), made.communicator, made.native
-        if rows.element != made.element:
+            copy = _copy(received, arena.communicator, defer)
+            return copy, None, None, None, None, _event(arena.communicator, defer)
+        rows, arena, native = Rows.of(x), made.arena, made.native
+        if rows.element != made.rows.element:
             # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
             known = made.others.get(rows.element)
             if known is None:
-                return self._learn(rows, made, defer)
-            communicator, native = known
-        brought = Received(communicator._throughput.redispatch(rows.x, native, rows.scales, defer))
-        return _taken(rows, brought, communicator, defer), None, None, None, None, _event(communicator, defer)
+                in_rank = handle[_handles.IN_RANK]  # type: ignore[index]
+                arena, received_all = self._learn(rows, made.rows, in_rank, defer)
+                made.others[rows.element] = (arena, received_all.handle)
+                taken = _taken(rows, received_all, arena, defer)
+                return taken, None, None, None, None, _event(arena.communicator, defer)
+            arena, native = known
+        brought = Received(arena.communicator.throughput.redispatch(rows.x, native, rows.scales, defer))
+        taken = _taken(rows, brought, arena, defer)
+        return taken, None, None, None, None, _event(arena.communicator, defer)
 
     @plain
     def combine(
@@ -135,35 +150,71 @@ class Throughput:
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
         defer: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        made = _handles.normal(handle)
-        communicator = made.communicator
-        combined = communicator._throughput.combine(x, made.native, topk_weights=topk_weights, bias=bias, defer=defer)
+        made = self._routing(handle, x, topk_weights)
+        communicator = made.arena.communicator
+        combined = communicator.throughput.combine(x, made.native, topk_weights=topk_weights, bias=bias, defer=defer)
+        made.arena.look_at_results()
         event = _event(communicator, True) if defer else EventOverlap()
         return combined.x, combined.topk_weights, event
 
-    def _learn(self, rows: Rows, made: _handles.Handle, defer: bool) -> Dispatched:
+    def _routing(self, handle: object, x: object, topk_weights: torch.Tensor | None) -> Routing:
+        """What a handle stands for. One that was put together again is found by the memory of its tensors, or learnt
+        by a dispatch of the membership that it holds, if they are copies: all ranks come here with handles of the same
+        dispatch, and rows ``x``."""
+        if isinstance(handle, Handle):
+            return handle.routing
+        source_token, in_rank = _handles.parts(handle, self.layouts.ranks)
+        routing = self._known.find(source_token)
+        if routing is None:
+            first = x[0] if isinstance(x, tuple) and x else x
+            if not isinstance(first, torch.Tensor) or first.dim() != 2:
+                raise errors.InvalidArgument(f"x is {_checks.told(first)}, allowed: [rows, hidden]")
+            hidden, in_rank = first.shape[1], in_rank.contiguous()
+            topk = topk_weights.shape[1] if isinstance(topk_weights, torch.Tensor) and topk_weights.dim() == 2 else None
+            arena = self.communicators.like(in_rank.device, hidden, "bf16", topk, in_rank.sum(0).tolist)
+            nothing = torch.zeros((in_rank.shape[0], hidden), dtype=torch.bfloat16, device=in_rank.device)
+            received = self._members(arena, nothing, None, in_rank, False)
+            routing = Routing(arena, arena.rows, received.handle, 1)
+            self._known.remember(source_token, routing)
+        return routing
+
+    def _learn(self, rows: Rows, of: Sizes, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:
         """A cached dispatch whose rows are of another type than the handle's, for the first time."""
-        of = made.communicator
-        other = self.communicators.normal(rows.x.device, of.experts, 1, of.hidden, rows.element)
-        received = other._throughput.dispatch_members(
-            rows.x, made[4], [0] * of.experts, scales=rows.scales, alignment=1, worst_rows=0, defer=defer
+        # The tensor is the caller's, who may have resized it since; torch sums it up without a look at its storage.
+        shape = (rows.x.shape[0], self.layouts.ranks)
+        _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, rows.x.device)
+        arena = self.communicators.normal(
+            rows.x.device, Sizes(of.experts, 1, of.hidden, rows.element), in_rank.sum(0).tolist
         )
-        made.others[rows.element] = (other, received.handle)
-        return _taken(rows, received, other, defer), None, None, None, None, _event(other, defer)
+        return arena, self._members(arena, rows.x, rows.scales, in_rank, defer)
+
+    @staticmethod
+    def _members(
+        arena: Arena, x: torch.Tensor, scales: torch.Tensor | None, in_rank: torch.Tensor, defer: bool
+    ) -> Received:
+        """A dispatch of a membership that says nothing of experts."""
+        nobody = [0] * arena.communicator.experts
+        return arena.communicator.throughput.dispatch_members(
+            x, in_rank, nobody, scales=scales, alignment=1, worst_rows=0, defer=defer
+        )
 
 
-def _taken(rows: Rows, received: Received, communicator: Communicator, defer: bool) -> Rows_t:
-    """Received rows in the form of those that were sent: a copy, where they lie in another."""
-    x, scales = received.x, received.scales
-    with communicator.order.behind() if defer and not rows.lie(x, scales) else nullcontext():
+def _taken(rows: Rows, received: Received, arena: Arena, defer: bool) -> Rows_t:
+    """Received rows in the form of those that were sent: a copy, where they lie in another, or where the arena is full
+    of such."""
+    x, scales, communicator = received.x, received.scales, arena.communicator
+    placed, lies = arena.has_placed(), rows.lie(x, scales)
+    if lies and placed and not arena.keeps(x):
+        x, scales = _copy(x, communicator, defer), None if scales is None else _copy(scales, communicator, defer)
+    with communicator.order.behind() if defer and not lies else nullcontext():
         taken: Rows_t = rows.received(x, scales)
     return taken
 
 
-def _contiguous(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tensor:
-    """A copy of received rows."""
+def _copy(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tensor:
+    """A contiguous copy of received rows, in memory of torch's allocator."""
     with communicator.order.behind() if defer else nullcontext():
-        return x.contiguous()
+        return x.clone(memory_format=torch.contiguous_format)
 
 
 def _event(communicator: Communicator, defer: bool) -> EventOverlap:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from moexpress import Meeting, _native, errors
-from moexpress._meeting import default_timeout
+from moexpress import Meeting, errors
+from moexpress.adapter import default_timeout, limits, low_latency_bytes
 
 from . import _checks, config
 from ._communicators import Communicators
 from ._layout import Layouts
 from ._low_latency import LowLatency, element_of
-from ._runtime import Runtime
+from ._runtime import LocalMemory, Runtime
 from ._throughput import Dispatched, Rows_t, Throughput
 from .config import Config
 from .utils import EventHandle, EventOverlap
@@ -22,15 +22,21 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+MOST_BYTES = (1 << 63) - 1
+"""The largest size hint: DeepEP's are int64."""
+
+
 class Buffer:
     """Dispatch and combine of the ranks of a group, with DeepEP's arguments and results.
 
-    Sizes are hints. All ranks make the same calls in the same order; the first call with sizes that were not seen before makes a
-    communicator for them. Every wait ends: by ``MOEXPRESS_TIMEOUT`` seconds (100 unless it is set).
+    Sizes are hints; the logger ``deep_ep`` says where larger ones would help. All ranks make the same calls in the same order; the
+    first call with sizes that were not seen before makes a communicator for them. Every wait ends: by ``MOEXPRESS_TIMEOUT`` seconds
+    (100 unless it is set).
 
     Args:
         group: a ``torch.distributed`` group of any backend.
-        num_nvl_bytes: hint for the memory into which rows are placed directly; more rows go through rings.
+        num_nvl_bytes: least bytes of memory into which rows are placed directly. It grows with the batches that are seen, as far as
+            memory is free; rows for which it has no room go through rings.
         num_rdma_bytes: accepted, and not needed.
         low_latency_mode: whether low-latency calls may be made.
         num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted, without effect.
@@ -57,18 +63,20 @@ class Buffer:
     ) -> None:
         if group is None and comm is None:
             raise errors.InvalidArgument("group is None, allowed: a process group, or comm, an MPI communicator")
+        self.num_nvl_bytes = limits.number("num_nvl_bytes", num_nvl_bytes, 0, MOST_BYTES)
+        self.num_rdma_bytes = limits.number("num_rdma_bytes", num_rdma_bytes, 0, MOST_BYTES)
         timeout = default_timeout()
         meeting = Meeting(group, comm=comm, timeout=timeout)
         self.group, self.rank, self.group_size = group, meeting.rank, meeting.world
-        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
         self.runtime = Runtime(self)
-        self._communicators = Communicators(meeting, num_nvl_bytes, timeout)
+        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout)
         self._layouts = Layouts(self.group_size)
         self._throughput = Throughput(self._communicators, self._layouts)
         self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
+        self._local = LocalMemory(self.num_nvl_bytes, self.num_rdma_bytes)
 
     # Of all buffers.
 
@@ -105,7 +113,7 @@ class Buffer:
     ) -> int:
         """Bytes that low latency takes on each rank for top-8 (or as many experts as there are)."""
         topk = min(8, num_experts)
-        return _native.low_latency_bytes(num_experts, topk, hidden, num_max_dispatch_tokens_per_rank, num_ranks)
+        return low_latency_bytes(num_experts, topk, hidden, num_max_dispatch_tokens_per_rank, num_ranks)
 
     # Of one.
 
@@ -121,26 +129,50 @@ class Buffer:
         self._close()
 
     def _close(self) -> None:
-        self._low_latency.clear()
+        self._low_latency.close()
+        self._local.free()
         self._communicators.close()
 
+    def recover(self, mask: Sequence[int] = ()) -> None:
+        """Goes on after a failure, without the ranks of ``mask``: all others call it. What was under way is gone, and handles of before
+        are refused. Not of DeepEP, whose buffers end with the first failure.
+
+        Raises:
+            moexpress.errors.Excluded: the others gave up on this rank.
+        """
+        for rank in mask:
+            _checks.rank("rank of the mask", rank, self.group_size)
+        self._low_latency.clear()
+        self._communicators.recover(mask)
+
+    def rejoin(self) -> None:
+        """Brings all ranks together again in low latency: all of them call it, masked ones too. Not of DeepEP, which has
+        :meth:`low_latency_clean_mask_buffer` for buffers with ``enable_shrink``."""
+        self._check_low_latency_mode()
+        self._low_latency.rejoin()
+
+    def stats(self) -> dict[str, int]:
+        """Rows by the way they took, of all communicators of throughput mode: ``rows_placed`` and ``rows_through_rings`` of dispatches,
+        ``results_pulled`` and ``results_through_rings`` of combines (on CPUs results always return through rings); and
+        ``arena_bytes``, those of the arenas. Not of DeepEP."""
+        return self._communicators.stats()
+
     def get_comm_stream(self) -> torch.Stream:
-        """The stream that throughput calls enqueue to. CUDA only, after the first dispatch."""
-        for communicator in [*self._communicators._normal.values(), *self._communicators.all_low()]:
-            if communicator.order.stream is not None:
-                return communicator.order.stream
-        raise errors.Unsupported(
-            "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs"
-        )
+        """The stream that the first communicator's calls enqueue to, the same each time. CUDA only, after the first call."""
+        return self._communicators.stream()
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> torch.Tensor:
-        """Not supported: windows belong to the protocol."""
-        raise errors.Unsupported(
-            "a view of the communication buffer is not supported: use get_next_low_latency_combine_buffer for experts' results, or "
-            "a tensor of your own"
-        )
+        """Memory for the caller's own use, of ``num_rdma_bytes`` or else ``num_nvl_bytes``: the same each time. No call of this buffer
+        reads or writes it, so that nothing has to be cleaned afterwards. It is taken at the first request.
+
+        Args:
+            size: of the tensor; default: all elements from ``offset`` on.
+            offset: bytes before the tensor.
+        """
+        self._communicators.check_open()
+        return self._local.tensor(self._communicators.device, dtype, size, offset, use_rdma_buffer)
 
     # Throughput mode.
 
@@ -155,7 +187,7 @@ class Buffer:
         """Counts and membership of a batch.
 
         Args:
-            topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
+            topk_idx: int64 or int32 ``[tokens, topk]``, -1 for a dropped choice.
             num_experts: experts in all.
 
         Returns:
@@ -188,10 +220,10 @@ class Buffer:
 
         Args:
             x: bf16 ``[tokens, hidden]``, or float8_e4m3fn ``[tokens, hidden]`` with scales ``[tokens, scales]``, f32 or int32.
-            handle: of an earlier dispatch, whose routing is used again: a cached dispatch.
+            handle: of an earlier dispatch, whose routing is used again: a cached dispatch. Its tensors in a tuple or list will do.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from :meth:`get_dispatch_layout`.
             num_tokens_per_rdma_rank: ignored.
-            topk_idx: int64 ``[tokens, topk]``, with ``topk_weights`` f32 ``[tokens, topk]``: both or neither.
+            topk_idx: int64 or int32 ``[tokens, topk]``, with ``topk_weights`` f32 ``[tokens, topk]``: both or neither.
             expert_alignment: counts for each expert are rounded up to a multiple of this.
             num_worst_tokens: rows to make room for; then no count comes to the host, and the list of counts is empty.
             config: accepted, without effect.
@@ -283,7 +315,7 @@ class Buffer:
 
         Args:
             x: bf16 ``[tokens, hidden]``, at most ``num_max_dispatch_tokens_per_rank`` tokens.
-            topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
+            topk_idx: int64 or int32 ``[tokens, topk]``, -1 for a dropped choice.
             num_max_dispatch_tokens_per_rank: the same on all ranks.
             cumulative_local_expert_recv_stats: int32 ``[local experts]``, to which received rows are added.
             dispatch_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
@@ -328,8 +360,9 @@ class Buffer:
 
         Args:
             x: bf16 ``[local experts, ranks * max tokens, hidden]``, in the order of the received rows.
-            topk_idx: int64 ``[tokens, topk]``, that of the dispatch.
+            topk_idx: int64 or int32 ``[tokens, topk]``, that of the dispatch.
             topk_weights: f32 ``[tokens, topk]``.
+            use_logfmt: accepted; results travel as bf16, which is more exact.
             zero_copy: results were written to :meth:`get_next_low_latency_combine_buffer`; ``x`` is not read.
             out: bf16 ``[tokens, hidden]`` for the sums.
             combine_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
@@ -339,8 +372,6 @@ class Buffer:
         """
         self._check_low_latency_mode()
         _checks.hook(async_finish, return_recv_hook)
-        if use_logfmt:
-            raise errors.Unsupported("use_logfmt is not supported: leave it out, results return as bf16")
         return self._low_latency.combine(
             x,
             topk_idx,
@@ -359,22 +390,21 @@ class Buffer:
         return self._low_latency.combine_buffer(handle)
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Goes on without a rank in low latency. Needs ``enable_shrink``.
+        """Goes on without a rank in low latency, or with ``mask=False`` with it again. Needs ``enable_shrink``.
 
-        Raises:
-            NotImplementedError: to unmask one rank; :meth:`low_latency_clean_mask_buffer` brings all together again.
+        A mask is this rank's own. To unmask a rank all ranks call this that take part, that one too: what was under way is gone then,
+        and handles of before are refused.
         """
         self._check_shrink()
-        if not 0 <= rank_to_mask < self.group_size or rank_to_mask == self.rank:
+        if mask and rank_to_mask == self.rank:
             raise errors.InvalidArgument(
                 f"rank_to_mask is {rank_to_mask}, allowed: another rank, 0 to {self.group_size - 1}"
             )
+        _checks.rank("rank_to_mask", rank_to_mask, self.group_size)
         if mask:
             self._low_latency.mask(rank_to_mask)
-        elif rank_to_mask in self._communicators.masked:
-            raise errors.Unsupported(
-                "unmasking one rank is not supported: call low_latency_clean_mask_buffer on all ranks"
-            )
+        else:
+            self._low_latency.unmask(rank_to_mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes int32 ``[ranks]``: 1 for masked ranks, else 0. Needs ``enable_shrink``."""
@@ -403,5 +433,6 @@ class Buffer:
 def _wait(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
     """Makes the current stream wait for what a call is to come behind."""
     _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-    if previous_event is not None:
+    # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
+    if isinstance(previous_event, EventHandle) or (previous_event is not None and previous_event.event is not None):
         previous_event.current_stream_wait()

@@ -40,9 +40,9 @@ def __getattr__(name: str) -> object:
     if name == "Communicator":
         from ._communicator import Communicator
 
-        return Communicator
+        return globals().setdefault(name, Communicator)
     if name in ("Combined", "LowReceived", "Received"):
         from . import _results
 
-        return getattr(_results, name)
+        return globals().setdefault(name, getattr(_results, name))
     raise AttributeError(f"module 'moexpress' has no attribute {name!r}")

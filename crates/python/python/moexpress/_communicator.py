@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from . import _check, _exit, _native, errors
-from ._libraries import load_nvrtc
+from . import _exit, _limits, _native, errors
+from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch, LowLatency
 from ._meeting import Meeting, default_timeout
 from ._order import CudaOrder, HostOrder, Order
@@ -26,7 +26,9 @@ class Communicator:
     """One rank of a communicator: throughput and low-latency dispatch and combine.
 
     All ranks of the group make one with the same arguments, and then the same calls in the same order. Calls wait without Python's
-    lock and answer Ctrl-C; every wait ends by the timeout.
+    lock and answer Ctrl-C; every wait ends by the timeout. Threads take turns, one call at a time; a call from inside another (from a
+    signal handler, say), or one whose turn does not come within the timeout, raises ``Busy``. Tensors are checked when a call
+    begins: nobody else may resize or write them before it has returned.
 
     Args:
         group: a :class:`Meeting`, or a ``torch.distributed`` group (None: the default one).
@@ -37,15 +39,17 @@ class Communicator:
         element: how rows of a dispatch travel.
         device: ``cpu``, or a CUDA device of this host. Default: the current CUDA device if the CUDA backend can run, else ``cpu``.
         low_latency: room for low latency.
-        placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings.
+        placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings,
+            ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node.
         arena_bytes: bytes of the arena. Default: room for two worst batches of ``max_tokens``, at most 1 GiB.
         timeout: seconds that one operation may take, a peer's slow experts included. Default: ``MOEXPRESS_TIMEOUT``, or 100.
         channels, slots: rings of each pair of ranks, and their rows. Default: chosen by size.
         multiprocessors: of a GPU that kernels occupy. Default: 24.
 
     Raises:
-        errors.InvalidArgument: a size outside its limits, or one that differs between ranks.
-        errors.Unsupported: what is missing: a driver, a GPU, memory.
+        errors.InvalidArgument: an argument outside its limits, or one that differs between ranks.
+        errors.Unsupported: what is missing: a driver, a GPU.
+        errors.Broken: what the driver or the system refuses, as memory.
     """
 
     rank: int
@@ -66,25 +70,31 @@ class Communicator:
         element: Element = "bf16",
         device: torch.device | str | None = None,
         low_latency: bool = False,
-        placement: Literal["direct", "ring"] = "direct",
+        placement: Literal["direct", "ring", "pulled"] = "direct",
         arena_bytes: int | None = None,
         timeout: float | None = None,
         channels: int | None = None,
         slots: int | None = None,
         multiprocessors: int | None = None,
     ) -> None:
+        sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
+        sizes = {name: _limits.number(name, size, 1, (1 << 31) - 1) for name, size in sizes.items()}
+        experts, topk, hidden, max_tokens = sizes.values()
+        _limits.flag("low_latency", low_latency)
+        for name, value in {"element": element, "placement": placement}.items():
+            _limits.name(name, value)
+        arena_bytes = None if arena_bytes is None else _limits.number("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
+        channels = None if channels is None else _limits.number("channels", channels)
+        slots = None if slots is None else _limits.number("slots", slots)
+        multiprocessors = 0 if multiprocessors is None else _limits.number("multiprocessors", multiprocessors)
+        self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.device = _device(device)
         self._shares_meeting = isinstance(group, Meeting)
-        self.meeting = group if isinstance(group, Meeting) else Meeting(group, timeout=timeout)
+        self.meeting = group if isinstance(group, Meeting) else Meeting(group, timeout=self.timeout)
         self.rank, self.ranks = self.meeting.rank, self.meeting.world
         self.experts, self.topk, self.hidden, self.max_tokens = experts, topk, hidden, max_tokens
         self.element: Element = element
         self.low_latency = low_latency
-        self.timeout = default_timeout() if timeout is None else timeout
-        sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
-        for name, size in sizes.items():
-            if not 0 < size < 1 << 31:
-                raise _check.invalid(name, size, "1 to 2147483647")
         # Said before memory is taken: a difference is named, on all ranks.
         self.meeting.agree(
             {
@@ -101,26 +111,25 @@ class Communicator:
         self.native = _native.Endpoint(
             self.meeting._native,
             "cuda" if self.device.type == "cuda" else "host",
-            experts,
-            topk,
-            hidden,
-            max_tokens,
-            element,
-            placement,
-            arena_bytes,
-            low_latency,
-            self.timeout,
-            channels,
-            slots,
-            self.device.index or 0,
-            multiprocessors or 0,
+            sizes,
+            {
+                "element": element,
+                "placement": placement,
+                "arena_bytes": arena_bytes,
+                "low_latency": low_latency,
+                "seconds": self.timeout,
+                "channels": channels,
+                "slots": slots,
+                "gpu": self.device.index or 0,
+                "multiprocessors": multiprocessors,
+            },
         )
         shape = Shape(self.ranks, experts, topk, hidden, max_tokens, element, self.device)
         self.local_experts = shape.local_experts
         stream = self.native.stream()
         self.order: Order = CudaOrder(stream, self.device) if self.device.type == "cuda" else HostOrder()
-        self._throughput = Throughput(self.native, self.order, shape)
-        self._in_low_latency = LowLatency(self.native, self.order, shape)
+        self.throughput = Throughput(self.native, self.order, shape)
+        self.in_low_latency = LowLatency(self.native, self.order, shape)
         _exit.remember(self)
 
     # Throughput mode.
@@ -150,7 +159,7 @@ class Communicator:
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
                 CUDA graph. Needs ``worst_rows``.
         """
-        return self._throughput.dispatch(
+        return self.throughput.dispatch(
             x,
             topk_idx,
             topk_weights,
@@ -177,14 +186,14 @@ class Communicator:
             in_rank: bool ``[tokens, ranks]``: where each token goes.
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
-        return self._throughput.dispatch_members(
+        return self.throughput.dispatch_members(
             x, in_rank, tokens_per_expert, scales=scales, alignment=alignment, worst_rows=worst_rows
         )
 
     @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
-        return Received(self._throughput.redispatch(x, handle, scales))
+        return Received(self.throughput.redispatch(x, handle, scales))
 
     @plain
     def combine(
@@ -202,7 +211,7 @@ class Communicator:
             topk_weights: f32 ``[rows, topk]``, summed likewise.
             bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
         """
-        return self._throughput.combine(y, handle, topk_weights=topk_weights, bias=bias)
+        return self.throughput.combine(y, handle, topk_weights=topk_weights, bias=bias)
 
     # Low latency.
 
@@ -218,14 +227,14 @@ class Communicator:
             topk_weights: where given, each rank weighs and sums its experts' results, and one row a rank comes back; where not,
                 one row a choice comes back, and combine is given the weights.
         """
-        return self._in_low_latency.send_dispatch(x, topk_idx, topk_weights)
+        return self.in_low_latency.send_dispatch(x, topk_idx, topk_weights)
 
     @plain
     def low_latency_dispatch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
     ) -> LowReceived:
         """Both halves of a low-latency dispatch, on GPUs in one kernel."""
-        return self._in_low_latency.dispatch(x, topk_idx, topk_weights)
+        return self.in_low_latency.dispatch(x, topk_idx, topk_weights)
 
     @plain
     def send_combine(
@@ -243,7 +252,7 @@ class Communicator:
             topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
         """
-        return self._in_low_latency.send_combine(y, handle, topk_weights, out)
+        return self.in_low_latency.send_combine(y, handle, topk_weights, out)
 
     @plain
     def low_latency_combine(
@@ -256,7 +265,7 @@ class Communicator:
     ) -> torch.Tensor:
         """Both halves of a low-latency combine, on GPUs in one kernel: the weighted sum of each token's results, bf16
         ``[tokens, hidden]``."""
-        return self._in_low_latency.combine(y, handle, topk_weights, out)
+        return self.in_low_latency.combine(y, handle, topk_weights, out)
 
     # Ranks that fail, and what is known of them.
 
@@ -275,7 +284,8 @@ class Communicator:
         Raises:
             errors.Excluded: the others gave up on this rank.
         """
-        self.native.recover([_rank(rank, self.ranks) for rank in mask])
+        ranks = _limits.numbers("mask", mask, self.ranks)
+        self.native.recover([_rank(rank, self.ranks) for rank in ranks])
 
     @property
     def mask(self) -> list[int]:
@@ -289,8 +299,14 @@ class Communicator:
 
     def stats(self) -> dict[str, Any]:
         """What this rank did since the communicator was made: ``[ranks]`` of ``rows_sent``, ``rows_received``, ``bytes_sent``,
-        ``bytes_received`` and ``waited_ns``; ``expert_rows`` ``[local experts]``; ``operations``."""
+        ``bytes_received`` and ``waited_ns``; ``expert_rows`` ``[local experts]``; ``operations``; and of throughput mode
+        ``rows_placed`` and ``rows_through_rings``, received rows of dispatches by the way they took, ``results_pulled`` and
+        ``results_through_rings``, results of combines that left here (with counts on the GPU the bound counts)."""
         return self.native.stats()
+
+    def through_rings(self) -> tuple[int, int]:
+        """Rows received, and results that left here, through rings: two of the numbers of :meth:`stats`, at no cost."""
+        return self.native.through_rings()
 
     @property
     def window_bytes(self) -> int:
@@ -298,7 +314,11 @@ class Communicator:
         return self.native.window_bytes()
 
     def close(self) -> None:
-        """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable."""
+        """Frees windows and lanes, and leaves the meeting if that is its own. Received tensors stay readable.
+
+        A call that is under way in another thread ends and raises ``Closed``. From a signal handler that runs inside a call this returns
+        at once, and the call raises ``Closed`` when the handler has returned.
+        """
         native = getattr(self, "native", None)
         if native is not None:
             native.close()
@@ -317,20 +337,21 @@ class Communicator:
 def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
         device = "cuda" if _native.cuda_is_available() is None and torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError, OverflowError, ValueError):
+        raise _limits.invalid("device", _limits.told(device), "cpu or cuda") from None
     if device.type == "cuda":
         why = _native.cuda_is_available()
         if why is not None:
             raise errors.Unsupported(f"device {device} is not supported: {why}; use device='cpu'")
-        load_nvrtc()
+        load_kernels()
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     elif device.type != "cpu":
-        raise _check.invalid("device", device, "cpu or cuda")
+        raise _limits.invalid("device", device, "cpu or cuda")
     return device
 
 
 def _rank(rank: int, ranks: int) -> int:
-    if not 0 <= rank < ranks:
-        raise _check.invalid("rank", rank, f"0 to {ranks - 1}")
-    return rank
+    return _limits.number("rank", rank, 0, ranks - 1)

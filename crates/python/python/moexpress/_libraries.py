@@ -1,4 +1,7 @@
-"""NVIDIA's compiler, which comes with torch as a package of its own and so lies where the system does not look."""
+"""What kernels need: those that came with the wheel, and for other GPUs NVIDIA's compiler.
+
+The compiler comes with torch as a package of its own, and so lies where the system does not look.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,20 @@ import ctypes
 import sys
 from pathlib import Path
 
+from . import _native
+
 NVRTC = "libnvrtc.so.13"
+KERNELS = Path(__file__).with_name("kernels")
+"""Compiled kernels, in wheels that have some."""
 
 
-def load_nvrtc() -> None:
-    """Loads it from where pip put it, unless the system finds it. Where it is not to be had, making a communicator says so."""
+def load_kernels() -> None:
+    """Names the kernels that came with the wheel, and loads the compiler from where pip put it, unless the system finds it.
+
+    Where neither serves a GPU, making a communicator says so.
+    """
+    if KERNELS.is_dir():
+        _native.kernels_come_from(KERNELS)
     places = [NVRTC, *(str(path) for folder in sys.path for path in Path(folder).glob(f"nvidia/*/lib/{NVRTC}"))]
     for place in places:
         try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 
 from . import _check, _native
+from ._check import Held
 from ._order import Order
 from ._plain import plain
 from ._results import LowReceived
-from ._shape import Shape, address
+from ._shape import Shape
 
 
 class LowLatency:
-    """The calls of :class:`Communicator` by the same names. ``stats``: int32 ``[local experts]``, to which the counts are added."""
+    """The calls of :class:`Communicator` by the same names. ``stats``: int32 ``[local experts]``, to which the counts are
+    added. ``repeats``: whether a token may name an expert more than once; it gets the row once, and its result counts each time."""
 
     def __init__(self, native: _native.Endpoint, order: Order, shape: Shape) -> None:
         self.native, self.order, self.shape = native, order, shape
@@ -23,14 +25,16 @@ class LowLatency:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None,
         stats: torch.Tensor | None = None,
+        repeats: bool = False,
     ) -> LowDispatch:
-        tokens = self._batch(x, topk_idx, topk_weights)
+        tokens, rows, choices, weights = self._batch(x, topk_idx, topk_weights)
+        if stats is not None:
+            self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
-        self.order.beyond(x)
-        sent, into = self.native.send_dispatch(
-            self.order.current(), False, x.data_ptr(), tokens, topk_idx.data_ptr(), address(topk_weights)
-        )
-        return LowDispatch(self, sent, x, into, stats)
+        kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
+        batch = (rows, tokens, choices, weights, repeats)
+        sent, into = self.native.send_dispatch((self.order.current(), False), batch)
+        return LowDispatch(self, sent, kept, LowReceived(into, None), added)
 
     def dispatch(
         self,
@@ -38,57 +42,62 @@ class LowLatency:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None,
         stats: torch.Tensor | None = None,
+        repeats: bool = False,
     ) -> LowReceived:
-        tokens = self._batch(x, topk_idx, topk_weights)
-        handle, into = self.native.low_dispatch(
-            self.order.current(),
-            False,
-            x.data_ptr(),
-            tokens,
-            topk_idx.data_ptr(),
-            address(topk_weights),
-            address(stats),
-        )
+        tokens, rows, choices, weights = self._batch(x, topk_idx, topk_weights)
+        added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
+        batch = (rows, tokens, choices, weights, repeats)
+        handle, into = self.native.low_dispatch((self.order.current(), False), batch, added)
         return LowReceived(into, handle)
 
     def send_combine(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
     ) -> LowCombine:
-        out = self._sums(y, handle, topk_weights, out)
+        results, weights, out = self._sums(y, handle, topk_weights, out)
         # The receiving half may read the results again.
-        self.order.beyond(y)
-        sent = self.native.send_combine(self.order.current(), False, y.data_ptr(), handle, address(topk_weights))
-        return LowCombine(self, sent, y, out)
+        kept, into = self.order.hold("y", y), Held("out", out)
+        sent = self.native.send_combine((self.order.current(), False), results, handle, weights)
+        return LowCombine(self, sent, kept, into)
 
     def combine(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
     ) -> torch.Tensor:
-        out = self._sums(y, handle, topk_weights, out)
-        self.native.low_combine(
-            self.order.current(), False, y.data_ptr(), handle, address(topk_weights), out.data_ptr()
-        )
+        results, weights, out = self._sums(y, handle, topk_weights, out)
+        self.native.low_combine((self.order.current(), False), results, handle, weights, out.data_ptr())
         return out
 
-    def _batch(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> int:
-        """Checks a batch; its tokens."""
-        tokens = self.shape.results("x", x)
-        self.shape.choices(tokens, topk_idx, topk_weights)
-        return tokens
+    def _batch(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None
+    ) -> tuple[int, int, int, int | None]:
+        """Checks a batch; its tokens, and where rows, choices and weights lie."""
+        tokens, rows = self.shape.results("x", x)
+        return tokens, rows, *self.shape.choices(tokens, topk_idx, topk_weights)
+
+    def _added(
+        self, stats: torch.Tensor, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None
+    ) -> int:
+        """Checks what counts are added to; where it lies."""
+        shape = self.shape
+        at = _check.address("stats", stats, torch.int32, (shape.local_experts,), shape.device)
+        _check.apart("stats", stats, x=x, topk_idx=topk_idx, topk_weights=topk_weights)
+        return at
 
     def _sums(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Checks a combine; where the sums go."""
+    ) -> tuple[int, int | None, torch.Tensor]:
+        """Checks a combine; where results and weights lie, and where the sums go."""
         shape = self.shape
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        _check.tensor("y", y, torch.bfloat16, shape.low, shape.device)
+        results = _check.address("y", y, torch.bfloat16, shape.low, shape.device)
         tokens, hidden = handle.tokens, shape.hidden
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, (tokens, shape.topk), shape.device)
+        weights = shape.weights(topk_weights, tokens)
         if out is None:
-            return torch.empty_strided((tokens, hidden), (hidden, 1), dtype=torch.bfloat16, device=shape.device)
-        return _check.tensor("out", out, torch.bfloat16, (tokens, hidden), shape.device)
+            out = torch.empty_strided((tokens, hidden), (hidden, 1), dtype=torch.bfloat16, device=shape.device)
+        else:
+            _check.address("out", out, torch.bfloat16, (tokens, hidden), shape.device)
+            _check.apart("out", out, y=y, topk_weights=topk_weights)
+        return results, weights, out
 
 
 class LowDispatch:
@@ -98,13 +107,12 @@ class LowDispatch:
         self,
         calls: LowLatency,
         pending: _native.Pending,
-        x: torch.Tensor,
-        into: _native.LowDispatched,
-        stats: torch.Tensor | None,
+        x: Held | None,
+        into: LowReceived,
+        stats: Held | None,
     ) -> None:
         # Rows are kept: those for a rank that was late are read again by the receiving half.
-        self._calls, self._pending, self._x, self._out, self._stats = calls, pending, x, into, stats
-        self._into = LowReceived(into, None)
+        self._calls, self._pending, self._x, self._into, self._stats = calls, pending, x, into, stats
 
     @property
     def result(self) -> LowReceived:
@@ -117,33 +125,39 @@ class LowDispatch:
 
         Raises:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
+            errors.InvalidArgument: it was received already; or the storage of ``x`` (on GPUs) was resized since it was sent.
         """
         into, calls = self._into, self._calls
-        into.handle = calls.native.receive_dispatch(
-            calls.order.current(), False, self._pending, self._out, address(self._stats), self._x.shape[0]
-        )
+        if self._x is not None:
+            self._x.check()
+        stats = None if self._stats is None else self._stats.check()
+        into.handle = calls.native.receive_dispatch((calls.order.current(), False), self._pending, stats)
         return into
 
 
 class LowCombine:
     """A low-latency combine that was sent."""
 
-    def __init__(self, calls: LowLatency, pending: _native.Pending, y: torch.Tensor, into: torch.Tensor) -> None:
+    def __init__(self, calls: LowLatency, pending: _native.Pending, y: Held | None, into: Held) -> None:
         # Results are kept: those for a rank that was late are read again by the receiving half.
         self._calls, self._pending, self._y, self._into = calls, pending, y, into
 
     @property
     def result(self) -> torch.Tensor:
         """Where the sums go; defined after :meth:`receive`."""
-        return self._into
+        return self._into.tensor
 
     @plain
     def receive(self) -> torch.Tensor:
         """Waits for the results of this rank's tokens: bf16 ``[tokens, hidden]``.
 
         Raises:
-            errors.OperationFailed: as for :meth:`LowDispatch.receive`.
+            errors.OperationFailed, errors.InvalidArgument: as for :meth:`LowDispatch.receive`, or ``out`` shows other memory than when
+                it was sent.
         """
         calls = self._calls
-        calls.native.receive_combine(calls.order.current(), False, self._pending, self._into.data_ptr())
-        return self._into
+        if self._y is not None:
+            self._y.check()
+        into = self._into.check(whole=True)
+        calls.native.receive_combine((calls.order.current(), False), self._pending, into)
+        return self._into.tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from . import _exit, _native, errors
+from . import _exit, _limits, _native, errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,7 +57,7 @@ class Meeting:
     """Ranks of the group."""
 
     def __init__(self, group: ProcessGroup | None = None, *, comm: Any = None, timeout: float | None = None) -> None:
-        self.timeout = default_timeout() if timeout is None else timeout
+        self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.group = group
         if comm is not None:
             self.rank, self.world, gather = comm.Get_rank(), comm.Get_size(), comm.allgather
@@ -68,7 +68,11 @@ class Meeting:
                 raise errors.InvalidArgument(
                     "torch.distributed is not initialised, allowed: a group of processes; call init_process_group"
                 )
-            self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+            try:
+                self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+            except (AttributeError, TypeError, ValueError, RuntimeError):
+                allowed = "a torch.distributed process group, a Meeting, or None"
+                raise _limits.invalid("group", _limits.told(group), allowed) from None
             if self.rank < 0:
                 raise errors.InvalidArgument(
                     "group has not this process, allowed: a group that this process is part of"
@@ -101,6 +105,8 @@ class Meeting:
 
     def all_gather(self, told: bytes) -> list[bytes | None]:
         """Gives ``told`` to all ranks and returns what each told; None for a rank that ``recover`` went on without."""
+        if not isinstance(told, bytes):
+            raise _limits.invalid("what is told", _limits.told(told), "bytes")
         return self._native.all_gather(told, self.timeout)
 
     def barrier(self) -> None:

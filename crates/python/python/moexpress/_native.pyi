@@ -1,6 +1,7 @@
 """The compiled part: addresses, sizes and streams. Use :class:`moexpress.Communicator` instead."""
 
-from typing import Any, final
+from os import PathLike
+from typing import Any, TypedDict, final
 
 __all__ = [
     "Dispatched",
@@ -12,14 +13,35 @@ __all__ = [
     "Meeting",
     "Pending",
     "Place",
+    "block_bytes",
     "cuda_is_available",
+    "kernels_absent",
+    "kernels_come_from",
     "low_latency_bytes",
 ]
 
 _Capsule = Any
-_Scales2 = tuple[int, int, int] | None
+_Order = tuple[int, bool]  # the caller's stream, and whether he waits for the call's work himself
+_Rows = tuple[int, int, tuple[int, int, int] | None]  # address, rows; of scales address and strides
+_Routing = tuple[int, int | None] | tuple[int, list[int]]  # topk_idx, topk_weights; or in_rank, tokens_per_expert
+_DispatchOptions = tuple[int, int, bool, bool]  # alignment, worst_rows, device_counts, repeats
+_Batch = tuple[int, int, int, int | None, bool]  # x, tokens, topk_idx, topk_weights, repeats
 
+class _Options(TypedDict):
+    element: str
+    placement: str
+    arena_bytes: int | None
+    low_latency: bool
+    seconds: float
+    channels: int | None
+    slots: int | None
+    gpu: int
+    multiprocessors: int
+
+def block_bytes(experts: int, topk: int, hidden: int, element: str, rows: int) -> tuple[int, int]: ...
 def cuda_is_available() -> str | None: ...
+def kernels_absent(folder: str | PathLike[str], arch: str) -> list[str]: ...
+def kernels_come_from(folder: str | PathLike[str]) -> None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
 
 @final
@@ -45,6 +67,7 @@ class Handle:
     rows: int
     tokens: int
     generation: int
+    def most_rows(self) -> int: ...
     def rank_prefix(self, address: int, len: int) -> None: ...
     def channel_prefix(self, channels: int, address: int, len: int) -> None: ...
     def source_channel_prefix(self, channels: int, source_token: int, address: int, len: int) -> None: ...
@@ -67,17 +90,7 @@ class Dispatched:
 @final
 class Layouts:
     def __new__(cls, gpu: int | None = None) -> Layouts: ...
-    def compute(
-        self,
-        stream: int,
-        topk_idx: int,
-        tokens: int,
-        topk: int,
-        ranks: int,
-        experts: int,
-        numbers: int,
-        in_rank: int,
-    ) -> None: ...
+    def compute(self, stream: int, batch: tuple[int, int, int, int, int], numbers: int, in_rank: int) -> None: ...
 
 @final
 class LowDispatched:
@@ -96,79 +109,24 @@ class Pending: ...
 
 @final
 class Endpoint:
-    def __new__(
-        cls,
-        meeting: Meeting,
-        backend: str,
-        experts: int,
-        topk: int,
-        hidden: int,
-        max_tokens: int,
-        element: str,
-        placement: str,
-        arena_bytes: int | None,
-        low_latency: bool,
-        seconds: float,
-        channels: int | None = None,
-        slots: int | None = None,
-        gpu: int = 0,
-        multiprocessors: int = 0,
-    ) -> Endpoint: ...
-    def dispatch(
-        self,
-        stream: int,
-        defers: bool,
-        x: int,
-        tokens: int,
-        scales: _Scales2,
-        topk_idx: int | None,
-        topk_weights: int | None,
-        in_rank: int,
-        tokens_per_expert: list[int],
-        alignment: int,
-        worst_rows: int,
-        device_counts: bool,
-    ) -> Dispatched: ...
-    def redispatch(
-        self, stream: int, defers: bool, x: int, tokens: int, scales: _Scales2, handle: Handle
-    ) -> Dispatched: ...
+    def __new__(cls, meeting: Meeting, backend: str, sizes: dict[str, int], options: _Options) -> Endpoint: ...
+    def dispatch(self, order: _Order, x: _Rows, routing: _Routing, options: _DispatchOptions) -> Dispatched: ...
+    def redispatch(self, order: _Order, x: _Rows, handle: Handle) -> Dispatched: ...
     def combine(
-        self,
-        stream: int,
-        defers: bool,
-        y: int,
-        handle: Handle,
-        topk_weights: int | None,
-        bias: list[int],
+        self, order: _Order, y: int, handle: Handle, topk_weights: int | None, bias: list[int]
     ) -> tuple[_Capsule, _Capsule | None]: ...
-    def send_dispatch(
-        self, stream: int, defers: bool, x: int, tokens: int, topk_idx: int, topk_weights: int | None
-    ) -> tuple[Pending, LowDispatched]: ...
-    def receive_dispatch(
-        self, stream: int, defers: bool, sent: Pending, into: LowDispatched, stats: int | None, tokens: int
-    ) -> LowHandle: ...
-    def low_dispatch(
-        self,
-        stream: int,
-        defers: bool,
-        x: int,
-        tokens: int,
-        topk_idx: int,
-        topk_weights: int | None,
-        stats: int | None,
-    ) -> tuple[LowHandle, LowDispatched]: ...
-    def low_combine(
-        self, stream: int, defers: bool, y: int, handle: LowHandle, topk_weights: int | None, into: int
-    ) -> None: ...
-    def send_combine(
-        self, stream: int, defers: bool, y: int, handle: LowHandle, topk_weights: int | None
-    ) -> Pending: ...
-    def receive_combine(self, stream: int, defers: bool, sent: Pending, into: int) -> None: ...
+    def send_dispatch(self, order: _Order, batch: _Batch) -> tuple[Pending, LowDispatched]: ...
+    def receive_dispatch(self, order: _Order, sent: Pending, stats: int | None) -> LowHandle: ...
+    def low_dispatch(self, order: _Order, batch: _Batch, stats: int | None) -> tuple[LowHandle, LowDispatched]: ...
+    def low_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None, into: int) -> None: ...
+    def send_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None) -> Pending: ...
+    def receive_combine(self, order: _Order, sent: Pending, into: int) -> None: ...
     def mask_rank(self, rank: int) -> None: ...
     def recover(self, mask: list[int]) -> None: ...
     def mask(self) -> list[int]: ...
     def low_latency_mask(self) -> list[int]: ...
     def stats(self) -> dict[str, Any]: ...
+    def through_rings(self) -> tuple[int, int]: ...
     def window_bytes(self) -> int: ...
     def stream(self) -> int: ...
     def close(self) -> None: ...

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ._check import Held
+
 
 def _slow_current_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
@@ -30,6 +32,10 @@ class HostOrder:
     def beyond(self, *tensors: torch.Tensor | None) -> None:
         """Keeps the memory of ``tensors`` for work that comes after the call."""
 
+    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
+        """Keeps the memory of ``tensor`` for a call to come that reads it again; None where none does: what was sent was copied."""
+        return None
+
     def event(self) -> torch.cuda.Event | None:
         """What the completion of the last call is waited for by; None where it is complete."""
         return None
@@ -43,7 +49,9 @@ class CudaOrder:
     """GPUs: calls enqueue to a stream of the communicator.
 
     It waits for what the caller's current stream holds when the call is made; unless the caller defers that, the current stream then
-    waits for it, so that the memory of arguments may be used again in its order. Where the caller defers, ``record_stream`` keeps it.
+    waits for it, so that the memory of arguments may be used again in its order. Where the caller defers, ``record_stream`` keeps it: torch's
+    allocator gives the block to nobody before the communicator's stream is done, even if the storage is freed by a resize. Memory that
+    torch's allocator does not own (from DLPack, from a pool of another library) is the caller's to keep until the event has come.
     Memory of results is given back on the communicator's stream when their last view is gone, and used again by calls made after that:
     so whatever reads them must have been enqueued to the stream that is current in the next call, or to one that this stream waits for.
     """
@@ -58,6 +66,10 @@ class CudaOrder:
         for tensor in tensors:
             if tensor is not None:
                 tensor.record_stream(self.stream)
+
+    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
+        self.beyond(tensor)
+        return Held(name, tensor)
 
     def event(self) -> torch.cuda.Event | None:
         event = torch.cuda.Event()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from . import _check, _native, errors
+from . import _check, _limits, _native, errors
 from ._order import Order
 from ._results import Combined, Received, tensor_of
-from ._shape import Shape, address
+from ._shape import Shape
 
 
 class Throughput:
@@ -29,30 +29,29 @@ class Throughput:
         alignment: int,
         worst_rows: int,
         device_counts: bool,
+        repeats: bool = False,
         defer: bool = False,
     ) -> Received:
         shape, order = self.shape, self.order
-        tokens = shape.rows("x", x, scales)
+        tokens, rows = shape.rows("x", x, scales)
         scales = shape.by_row(x, scales)
-        shape.choices(tokens, topk_idx, topk_weights)
+        choices, weights = shape.choices(tokens, topk_idx, topk_weights)
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights)
-        return Received(
-            self.native.dispatch(
-                order.current(),
-                defer,
-                x.data_ptr(),
-                tokens,
-                _scales(scales),
-                topk_idx.data_ptr(),
-                address(topk_weights),
-                0,
-                [],
-                alignment,
-                worst_rows,
-                device_counts,
+        try:
+            out = self.native.dispatch(
+                (order.current(), defer),
+                (rows, tokens, _scales(scales)),
+                (choices, weights),
+                (alignment, worst_rows, device_counts, repeats),
             )
-        )
+        except (TypeError, OverflowError):
+            # Looked at only now: on the path of every call.
+            _limits.number("alignment", alignment)
+            _limits.number("worst_rows", worst_rows)
+            _limits.flag("device_counts", device_counts)
+            raise
+        return Received(out)
 
     def dispatch_members(
         self,
@@ -66,25 +65,19 @@ class Throughput:
         defer: bool = False,
     ) -> Received:
         shape, order = self.shape, self.order
-        tokens = shape.rows("x", x, scales)
+        alignment, worst_rows = _limits.number("alignment", alignment), _limits.number("worst_rows", worst_rows)
+        counts = _limits.numbers("tokens_per_expert", tokens_per_expert, shape.experts)
+        tokens, rows = shape.rows("x", x, scales)
         scales = shape.by_row(x, scales)
         _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), (tokens, shape.ranks), shape.device)
         if defer:
             order.beyond(x, scales, in_rank)
         return Received(
             self.native.dispatch(
-                order.current(),
-                defer,
-                x.data_ptr(),
-                tokens,
-                _scales(scales),
-                None,
-                None,
-                in_rank.data_ptr(),
-                list(tokens_per_expert),
-                alignment,
-                worst_rows,
-                False,
+                (order.current(), defer),
+                (rows, tokens, _scales(scales)),
+                (in_rank.data_ptr(), counts),
+                (alignment, worst_rows, False, False),
             )
         )
 
@@ -95,7 +88,7 @@ class Throughput:
         shape, order = self.shape, self.order
         if not isinstance(handle, _native.Handle):
             raise _not_a_handle(handle)
-        tokens = shape.rows("x", x, scales)
+        tokens, rows = shape.rows("x", x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
         if scales is not None:
@@ -103,7 +96,7 @@ class Throughput:
         if defer:
             order.beyond(x, scales)
         strided = None if scales is None else _scales(scales)
-        return self.native.redispatch(order.current(), defer, x.data_ptr(), tokens, strided, handle)
+        return self.native.redispatch((order.current(), defer), (rows, tokens, strided), handle)
 
     def combine(
         self,
@@ -117,24 +110,24 @@ class Throughput:
         shape, order = self.shape, self.order
         if not isinstance(handle, _native.Handle):
             raise _not_a_handle(handle)
-        rows = shape.results("y", y, handle.rows)
-        if topk_weights is not None:
-            _check.tensor("topk_weights", topk_weights, torch.float32, (rows, shape.topk), shape.device)
+        rows, results = shape.results("y", y, handle.rows)
+        weights = shape.weights(topk_weights, rows)
         starts = () if bias is None else self._starts(bias, handle.tokens)
         if defer:
             order.beyond(y, topk_weights, *starts)
-        x, weights = self.native.combine(
-            order.current(),
-            defer,
-            y.data_ptr(),
+        x, sums = self.native.combine(
+            (order.current(), defer),
+            results,
             handle,
-            address(topk_weights),
+            weights,
             [start.data_ptr() for start in starts],
         )
-        return Combined(tensor_of(x), None if weights is None else tensor_of(weights))
+        return Combined(tensor_of(x), None if sums is None else tensor_of(sums))
 
     def _starts(self, bias: torch.Tensor | Sequence[torch.Tensor], tokens: int) -> tuple[torch.Tensor, ...]:
         """What the sums start from, checked."""
+        if not isinstance(bias, (torch.Tensor, list, tuple)):
+            raise _check.invalid("bias", f"a {type(bias).__name__}", "a tensor, or a tuple of at most 2")
         starts = (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
         if len(starts) > 2:
             raise _check.invalid("number of biases", len(starts), "at most 2")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._limits import invalid
+
 if TYPE_CHECKING:
     from ._communicator import Communicator
     from ._native import Handle
@@ -61,6 +63,8 @@ def dispatch(
         topk_idx: int64 ``[tokens, topk]``, -1 for a dropped choice.
         topk_weights: f32 ``[tokens, topk]``.
     """
+    if topk_weights is None:  # whose gradient would have nowhere to go
+        raise invalid("topk_weights", None, "a tensor; without gradients, call Communicator.dispatch")
     into: list[Received] = []
     rows, weights = _Dispatch.apply(x, topk_weights, topk_idx, communicator, into)
     received = into[0]

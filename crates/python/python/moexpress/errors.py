@@ -18,6 +18,10 @@ class Unsupported(Error, NotImplementedError):
     """Something that this machine or version cannot do. The message says what it takes, or what to use instead."""
 
 
+class Broken(Error, RuntimeError):
+    """Something beneath failed: a driver, the system, a network adapter, memory that is not to be had. The message says what to do."""
+
+
 class MeetingFailed(Error, RuntimeError):
     """The ranks could not meet: one is missing, gone, or of another version."""
 
@@ -51,7 +55,12 @@ class Excluded(Error, RuntimeError):
 
 
 class Closed(Error, RuntimeError):
-    """A call on something that was closed."""
+    """A call on something that was closed, or that was closed while the call was under way."""
+
+
+class Busy(Error, RuntimeError):
+    """A call that came while another of the same communicator was under way: from a signal handler or a destructor that runs inside that
+    call, or from another thread that waited for its turn as long as a call may take. Nothing moved."""
 
 
 class Forked(Error, RuntimeError):

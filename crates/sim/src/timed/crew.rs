@@ -15,11 +15,11 @@ use ep_core::{Layout, Nanos, Rank};
 use super::mail::Bag;
 use super::{NEVER, Partitions, Timing, World};
 use crate::cluster::StoryOnPanic;
+use crate::explore::Config;
 use crate::home::Home;
 use crate::machine::Machine;
 use crate::violation::{Report, Violation};
 use crate::wakers::Woken;
-use crate::world::Config;
 
 /// What is to come.
 #[derive(Clone, Copy, Debug)]

@@ -40,7 +40,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::task::Waker;
 
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::port::{Offset, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Fault, Layout, Nanos, Rank};
@@ -63,10 +63,10 @@ use self::reset::Foreign;
 pub(crate) use self::run::{run, run_on};
 use self::slab::Slab;
 use self::tickets::Tickets;
+use crate::explore::Config;
 use crate::meeting::Meeting;
 use crate::memory::{Memory, PageSize};
 use crate::violation::{Broken, Violation};
-use crate::world::Config;
 
 /// What a cluster is told about time.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ pub(crate) struct World {
     partition: usize,
     seed: u64,
     max_events: u64,
-    far_lanes: FarLanes,
+    far_lanes: Queues,
     /// Whether time may jump to a deadline when nothing else happens.
     deadlines: bool,
     now: Nanos,

@@ -59,3 +59,20 @@ impl Partitions {
         if self.count == 1 { Nanos(0) } else { self.lookahead }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One nanosecond more, and what leaves a partition at the begin of a stretch would be due in another before its end.
+    #[test]
+    fn a_stretch_is_as_long_as_the_far_latency_and_no_longer() {
+        let model = Model::h800_cx7();
+        let partitions = Partitions::new(&Topology::new(2, 4).unwrap(), &model);
+        assert_eq!(partitions.end_of_stretch(Nanos(70)), Nanos(70) + model.far.latency);
+        assert_eq!(partitions.delay(), model.far.latency);
+        assert_eq!((partitions.count(), partitions.ranks(1)), (2, 4..8));
+        let one = Partitions::new(&Topology::new(1, 4).unwrap(), &model);
+        assert_eq!((one.count(), one.delay(), one.end_of_stretch(Nanos(70))), (1, Nanos(0), NEVER));
+    }
+}

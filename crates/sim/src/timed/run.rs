@@ -10,9 +10,9 @@ use super::crew::{Closed, Company, Crew, Ended, Outcomes, Outlook, Stop, caught}
 use super::mail::Bag;
 use super::{Partitions, Timing};
 use crate::cluster::{Outcome, Run};
+use crate::explore::Config;
 use crate::machine::Machine;
 use crate::violation::Violation;
-use crate::world::Config;
 
 /// Runs all partitions on this thread.
 pub(crate) fn run<T, F>(layout: &Layout, config: &Config, timing: &Timing, each: &F) -> Result<Run<T>, Violation>

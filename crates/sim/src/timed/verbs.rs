@@ -11,7 +11,6 @@ use super::mail::Publish;
 use super::model::Model;
 use super::ports::Slot;
 use crate::memory;
-use crate::world::carrier;
 
 /// The numbers of the ends of a lane.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +30,7 @@ pub(super) struct Target {
 /// What a put hands to the port of its rank.
 #[derive(Clone, Copy, Debug)]
 struct Handed {
-    lane: LaneId,
+    queue: LaneId,
     /// Where it leads to; none in another partition.
     reached: Option<u32>,
     ticket: u64,
@@ -61,7 +60,7 @@ impl World {
         } else {
             self.mail_bytes((rank, from.offset), (lane.peer, to.offset), from.len);
         }
-        self.hand(port, Handed { lane, reached, ticket, bytes });
+        self.hand(port, Handed { queue: self.queue(rank, lane), reached, ticket, bytes });
         Ok(Ticket(ticket))
     }
 
@@ -97,11 +96,7 @@ impl World {
     pub(crate) fn publish(&mut self, port: u32, lane: LaneId, cell: Cell, value: u64) -> Result<(), Fault> {
         let Slot { rank, role, generation, .. } = self.slots[port as usize];
         let class = self.class(rank, lane.peer);
-        let carrier = match class {
-            Class::Far => carrier(&self.layout, self.far_lanes, cell.lane),
-            Class::Near => cell.lane,
-        };
-        if cell.writer != rank || carrier != lane.kind {
+        if cell.writer != rank || cell.lane != lane.kind {
             self.broken("F4", (rank, role), format!("published {cell:?} on {lane}, to which it does not belong"));
             return Ok(());
         }
@@ -135,6 +130,7 @@ impl World {
             let at = self.spend_on_post(port, cost) + latency;
             let after = before.map(|(_, puts)| puts);
             self.goes_abroad(rank, lane.peer);
+            let lane = self.queue(rank, lane);
             self.mail_publish(Publish { at, from: rank, lane, cell, generation, after, bits });
         }
         Ok(())
@@ -144,11 +140,11 @@ impl World {
     /// before; but it waits for none where the role only posts and nothing else is due.
     fn hand(&mut self, port: u32, handed: Handed) {
         let Slot { rank, only_posts, .. } = self.slots[port as usize];
-        let Handed { lane, reached, ticket, bytes } = handed;
-        let class = self.class(rank, lane.peer);
+        let Handed { queue, reached, ticket, bytes } = handed;
+        let class = self.class(rank, queue.peer);
         match reached {
             Some(_) => self.ranks[rank].in_flight += 1,
-            None => self.goes_abroad(rank, lane.peer),
+            None => self.goes_abroad(rank, queue.peer),
         }
         let due = &mut self.sides[rank].side(class).due;
         let at_once = only_posts && *due == 0;
@@ -158,16 +154,16 @@ impl World {
             let now = self.spend_on_post(port, cost);
             let left = match reached {
                 Some(number) => {
-                    self.leave((rank, now), class, Flight { lane: number, to: lane.peer, get: None, bytes })
+                    self.leave((rank, now), class, Flight { lane: number, to: queue.peer, get: None, bytes })
                 }
-                None => self.leave_abroad((rank, now), Departure { lane, bytes }),
+                None => self.leave_abroad((rank, now), Departure { lane: queue, bytes }),
             };
             self.events += 1;
             return self.settle(rank, ticket, left);
         }
         let leave = match reached {
-            Some(number) => Event::Leave { from: rank, to: lane.peer, class, get: false, lane: number, ticket, bytes },
-            None => Event::LeaveAbroad { from: rank, lane, ticket, bytes },
+            Some(number) => Event::Leave { from: rank, to: queue.peer, class, get: false, lane: number, ticket, bytes },
+            None => Event::LeaveAbroad { from: rank, lane: queue, ticket, bytes },
         };
         self.post(port, cost, Nanos(0), leave);
     }
@@ -206,12 +202,17 @@ impl World {
         let ends = match last.filter(|(id, _)| *id == lane) {
             Some((_, ends)) => ends,
             None => {
-                let posted = self.lanes.published(&self.layout, rank, lane)?;
+                let posted = self.lanes.published(&self.layout, rank, self.queue(rank, lane))?;
                 self.remember_ends(port, lane, posted)
             }
         };
         let posted = self.lanes.posted(ends.posted);
         (posted.put > 0).then_some((ends, posted.puts))
+    }
+
+    /// The queue that takes what `rank` posts on `lane`. Lanes that share one are one lane here.
+    fn queue(&self, rank: Rank, lane: LaneId) -> LaneId {
+        self.far_lanes.queue(&self.layout, rank, lane)
     }
 
     /// The link between two ranks.
@@ -245,7 +246,7 @@ impl World {
         if !self.layout.has_lane(rank, lane) {
             return None;
         }
-        let posted = self.lanes.posted_number(&self.layout, rank, lane);
+        let posted = self.lanes.posted_number(&self.layout, rank, self.queue(rank, lane));
         Some(self.remember_ends(port, lane, posted))
     }
 
@@ -253,7 +254,7 @@ impl World {
     fn remember_ends(&mut self, port: u32, lane: LaneId, posted: u32) -> Ends {
         let rank = self.slots[port as usize].rank;
         let here = self.ranks.has(lane.peer);
-        let reached = here.then(|| self.lanes.reached_number(&self.layout, rank, lane));
+        let reached = here.then(|| self.lanes.reached_number(&self.layout, rank, self.queue(rank, lane)));
         let ends = Ends { posted, reached };
         self.slots[port as usize].lane = Some((lane, ends));
         ends

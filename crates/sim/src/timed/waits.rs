@@ -9,7 +9,6 @@ use ep_core::{Fault, Nanos, Rank, layout};
 use super::World;
 use super::ports::{Held, Slot};
 use super::tickets::Progress;
-use crate::faults::{lane_phase, unmet};
 use crate::violation::{Awaited, Report, Waiting};
 
 impl World {
@@ -50,7 +49,7 @@ impl World {
             return Poll::Pending;
         } else {
             let first = needs.first().map(|watched| (watched.need, value(watched.number)));
-            Err(unmet(*rank, first, self.now - *since))
+            Err(Need::unmet(first, *rank, self.now - *since))
         };
         if outcome.is_ok() {
             self.slots[port as usize].clock = self.now + self.timing.model.poll;
@@ -108,7 +107,7 @@ impl World {
     ) -> Poll<Result<(), Fault>> {
         let clock = self.clock(port);
         let Slot { rank, deadline, since, .. } = self.slots[port as usize];
-        let phase = lane_phase(lane.kind);
+        let phase = lane.kind.phase();
         let timeout = |seen, waited| Fault::Timeout { phase, peer: lane.peer, lane, seen, awaited: upto, waited };
         let outcome = match self.progress(rank, number, upto) {
             // A ticket that needs no wait is settled whatever the time.

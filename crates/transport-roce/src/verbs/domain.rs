@@ -1,6 +1,7 @@
 //! Protection domains, and memory that is registered in them.
 
 use std::ffi::{c_int, c_uint};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ impl Drop for OwnedDomain {
 pub(crate) struct Region {
     raw: NonNull<sys::Mr>,
     domain: Domain,
-    memory: Memory,
+    memory: Arc<Memory>,
 }
 
 // SAFETY: libibverbs allows any thread to use a region.
@@ -60,10 +61,26 @@ unsafe impl Send for Region {}
 
 impl Region {
     /// Registers all of `memory` with the rights `access`.
-    pub(crate) fn new(domain: &Domain, memory: Memory, access: c_uint) -> Result<Self, Error> {
+    pub(crate) fn new(domain: &Domain, memory: Arc<Memory>, access: c_uint) -> Result<Self, Error> {
+        let all = 0..memory.bytes();
+        Self::of_part(domain, memory, all, access)
+    }
+
+    /// Registers the bytes `part` of `memory`, once more where they are registered already: each has a key of its own, and the
+    /// order and rights that go with it.
+    ///
+    /// # Panics
+    /// When the part does not lie inside.
+    pub(crate) fn of_part(
+        domain: &Domain,
+        memory: Arc<Memory>,
+        part: Range<usize>,
+        access: c_uint,
+    ) -> Result<Self, Error> {
+        assert!(part.start <= part.end && part.end <= memory.bytes(), "{part:?} of {} bytes", memory.bytes());
         let context = domain.context();
         let (library, pd) = (context.library(), domain.raw());
-        let (address, bytes) = (memory.address(), memory.bytes());
+        let (address, bytes) = (memory.address() + part.start as u64, part.len());
         let raw = if access & sys::ACCESS_RELAXED_ORDERING == 0 {
             // SAFETY: the memory is mapped, and lives as long as the region.
             unsafe { (library.ibv_reg_mr)(pd, address as *mut _, bytes, access as c_int) }
@@ -74,7 +91,7 @@ impl Region {
         Ok(Self { raw: context.made("ibv_reg_mr", raw)?, domain: domain.clone(), memory })
     }
 
-    pub(crate) const fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 

@@ -70,7 +70,7 @@ impl Bench {
 
     /// The lane to `peer` that carries rows.
     pub(crate) fn rows(&self, peer: u32) -> LaneId {
-        LaneId { peer: Rank(peer), kind: self.layout.rail_lane() }
+        LaneId { peer: Rank(peer), kind: LaneKind::Data(self.layout.far_track(0)) }
     }
 
     /// The cell of `writer` on the lane `kind`, for tests.
@@ -166,8 +166,10 @@ impl Drop for Link {
 
 /// A window as backends make them: a file in memory.
 fn window(bytes: u64) -> File {
-    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, bytes).unwrap();
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, bytes).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
     File::from(file)
 }
 

@@ -17,6 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ("f7_a_peer_that_is_gone_is_named_when_retries_are_used_up", gone),
         ("f7_a_cut_link_is_noticed_and_lanes_connect_anew_when_it_is_mended", cut_link),
         ("f7_a_rank_that_sends_nothing_finds_out_by_a_probe_that_the_link_is_cut", probe),
+        ("a_wrong_key_for_cells_is_refused_by_the_peers_adapter", wrong_cells_key),
         ("lanes_that_are_cut_hold_nothing_and_connect_anew", cut),
         ("offers_that_do_not_fit_name_the_rank_and_the_difference", misfits),
         ("devices_that_are_not_there_are_named_with_those_that_are", no_device),
@@ -26,6 +27,28 @@ pub(crate) fn tests() -> Vec<Test> {
 fn is(fault: Fault, lane: ep_core::port::LaneId, cause: LaneCause) {
     assert_eq!(fault, Fault::LaneBroken { lane, cause });
     assert_eq!((fault.peer(), fault.gone()), (Some(lane.peer), Some(lane.peer)));
+}
+
+/// Cells have a key of their own: rows come, and are not announced.
+fn wrong_cells_key(devices: &str) {
+    for signal in [Signal::OrderedWrite, Signal::FetchAdd] {
+        let mut bench =
+            Bench::open(2, 1, &settings(devices).signal(signal).relaxed_ordering(signal == Signal::FetchAdd));
+        let mut offers = bench.offers();
+        let mut offer = Offer::from_bytes(Rank(1), offers[1].as_ref().unwrap()).unwrap();
+        assert_ne!(offer.header.cells_key, offer.header.remote_key);
+        offer.header.cells_key = (offer.header.cells_key.get() ^ 0x5a5a).into();
+        offers[1] = Some(offer.to_bytes());
+        bench.lanes.iter_mut().for_each(|lanes| lanes.connect(&offers).unwrap());
+        let (wrong, a) = (bench.rows(1), bench.arena);
+        bench.write(0, a, &pattern(1, 500));
+        bench.put(0, wrong, a, 500, a);
+        let cell = bench.cell(0, wrong.kind);
+        bench.raise(0, wrong, cell, 1);
+        let fault = bench.until("a refusal", |bench| bench.lanes[0].broken(Rank(1)));
+        is(fault, wrong, LaneCause::RemoteAccess);
+        assert_eq!((bench.read(1, a, 500), bench.value(1, cell)), (pattern(1, 500), 0), "{signal}");
+    }
 }
 
 /// Of three ranks, rank 1 tells a key that nobody gave out.

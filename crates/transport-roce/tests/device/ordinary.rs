@@ -1,7 +1,7 @@
 //! What lanes do when nothing goes wrong.
 
 use ep_core::LaneCause;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::port::{LaneId, LaneKind, Offset};
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Rank};
@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("f1_writes_of_all_sizes_change_exactly_the_bytes_named", exact),
         ("f3_rows_are_there_when_their_value_is_with_each_signal", signals),
+        ("f3_rows_of_relaxed_order_are_there_when_their_value_is", relaxed),
         ("f4_on_a_link_that_loses_packets_every_value_counts_once", lossy),
         ("f3_signals_without_room_inside_requests", staged),
         ("f5_flushed_sources_may_be_overwritten", reuse),
@@ -84,6 +85,13 @@ fn stream(bench: &mut Bench, rows: u64) {
     });
 }
 
+/// Where rows may come in any order, their values may not.
+fn relaxed(devices: &str) {
+    for signal in [Signal::FetchAdd, Signal::Counting] {
+        stream(&mut Bench::new(&with(devices, signal).relaxed_ordering(true)), 100);
+    }
+}
+
 fn signals(devices: &str) {
     for signal in SIGNALS {
         let mut bench = Bench::new(&with(devices, signal));
@@ -128,14 +136,16 @@ fn reuse(devices: &str) {
 
 fn refused(devices: &str) {
     let mut bench = Bench::new(&settings(devices));
-    let (lane, end) = (bench.rows(1), bench.layout.window_bytes());
+    let (lane, end, rows) = (bench.rows(1), bench.layout.window_bytes(), bench.arena);
     let lanes = &mut bench.lanes[0];
     for (from, to) in [(end - 8, 0), (0, end - 8), (u64::MAX - 4, 0), (0, u64::MAX - 4)] {
         let outcome = lanes.put(lane, Offset(from).span(16), Offset(to));
         assert!(matches!(outcome, Err(Fault::OutOfRange { window, .. }) if window == end), "{outcome:?}");
     }
     assert!(lanes.raise(lane, Offset(end), 1).is_err());
-    assert!(matches!(lanes.raise(lane, Offset(12), 1), Err(Fault::NotOffered { .. })));
+    for no_cell in [12, rows] {
+        assert!(matches!(lanes.raise(lane, Offset(no_cell), 1), Err(Fault::NotOffered { .. })), "{no_cell}");
+    }
     assert!(lanes.put(lane, Offset(0).span(0), Offset(end)).unwrap().is_some(), "nothing is a no-op");
     let nowhere = LaneId { peer: Rank(0), kind: LaneKind::Watch };
     assert!(matches!(lanes.put(nowhere, Offset(0).span(8), Offset(0)), Err(Fault::NotOffered { .. })));
@@ -172,7 +182,7 @@ fn full(devices: &str) {
 
 fn many_lanes(devices: &str) {
     const CHANNELS: u32 = 4;
-    let mut bench = Bench::open(2, CHANNELS, &settings(devices).far_lanes(FarLanes::PerRole));
+    let mut bench = Bench::open(2, CHANNELS, &settings(devices).far_lanes(Queues::PER_ROLE));
     bench.connect();
     let tracks: Vec<u16> = (0..CHANNELS).map(|channel| bench.layout.far_track(channel)).collect();
     let own = tracks.iter().flat_map(|&track| [LaneKind::Data(track), LaneKind::Credit(track)]);

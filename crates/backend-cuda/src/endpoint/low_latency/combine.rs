@@ -7,21 +7,92 @@ use ep_core::layout::LowKind;
 use ep_core::{Endpoint as _, Error};
 
 use super::super::rows::stride;
-use super::super::{Array, CudaEndpoint, Rows};
-use super::flights::Sent;
+use super::super::{Array, CudaEndpoint, Event, Owned, Rows};
+use super::flights::{Sent, Work, in_flight};
 use super::{Inner, Kept, LowHandle};
 use crate::args;
+use crate::args::{LOW_RECEIVE, LOW_SEND};
 use crate::driver::{Capture, Scratch};
-use crate::rank::{LOW_RECEIVE, LOW_SEND};
+use crate::error::CudaError;
+use crate::rank::RankDevice;
 
-/// A low-latency combine that was sent and is to be received.
+/// A low-latency combine that was sent and is to be received. Dropped, it is skipped by the next call.
 #[derive(Debug)]
 pub struct Combining {
     sent: Sent,
+    sums: Checked,
+}
+
+/// A combine whose input was checked.
+#[derive(Debug)]
+struct Checked {
     handle: LowHandle,
     /// `[tokens, topk]`: given with the combine.
     topk_weights: Option<Array<f32>>,
     y: Kept,
+}
+
+/// A combine to be skipped.
+#[derive(Clone, Debug)]
+pub(in crate::endpoint) struct Sums {
+    handle: LowHandle,
+    kind: LowKind,
+    /// The experts' results, unless they were the caller's.
+    y: Option<Kept>,
+}
+
+impl Sums {
+    fn new(checked: &Checked, capture: Option<&Capture>) -> Self {
+        Self { handle: checked.handle.clone(), kind: checked.kind(), y: checked.y.beyond(capture) }
+    }
+
+    pub(super) const fn is_whole(&self) -> bool {
+        self.y.is_some()
+    }
+}
+
+impl Checked {
+    const fn kind(&self) -> LowKind {
+        if self.topk_weights.is_some() { LowKind::PerChoice } else { LowKind::PerRank }
+    }
+
+    fn args(&self, out: Option<(u64, usize)>) -> args::LowCombine {
+        args_of(&self.handle, self.kind(), self.topk_weights.as_ref(), Some(&self.y), out)
+    }
+}
+
+fn args_of(
+    handle: &LowHandle,
+    kind: LowKind,
+    topk_weights: Option<&Array<f32>>,
+    y: Option<&Kept>,
+    out: Option<(u64, usize)>,
+) -> args::LowCombine {
+    let Inner { routed, records, .. } = &*handle.inner;
+    let (out, out_stride) = out.unwrap_or((0, 0));
+    args::LowCombine {
+        y: y.map_or(0, |y| y.memory.address()),
+        y_stride: y.map_or(0, |y| y.stride as u64),
+        records: records.address(),
+        topk_idx: routed.topk_idx.address(),
+        topk_weights: topk_weights.map_or(0, Array::address),
+        routed: routed.numbers(),
+        out,
+        out_stride: out_stride as u64,
+        tokens: routed.tokens,
+        kind: kind as u32,
+        repeats: routed.repeats.into(),
+        ..args::LowCombine::default()
+    }
+}
+
+/// Enqueues halves of a combine.
+///
+/// # Safety
+/// As [`RankDevice`] says of `args`.
+unsafe fn launch(args: args::LowCombine) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
+    // SAFETY: as the caller promises.
+    move |device| unsafe { device.low_combine(args) }
 }
 
 impl CudaEndpoint {
@@ -30,88 +101,56 @@ impl CudaEndpoint {
     /// that ask for such a buffer. What it held is overwritten once the combine of it was received.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without room for low latency, or for want of memory.
+    /// [`Error::Unsupported`] without room for low latency, [`Error::Broken`] for want of memory.
     pub fn low_latency_combine_buffer(&mut self) -> Result<Rows, Error> {
-        self.layout().check_low_latency()?;
-        let (rows, row_bytes) = (self.expert_rows(), self.shape().result_bytes() as usize);
+        let (rows, row_bytes) = (self.expert_rows()?, self.shape().result_bytes() as usize);
         let memory = match &self.low.buffer {
             Some(memory) => Arc::clone(memory),
-            None => Arc::new(Scratch::new(self.stream(), rows as usize * stride(row_bytes))?),
+            None => Arc::new(Scratch::of(self.stream(), rows as usize, stride(row_bytes))?),
         };
         self.low.buffer = Some(Arc::clone(&memory));
-        Ok(Rows::Owned { memory, rows, row_bytes })
+        Ok(Rows::Owned(Owned::new(memory, rows, row_bytes)))
     }
 
-    /// Checks a combine; which form it has.
-    fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<LowKind, Error> {
+    /// Checks a combine, and keeps what it reads.
+    fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<Checked, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
-        mark.check("handle", &self.mark())?;
-        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
-        Self::check_weights(topk_weights, routed.topk_idx.len())?;
-        self.check_results("y", y, self.expert_rows())?;
-        Ok(kind)
+        mark.check("handle", &self.desk.mark())?;
+        LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        self.check_weights(topk_weights, routed.topk_idx.len())?;
+        let rows = self.expert_rows()?;
+        self.check_results("y", y, rows)?;
+        let y = self.keep(y, rows)?;
+        Ok(Checked { handle: handle.clone(), topk_weights: topk_weights.cloned(), y })
     }
 
-    /// A combine, checked, that keeps what it reads.
-    fn combining(
-        &self,
-        op: u64,
-        (y, handle, topk_weights): (&Rows, &LowHandle, Option<&Array<f32>>),
-        capture: Option<&Capture>,
-    ) -> Result<Combining, Error> {
-        self.check_combine(y, handle, topk_weights)?;
-        let y = self.keep(y, self.expert_rows())?;
-        let sent = self.sent(op, capture);
-        Ok(Combining { sent, handle: handle.clone(), topk_weights: topk_weights.cloned(), y })
-    }
-
-    fn low_combine_args(combining: &Combining, out: Option<(u64, usize)>) -> args::LowCombine {
-        let Inner { routed, records, .. } = &*combining.handle.inner;
-        let kind = if combining.topk_weights.is_some() { LowKind::PerChoice } else { LowKind::PerRank };
-        let (out, out_stride) = out.unwrap_or((0, 0));
-        args::LowCombine {
-            y: combining.y.memory.address(),
-            y_stride: combining.y.stride as u64,
-            records: records.address(),
-            topk_idx: routed.topk_idx.address(),
-            topk_weights: combining.topk_weights.as_ref().map_or(0, Array::address),
-            routed: routed.numbers(),
-            out,
-            out_stride: out_stride as u64,
-            tokens: routed.tokens,
-            kind: kind as u32,
-            ..args::LowCombine::default()
-        }
+    /// Where the sums of `handle`'s tokens go: to the caller's rows, where he gives some that have room for them.
+    fn sums_into(&self, handle: &LowHandle, x: Option<Rows>) -> Result<Rows, Error> {
+        let Some(x) = x else {
+            return Rows::new(self.stream(), handle.tokens(), self.shape().result_bytes() as usize);
+        };
+        self.check_results("x to write", &x, handle.tokens())?;
+        Ok(x)
     }
 
     /// Lets a graph keep what a combine uses.
-    fn keep_combining(&self, capture: Option<&Capture>, combining: &Combining) -> Result<(), Error> {
+    fn keep_combining(&self, capture: Option<&Capture>, sums: &Checked) -> Result<(), Error> {
         self.keep_for(capture, || {
-            let weights = combining.topk_weights.as_ref().map(Array::memory);
-            let all = [Arc::clone(&combining.y.memory) as _, Arc::clone(&combining.handle.inner) as _];
+            let weights = sums.topk_weights.as_ref().map(Array::memory);
+            let all = [Arc::clone(&sums.y.memory) as _, Arc::clone(&sums.handle.inner) as _];
             all.into_iter().chain(weights).collect()
         })
     }
 
-    /// Enqueues halves of a combine, the receiving one among them.
-    async fn low_reduce(
+    /// A combine was received.
+    fn low_combined(
         &mut self,
-        combining: &Combining,
-        phases: u32,
-        in_flight: u32,
+        sums: &Checked,
+        (x, event): (Rows, Event),
         capture: Option<&Capture>,
-        x: Option<Rows>,
     ) -> Result<LowCombined<Self>, Error> {
-        let bytes = self.shape().result_bytes() as usize;
-        let x = match x {
-            Some(x) => x,
-            None => Rows::new(self.stream(), combining.handle.tokens(), bytes)?,
-        };
-        let args = Self::low_combine_args(combining, Some((self.address(&x), x.stride())));
-        let args = args::LowCombine { phases, in_flight, ..args };
-        let event = self.low_half(combining.sent.op, capture.is_some(), |device| device.low_combine(args)).await?;
-        self.low.flights(capture).received += 1;
-        self.keep_combining(capture, combining)?;
+        self.low.flights(capture).receive();
+        self.keep_combining(capture, sums)?;
         self.keep_for(capture, || vec![x.memory()])?;
         Ok(LowCombined { x, event })
     }
@@ -125,13 +164,16 @@ impl CudaEndpoint {
     ) -> Result<Combining, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
-        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
-        let args = args::LowCombine { phases: LOW_SEND, in_flight, ..Self::low_combine_args(&combining, None) };
-        self.low_half(op, capture.is_some(), |device| device.low_combine(args)).await?;
-        self.low.flights(capture).sent = op;
-        self.keep_combining(capture, &combining)?;
-        Ok(combining)
+        let op = self.check_send(capture)?;
+        let sums = self.check_combine(y, handle, topk_weights)?;
+        self.skip(capture).await?;
+        let in_flight = in_flight(self.low.flights(capture));
+        let args = args::LowCombine { phases: LOW_SEND, in_flight, ..sums.args(None) };
+        // SAFETY: results, weights, sums and what the handle keeps are memory of the own stream's, for all rows and tokens of the handle.
+        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        let sent = self.sent(Work::Combine(Sums::new(&sums, capture)), capture);
+        self.keep_combining(capture, &sums)?;
+        Ok(Combining { sent, sums })
     }
 
     /// The receiving half of a combine, into rows of the caller's where he gives some.
@@ -141,11 +183,20 @@ impl CudaEndpoint {
         x: Option<Rows>,
     ) -> Result<LowCombined<Self>, Error> {
         let capture = self.low_begin()?;
-        let in_flight = self.check_receive(&combining.sent, capture.as_ref())?;
-        self.low_reduce(combining, LOW_RECEIVE, in_flight, capture.as_ref(), x).await
+        let capture = capture.as_ref();
+        let Combining { sent, sums } = combining;
+        self.check_receive(sent, capture)?;
+        let x = self.sums_into(&sums.handle, x)?;
+        self.skip(capture).await?;
+        let in_flight = in_flight(self.low.flights(capture));
+        let args = sums.args(Some((self.address(&x), x.stride())));
+        let args = args::LowCombine { phases: LOW_RECEIVE, in_flight, ..args };
+        // SAFETY: as in the sending half.
+        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args) }).await?;
+        self.low_combined(sums, (x, event), capture)
     }
 
-    /// Both halves of a combine, in one launch where nothing is in flight; into rows of the caller's where he gives some.
+    /// Both halves of a combine, in one launch; into rows of the caller's where he gives some.
     pub(in crate::endpoint) async fn low_combine_at_once(
         &mut self,
         y: &Rows,
@@ -155,16 +206,42 @@ impl CudaEndpoint {
     ) -> Result<LowCombined<Self>, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
-        if in_flight > 0 {
-            let sent = self.low_send_combine(y, handle, topk_weights).await?;
-            return self.low_receive_sums(&sent, None).await;
+        let op = self.check_both(capture)?;
+        let sums = self.check_combine(y, handle, topk_weights)?;
+        let x = self.sums_into(handle, x)?;
+        self.skip(capture).await?;
+        let args = sums.args(Some((self.address(&x), x.stride())));
+        let args = args::LowCombine { phases: LOW_SEND | LOW_RECEIVE, ..args };
+        // SAFETY: as in the sending half.
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        if let Err(error) = &half
+            && error.failure().is_none()
+        {
+            return Err(error.clone());
         }
-        let combining = self.combining(op, (y, handle, topk_weights), capture)?;
-        let reduced = self.low_reduce(&combining, LOW_SEND | LOW_RECEIVE, in_flight, capture, x).await;
-        if reduced.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.flights(capture).sent = op;
-        }
-        reduced
+        // What failed in receiving was sent; it is dropped here, and so skipped by the next call.
+        let _sent = self.sent(Work::Combine(Sums::new(&sums, capture)), capture);
+        self.low_combined(&sums, (x, half?), capture)
+    }
+
+    /// Receives a combine that was dropped into memory of nobody's.
+    pub(super) async fn skip_combine(&mut self, op: u64, sums: &Sums, capture: Option<&Capture>) -> Result<(), Error> {
+        let Sums { handle, kind, y } = sums;
+        let x = self.sums_into(handle, None)?;
+        // Any weights do for sums that nobody sees.
+        let weights = match kind {
+            LowKind::PerChoice => Some(Array::new(self.stream(), handle.inner.routed.topk_idx.len())?),
+            LowKind::Dispatch | LowKind::PerRank => None,
+        };
+        let args = args_of(handle, *kind, weights.as_ref(), y.as_ref(), Some((self.address(&x), x.stride())));
+        let in_flight = in_flight(self.low.flights(capture));
+        let args = args::LowCombine { phases: LOW_RECEIVE, in_flight, ..args };
+        // SAFETY: as in the sending half.
+        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        self.keep_for(capture, || {
+            let kept = [x.memory(), Arc::clone(&handle.inner) as _];
+            let y = y.iter().map(|y| Arc::clone(&y.memory) as _);
+            kept.into_iter().chain(weights.iter().map(Array::memory)).chain(y).collect()
+        })
     }
 }

@@ -3,17 +3,19 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use ep_core::engine::low_latency::{LowReceived, LowRoutingOf};
-use ep_core::plan::{Plan, TopK};
+use ep_core::engine::low_latency::{LowReceived, LowRouting, LowRoutingOf};
+use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Endpoint as _, Error};
 
 use super::super::foreign::{LowPlaces, LowScales};
 use super::super::{Array, CudaEndpoint, Event, Rows};
-use super::flights::Sent;
+use super::flights::{Sent, Work, in_flight};
 use super::{Inner, Kept, LowHandle, Routed};
 use crate::args;
+use crate::args::{LOW_RECEIVE, LOW_SEND};
 use crate::driver::{Capture, Scratch};
-use crate::rank::{LOW_RECEIVE, LOW_SEND};
+use crate::error::CudaError;
+use crate::rank::RankDevice;
 
 /// A low-latency dispatch that was sent and is to be received.
 #[derive(Debug)]
@@ -21,6 +23,28 @@ pub struct Dispatching {
     sent: Sent,
     routed: Arc<Routed>,
     x: Kept,
+}
+
+/// A dispatch to be skipped.
+#[derive(Clone, Debug)]
+pub(in crate::endpoint) struct Batch {
+    routed: Arc<Routed>,
+    /// Its rows, unless they were the caller's.
+    x: Option<Kept>,
+    /// Whether its weights are here, or there are none.
+    has_weights: bool,
+}
+
+impl Batch {
+    fn new(routed: &Arc<Routed>, x: &Kept, capture: Option<&Capture>) -> Self {
+        let is_kept = |weights: &Array<f32>| capture.is_some() || !weights.is_foreign();
+        let has_weights = routed.topk_weights.as_ref().is_none_or(is_kept);
+        Self { routed: Arc::clone(routed), x: x.beyond(capture), has_weights }
+    }
+
+    pub(super) const fn is_whole(&self) -> bool {
+        self.x.is_some() && self.has_weights
+    }
 }
 
 /// Where a dispatch's results go.
@@ -38,34 +62,37 @@ struct Landing {
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+/// Enqueues halves of a dispatch.
+///
+/// # Safety
+/// As [`RankDevice`] says of `args`.
+unsafe fn launch(args: args::LowDispatch) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
+    // SAFETY: as the caller promises.
+    move |device| unsafe { device.low_dispatch(args) }
+}
+
 impl CudaEndpoint {
     /// Checks a batch and takes memory for it.
     fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
-        let (topk_idx, topk_weights) = (&routing.topk_idx, &routing.topk_weights);
-        Self::check_weights(topk_weights.as_ref(), topk_idx.len())?;
-        let (topk, most) = (self.shape().topk(), self.shape().max_tokens());
-        if !topk_idx.len().is_multiple_of(topk as usize) {
-            let limit = format_args!("a multiple of the {topk} topk");
-            return Err(Error::invalid("length of topk_idx", topk_idx.len(), limit));
-        }
-        let tokens = topk_idx.len() / topk as usize;
-        if tokens > most as usize {
-            let limit = format_args!("at most {most}, max_tokens of the shape");
-            return Err(Error::invalid("tokens of a low-latency dispatch", tokens, limit));
-        }
-        let tokens = tokens as u32;
-        self.check_results("x", x, tokens)?;
+        routing.check_repeats()?;
+        let LowRouting { topk_idx, topk_weights, repeats } = routing;
+        topk_idx.check_home("topk_idx", self.stream())?;
+        let weights = topk_weights.as_ref();
+        weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
+        let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len))?;
+        self.check_home("x", x)?;
         let choices = topk_idx.len();
         let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
         let memory = Arc::new(Scratch::new(self.stream(), copied + 8 * self.topology().ranks() as usize)?);
         let own = if copied > 0 { Array::of_memory(Arc::clone(&memory), choices) } else { topk_idx.clone() };
-        Ok(Routed { tokens, topk_idx: own, topk_weights: topk_weights.clone(), memory, numbers: copied as u64 })
+        let (topk_weights, repeats, numbers) = (topk_weights.clone(), *repeats, copied as u64);
+        Ok(Routed { tokens, topk_idx: own, topk_weights, repeats, memory, numbers })
     }
 
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
     fn low_landing_at(&self, places: &LowPlaces) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
-        let rows = self.expert_rows();
+        let rows = self.expert_rows()?;
         let format = self.layout().row();
         let row_bytes = match places.scales {
             Some(_) => format.codes_bytes() as usize,
@@ -98,7 +125,7 @@ impl CudaEndpoint {
 
     fn low_landing(&self) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
-        let (stream, rows) = (self.stream(), self.expert_rows());
+        let (stream, rows) = (self.stream(), self.expert_rows()?);
         Ok(Landing {
             x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
             scales: None,
@@ -116,19 +143,20 @@ impl CudaEndpoint {
         &self,
         routed: &Routed,
         topk_idx: Option<&Array<i64>>,
-        x: &Kept,
+        x: Option<&Kept>,
         landing: Option<&Landing>,
     ) -> args::LowDispatch {
         let own = routed.topk_idx.address();
         let topk_idx = topk_idx.map_or(own, Array::address);
         let args = args::LowDispatch {
-            x: x.memory.address(),
-            x_stride: x.stride as u64,
+            x: x.map_or(0, |x| x.memory.address()),
+            x_stride: x.map_or(0, |x| x.stride as u64),
             topk_idx,
             kept_idx: if topk_idx == own { 0 } else { own },
             topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
             routed: routed.numbers(),
             tokens: routed.tokens,
+            repeats: routed.repeats.into(),
             ..args::LowDispatch::default()
         };
         let Some(landing) = landing else { return args };
@@ -150,13 +178,13 @@ impl CudaEndpoint {
     }
 
     /// Bad choices that a kernel found, named as on the host.
-    fn name_choices(&self, topk_idx: &Array<i64>, error: Error) -> Error {
+    fn name_choices(&self, LowRouting { topk_idx, repeats, .. }: &LowRoutingOf<Self>, error: Error) -> Error {
         if error.failure().is_some() {
             return error;
         }
-        let Ok(topk_idx) = topk_idx.to_vec(self.stream()) else { return error };
-        let planned =
-            Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx: &topk_idx });
+        let Ok(topk_idx) = topk_idx.to_vec() else { return error };
+        let (choices, repeats) = (TopK { topk_idx: &topk_idx }, Repeats::Once.where_allowed(*repeats));
+        let planned = Plan::of_choices(self.shape(), self.topology().ranks(), &self.low.mask, choices, repeats);
         planned.err().unwrap_or(error)
     }
 
@@ -169,9 +197,9 @@ impl CudaEndpoint {
         event: Event,
         capture: Option<&Capture>,
     ) -> Result<LowReceived<Self>, Error> {
-        self.low.flights(capture).received += 1;
+        self.low.flights(capture).receive();
         let Landing { x: rows, expert_counts, segments, source_token, records, owner, .. } = landing;
-        let inner = Arc::new(Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), records });
+        let inner = Arc::new(Inner { mark: sent.flight.mark().clone(), routed: Arc::clone(routed), records });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
@@ -188,16 +216,18 @@ impl CudaEndpoint {
     ) -> Result<Dispatching, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
+        let op = self.check_send(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
+        self.skip(capture).await?;
         let x = self.keep(x, routed.tokens)?;
-        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, None);
-        let args = args::LowDispatch { phases: LOW_SEND, in_flight, ..args };
-        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
-        half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
-        self.low.flights(capture).sent = op;
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), None);
+        let args = args::LowDispatch { phases: LOW_SEND, in_flight: in_flight(self.low.flights(capture)), ..args };
+        // SAFETY: rows, routing and landing are memory of the own stream's, with room for the batch and for all that may come.
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        half.map_err(|error| self.name_choices(routing, error))?;
+        let sent = self.sent(Work::Dispatch(Batch::new(&routed, &x, capture)), capture);
         self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
-        Ok(Dispatching { sent: self.sent(op, capture), routed, x })
+        Ok(Dispatching { sent, routed, x })
     }
 
     /// The receiving half of a dispatch, into memory of the caller's where he gives some.
@@ -209,11 +239,13 @@ impl CudaEndpoint {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
         let Dispatching { sent, routed, x } = dispatching;
-        let in_flight = self.check_receive(sent, capture)?;
+        self.check_receive(sent, capture)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(routed, None, x, Some(&landing));
-        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight, ..args };
-        let event = self.low_half(sent.op, capture.is_some(), |device| device.low_dispatch(args)).await?;
+        self.skip(capture).await?;
+        let args = self.low_dispatch_args(routed, None, Some(x), Some(&landing));
+        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
+        // SAFETY: as in the sending half.
+        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args) }).await?;
         self.low_received((sent, x), routed, landing, event, capture)
     }
 
@@ -226,23 +258,43 @@ impl CudaEndpoint {
     ) -> Result<LowReceived<Self>, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
-        let (op, in_flight) = self.check_send(capture)?;
-        if in_flight > 0 {
-            let sent = self.low_send_dispatch(x, routing).await?;
-            return self.low_receive(&sent, places).await;
-        }
+        let op = self.check_both(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
-        let x = self.keep(x, routed.tokens)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
-        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), &x, Some(&landing));
-        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, in_flight, ..args };
-        let half = self.low_half(op, capture.is_some(), |device| device.low_dispatch(args)).await;
-        // What failed in receiving was sent.
-        if half.as_ref().err().is_none_or(|error| error.failure().is_some()) {
-            self.low.flights(capture).sent = op;
+        self.skip(capture).await?;
+        let x = self.keep(x, routed.tokens)?;
+        let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), Some(&landing));
+        let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, ..args };
+        // SAFETY: as in the sending half.
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        // What failed in receiving was sent; it is dropped here, and so skipped by the next call.
+        if let Err(error) = &half
+            && error.failure().is_none()
+        {
+            return Err(self.name_choices(routing, error.clone()));
         }
-        let event = half.map_err(|error| self.name_choices(&routing.topk_idx, error))?;
-        let sent = self.sent(op, capture);
-        self.low_received((&sent, &x), &routed, landing, event, capture)
+        let sent = self.sent(Work::Dispatch(Batch::new(&routed, &x, capture)), capture);
+        self.low_received((&sent, &x), &routed, landing, half?, capture)
+    }
+
+    /// Receives a dispatch that was dropped into memory of nobody's.
+    pub(super) async fn skip_dispatch(
+        &mut self,
+        op: u64,
+        batch: &Batch,
+        capture: Option<&Capture>,
+    ) -> Result<(), Error> {
+        let landing = self.low_landing()?;
+        let Batch { routed, x, .. } = batch;
+        let args = self.low_dispatch_args(routed, None, x.as_ref(), Some(&landing));
+        let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
+        // SAFETY: as in the sending half.
+        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        self.keep_for(capture, || {
+            let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
+            let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
+            let all = [rows.memory(), Arc::new(records) as _, Arc::clone(routed) as _];
+            all.into_iter().chain(arrays).chain(x.iter().map(|x| Arc::clone(&x.memory) as _)).collect()
+        })
     }
 }

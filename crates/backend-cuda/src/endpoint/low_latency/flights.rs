@@ -1,87 +1,113 @@
 //! Operations that were sent and not received: of calls that ran, and of a capture, which counts for itself.
+//!
+//! An operation that was dropped is skipped by the next call, which receives it into memory of nobody's ([`CudaEndpoint::skip`]). Where
+//! a peer was late, that reads the rows again. So a dropped operation keeps them, if they are the endpoint's; a caller who drops it
+//! may take his memory back.
 
 use std::sync::Arc;
 
-use ep_core::engine::Mark;
-use ep_core::layout::Arrival;
+use ep_core::engine::low_latency::{Flight, Flights};
 use ep_core::{Endpoint as _, Error, RankSet};
 
 use super::super::CudaEndpoint;
+use super::combine::Sums;
+use super::dispatch::Batch;
 use crate::driver::{Capture, Scratch};
 
-/// Operations that may be sent and not received.
-const BANKS: u64 = 2;
-
 /// Low latency's part of an endpoint.
-#[derive(Debug, Default)]
-pub(in crate::endpoint) struct Low {
+#[derive(Debug)]
+pub(in crate::endpoint) struct Low<W = Work> {
     /// Of calls in this generation.
-    pub(super) called: Flights,
+    called: Flights<W>,
     /// Of the last capture, and its number.
-    captured: (u64, Flights),
+    captured: (u64, Flights<W>),
     /// The ranks that take no part, and those masked here.
     pub(super) mask: RankSet,
     /// What [`CudaEndpoint::low_latency_combine_buffer`] gives out.
     pub(super) buffer: Option<Arc<Scratch>>,
 }
 
-/// Operations so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flights {
-    pub(super) sent: u64,
-    pub(super) received: u64,
-}
-
-impl Flights {
-    const fn in_flight(self) -> u32 {
-        (self.sent - self.received) as u32
+impl<W> Default for Low<W> {
+    fn default() -> Self {
+        Self { called: Flights::default(), captured: (0, Flights::default()), mask: RankSet::new(), buffer: None }
     }
 }
 
-impl Low {
+impl<W: Clone> Low<W> {
     /// Begins a generation.
     pub(in crate::endpoint) fn restart(&mut self, mask: &RankSet) {
-        (self.called, self.captured, self.mask) = (Flights::default(), Default::default(), mask.clone());
+        (self.called, self.captured, self.mask) = (Flights::default(), (0, Flights::default()), mask.clone());
     }
 
     /// Those of calls that run, or that go to a capture.
-    pub(super) fn flights(&mut self, capture: Option<&Capture>) -> &mut Flights {
+    pub(super) fn flights(&mut self, capture: Option<&Capture>) -> &mut Flights<W> {
         let Some(capture) = capture else { return &mut self.called };
         if self.captured.0 != capture.id {
             self.captured = (capture.id, Flights::default());
         }
         &mut self.captured.1
     }
+
+    /// The next operation to be received, of calls that ran.
+    pub(super) fn next(&self) -> u64 {
+        self.called.received() + 1
+    }
+}
+
+/// What it takes to skip an operation.
+#[derive(Clone, Debug)]
+pub(in crate::endpoint) enum Work {
+    Dispatch(Batch),
+    Combine(Sums),
+}
+
+impl Work {
+    /// Whether it has what its sending half read: the caller's memory may be gone.
+    const fn is_whole(&self) -> bool {
+        match self {
+            Self::Dispatch(batch) => batch.is_whole(),
+            Self::Combine(sums) => sums.is_whole(),
+        }
+    }
 }
 
 /// An operation that was sent.
 #[derive(Debug)]
 pub(super) struct Sent {
-    pub(super) mark: Mark,
-    pub(super) op: u64,
+    pub(super) flight: Flight<Work>,
     /// The capture that it was sent in.
     capture: Option<u64>,
 }
 
+impl Sent {
+    pub(super) const fn op(&self) -> u64 {
+        self.flight.op()
+    }
+}
+
+/// How many are in flight, as kernels count them.
+pub(super) fn in_flight(flights: &Flights<Work>) -> u32 {
+    flights.in_flight() as u32
+}
+
 impl CudaEndpoint {
-    /// Refuses to send when that cannot be; the operation's number, and how many are in flight.
-    pub(super) fn check_send(&mut self, capture: Option<&Capture>) -> Result<(u64, u32), Error> {
+    /// Refuses to send when that cannot be; the operation's number.
+    pub(super) fn check_send(&mut self, capture: Option<&Capture>) -> Result<u64, Error> {
         self.layout().check_low_latency()?;
-        let flights = *self.low.flights(capture);
-        let op = flights.sent + 1;
-        if op - flights.received > BANKS {
-            return Err(Error::TooManyInFlight { op });
-        }
-        let last = Arrival::last_op(self.shape());
-        if op > last {
-            return Err(Error::invalid("low-latency operation", op, format_args!("at most {last}; rejoin to go on")));
-        }
-        Ok((op, flights.in_flight()))
+        let shape = *self.shape();
+        self.low.flights(capture).check_send(&shape)
     }
 
-    /// Refuses to receive what is not the next in turn; how many are in flight.
-    pub(super) fn check_receive(&mut self, sent: &Sent, capture: Option<&Capture>) -> Result<u32, Error> {
-        sent.mark.check("low-latency operation", &self.mark())?;
+    /// Refuses to send both halves at once when that cannot be; the operation's number, once everything is skipped that can be.
+    pub(super) fn check_both(&mut self, capture: Option<&Capture>) -> Result<u64, Error> {
+        let op = self.check_send(capture)?;
+        self.low.flights(capture).check_at_once().map(|()| op)
+    }
+
+    /// Refuses to receive what is not the next in turn.
+    pub(super) fn check_receive(&mut self, sent: &Sent, capture: Option<&Capture>) -> Result<(), Error> {
+        let own = self.desk.mark();
+        sent.flight.mark().check("low-latency operation", &own)?;
         let here = capture.map(|capture| capture.id);
         if sent.capture != here {
             let name = |capture: Option<u64>| match capture {
@@ -91,36 +117,55 @@ impl CudaEndpoint {
             let limit = if here.is_some() { "sent in this capture" } else { "sent by a call that ran" };
             return Err(Error::invalid("low-latency operation to receive", name(sent.capture), limit));
         }
-        let flights = *self.low.flights(capture);
-        let next = flights.received + 1;
-        if sent.op != next {
-            let limit = format_args!("{next}, the oldest that was not received");
-            return Err(Error::invalid("low-latency operation to receive", sent.op, limit));
-        }
-        Ok(flights.in_flight())
+        self.low.flights(capture).check_receive(&sent.flight, &own)
     }
 
-    /// What this endpoint sends now.
-    pub(super) fn sent(&self, op: u64, capture: Option<&Capture>) -> Sent {
-        Sent { mark: self.mark(), op, capture: capture.map(|capture| capture.id) }
+    /// The next operation was sent.
+    pub(super) fn sent(&mut self, work: Work, capture: Option<&Capture>) -> Sent {
+        let mark = self.desk.mark();
+        let flight = self.low.flights(capture).send(mark, work);
+        Sent { flight, capture: capture.map(|capture| capture.id) }
+    }
+
+    /// Skips the oldest operations, as far as they were dropped: receives them into memory of nobody's. What fails here may be tried
+    /// again, like a receiving half.
+    pub(super) async fn skip(&mut self, capture: Option<&Capture>) -> Result<(), Error> {
+        while let Some((op, work)) = self.low.flights(capture).dropped() {
+            // What a capture reads is there as long as the graph is.
+            if capture.is_none() && !work.is_whole() && self.device.low_is_late(op, &self.low.mask)? {
+                // A rank that is owed rows will not get them, and nobody knows them any more.
+                let failure = self.desk.abandoned(op);
+                return Err(self.fail(Error::Failed(failure)));
+            }
+            match &work {
+                Work::Dispatch(batch) => self.skip_dispatch(op, batch, capture).await?,
+                Work::Combine(sums) => self.skip_combine(op, sums, capture).await?,
+            }
+            self.low.flights(capture).receive();
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ep_core::engine::Mark;
+
     use super::*;
 
     #[test]
     fn a_capture_counts_for_itself_from_nothing_in_flight() {
-        let mut low = Low::default();
-        low.flights(None).sent = 3;
-        low.flights(None).received = 2;
+        let mut low = Low::<()>::default();
+        let mark = Mark::new(&Arc::new(()), 1);
+        let send = |flights: &mut Flights<()>| drop(flights.send(mark.clone(), ()));
+        (0..3).for_each(|_| send(low.flights(None)));
+        (0..2).for_each(|_| low.flights(None).receive());
         let (one, other) = (Capture::of_nothing(1), Capture::of_nothing(2));
         assert_eq!(low.flights(Some(&one)).in_flight(), 0);
-        low.flights(Some(&one)).sent = 2;
+        (0..2).for_each(|_| send(low.flights(Some(&one))));
         assert_eq!(low.flights(Some(&one)).in_flight(), 2);
         assert_eq!(low.flights(Some(&other)).in_flight(), 0);
-        assert_eq!(low.flights(None).in_flight(), 1);
+        assert_eq!((low.flights(None).in_flight(), low.next()), (1, 3));
         low.restart(&RankSet::new());
         assert_eq!(low.flights(None).in_flight(), 0);
     }

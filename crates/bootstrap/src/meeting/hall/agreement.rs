@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use ep_core::machine::Proposal;
-use ep_core::{Rank, RankSet};
+use ep_core::machine::{Agreement, Assembly, Proposal};
+use ep_core::{Error, Rank, RankSet};
 
 use super::Hall;
 use crate::wire::{Body, Discord, Malformed, Reply};
@@ -29,7 +29,7 @@ impl Meeting {
         Self { arrivals: (0..world).map(|_| None).collect(), gave_up: RankSet::new() }
     }
 
-    fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> {
+    fn present(&self) -> impl Iterator<Item = (Rank, &Arrival)> + Clone {
         let arrivals = self.arrivals.iter().zip(0..);
         arrivals.filter_map(|(arrival, rank)| Some((Rank(rank), arrival.as_ref()?)))
     }
@@ -75,48 +75,43 @@ impl Hall {
         self.conclude_meeting();
     }
 
-    /// All ranks that those who are present gave up on.
-    fn mask(&self) -> RankSet {
-        let mut mask = self.out.clone();
-        self.meeting.present().for_each(|(_, arrival)| mask.extend(&arrival.proposal.mask));
-        mask
-    }
-
-    /// The ranks that have to come and have not.
-    fn absent<'a>(&'a self, mask: &'a RankSet) -> impl Iterator<Item = Rank> + 'a {
-        let come = |rank: Rank| self.meeting.arrivals[rank.index()].is_some();
-        (0..self.terms.world).map(Rank).filter(move |&rank| !mask.contains(rank) && !come(rank))
+    /// Those who are present.
+    fn assembly(&self) -> Assembly {
+        let come = self.meeting.present().map(|(rank, arrival)| (rank, &arrival.proposal));
+        Assembly::new(self.terms.world, &self.out, come)
     }
 
     /// Answers all when everybody has come, or when only those have not who never will: then nobody is left who could
     /// give up on them.
     fn conclude_meeting(&mut self) {
-        let mask = self.mask();
-        if self.meeting.first_deadline().is_none() || self.absent(&mask).any(|rank| !self.gone.contains(rank)) {
+        let assembly = self.assembly();
+        if self.meeting.first_deadline().is_none() || assembly.missing().any(|rank| !self.gone.contains(rank)) {
             return;
         }
-        let gone = self.absent(&mask).next();
         let come = self.meeting.arrivals.iter_mut().map(Option::take).zip(0..);
         let come: Vec<(Rank, Arrival)> = come.filter_map(|(arrival, rank)| Some((Rank(rank), arrival?))).collect();
-        if let Some(Rank(rank)) = gone {
+        if let Some(Rank(rank)) = assembly.missing().next() {
             self.disagree(&come, &Discord::Gone { rank });
             return;
         }
-        let (excluded, members): (Vec<_>, Vec<_>) = come.into_iter().partition(|(rank, _)| mask.contains(*rank));
-        let generation = members.iter().map(|(_, arrival)| arrival.proposal.generation).max().unwrap_or(0);
-        let op = members.iter().map(|(_, arrival)| arrival.proposal.op).max().unwrap_or(0);
-        let Some(generation) = generation.checked_add(1) else {
-            self.disagree(&members, &Discord::NoMoreGenerations);
-            self.disagree(&excluded, &Discord::NoMoreGenerations);
+        let answers: Vec<_> = come.iter().map(|(rank, _)| assembly.answer(*rank)).collect();
+        if answers.iter().any(|answer| matches!(answer, Err(Error::Unsupported { .. }))) {
+            self.disagree(&come, &Discord::NoMoreGenerations);
             return;
-        };
-        self.disagree(&excluded, &Discord::Excluded);
-        self.out = mask.clone();
+        }
+        self.out = assembly.mask().clone();
         self.meeting.gave_up = RankSet::new();
+        for ((rank, arrival), answer) in come.iter().zip(&answers) {
+            if answer.is_err() {
+                let why = Discord::Excluded;
+                self.tell(*rank, &Body::new(&Reply::NotAgreed { call: arrival.call, why }));
+            }
+        }
         self.renew_round();
-        for (rank, arrival) in members {
-            let reply = Reply::Agreed { call: arrival.call, mask: mask.clone(), generation, op };
-            self.tell(rank, &Body::new(&reply));
+        for ((rank, arrival), answer) in come.iter().zip(answers) {
+            if let Ok(Agreement { mask, generation, op }) = answer {
+                self.tell(*rank, &Body::new(&Reply::Agreed { call: arrival.call, mask, generation, op }));
+            }
         }
     }
 
@@ -131,9 +126,9 @@ impl Hall {
         if self.meeting.first_deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let mask = self.mask();
-        let never_came = self.absent(&mask).find(|&rank| !self.meeting.gave_up.contains(rank));
-        let missing = never_came.or_else(|| self.absent(&mask).next());
+        let assembly = self.assembly();
+        let never_came = assembly.missing().find(|&rank| !self.meeting.gave_up.contains(rank));
+        let missing = never_came.or_else(|| assembly.missing().next());
         for rank in (0..self.terms.world).map(Rank) {
             let arrival = &mut self.meeting.arrivals[rank.index()];
             if let Some(arrival) = arrival.take_if(|arrival| arrival.deadline <= now) {

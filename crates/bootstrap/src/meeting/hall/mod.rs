@@ -5,6 +5,8 @@
 
 mod agreement;
 mod collective;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use ep_core::{Rank, RankSet};
 use self::agreement::Meeting;
 use self::collective::Round;
 use crate::identity::Identity;
+use crate::program::Program;
 use crate::verdict::{Mismatch, Verdict};
 use crate::wire::{Body, Malformed, Reply, Request};
 
@@ -42,7 +45,7 @@ pub(super) struct Terms {
     /// Whose identity it is, once that is known.
     pub(super) said_by: Option<u32>,
     pub(super) world: u32,
-    pub(super) crate_version: String,
+    pub(super) program: Program,
     pub(super) identity: Identity,
 }
 
@@ -116,8 +119,8 @@ impl Hall {
         let until = |within: u64| now + Duration::from_nanos(within).min(LONGEST);
         let rank = self.ranks.get(&guest).copied();
         match (request, rank) {
-            (Request::Join { rank, world, crate_version, identity, within }, None) => {
-                let said = Terms { said_by: Some(rank), world, crate_version, identity };
+            (Request::Join { rank, world, program, identity, within }, None) => {
+                let said = Terms { said_by: Some(rank), world, program, identity };
                 self.join(guest, rank, said, until(within));
                 Ok(())
             }
@@ -173,8 +176,8 @@ impl Hall {
             let field = field.to_owned();
             Some(Verdict::Mismatch(Mismatch { field, values, ranks: [mine.said_by.unwrap_or(0), rank] }))
         };
-        if mine.crate_version != said.crate_version {
-            return differs("crate version", [mine.crate_version.clone(), said.crate_version.clone()]);
+        if let Some((field, values)) = mine.program.differs(&said.program) {
+            return differs(field, values);
         }
         if mine.world != said.world {
             return differs("world size", [mine.world.to_string(), said.world.to_string()]);
@@ -214,7 +217,7 @@ impl Hall {
 
     /// A connection did not become a member. Told to those who wait for members, for it may have been one.
     pub(super) fn turned_away(&mut self, why: String) {
-        if matches!(self.stage, Stage::Gathering) {
+        if matches!(self.stage, Stage::Gathering) && !self.turned_away.contains(&why) {
             if self.turned_away.len() == REMEMBERED {
                 self.turned_away.remove(0);
             }
@@ -238,8 +241,10 @@ impl Hall {
 
     /// The process that holds the meeting place ends.
     pub(super) fn host_leaves(&mut self) {
-        if let Some(seat) = self.seats[0] {
-            self.gone(seat.guest);
+        match self.seats[0] {
+            Some(seat) => self.gone(seat.guest),
+            // It gives up before it could join itself: those who have are told what they would hear at the deadline.
+            None => self.miss(),
         }
     }
 
@@ -254,13 +259,21 @@ impl Hall {
     /// Ends the waits whose deadline has passed.
     pub(super) fn tick(&mut self, now: Instant) {
         let late = self.seats.iter().flatten().any(|seat| seat.deadline <= now);
-        if late && matches!(self.stage, Stage::Gathering) {
-            let ranks = self.seats.iter().zip(0..).filter(|(seat, _)| seat.is_none()).map(|(_, rank)| Rank(rank));
-            let turned_away = std::mem::take(&mut self.turned_away);
-            self.fail(&Verdict::Missing { ranks: ranks.collect(), turned_away });
+        if late {
+            self.miss();
         }
         self.expire_round(now);
         self.expire_meeting(now);
+    }
+
+    /// Those who have joined wait no longer for the others.
+    fn miss(&mut self) {
+        if matches!(self.stage, Stage::Gathering) {
+            let ranks = self.seats.iter().zip(0..).filter(|(seat, _)| seat.is_none()).map(|(_, rank)| Rank(rank));
+            let ranks = ranks.collect();
+            let turned_away = std::mem::take(&mut self.turned_away);
+            self.fail(&Verdict::Missing { ranks, turned_away });
+        }
     }
 
     fn tell_all(&mut self, reply: &Reply) {

@@ -10,11 +10,27 @@ use crate::topology::{Rank, RankSet};
 #[derive(Clone, Debug)]
 pub struct LowRouting<I, F> {
     /// `[tokens, topk]`: expert of each choice over all ranks, or -1 for a dropped choice. A token names an expert at most
-    /// once.
+    /// once, or `repeats` is set.
     pub topk_idx: I,
     /// `[tokens, topk]`: weight of each choice. Where they are given, each rank weighs and sums its experts' results, and
     /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights.
     pub topk_weights: Option<F>,
+    /// Whether a token may name an expert more than once. The expert gets the token's row once, and its result counts each time, with
+    /// each time's weight. Only without `topk_weights`.
+    pub repeats: bool,
+}
+
+impl<I, F> LowRouting<I, F> {
+    /// Refuses repeats where each rank weighs and sums.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_repeats(&self) -> Result<(), Error> {
+        match self.repeats && self.topk_weights.is_some() {
+            true => Err(Error::invalid("repeats with topk_weights of a low-latency dispatch", true, false)),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The low-latency routing of endpoint `E`.
@@ -52,7 +68,13 @@ pub struct LowCombined<E: Endpoint + ?Sized> {
 ///
 /// All ranks make the same calls in the same order. Each operation has two halves, so that computation overlaps: `send_...`
 /// posts everything and returns; `receive_...` waits for what the others have sent. At most two operations may be sent and
-/// not received ([`Error::TooManyInFlight`]); they are received in the order in which they were sent.
+/// not received ([`Error::TooManyInFlight`]); they are received in the order in which they were sent. Both halves at once are for
+/// when nothing is in flight ([`LowLatency::check_at_once`]). A call that is refused has sent nothing.
+///
+/// **What is dropped is skipped.** A rank that drops an operation which it has not received, or whose receiving half failed, still
+/// owes its peers that it received it. The next call does that first: waits for what the operation brings and throws it away.
+/// So a sending half, too, may return [`Error::Failed`] where a dropped operation cannot be skipped: it has then sent nothing, and may be
+/// called again. A rank that ends with operations in flight skips none: for peers that have not sent theirs yet it is gone.
 ///
 /// **Arithmetic**, bit for bit, `y` the experts' results: without weights at dispatch
 /// `acc = 0; acc = fma(weight, f32(y), acc)`, choices ascending, rounded to bf16 once. With weights at dispatch each rank
@@ -75,8 +97,8 @@ pub trait LowLatency: Endpoint {
     /// shape says so.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for bad input, [`Error::Unsupported`] without room for low latency, [`Error::TooManyInFlight`]:
-    /// nothing moved. [`Error::Poisoned`].
+    /// [`Error::Invalid`] for bad input, [`Error::Unsupported`] without room for low latency, [`Error::TooManyInFlight`],
+    /// [`Error::Failed`] for an operation that was dropped and cannot be skipped: nothing moved. [`Error::Poisoned`].
     async fn send_dispatch(&mut self, x: &Self::Buf, routing: &LowRoutingOf<Self>) -> Result<Self::Dispatching, Error>;
 
     /// Receives what the others sent in that dispatch.
@@ -108,12 +130,14 @@ pub trait LowLatency: Endpoint {
     /// Both halves of a dispatch.
     ///
     /// # Errors
-    /// Those of the halves.
+    /// Those of the halves, and of [`LowLatency::check_at_once`]. Where the receiving half failed, mask the peer, and call what comes
+    /// next: that skips this operation.
     async fn low_latency_dispatch(
         &mut self,
         x: &Self::Buf,
         routing: &LowRoutingOf<Self>,
     ) -> Result<LowReceived<Self>, Error> {
+        self.check_at_once()?;
         let sent = self.send_dispatch(x, routing).await?;
         self.receive_dispatch(&sent).await
     }
@@ -121,16 +145,30 @@ pub trait LowLatency: Endpoint {
     /// Both halves of a combine.
     ///
     /// # Errors
-    /// Those of the halves.
+    /// As [`LowLatency::low_latency_dispatch`].
     async fn low_latency_combine(
         &mut self,
         y: &Self::Buf,
         handle: &Self::LowHandle,
         topk_weights: Option<&Self::Array<f32>>,
     ) -> Result<LowCombined<Self>, Error> {
+        self.check_at_once()?;
         let sent = self.send_combine(y, handle, topk_weights).await?;
         self.receive_combine(&sent).await
     }
+
+    /// Refuses both halves at once where an operation is in flight, which must be received first; and whatever a sending half would
+    /// refuse of any batch. Sends nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], and those of [`LowLatency::send_dispatch`].
+    fn check_at_once(&mut self) -> Result<(), Error>;
+
+    /// Refuses a handle that a combine would refuse: of another endpoint, or of an earlier generation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    fn check_low_handle(&self, handle: &Self::LowHandle) -> Result<(), Error>;
 
     /// The ranks that this rank leaves out of low latency: those that it masked, and those given up by
     /// [`Endpoint::recover`].
@@ -139,7 +177,7 @@ pub trait LowLatency: Endpoint {
     /// Goes on without `rank` in low latency, until [`LowLatency::rejoin`]. Stops what is under way to it, and tells it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for this rank itself, or one that does not exist.
+    /// [`Error::Invalid`] for this rank itself, or one that does not exist; [`Error::Unsupported`] without room for low latency.
     async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error>;
 
     /// Brings all ranks together again that were not given up by [`Endpoint::recover`]: all of them call it, the masked

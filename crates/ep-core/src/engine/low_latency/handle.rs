@@ -1,12 +1,13 @@
 //! What a low-latency dispatch leaves behind, and operations that were sent and not received.
 
-use std::cell::RefCell;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use super::flights::Flight;
 use crate::engine::Mark;
+use crate::layout::LowKind;
 use crate::plan::Plan;
-use crate::roles::low_latency::{Faults, Pick, Row};
+use crate::roles::low_latency::{Asked, Faults, Pick, Row};
 
 /// Says combine where the rows of a low-latency dispatch came from. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -44,27 +45,33 @@ pub(super) struct Routed {
     pub(super) topk_weights: Option<Vec<f32>>,
 }
 
-/// An operation that was sent.
+/// What it takes to receive an operation that was sent, or to skip it.
 #[derive(Debug)]
-pub(super) struct Sent {
-    pub(super) mark: Mark,
-    pub(super) op: u64,
+pub(super) struct Work {
+    pub(super) kind: LowKind,
+    pub(super) routed: Arc<Routed>,
+    /// `[tokens, topk]`: given with a combine.
+    pub(super) topk_weights: Option<Vec<f32>>,
     /// What went wrong in sending; the receiving half tries again what it can.
-    pub(super) faults: RefCell<Faults>,
+    pub(super) faults: Mutex<Faults>,
 }
 
-/// A low-latency dispatch that was sent and is to be received.
+impl Work {
+    /// What this rank asked for, and is owed in a combine.
+    pub(super) fn asked(&self) -> Asked<'_> {
+        let Routed { plan, topk_idx, .. } = &*self.routed;
+        Asked { plan, topk_idx, topk_weights: self.topk_weights.as_deref().unwrap_or_default() }
+    }
+}
+
+/// A low-latency dispatch that was sent and is to be received. Dropped, it is skipped by the endpoint's next call.
 #[derive(Debug)]
 pub struct Dispatching {
-    pub(super) sent: Sent,
-    pub(super) routed: Arc<Routed>,
+    pub(super) flight: Flight<Arc<Work>>,
 }
 
-/// A low-latency combine that was sent and is to be received.
+/// A low-latency combine that was sent and is to be received. Dropped, it is skipped by the endpoint's next call.
 #[derive(Debug)]
 pub struct Combining {
-    pub(super) sent: Sent,
-    pub(super) routed: Arc<Routed>,
-    /// `[tokens, topk]`: given with the combine.
-    pub(super) topk_weights: Option<Vec<f32>>,
+    pub(super) flight: Flight<Arc<Work>>,
 }

@@ -1,40 +1,39 @@
 //! Low-latency dispatch and combine: fixed slots in two banks, sending and receiving apart.
 
 mod endpoint;
+mod flights;
 mod handle;
 
-use std::cell::RefCell;
 use std::mem::take;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, select};
 
 pub use endpoint::{LowCombined, LowLatency, LowReceived, LowRouting, LowRoutingOf};
+pub use flights::{Flight, Flights};
 pub use handle::{Combining, Dispatching, LowHandle};
 
 use super::{Engine, HostRows, Ready};
 use crate::error::{Error, Failure, Fault};
-use crate::layout::{Arrival, Layout, LowKind};
+use crate::layout::{Layout, LowKind};
 use crate::machine::Machine;
-use crate::plan::{Plan, TopK};
+use crate::plan::{Plan, Repeats, TopK};
+use crate::plant::Plant;
 use crate::port::Nanos;
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Asked, Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens,
-    reduce_results, return_results, send_tokens,
+    Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens, reduce_results,
+    return_results, send_tokens, skip,
 };
 use crate::topology::{Rank, RankSet};
-use handle::{Inner, Routed, Sent};
+use handle::{Inner, Routed, Work};
 
 /// Low latency's part of an engine, for one generation.
 #[derive(Debug)]
 pub(super) struct Low {
-    /// The next operation, counted from 1.
-    op: u64,
-    /// The last operation that was received.
-    received: u64,
+    flights: Flights<Arc<Work>>,
     /// The ranks that take no part, and those masked here.
     mask: RankSet,
     /// The other ranks, ascending.
@@ -43,117 +42,147 @@ pub(super) struct Low {
     voice: Voice,
     /// Whom the last half named, if it failed.
     pub(super) failed: Option<Rank>,
+    /// What that rank had last said.
+    word: u64,
+    /// `[ranks]`: the last word for which a rank was waited for once more.
+    words: Vec<u64>,
 }
-
-/// Operations that may be sent and not received.
-const BANKS: u64 = 2;
 
 impl Low {
     pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet) -> Self {
         let mut low = Self {
-            op: 1,
-            received: 0,
+            flights: Flights::default(),
             mask: mask.clone(),
             peers: Vec::new(),
             outbox: Outbox::new(layout),
             voice: Voice::default(),
             failed: None,
+            word: 0,
+            words: vec![0; layout.topology().ranks() as usize],
         };
         low.peers = layout.topology().all().filter(|&rank| rank != me && !mask.contains(rank)).collect();
         low
+    }
+
+    /// Whether the rank that was waited for in vain has said something since it was last waited for: whom it waits for, or that it goes
+    /// on. Then it is alive, and late because of others: it may have had to wait for the one who is dead itself, until its own time was
+    /// up. It is waited for once more.
+    fn has_new_words(&mut self, failure: &Failure) -> bool {
+        let Failure { culprit, fault: Fault::Timeout { .. }, .. } = *failure else { return false };
+        let before = std::mem::replace(&mut self.words[culprit.index()], self.word);
+        self.word > before
+    }
+
+    /// The number of the next operation.
+    pub(super) const fn next(&self) -> u64 {
+        self.flights.sent() + 1
     }
 }
 
 impl<M: Machine> Engine<M> {
     /// Refuses to send when that cannot be.
     fn check_send(&self) -> Result<(), Error> {
-        self.ready()?;
-        self.layout.check_low_latency()?;
-        let Low { op, received, .. } = self.low;
-        if op - received > BANKS {
-            return Err(Error::TooManyInFlight { op });
-        }
-        let last = Arrival::last_op(self.shape());
-        if op > last {
-            return Err(Error::invalid("low-latency operation", op, format_args!("at most {last}; rejoin to go on")));
-        }
-        Ok(())
-    }
-
-    /// Refuses to receive what is not the next in turn.
-    fn check_receive(&self, sent: &Sent) -> Result<(), Error> {
-        self.ready()?;
-        sent.mark.check("low-latency operation", &self.mark())?;
-        let next = self.low.received + 1;
-        if sent.op != next {
-            let limit = format_args!("{next}, the oldest that was not received");
-            return Err(Error::invalid("low-latency operation to receive", sent.op, limit));
-        }
-        Ok(())
+        self.desk.ready()?;
+        self.desk.layout.check_low_latency()?;
+        self.low.flights.check_send(self.desk.shape()).map(drop)
     }
 
     /// A half of operation `op`, which begins now.
-    fn call(&self, op: u64, kind: LowKind) -> Call<'_, M> {
+    pub(super) fn call(&self, op: u64, kind: LowKind) -> Call<'_, M> {
         let started = self.machine.now();
         Call {
             machine: &self.machine,
-            layout: &self.layout,
-            me: self.me,
+            layout: &self.desk.layout,
+            me: self.desk.me,
             mask: &self.low.mask,
             peers: &self.low.peers,
             near: &self.neighbours.near,
             rail: &self.neighbours.rail,
             vigil: &self.vigil,
             op,
-            generation: self.generation,
+            generation: self.desk.generation,
             kind,
             started,
-            deadline: started + self.settings().deadline(),
-            board: Rc::new(Board::new(self.topology().ranks() as usize)),
+            deadline: started + self.desk.settings().deadline(),
+            board: Rc::new(Board::new(self.desk.topology().ranks() as usize)),
         }
     }
 
-    /// Runs `post`, the sending half of the next operation.
+    /// Runs `post`, the sending half of the next operation, once everything is skipped that can be.
     async fn send(
         &mut self,
         kind: LowKind,
+        routed: Arc<Routed>,
+        topk_weights: Option<Vec<f32>>,
         post: impl AsyncFnOnce(&Call<'_, M>, &mut Outbox, &mut Faults) -> Result<(), Fault>,
-    ) -> Result<Sent, Error> {
-        let op = self.low.op;
-        self.low.op += 1;
+    ) -> Result<Flight<Arc<Work>>, Error> {
+        self.skip().await?;
+        let op = self.low.flights.sent() + 1;
         let mut faults = Faults::default();
         let sent = self.half(op, kind, async |call, outbox| post(call, outbox, &mut faults).await).await;
+        let work = Work { kind, routed, topk_weights, faults: Mutex::new(faults) };
         match sent {
-            Ok(()) => Ok(Sent { mark: self.mark(), op, faults: RefCell::new(faults) }),
+            Ok(()) => Ok(self.low.flights.send(self.desk.mark(), Arc::new(work))),
             // Not a peer's doing: what was sent is not known.
             Err(failure) => {
-                self.poisoned = Some(failure);
+                self.desk.poisoned = Some(failure);
                 Err(failure.into())
             }
         }
     }
 
-    /// Runs `take`, the receiving half of an operation that was sent.
+    /// Runs `take`, the receiving half of an operation that was sent, which is the next in turn once everything is skipped that can be.
     async fn take<T>(
         &mut self,
-        sent: &Sent,
-        kind: LowKind,
-        take: impl AsyncFnOnce(&Call<'_, M>) -> Result<T, Fault>,
+        flight: &Flight<Arc<Work>>,
+        take: impl AsyncFn(&Call<'_, M>) -> Result<T, Fault>,
     ) -> Result<T, Error> {
-        self.check_receive(sent)?;
-        let taken = self.half(sent.op, kind, async |call, outbox| {
-            let mut faults = sent.faults.take();
-            let delivered = deliver(call, outbox, &mut faults).await;
-            let fault = delivered.err().or_else(|| faults.unmasked(call.mask));
-            sent.faults.replace(faults);
-            match fault {
-                Some(fault) => Err(fault),
-                None => take(call).await,
+        self.desk.ready()?;
+        self.low.flights.check_receive(flight, &self.desk.mark())?;
+        self.skip().await?;
+        self.finish(flight.op(), flight.work(), take).await
+    }
+
+    /// Skips the oldest operations, as far as they were dropped. What fails here may be tried again, like a receiving half.
+    async fn skip(&mut self) -> Result<(), Error> {
+        while let Some((op, work)) = self.low.flights.dropped() {
+            if self.desk.settings().plants(Plant::DroppedWithoutSkipping) {
+                self.low.flights.receive();
+                continue;
             }
-        });
-        match taken.await {
+            let (asked, local) = (work.asked(), self.desk.layout.local_experts());
+            let owes = |rank| work.kind == LowKind::Dispatch || asked.owed(work.kind, local, rank) > 0;
+            self.finish(op, &work, async |call| skip(call, &owes).await).await?;
+        }
+        Ok(())
+    }
+
+    /// Delivers what could not be sent before, and runs `take`: then operation `op` was received.
+    async fn finish<T>(
+        &mut self,
+        op: u64,
+        work: &Work,
+        take: impl AsyncFn(&Call<'_, M>) -> Result<T, Fault>,
+    ) -> Result<T, Error> {
+        let faults = || work.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = std::mem::take(&mut *faults());
+        let taken = loop {
+            let half = self.half(op, work.kind, async |call, outbox| {
+                let delivered = deliver(call, outbox, &mut left).await;
+                match delivered.err().or_else(|| left.unmasked(call.mask)) {
+                    Some(fault) => Err(fault),
+                    None => take(call).await,
+                }
+            });
+            match half.await {
+                Err(failure) if self.low.has_new_words(&failure) => {}
+                taken => break taken,
+            }
+        };
+        *faults() = left;
+        match taken {
             Ok(value) => {
-                self.low.received = sent.op;
+                self.low.flights.receive();
                 self.stats.operations += 1;
                 Ok(value)
             }
@@ -172,8 +201,9 @@ impl<M: Machine> Engine<M> {
         work: impl AsyncFnOnce(&Call<'_, M>, &mut Outbox) -> Result<T, Fault>,
     ) -> Result<T, Failure> {
         // Until it is through: who drops the future half-way has posted an unknown part.
-        self.poisoned = Some(Failure { op, culprit: self.me, reporter: self.me, fault: Fault::Abandoned });
+        self.desk.poisoned = Some(self.desk.abandoned(op));
         let (mut outbox, mut voice) = (take(&mut self.low.outbox), take(&mut self.low.voice));
+        let mut word = 0;
         let (result, waited) = {
             let call = self.call(op, kind);
             let outcome = {
@@ -189,13 +219,16 @@ impl<M: Machine> Engine<M> {
                     Ok(value)
                 }
                 Err(fault) => {
-                    let reporter = if let Fault::Aborted { reporter, .. } = fault { reporter } else { self.me };
-                    Err(Failure { op, culprit: culprit(&call, &fault), reporter, fault })
+                    let reporter = if let Fault::Aborted { reporter, .. } = fault { reporter } else { self.desk.me };
+                    let culprit = culprit(&call, &fault);
+                    word = call.word(culprit);
+                    Err(Failure { op, culprit, reporter, fault })
                 }
             };
             (result, call.board.waited())
         };
-        (self.low.outbox, self.low.voice, self.poisoned) = (outbox, voice, None);
+        (self.low.outbox, self.low.voice, self.desk.poisoned) = (outbox, voice, None);
+        self.low.word = word;
         self.low.failed = result.as_ref().err().map(|failure| failure.culprit);
         // Of many peers most kept nobody waiting.
         for (peer, waited) in self.stats.peers.iter_mut().zip(waited).filter(|(_, waited)| *waited > Nanos(0)) {
@@ -204,26 +237,17 @@ impl<M: Machine> Engine<M> {
         result
     }
 
-    /// Refuses weights that are not one for each choice.
-    fn check_weights(&self, weights: Option<&Vec<f32>>, choices: usize) -> Result<(), Error> {
-        match weights.filter(|weights| weights.len() != choices) {
-            Some(weights) => Err(Error::invalid(
-                "length of topk_weights",
-                weights.len(),
-                format_args!("{choices}, that of topk_idx"),
-            )),
-            None => Ok(()),
-        }
+    /// Bytes of a row of a dispatch as it travels.
+    fn low_row_bytes(&self) -> u64 {
+        let row = self.desk.layout.row();
+        row.header_bytes() + row.payload_bytes()
     }
 
     /// Counts the rows that this rank exchanged with each other rank.
     fn count_low(&mut self, row_bytes: u64, rows: impl Fn(Rank) -> (u64, u64)) {
         for (rank, peer) in (0..).map(Rank).zip(&mut self.stats.peers) {
             let (sent, received) = rows(rank);
-            peer.rows_sent += sent;
-            peer.rows_received += received;
-            peer.bytes_sent += sent * row_bytes;
-            peer.bytes_received += received * row_bytes;
+            peer.count(sent, received, row_bytes);
         }
     }
 }
@@ -235,37 +259,42 @@ impl<M: Machine> LowLatency for Engine<M> {
 
     async fn send_dispatch(&mut self, x: &Self::Buf, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
         self.check_send()?;
-        let LowRouting { topk_idx, topk_weights } = routing;
-        self.check_weights(topk_weights.as_ref(), topk_idx.len())?;
-        let plan = Plan::of_topk(self.shape(), self.topology().ranks(), &self.low.mask, TopK { topk_idx })?;
-        if plan.tokens() > self.shape().max_tokens() {
-            let limit = format_args!("at most {}, max_tokens of the shape", self.shape().max_tokens());
-            return Err(Error::invalid("tokens of a low-latency dispatch", plan.tokens(), limit));
-        }
-        self.check_results("x", x, plan.tokens())?;
-        let routed = Routed { plan, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone() };
+        routing.check_repeats()?;
+        let LowRouting { topk_idx, topk_weights, repeats } = routing;
+        self.desk.check_low_batch(x.extent(), topk_idx.len(), topk_weights.as_ref().map(Vec::len))?;
+        let repeats = Repeats::Once.where_allowed(*repeats);
+        let plan = Plan::of_choices(
+            self.desk.shape(),
+            self.desk.topology().ranks(),
+            &self.low.mask,
+            TopK { topk_idx },
+            repeats,
+        )?;
+        let routed = Arc::new(Routed { plan, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone() });
         let tokens =
             Tokens { x, plan: &routed.plan, topk_idx: &routed.topk_idx, topk_weights: routed.topk_weights.as_deref() };
-        let sent =
-            self.send(LowKind::Dispatch, async |call, outbox, faults| send_tokens(call, &tokens, outbox, faults).await);
-        let sent = sent.await?;
-        Ok(Dispatching { sent, routed: Arc::new(routed) })
+        let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
+            send_tokens(call, &tokens, outbox, faults).await
+        };
+        let flight = self.send(LowKind::Dispatch, Arc::clone(&routed), None, post).await?;
+        self.count_low(self.low_row_bytes(), |rank| (routed.plan.rows()[rank.index()].into(), 0));
+        Ok(Dispatching { flight })
     }
 
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
-        let Dispatching { sent, routed } = dispatching;
-        let own = routed.plan.rows()[self.me.index()];
-        let intake = self.take(sent, LowKind::Dispatch, async |call| receive_tokens(call, own).await).await?;
+        let flight = &dispatching.flight;
+        let routed = &flight.work().routed;
+        let me = self.desk.me.index();
+        let intake = self.take(flight, async |call| receive_tokens(call, routed.plan.rows()[me]).await).await?;
         let Intake { x, source_token, segments, counts, sources, rows, picks } = intake;
         for (sum, &count) in self.stats.expert_rows.iter_mut().zip(&counts) {
             *sum += u64::from(count);
         }
-        let row = *self.layout.row();
-        self.count_low(row.header_bytes() + row.payload_bytes(), |rank| {
+        self.count_low(self.low_row_bytes(), |rank| {
             let range = &sources[rank.index()];
-            (routed.plan.rows()[rank.index()].into(), (range.end - range.start).into())
+            (0, (range.end - range.start).into())
         });
-        let inner = Inner { mark: sent.mark.clone(), routed: Arc::clone(routed), sources, rows, picks };
+        let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), sources, rows, picks };
         Ok(LowReceived {
             x,
             expert_counts: counts.iter().map(|&count| count as i32).collect(),
@@ -283,15 +312,17 @@ impl<M: Machine> LowLatency for Engine<M> {
         topk_weights: Option<&Vec<f32>>,
     ) -> Result<Combining, Error> {
         self.check_send()?;
-        let Inner { mark, routed, sources, rows, picks } = &*handle.inner;
-        mark.check("handle", &self.mark())?;
+        self.check_low_handle(handle)?;
+        let Inner { routed, sources, rows, picks, .. } = &*handle.inner;
         let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
-        self.check_weights(topk_weights, routed.topk_idx.len())?;
-        let most = self.topology().ranks() * self.shape().max_tokens() * self.layout.local_experts();
-        self.check_results("y", y, if picks.is_empty() { 0 } else { most })?;
+        self.desk.check_weights(topk_weights.map(Vec::len), routed.topk_idx.len())?;
+        let most = self.desk.layout.low_expert_rows()?;
+        self.desk.check_results("y", y.extent(), if picks.is_empty() { 0 } else { most })?;
         let results = Results { y, sources, rows, picks };
-        let sent =
-            self.send(kind, async |call, outbox, faults| return_results(call, &results, outbox, faults).await).await?;
+        let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
+            return_results(call, &results, outbox, faults).await
+        };
+        let flight = self.send(kind, Arc::clone(routed), topk_weights.cloned(), post).await?;
         let returned = |rank: Rank| {
             let range = &sources[rank.index()];
             let rows = &rows[range.start as usize..range.end as usize];
@@ -300,24 +331,31 @@ impl<M: Machine> LowLatency for Engine<M> {
                 LowKind::Dispatch | LowKind::PerRank => rows.len() as u64,
             }
         };
-        let bytes = crate::layout::RESULT_HEADER + self.shape().result_bytes();
+        let bytes = crate::layout::RESULT_HEADER + self.desk.shape().result_bytes();
         self.count_low(bytes, |rank| (returned(rank), 0));
-        Ok(Combining { sent, routed: Arc::clone(routed), topk_weights: topk_weights.cloned() })
+        Ok(Combining { flight })
     }
 
     async fn receive_combine(&mut self, combining: &Combining) -> Result<LowCombined<Self>, Error> {
-        let Combining { sent, routed, topk_weights } = combining;
-        let kind = if topk_weights.is_some() { LowKind::PerChoice } else { LowKind::PerRank };
-        let asked = Asked {
-            plan: &routed.plan,
-            topk_idx: &routed.topk_idx,
-            topk_weights: topk_weights.as_deref().unwrap_or_default(),
-        };
-        let x = self.take(sent, kind, async |call| reduce_results(call, &asked).await).await?;
-        let bytes = crate::layout::RESULT_HEADER + self.shape().result_bytes();
-        let local = self.layout.local_experts();
+        let flight = &combining.flight;
+        let (asked, kind) = (flight.work().asked(), flight.work().kind);
+        let x = self.take(flight, async |call| reduce_results(call, &asked).await).await?;
+        let bytes = crate::layout::RESULT_HEADER + self.desk.shape().result_bytes();
+        let local = self.desk.layout.local_experts();
         self.count_low(bytes, |rank| (0, asked.owed(kind, local, rank).into()));
         Ok(LowCombined { x: HostRows::Owned { bytes: x.into(), row_bytes: self.result_bytes() }, event: Ready })
+    }
+
+    fn check_at_once(&mut self) -> Result<(), Error> {
+        self.check_send()?;
+        if self.desk.settings().plants(Plant::SentBeforeRefused) {
+            return Ok(());
+        }
+        self.low.flights.check_at_once()
+    }
+
+    fn check_low_handle(&self, handle: &LowHandle) -> Result<(), Error> {
+        handle.inner.mark.check("handle", &self.desk.mark())
     }
 
     fn low_latency_mask(&self) -> &RankSet {
@@ -325,17 +363,14 @@ impl<M: Machine> LowLatency for Engine<M> {
     }
 
     async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error> {
-        if rank == self.me || rank.0 >= self.topology().ranks() {
-            let limit = format_args!("another rank, 0 to {}", self.topology().ranks() - 1);
-            return Err(Error::invalid("rank to mask", rank, limit));
-        }
+        self.desk.check_mask(rank)?;
         if self.low.mask.contains(rank) {
             return Ok(());
         }
         self.machine.reset_peer(rank).await;
         self.low.mask.insert(rank);
         self.low.peers.retain(|&peer| peer != rank);
-        self.call(self.low.op, LowKind::Dispatch).mask(rank).await;
+        self.call(self.low.next(), LowKind::Dispatch).mask(rank).await;
         Ok(())
     }
 }

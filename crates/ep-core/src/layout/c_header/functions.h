@@ -28,6 +28,11 @@ EP_HD static inline ep_u32 ep_near_track(const EpWindow& w, ep_u32 node, ep_u32 
     return node * w.channels + channel;
 }
 
+/* The track within its node that carries a rank's own rows on channel. */
+EP_HD static inline ep_u32 ep_own_track(const EpWindow& w, ep_u32 rank, ep_u32 channel) {
+    return ep_near_track(w, rank / w.ranks_per_node, channel);
+}
+
 /* The track along the rail that channel travels on. */
 EP_HD static inline ep_u32 ep_far_track(const EpWindow& w, ep_u32 channel) { return w.nodes * w.channels + channel; }
 
@@ -106,21 +111,83 @@ EP_HD static inline ep_u64 ep_staging_slot(const EpWindow& w, const EpRings& r, 
 EP_HD static inline ep_u64 ep_pull_slot(const EpWindow& w, ep_u32 track, ep_u32 writer, ep_u32 turn) {
     const ep_u64 part = (ep_u64)w.nodes * w.channels * w.pull_depth;
     const ep_u64 at = writer % w.ranks_per_node * part + (ep_u64)track * w.pull_depth + turn % w.pull_depth;
-    return w.pulls + at * w.slot_bytes;
+    return w.pulls + at * w.pull_bytes;
+}
+
+/* --- Outboxes: rows of this rank that the ranks of its node pull; at w.near_rings where the placement is Pulled. --- */
+
+/* The slots of one outbox, in the window of the rank whose rows they hold. */
+struct EpOutbox {
+    ep_u64 codes;
+    ep_u64 scales;
+    ep_u64 heads;
+    ep_u32 slots;
+    ep_u32 head_bytes;
+    ep_u64 codes_step;
+    ep_u64 scales_step;
+};
+
+/* bytes rounded up to align. */
+EP_HD static inline ep_u64 ep_aligned(ep_u64 bytes, ep_u64 align) { return (bytes + align - 1) / align * align; }
+
+/* The outbox number index of those with such slots. */
+EP_HD static inline EpOutbox ep_outbox_at(const EpWindow& w, ep_u64 index, ep_u32 slots, ep_u64 codes_step,
+                                          ep_u64 scales_step, ep_u32 head_bytes) {
+    const ep_u64 bytes = ep_aligned(slots * (codes_step + scales_step + head_bytes), 128);
+    EpOutbox o;
+    o.codes = w.near_rings + index * bytes;
+    o.scales = o.codes + slots * codes_step;
+    o.heads = o.scales + slots * scales_step;
+    o.slots = slots;
+    o.head_bytes = head_bytes;
+    o.codes_step = codes_step;
+    o.scales_step = scales_step;
+    return o;
+}
+
+/* The outbox of a dispatch on channel, which all ranks of the node read. A head has the position at each behind its
+   choices: ep_i32, -1 where the row does not go. */
+EP_HD static inline EpOutbox ep_outbox(const EpWindow& w, const EpRings& r, ep_u32 channel) {
+    const ep_u32 others = w.ranks_per_node > 1 ? w.ranks_per_node - 1 : 1;
+    const ep_u32 head_bytes = (ep_u32)ep_aligned(w.header_bytes + 4 * (ep_u64)w.ranks_per_node, EP_ROW_ALIGN);
+    return ep_outbox_at(w, channel, r.slots * others, w.scales_offset, ep_aligned(w.scales_stride, EP_ROW_ALIGN),
+                        head_bytes);
+}
+
+/* The outbox of a combine for peer, a rank, on channel: payloads at codes, no scales. */
+EP_HD static inline EpOutbox ep_outbox_to(const EpWindow& w, const EpRings& r, ep_u32 peer, ep_u32 channel) {
+    const ep_u64 index = (ep_u64)(peer % w.ranks_per_node) * r.channels + channel;
+    EpOutbox o = ep_outbox_at(w, index, r.slots, w.result_stride, 0, (ep_u32)w.header_bytes);
+    o.scales = 0;
+    return o;
+}
+
+/* Codes (a combine: payload), scales and head of the row in slot, in the window of the outbox's owner. */
+EP_HD static inline ep_u64 ep_outbox_codes(const EpOutbox& o, ep_u32 slot) { return o.codes + slot * o.codes_step; }
+EP_HD static inline ep_u64 ep_outbox_scales(const EpOutbox& o, ep_u32 slot) { return o.scales + slot * o.scales_step; }
+EP_HD static inline ep_u64 ep_outbox_head(const EpOutbox& o, ep_u32 slot) {
+    return o.heads + (ep_u64)slot * o.head_bytes;
 }
 
 /* --- Low latency: fixed slots in two banks; op counts from 1 in each generation. --- */
 
-/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
-EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
-    const ep_u64 part = op % 2 * w.ranks + source;
-    return w.low_rows + (part * w.max_tokens + position) * w.low_row_bytes;
+/* All that writer puts into this rank's slots in an operation: rows, or results. */
+EP_HD static inline ep_u64 ep_low_part(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.low_slots + (op % 2 * w.ranks + writer) * w.low_part_slots * w.low_result_bytes;
 }
 
-/* The result in column of token, in the window of the token's rank. */
-EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 token, ep_u32 column) {
-    return w.low_results + (op % 2 * w.max_tokens * w.topk + (ep_u64)token * w.topk + column) * w.low_result_bytes;
+/* The row at position among those of source, in the receiver's window; w.wire_bytes. */
+EP_HD static inline ep_u64 ep_low_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return ep_low_part(w, op, source) + (ep_u64)position * w.low_row_bytes;
 }
+
+/* The result in column of those that writer has for token, in the window of the token's rank. */
+EP_HD static inline ep_u64 ep_low_result(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u32 column) {
+    return ep_low_part(w, op, writer) + ((ep_u64)token * w.low_columns + column) * w.low_result_bytes;
+}
+
+/* What the header of a row or a result has as its op. */
+EP_HD static inline ep_u32 ep_low_stamp(ep_u32 generation, ep_u64 op) { return generation << 16 | (ep_u32)(op & 0xffff); }
 
 /* A staging slot. */
 EP_HD static inline ep_u64 ep_low_staging(const EpWindow& w, ep_u32 slot) {
@@ -142,6 +209,25 @@ EP_HD static inline ep_u32 ep_arrival_kind(const EpWindow& w, ep_u64 value) {
 }
 EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
+}
+
+/* --- What kernels announce piece by piece, or row by row. --- */
+
+/* The cell that says that a piece of writer's rows for this rank is there, in the bank of generation. */
+EP_HD static inline ep_u64 ep_piece_cell(const EpWindow& w, ep_u32 generation, ep_u32 writer, ep_u32 piece) {
+    const ep_u64 line = (ep_u64)(generation % 2) * w.ranks + writer;
+    return w.piece_cells + (line * EP_PIECES + piece) * EP_CELL_BYTES;
+}
+
+/* The cell of writer's row of token: a row of a dispatch, or all that it has for the token in a combine. */
+EP_HD static inline ep_u64 ep_low_cell(const EpWindow& w, ep_u32 generation, ep_u64 op, ep_u32 writer, ep_u32 token) {
+    const ep_u64 bank = generation % 2 * 2 + op % 2;
+    return w.low_cells + ((bank * w.ranks + writer) * w.low_cells_of_writer + token) * EP_CELL_BYTES;
+}
+
+/* The header of the row at position among those of source; w.header_bytes. The row lies in the slot of its token. */
+EP_HD static inline ep_u64 ep_low_head(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return w.low_heads + ((op % 2 * w.ranks + source) * w.max_tokens + position) * w.header_bytes;
 }
 
 /* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */

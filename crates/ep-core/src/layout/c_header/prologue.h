@@ -18,6 +18,11 @@
 #endif
 #endif
 
+/* NVRTC has no __builtin_offsetof; its front end folds this. */
+#if defined(__CUDACC_RTC__) && !defined(__builtin_offsetof)
+#define __builtin_offsetof(type, field) ((unsigned long)__INTADDR__(&((type*)0)->field))
+#endif
+
 typedef int ep_i32;
 typedef unsigned int ep_u32;
 typedef unsigned long long ep_u64;

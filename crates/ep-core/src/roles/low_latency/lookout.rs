@@ -114,6 +114,13 @@ async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Na
     }
 }
 
+impl<M: Machine> Call<'_, M> {
+    /// What `rank` has last said, whatever it was: every word is more than the one before.
+    pub(crate) fn word(&self, rank: Rank) -> u64 {
+        if rank == self.me { 0 } else { self.watch_port(self.deadline).peek(cell(rank)) }
+    }
+}
+
 /// Who is to blame for `fault`: the end of the chain of those who wait for each other.
 pub(crate) fn culprit<M: Machine>(call: &Call<'_, M>, fault: &Fault) -> Rank {
     let Some(first) = fault.peer() else { return call.me };

@@ -5,6 +5,8 @@
 //! combine    send: return_results ==puts into fixed slots, an arrival==>   receive: reduce_results, received
 //! ```
 //!
+//! An operation that the user drops is *skipped* ([`skip`]): its arrivals are waited for, and it counts as received.
+//!
 //! There are no counts, grants or credits. A bank may be filled for operation `op` once its owner has *received*
 //! operation `op - 2`; that is all that a sender ever waits for.
 //!
@@ -31,15 +33,16 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) use faults::{Faults, deliver};
 pub(crate) use lookout::{Voice, culprit, lookout};
 pub(crate) use outbox::Outbox;
-pub(crate) use receiver::{Intake, Pick, Row, receive_tokens};
+pub(crate) use receiver::{Intake, Pick, Row, receive_tokens, skip};
 pub(crate) use reducer::{Asked, reduce_results};
 pub(crate) use returner::{Results, return_results};
 pub(crate) use sender::{Tokens, send_tokens};
 
 use super::{Attended, Board, Vigil};
 use crate::error::Fault;
-use crate::layout::{Arrival, Layout, LowKind, MASKED, RowHeader};
+use crate::layout::{Arrival, Layout, LowKind, MASKED, RowHeader, low_stamp};
 use crate::machine::{Machine, Opening};
+use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
@@ -77,6 +80,11 @@ impl<M: Machine> Call<'_, M> {
         self.near.iter().chain(self.rail).copied()
     }
 
+    /// What the headers of this operation's rows have.
+    const fn stamp(&self) -> u32 {
+        low_stamp(self.generation, self.op)
+    }
+
     const fn rows_lane(peer: Rank) -> LaneId {
         LaneId { peer, kind: LaneKind::LowRows }
     }
@@ -108,7 +116,10 @@ impl<M: Machine> Call<'_, M> {
 
     /// Tells `peer` that `rows` rows of this operation have been put.
     async fn announce(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
-        let arrival = Arrival { op: self.op, kind: self.kind, rows };
+        let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
+        let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
+        let kind = if another { LowKind::PerChoice } else { self.kind };
+        let arrival = Arrival { op, kind, rows };
         let value = arrival.encode(self.layout.shape());
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
@@ -150,7 +161,8 @@ impl<M: Machine> Call<'_, M> {
     /// Refuses a row that is not the one due here.
     fn check(&self, header: &RowHeader, peer: Rank, token: Option<u32>) -> Result<(), Fault> {
         for (field, mine, theirs) in [
-            ("operation of a low-latency row", self.op as u32, header.op),
+            ("generation of a low-latency row", self.stamp() >> 16, header.op >> 16),
+            ("operation of a low-latency row", self.stamp() & 0xffff, header.op & 0xffff),
             ("source of a low-latency row", peer.0, header.source_rank),
             ("token of a low-latency row", token.unwrap_or(header.source_token), header.source_token),
         ] {
@@ -190,9 +202,8 @@ impl<M: Machine> Call<'_, M> {
     }
 
     /// Whether tests planted this fault.
-    #[cfg(feature = "plant")]
-    fn plants(&self, plant: crate::plant::Plant) -> bool {
-        self.layout.settings().plant() == Some(plant)
+    fn plants(&self, plant: Plant) -> bool {
+        self.layout.settings().plants(plant)
     }
 }
 
@@ -220,7 +231,7 @@ impl Banks {
             let seen = port.peek(need.cell);
             if seen == MASKED {
                 faults.note(peer, Fault::MaskedBy { peer })?;
-            } else if seen >= need.at_least || plants_reuse(call) {
+            } else if seen >= need.at_least || call.plants(Plant::BankReusedWithoutDone) {
                 free.push(peer);
             } else {
                 still.push(peer);
@@ -247,15 +258,5 @@ impl Banks {
             self.waiting.retain(|&rank| rank != peer);
         }
         Ok(true)
-    }
-}
-
-fn plants_reuse<M: Machine>(call: &Call<'_, M>) -> bool {
-    #[cfg(feature = "plant")]
-    return call.plants(crate::plant::Plant::BankReusedWithoutDone);
-    #[cfg(not(feature = "plant"))]
-    {
-        let _ = call;
-        false
     }
 }

@@ -6,6 +6,7 @@ use super::{Call, Faults};
 use crate::error::Fault;
 use crate::layout::Layout;
 use crate::machine::Machine;
+use crate::plant::Plant;
 use crate::port::{Port, Ticket};
 use crate::roles::Attended;
 use crate::topology::Rank;
@@ -49,8 +50,7 @@ impl Outbox {
             if call.mask.contains(peer) {
                 continue;
             }
-            #[cfg(feature = "plant")]
-            if call.plants(crate::plant::Plant::SkippedFlush) {
+            if call.plants(Plant::SkippedFlush) {
                 continue;
             }
             if let Err(fault) = port.flush(Call::<M>::rows_lane(peer), ticket).await {

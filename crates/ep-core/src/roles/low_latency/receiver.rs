@@ -3,19 +3,18 @@
 use std::ops::Range;
 
 use super::Call;
-use crate::engine::rows::HostRows;
+use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::machine::{Machine, Window};
+use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
 use crate::roles::{Attended, HeaderBytes};
-use crate::shape::MAX_TOPK;
+use crate::room::zeroed;
 use crate::topology::Rank;
 
 /// One choice of a received row: the expert's row that was made of it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Pick {
-    /// Which of the token's choices.
-    pub(crate) choice: u32,
     /// Row in `[local experts, ranks * max_tokens]`.
     pub(crate) row: u32,
     pub(crate) weight: f32,
@@ -26,8 +25,6 @@ pub(crate) struct Pick {
 pub(crate) struct Row {
     /// The token at its source.
     pub(crate) token: u32,
-    /// This rank's number among the token's ranks, ascending.
-    pub(crate) column: u32,
     /// Its choices of local experts, ascending: a range of all picks.
     pub(crate) picks: Range<u32>,
 }
@@ -52,7 +49,7 @@ pub(crate) struct Intake<W: Window> {
 /// whatever the order in which they came. `own` rows stay on this rank.
 pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, own: u32) -> Result<Intake<W>, Fault> {
     let mut port = call.port(Duty::Receiver);
-    let mut intake = Intake::new(call);
+    let mut intake = Intake::new(call)?;
     for source in call.layout.topology().all() {
         let rows = if source == call.me {
             own
@@ -71,20 +68,33 @@ pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, ow
     Ok(intake)
 }
 
+/// Waits for what an operation brings, of the peers that owe something, and does not look at it: this rank had it dropped. Its bank
+/// may be filled again when everything has come, not before: what is still on its way would fall upon what comes next.
+pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, owes: &impl Fn(Rank) -> bool) -> Result<(), Fault> {
+    let mut port = call.port(Duty::Receiver);
+    for &peer in call.peers.iter().filter(|&&peer| owes(peer)) {
+        if call.plants(Plant::SkippedWithoutWaiting) {
+            continue;
+        }
+        call.arrival(&mut port, peer).await?;
+    }
+    call.received(&mut port).await
+}
+
 impl<W: Window> Intake<W> {
-    fn new<M: Machine>(call: &Call<'_, M>) -> Self {
+    fn new<M: Machine>(call: &Call<'_, M>) -> Result<Self, Fault> {
         let (layout, ranks) = (call.layout, call.layout.topology().ranks() as usize);
         let experts = layout.local_experts() as usize;
         let stride = ranks * layout.shape().max_tokens() as usize;
-        Self {
-            x: HostRows::zeroed((experts * stride) as u32, layout.row().payload_bytes() as usize),
-            source_token: vec![0; experts * stride],
+        Ok(Self {
+            x: HostRows::zeroed((experts * stride) as u32, layout.row().payload_bytes() as usize)?,
+            source_token: zeroed(experts * stride)?,
             segments: vec![(0, 0); experts * ranks],
             counts: vec![0; experts],
             sources: Vec::with_capacity(ranks),
             rows: Vec::new(),
             picks: Vec::new(),
-        }
+        })
     }
 
     /// Takes the rows of one source.
@@ -144,7 +154,7 @@ impl<W: Window> Intake<W> {
         let stride = layout.topology().ranks() * layout.shape().max_tokens();
         let first = self.picks.len() as u32;
         let token = header.header().source_token;
-        for (choice, picked) in (0..topk).map(|choice| (choice, header.choice(choice as usize))) {
+        for picked in (0..topk).map(|choice| header.choice(choice as usize)) {
             let Ok(expert) = u32::try_from(picked.expert) else { continue };
             if layout.rank_of_expert(expert) != call.me {
                 continue;
@@ -155,25 +165,9 @@ impl<W: Window> Intake<W> {
             port.charge(Work::Row { bytes: self.x.row_bytes() as u64 });
             self.x.fill(row, |part, into| port.read(payload.plus(part.start as u64), into))?;
             self.source_token[row as usize] = token as i32;
-            self.picks.push(Pick { choice, row, weight: picked.weight });
+            self.picks.push(Pick { row, weight: picked.weight });
         }
-        let column = columns_before(call, header);
-        self.rows.push(Row { token, column, picks: first..self.picks.len() as u32 });
+        self.rows.push(Row { token, picks: first..self.picks.len() as u32 });
         Ok(())
     }
-}
-
-/// How many ranks below this one the token goes to.
-fn columns_before<M: Machine>(call: &Call<'_, M>, header: &HeaderBytes) -> u32 {
-    let topk = call.layout.shape().topk() as usize;
-    // Ranks that were not counted before count as this one.
-    let mut ranks = [call.me; MAX_TOPK as usize];
-    for at in 0..topk {
-        let expert = u32::try_from(header.choice(at).expert);
-        let rank = expert.map_or(call.me, |expert| call.layout.rank_of_expert(expert));
-        if !ranks[..at].contains(&rank) {
-            ranks[at] = rank;
-        }
-    }
-    ranks[..topk].iter().filter(|&&rank| rank < call.me).count() as u32
 }

@@ -4,9 +4,10 @@ use super::Call;
 use crate::error::Fault;
 use crate::layout::{LowKind, RESULT_HEADER};
 use crate::machine::Machine;
-use crate::plan::Plan;
+use crate::plan::{Plan, first_mention};
 use crate::port::{Duty, Port, Work};
 use crate::roles::{Accumulator, Attended};
+use crate::room::zeroed;
 use crate::topology::Rank;
 
 /// What a rank asked for, and how it weighs it.
@@ -55,22 +56,23 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
         reducer.arrived(asked, peer).await?;
     }
     let here = |rank: Rank| !call.mask.contains(rank);
-    let mut x = vec![0; tokens * bytes];
+    let mut x = zeroed(tokens * bytes)?;
     for (token, x) in (0u32..).zip(x.chunks_exact_mut(bytes)) {
         reducer.sum.clear();
         let reached = asked.plan.reached(token);
         if call.kind == LowKind::PerRank {
-            for (column, &(rank, _)) in (0u32..).zip(reached).filter(|(_, (rank, _))| here(*rank)) {
-                reducer.add(rank, token, column, None)?;
+            for &(rank, _) in reached.iter().filter(|(rank, _)| here(*rank)) {
+                reducer.add(rank, token, 0, None)?;
             }
         } else {
             let choices = token as usize * topk..(token as usize + 1) * topk;
-            let weighed = asked.topk_idx[choices.clone()].iter().zip(&asked.topk_weights[choices]);
-            for (column, (&expert, &weight)) in (0u32..).zip(weighed) {
+            let (choices, weights) = (&asked.topk_idx[choices.clone()], &asked.topk_weights[choices]);
+            for (at, (&expert, &weight)) in choices.iter().zip(weights).enumerate() {
                 let Ok(expert) = u32::try_from(expert) else { continue };
                 let rank = layout.rank_of_expert(expert);
                 // Choices that were dropped when they were sent have no rank among the token's.
                 if here(rank) && reached.iter().any(|&(reached, _)| reached == rank) {
+                    let column = column(call, choices, first_mention(choices, at));
                     reducer.add(rank, token, column, Some(weight))?;
                 }
             }
@@ -79,6 +81,12 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
     }
     call.received(&mut reducer.port).await?;
     Ok(x)
+}
+
+/// The number of choice `at`, which names its expert first, among the choices of that expert's rank.
+fn column<M: Machine>(call: &Call<'_, M>, choices: &[i64], at: usize) -> u32 {
+    let rank = |at: usize| u32::try_from(choices[at]).ok().map(|expert| call.layout.rank_of_expert(expert));
+    (0..at).filter(|&before| rank(before) == rank(at) && first_mention(choices, before) == before).count() as u32
 }
 
 impl<M: Machine> Reducer<'_, '_, M> {
@@ -98,7 +106,7 @@ impl<M: Machine> Reducer<'_, '_, M> {
 
     /// Adds a result of `rank`: times `weight`, or as it is.
     fn add(&mut self, rank: Rank, token: u32, column: u32, weight: Option<f32>) -> Result<(), Fault> {
-        let at = self.call.layout.low_result(self.call.op, token, column).offset;
+        let at = self.call.layout.low_result(self.call.op, rank, token, column).offset;
         let header = self.call.result_header(&self.port, at)?;
         self.call.check(&header, rank, Some(token))?;
         self.port.read(at.plus(RESULT_HEADER), &mut self.row)?;

@@ -4,10 +4,11 @@ use zerocopy::IntoBytes;
 
 use super::faults::Held;
 use super::{Banks, Call, Faults, Outbox, Pick, Row};
-use crate::engine::rows::HostRows;
+use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{LowKind, RESULT_HEADER, RowHeader};
 use crate::machine::{Machine, Window};
+use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
 use crate::roles::{Accumulator, Attended};
 use crate::topology::Rank;
@@ -25,7 +26,7 @@ pub(crate) struct Results<'a, W: Window> {
 /// One row of results.
 struct Parcel<'a> {
     token: u32,
-    /// The choice, or this rank's number among the token's.
+    /// Its number among those of the token that this rank returns.
     column: u32,
     /// What it is made of: one choice's result, or all of a rank's.
     picks: &'a [Pick],
@@ -39,10 +40,7 @@ impl<'a, W: Window> Results<'a, W> {
         rows.iter().flat_map(move |row| {
             let picks = &picks[row.picks.start as usize..row.picks.end as usize];
             let step = if kind == LowKind::PerChoice { 1 } else { picks.len().max(1) };
-            picks.chunks(step).map(move |picks| {
-                let column = if kind == LowKind::PerChoice { picks[0].choice } else { row.column };
-                Parcel { token: row.token, column, picks }
-            })
+            (0..).zip(picks.chunks(step)).map(move |(column, picks)| Parcel { token: row.token, column, picks })
         })
     }
 }
@@ -106,7 +104,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             self.load(picks)?;
             let mut bytes = self.header(token, column).as_bytes().to_vec();
             bytes.extend_from_slice(&self.payload);
-            held.rows.push((self.call.layout.low_result(self.call.op, token, column).offset, bytes));
+            held.rows.push((self.call.layout.low_result(self.call.op, self.call.me, token, column).offset, bytes));
         }
         held.announced = !held.rows.is_empty();
         Ok(held)
@@ -142,12 +140,12 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
     }
 
     fn header(&self, token: u32, column: u32) -> RowHeader {
-        RowHeader { source_rank: self.call.me.0, source_token: token, position: column, op: self.call.op as u32 }
+        RowHeader { source_rank: self.call.me.0, source_token: token, position: column, op: self.call.stamp() }
     }
 
     async fn put(&mut self, to: Rank, token: u32, column: u32, faults: &mut Faults) -> Result<(), Fault> {
         let call = self.call;
-        let place = |op| call.layout.low_result(op, token, column).offset;
+        let place = |op| call.layout.low_result(op, call.me, token, column).offset;
         if to == call.me {
             return self.write(place(call.op), token, column);
         }
@@ -160,10 +158,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         if faults.involve(to) {
             return Ok(());
         }
-        #[cfg(feature = "plant")]
-        let op = call.op + u64::from(call.plants(crate::plant::Plant::OpInWrongBank));
-        #[cfg(not(feature = "plant"))]
-        let op = call.op;
+        let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
         let span = from.span(RESULT_HEADER + self.payload.len() as u64);
         match self.port.put(Call::<M>::rows_lane(to), span, place(op)).await {
             Ok(ticket) => self.outbox.sent(to, ticket),

@@ -2,11 +2,12 @@
 
 use super::faults::Held;
 use super::{Banks, Call, Faults, Outbox};
-use crate::engine::rows::HostRows;
+use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowFormat, RowHeader};
 use crate::machine::{Machine, Window};
-use crate::plan::Plan;
+use crate::plan::{Plan, first_mention};
+use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
 use crate::quant::quantize;
 use crate::roles::{Attended, HeaderBytes};
@@ -115,10 +116,7 @@ async fn send_to<M: Machine, W: Window>(
             if faults.involve(rank) {
                 continue;
             }
-            #[cfg(feature = "plant")]
-            let op = call.op + u64::from(call.plants(crate::plant::Plant::OpInWrongBank));
-            #[cfg(not(feature = "plant"))]
-            let op = call.op;
+            let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
             match port
                 .put(Call::<M>::rows_lane(rank), from.span(row.header_bytes() + row.payload_bytes()), slot(op))
                 .await
@@ -139,18 +137,19 @@ impl Staged {
         tokens: &Tokens<'_, W>,
         token: u32,
     ) -> Result<(), Fault> {
-        let own = RowHeader { source_rank: call.me.0, source_token: token, position: 0, op: call.op as u32 };
+        let own = RowHeader { source_rank: call.me.0, source_token: token, position: 0, op: call.stamp() };
         let topk = call.layout.shape().topk() as usize;
         let reached = tokens.plan.reached(token);
+        let first = token as usize * topk;
+        let choices = &tokens.topk_idx[first..first + topk];
         self.header.set(&own, |at| {
-            let at = token as usize * topk + at;
-            // Choices of masked ranks are dropped here, so that all ranks of the token see the same.
-            let Some(expert) = u32::try_from(tokens.topk_idx[at]).ok() else { return Choice::NONE };
+            let Some(expert) = u32::try_from(choices[at]).ok() else { return Choice::NONE };
             let rank = call.layout.rank_of_expert(expert);
-            if !reached.iter().any(|&(reached, _)| reached == rank) {
+            // Choices of masked ranks are dropped here, so that all ranks of the token see the same. An expert gets a row once.
+            if !reached.iter().any(|&(reached, _)| reached == rank) || first_mention(choices, at) != at {
                 return Choice::NONE;
             }
-            Choice { expert: expert as i32, weight: tokens.topk_weights.map_or(1.0, |weights| weights[at]) }
+            Choice { expert: expert as i32, weight: tokens.topk_weights.map_or(1.0, |weights| weights[first + at]) }
         });
         let x = tokens.x.borrow(token, &mut self.scratch)?;
         match call.layout.shape().element() {

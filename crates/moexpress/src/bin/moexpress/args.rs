@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ep_conformance::workload::RoutingKind;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::quant::Scaling;
-use ep_core::settings::SettingsBuilder;
-use ep_core::{Element, Error, Nanos, Placement, Settings, Shape, Topology};
+use ep_core::{Element, Error, Nanos, Shape, Topology};
 
 mod far;
+mod html;
+mod settings;
 mod timed;
 
 pub(crate) use far::FarArgs;
+pub(crate) use html::HtmlArgs;
+pub(crate) use settings::SettingsArgs;
 pub(crate) use timed::{CompareArgs, ModelName, Part, Published, ThreadsArgs, TuneArgs};
 
 /// Moves tokens to experts and back, and checks every bit of it.
@@ -40,6 +43,13 @@ Keys of --json, among others:
   dispatch_near_gb_s   bytes that a rank sends near in the dispatch, mean of the ranks, by dispatch_ns; likewise
                        dispatch_far_gb_s, combine_near_gb_s, combine_far_gb_s; null without --schedule timed
   events               verbs, deliveries and turns that the simulator let happen; null on other backends
+  memory_estimate_bytes, memory_peak_bytes
+                       this machine's memory: as estimated before the run, and as taken; the latter null where not told,
+                       and with --processes, which have each their own
+  traffic              dispatch_rows [from][to], rows that each of the ranks, above 64 of them each node, sent to each
+                       null above 64 nodes
+  expert_choices       choices that each expert received
+  rank_spans_ns        start and end of dispatch and of combine of each rank, from rank_spans_from on
   verified_rows        rows compared, received and combined; likewise _values, _weights, _indices
 Measured keys are null when a rank failed.";
 
@@ -65,15 +75,29 @@ pub(crate) enum Command {
     ///
     /// Exit code: 0, whatever is missing.
     Doctor(DoctorArgs),
+    /// Prints completions for a shell: moexpress completions bash > ~/.local/share/bash-completion/completions/moexpress
+    Completions {
+        /// For which shell
+        shell: clap_complete::Shell,
+    },
+    /// Prints the manual page: moexpress man > moexpress.1
+    Man,
     /// Starts the processes of a job on this machine, as torchrun does, and ends all when one fails, or lets the others go on.
     ///
     /// Each process finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, a fresh
     /// MOEXPRESS_SECRET, and with MOEXPRESS_MEETING the meeting place, which this command holds, in its environment, and nothing on
-    /// its standard input. Its output is printed line by line, with its rank in front. SIGINT and SIGTERM are passed on.
+    /// its standard input. Its output is printed line by line, with its rank in front; an error that several processes report, word
+    /// for word, once. SIGINT and SIGTERM are passed on.
+    ///
+    /// What is still there of the job when this command is killed is ended, too.
     ///
     /// Exit codes: 0 all succeeded, 2 bad arguments or the command cannot be started; otherwise that of the first process
     /// that failed, 128 + signal if a signal ended it or this command.
     Launch(LaunchArgs),
+    /// Part of launch: ends the processes whose numbers it reads when nobody writes any more.
+    #[cfg(unix)]
+    #[command(hide = true)]
+    Guard(GuardArgs),
 }
 
 #[derive(Args, Debug)]
@@ -106,6 +130,14 @@ pub(crate) struct LaunchArgs {
     pub(crate) command: Vec<OsString>,
 }
 
+#[cfg(unix)]
+#[derive(Args, Debug)]
+pub(crate) struct GuardArgs {
+    /// How long processes that are told to end may take before they are killed
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) grace: Duration,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     /// What the ranks run on
@@ -115,6 +147,9 @@ pub(crate) struct RunArgs {
     /// rank 0 reports
     #[arg(long, conflicts_with_all = ["nodes", "ranks_per_node"])]
     pub(crate) processes: bool,
+    /// With --backend ascend: on a twin of the NPUs, which runs their very kernels and checks every access; its times say nothing
+    #[arg(long)]
+    pub(crate) twin: bool,
     /// Kind of operation
     #[arg(long, value_enum, default_value_t = Mode::Throughput)]
     pub(crate) mode: Mode,
@@ -140,14 +175,15 @@ pub(crate) struct RunArgs {
     pub(crate) schedule: Option<Schedule>,
     #[command(flatten)]
     pub(crate) far: FarArgs,
-    /// With --backend sim or --far: who posts to a rail peer [default: per-role with sim, one with --far]
-    #[arg(long, value_enum, value_name = "WHO")]
+    /// With --backend sim or --far: queues to a rail peer [default: per-role with sim, rows-with-credit with --far]
+    #[arg(long, value_enum, value_name = "QUEUES")]
     pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]
     #[arg(long, value_enum, value_name = "NAME")]
     pub(crate) model: Option<ModelName>,
-    /// With --schedule timed: rows take the time of their payload but have next to none, so that thousands of ranks and
-    /// large batches fit. Rows' values cannot be verified then
+    /// With --schedule timed: rows take the time of their payload but have next to none, so that large batches fit, and with
+    /// --mode low-latency thousands of ranks (throughput: hundreds, since each rank holds all others' counts). Rows' values
+    /// cannot be verified then
     #[arg(long)]
     pub(crate) elide_payload: bool,
     #[command(flatten)]
@@ -167,6 +203,8 @@ pub(crate) struct RunArgs {
     /// With --backend sim: writes a trace of all verbs, to be opened in Perfetto
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) html: HtmlArgs,
     /// Prints one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -183,15 +221,15 @@ pub(crate) struct BenchArgs {
     /// Ranks [default: the GPUs, or with --backend host the cores of this machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
-    /// Tokens of each rank, throughput
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "4096", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) tokens: Vec<u32>,
-    /// Tokens of each rank, low latency
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "1,128", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) low_latency_tokens: Vec<u32>,
-    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', default_value = "8,12,16,24", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) multiprocessors: Vec<u32>,
+    /// Tokens of each rank, throughput [default: 4096]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<Vec<u32>>,
+    /// Tokens of each rank, low latency [default: 1,128]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    low_latency_tokens: Option<Vec<u32>>,
+    /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all [default: 8,12,16,24]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    multiprocessors: Option<Vec<u32>>,
     /// Elements of a token's row
     #[arg(long, value_name = "N", default_value_t = 7168)]
     pub(crate) hidden: u32,
@@ -204,9 +242,52 @@ pub(crate) struct BenchArgs {
     /// Repetitions, of which the median is told
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repetitions: u32,
+    #[command(flatten)]
+    pub(crate) html: HtmlArgs,
     /// Prints a JSON array with an object for each row instead of tables
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl BenchArgs {
+    /// Tokens of each rank, throughput.
+    #[cfg(any(feature = "cuda", feature = "host"))]
+    pub(crate) fn tokens(&self) -> &[u32] {
+        self.tokens.as_deref().unwrap_or(&[4096])
+    }
+
+    /// Tokens of each rank, low latency.
+    #[cfg(any(feature = "cuda", feature = "host"))]
+    pub(crate) fn low_latency_tokens(&self) -> &[u32] {
+        self.low_latency_tokens.as_deref().unwrap_or(&[1, 128])
+    }
+
+    /// Multiprocessors of each rank, throughput.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn multiprocessors(&self) -> &[u32] {
+        self.multiprocessors.as_deref().unwrap_or(&[8, 12, 16, 24])
+    }
+
+    /// Refuses options that nothing would heed.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let refused = |with: &str, value: String, allowed| Err(Error::invalid(with, value, allowed));
+        let multiprocessors = self.multiprocessors.is_some();
+        if self.backend != Backend::Cuda && multiprocessors {
+            return refused("--backend with --multiprocessors", name_of(self.backend), "cuda");
+        }
+        match self.mode {
+            Some(Mode::LowLatency) if self.tokens.is_some() => {
+                refused("--mode with --tokens", name_of(Mode::LowLatency), "throughput")
+            }
+            Some(Mode::LowLatency) if multiprocessors => {
+                refused("--mode with --multiprocessors", name_of(Mode::LowLatency), "throughput")
+            }
+            Some(Mode::Throughput) if self.low_latency_tokens.is_some() => {
+                refused("--mode with --low-latency-tokens", name_of(Mode::Throughput), "low-latency")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -274,69 +355,6 @@ impl LayerArgs {
     }
 }
 
-#[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct SettingsArgs {
-    /// Where received rows land: through rings, or directly at their place where the arena has room
-    #[arg(long, value_enum, default_value_t = PlacementArg::Ring)]
-    placement: PlacementArg,
-    /// Rings from each rank to each other [default: chosen for the shape]
-    #[arg(long, value_name = "N")]
-    channels: Option<u32>,
-    /// Rows that fit a ring [default: chosen for the shape]
-    #[arg(long, value_name = "ROWS")]
-    slots: Option<u32>,
-    /// Rows after which a sender announces them [default: a quarter of the slots]
-    #[arg(long, value_name = "ROWS")]
-    chunk: Option<u32>,
-    /// Rows after which a receiver returns their slots [default: a quarter of the slots]
-    #[arg(long, value_name = "ROWS")]
-    credit: Option<u32>,
-    /// Rows that fit a ring between nodes [default: as within a node]
-    #[arg(long, value_name = "ROWS")]
-    far_slots: Option<u32>,
-    /// Rows after which a sender announces them between nodes [default: a quarter of the slots]
-    #[arg(long, value_name = "ROWS")]
-    far_chunk: Option<u32>,
-    /// Rows after which their slots are returned between nodes [default: a quarter of the slots]
-    #[arg(long, value_name = "ROWS")]
-    far_credit: Option<u32>,
-    /// Size of each rank's arena for directly placed rows [default: chosen for the shape]
-    #[arg(long, value_name = "BYTES")]
-    arena_bytes: Option<u64>,
-    /// How long one operation may take: 500ms, 60s, ...
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
-    deadline: Nanos,
-}
-
-impl SettingsArgs {
-    /// The settings of a communicator, with room for low latency or without.
-    pub(crate) fn settings(&self, shape: &Shape, topology: &Topology, low_latency: bool) -> Result<Settings, Error> {
-        let placement = match self.placement {
-            PlacementArg::Ring => Placement::Ring,
-            PlacementArg::Direct => Placement::Direct,
-        };
-        let builder = Settings::builder(shape, topology).placement(placement).deadline(self.deadline);
-        let mut builder = builder.low_latency(low_latency);
-        for (value, set) in [
-            (self.channels, SettingsBuilder::channels as fn(SettingsBuilder, u32) -> SettingsBuilder),
-            (self.slots, SettingsBuilder::slots),
-            (self.chunk, SettingsBuilder::chunk),
-            (self.credit, SettingsBuilder::credit),
-            (self.far_slots, SettingsBuilder::far_slots),
-            (self.far_chunk, SettingsBuilder::far_chunk),
-            (self.far_credit, SettingsBuilder::far_credit),
-        ] {
-            if let Some(value) = value {
-                builder = set(builder, value);
-            }
-        }
-        if let Some(bytes) = self.arena_bytes {
-            builder = builder.arena_bytes(bytes);
-        }
-        builder.build()
-    }
-}
-
 /// Backends of the command line.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Backend {
@@ -346,6 +364,8 @@ pub(crate) enum Backend {
     Host,
     /// The NVIDIA GPUs of this host, a rank on each, or several where there are fewer
     Cuda,
+    /// The Ascend NPUs of this host, a rank on each, or with --twin their twin on this CPU; throughput only
+    Ascend,
 }
 
 /// Kinds of operation.
@@ -375,20 +395,26 @@ pub(crate) enum Schedule {
     Timed,
 }
 
-/// Lanes from a rank to another of its rail.
+/// Which lanes from a rank to another of its rail share a queue. Those of low latency never do.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FarLanesArg {
-    /// Every role on a lane of its own
+    /// Every lane has a queue of its own, posted to by its role
     PerRole,
-    /// A coordinator for all roles, on one lane; low latency keeps its own
+    /// One queue for rows and one for credit, each posted to by a coordinator
+    RowsAndCredit,
+    /// One queue for rows and credit, posted to by a coordinator
+    RowsWithCredit,
+    /// One queue for rows, credit and control, posted to by a coordinator
     One,
 }
 
-impl From<FarLanesArg> for FarLanes {
+impl From<FarLanesArg> for Queues {
     fn from(arg: FarLanesArg) -> Self {
         match arg {
-            FarLanesArg::PerRole => Self::PerRole,
-            FarLanesArg::One => Self::One,
+            FarLanesArg::PerRole => Self::PER_ROLE,
+            FarLanesArg::RowsAndCredit => Self::ROWS_AND_CREDIT,
+            FarLanesArg::RowsWithCredit => Self::ROWS_WITH_CREDIT,
+            FarLanesArg::One => Self::ONE,
         }
     }
 }
@@ -404,14 +430,6 @@ pub(crate) enum Dtype {
     Fp8Pow2,
     /// The same with scales stored as one exponent byte (UE8M0)
     Fp8Ue8m0,
-}
-
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-enum PlacementArg {
-    /// Through rings
-    Ring,
-    /// At their final place
-    Direct,
 }
 
 /// The name of a value as the user writes it.
@@ -462,17 +480,5 @@ mod tests {
         assert!(parse_time("60").unwrap_err().contains("500ms"));
         assert!(parse_time("0s").unwrap_err().contains("more than 0"));
         assert!(parse_time("99999999999999999999s").is_err() && parse_time("-1s").is_err() && parse_time("").is_err());
-    }
-
-    #[test]
-    fn every_setting_reaches_the_communicator() {
-        let line = "moexpress plan --placement direct --channels 2 --slots 8 --chunk 3 --credit 5 --arena-bytes 4096 --deadline 9s";
-        let Command::Plan(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a plan") };
-        let topology = args.topology.topology().unwrap();
-        let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology, false).unwrap();
-        let rings = settings.rings();
-        assert_eq!((rings.channels, rings.near.slots, rings.near.chunk, rings.near.credit), (2, 8, 3, 5));
-        assert_eq!((settings.placement(), settings.arena_bytes()), (Placement::Direct, 4096));
-        assert_eq!(settings.deadline(), Nanos::from_secs(9));
     }
 }

@@ -5,19 +5,23 @@ use std::time::Instant;
 
 use ep_bootstrap::Environment;
 use ep_conformance::workload::Batch;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_core::reference::{Weighing, World};
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 use ep_core::{LowLatency, Nanos};
 
 use crate::args::{Backend, FarArgs, ModelName};
 use crate::failure::Failure;
 use crate::rank::Account;
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 use crate::rank::{Shared, work, work_low_latency};
 
+#[cfg(feature = "ascend")]
+mod ascend;
+#[cfg(any(feature = "cuda", feature = "host"))]
+mod budget;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(all(feature = "roce", target_os = "linux"))]
@@ -30,6 +34,8 @@ mod host;
 mod processes;
 mod sim;
 pub(crate) mod timed;
+
+pub(crate) use sim::simulator;
 
 /// That time is virtual, and on which machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,14 +56,17 @@ pub(crate) struct Job<'a> {
     pub(crate) topology: Topology,
     pub(crate) settings: Settings,
     pub(crate) seed: u64,
+    /// Of NPUs: on their twin.
+    #[cfg_attr(not(feature = "ascend"), expect(dead_code, reason = "there are no NPUs"))]
+    pub(crate) twin: bool,
     /// None: throughput mode.
     pub(crate) low_latency: Option<Weighing>,
     /// None: as the backend's time is.
     pub(crate) timing: Option<Timing>,
-    pub(crate) far_lanes: FarLanes,
+    pub(crate) far_lanes: Queues,
     /// The same where it was given.
     #[cfg_attr(not(all(feature = "roce", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
-    pub(crate) asked_far_lanes: Option<FarLanes>,
+    pub(crate) asked_far_lanes: Option<Queues>,
     /// What carries rows between nodes, of CPU ranks.
     #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there are no CPU ranks"))]
     pub(crate) far: Option<&'a FarArgs>,
@@ -88,14 +97,14 @@ pub(crate) struct Ran {
 
 impl Ran {
     /// Where nothing else is told.
-    #[cfg(any(feature = "cuda", feature = "host"))]
+    #[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
     const fn of_accounts(accounts: Vec<Result<Account, String>>) -> Self {
         Self { accounts, events: None, records: Vec::new() }
     }
 }
 
 /// What one rank does whose time is real.
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 async fn rank<E: LowLatency>(job: &Job<'_>, step: &(dyn Fn() + Sync), mut ep: E) -> Result<Account, String> {
     // The clocks of endpoints need not start together; that of the process is the same for its threads.
     let host = |_| Nanos(u64::try_from(job.began.elapsed().as_nanos()).unwrap_or(u64::MAX));
@@ -117,7 +126,7 @@ pub(crate) fn seen_shape(
 ) -> Result<Shape, Error> {
     match timing {
         Some(Timing { model, elide_payload: true, .. }) => {
-            Ok(*timed::cluster(shape, topology, settings, model.model())?.build(*shape)?.layout().shape())
+            Ok(*timed::cluster(shape, topology, settings, model.model())?.layout(shape)?.shape())
         }
         _ => Ok(*shape),
     }
@@ -132,6 +141,12 @@ pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> 
         Backend::Sim => sim::run(job, step).map(Some),
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::run(job, step),
+        #[cfg(feature = "ascend")]
+        Backend::Ascend => ascend::run(job, step).map(Some),
+        #[cfg(not(feature = "ascend"))]
+        Backend::Ascend => {
+            Err(Failure::bad_input("--backend ascend: this program was built without the feature ascend"))
+        }
         #[cfg(all(feature = "host", target_os = "linux"))]
         Backend::Host => host::run(job, step),
         #[cfg(not(all(feature = "host", target_os = "linux")))]

@@ -1,6 +1,5 @@
 //! Writes what each rank had, received and got back.
 
-use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
@@ -16,6 +15,7 @@ use safetensors::{Dtype, SafeTensorError};
 
 use crate::failure::Failure;
 use crate::rank::Saw;
+use crate::whole::{Whole, cannot_write};
 
 /// Creates the directory of `--dump`, before a run whose results would be lost.
 pub(crate) fn create(dir: &Path) -> Result<(), Failure> {
@@ -33,15 +33,15 @@ pub(crate) fn write(
     saw: &Saw,
 ) -> Result<(), Failure> {
     let path = dir.join(format!("rank{rank}.safetensors"));
-    let fail = |error: &dyn Display| Failure::failed(format_args!("cannot write {}: {error}", path.display()));
+    let fail = |error: SafeTensorError| cannot_write(&path, &error);
     let mut tensors = inputs(shape, batch);
     match saw {
         Saw::Throughput(seen) => tensors.extend(throughput(shape, batch, seen)),
         Saw::LowLatency(seen) => tensors.extend(low_latency(shape, topology, batch, seen)),
     }
     let views: Result<Vec<_>, _> = tensors.iter().map(|tensor| Ok((tensor.name, tensor.view()?))).collect();
-    let views = views.map_err(|error: SafeTensorError| fail(&error))?;
-    safetensors::serialize_to_file(views, None, &path).map_err(|error| fail(&error))
+    let bytes = safetensors::serialize(views.map_err(fail)?, None).map_err(fail)?;
+    Whole::begin(&path).map_err(|error| cannot_write(&path, &error))?.write(&bytes)
 }
 
 struct Tensor {

@@ -2,10 +2,12 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use ep_conformance::workload::Batch;
 use ep_core::Error;
+use ep_core::memory::Estimate;
 use ep_core::shape::{MAX_HIDDEN, MAX_TOKENS, MAX_TOPK};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
@@ -29,8 +31,14 @@ pub(crate) struct Input {
 /// [`Error::Invalid`] naming tensor, what is wrong with it and what is allowed.
 pub(crate) fn read(path: &Path, ranks: u32, experts: u32) -> Result<Input, Error> {
     let file = path.display();
-    let bytes =
-        fs::read(path).map_err(|error| Error::invalid("input", format_args!("{file} ({error})"), "a readable file"))?;
+    let refuse = |error: io::Error| Error::invalid("input", format_args!("{file} ({error})"), "a readable file");
+    let data = fs::metadata(path).map_err(refuse)?;
+    if !data.is_file() {
+        return Err(Error::invalid("input", format_args!("{file}, no regular file"), "a regular file"));
+    }
+    let size = Estimate::default().with("its tensors, read and dealt", data.len().saturating_mul(2));
+    ep_memory::admit(&size, format_args!("input {file}"), "a smaller file")?;
+    let bytes = fs::read(path).map_err(refuse)?;
     let tensors = SafeTensors::deserialize(&bytes)
         .map_err(|error| Error::invalid("input", format_args!("{file} ({error})"), "a safetensors file"))?;
     Tensors { tensors, names_file: file.to_string() }.deal(ranks, experts)

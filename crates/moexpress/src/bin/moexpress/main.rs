@@ -15,6 +15,9 @@ mod failure;
 mod input;
 mod launch;
 mod layer;
+mod manual;
+mod memory;
+mod page;
 mod plan;
 mod rank;
 mod report;
@@ -23,6 +26,7 @@ mod show;
 mod traces;
 mod traffic;
 mod tune;
+mod whole;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -37,10 +41,10 @@ use failure::Failure;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // RUST_LOG=info shows every operation of every rank, once it has ended. Without, which device each rank uses
-    // between nodes, and why.
+    // between nodes, and why. What became of an operation is not said here, too: the command itself says it.
     let filter = match std::env::var_os("RUST_LOG") {
         Some(_) => EnvFilter::from_default_env(),
-        None => EnvFilter::new("error,ep_roce::lanes=info"),
+        None => EnvFilter::new("error,ep_core=off,ep_cuda=off,ep_ascend=off,ep_roce::lanes=info"),
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter);
     logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();
@@ -51,7 +55,11 @@ fn main() -> ExitCode {
         Command::Tune(args) => tune::tune(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Completions { shell } => Ok(manual::completions(shell)),
+        Command::Man => manual::page(),
         Command::Launch(args) => launch::launch(&args),
+        #[cfg(unix)]
+        Command::Guard(args) => launch::guard(&args),
     };
     match outcome {
         Ok(text) => print(&text, ExitCode::SUCCESS),

@@ -1,14 +1,17 @@
 //! `moexpress plan`: how much memory a layer takes.
 
 use std::fmt::Write;
+use std::num::NonZeroUsize;
 
+use ep_core::memory::Estimate;
 use ep_core::{Layout, Settings, Shape, Topology};
 use serde_json::json;
 
-use crate::args::{PlanArgs, name_of};
+use crate::args::{Backend, ModelName, PlanArgs, name_of};
+use crate::backend::{self, Timing};
 use crate::deepep::{self, Needs};
 use crate::failure::Failure;
-use crate::show;
+use crate::{memory, show};
 
 pub(crate) fn plan(args: &PlanArgs) -> Result<String, Failure> {
     let sizes = Sizes::of(args).map_err(Failure::bad_input)?;
@@ -20,7 +23,41 @@ struct Sizes {
     topology: Topology,
     settings: Settings,
     layout: Layout,
+    memory: Memory,
     deepep: Needs,
+}
+
+/// Bytes of memory.
+struct Memory {
+    /// Windows of the ranks of a node.
+    node: u64,
+    /// Of `moexpress run` with all ranks on one machine, by what they run on; the last without payload. None where that
+    /// does not take windows so large.
+    run: [(&'static str, Option<u64>); 3],
+    /// What this machine has left, where it tells.
+    left: Option<u64>,
+}
+
+impl Memory {
+    fn of(shape: &Shape, topology: &Topology, settings: &Settings) -> Result<Self, ep_core::Error> {
+        let layout = Layout::new(shape, topology, settings)?;
+        let tokens = u64::from(shape.max_tokens()) * u64::from(topology.ranks());
+        let elided = Timing { model: ModelName::H800Cx7, elide_payload: true, threads: NonZeroUsize::MIN };
+        let bytes = |backend, timing: Option<Timing>| {
+            let seen = &backend::seen_shape(shape, topology, settings, timing)?;
+            let needs = memory::Needs { backend, shape, seen, topology, settings, timing, tokens };
+            Ok::<_, ep_core::Error>(needs.estimate()?.bytes())
+        };
+        Ok(Self {
+            node: Estimate::of_windows(&layout, topology.ranks_per_node()).bytes(),
+            run: [
+                ("host", bytes(Backend::Host, None).ok()),
+                ("sim", bytes(Backend::Sim, None).ok()),
+                ("timed, payload elided", bytes(Backend::Sim, Some(elided)).ok()),
+            ],
+            left: ep_memory::left()?,
+        })
+    }
 }
 
 impl Sizes {
@@ -29,8 +66,9 @@ impl Sizes {
         let shape = args.layer.shape(args.max_tokens)?;
         let settings = args.settings.settings(&shape, &topology, args.low_latency)?;
         let layout = Layout::new(&shape, &topology, &settings)?;
+        let memory = Memory::of(&shape, &topology, &settings)?;
         let deepep = deepep::needs(topology.ranks(), shape.experts(), shape.hidden(), shape.max_tokens());
-        Ok(Self { shape, topology, settings, layout, deepep })
+        Ok(Self { shape, topology, settings, layout, memory, deepep })
     }
 
     fn text(&self, args: &PlanArgs) -> String {
@@ -93,7 +131,22 @@ impl Sizes {
         }
         let total = self.layout.window_bytes();
         writeln!(out, "{:<16} {:>19} {:>16}  {:>10}", "in all", "", show::count(total), show::bytes(total))?;
+        self.describe_memory(out)?;
         self.describe_deepep(out)
+    }
+
+    fn describe_memory(&self, out: &mut String) -> std::fmt::Result {
+        let Memory { node, run, left } = &self.memory;
+        writeln!(out, "\nmemory, about")?;
+        writeln!(out, "{:<52} {:>10}", "windows of the ranks of a node", show::bytes(*node))?;
+        for (on, bytes) in run {
+            let what = format!("moexpress run, all ranks here: {on}");
+            writeln!(out, "{what:<52} {:>10}", bytes.map_or("cannot".to_owned(), show::bytes))?;
+        }
+        match left {
+            Some(left) => writeln!(out, "{:<52} {:>10}", "left on this machine", show::bytes(*left)),
+            None => Ok(()),
+        }
     }
 
     fn describe_deepep(&self, out: &mut String) -> std::fmt::Result {
@@ -151,6 +204,15 @@ impl Sizes {
             },
             "arena_bytes": self.settings.arena_bytes(),
             "window_bytes": self.layout.window_bytes(),
+            "memory": {
+                "node_windows_bytes": self.memory.node,
+                "run_bytes": {
+                    "host": self.memory.run[0].1,
+                    "sim": self.memory.run[1].1,
+                    "timed_payload_elided": self.memory.run[2].1,
+                },
+                "left_bytes": self.memory.left,
+            },
             "regions": self.layout.regions().iter().map(region).collect::<Vec<_>>(),
             "deepep_v1": self.deepep,
         });

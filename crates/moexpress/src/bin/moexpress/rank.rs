@@ -83,18 +83,19 @@ pub(crate) async fn work<E: Endpoint>(ep: &mut E, batch: &Batch, shared: &Shared
     let (handle, weights) = (got.handle.clone(), got.topk_weights.clone());
     // The received rows make room in the arena for the experts' results.
     drop(got);
-    let y = match ep.output(&handle) {
+    let results = match ep.output(&handle) {
         Some(mut output) => {
             ep.store(&mut output, 0, &y)?;
             output
         }
         None => ep.rows(&y, handle.rows())?,
     };
+    drop(y);
     (shared.step)();
 
     let start = (shared.clock)(ep.now());
     let options = Combine { topk_weights: Some(&weights), ..Combine::default() };
-    let back = ep.combine(&y, &handle, options).await?;
+    let back = ep.combine(&results, &handle, options).await?;
     let combine = Interval { start, end: (shared.clock)(ep.now()) };
     observed.combined_x = ep.bytes(&back.x)?;
     observed.combined_topk_weights = ep.values(&back.topk_weights)?;

@@ -6,12 +6,16 @@ use ep_conformance::verify::Compared;
 use ep_conformance::workload::Batch;
 use ep_core::ring::Geometry;
 use ep_core::{Nanos, Placement, Settings, Shape, Topology};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::{Backend, Mode, Results, RunArgs, Schedule, name_of};
 use crate::backend::Timing;
 use crate::show;
 use crate::traffic::{Flow, Traffic};
+
+mod details;
+
+pub(crate) use details::Details;
 
 /// What a run was, and what came of it as far as it came.
 pub(crate) struct Report<'a> {
@@ -24,6 +28,8 @@ pub(crate) struct Report<'a> {
     pub(crate) settings: Settings,
     pub(crate) timing: Option<Timing>,
     pub(crate) batches: &'a [Batch],
+    /// Bytes of this machine's memory, as was estimated before the run.
+    pub(crate) memory: u64,
     /// Things that the backend let happen, if it counts them.
     pub(crate) events: Option<u64>,
     /// None when a rank failed.
@@ -33,7 +39,7 @@ pub(crate) struct Report<'a> {
 }
 
 /// What was measured, over all ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Measured {
     pub(crate) dispatch: Traffic,
     pub(crate) combine: Traffic,
@@ -42,6 +48,7 @@ pub(crate) struct Measured {
     /// Likewise.
     pub(crate) combine_time: Nanos,
     pub(crate) busiest: Busiest,
+    pub(crate) details: Details,
 }
 
 /// How uneven the routing was.
@@ -90,6 +97,11 @@ impl Report<'_> {
 
     /// One JSON object on one line.
     pub(crate) fn json(&self) -> String {
+        format!("{}\n", self.object())
+    }
+
+    /// All that there is to report.
+    pub(crate) fn object(&self) -> Value {
         let measured = self.measured.as_ref();
         let flow = |of: fn(&Traffic) -> Flow| measured.map(|m| (of(&m.dispatch), of(&m.combine)));
         let rows = |of| flow(of).map(|(there, back)| there.rows + back.rows);
@@ -144,13 +156,18 @@ impl Report<'_> {
             ("verified_values", verified(|c| c.values)),
             ("verified_weights", verified(|c| c.weights)),
             ("verified_indices", verified(|c| c.indices)),
+            ("memory_estimate_bytes", json!(self.memory)),
+            ("memory_peak_bytes", json!(show::peak_memory().filter(|_| !self.args.processes))),
         ] {
             object[key] = count;
         }
         for (key, rate) in self.rates() {
             object[key] = json!(rate);
         }
-        format!("{object}\n")
+        for (key, detail) in measured.map(|m| m.details.keys()).into_iter().flatten() {
+            object[key] = detail;
+        }
+        object
     }
 
     /// GB/s that a rank sends in virtual time, mean of the ranks, by their keys.
@@ -314,5 +331,6 @@ fn placement(settings: &Settings) -> &'static str {
     match settings.placement() {
         Placement::Ring => "ring",
         Placement::Direct => "direct",
+        Placement::Pulled => "pulled",
     }
 }

@@ -5,8 +5,9 @@ use std::time::Instant;
 use ep_bootstrap::Environment;
 use ep_conformance::workload::{Batch, Workload};
 use ep_conformance::{low_latency, verify};
+use ep_core::layout::Queues;
 use ep_core::layout::{RowFormat, RowHeader};
-use ep_core::machine::FarLanes;
+use ep_core::memory::Estimate;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
@@ -14,13 +15,12 @@ use indicatif::ProgressBar;
 use crate::args::{Backend, LayerArgs, Mode, ModelName, Results, RunArgs, Schedule, name_of};
 use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
+use crate::memory::Needs;
 use crate::rank::{Account, Interval, STEPS, Saw};
-use crate::report::{Busiest, Measured, Report};
+use crate::report::{Busiest, Details, Measured, Report};
 use crate::traffic::Traffic;
-use crate::{dump, input, show, traces};
-
-/// The most bytes of rows in all batches: everything, the oracle's copies included, lies in this machine's memory.
-const MAX_BATCH_BYTES: u64 = 16 << 30;
+use crate::whole::Whole;
+use crate::{dump, input, page, show, traces};
 
 pub(crate) fn run(args: &RunArgs) -> Result<String, Failure> {
     let progress = show::progress_bar();
@@ -36,20 +36,21 @@ fn run_shown(args: &RunArgs, progress: &ProgressBar) -> Result<String, Failure> 
     if let Some(dir) = &args.dump {
         dump::create(dir)?;
     }
-    let trace = args.trace.as_ref().map(|path| Ok((traces::create(path)?, path))).transpose()?;
+    let trace = args.trace.as_ref().map(|path| Ok((Whole::create(path)?, path))).transpose()?;
+    let html = if task.reports() { args.html.create()? } else { None };
     progress.set_length(u64::from(task.topology.ranks()) * STEPS + 1);
     progress.set_message("moving rows");
     let job = task.job(args, trace.is_some());
     let ran = match backend::run(args.backend, &job, &|| progress.inc(1)) {
         Ok(Some(ran)) => ran,
         Ok(None) => return Ok(String::new()),
-        Err(failure) => return Err(task.explain(args, failure)),
+        Err(failure) => return task.explain(args, failure, html),
     };
     if let Some((file, path)) = trace {
         traces::write(file, path, &ran.records)?;
     }
     progress.set_message("verifying");
-    task.judge(args, ran)
+    task.judge(args, ran, html)
 }
 
 /// Everything that is known before the run.
@@ -64,6 +65,8 @@ struct Task {
     settings: Settings,
     timing: Option<Timing>,
     low_latency: Option<Weighing>,
+    /// What the run takes of this machine's memory.
+    memory: Estimate,
     /// `[ranks]`: of the layer that ranks see.
     batches: Vec<Batch>,
 }
@@ -72,20 +75,24 @@ impl Task {
     fn of(args: &RunArgs, launched: Option<Environment>) -> Result<Self, Error> {
         let topology = launched.as_ref().map_or_else(|| args.topology.topology(), Environment::topology)?;
         let (timing, low_latency) = (timing(args)?, low_latency(args)?);
-        if args.far.far.is_some() && topology.nodes() == 1 {
-            return Err(Error::invalid("nodes with --far", 1, "2 or more: nothing is far on one node"));
-        }
+        check_far(args, &topology)?;
         let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
             let settings = args.settings.settings(shape, &topology, args.mode == Mode::LowLatency)?;
             Ok((settings, backend::seen_shape(shape, &topology, &settings, timing)?))
         };
-        let (shape, settings, seen, batches) = match &args.input {
+        let needs = |shape, seen, settings, tokens| {
+            let (topology, backend) = (&topology, args.backend);
+            Needs { backend, shape, seen, topology, settings, timing, tokens }.admit()
+        };
+        let (shape, settings, seen, memory, batches) = match &args.input {
             None => {
                 let tokens = tokens(args, &topology)?;
                 let shape = args.layer.shape(tokens.iter().copied().max().unwrap_or(0).max(1))?;
                 shape.local_experts(topology.ranks())?;
                 let (settings, seen) = settled(&shape)?;
-                (shape, settings, seen, make(args, &seen, tokens)?)
+                let memory = needs(&shape, &seen, &settings, tokens.iter().map(|&tokens| u64::from(tokens)).sum())?;
+                let work = Workload::new(seen, tokens).kind(args.routing).drop(args.drop).seed(args.seed);
+                (shape, settings, seen, memory, work.batches()?)
             }
             Some(path) => {
                 let mut input = input::read(path, topology.ranks(), args.layer.experts)?;
@@ -96,12 +103,14 @@ impl Task {
                 }
                 let shape = layer.shape(most.max(1))?;
                 let (settings, seen) = settled(&shape)?;
+                let tokens = input.batches.iter().map(|batch| u64::from(batch.tokens)).sum();
+                let memory = needs(&shape, &seen, &settings, tokens)?;
                 input.batches.iter_mut().for_each(|batch| shorten(batch, &shape, &seen));
-                (shape, settings, seen, input.batches)
+                (shape, settings, seen, memory, input.batches)
             }
         };
         let world = World::new(seen, topology, RankSet::new())?;
-        Ok(Self { launched, world, shape, topology, settings, timing, low_latency, batches })
+        Ok(Self { launched, world, shape, topology, settings, timing, low_latency, memory, batches })
     }
 
     fn job<'a>(&'a self, args: &'a RunArgs, record: bool) -> Job<'a> {
@@ -111,12 +120,13 @@ impl Task {
             topology: self.topology,
             settings: self.settings,
             seed: args.seed,
+            twin: args.twin,
             low_latency: self.low_latency,
             timing: self.timing,
             launched: self.launched.as_ref(),
             began: Instant::now(),
-            far_lanes: args.far_lanes.map_or(FarLanes::PerRole, FarLanes::from),
-            asked_far_lanes: args.far_lanes.map(FarLanes::from),
+            far_lanes: args.far_lanes.map_or(Queues::PER_ROLE, Queues::from),
+            asked_far_lanes: args.far_lanes.map(Queues::from),
             far: args.far.far.is_some().then_some(&args.far),
             record,
             batches: &self.batches,
@@ -124,11 +134,11 @@ impl Task {
     }
 
     /// Holds what came against the oracle, writes the dump, and reports.
-    fn judge(&self, args: &RunArgs, ran: Ran) -> Result<String, Failure> {
+    fn judge(&self, args: &RunArgs, ran: Ran, html: Option<Whole>) -> Result<String, Failure> {
         let events = ran.events;
         let accounts = match whole(ran) {
             Ok(accounts) => accounts,
-            Err(error) => return Err(self.reject(args, events, None, error)),
+            Err(error) => return publish(&self.report(args, events, None, Err(error)), html),
         };
         let measured = self.measure(&accounts);
         let saw: Vec<Saw> = accounts.into_iter().map(|account| account.saw).collect();
@@ -137,13 +147,8 @@ impl Task {
                 dump::write(dir, rank, &self.shape, &self.topology, batch, saw)?;
             }
         }
-        match self.verify(saw) {
-            Ok(compared) => {
-                let report = self.report(args, events, Some(measured), Ok(compared));
-                Ok(if args.json { report.json() } else { report.text() })
-            }
-            Err(mismatch) => Err(self.reject(args, events, Some(measured), format!("not verified: {mismatch}"))),
-        }
+        let verdict = self.verify(saw).map_err(|mismatch| format!("not verified: {mismatch}"));
+        publish(&self.report(args, events, Some(measured), verdict), html)
     }
 
     fn verify(&self, saw: Vec<Saw>) -> Result<verify::Compared, verify::Mismatch> {
@@ -160,23 +165,17 @@ impl Task {
         }
     }
 
-    /// A failure of the backend, with a report where the run itself failed: one, however many processes it has.
-    fn explain(&self, args: &RunArgs, failure: Failure) -> Failure {
-        let reports = self.launched.as_ref().is_none_or(|launched| launched.rank == Rank(0));
-        if reports && !failure.is_bad_input() { self.reject(args, None, None, failure.text) } else { failure }
+    /// Whether this process is the one that reports.
+    fn reports(&self) -> bool {
+        self.launched.as_ref().is_none_or(|launched| launched.rank == Rank(0))
     }
 
-    fn reject(&self, args: &RunArgs, events: Option<u64>, measured: Option<Measured>, error: String) -> Failure {
-        let report = self.report(args, events, measured, Err(error.clone()));
-        let again = match args.backend {
-            Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", args.seed),
-            Backend::Host | Backend::Cuda => String::new(),
-        };
-        Failure::failed(format_args!("{error}{again}")).with_report(if args.json {
-            report.json()
-        } else {
-            report.text()
-        })
+    /// A failure of the backend, with a report where the run itself failed: one, however many processes it has.
+    fn explain(&self, args: &RunArgs, failure: Failure, html: Option<Whole>) -> Result<String, Failure> {
+        if failure.is_bad_input() || !self.reports() {
+            return Err(failure);
+        }
+        publish(&self.report(args, None, None, Err(failure.text)), html)
     }
 
     fn report<'a>(
@@ -187,8 +186,20 @@ impl Task {
         verdict: Result<verify::Compared, String>,
     ) -> Report<'a> {
         let Self { shape, topology, settings, timing, .. } = *self;
-        let seen = *self.world.shape();
-        Report { args, shape, seen, topology, settings, timing, batches: &self.batches, events, measured, verdict }
+        let (seen, memory) = (*self.world.shape(), self.memory.bytes());
+        Report {
+            args,
+            shape,
+            seen,
+            topology,
+            settings,
+            timing,
+            batches: &self.batches,
+            memory,
+            events,
+            measured,
+            verdict,
+        }
     }
 
     fn measure(&self, accounts: &[Account]) -> Measured {
@@ -215,14 +226,32 @@ impl Task {
             dispatch_time: time(|account| account.dispatch),
             combine_time: time(|account| account.combine),
             busiest: busiest(accounts),
+            details: Details::of(&self.topology, accounts, self.launched.is_none()),
         }
     }
+}
+
+/// Prints a report as its arguments ask for it, on a page, too, and fails if the run did.
+fn publish(report: &Report<'_>, html: Option<Whole>) -> Result<String, Failure> {
+    if let Some(file) = html {
+        file.write(page::run(&report.object()).as_bytes())?;
+    }
+    let text = if report.args.json { report.json() } else { report.text() };
+    let Err(error) = &report.verdict else { return Ok(text) };
+    let again = match report.args.backend {
+        Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", report.args.seed),
+        Backend::Ascend if report.args.twin => {
+            format!("\n(seed {}: the same arguments repeat this run exactly)", report.args.seed)
+        }
+        Backend::Host | Backend::Cuda | Backend::Ascend => String::new(),
+    };
+    Err(Failure::failed(format_args!("{error}{again}")).with_report(text))
 }
 
 /// Where a launcher has put this process.
 fn launched(backend: Backend) -> Result<Environment, Failure> {
     Environment::detect().map_err(|error| {
-        let backend = name_of(if backend == Backend::Sim { Backend::Host } else { backend });
+        let backend = name_of(if matches!(backend, Backend::Sim | Backend::Ascend) { Backend::Host } else { backend });
         let how = format_args!("moexpress launch -n 4 -- moexpress run --backend {backend} --processes");
         Failure::bad_input(format_args!("--processes: {error}; for instance: {how}"))
     })
@@ -233,11 +262,15 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.backend == Backend::Sim && args.processes {
         return Err(Error::invalid("--backend with --processes", "sim", "host or cuda"));
     }
+    check_ascend(args)?;
     if args.backend != Backend::Sim {
         let given = [
             ("--schedule", args.schedule.is_some()),
             ("--trace", args.trace.is_some()),
             ("--far-lanes", args.far_lanes.is_some() && args.far.far.is_none()),
+            ("--model", args.model.is_some()),
+            ("--elide-payload", args.elide_payload),
+            ("--threads", args.threads.given()),
         ];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
             return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
@@ -266,8 +299,41 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     }
 }
 
+/// Whether what is asked of NPUs is what they do, and nobody else is asked for a twin.
+fn check_ascend(args: &RunArgs) -> Result<(), Error> {
+    let refused = |with: &str, allowed| Err(Error::invalid(with, name_of(args.backend), allowed));
+    match args.backend {
+        Backend::Ascend if args.processes => refused("--backend with --processes", "host or cuda"),
+        Backend::Ascend if args.mode == Mode::LowLatency => {
+            refused("--backend with --mode low-latency", "sim, host or cuda")
+        }
+        Backend::Sim | Backend::Host | Backend::Cuda if args.twin => refused("--backend with --twin", "ascend"),
+        _ => Ok(()),
+    }
+}
+
+/// Whether what is said of lanes between nodes has a meaning, and what carries rows there is named where it must be.
+fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
+    let option = [("--far", args.far.far.is_some()), ("--far-lanes", args.far_lanes.is_some())];
+    let option = option.into_iter().find(|(_, given)| *given).map(|(name, _)| name).or_else(|| args.settings.far());
+    match (topology.nodes(), option) {
+        (1, Some(option)) => {
+            Err(Error::invalid(format_args!("nodes with {option}"), 1, "2 or more: nothing is far on one node"))
+        }
+        (nodes @ 2.., _) if args.backend == Backend::Host && args.far.far.is_none() => Err(Error::invalid(
+            "nodes with --backend host",
+            nodes,
+            "1; more with --far roce, which carries rows between them",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// What comes back in low latency, if it is that, and that the argument for it goes with it.
 fn low_latency(args: &RunArgs) -> Result<Option<Weighing>, Error> {
+    if let (Mode::LowLatency, Some(option)) = (args.mode, args.settings.of_throughput()) {
+        return Err(Error::invalid(format_args!("--mode with {option}"), "low-latency", "throughput"));
+    }
     match (args.mode, args.results) {
         (Mode::Throughput, None) => Ok(None),
         (Mode::Throughput, Some(_)) => Err(Error::invalid("--mode with --results", "throughput", "low-latency")),
@@ -293,15 +359,6 @@ fn tokens(args: &RunArgs, topology: &Topology) -> Result<Vec<u32>, Error> {
             Err(Error::invalid("number of --tokens", list.len(), allowed))
         }
     }
-}
-
-/// Makes the batches that the arguments describe.
-fn make(args: &RunArgs, shape: &Shape, tokens: Vec<u32>) -> Result<Vec<Batch>, Error> {
-    let bytes = tokens.iter().map(|&tokens| u64::from(tokens) * shape.row_bytes()).fold(0, u64::saturating_add);
-    if bytes > MAX_BATCH_BYTES {
-        return Err(Error::invalid("bytes of all batches", bytes, format_args!("at most {MAX_BATCH_BYTES}")));
-    }
-    Workload::new(*shape, tokens).kind(args.routing).drop(args.drop).seed(args.seed).batches()
 }
 
 /// Leaves of each row as much as ranks see of it.
@@ -351,7 +408,7 @@ mod tests {
         let task = Task::of(&args, None).unwrap();
         let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap().unwrap();
         spoil(&mut ran);
-        task.judge(&args, ran)
+        task.judge(&args, ran, None)
     }
 
     #[test]

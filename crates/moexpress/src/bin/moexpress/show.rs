@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ep_core::memory::Size;
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// `1234567` as `1,234,567`.
@@ -19,16 +20,14 @@ pub(crate) fn count(value: u64) -> String {
 
 /// Bytes with a binary unit.
 pub(crate) fn bytes(value: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if value < 1024 {
-        return format!("{value} B");
-    }
-    let (mut scaled, mut unit) = (value as f64 / 1024.0, 0);
-    while scaled >= 1024.0 && unit + 1 < UNITS.len() {
-        scaled /= 1024.0;
-        unit += 1;
-    }
-    format!("{scaled:.1} {}", UNITS[unit])
+    Size(value).to_string()
+}
+
+/// The most bytes of memory that this process has had so far, where the system tells.
+pub(crate) fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    peak.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// `1 rank`, `8 ranks`.

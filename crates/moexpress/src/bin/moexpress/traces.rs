@@ -8,19 +8,19 @@ use std::path::Path;
 use ep_core::trace::{Record, perfetto};
 
 use crate::failure::Failure;
-
-/// Creates the file of `--trace`, before a run whose trace would be lost.
-pub(crate) fn create(path: &Path) -> Result<File, Failure> {
-    File::create(path).map_err(|error| Failure::bad_input(format_args!("cannot create {}: {error}", path.display())))
-}
+use crate::whole::{Whole, cannot_write};
 
 /// Writes `records` as a Chrome trace.
-pub(crate) fn write(file: File, path: &Path, records: &[Record]) -> Result<(), Failure> {
+pub(crate) fn write(mut file: Whole, path: &Path, records: &[Record]) -> Result<(), Failure> {
+    write_to(file.file(), records).map_err(|error| cannot_write(path, &error))?;
+    file.keep()
+}
+
+fn write_to(file: &mut File, records: &[Record]) -> io::Result<()> {
     let mut text = Text { out: BufWriter::new(file), outcome: Ok(()) };
     // The formatting error says nothing; its reason lies in `outcome`.
     let _ = perfetto(records, &mut text);
-    let written = text.outcome.and_then(|()| text.out.flush());
-    written.map_err(|error| Failure::failed(format_args!("cannot write {}: {error}", path.display())))
+    text.outcome.and_then(|()| text.out.flush())
 }
 
 /// A file that text is formatted into; remembers the first error.

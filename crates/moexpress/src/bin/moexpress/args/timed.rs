@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use ep_conformance::workload::RoutingKind;
 use ep_sim::Model;
 
-use super::{LayerArgs, TopologyArgs};
+use super::{HtmlArgs, LayerArgs, TopologyArgs};
 
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct ThreadsArgs {
@@ -71,6 +71,8 @@ pub(crate) struct TuneArgs {
     pub(crate) max_window: Option<u64>,
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
+    #[command(flatten)]
+    pub(crate) html: HtmlArgs,
     /// Prints one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -105,6 +107,8 @@ pub(crate) struct CompareArgs {
     pub(crate) up_to: u32,
     #[command(flatten)]
     pub(crate) threads: ThreadsArgs,
+    #[command(flatten)]
+    pub(crate) html: HtmlArgs,
     /// Prints one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,

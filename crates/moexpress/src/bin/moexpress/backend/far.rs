@@ -1,16 +1,19 @@
 //! RoCE between nodes, as the arguments say.
 
 use ep_core::Error;
-use ep_core::machine::FarLanes;
+use ep_core::layout::Queues;
 use ep_roce::{Roce, Settings};
 
 use crate::args::FarArgs;
 
 /// The transport; fails for values outside their limits.
-pub(super) fn roce(args: &FarArgs, far_lanes: Option<FarLanes>) -> Result<Roce, Error> {
+pub(super) fn roce(args: &FarArgs, far_lanes: Option<Queues>) -> Result<Roce, Error> {
     let FarArgs { far: _, far_devices, far_signal, far_ack_timeout, far_mtu, far_traffic_class, far_service_level } =
         args;
-    let mut settings = Settings::new().far_lanes(far_lanes.unwrap_or(FarLanes::One));
+    let mut settings = Settings::new();
+    if let Some(queues) = far_lanes {
+        settings = settings.far_lanes(queues);
+    }
     if let Some(devices) = far_devices {
         settings = settings.devices(devices.parse()?);
     }

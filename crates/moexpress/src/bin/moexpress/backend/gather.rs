@@ -1,14 +1,13 @@
 //! What each process saw, brought together: in pieces, since a message of the control plane is small.
 
-use std::time::Duration;
-
 use ep_bootstrap::{MAX_CONTRIBUTION, Member};
 use ep_conformance::low_latency::Seen;
 use ep_conformance::verify::Observed;
 use ep_core::Nanos;
-use ep_core::engine::stats::{PeerStats, Stats};
+use ep_core::engine::stats::{PeerStats, Stats, Ways};
 use serde::{Deserialize, Serialize};
 
+use super::budget::Budget;
 use crate::failure::Failure;
 use crate::rank::{Account, Interval, Saw};
 
@@ -16,10 +15,10 @@ use crate::rank::{Account, Interval, Saw};
 pub(super) fn accounts(
     member: &Member,
     own: Result<Account, String>,
-    within: Duration,
+    budget: &Budget,
 ) -> Result<Vec<Result<Account, String>>, Failure> {
     let own = postcard::to_stdvec(&own.map(Sent::from)).map_err(Failure::failed)?;
-    let all = pieces(member, &own, within)?;
+    let all = pieces(member, &own, budget)?;
     let read = |bytes: Vec<u8>| {
         let sent: Result<Sent, String> = postcard::from_bytes(&bytes).map_err(Failure::failed)?;
         Ok(sent.map(Account::from))
@@ -28,10 +27,15 @@ pub(super) fn accounts(
 }
 
 /// The bytes of all ranks, by rank.
-fn pieces(member: &Member, own: &[u8], within: Duration) -> Result<Vec<Vec<u8>>, Failure> {
+fn pieces(member: &Member, own: &[u8], budget: &Budget) -> Result<Vec<Vec<u8>>, Failure> {
     let missing = || Failure::failed("a rank was given up while results were gathered");
     let piece = MAX_CONTRIBUTION / member.world() as usize / 2;
-    let lengths = member.all_gather(&(own.len() as u64).to_le_bytes(), within).map_err(Failure::failed)?;
+    let gather = |part: &[u8]| {
+        let parts = member.all_gather(part, budget.left()).map_err(Failure::failed)?;
+        budget.renew();
+        Ok::<_, Failure>(parts)
+    };
+    let lengths = gather(&(own.len() as u64).to_le_bytes())?;
     let mut longest = 0;
     for length in lengths {
         let length = length.ok_or_else(missing)?;
@@ -42,8 +46,7 @@ fn pieces(member: &Member, own: &[u8], within: Duration) -> Result<Vec<Vec<u8>>,
     let mut all = vec![Vec::new(); member.world() as usize];
     for begin in (0..longest).step_by(piece.max(1)) {
         let part = own.get(begin..own.len().min(begin + piece)).unwrap_or_default();
-        let parts = member.all_gather(part, within).map_err(Failure::failed)?;
-        for (all, part) in all.iter_mut().zip(parts) {
+        for (all, part) in all.iter_mut().zip(gather(part)?) {
             all.extend(part.ok_or_else(missing)?);
         }
     }
@@ -67,9 +70,10 @@ enum SentSaw {
     LowLatency(Seen),
 }
 
-/// Of each peer: rows and bytes sent, rows and bytes received, nanoseconds waited; choices of the own experts; operations.
+/// Of each peer: rows and bytes sent, rows and bytes received, nanoseconds waited; choices of the own experts; operations; rows by
+/// the way they took.
 #[derive(Serialize, Deserialize)]
-struct SentStats(Vec<[u64; 5]>, Vec<u64>, u64);
+struct SentStats(Vec<[u64; 5]>, Vec<u64>, u64, [u64; 4]);
 
 impl From<Account> for Sent {
     fn from(account: Account) -> Self {
@@ -108,12 +112,14 @@ impl From<Stats> for SentStats {
         let peer = |peer: &PeerStats| {
             [peer.rows_sent, peer.bytes_sent, peer.rows_received, peer.bytes_received, peer.waited.0]
         };
-        Self(stats.peers.iter().map(peer).collect(), stats.expert_rows, stats.operations)
+        let Ways { placed, ringed, pulled, returned } = stats.ways;
+        let ways = [placed, ringed, pulled, returned];
+        Self(stats.peers.iter().map(peer).collect(), stats.expert_rows, stats.operations, ways)
     }
 }
 
 impl From<SentStats> for Stats {
-    fn from(SentStats(peers, expert_rows, operations): SentStats) -> Self {
+    fn from(SentStats(peers, expert_rows, operations, ways): SentStats) -> Self {
         let peer = |[rows_sent, bytes_sent, rows_received, bytes_received, waited]: [u64; 5]| PeerStats {
             rows_sent,
             rows_received,
@@ -121,12 +127,16 @@ impl From<SentStats> for Stats {
             bytes_received,
             waited: Nanos(waited),
         };
-        Self { peers: peers.into_iter().map(peer).collect(), expert_rows, operations }
+        let [placed, ringed, pulled, returned] = ways;
+        let ways = Ways { placed, ringed, pulled, returned };
+        Self { peers: peers.into_iter().map(peer).collect(), expert_rows, operations, ways }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use ep_bootstrap::Settings;
     use ep_core::Rank;
 
@@ -142,6 +152,7 @@ mod tests {
                 peers: vec![PeerStats { rows_sent: rank, waited: Nanos(7), ..PeerStats::default() }; 2],
                 expert_rows: vec![rank, 9],
                 operations: 3,
+                ways: Ways { placed: 1, ringed: 2, pulled: 3, returned: rank },
             };
             let bytes = if rank == 0 { 20 << 20 } else { 3 };
             Account {
@@ -156,7 +167,7 @@ mod tests {
         let of = |member: &Member| {
             let own =
                 if member.rank() == Rank(2) { Err("it broke".into()) } else { Ok(account(member.rank().0.into())) };
-            accounts(member, own, within).map_err(|failure| failure.text)
+            accounts(member, own, &Budget::new(within)).map_err(|failure| failure.text)
         };
         std::thread::scope(|scope| {
             let others = [1, 2].map(|rank| {

@@ -31,7 +31,7 @@ fn run_with<T: Transport>(
             let user = async |ep| rank(job, step, ep).await;
             Some(cluster.run(user).map_err(Failure::failed)?)
         }
-        Some(environment) => processes::run(job, environment, |member| {
+        Some(environment) => processes::run(job, environment, step, |member, step| {
             let endpoint = builder.join(job.shape, member).map_err(Failure::bad_input)?;
             Ok(block_on(rank(job, step, endpoint)))
         })?,

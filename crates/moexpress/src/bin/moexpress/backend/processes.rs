@@ -6,22 +6,38 @@ use std::time::Duration;
 use ep_bootstrap::{Environment, Identity, Member, Secret, Settings};
 use ep_core::Rank;
 
+use super::budget::Budget;
 use super::{Job, gather};
 use crate::failure::Failure;
 use crate::rank::Account;
 
 /// Meets the other processes, lets this one `work`, and gives the accounts of all ranks on rank 0, none on the others.
+///
+/// `work` is given what it is to call after each step. Whatever it does, and bringing the accounts together after it, has the
+/// same time: that of an operation, from the last thing that went well.
 pub(super) fn run(
     job: &Job<'_>,
     environment: &Environment,
-    work: impl FnOnce(&Arc<Member>) -> Result<Result<Account, String>, Failure>,
+    step: &(dyn Fn() + Sync),
+    work: impl FnOnce(&Arc<Member>, &(dyn Fn() + Sync)) -> Result<Result<Account, String>, Failure>,
 ) -> Result<Option<Vec<Result<Account, String>>>, Failure> {
     let within = Duration::from_nanos(job.settings.deadline().0);
     let secret = Secret::detect().map_err(Failure::bad_input)?;
     let settings = Settings::of(environment).secret(secret).identity(identity(job)).within(within);
     let member = Arc::new(Member::join(settings).map_err(Failure::failed)?);
-    let account = work(&member)?;
-    let accounts = gather::accounts(&member, account, within)?;
+    let budget = Budget::new(within);
+    let account = work(&member, &|| {
+        budget.renew();
+        step();
+    })?;
+    let failed = account.as_ref().err().cloned();
+    let accounts = gather::accounts(&member, account, &budget).map_err(|failure| match failed {
+        // Why this rank failed says more than that others did not say how they fared.
+        Some(own) => {
+            Failure { text: format!("{own}\n       nor is known what the others saw: {}", failure.text), ..failure }
+        }
+        None => failure,
+    })?;
     Ok((member.rank() == Rank(0)).then_some(accounts))
 }
 

@@ -2,22 +2,32 @@
 
 use std::num::NonZeroUsize;
 
-use ep_core::{Endpoint, Nanos};
-use ep_sim::{Cluster, Outcome};
+use ep_core::{Endpoint, Error, Nanos, Settings, Shape, Topology};
+use ep_sim::{Builder, Cluster, Outcome};
 
 use super::{Job, Ran, Timing, timed};
 use crate::failure::Failure;
 use crate::rank::{Shared, work, work_low_latency};
 
+/// The simulator of a run: in virtual time on a model, or exploring.
+pub(crate) fn simulator(
+    shape: &Shape,
+    topology: &Topology,
+    settings: &Settings,
+    timing: Option<Timing>,
+) -> Result<Builder, Error> {
+    let plain = Cluster::builder(*topology).settings(*settings);
+    match timing {
+        None => Ok(plain.race_tracking(true)),
+        Some(Timing { model, elide_payload: true, .. }) => timed::cluster(shape, topology, settings, model.model()),
+        Some(Timing { model, .. }) => Ok(plain.timed(model.model())),
+    }
+}
+
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
-    let builder = match job.timing {
-        None => Cluster::builder(job.topology).seed(job.seed).settings(job.settings).race_tracking(true),
-        Some(Timing { model, elide_payload: true, .. }) => {
-            timed::cluster(&job.shape, &job.topology, &job.settings, model.model()).map_err(Failure::bad_input)?
-        }
-        Some(Timing { model, .. }) => Cluster::builder(job.topology).settings(job.settings).timed(model.model()),
-    };
-    let cluster = builder.far_lanes(job.far_lanes).record(job.record).build(job.shape).map_err(Failure::bad_input)?;
+    let builder = simulator(&job.shape, &job.topology, &job.settings, job.timing).map_err(Failure::bad_input)?;
+    let builder = builder.seed(job.seed).far_lanes(job.far_lanes).record(job.record);
+    let cluster = builder.build(job.shape).map_err(Failure::bad_input)?;
     // Under explore simulated time stands still while anything can run, so the host's clock is the one that says something.
     let (start, timed) = (job.began, job.timing.is_some());
     let host = move || Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));

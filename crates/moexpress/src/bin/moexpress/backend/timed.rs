@@ -7,7 +7,7 @@ use ep_sim::{Builder, Cluster, Model};
 /// A cluster whose rows have no payload. Its arena holds as many rows as `settings` have room for with payload.
 pub(crate) fn cluster(shape: &Shape, topology: &Topology, settings: &Settings, model: Model) -> Result<Builder, Error> {
     let builder = |settings| Cluster::builder(*topology).settings(settings).timed(model).elide_payload(true);
-    let seen = *builder(*settings).build(*shape)?.layout().row();
+    let seen = *builder(*settings).layout(shape)?.row();
     let arena_bytes = scaled(settings.arena_bytes(), &RowFormat::new(shape), &seen);
     Ok(builder(with_arena(shape, topology, settings, arena_bytes)?))
 }

@@ -1,17 +1,19 @@
 //! Kernels on the GPUs of this host, by device events.
 
+use ep_core::Element;
 use ep_cuda::bench::{Blocks, Choice, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
 use crate::args::{BenchArgs, Mode};
 use crate::failure::Failure;
-use crate::show;
+use crate::{memory, show};
 
 /// Warps and stages of a block that kernels take by themselves: as many as fit.
 const FITTING: (u32, u32) = (24, 0);
 
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
+    let html = args.html.create()?;
     let gpus = ep_cuda::driver::devices().map_err(Failure::bad_input)?;
     let ranks = match args.ranks {
         Some(ranks) => ranks,
@@ -19,6 +21,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
         None => return Err(Failure::bad_input("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)")),
     };
     let mut report = Report { args, ranks, gpus, table: Table::default() };
+    report.admit()?;
     report.describe();
     if args.mode != Some(Mode::LowLatency) {
         report.throughput()?;
@@ -26,7 +29,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.mode != Some(Mode::Throughput) {
         report.low_latency()?;
     }
-    Ok(report.table.print(args))
+    report.table.print(args, html)
 }
 
 struct Report<'a> {
@@ -37,6 +40,33 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
+    fn plan(&self, element: Element, tokens: u32) -> Plan {
+        let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
+        Plan { ranks: self.ranks, tokens, hidden, topk, experts, element, choice: Choice::Any, repetitions }
+    }
+
+    fn low_plan(&self, element: Element) -> LowPlan {
+        let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
+        let max_tokens = self.args.low_latency_tokens().iter().copied().max().unwrap_or(1);
+        LowPlan { ranks: self.ranks, max_tokens, hidden, topk, experts, element, blocks: 0, repetitions }
+    }
+
+    /// Refuses what this machine or its GPUs have no room for, before anything is measured.
+    fn admit(&self) -> Result<(), Failure> {
+        let BenchArgs { mode, .. } = *self.args;
+        for (_, element) in ELEMENTS {
+            for &tokens in self.args.tokens().iter().filter(|_| mode != Some(Mode::LowLatency)) {
+                let plan = self.plan(element, tokens);
+                plan.admit().map_err(Failure::bad_input)?;
+                memory::admit_gpu_bench(&plan).map_err(Failure::bad_input)?;
+            }
+            if mode != Some(Mode::Throughput) {
+                self.low_plan(element).admit().map_err(Failure::bad_input)?;
+            }
+        }
+        Ok(())
+    }
+
     fn describe(&mut self) {
         let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
         self.table.line(format_args!(
@@ -57,15 +87,13 @@ impl Report<'_> {
         );
         let shapes: Vec<Blocks> = self
             .args
-            .multiprocessors
+            .multiprocessors()
             .iter()
             .map(|&blocks| Blocks { blocks, movers: FITTING.0, stages: FITTING.1 })
             .collect();
         for (name, element) in ELEMENTS {
-            for &tokens in &self.args.tokens {
-                let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
-                let choice = Choice::Any;
-                let plan = Plan { ranks: self.ranks, tokens, hidden, topk, experts, element, choice, repetitions };
+            for &tokens in self.args.tokens() {
+                let plan = self.plan(element, tokens);
                 let all = run(&plan, &shapes).map_err(Failure::failed)?;
                 for (shape, times) in shapes.iter().zip(&all) {
                     self.throughput_row(name, &plan, shape, times)?;
@@ -107,11 +135,8 @@ impl Report<'_> {
         self.table
             .line("       tokens   dispatch     two    send   per choice     two    send   per rank     two    send");
         for (name, element) in ELEMENTS {
-            let BenchArgs { hidden, topk, experts, repetitions, ref low_latency_tokens, .. } = *self.args;
-            let max_tokens = low_latency_tokens.iter().copied().max().unwrap_or(1);
-            let plan =
-                LowPlan { ranks: self.ranks, max_tokens, hidden, topk, experts, element, blocks: 0, repetitions };
-            let all = run_low(&plan, low_latency_tokens).map_err(Failure::failed)?;
+            let plan = self.low_plan(element);
+            let all = run_low(&plan, self.args.low_latency_tokens()).map_err(Failure::failed)?;
             for times in &all {
                 self.low_latency_row(name, &plan, times)?;
             }

@@ -9,8 +9,8 @@ use ep_conformance::drive::upload;
 use ep_conformance::low_latency::{self, Weighing};
 use ep_conformance::workload::Workload;
 use ep_core::engine::{Combine, Engine};
-use ep_core::machine::Decorated;
-use ep_core::port::{Counts, LaneClass};
+use ep_core::machine::{Counts, Decorated, LaneClass};
+use ep_core::settings::SettingsBuilder;
 use ep_core::{Element, Endpoint, Error, LowLatency, Placement, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine};
 use serde_json::json;
@@ -18,7 +18,7 @@ use serde_json::json;
 use super::table::{ELEMENTS, Table};
 use crate::args::{BenchArgs, Mode};
 use crate::failure::Failure;
-use crate::show;
+use crate::{memory, show};
 
 /// Rows go through rings and come back so, or are placed and pulled.
 const PLACEMENTS: [(&str, Placement); 2] = [("rings", Placement::Ring), ("placed", Placement::Direct)];
@@ -29,6 +29,7 @@ const WARM_UP: u32 = 2;
 type Ranked = Engine<Decorated<Machine, Counts>>;
 
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
+    let html = args.html.create()?;
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
     let ranks = args.ranks.unwrap_or(cores);
     let topology = Topology::new(1, ranks).map_err(Failure::bad_input)?;
@@ -50,7 +51,7 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.mode != Some(Mode::Throughput) {
         report.low_latency()?;
     }
-    Ok(report.table.print(args))
+    report.table.print(args, html)
 }
 
 struct Report<'a> {
@@ -66,11 +67,19 @@ impl Report<'_> {
         shape.max_tokens(max_tokens).element(element).build().map_err(Failure::bad_input)
     }
 
+    /// Refuses what takes more memory than there is.
+    fn admit(&self, shape: &Shape, settings: SettingsBuilder, tokens: u32) -> Result<(), Failure> {
+        let settings = settings.build().map_err(Failure::bad_input)?;
+        let all = u64::from(tokens) * u64::from(self.topology.ranks());
+        memory::admit_bench(shape, &self.topology, &settings, all).map_err(Failure::bad_input)
+    }
+
     fn throughput(&mut self) -> Result<(), Failure> {
         self.table.line("\nthroughput\n\n       tokens           dispatch     GB/s  share    combine     GB/s  share   copying GB/s");
         for (name, element) in ELEMENTS {
-            for &tokens in &self.args.tokens {
+            for &tokens in self.args.tokens() {
                 let shape = self.shape(element, tokens)?;
+                self.admit(&shape, Settings::builder(&shape, &self.topology).placement(Placement::Direct), tokens)?;
                 let row_bytes = shape.row_bytes() as usize;
                 let copying =
                     copying(self.topology.ranks(), tokens as usize * row_bytes, row_bytes, self.args.repetitions);
@@ -111,12 +120,13 @@ impl Report<'_> {
 
     fn low_latency(&mut self) -> Result<(), Failure> {
         self.table.line("\nlow latency: combine with a row a choice, and a row a rank\n\n       tokens   dispatch   per choice   per rank");
-        let max_tokens = self.args.low_latency_tokens.iter().copied().max().unwrap_or(1);
+        let max_tokens = self.args.low_latency_tokens().iter().copied().max().unwrap_or(1);
         for (name, element) in ELEMENTS {
             let shape = self.shape(element, max_tokens)?;
+            self.admit(&shape, Settings::builder(&shape, &self.topology).slots(1).low_latency(true), max_tokens)?;
             let settings = Settings::builder(&shape, &self.topology).slots(1).low_latency(true).build();
             let settings = settings.map_err(Failure::bad_input)?;
-            for &tokens in &self.args.low_latency_tokens {
+            for &tokens in self.args.low_latency_tokens() {
                 let work = async |ep: Ranked, meter: &Meter<'_>| low_latency(ep, meter, tokens).await;
                 let [dispatch, per_choice, per_rank] =
                     self.measure(shape, settings, work)?.map(|measured| micros(measured.took));

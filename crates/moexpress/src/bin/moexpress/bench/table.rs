@@ -6,7 +6,10 @@ use ep_core::Element;
 use ep_core::quant::Scaling;
 use serde_json::Value;
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, name_of};
+use crate::failure::Failure;
+use crate::page;
+use crate::whole::Whole;
 
 /// How rows travel in the benchmarks, by name.
 pub(super) const ELEMENTS: [(&str, Element); 2] = [("bf16", Element::Bf16), ("fp8", Element::Fp8(Scaling::Exact))];
@@ -26,8 +29,12 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// As `args` asks for it.
-    pub(super) fn print(self, args: &BenchArgs) -> String {
-        if args.json { format!("{}\n", Value::Array(self.rows)) } else { self.text }
+    /// As `args` asks for it; the page, too.
+    pub(super) fn print(self, args: &BenchArgs, html: Option<Whole>) -> Result<String, Failure> {
+        let rows = Value::Array(self.rows);
+        if let Some(file) = html {
+            file.write(page::bench(&name_of(args.backend), &rows).as_bytes())?;
+        }
+        Ok(if args.json { format!("{rows}\n") } else { self.text })
     }
 }

@@ -2,7 +2,7 @@
 
 mod low_latency;
 mod normal;
-mod published;
+pub(crate) mod published;
 
 use std::fmt::Write;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use self::published::Figure;
 use crate::args::{CompareArgs, ModelName, Part, Published, name_of};
 use crate::failure::Failure;
 use crate::layer::Stopped;
-use crate::show;
+use crate::{page, show};
 
 const EXPERTS: u32 = 256;
 const TOPK: u32 = 8;
@@ -56,6 +56,7 @@ struct Table {
 
 pub(crate) fn compare(args: &CompareArgs) -> Result<String, Failure> {
     let Published::Deepep = args.published;
+    let html = args.html.create()?;
     let progress = show::progress_bar();
     let wanted = |part: Part| args.only.is_none_or(|only| only == part);
     let mut tables = Vec::new();
@@ -71,7 +72,11 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<String, Failure> {
         }
     }
     progress.finish_and_clear();
-    Ok(if args.json { json(&tables) } else { text(&tables) })
+    let object = object(&tables);
+    if let Some(file) = html {
+        file.write(page::compare(&object).as_bytes())?;
+    }
+    Ok(if args.json { format!("{object}\n") } else { text(&tables) })
 }
 
 fn micros(time: Nanos) -> f64 {
@@ -119,7 +124,7 @@ fn normal_table(figures: &mut dyn Iterator<Item = Figure>, threads: NonZeroUsize
     Ok(Table { part: Part::Normal, what, unit: "GB/s", rows })
 }
 
-fn json(tables: &[Table]) -> String {
+fn object(tables: &[Table]) -> Value {
     let row = |row: &Row| {
         let operation = |at: usize| {
             json!({
@@ -147,13 +152,12 @@ fn json(tables: &[Table]) -> String {
     };
     let model: serde_json::Map<String, Value> =
         MODEL.model().parameters().into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-    let object = json!({
+    json!({
         "model": name_of(MODEL),
         "parameters": model,
         "before_each_operation_ns": BEFORE.0,
         "tables": tables.iter().map(table).collect::<Vec<_>>(),
-    });
-    format!("{object}\n")
+    })
 }
 
 fn text(tables: &[Table]) -> String {

@@ -17,10 +17,11 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
         }
         Ok(gpus) => findings.extend(devices(gpus)),
     }
-    findings.push(match ep_cuda::build::version() {
+    findings.push(match ep_cuda::nvrtc_version() {
         Ok((major, minor)) => Finding::good("compiler", format!("NVRTC {major}.{minor}")),
         Err(error) => {
-            Finding::missing("compiler", error.to_string(), "--backend cuda: kernels are compiled when first used")
+            let what = "--backend cuda, unless EP_CUDA_KERNELS names a folder of compiled kernels";
+            Finding::missing("compiler", error.to_string(), what)
         }
     });
     findings

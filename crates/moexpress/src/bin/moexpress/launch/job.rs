@@ -1,38 +1,44 @@
 //! The running processes: waiting for them, passing signals on, ending all when one fails.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
-use std::thread;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use ep_bootstrap::listed;
+use ep_core::Rank;
+
+use super::endings::{Arrival, Endings};
+#[cfg(unix)]
+use super::guard::Guard;
 use super::output::{Printer, Stream};
-use super::process::{Ending, Process};
+use super::process::Process;
 use super::signals::{Signal, Signals};
 use crate::failure::Failure;
 
-/// How often the processes are looked after.
+/// How often signals and readers are looked for. The end of a process is noticed at once.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// Why all processes are to end.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
-    Failed {
-        rank: usize,
-        ending: Ending,
-    },
+    Failed(Arrival),
     Signalled(Signal),
     /// What reads the output of this command is gone.
     Unread,
 }
 
 impl Cause {
-    fn failure(self) -> Failure {
+    fn failure(self, endings: &Endings) -> Failure {
         let (text, code) = match self {
-            Self::Failed { rank, ending } => (format!("rank {rank} {ending}"), ending.code()),
+            Self::Failed(Arrival { rank, ending, .. }) => {
+                let how = if ending.is_killed() { "was ended by" } else { "ended with" };
+                (format!("rank {rank} {how} {ending}"), ending.code())
+            }
             Self::Signalled(signal) => (format!("ended by {signal}"), signal.code()),
             Self::Unread => ("nobody reads the output any more".to_owned(), crate::failure::FAILED),
         };
-        Failure { text, report: String::new(), code }
+        Failure { text: format!("{text}; {}", endings.list()), report: String::new(), code }
     }
 }
 
@@ -42,26 +48,51 @@ pub(super) struct Job {
     grace: Duration,
     /// Whether the others go on when one fails.
     keep_going: bool,
+    endings: Endings,
+    /// What threads see that wait for ends.
+    arrivals: (Sender<Arrival>, Receiver<Arrival>),
+    #[cfg(unix)]
+    guard: Guard,
 }
 
 impl Job {
-    pub(super) const fn new(grace: Duration, keep_going: bool) -> Self {
-        Self { processes: Vec::new(), grace, keep_going }
+    pub(super) fn new(grace: Duration, keep_going: bool) -> Result<Self, Failure> {
+        #[cfg(unix)]
+        let guard = Guard::start(grace).map_err(|error| {
+            Failure::failed(format_args!("cannot start what ends the job with this command: {error}"))
+        })?;
+        Ok(Self {
+            processes: Vec::new(),
+            grace,
+            keep_going,
+            endings: Endings::default(),
+            arrivals: mpsc::channel(),
+            #[cfg(unix)]
+            guard,
+        })
     }
 
     pub(super) fn start(&mut self, rank: u32, mut command: Command, printer: &Printer) -> io::Result<()> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (process, stdout, stderr) = Process::start(command)?;
+        let (ended, rank) = (self.arrivals.0.clone(), Rank(rank));
         self.processes.push(process);
-        printer.follow(rank, Stream::Out, stdout)?;
-        printer.follow(rank, Stream::Err, stderr)
+        let process = &self.processes[rank.index()];
+        #[cfg(unix)]
+        self.guard.watch(process.id())?;
+        process.watch(move |ending| {
+            // Nobody listens any more once all are killed.
+            let _ = ended.send(Arrival { rank, ending, at: Instant::now() });
+        })?;
+        printer.follow(rank.0, Stream::Out, stdout)?;
+        printer.follow(rank.0, Stream::Err, stderr)
     }
 
     /// Returns when all processes have ended.
     pub(super) fn run(&mut self, signals: &mut Signals, printer: &Printer) -> Result<String, Failure> {
         let mut cause: Option<Cause> = None;
         let mut kill_at: Option<Instant> = None;
-        loop {
+        while self.endings.len() < self.processes.len() {
             for signal in signals.pending() {
                 // Who asks twice does not want to wait.
                 if matches!(cause, Some(Cause::Signalled(_))) {
@@ -69,39 +100,49 @@ impl Job {
                 }
                 cause.get_or_insert(Cause::Signalled(signal));
                 kill_at.get_or_insert_with(|| Instant::now() + self.grace);
-                self.processes.iter_mut().for_each(|process| process.signal(signal));
+                self.pass_on(signal);
             }
             if cause.is_none() {
-                let failed = if self.keep_going { None } else { self.first_failure() };
-                cause = failed.or_else(|| printer.is_unread().then_some(Cause::Unread));
+                let failed = (!self.keep_going).then(|| self.endings.settled_failure(Instant::now())).flatten();
+                cause = failed.map(Cause::Failed).or_else(|| printer.is_unread().then_some(Cause::Unread));
                 if cause.is_some() {
                     kill_at = Some(Instant::now() + self.grace);
-                    self.processes.iter_mut().for_each(Process::end);
+                    self.endings.told();
+                    self.processes.iter().for_each(Process::end);
                 }
             }
-            if self.processes.iter_mut().all(|process| process.ending().is_some()) {
-                break;
-            }
             if kill_at.is_some_and(|at| at <= Instant::now()) {
-                self.processes.iter_mut().for_each(Process::kill);
+                self.processes.iter().for_each(Process::kill);
             }
-            thread::sleep(PERIOD);
+            if let Ok(arrival) = self.arrivals.1.recv_timeout(PERIOD) {
+                self.endings.push(arrival);
+            }
         }
         // The processes may have left others behind, which hold their output open.
         self.kill_all();
-        cause.or_else(|| self.first_failure()).map_or_else(|| Ok(String::new()), |cause| Err(cause.failure()))
+        let cause = cause.or_else(|| self.endings.first_failure().map(Cause::Failed));
+        cause.map_or_else(|| Ok(String::new()), |cause| Err(cause.failure(&self.endings)))
     }
 
-    fn first_failure(&mut self) -> Option<Cause> {
-        let endings = self.processes.iter_mut().map(Process::ending).enumerate();
-        let mut failures =
-            endings.filter_map(|(rank, ending)| Some((rank, ending.filter(|ending| !ending.is_success())?)));
-        failures.next().map(|(rank, ending)| Cause::Failed { rank, ending })
+    /// Tells all processes, and whoever reads this, of a signal.
+    fn pass_on(&mut self, signal: Signal) {
+        self.endings.told();
+        let running = self.endings.running(self.processes.len());
+        let grace = self.grace;
+        // Nothing is left to tell when stderr is gone.
+        let _ = writeln!(
+            io::stderr(),
+            "{signal}: passed on to {}; what runs after {grace:?}, or when it comes again, is killed",
+            listed(&running)
+        );
+        self.processes.iter().for_each(|process| process.signal(signal));
     }
 
     /// Kills whatever still runs.
     pub(super) fn kill_all(&mut self) {
-        self.processes.iter_mut().for_each(Process::kill);
+        self.processes.iter().for_each(Process::kill);
+        #[cfg(unix)]
+        self.guard.dismiss();
         self.processes.iter_mut().for_each(Process::reap);
     }
 }

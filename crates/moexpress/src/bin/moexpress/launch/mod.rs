@@ -1,5 +1,8 @@
 //! `moexpress launch`: the processes of a job on this machine.
 
+mod endings;
+#[cfg(unix)]
+mod guard;
 mod job;
 mod output;
 mod process;
@@ -15,6 +18,8 @@ use std::process::Command;
 
 use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
 
+#[cfg(unix)]
+pub(crate) use self::guard::guard;
 use self::job::Job;
 use self::output::Printer;
 use self::signals::Signals;
@@ -42,7 +47,7 @@ pub(crate) fn launch(args: &LaunchArgs) -> Result<String, Failure> {
     let (_place, meeting) = hold_meeting_place(n, secret.clone())?;
     let secret = secret.to_hex();
     let printer = Printer::new(n);
-    let mut job = Job::new(args.grace, args.keep_going);
+    let mut job = Job::new(args.grace, args.keep_going)?;
     for rank in 0..n {
         let mut command = command(args, rank);
         command.env("MASTER_PORT", port.to_string()).env(SECRET_VARIABLE, &secret).env(MEETING_VARIABLE, &meeting);

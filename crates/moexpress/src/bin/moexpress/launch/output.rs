@@ -1,9 +1,10 @@
 //! The output of all processes, line by line, with the rank in front.
 
+use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,8 +44,54 @@ impl Stream {
     }
 }
 
+/// What processes have said of errors: lines that begin so, and those that follow.
+const ERROR: &[u8] = b"error: ";
+/// Lines that are remembered. One that is forgotten may be printed again.
+const REMEMBERED: usize = 1000;
+
+/// Errors that processes have said. Bad arguments are found by all of them: what one has said, the others do not say again.
+#[derive(Clone, Default)]
+struct Errors(Arc<Mutex<HashSet<Vec<u8>>>>);
+
+impl Errors {
+    /// Those of one more process.
+    fn of_process(&self) -> ErrorsOfOne {
+        ErrorsOfOne { said: self.clone(), begun: false, repeating: false }
+    }
+
+    /// Whether nobody has said a line before, or too much was said to know.
+    fn is_new(&self, line: &[u8]) -> bool {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < REMEMBERED { said.insert(line.to_vec()) } else { !said.contains(line) }
+    }
+}
+
+/// Where one process is in what it says of errors.
+struct ErrorsOfOne {
+    said: Errors,
+    /// It has said one.
+    begun: bool,
+    /// It says one that another process has said, and has added nothing to it.
+    repeating: bool,
+}
+
+impl ErrorsOfOne {
+    /// Whether the next line was said by another process, and belongs to an error.
+    fn repeats(&mut self, line: &[u8]) -> bool {
+        let begins = line.starts_with(ERROR);
+        self.begun |= begins;
+        if !self.begun {
+            return false;
+        }
+        let known = !self.said.is_new(line);
+        self.repeating = known && (begins || self.repeating);
+        self.repeating
+    }
+}
+
 /// Prints the output of all processes.
 pub(super) struct Printer {
+    errors: Errors,
     /// Characters of the highest rank.
     width: usize,
     unread: Arc<AtomicBool>,
@@ -56,17 +103,27 @@ pub(super) struct Printer {
 impl Printer {
     pub(super) fn new(ranks: u32) -> Self {
         let (open, all_closed) = mpsc::channel();
-        Self { width: (ranks - 1).to_string().len(), unread: Arc::default(), open, all_closed }
+        Self {
+            width: (ranks - 1).to_string().len(),
+            errors: Errors::default(),
+            unread: Arc::default(),
+            open,
+            all_closed,
+        }
     }
 
     /// Prints what comes from `pipe` until it ends.
     pub(super) fn follow(&self, rank: u32, stream: Stream, pipe: impl Read + Send + 'static) -> io::Result<()> {
         let prefix = prefix(rank, self.width, stream.is_coloured());
         let (unread, open) = (Arc::clone(&self.unread), self.open.clone());
+        let mut errors = (stream == Stream::Err).then(|| self.errors.of_process());
         let thread = thread::Builder::new().name(format!("output of rank {rank}"));
         thread.spawn(move || {
             // Whatever nobody reads is still taken from the process, which otherwise would wait for ever.
             for_each_line(pipe, &prefix, |line| {
+                if errors.as_mut().is_some_and(|errors| errors.repeats(&line[prefix.len()..])) {
+                    return;
+                }
                 if stream.print(line).is_err() {
                     unread.store(true, Ordering::Relaxed);
                 }
@@ -131,6 +188,20 @@ mod tests {
     fn every_line_gets_a_prefix_and_an_end() {
         assert_eq!(lines("a\n\nb"), ["> a\n", "> \n", "> b\n"]);
         assert!(lines("").is_empty());
+    }
+
+    #[test]
+    fn an_error_that_all_say_is_said_once() {
+        let errors = Errors::default();
+        let told = |text: &str| {
+            let mut process = errors.of_process();
+            text.split_inclusive('\n').filter(|line| !process.repeats(line.as_bytes())).collect::<String>()
+        };
+        let first = "starts\nerror: slots is 0\n  allowed: 1\n";
+        assert_eq!(told(first), first);
+        assert_eq!(told(first), "starts\n", "what is no part of an error is always printed");
+        assert_eq!(told("error: slots is 0\n  allowed: 2\n  allowed: 1\n"), "  allowed: 2\n  allowed: 1\n");
+        assert_eq!(told("error: slots is 1\n  allowed: 1\n"), "error: slots is 1\n  allowed: 1\n");
     }
 
     #[test]

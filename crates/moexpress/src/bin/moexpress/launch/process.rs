@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 use std::process::{Child, ChildStderr, ChildStdout, Command};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use super::signals::{self, Signal};
 
@@ -18,6 +20,11 @@ impl Ending {
         matches!(self, Self::Exited(0))
     }
 
+    /// Whether a signal ended it.
+    pub(super) const fn is_killed(self) -> bool {
+        matches!(self, Self::Killed(_))
+    }
+
     /// The exit code that says the same.
     pub(super) fn code(self) -> u8 {
         match self {
@@ -31,16 +38,28 @@ impl Ending {
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Exited(code) => write!(f, "ended with exit code {code}"),
-            Self::Killed(signal) => write!(f, "was ended by signal {signal}"),
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Killed(number) => match signals::name(*number) {
+                Some(name) => write!(f, "signal {number} ({name})"),
+                None => write!(f, "signal {number}"),
+            },
         }
+    }
+}
+
+/// A process that several threads look at.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Child>>);
+
+impl Shared {
+    pub(super) fn child(&self) -> MutexGuard<'_, Child> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A process. Until it is reaped its number stays taken, so that signals reach nobody else.
 pub(super) struct Process {
-    child: Child,
-    ending: Option<Ending>,
+    child: Shared,
     reaped: bool,
 }
 
@@ -49,37 +68,41 @@ impl Process {
         signals::separate(&mut command);
         let mut child = command.spawn()?;
         let pipes = child.stdout.take().zip(child.stderr.take());
-        let process = Self { child, ending: None, reaped: false };
+        let process = Self { child: Shared(Arc::new(Mutex::new(child))), reaped: false };
         let (stdout, stderr) = pipes.ok_or_else(|| io::Error::other("its output is not piped"))?;
         Ok((process, stdout, stderr))
     }
 
-    /// How it ended, once it has.
-    pub(super) fn ending(&mut self) -> Option<Ending> {
-        if self.ending.is_none() {
-            self.ending = signals::ending(&mut self.child);
-        }
-        self.ending
+    /// The system's number of it.
+    pub(super) fn id(&self) -> u32 {
+        self.child.child().id()
+    }
+
+    /// Calls `ended` once it has ended, on a thread that waits for nothing else: so the order of calls is that of the ends.
+    pub(super) fn watch(&self, ended: impl FnOnce(Ending) + Send + 'static) -> io::Result<()> {
+        let child = self.child.clone();
+        let thread = thread::Builder::new().name("end of a process".to_owned());
+        thread.spawn(move || ended(signals::ending(&child))).map(drop)
     }
 
     /// Passes a signal on.
-    pub(super) fn signal(&mut self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         if !self.reaped {
-            signals::pass_on(&mut self.child, signal);
+            signals::pass_on(&mut self.child.child(), signal);
         }
     }
 
     /// Tells it, and all that it started, to end.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&self) {
         if !self.reaped {
-            signals::end(&mut self.child);
+            signals::end(&mut self.child.child());
         }
     }
 
     /// Ends it, and all that it started, without asking.
-    pub(super) fn kill(&mut self) {
+    pub(super) fn kill(&self) {
         if !self.reaped {
-            signals::kill(&mut self.child);
+            signals::kill(&mut self.child.child());
         }
     }
 
@@ -87,7 +110,7 @@ impl Process {
     pub(super) fn reap(&mut self) {
         if !self.reaped {
             // A process that cannot be waited for is none of ours any more.
-            let _ = self.child.wait();
+            let _ = self.child.child().wait();
             self.reaped = true;
         }
     }

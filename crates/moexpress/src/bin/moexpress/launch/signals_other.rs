@@ -1,11 +1,14 @@
-//! Systems without signals: processes are killed, and the console tells all of them about Ctrl-C.
+//! Systems without signals: processes are killed, and the console tells all of them about Ctrl-C. They outlive this command
+//! where that is killed: only Unix has groups that another process can end.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
 
-use super::process::Ending;
+use super::process::{Ending, Shared};
 
 /// There are none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,9 +44,22 @@ impl Signals {
 
 pub(super) fn separate(_: &mut Command) {}
 
-pub(super) fn ending(child: &mut Child) -> Option<Ending> {
-    let status = child.try_wait().ok().flatten()?;
-    Some(Ending::Exited(status.code().unwrap_or(i32::from(crate::failure::FAILED))))
+pub(super) fn name(_: i32) -> Option<&'static str> {
+    None
+}
+
+/// Waits until a process has ended, and says how.
+pub(super) fn ending(child: &Shared) -> Ending {
+    loop {
+        let failed = i32::from(crate::failure::FAILED);
+        match child.child().try_wait() {
+            Ok(None) => {}
+            Ok(Some(status)) => return Ending::Exited(status.code().unwrap_or(failed)),
+            Err(_) => return Ending::Exited(failed),
+        }
+        // It must be possible to kill it meanwhile.
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 pub(super) fn pass_on(_: &mut Child, signal: Signal) {

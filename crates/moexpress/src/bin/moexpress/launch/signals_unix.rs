@@ -5,10 +5,11 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::process::Ending;
+use super::process::{Ending, Shared};
 
 /// A signal that this command got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,29 +57,73 @@ pub(super) fn separate(command: &mut Command) {
     command.process_group(0);
 }
 
-/// How a process ended, without letting go of it.
-pub(super) fn ending(child: &mut Child) -> Option<Ending> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok().flatten()?;
-    let killed = status.terminating_signal().map(Ending::Killed);
-    killed.or_else(|| status.exit_status().map(Ending::Exited))
+/// What the system's headers call a signal.
+pub(super) fn name(signal: i32) -> Option<&'static str> {
+    signal_hook::low_level::signal_name(signal)
+}
+
+/// Waits until a process has ended, and says how, without letting go of it.
+pub(super) fn ending(child: &Shared) -> Ending {
+    let id = WaitId::Pid(Pid::from_child(&child.child()));
+    let status = loop {
+        match waitid(id.clone(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Err(Errno::INTR) => {}
+            other => break other.ok().flatten(),
+        }
+    };
+    let killed = status.as_ref().and_then(|status| status.terminating_signal()).map(Ending::Killed);
+    let exited = || status.as_ref().and_then(|status| status.exit_status()).map(Ending::Exited);
+    // One that cannot be waited for is none of ours any more.
+    killed.or_else(exited).unwrap_or(Ending::Exited(crate::failure::FAILED.into()))
 }
 
 pub(super) fn pass_on(child: &mut Child, signal: Signal) {
     if let Some(signal) = rustix::process::Signal::from_named_raw(signal.0) {
-        send(child, signal);
+        Group(Pid::from_child(child)).tell(signal);
     }
 }
 
 pub(super) fn end(child: &mut Child) {
-    send(child, rustix::process::Signal::TERM);
+    Group(Pid::from_child(child)).end();
 }
 
 pub(super) fn kill(child: &mut Child) {
-    send(child, rustix::process::Signal::KILL);
+    Group(Pid::from_child(child)).kill();
 }
 
-fn send(child: &Child, signal: rustix::process::Signal) {
-    // It may have ended already.
-    let _ = kill_process_group(Pid::from_child(child), signal);
+/// A process and all that it started.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group(Pid);
+
+impl Group {
+    /// That of the process with this number.
+    pub(super) fn new(process: i32) -> Option<Self> {
+        (process > 0).then(|| Pid::from_raw(process)).flatten().map(Self)
+    }
+
+    /// Tells all of it to end.
+    pub(super) fn end(&self) {
+        self.tell(rustix::process::Signal::TERM);
+    }
+
+    /// Ends all of it without asking.
+    pub(super) fn kill(&self) {
+        self.send(rustix::process::Signal::KILL);
+    }
+
+    /// Whether any of it still runs, or has not been let go of.
+    pub(super) fn is_there(&self) -> bool {
+        test_kill_process_group(self.0).is_ok()
+    }
+
+    /// Sends a signal, and lets go on what was stopped: nobody hears a signal before.
+    fn tell(self, signal: rustix::process::Signal) {
+        self.send(signal);
+        self.send(rustix::process::Signal::CONT);
+    }
+
+    fn send(self, signal: rustix::process::Signal) {
+        // It may have ended already.
+        let _ = kill_process_group(self.0, signal);
+    }
 }

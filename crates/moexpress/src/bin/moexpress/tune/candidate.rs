@@ -85,6 +85,7 @@ impl Candidate {
         let placement = match self.placement {
             Placement::Ring => "",
             Placement::Direct => ".placement(Placement::Direct)",
+            Placement::Pulled => ".placement(Placement::Pulled)",
         };
         format!("Settings::builder(&shape, &topology){placement}{}.build()?", values.collect::<String>())
     }
@@ -100,6 +101,7 @@ impl Candidate {
         match self.placement {
             Placement::Ring => "ring",
             Placement::Direct => "direct",
+            Placement::Pulled => "pulled",
         }
     }
 

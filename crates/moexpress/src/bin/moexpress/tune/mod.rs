@@ -15,7 +15,7 @@ use self::candidate::{Candidate, Knob, bytes};
 use crate::args::{TuneArgs, name_of};
 use crate::failure::Failure;
 use crate::layer::{Layer, Stopped, Times};
-use crate::show;
+use crate::{memory, page, show};
 
 /// Times this close count as equal: then the smaller window is better.
 const EQUAL: f64 = 0.005;
@@ -54,12 +54,17 @@ struct Search<'a> {
 }
 
 pub(crate) fn tune(args: &TuneArgs) -> Result<String, Failure> {
+    let html = args.html.create()?;
     let progress = show::progress_bar();
     let mut search = Search::new(args).map_err(Failure::bad_input)?;
     let outcome = search.run(&|tried: usize| progress.set_message(format!("{tried} tried")));
     progress.finish_and_clear();
     let (best, done) = outcome?;
-    Ok(if args.json { search.json(&best, done) } else { search.text(&best, done) })
+    let object = search.object(&best, done);
+    if let Some(file) = html {
+        file.write(page::tune(&object).as_bytes())?;
+    }
+    Ok(if args.json { format!("{object}\n") } else { search.text(&best, done) })
 }
 
 /// Whether the search came to its end before its budget was spent.
@@ -74,6 +79,8 @@ impl<'a> Search<'a> {
         let topology = args.topology.topology()?;
         let shape = args.layer.shape(args.tokens)?;
         shape.local_experts(topology.ranks())?;
+        let all = u64::from(args.tokens) * u64::from(topology.ranks());
+        memory::admit_tuning(&shape, &topology, all, args.model)?;
         // Only choices are wanted: rows of one element.
         let thin =
             Shape::builder().experts(shape.experts()).topk(shape.topk()).hidden(1).max_tokens(args.tokens).build()?;
@@ -215,7 +222,7 @@ impl<'a> Search<'a> {
         writeln!(out, "options   {}", best.candidate.flags(nodes))
     }
 
-    fn json(&self, best: &Tried, done: Done) -> String {
+    fn object(&self, best: &Tried, done: Done) -> Value {
         let nodes = self.topology.nodes();
         let row = |tried: &Tried| -> Value {
             let mut row = json!({
@@ -232,7 +239,7 @@ impl<'a> Search<'a> {
             }
             row
         };
-        let object = json!({
+        json!({
             "model": name_of(self.args.model),
             "nodes": nodes,
             "ranks": self.topology.ranks(),
@@ -243,7 +250,6 @@ impl<'a> Search<'a> {
             "calls": best.candidate.calls(nodes),
             "options": best.candidate.flags(nodes),
             "tried": self.sorted().iter().map(row).collect::<Vec<_>>(),
-        });
-        format!("{object}\n")
+        })
     }
 }

@@ -1,0 +1,160 @@
+/*
+ * ep_control.h: the control core of a rank, the first of its coordinators. It alone speaks on the watch and control lanes and writes
+ * EpLocal and the report: so every cell and every word has one writer, and no lock is needed.
+ *
+ * It tells the other ranks that the operation begins, looks at the lines of the rank's cores and at what the other ranks say, finds whom to
+ * blame (ep_protocol.h) when time is up, and ends the operation when all cores have done their part. Other cores look at EpLocal.failed.
+ */
+#ifndef EP_CONTROL_H
+#define EP_CONTROL_H
+#include "ep_npu.h"
+
+/* What the control core keeps. */
+struct EpControl {
+    ep_u64 foremost; /* of the cores' waits the one nearest to the cause (ep_wait_key); 0 for none */
+    ep_u32 waiting;  /* the core that has it */
+    ep_u64 told;     /* the last wait that the other ranks were told of */
+    ep_u32 serial;   /* alarms published */
+};
+
+EP_DEV void ep_tell(EpCore& c, EpControl& k, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    const EpRank& r = c.launch.r;
+    /* The last serial is kept for a verdict. */
+    if (k.serial >= EP_MAX_ALARM_SERIAL - (verdict ? 0 : 1)) return;
+    ++k.serial;
+    ep_store_word(c, EP_LOCAL(c, serial), k.serial, 4);
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(c, other))
+            ep_publish(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(k.serial, verdict, op, phase, peer));
+}
+
+/* What the line of a core says of its wait, or of what it refuses. */
+EP_DEV void ep_read_detail(EpDetail& detail, const EpCore& c, ep_u32 core) {
+    uint32_t* words = (uint32_t*)&detail;
+    for (ep_u32 i = 0; i < sizeof(EpDetail) / 4; ++i) words[i] = ep_fresh<uint32_t>(EP_LINE(c, core, detail) + 4 * i);
+}
+
+/* What rank says that it waits for: this rank by what it has told the others. */
+struct EpWaitOf {
+    const EpCore& c;
+    const EpControl& k;
+    EP_DEV ep_u32 operator()(ep_u32 rank) const {
+        const EpRank& r = c.launch.r;
+        if (rank == r.me) return ep_wait_of_key(r.w.ranks, rank, c.op, k.told);
+        const ep_u64 alarm = ep_takes_part(c, rank) ? ep_peek(c, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+        return ep_wait_of_alarm(r.w.ranks, rank, c.op, alarm);
+    }
+};
+
+/* Reports, stops the rank's cores, and tells the other ranks. */
+EP_DEV void ep_fail(EpCore& c, EpControl& k, ep_u32 status, const EpDetail& detail, ep_u32 culprit) {
+    const EpRank& r = c.launch.r;
+    c.failed = true;
+    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit};
+    const uint64_t* words = (const uint64_t*)&report;
+    for (ep_u32 i = 1; i < sizeof(EpReport) / 8; ++i) ep_store_word(c, r.report + i * 8, words[i], 8);
+    ep_store_word(c, r.report, (ep_u64)detail.phase << 32 | status, 8);
+    ep_store_word(c, EP_LOCAL(c, failed), 1, 4);
+    ep_tell(c, k, 1, c.op, detail.phase, culprit);
+}
+
+/* Looks at the lines of all cores: whether all have ended. */
+EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k) {
+    bool all = true;
+    k.foremost = 0;
+    for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
+        if (core == c.number) continue;
+        /* A core that cannot go on ends, too: what it says is looked at after that. */
+        const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
+        all &= ended;
+        if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
+        const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
+        if (status != 0) {
+            EpDetail detail;
+            ep_read_detail(detail, c, core);
+            ep_fail(c, k, status, detail, detail.peer);
+            continue;
+        }
+        const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));
+        if (!ended && wait > k.foremost) {
+            k.foremost = wait;
+            k.waiting = core;
+        }
+    }
+    return all;
+}
+
+/* Looks at what the other ranks say; whether any of them waits in this operation. A rank's verdict, and another kind of operation, end this
+   rank's. */
+EP_DEV bool ep_hear(EpCore& c, EpControl& k) {
+    const EpRank& r = c.launch.r;
+    bool asked = false;
+    for (ep_u32 other = 0; other < r.w.ranks && !c.failed; ++other) {
+        if (other == r.me || !ep_takes_part(c, other)) continue;
+        const ep_u64 alarm = ep_peek(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        EpDetail detail = {};
+        detail.peer = other;
+        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && !EP_PLANTED(c, VERDICT_UNHEARD)) {
+            ep_fail(c, k, EP_STATUS_ABORTED, detail, ep_alarm_peer(alarm));
+            continue;
+        }
+        const ep_u32 wait = ep_wait_of_alarm(r.w.ranks, other, c.op, alarm);
+        asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
+        const ep_u64 opening = ep_peek(c, other, EP_LANE_WATCH, EP_COUNTER_OPENING);
+        if (opening >> 3 == c.op && (opening & 7) != r.kind && !EP_PLANTED(c, KIND_UNHEARD)) {
+            detail.field = EP_FIELD_KIND;
+            detail.awaited = r.kind;
+            detail.seen = opening & 7;
+            ep_fail(c, k, EP_STATUS_MISMATCH, detail, other);
+        }
+    }
+    return asked;
+}
+
+/* Some core waits long: tells the other ranks, and gives up when it is this rank's turn. */
+EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
+    const EpRank& r = c.launch.r;
+    const ep_u32 peer = ep_key_peer(k.foremost);
+    EpDetail detail;
+    ep_read_detail(detail, c, k.waiting);
+    /* The core may have taken it back meanwhile. */
+    if (ep_fresh<uint64_t>(EP_LINE(c, k.waiting, wait)) != k.foremost) return;
+    const ep_u64 waited = ep_waited(c);
+    if ((asked || waited >= ep_speaks_after(r.allowed)) && k.told != k.foremost && !EP_PLANTED(c, SILENT)) {
+        k.told = k.foremost;
+        ep_tell(c, k, 0, c.op, ep_key_phase(k.foremost), peer);
+    }
+    if (waited >= ep_gives_up_after(r.allowed, r.w.ranks, r.me) && !EP_PLANTED(c, NO_DEADLINE))
+        ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}));
+}
+
+/* Ends a launch that went well: takes back what was said of waits. Ends the operation where no other launch of it follows. */
+EP_DEV void ep_finish(EpCore& c, EpControl& k) {
+    const EpRank& r = c.launch.r;
+    for (ep_u32 peer = 0; peer < r.w.ranks && !c.launch.follows; ++peer)
+        if (peer != r.me && ep_takes_part(c, peer)) ep_publish(c, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, c.op);
+    if (k.told != 0) ep_tell(c, k, 0, c.op, EP_PHASE_ALARM, r.me);
+    if (!c.launch.follows) ep_store_word(c, EP_LOCAL(c, ops_done), c.op, 8);
+}
+
+EP_DEV void ep_control(EpCore& c) {
+    const EpRank& r = c.launch.r;
+    EpControl k = {0, 0, 0, ep_fresh<uint32_t>(EP_LOCAL(c, serial))};
+    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
+        if (peer != r.me && ep_takes_part(c, peer))
+            ep_publish(c, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, c.op << 3 | r.kind);
+    while (!ep_look_at_cores(c, k)) {
+        if (!c.failed) {
+            const bool asked = ep_hear(c, k);
+            if (k.foremost != 0 && !c.failed) ep_judge(c, k, asked);
+        }
+        /* The other cores end by themselves by then. */
+        if (ep_waited(c) > 2 * r.allowed) {
+            if (!c.failed) ep_fail(c, k, EP_STATUS_TIMEOUT, EpDetail{r.me, 0, 0, 0, 0, 0}, r.me);
+            return;
+        }
+    }
+    if (!c.failed) ep_finish(c, k);
+}
+
+#endif

@@ -1,0 +1,353 @@
+//! What the kernels take, as the header `ep_args.h` says it to them.
+//!
+//! What every device has in common (`EpRank`, `EpLocal`, `EpReport` ...) is [`ep_core::device`]'s. Addresses are the device's.
+
+use ep_core::declare::{CEnum, CStruct};
+use ep_core::device::RankView;
+use ep_core::layout::KernelRings;
+use ep_core::{c_enum, c_struct};
+
+use crate::{MOST_RANKS, Roles};
+
+c_enum! {
+    /// A fault, made on purpose in kernels that are built for tests: EpLaunch.plant; 0 for none.
+    pub enum Plant = "EP_PLANT" {
+        /// A word is copied before the scalar unit has written it.
+        WordFlag = 1,
+        /// A word is overwritten before its copy has ended.
+        WordReused = 2,
+        /// A cell is read from the cache, without a clean.
+        StaleCell = 3,
+        /// A tail is published before its rows have landed.
+        TailBeforeRows = 4,
+        /// Credit is returned before the row has been read.
+        CreditEarly = 5,
+        /// A buffer is filled before the copies out of it have ended.
+        BufferReused = 6,
+        /// A payload is stored before it was loaded.
+        FilledFlag = 7,
+        /// The scalar unit reads a header before it was loaded, or credit is returned before the slot was read.
+        ReadFlag = 8,
+        /// A header is stored before the scalar unit has written it.
+        HeaderFlag = 9,
+        /// An addend is used before it was loaded.
+        LoadedFlag = 10,
+        /// A vector instruction uses what the one before has not yet written.
+        VectorBarrier = 11,
+        /// A rounded sum is overwritten before it was stored.
+        OutReused = 12,
+        /// A rounded sum is stored before it was written.
+        SummedFlag = 13,
+        /// Rows are put one slot further than they belong.
+        WrongSlot = 14,
+        /// Rows name a position that is one too high.
+        PositionOffByOne = 15,
+        /// Slots are filled without credit.
+        NoCredit = 16,
+        /// Ends of rings wait without publishing what is pending.
+        Impolite = 17,
+        /// Tails behind the second row are never published.
+        TailLost = 18,
+        /// No verdict is found when time is up.
+        NoDeadline = 19,
+        /// No wait is told to the other ranks.
+        Silent = 20,
+        /// A core's line is copied before the scalar unit has written it.
+        LineFlag = 21,
+        /// A count is kept by a scalar store that nothing cleans.
+        ScalarStore = 22,
+        /// A count is kept by a scalar store, in a line that other cores store to.
+        SharedLine = 23,
+        /// Rows are stored in whole blocks of 32 bytes.
+        WholeBlocks = 24,
+        /// Rows are put one slot further, also beyond the ring.
+        BeyondTheRing = 25,
+        /// Received rows are stored one row further.
+        BeyondTheRows = 26,
+        /// Rows are put to memory that is no window.
+        NoWindow = 27,
+        /// A flag is set twice.
+        FlagTwice = 28,
+        /// A flag is left set.
+        FlagLeft = 29,
+        /// A flag is waited for and not set.
+        FlagMissing = 30,
+        /// A flag has an id of the framework's.
+        FlagId = 31,
+        /// A role asks for all of the UB, beside what every core has.
+        UbFull = 32,
+        /// A buffer of the UB is not aligned.
+        UbAlignment = 33,
+        /// Sums are rounded after each row.
+        RoundedTooEarly = 34,
+        /// A sum is rounded by a mode that its type does not have.
+        Rounding = 35,
+        /// A sum begins with what the buffer holds.
+        SumNotCleared = 36,
+        /// An addend is loaded before the one before it in the buffer was used.
+        InputReused = 37,
+        /// Weights of other ranks are not summed.
+        WeightsLost = 38,
+        /// Choices of later ranks' experts stay in a row.
+        ExpertsOfOthers = 39,
+        /// The header of a ring is not compared.
+        HeaderUnchecked = 40,
+        /// Nobody looks at what kind of operation others have begun.
+        KindUnheard = 41,
+        /// Nobody looks at who is gone.
+        GoneUnheard = 42,
+        /// Verdicts of other ranks are not heard.
+        VerdictUnheard = 43,
+        /// Cells are published without the generation.
+        NoGeneration = 44,
+        /// Cells are published in the place of another writer.
+        WrongCell = 45,
+        /// Ticks of the system counter are taken for nanoseconds.
+        Ticks = 46,
+        /// Credit is returned for rows that were never sent.
+        HeadBeyond = 47,
+        /// A tail claims more rows than the ring holds.
+        TailBeyond = 48,
+        /// Only the first piece of a long row is received.
+        LaterPieces = 49,
+        /// A ring's opening names a first position that is one too high.
+        WrongShare = 50,
+        /// A ring's opening says one row more.
+        RowsTooMany = 51,
+        /// A ring is filled before the rings of the operation before are empty.
+        NotClear = 52,
+        /// A peer that is known to be gone is given up without another look.
+        GoneAtOnce = 53,
+        /// Both launches of an operation have the same mark.
+        OneMark = 54,
+        /// Counts are announced before they have landed.
+        CountsEarly = 55,
+        /// Counts are put to the bank of the next operation.
+        WrongBank = 56,
+        /// The header of a counts message is not compared.
+        CountsUnchecked = 57,
+        /// Choices are counted of the experts that the next rank has.
+        CountsOfOthers = 58,
+        /// More rows than there is room for are not refused.
+        BoundUnheeded = 59,
+        /// Counts of masked ranks are not zero.
+        MaskedCounted = 60,
+        /// A matrix of counts is stored before it was loaded.
+        CountsFlag = 61,
+        /// Choices are read before they were loaded.
+        ChoicesFlag = 62,
+        /// A token may name an expert twice, whatever was said.
+        RepeatsTaken = 63,
+        /// Choices of masked ranks' experts count.
+        MaskedChosen = 64,
+        /// Choices of no expert are not told.
+        BadTaken = 65,
+        /// A core tells what it has counted before that has landed.
+        ToldEarly = 66,
+        /// A core does not wait for the cores before it.
+        ShareUnawaited = 67,
+        /// Positions are overwritten before they were stored.
+        PositionsReused = 68,
+        /// A core says that it has ended a launch of which it did nothing.
+        EndedUnbegun = 69,
+    }
+}
+
+c_struct! {
+    /// What all kernels are given.
+    pub struct Launch = "EpLaunch" {
+        /// The rank.
+        pub r: RankView,
+        /// How the rings are cut.
+        pub rings: KernelRings,
+        /// Which core does what.
+        pub roles: Roles,
+        /// Nanoseconds of a tick of the system counter: 20.
+        pub nanos_per_tick: u32,
+        /// In builds for tests a fault, EP_PLANT_...; else 0.
+        pub plant: u32,
+        /// Not 0 where another launch of the same operation follows: the end of this one is not the operation's.
+        pub follows: u32,
+        /// EpLine [cores], zero at first and in each generation.
+        pub lines: u64,
+    }
+}
+
+c_struct! {
+    /// What a core waits for, or refuses.
+    pub struct Detail = "EpDetail" {
+        /// From whom.
+        pub peer: u32,
+        /// What for: EP_PHASE_...
+        pub phase: u32,
+        /// Index of the lane.
+        pub lane: u32,
+        /// Of what is refused the field that differed, EP_FIELD_...
+        pub field: u32,
+        /// The value seen.
+        pub seen: u64,
+        /// The value awaited.
+        pub awaited: u64,
+    }
+}
+
+c_struct! {
+    /// What a core tells its rank's control core, in a line of its own.
+    pub struct Line = "EpLine" {
+        /// The last launch whose part this core has done: twice the operation, and 1 for its last launch.
+        pub ended: u64,
+        /// The wait that lasts long (ep_wait_key); 0 for none.
+        pub wait: u64,
+        /// The launch that wait and status belong to.
+        pub mark: u64,
+        /// EP_STATUS_...; 0 for none.
+        pub status: u32,
+        /// Zero.
+        pub reserved: u32,
+        /// Of the wait or status; written before them.
+        pub detail: Detail,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_positions_kernel.
+    pub struct Positions = "EpPositionsArgs" {
+        /// Rank; its other parts are nobody's here.
+        pub launch: Launch,
+        /// i64 [tokens, topk].
+        pub topk_idx: u64,
+        /// u32 [cores, ranks + experts + 1]: what cores tell each other.
+        pub told: u64,
+        /// u64 [cores]: the last launch in which a core has told that.
+        pub ready: u64,
+        /// Number of this launch, larger than those before; never 0.
+        pub ticket: u64,
+        /// Out: i32 [tokens, ranks]: positions, -1 where a token does not go.
+        pub position: u64,
+        /// Out: u32: rows to each rank [ranks], then choices of each expert [experts].
+        pub numbers: u64,
+        /// Tokens of the batch.
+        pub tokens: u32,
+        /// Not 0 where a token may name an expert more than once.
+        pub repeats: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_counts_kernel.
+    pub struct Counts = "EpCountsArgs" {
+        /// Rank and roles.
+        pub launch: Launch,
+        /// u32: rows to each rank [ranks], then choices of each expert [experts].
+        pub numbers: u64,
+        /// Out: u32 [ranks, ranks]: rows from source to destination; of masked ranks 0.
+        pub matrix: u64,
+        /// Out: u32 [ranks]: tokens of each rank's batch.
+        pub tokens_of: u64,
+        /// Out: u32 [local experts]: choices received of each, at most 2^32 - 1.
+        pub arrived: u64,
+        /// Tokens of the batch.
+        pub tokens: u32,
+        /// Rows that there is room for, or 0 where there is for any number.
+        pub bound: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_dispatch.
+    pub struct Dispatch = "EpDispatchArgs" {
+        /// Rank, rings and roles.
+        pub launch: Launch,
+        /// Rows as they travel, x_stride bytes apart.
+        pub x: u64,
+        /// Bytes from one row of x to the next.
+        pub x_stride: u64,
+        /// i32 [tokens, ranks]: positions, -1 where a token does not go.
+        pub position: u64,
+        /// i64 [tokens, topk], or 0: rows carry no choices.
+        pub topk_idx: u64,
+        /// f32 [tokens, topk], or 0: weights of 1.
+        pub topk_weights: u64,
+        /// u32 [ranks + 1]: first row of each source.
+        pub first_of: u64,
+        /// Out: rows as they travel, side by side.
+        pub out: u64,
+        /// Out: i64 [rows, topk]; 0 for none.
+        pub out_idx: u64,
+        /// Out: f32 [rows, topk]; where out_idx is not 0.
+        pub out_weights: u64,
+        /// Out: i32 [rows]; 0 for none.
+        pub out_token: u64,
+        /// Out: i32 [rows]; where out_token is not 0.
+        pub out_rank: u64,
+        /// Tokens of the batch.
+        pub tokens: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_combine.
+    pub struct Combine = "EpCombineArgs" {
+        /// Rank, rings and roles.
+        pub launch: Launch,
+        /// bf16 rows of the experts' results, y_stride bytes apart.
+        pub y: u64,
+        /// Bytes from one row of y to the next.
+        pub y_stride: u64,
+        /// i32 [tokens, ranks] of the dispatch.
+        pub position: u64,
+        /// u32 [ranks, ranks]: rows from source to destination of the dispatch.
+        pub matrix: u64,
+        /// u32 [ranks + 1]: first row of each source.
+        pub first_of: u64,
+        /// i32 [rows]: token of each received row.
+        pub source_token: u64,
+        /// u32 [ranks]: tokens of each rank's batch.
+        pub tokens_of: u64,
+        /// f32 [rows, topk] of the received rows, or 0.
+        pub own_weights: u64,
+        /// bf16 rows, bias_stride bytes apart, or 0; the first is given where the second is.
+        pub bias: [u64; 2],
+        /// Bytes from one row of bias to the next.
+        pub bias_stride: u64,
+        /// Out: bf16 [tokens] rows, out_stride bytes apart.
+        pub out: u64,
+        /// Bytes from one row of out to the next.
+        pub out_stride: u64,
+        /// Out: f32 [tokens, topk], or 0.
+        pub weights: u64,
+        /// Tokens of the batch.
+        pub tokens: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+const OPENS: &str = "/*
+ * ep_args.h: what the kernels take: their parameters, and numbers that host and kernels must agree on.
+ *
+ * Written by ep_ascend::args.
+ */
+#ifndef EP_ARGS_H
+#define EP_ARGS_H
+#include \"ep_protocol.h\"
+";
+
+/// The header `ep_args.h`.
+pub(crate) fn header() -> String {
+    let parts = [
+        format!("#define EP_NEAR {MOST_RANKS}u\n"),
+        Plant::declaration(),
+        Roles::declaration(),
+        Launch::declaration(),
+        Detail::declaration(),
+        Line::declaration(),
+        Positions::declaration(),
+        Counts::declaration(),
+        Dispatch::declaration(),
+        Combine::declaration(),
+    ];
+    [OPENS, &parts.concat(), "\n#endif\n"].concat()
+}

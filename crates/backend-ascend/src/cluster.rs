@@ -1,0 +1,152 @@
+//! Ranks on the NPUs of one server, in one process.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use ep_bootstrap::{LocalMeeting, Peers};
+use ep_core::memory::Estimate;
+use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
+
+use crate::Roles;
+use crate::driver::{AscendError, Device, Table};
+use crate::endpoint::AscendEndpoint;
+use crate::limits::check;
+use crate::node::Node;
+use crate::rank::{Options, RankDevice};
+
+/// Collects what a [`Cluster`] needs to know.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    topology: Topology,
+    kernels: PathBuf,
+    settings: Option<Settings>,
+    devices: Option<Vec<u32>>,
+    roles: Option<Roles>,
+    plant: u32,
+}
+
+impl Builder {
+    /// How the windows are cut. Automatic: [`Settings::auto`].
+    pub const fn settings(mut self, settings: Settings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// The device of each rank, each another one: launches of two ranks would wait for each other on one. Automatic: from the first on.
+    pub fn devices(mut self, devices: Vec<u32>) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// How the cores are divided. Automatic: as the SoC's number of cores says ([`Roles::of_soc`]).
+    pub const fn roles(mut self, roles: Roles) -> Self {
+        self.roles = Some(roles);
+        self
+    }
+
+    /// With a fault planted ([`crate::args::Plant`]), in kernels that are built for tests. Automatic: 0, none.
+    pub const fn plant(mut self, plant: u32) -> Self {
+        self.plant = plant;
+        self
+    }
+
+    /// Opens the devices, loads the kernels, and takes the windows.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes, and for windows that exceed what a device has left; [`Error::Unsupported`] with what is missing: a library,
+    /// a function, a device, HCCS between two. [`Error::Broken`] with what the libraries refuse.
+    pub fn build(self, table: &Table, shape: Shape) -> Result<Cluster, Error> {
+        let ranks = self.topology.ranks();
+        let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
+        let layout = Layout::new(&shape, &self.topology, &settings)?;
+        check(&layout)?;
+        let ordinals = self.devices.clone().unwrap_or_else(|| (0..ranks).collect());
+        if ordinals.len() != ranks as usize {
+            return Err(Error::invalid("NPUs named", ordinals.len(), format_args!("{ranks}, one for each rank")));
+        }
+        if let Some(twice) = (1..ordinals.len()).find(|&at| ordinals[..at].contains(&ordinals[at])) {
+            return Err(Error::invalid("NPU of a rank", ordinals[twice], "one that no other rank has"));
+        }
+        let devices = ordinals.iter().map(|&ordinal| Device::open(table, ordinal)).collect::<Result<Vec<_>, _>>()?;
+        let options = Options { roles: self.divided(&devices)?, plant: self.plant };
+        for device in &devices {
+            let remedy = "a smaller arena, fewer tokens, shorter rows, or more NPUs for as many ranks";
+            let place = (format_args!("NPU {}", device.ordinal()), device.left()?);
+            Estimate::of_windows(&layout, 1).within(place, "1 rank".to_owned(), remedy)?;
+        }
+        let node = Node::new(&devices, &layout)?;
+        let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
+        let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
+            let device = RankDevice::new(device, &layout, me, &node, &self.kernels, options)?;
+            Ok(AscendEndpoint::new(device, me, peers.clone()))
+        });
+        Ok(Cluster { endpoints: endpoints.collect::<Result<_, AscendError>>()? })
+    }
+
+    /// How the cores of the devices are divided.
+    fn divided(&self, devices: &[Arc<Device>]) -> Result<Roles, Error> {
+        let mut least: Option<Roles> = None;
+        for device in devices {
+            let soc = device.soc()?;
+            let other = || AscendError::OtherSoc { ordinal: device.ordinal(), soc: soc.clone() };
+            let roles = Roles::of_soc(&soc).ok_or_else(other)?;
+            least = Some(least.filter(|least| least.cores() <= roles.cores()).unwrap_or(roles));
+        }
+        match (self.roles, least) {
+            (Some(roles), Some(least)) if roles.cores() > least.cores() => Err(Error::invalid(
+                "cores of all roles",
+                roles.cores(),
+                format_args!("up to the {} of the NPU", least.cores()),
+            )),
+            (Some(roles), _) => roles.checked(),
+            (None, Some(least)) => Ok(least),
+            (None, None) => Roles::of_cores(40),
+        }
+    }
+}
+
+/// Ranks on the NPUs of this server.
+#[derive(Debug)]
+pub struct Cluster {
+    endpoints: Vec<AscendEndpoint>,
+}
+
+impl Cluster {
+    /// Starts a cluster of `topology`, which has one node. `kernels`: the file of the compiled kernels.
+    pub const fn builder(topology: Topology, kernels: PathBuf) -> Builder {
+        Builder { topology, kernels, settings: None, devices: None, roles: None, plant: 0 }
+    }
+
+    /// The endpoints, one a rank, for a caller that runs them by itself.
+    pub fn into_endpoints(self) -> Vec<AscendEndpoint> {
+        self.endpoints
+    }
+
+    /// Runs `user` for each rank, by turns on the calling thread, and gives what each returned.
+    pub fn run<T, F>(self, user: F) -> Vec<T>
+    where
+        F: AsyncFn(AscendEndpoint) -> T,
+    {
+        by_turns(self.endpoints.into_iter().map(|endpoint| user(endpoint)))
+    }
+}
+
+/// Polls futures by turns until all have ended.
+fn by_turns<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<Option<Pin<Box<F>>>> = futures.map(|future| Some(Box::pin(future))).collect();
+    let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    let mut context = Context::from_waker(Waker::noop());
+    while running.iter().any(Option::is_some) {
+        for (slot, result) in running.iter_mut().zip(&mut results) {
+            if let Some(Poll::Ready(value)) = slot.as_mut().map(|future| future.as_mut().poll(&mut context)) {
+                *result = Some(value);
+                *slot = None;
+            }
+        }
+    }
+    results.into_iter().flatten().collect()
+}

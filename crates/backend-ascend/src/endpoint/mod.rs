@@ -1,0 +1,276 @@
+//! [`AscendEndpoint`]: dispatch and combine of one rank, as kernels on its device.
+//!
+//! A call checks its input, launches its kernels, and ends when they have: its results are there then, and its failures are its own. While it
+//! waits it looks at who is gone. It never blocks its thread, so ranks may share one.
+//!
+//! | call | kernels |
+//! |---|---|
+//! | dispatch | positions (of a membership the host finds them); counts; then as a cached dispatch |
+//! | cached dispatch | dispatch |
+//! | combine | combine |
+//!
+//! Rows always go through rings: with direct placement, too, which is a hint. There is no memory that peers could pull from.
+
+mod combine;
+mod dispatch;
+mod low_latency;
+mod recover;
+mod replayed;
+mod rows;
+
+use std::any::Any;
+use std::fmt;
+use std::future::poll_fn;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::task::Poll;
+
+use ep_bootstrap::Peers;
+use ep_core::engine::{Combine, Combined, Desk, Dispatch, Handle, Ready, Received, Routing, Scalar, Stats};
+use ep_core::plan::Exchange;
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankSet};
+
+use crate::driver::{AscendError, Event, Table};
+use crate::rank::RankDevice;
+pub use rows::{Array, Rows};
+
+/// How much longer than the kernels the host waits before it takes the device for gone. A kernel ends by itself at twice the time allowed.
+const GRACE: u64 = 5_000_000_000;
+
+/// One rank of a communicator on an NPU.
+pub struct AscendEndpoint {
+    /// Not dropped where launches may still use its memory.
+    device: ManuallyDrop<RankDevice>,
+    desk: Desk,
+    stats: Stats,
+    peers: Peers,
+    /// Whether something was launched that has not ended; the end of it, once it is recorded.
+    is_running: bool,
+    running: Option<Event>,
+    /// Memory that launches use which have not ended.
+    in_use: Vec<Arc<dyn Any>>,
+    /// Ranks of which the kernels of this generation have been told that they are gone.
+    noticed: RankSet,
+}
+
+impl fmt::Debug for AscendEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AscendEndpoint")
+            .field("rank", &self.desk.rank())
+            .field("npu", &self.device.device().ordinal())
+            .field("next_op", &self.desk.next_op())
+            .field("poisoned", &self.desk.poisoned())
+            .finish_non_exhaustive()
+    }
+}
+
+impl AscendEndpoint {
+    pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers) -> Self {
+        let layout = device.layout();
+        Self {
+            desk: Desk::new(layout.clone(), me),
+            stats: Stats::new(layout),
+            device: ManuallyDrop::new(device),
+            peers,
+            is_running: false,
+            running: None,
+            in_use: Vec::new(),
+            noticed: RankSet::new(),
+        }
+    }
+
+    /// The layout of every rank's window.
+    pub const fn layout(&self) -> &Layout {
+        self.desk.layout()
+    }
+
+    fn table(&self) -> &Table {
+        self.device.device().table()
+    }
+
+    /// Keeps memory until what is launched next has ended.
+    fn keep(&mut self, memory: impl IntoIterator<Item = Arc<dyn Any>>) {
+        self.in_use.extend(memory);
+    }
+
+    /// Tells the kernels who is gone.
+    fn look_who_is_gone(&mut self) -> Result<(), Error> {
+        let mut gone = self.peers.lost();
+        gone.extend(&self.device.node.gone());
+        for rank in gone.iter().filter(|rank| *rank != self.desk.rank()) {
+            if !self.noticed.contains(rank) {
+                self.device.notice_gone(rank)?;
+                self.noticed.insert(rank);
+            }
+        }
+        Ok(())
+    }
+
+    /// When what is launched now has ended by itself, and a little later.
+    fn patience(&self) -> u64 {
+        let allowed = self.layout().settings().deadline().0;
+        let grace = allowed.saturating_mul(2).saturating_add(GRACE);
+        (self.table().clock)().saturating_add(grace)
+    }
+
+    /// Whether all has ended that was launched.
+    fn has_ended(&mut self) -> Result<bool, AscendError> {
+        if !self.is_running {
+            return Ok(true);
+        }
+        let running = match self.running.take() {
+            Some(running) => running,
+            None => self.device.record()?,
+        };
+        let has_come = running.has_come();
+        self.running = Some(running);
+        if has_come? {
+            (self.is_running, self.running) = (false, None);
+            self.in_use.clear();
+        }
+        Ok(!self.is_running)
+    }
+
+    /// Waits for what was launched, a little longer than its kernels do.
+    async fn ended(&mut self) -> Result<(), Error> {
+        let (clock, until) = (self.table().clock, self.patience());
+        poll_fn(|context| match self.has_ended() {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) if clock() < until => match self.look_who_is_gone() {
+                Ok(()) => {
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                Err(error) => Poll::Ready(Err(error)),
+            },
+            Ok(false) => {
+                let (op, me) = (self.desk.next_op().saturating_sub(1), self.desk.rank());
+                let fault = Fault::PeerGone { peer: me, phase: Phase::Rows };
+                Poll::Ready(Err(Error::Failed(Failure { op, culprit: me, reporter: me, fault })))
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        })
+        .await
+    }
+
+    /// Waits for what was launched in this operation, and for its failure, if it has one.
+    async fn finish(&mut self) -> Result<(), Error> {
+        self.look_who_is_gone()?;
+        let ended = match self.ended().await {
+            Ok(()) => self.device.failure(self.desk.rank())?.map_or(Ok(()), Err),
+            Err(error) => Err(error),
+        };
+        if let Err(Error::Failed(failure)) = &ended {
+            tracing::error!(%failure, "operation failed");
+            self.desk.set_poisoned(Some(*failure));
+        }
+        ended
+    }
+
+    /// Counts rows that an operation moved, and the operation.
+    fn count(&mut self, exchange: &Exchange, is_dispatch: bool) {
+        let (row, me) = (*self.layout().row(), self.desk.rank());
+        let bytes = if is_dispatch { row } else { row.results() }.wire_bytes();
+        for (rank, peer) in (0..).map(Rank).zip(&mut self.stats.peers) {
+            let (out, back) = (exchange.rows(me, rank).into(), exchange.rows(rank, me).into());
+            let (sent, received) = if is_dispatch { (out, back) } else { (back, out) };
+            peer.count(sent, received, bytes);
+        }
+        self.stats.operations += 1;
+    }
+}
+
+impl Drop for AscendEndpoint {
+    fn drop(&mut self) {
+        // A call that was dropped may have left launches: they end by their deadline, and use memory until then.
+        let (clock, until) = (self.table().clock, self.patience());
+        let over = loop {
+            match self.has_ended() {
+                Ok(false) if clock() < until => std::thread::yield_now(),
+                Ok(over) => break over,
+                Err(_) => break false,
+            }
+        };
+        self.device.node.strike(self.desk.rank());
+        self.peers.leave(self.desk.rank());
+        if over {
+            // SAFETY: it is dropped here and nowhere else, and not used after that.
+            unsafe { ManuallyDrop::drop(&mut self.device) };
+        } else {
+            // A device that does not answer may still write there.
+            std::mem::forget(std::mem::take(&mut self.in_use));
+        }
+    }
+}
+
+impl Endpoint for AscendEndpoint {
+    type Buf = Rows;
+    type Array<T: Scalar> = Array<T>;
+    type Stream = ();
+    type Event = Ready;
+
+    fn desk(&self) -> &Desk {
+        &self.desk
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos((self.table().clock)())
+    }
+
+    fn rows(&mut self, bytes: &[u8], rows: u32) -> Result<Rows, Error> {
+        let row = self.desk.row_bytes_of(bytes.len(), rows);
+        Rows::from_bytes(self.device.device(), bytes, rows, row)
+    }
+
+    fn bytes(&self, rows: &Rows) -> Result<Vec<u8>, Error> {
+        rows.to_vec()
+    }
+
+    fn array<T: Scalar>(&mut self, values: &[T]) -> Result<Array<T>, Error> {
+        Array::from_values(self.device.device(), values)
+    }
+
+    fn values<T: Scalar>(&self, array: &Array<T>) -> Result<Vec<T>, Error> {
+        array.to_vec()
+    }
+
+    /// None: peers do not pull.
+    fn output(&mut self, _handle: &Handle) -> Option<Rows> {
+        None
+    }
+
+    fn store(&mut self, buf: &mut Rows, first: u32, bytes: &[u8]) -> Result<(), Error> {
+        buf.store(first, bytes)
+    }
+
+    async fn dispatch_with(
+        &mut self,
+        x: &Rows,
+        routing: &Routing<Array<i64>, Array<f32>, Array<u8>>,
+        options: &Dispatch,
+    ) -> Result<Received<Self>, Error> {
+        self.dispatch_routing(x, routing, options).await
+    }
+
+    async fn redispatch(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
+        self.dispatch_cached(x, handle).await
+    }
+
+    async fn combine(
+        &mut self,
+        y: &Rows,
+        handle: &Handle,
+        options: Combine<'_, Self>,
+    ) -> Result<Combined<Self>, Error> {
+        self.combine_rows(y, handle, &options).await
+    }
+
+    async fn recover(&mut self, mask: &RankSet) -> Result<(), Error> {
+        self.recover_without(mask).await
+    }
+
+    /// Counted on the host; the time that was waited is not.
+    fn stats(&self) -> Stats {
+        Stats { ways: self.desk.ways, ..self.stats.clone() }
+    }
+}

@@ -1,0 +1,136 @@
+//! What a handle keeps: a plan on the device, and what the host knows of it.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use ep_core::engine::Kept;
+use ep_core::plan::{Exchange, Membership, Plan};
+use ep_core::{Error, Rank, RankSet, Shape};
+
+use super::Array;
+use crate::driver::Device;
+
+/// The plan of a dispatch on the device.
+#[derive(Debug)]
+pub(super) struct DevicePlan {
+    pub(super) tokens: u32,
+    ranks: u32,
+    /// `[tokens, ranks]`: position of a token's row among those from here to the rank, or -1.
+    pub(super) position: Array<i32>,
+    /// Rows to each rank `[ranks]`, then choices of each expert `[experts]`.
+    pub(super) numbers: Array<u32>,
+    /// `[ranks, ranks]`: rows from source to destination.
+    pub(super) matrix: Array<u32>,
+    /// `[ranks]`: tokens of each batch.
+    pub(super) tokens_of: Array<u32>,
+    /// `[local experts]`: choices received.
+    pub(super) arrived: Array<u32>,
+    /// `[ranks + 1]`: first row of each source.
+    pub(super) first_of: Array<u32>,
+}
+
+impl DevicePlan {
+    /// Room for a plan that the device is to find.
+    pub(super) fn new(device: &Arc<Device>, tokens: u32, ranks: u32, shape: &Shape) -> Result<Self, Error> {
+        let position = Array::filled(device, tokens as usize * ranks as usize, 0xff)?;
+        let numbers = Array::filled(device, (ranks + shape.experts()) as usize, 0)?;
+        Self::with(device, tokens, ranks, shape, (position, numbers))
+    }
+
+    /// Of a plan that the host has found.
+    pub(super) fn of(device: &Arc<Device>, plan: &Plan, ranks: u32, shape: &Shape) -> Result<Self, Error> {
+        let numbers: Vec<u32> = plan.rows().iter().chain(plan.experts()).copied().collect();
+        let numbers = Array::from_values(device, &numbers)?;
+        let position = Array::from_values(device, &positions(plan, ranks))?;
+        Self::with(device, plan.tokens(), ranks, shape, (position, numbers))
+    }
+
+    fn with(
+        device: &Arc<Device>,
+        tokens: u32,
+        ranks: u32,
+        shape: &Shape,
+        (position, numbers): (Array<i32>, Array<u32>),
+    ) -> Result<Self, Error> {
+        let (wide, local_experts) = (ranks as usize, shape.experts() / ranks);
+        Ok(Self {
+            tokens,
+            ranks,
+            position,
+            numbers,
+            matrix: Array::filled(device, wide * wide, 0)?,
+            tokens_of: Array::filled(device, wide, 0)?,
+            arrived: Array::filled(device, local_experts as usize, 0)?,
+            first_of: Array::filled(device, wide + 1, 0)?,
+        })
+    }
+
+    /// What was exchanged.
+    pub(super) fn exchanged(&self) -> Result<Exchange, Error> {
+        Exchange::new(self.matrix.to_vec()?, self.tokens_of.to_vec()?, self.arrived.to_vec()?)
+    }
+
+    /// The plan that the device has found.
+    fn found(&self, shape: &Shape) -> Result<Plan, Error> {
+        let in_rank: Vec<u8> = self.position.to_vec()?.into_iter().map(|at| u8::from(at >= 0)).collect();
+        let numbers = self.numbers.to_vec()?;
+        let membership = Membership { in_rank: &in_rank, tokens_per_expert: &numbers[self.ranks as usize..] };
+        // What goes to masked ranks has been left out.
+        Plan::of_membership(shape, self.ranks, &RankSet::new(), membership)
+    }
+
+    /// Its memory.
+    pub(super) fn memory(&self) -> [Arc<dyn Any>; 6] {
+        let Self { position, numbers, matrix, tokens_of, arrived, first_of, .. } = self;
+        let [position, first_of] = [position.memory(), first_of.memory()];
+        [position, numbers.memory(), matrix.memory(), tokens_of.memory(), arrived.memory(), first_of]
+    }
+}
+
+fn positions(plan: &Plan, ranks: u32) -> Vec<i32> {
+    let mut positions = vec![-1; plan.tokens() as usize * ranks as usize];
+    for token in 0..plan.tokens() {
+        for &(rank, position) in plan.reached(token) {
+            positions[token as usize * ranks as usize + rank.index()] = position as i32;
+        }
+    }
+    positions
+}
+
+/// First row of each source at `me`, and the number of all rows.
+pub(super) fn first_rows(exchange: &Exchange, ranks: u32, me: Rank) -> Vec<u32> {
+    (0..ranks).map(|source| exchange.first_row(Rank(source), me)).chain([exchange.received(me)]).collect()
+}
+
+/// What a handle keeps.
+#[derive(Debug)]
+pub(super) struct Replayed {
+    pub(super) on_device: DevicePlan,
+    pub(super) shape: Shape,
+    /// Fetched when somebody asks.
+    pub(super) plan: OnceLock<Arc<Plan>>,
+    pub(super) exchange: Arc<Exchange>,
+    /// `[rows]`: where each row came from.
+    pub(super) source_token: Array<i32>,
+    pub(super) source_rank: Array<i32>,
+    /// Rows that there is room for.
+    pub(super) rows: u32,
+}
+
+impl Kept for Replayed {
+    fn size(&self) -> (u32, u32) {
+        (self.on_device.tokens, self.rows)
+    }
+
+    fn plan(&self) -> Result<Arc<Plan>, Error> {
+        if let Some(plan) = self.plan.get() {
+            return Ok(Arc::clone(plan));
+        }
+        let found = Arc::new(self.on_device.found(&self.shape)?);
+        Ok(Arc::clone(self.plan.get_or_init(|| found)))
+    }
+
+    fn exchange(&self) -> Result<Arc<Exchange>, Error> {
+        Ok(Arc::clone(&self.exchange))
+    }
+}

@@ -1,0 +1,35 @@
+//! The sources of the kernels, as a compiler gets them.
+
+use crate::args;
+
+/// Headers that the kernels include, by name: the protocol's, and the crate's own. `kernel_operator.h` is the compiler's.
+pub fn headers() -> Vec<(&'static str, String)> {
+    let own = [
+        ("ep_control.h", include_str!("../kernels/ep_control.h")),
+        ("ep_counts.h", include_str!("../kernels/ep_counts.h")),
+        ("ep_fill.h", include_str!("../kernels/ep_fill.h")),
+        ("ep_npu.h", include_str!("../kernels/ep_npu.h")),
+        ("ep_play.h", include_str!("../kernels/ep_play.h")),
+        ("ep_positions.h", include_str!("../kernels/ep_positions.h")),
+        ("ep_receive.h", include_str!("../kernels/ep_receive.h")),
+        ("ep_reduce.h", include_str!("../kernels/ep_reduce.h")),
+        ("ep_return.h", include_str!("../kernels/ep_return.h")),
+        ("ep_rings.h", include_str!("../kernels/ep_rings.h")),
+        ("ep_rows.h", include_str!("../kernels/ep_rows.h")),
+        ("ep_send.h", include_str!("../kernels/ep_send.h")),
+    ];
+    let mut all = ep_core::device::headers().to_vec();
+    all.push(("ep_args.h", args::header()));
+    all.extend(own.map(|(name, text)| (name, text.to_owned())));
+    all
+}
+
+/// The kernels' files, by name.
+pub fn sources() -> [(&'static str, &'static str); 4] {
+    [
+        ("positions.cpp", include_str!("../kernels/positions.cpp")),
+        ("counts.cpp", include_str!("../kernels/counts.cpp")),
+        ("dispatch.cpp", include_str!("../kernels/dispatch.cpp")),
+        ("combine.cpp", include_str!("../kernels/combine.cpp")),
+    ]
+}

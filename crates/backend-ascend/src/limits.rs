@@ -1,0 +1,62 @@
+//! What the kernels can do.
+
+use ep_core::{Error, Layout, Placement};
+
+/// Ranks of a server at most.
+pub const MOST_RANKS: u32 = 16;
+
+/// Numbers of a counts message, at most: `EP_MOST_COUNTS` of the kernels.
+const MOST_COUNTS: u32 = 4096;
+
+/// Whether the kernels can carry what a communicator of this layout carries. To be asked before anything is launched: kernels do not look.
+///
+/// # Errors
+/// [`Error::Invalid`] for several nodes, more than [`MOST_RANKS`] ranks, more ranks and experts than a counts message has room for, or
+/// pulled placement. Direct placement is a hint: rows go through rings all the same.
+pub fn check(layout: &Layout) -> Result<(), Error> {
+    let topology = layout.topology();
+    if topology.nodes() != 1 {
+        return Err(Error::invalid("nodes", topology.nodes(), "1: there is no way between servers yet"));
+    }
+    if topology.ranks() > MOST_RANKS {
+        return Err(Error::invalid("ranks", topology.ranks(), format_args!("1 to {MOST_RANKS}")));
+    }
+    let counts = topology.ranks().saturating_add(layout.shape().experts());
+    if counts > MOST_COUNTS {
+        return Err(Error::invalid("ranks and experts together", counts, format_args!("up to {MOST_COUNTS}")));
+    }
+    match layout.settings().placement() {
+        Placement::Ring | Placement::Direct => Ok(()),
+        Placement::Pulled => {
+            Err(Error::invalid("placement", "pulled", "ring or direct: there are no kernels that pull yet"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ep_core::{Settings, Shape, Topology};
+
+    fn said(nodes: u32, ranks: u32, experts: u32, placement: Placement) -> Option<String> {
+        let topology = Topology::new(nodes, ranks).expect("a topology");
+        let shape = Shape::builder().experts(nodes * ranks * experts).topk(1).hidden(16).max_tokens(4);
+        let shape = shape.build().expect("a shape");
+        let settings =
+            Settings::builder(&shape, &topology).low_latency(false).placement(placement).build().expect("settings");
+        let layout = Layout::new(&shape, &topology, &settings).expect("a layout");
+        check(&layout).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_the_kernels_cannot_do_is_refused_by_name() {
+        let refused =
+            |said: Option<String>, what: &str| assert!(said.as_ref().is_some_and(|s| s.contains(what)), "{said:?}");
+        assert_eq!(said(1, 16, 1, Placement::Ring), None);
+        assert_eq!(said(1, 16, 255, Placement::Direct), None);
+        refused(said(2, 2, 1, Placement::Ring), "nodes");
+        refused(said(1, 17, 1, Placement::Ring), "1 to 16");
+        refused(said(1, 16, 256, Placement::Ring), "ranks and experts together is 4112");
+        refused(said(1, 2, 1, Placement::Pulled), "placement is pulled");
+    }
+}

@@ -1,0 +1,256 @@
+//! One rank on its device: stream and state, and the launches of every kernel.
+//!
+//! Nothing here waits. Who calls keeps what launches name until they have ended.
+
+use std::mem::offset_of;
+use std::path::Path;
+use std::sync::Arc;
+
+use ep_core::device::{Local, RankView, Report};
+use ep_core::layout::{KernelRings, KernelWindow, Kind};
+use ep_core::{Error, Layout, Rank, RankSet, Rings};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::Roles;
+use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions};
+use crate::driver::{AscendError, Device, Event, Kernel, Memory, Stream};
+use crate::node::Node;
+
+/// Nanoseconds of a tick of the device's counter.
+const NANOS_PER_TICK: u32 = 20;
+
+/// The kernels of a device.
+#[derive(Clone, Copy, Debug)]
+struct Kernels {
+    positions: Kernel,
+    counts: Kernel,
+    dispatch: Kernel,
+    combine: Kernel,
+}
+
+impl Kernels {
+    fn load(device: &Device, path: &Path) -> Result<Self, AscendError> {
+        let names = ["ep_positions_kernel", "ep_counts_kernel", "ep_dispatch", "ep_combine"];
+        let [positions, counts, dispatch, combine] = Kernel::load(device, path, names)?;
+        Ok(Self { positions, counts, dispatch, combine })
+    }
+}
+
+/// How a rank uses its device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Which core does what.
+    pub(crate) roles: Roles,
+    /// A planted fault of kernels that are built for tests; 0 for none.
+    pub(crate) plant: u32,
+}
+
+/// What the launches of a call have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    pub(crate) rings: Rings,
+    /// The dispatch that is replayed; 0 for none.
+    pub(crate) replayed: u64,
+}
+
+/// One rank on its device.
+///
+/// # Safety of its launches
+/// Addresses in what they are given name memory of this device with room for what the struct says of them, until the launch has ended.
+#[derive(Debug)]
+pub(crate) struct RankDevice {
+    stream: Stream,
+    layout: Layout,
+    kernels: Kernels,
+    options: Options,
+    local: Memory,
+    report: Memory,
+    windows: Memory,
+    cursors: Memory,
+    lines: Memory,
+    /// What cores tell each other of their shares of a batch, and in which launch.
+    told: Memory,
+    ready: Memory,
+    /// Launches that found positions.
+    tickets: u64,
+    /// Parameters of the launches of a call: three at most, one behind the other.
+    args: [Memory; 3],
+    /// What does not change within a generation.
+    view: RankView,
+    /// The windows of all ranks. Last: others write into this one's until they have ended, too.
+    pub(crate) node: Arc<Node>,
+}
+
+impl RankDevice {
+    /// The rank `me` of those whose windows are `node`.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        layout: &Layout,
+        me: Rank,
+        node: &Arc<Node>,
+        kernels: &Path,
+        options: Options,
+    ) -> Result<Self, AscendError> {
+        let stream = Stream::new(device)?;
+        let ranks = layout.topology().ranks() as usize;
+        let memory = |bytes| Memory::zeroed(device, bytes);
+        let (cores, told) = (options.roles.cores() as usize, ranks + layout.shape().experts() as usize + 1);
+        let args = |bytes| Memory::new(device, bytes);
+        let rows = size_of::<Dispatch>().max(size_of::<Combine>());
+        let view = RankView {
+            w: KernelWindow::from(layout),
+            allowed: layout.settings().deadline().0,
+            me: me.0,
+            ..RankView::default()
+        };
+        let mut this = Self {
+            kernels: Kernels::load(device, kernels)?,
+            local: memory(Local::bytes(ranks))?,
+            report: memory(size_of::<Report>())?,
+            windows: memory(8 * ranks)?,
+            cursors: memory(16 * ranks * layout.tracks() as usize)?,
+            lines: memory(size_of::<Line>() * cores)?,
+            told: memory(4 * cores * told)?,
+            ready: memory(8 * cores)?,
+            tickets: 0,
+            args: [args(size_of::<Positions>())?, args(size_of::<Counts>())?, args(rows)?],
+            layout: layout.clone(),
+            node: Arc::clone(node),
+            stream,
+            options,
+            view,
+        };
+        this.restart(1, 1, &RankSet::new())?;
+        Ok(this)
+    }
+
+    pub(crate) const fn device(&self) -> &Arc<Device> {
+        self.stream.device()
+    }
+
+    pub(crate) const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Begins a generation, in which the ranks of `mask` take no part: nothing of this rank runs any more.
+    pub(crate) fn restart(&mut self, generation: u16, op: u64, mask: &RankSet) -> Result<(), AscendError> {
+        for memory in [&self.local, &self.report, &self.cursors, &self.lines] {
+            memory.fill(0)?;
+        }
+        self.local.write(offset_of!(Local, ops_done), &(op - 1).to_le_bytes())?;
+        self.local.write(offset_of!(Local, generation), &u32::from(generation).to_le_bytes())?;
+        let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
+        let windows: Vec<u64> = self.node.ranks().map(address).collect();
+        self.windows.write(0, windows.as_bytes())?;
+        self.view = RankView {
+            windows: self.windows.address(),
+            local: self.local.address(),
+            report: self.report.address(),
+            cursors: self.cursors.address(),
+            first_op: op,
+            generation: generation.into(),
+            ..self.view
+        };
+        Ok(())
+    }
+
+    /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running.
+    pub(crate) fn notice_gone(&self, rank: Rank) -> Result<(), AscendError> {
+        self.local.write(Local::gone(rank), &1u32.to_le_bytes())
+    }
+
+    /// Operations that have ended. Nothing of this rank runs.
+    pub(crate) fn ops_done(&self) -> Result<u64, AscendError> {
+        Ok(self.local.values::<u64>(offset_of!(Local, ops_done), 1)?[0])
+    }
+
+    /// The first token whose choices are wrong, as the launches that have ended found; none where all are right. It is told once.
+    pub(crate) fn bad_token(&self) -> Result<Option<u32>, AscendError> {
+        let at = offset_of!(Local, bad_token);
+        let first = self.local.values::<u32>(at, 1)?[0].checked_sub(1);
+        if first.is_some() {
+            self.local.write(at, &[0; 4])?;
+        }
+        Ok(first)
+    }
+
+    /// What the launches that have ended reported; none where they ended well.
+    pub(crate) fn failure(&self, me: Rank) -> Result<Option<Error>, AscendError> {
+        let report = self.report.values::<Report>(0, 1)?;
+        Ok(report[0].error(me))
+    }
+
+    /// The end of what is enqueued.
+    pub(crate) fn record(&self) -> Result<Event, AscendError> {
+        self.stream.record()
+    }
+
+    /// What a launch is given. `follows`: another one of the same operation does.
+    pub(crate) fn prepared(&self, call: &Call, follows: bool) -> Launch {
+        let settings = self.layout.hash(&call.rings).wrapping_add(call.replayed);
+        Launch {
+            r: RankView { settings, kind: call.kind as u32, ..self.view },
+            rings: KernelRings::from(&call.rings),
+            roles: self.options.roles,
+            nanos_per_tick: NANOS_PER_TICK,
+            plant: self.options.plant,
+            follows: follows.into(),
+            lines: self.lines.address(),
+        }
+    }
+
+    /// # Safety
+    /// As [`RankDevice`] says; `args` is the struct that the kernel takes, in `place`, which no launch under way uses.
+    unsafe fn launch<A: IntoBytes + Immutable>(
+        &self,
+        kernel: Kernel,
+        args: &A,
+        place: usize,
+    ) -> Result<(), AscendError> {
+        let memory = &self.args[place];
+        memory.write(0, args.as_bytes())?;
+        // SAFETY: `ep_args.h` declares the struct to the kernel from that very struct; what it names of this value's lives as long as the value,
+        // which outlives its launches (see the endpoint's Drop). Of the rest the caller promises it.
+        unsafe { self.stream.launch(kernel, self.options.roles.cores(), memory) }
+    }
+
+    /// Positions and counts of a batch, before the exchange of counts; `args` without what cores tell each other.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn positions(&mut self, args: Positions) -> Result<(), AscendError> {
+        self.tickets += 1;
+        let (told, ready) = (self.told.address(), self.ready.address());
+        let args = Positions { told, ready, ticket: self.tickets, ..args };
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.positions, &args, 0) }
+    }
+
+    /// The exchange of counts: the first launch of its operation that speaks to others.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs but its positions.
+    pub(crate) unsafe fn counts(&self, args: &Counts) -> Result<(), AscendError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.counts, args, 1) }
+    }
+
+    /// Rows of a dispatch.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn dispatch(&self, args: &Dispatch) -> Result<(), AscendError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.dispatch, args, 2) }
+    }
+
+    /// A combine.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn combine(&self, args: &Combine) -> Result<(), AscendError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.combine, args, 2) }
+    }
+}

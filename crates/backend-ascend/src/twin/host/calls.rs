@@ -1,0 +1,513 @@
+//! The functions, one by one.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use super::objects::{Args, Block, Place};
+use super::{HOST, Host, TURNS_A_LOOK, answer};
+use crate::driver::{
+    BATCH, Code, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, INVALID_PARAM, LaunchConfig, MALLOC_HUGE_FIRST,
+    MALLOC_HUGE_FIRST_P2P, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE, RT_INVALID_HANDLE,
+    RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_FREE, RT_PARAM_INVALID, RT_STREAM_CONTEXT, RT_VECTOR_CORE_EXCEPTION,
+    SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
+};
+use crate::twin::Reach;
+
+pub(super) const TABLE: Table = Table {
+    init: Some(init),
+    device_count: Some(device_count),
+    set_device: Some(set_device),
+    soc_name: Some(soc_name),
+    can_access_peer: Some(can_access_peer),
+    enable_peer_access: Some(enable_peer_access),
+    memory_info: Some(memory_info),
+    malloc: Some(malloc),
+    free: Some(free),
+    memcpy: Some(memcpy),
+    memset: Some(memset),
+    create_stream: Some(create_stream),
+    destroy_stream: Some(destroy_stream),
+    create_event: Some(create_event),
+    destroy_event: Some(destroy_event),
+    record_event: Some(record_event),
+    query_event: Some(query_event),
+    load_binary: Some(load_binary),
+    get_function: Some(get_function),
+    init_args: Some(init_args),
+    append_arg: Some(append_arg),
+    finalize_args: Some(finalize_args),
+    launch: Some(launch),
+    ..Table::empty("twin", clock)
+};
+
+/// Bytes of memory that a device says it has.
+const MEMORY: usize = 64 << 30;
+
+/// The machine's time.
+fn clock() -> u64 {
+    HOST.with_borrow(|host| host.as_ref().map_or(0, |host| host.machine.cycles() * 20))
+}
+
+/// Gives a value to a caller.
+///
+/// # Safety
+/// `to` is null or may be written to.
+unsafe fn give<T>(host: &mut Host, call: &'static str, to: *mut T, value: T) -> Code {
+    if to.is_null() {
+        return host.refuse(call, INVALID_PARAM, "the result has no place");
+    }
+    // SAFETY: as the caller promises.
+    unsafe { to.write(value) };
+    SUCCESS
+}
+
+impl Host {
+    /// The thread's device.
+    fn device(&mut self, call: &'static str) -> Result<u32, Code> {
+        if !self.objects.is_initialised {
+            return Err(self.refuse(call, UNINITIALIZED, "aclInit was not called"));
+        }
+        self.objects.device.ok_or_else(|| self.refuse(call, RT_CONTEXT_NULL, "the thread has no device"))
+    }
+
+    /// The device of a stream, which must be the thread's.
+    fn stream(&mut self, call: &'static str, stream: *mut c_void) -> Result<u32, Code> {
+        let device = self.device(call)?;
+        match self.objects.streams.get(&(stream as u64)) {
+            None => Err(self.refuse(call, RT_INVALID_HANDLE, "no such stream")),
+            Some(&of) if of != device => Err(self.refuse(
+                call,
+                RT_STREAM_CONTEXT,
+                format_args!("a stream of device {of}, the thread's is {device}"),
+            )),
+            Some(_) => Ok(device),
+        }
+    }
+
+    /// The block of the thread's device that some bytes lie in.
+    fn block(&mut self, call: &'static str, at: *const c_void, bytes: usize) -> Result<Block, Code> {
+        let device = self.device(call)?;
+        match self.objects.block(at as u64, bytes as u64) {
+            Some(block) if block.device == device => Ok(block),
+            Some(block) => {
+                let what = format_args!("memory of device {}, the thread's is {device}", block.device);
+                Err(self.refuse(call, RT_PARAM_INVALID, what))
+            }
+            None => {
+                let what = format_args!("{bytes} bytes from {at:p} on are not of one block of device memory");
+                Err(self.refuse(call, RT_PARAM_INVALID, what))
+            }
+        }
+    }
+
+    /// Whether all launches of a device have ended.
+    fn is_idle(&self, device: u32) -> bool {
+        self.machine.has_crashed(device).unwrap_or(true)
+            || self.machine.launches_ended(device) == Ok(self.objects.launches[device as usize])
+    }
+}
+
+/// A result, as a code.
+fn code(result: Result<(), Code>) -> Code {
+    result.err().unwrap_or(SUCCESS)
+}
+
+extern "C" fn init(config: *const c_char) -> Code {
+    answer("aclInit", |host| {
+        if !config.is_null() {
+            return host.refuse("aclInit", INVALID_PARAM, "a configuration is named");
+        }
+        if host.objects.is_initialised {
+            return REPEATED_INITIALIZE;
+        }
+        host.objects.is_initialised = true;
+        SUCCESS
+    })
+}
+
+unsafe extern "C" fn device_count(count: *mut u32) -> Code {
+    const CALL: &str = "aclrtGetDeviceCount";
+    answer(CALL, |host| {
+        if !host.objects.is_initialised {
+            return host.refuse(CALL, UNINITIALIZED, "aclInit was not called");
+        }
+        let ranks = host.machine.ranks();
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, count, ranks) }
+    })
+}
+
+extern "C" fn set_device(device: i32) -> Code {
+    const CALL: &str = "aclrtSetDevice";
+    answer(CALL, |host| {
+        if !host.objects.is_initialised {
+            return host.refuse(CALL, UNINITIALIZED, "aclInit was not called");
+        }
+        let ranks = host.machine.ranks();
+        match u32::try_from(device).ok().filter(|&device| device < ranks) {
+            Some(device) => host.objects.device = Some(device),
+            None => return host.refuse(CALL, RT_INVALID_DEVICE, format_args!("device {device} of {ranks}")),
+        }
+        SUCCESS
+    })
+}
+
+extern "C" fn soc_name() -> *const c_char {
+    HOST.with_borrow_mut(|host| {
+        let Some(host) = host else { return ptr::null() };
+        // Its bytes lie where they are as long as the host does.
+        if host.device("aclrtGetSocName").is_ok() { host.soc.as_ptr().cast() } else { ptr::null() }
+    })
+}
+
+unsafe extern "C" fn can_access_peer(can: *mut i32, device: i32, peer: i32) -> Code {
+    const CALL: &str = "aclrtDeviceCanAccessPeer";
+    answer(CALL, |host| {
+        let ranks = host.machine.ranks() as i32;
+        if device == peer || ![device, peer].into_iter().all(|device| (0..ranks).contains(&device)) {
+            return host.refuse(CALL, RT_INVALID_DEVICE, format_args!("devices {device} and {peer} of {ranks}"));
+        }
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, can, 1) }
+    })
+}
+
+extern "C" fn enable_peer_access(peer: i32, flags: u32) -> Code {
+    const CALL: &str = "aclrtDeviceEnablePeerAccess";
+    answer(CALL, |host| {
+        let device = match host.device(CALL) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        match u32::try_from(peer).ok().filter(|&peer| peer != device && flags == 0) {
+            Some(peer) if host.machine.open(device, peer).is_ok() => SUCCESS,
+            _ => host.refuse(CALL, RT_PARAM_INVALID, format_args!("peer {peer} of device {device}, flags {flags}")),
+        }
+    })
+}
+
+unsafe extern "C" fn memory_info(_attribute: i32, free: *mut usize, total: *mut usize) -> Code {
+    const CALL: &str = "aclrtGetMemInfo";
+    answer(CALL, |host| {
+        let device = match host.device(CALL) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        let used: u64 =
+            host.objects.memory.values().filter(|block| block.device == device).map(|block| block.bytes).sum();
+        // SAFETY: the caller gives places for both.
+        let told = unsafe { give(host, CALL, total, MEMORY) };
+        if told != SUCCESS {
+            return told;
+        }
+        // SAFETY: as above.
+        unsafe { give(host, CALL, free, MEMORY - (used as usize).min(MEMORY)) }
+    })
+}
+
+unsafe extern "C" fn malloc(address: *mut *mut c_void, bytes: usize, policy: i32) -> Code {
+    const CALL: &str = "aclrtMalloc";
+    answer(CALL, |host| {
+        let device = match host.device(CALL) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        if bytes == 0 || ![MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P].contains(&policy) {
+            return host.refuse(CALL, RT_PARAM_INVALID, format_args!("{bytes} bytes by policy {policy}"));
+        }
+        let reach = if policy == MALLOC_HUGE_FIRST_P2P { Reach::Group } else { Reach::Own };
+        match host.machine.alloc(device, bytes as u64, reach) {
+            Ok(at) => {
+                host.objects.memory.insert(at, Block { device, bytes: bytes as u64 });
+                // SAFETY: the caller gives a place for it.
+                unsafe { give(host, CALL, address, at as *mut c_void) }
+            }
+            Err(error) => host.refuse(CALL, crate::driver::RT_MEMORY_ALLOCATION, error),
+        }
+    })
+}
+
+extern "C" fn free(address: *mut c_void) -> Code {
+    const CALL: &str = "aclrtFree";
+    answer(CALL, |host| {
+        let at = address as u64;
+        if host.objects.memory.remove(&at).is_none() {
+            return host.refuse(CALL, RT_MEMORY_FREE, format_args!("no memory begins at {address:p}"));
+        }
+        // A kernel that reaches for it from now on breaks a rule.
+        match host.machine.release(at) {
+            Ok(()) => SUCCESS,
+            Err(error) => host.refuse(CALL, RT_MEMORY_FREE, error),
+        }
+    })
+}
+
+unsafe extern "C" fn memcpy(to: *mut c_void, room: usize, from: *const c_void, bytes: usize, kind: i32) -> Code {
+    const CALL: &str = "aclrtMemcpy";
+    answer(CALL, |host| {
+        if bytes > room || bytes == 0 || to.is_null() || from.is_null() {
+            return host.refuse(CALL, RT_PARAM_INVALID, format_args!("{bytes} bytes to room for {room}"));
+        }
+        let (device, is_in) = match kind {
+            HOST_TO_DEVICE => (to.cast_const(), true),
+            DEVICE_TO_HOST => (from, false),
+            _ => return host.refuse(CALL, RT_PARAM_INVALID, format_args!("kind {kind}")),
+        };
+        if let Err(code) = host.block(CALL, device, bytes) {
+            return code;
+        }
+        let copied = if is_in {
+            // SAFETY: the caller gives so many bytes of the host's.
+            let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+            host.machine.write(to as u64, bytes)
+        } else {
+            // SAFETY: the caller gives room for so many bytes of the host's.
+            let into = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
+            host.machine.read_into(from as u64, into)
+        };
+        copied.map_or_else(|error| host.refuse(CALL, RT_PARAM_INVALID, error), |()| SUCCESS)
+    })
+}
+
+extern "C" fn memset(at: *mut c_void, room: usize, value: i32, bytes: usize) -> Code {
+    const CALL: &str = "aclrtMemset";
+    answer(CALL, |host| {
+        if bytes > room || bytes == 0 || !(0..256).contains(&value) {
+            return host.refuse(CALL, RT_PARAM_INVALID, format_args!("{bytes} bytes of {value} to room for {room}"));
+        }
+        if let Err(code) = host.block(CALL, at, bytes) {
+            return code;
+        }
+        let written = host.machine.write(at as u64, &vec![value as u8; bytes]);
+        written.map_or_else(|error| host.refuse(CALL, RT_PARAM_INVALID, error), |()| SUCCESS)
+    })
+}
+
+unsafe extern "C" fn create_stream(stream: *mut *mut c_void) -> Code {
+    const CALL: &str = "aclrtCreateStream";
+    answer(CALL, |host| {
+        let device = match host.device(CALL) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        let handle = host.objects.handle();
+        host.objects.streams.insert(handle, device);
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, stream, handle as *mut c_void) }
+    })
+}
+
+extern "C" fn destroy_stream(stream: *mut c_void) -> Code {
+    const CALL: &str = "aclrtDestroyStream";
+    answer(CALL, |host| {
+        let device = match host.stream(CALL, stream) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        if !host.is_idle(device) {
+            return host.refuse(CALL, RT_PARAM_INVALID, "launches of the stream are under way");
+        }
+        host.objects.streams.remove(&(stream as u64));
+        SUCCESS
+    })
+}
+
+unsafe extern "C" fn create_event(event: *mut *mut c_void) -> Code {
+    const CALL: &str = "aclrtCreateEvent";
+    answer(CALL, |host| {
+        let device = match host.device(CALL) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        let handle = host.objects.handle();
+        host.objects.events.insert(handle, (device, None));
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, event, handle as *mut c_void) }
+    })
+}
+
+extern "C" fn destroy_event(event: *mut c_void) -> Code {
+    const CALL: &str = "aclrtDestroyEvent";
+    answer(CALL, |host| match host.objects.events.remove(&(event as u64)) {
+        Some(_) => SUCCESS,
+        None => host.refuse(CALL, RT_INVALID_HANDLE, "no such event"),
+    })
+}
+
+extern "C" fn record_event(event: *mut c_void, stream: *mut c_void) -> Code {
+    const CALL: &str = "aclrtRecordEvent";
+    answer(CALL, |host| {
+        let device = match host.stream(CALL, stream) {
+            Ok(device) => device,
+            Err(code) => return code,
+        };
+        let launches = host.objects.launches[device as usize];
+        match host.objects.events.get_mut(&(event as u64)) {
+            Some((of, place)) if *of == device => *place = Some(Place { device, launches }),
+            _ => return host.refuse(CALL, RT_INVALID_HANDLE, "no such event of the device"),
+        }
+        SUCCESS
+    })
+}
+
+unsafe extern "C" fn query_event(event: *mut c_void, status: *mut i32) -> Code {
+    const CALL: &str = "aclrtQueryEventStatus";
+    answer(CALL, |host| {
+        let place = match host.objects.events.get(&(event as u64)) {
+            Some((_, Some(place))) => *place,
+            Some((_, None)) => return host.refuse(CALL, RT_PARAM_INVALID, "the event was not recorded"),
+            None => return host.refuse(CALL, RT_INVALID_HANDLE, "no such event"),
+        };
+        let come = match host.machine.run_until(TURNS_A_LOOK, place.device, place.launches) {
+            Ok(come) => come,
+            Err(error) => {
+                host.fault.get_or_insert_with(|| error.to_string());
+                return RT_VECTOR_CORE_EXCEPTION;
+            }
+        };
+        if !come && host.machine.has_crashed(place.device) == Ok(true) {
+            return RT_LOST_HEARTBEAT;
+        }
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, status, if come { EVENT_COMPLETE } else { 0 }) }
+    })
+}
+
+unsafe extern "C" fn load_binary(path: *const c_char, options: *const c_void, binary: *mut *mut c_void) -> Code {
+    const CALL: &str = "aclrtBinaryLoadFromFile";
+    answer(CALL, |host| {
+        if let Err(code) = host.device(CALL) {
+            return code;
+        }
+        if path.is_null() || !options.is_null() {
+            return host.refuse(CALL, RT_PARAM_INVALID, "no path, or options");
+        }
+        // SAFETY: the caller gives text that ends with zero.
+        let path = Path::new(std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
+        if path != host.machine.library().path() {
+            return RT_FILE_OPEN;
+        }
+        let handle = host.objects.handle();
+        host.objects.binaries.push(handle);
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, binary, handle as *mut c_void) }
+    })
+}
+
+unsafe extern "C" fn get_function(binary: *mut c_void, name: *const c_char, function: *mut *mut c_void) -> Code {
+    const CALL: &str = "aclrtBinaryGetFunction";
+    answer(CALL, |host| {
+        if !host.objects.binaries.contains(&(binary as u64)) || name.is_null() {
+            return host.refuse(CALL, RT_INVALID_HANDLE, "no such binary, or no name");
+        }
+        // SAFETY: the caller gives text that ends with zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        if !host.machine.library().has_kernel(&name) {
+            return RT_KERNEL_LOOKUP;
+        }
+        let handle = host.objects.handle();
+        host.objects.functions.insert(handle, name);
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, function, handle as *mut c_void) }
+    })
+}
+
+unsafe extern "C" fn init_args(function: *mut c_void, args: *mut *mut c_void) -> Code {
+    const CALL: &str = "aclrtKernelArgsInit";
+    answer(CALL, |host| {
+        let function = function as u64;
+        if !host.objects.functions.contains_key(&function) {
+            return host.refuse(CALL, RT_INVALID_HANDLE, "no such function");
+        }
+        let handle = host.objects.handle();
+        host.objects.args.insert(handle, Args { function, bytes: Vec::new(), is_final: false });
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, args, handle as *mut c_void) }
+    })
+}
+
+unsafe extern "C" fn append_arg(
+    args: *mut c_void,
+    from: *mut c_void,
+    bytes: usize,
+    parameter: *mut *mut c_void,
+) -> Code {
+    const CALL: &str = "aclrtKernelArgsAppend";
+    answer(CALL, |host| {
+        let Some(list) = host.objects.args.get_mut(&(args as u64)).filter(|list| !list.is_final) else {
+            return host.refuse(CALL, RT_INVALID_HANDLE, "no such list of parameters, or one that is final");
+        };
+        if from.is_null() {
+            return host.refuse(CALL, RT_PARAM_INVALID, "no parameter");
+        }
+        // SAFETY: the caller gives so many bytes.
+        list.bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) });
+        let handle = host.objects.handle();
+        // SAFETY: the caller gives a place for it.
+        unsafe { give(host, CALL, parameter, handle as *mut c_void) }
+    })
+}
+
+extern "C" fn finalize_args(args: *mut c_void) -> Code {
+    const CALL: &str = "aclrtKernelArgsFinalize";
+    answer(CALL, |host| match host.objects.args.get_mut(&(args as u64)) {
+        Some(list) if !list.is_final => {
+            list.is_final = true;
+            SUCCESS
+        }
+        _ => host.refuse(CALL, RT_INVALID_HANDLE, "no such list of parameters, or one that is final"),
+    })
+}
+
+unsafe extern "C" fn launch(
+    function: *mut c_void,
+    blocks: u32,
+    stream: *mut c_void,
+    config: *const LaunchConfig,
+    args: *mut c_void,
+    reserved: *mut c_void,
+) -> Code {
+    const CALL: &str = "aclrtLaunchKernelWithConfig";
+    answer(CALL, |host| {
+        code((|| {
+            let device = host.stream(CALL, stream)?;
+            let Some(name) = host.objects.functions.get(&(function as u64)).cloned() else {
+                return Err(host.refuse(CALL, RT_INVALID_HANDLE, "no such function"));
+            };
+            let Some(list) = host.objects.args.remove(&(args as u64)) else {
+                return Err(host.refuse(CALL, RT_INVALID_HANDLE, "no such list of parameters"));
+            };
+            if !list.is_final || list.function != function as u64 || !reserved.is_null() {
+                return Err(host.refuse(
+                    CALL,
+                    RT_PARAM_INVALID,
+                    "a list of parameters that is not final, or of another function",
+                ));
+            }
+            // SAFETY: the caller gives null, or a configuration and as many attributes as it says.
+            let is_batch = unsafe { config.as_ref() }.is_some_and(|config| unsafe {
+                let attributes = std::slice::from_raw_parts(config.attributes, config.count);
+                attributes.iter().any(|attribute| attribute.id == SCHEDULE_MODE && attribute.value[0] == BATCH)
+            });
+            if !is_batch {
+                return Err(host.refuse(
+                    CALL,
+                    RT_PARAM_INVALID,
+                    "blocks that wait for each other are not launched in batch mode",
+                ));
+            }
+            let Ok(at) = <[u8; 8]>::try_from(&list.bytes[..]) else {
+                return Err(host.refuse(CALL, RT_PARAM_INVALID, "parameters that are not one address"));
+            };
+            let at = u64::from_ne_bytes(at);
+            host.block(CALL, at as *const c_void, 8)?;
+            match host.machine.launch(device, &name, blocks, at) {
+                Ok(()) => host.objects.launches[device as usize] += 1,
+                Err(error) => return Err(host.refuse(CALL, RT_PARAM_INVALID, error)),
+            }
+            Ok(())
+        })())
+    })
+}

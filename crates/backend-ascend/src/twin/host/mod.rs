@@ -1,0 +1,163 @@
+//! A host of the twin: the functions of a [`Table`] over a [`Machine`], for the thread that made it.
+//!
+//! Every call is decoded: handles, addresses, lengths and kinds are looked up. What the documents do not allow, and a call in the wrong order,
+//! is refused with the code that they name, and remembered as the *fault* of the host, beside the rules that kernels break
+//! ([`Session::fault`]). A call may be told to fail ([`Session::fail`]). The device is shared by all ranks of the machine, one a rank, and
+//! moves while somebody asks for an event. The clock is the machine's.
+
+mod calls;
+mod objects;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Machine, TwinError};
+use crate::driver::{Code, INVALID_PARAM, Table};
+use objects::Objects;
+
+/// Turns of the scheduler for each look at an event.
+const TURNS_A_LOOK: u64 = 2_000;
+
+thread_local! {
+    static HOST: RefCell<Option<Host>> = const { RefCell::new(None) };
+}
+
+/// What a thread's twin is.
+pub struct Host {
+    machine: Machine,
+    /// What devices call themselves; ends with zero.
+    soc: Vec<u8>,
+    objects: Objects,
+    /// The first call that was wrong, or the rule that a kernel broke.
+    fault: Option<String>,
+    /// By function: calls that may still pass, and the code of the one behind them.
+    failures: BTreeMap<&'static str, (u64, Code)>,
+    calls: BTreeMap<&'static str, u64>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("machine", &self.machine).field("fault", &self.fault).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// Makes a machine the twin of this thread, until the session is dropped. Devices are those of its ranks, and call themselves `soc`.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] where the thread has a twin already.
+    pub fn install(mut machine: Machine, soc: &str) -> Result<Session, TwinError> {
+        machine.isolate();
+        HOST.with_borrow_mut(|host| {
+            if host.is_some() {
+                return Err(TwinError::Invalid("twins of this thread is 1, allowed: one at a time".to_owned()));
+            }
+            let objects = Objects::new(machine.ranks());
+            let soc = [soc.as_bytes(), &[0]].concat();
+            *host =
+                Some(Self { machine, soc, objects, fault: None, failures: BTreeMap::new(), calls: BTreeMap::new() });
+            Ok(Session { _here: std::marker::PhantomData })
+        })
+    }
+
+    /// Notes what was wrong with a call, and answers it.
+    fn refuse(&mut self, call: &'static str, code: Code, what: impl fmt::Display) -> Code {
+        self.fault.get_or_insert_with(|| format!("calls: {call}: {what}"));
+        code
+    }
+
+    /// The code of a failure that is due.
+    fn due(&mut self, call: &'static str) -> Option<Code> {
+        *self.calls.entry(call).or_default() += 1;
+        let (left, code) = self.failures.get_mut(call)?;
+        if *left > 0 {
+            *left -= 1;
+            return None;
+        }
+        let code = *code;
+        self.failures.remove(call);
+        Some(code)
+    }
+}
+
+/// Answers a call of the thread that has a twin. `answer` gives the code.
+fn answer(call: &'static str, answer: impl FnOnce(&mut Host) -> Code) -> Code {
+    // What outlives a thread's twin is answered, too.
+    let answered = HOST.try_with(|host| {
+        let Ok(mut host) = host.try_borrow_mut() else { return INVALID_PARAM };
+        let Some(host) = &mut *host else { return INVALID_PARAM };
+        match host.due(call) {
+            Some(code) => code,
+            None => answer(host),
+        }
+    });
+    answered.unwrap_or(INVALID_PARAM)
+}
+
+/// The twin of a thread. All that was made of it should be gone before.
+#[derive(Debug)]
+pub struct Session {
+    /// It is the thread's.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+impl Session {
+    fn with<T>(&self, what: impl FnOnce(&mut Host) -> T) -> T {
+        HOST.with_borrow_mut(|host| match host {
+            Some(host) => what(host),
+            None => unreachable!("a session lasts as long as its host"),
+        })
+    }
+
+    /// The functions that drive it.
+    pub const fn table(&self) -> Table {
+        calls::TABLE
+    }
+
+    /// The first call that was wrong, or the rule that a kernel broke; none where there was none.
+    pub fn fault(&self) -> Option<String> {
+        self.with(|host| host.fault.clone())
+    }
+
+    /// Lets a function fail with a code, after so many calls of it that pass.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a function that the table does not have.
+    pub fn fail(&self, function: &str, after: u64, code: i32) -> Result<(), TwinError> {
+        let known = self.table().functions().into_iter().find(|(name, _)| *name == function);
+        let (name, _) =
+            known.ok_or_else(|| TwinError::Invalid(format!("function is {function}, allowed: one of the table")))?;
+        self.with(|host| host.failures.insert(name, (after, code)));
+        Ok(())
+    }
+
+    /// Calls of a function so far.
+    pub fn calls(&self, function: &str) -> u64 {
+        self.with(|host| host.calls.get(function).copied().unwrap_or(0))
+    }
+
+    /// What was made and not given back: blocks of memory, streams, events.
+    pub fn left(&self) -> [usize; 3] {
+        self.with(|host| host.objects.left())
+    }
+
+    /// What may befall a rank, on the machine.
+    ///
+    /// # Errors
+    /// Those of the machine.
+    pub fn befall(&self, what: impl FnOnce(&mut Machine) -> Result<(), TwinError>) -> Result<(), TwinError> {
+        self.with(|host| what(&mut host.machine))
+    }
+
+    /// Whether a rank's cores have stopped for ever.
+    pub fn has_crashed(&self, rank: u32) -> bool {
+        self.with(|host| host.machine.has_crashed(rank).unwrap_or(false))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        HOST.with_borrow_mut(|host| *host = None);
+    }
+}

@@ -1,0 +1,79 @@
+//! What the twin's host has handed out, by handle.
+
+use std::collections::BTreeMap;
+
+/// A block of device memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) device: u32,
+    pub(super) bytes: u64,
+}
+
+/// A place in a stream: so many launches of its device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) device: u32,
+    pub(super) launches: u64,
+}
+
+/// Parameters of a kernel.
+#[derive(Clone, Debug)]
+pub(super) struct Args {
+    pub(super) function: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) is_final: bool,
+}
+
+/// All of it. Handles are numbers that count up, from a place where nothing of the host lies.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) is_initialised: bool,
+    /// The thread's device.
+    pub(super) device: Option<u32>,
+    /// By address.
+    pub(super) memory: BTreeMap<u64, Block>,
+    /// By handle: the device.
+    pub(super) streams: BTreeMap<u64, u32>,
+    pub(super) events: BTreeMap<u64, (u32, Option<Place>)>,
+    pub(super) binaries: Vec<u64>,
+    /// By handle: the kernel's name.
+    pub(super) functions: BTreeMap<u64, String>,
+    pub(super) args: BTreeMap<u64, Args>,
+    /// `[devices]`: launches so far.
+    pub(super) launches: Vec<u64>,
+    next: u64,
+}
+
+impl Objects {
+    pub(super) fn new(devices: u32) -> Self {
+        Self {
+            is_initialised: false,
+            device: None,
+            memory: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            binaries: Vec::new(),
+            functions: BTreeMap::new(),
+            args: BTreeMap::new(),
+            launches: vec![0; devices as usize],
+            next: 0x7a00_0000_0000,
+        }
+    }
+
+    /// A new handle.
+    pub(super) const fn handle(&mut self) -> u64 {
+        self.next += 64;
+        self.next
+    }
+
+    /// The block that some bytes lie in.
+    pub(super) fn block(&self, at: u64, bytes: u64) -> Option<Block> {
+        let (start, block) = self.memory.range(..=at).next_back()?;
+        let offset = at - start;
+        (offset <= block.bytes && bytes <= block.bytes - offset).then_some(*block)
+    }
+
+    pub(super) fn left(&self) -> [usize; 3] {
+        [self.memory.len(), self.streams.len(), self.events.len()]
+    }
+}

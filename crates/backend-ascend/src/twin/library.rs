@@ -1,0 +1,177 @@
+//! Kernels and twin, compiled into one library.
+
+use std::env;
+use std::ffi::{CStr, c_char, c_void};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use libloading::Library as Loaded;
+use tempfile::TempDir;
+
+use super::TwinError;
+
+/// A kernel as the twin calls it: with the address of its parameters.
+pub(super) type Kernel = unsafe extern "C" fn(*mut u8);
+
+const TWIN: [(&str, &str); 6] = [
+    ("machine.h", include_str!("../../twin/machine.h")),
+    ("kernel_operator.h", include_str!("../../twin/kernel_operator.h")),
+    ("copies.h", include_str!("../../twin/copies.h")),
+    ("vectors.h", include_str!("../../twin/vectors.h")),
+    ("machine.cpp", include_str!("../../twin/machine.cpp")),
+    ("core.cpp", include_str!("../../twin/core.cpp")),
+];
+
+/// Of the twin's C interface.
+#[derive(Debug)]
+pub(super) struct Functions {
+    pub(super) new: unsafe extern "C" fn(u64, u32, u32) -> *mut c_void,
+    pub(super) free: unsafe extern "C" fn(*mut c_void),
+    pub(super) alloc: unsafe extern "C" fn(*mut c_void, u32, u64, u32) -> u64,
+    pub(super) write: unsafe extern "C" fn(*mut c_void, u64, *const u8, u64) -> i32,
+    pub(super) read: unsafe extern "C" fn(*mut c_void, u64, *mut u8, u64) -> i32,
+    pub(super) launch: unsafe extern "C" fn(*mut c_void, u32, Kernel, u32, u64),
+    pub(super) run: unsafe extern "C" fn(*mut c_void, u64) -> i32,
+    pub(super) run_until: unsafe extern "C" fn(*mut c_void, u64, u32, u64) -> i32,
+    pub(super) launches_ended: unsafe extern "C" fn(*const c_void, u32) -> u64,
+    pub(super) release: unsafe extern "C" fn(*mut c_void, u64) -> i32,
+    pub(super) isolate: unsafe extern "C" fn(*mut c_void),
+    pub(super) open: unsafe extern "C" fn(*mut c_void, u32, u32),
+    pub(super) crash: unsafe extern "C" fn(*mut c_void, u32, u64),
+    pub(super) has_crashed: unsafe extern "C" fn(*const c_void, u32) -> i32,
+    pub(super) starve: unsafe extern "C" fn(*mut c_void, u32),
+    fault: unsafe extern "C" fn(*const c_void) -> *const c_char,
+    pub(super) cycles: unsafe extern "C" fn(*const c_void) -> u64,
+    pub(super) history: unsafe extern "C" fn(*const c_void) -> u64,
+    has: unsafe extern "C" fn(*const c_void) -> i32,
+}
+
+/// A library of kernels and the twin that they run on.
+#[derive(Clone, Debug)]
+pub struct Library(Arc<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    functions: Functions,
+    loaded: Loaded,
+    folder: TempDir,
+}
+
+impl Library {
+    /// Compiles kernels with the twin, and loads them. `headers` and `sources` are files by name; `defines` are macros for all of them, as
+    /// `EP_TEST` is for kernels with planted faults.
+    ///
+    /// # Errors
+    /// [`TwinError::Compiler`] with what the compiler says, [`TwinError::Library`] where its result cannot be loaded.
+    pub fn build(headers: &[(&str, String)], sources: &[(&str, &str)], defines: &[&str]) -> Result<Self, TwinError> {
+        let compiler = compiler()?;
+        let problem = |error: std::io::Error| TwinError::Library(error.to_string());
+        let folder = tempfile::tempdir().map_err(problem)?;
+        for (name, text) in
+            headers.iter().map(|(name, text)| (*name, &text[..])).chain(TWIN).chain(sources.iter().copied())
+        {
+            fs::write(folder.path().join(name), text).map_err(problem)?;
+        }
+        let mut command = Command::new(&compiler);
+        command.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]);
+        // Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
+        command.args(["-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-clobbered"]);
+        command.args(defines.iter().map(|define| format!("-D{define}")));
+        command.args(["-o", "twin.so", "machine.cpp", "core.cpp"]).args(sources.iter().map(|(name, _)| name));
+        let said = command.arg("-ldl").current_dir(folder.path()).output();
+        let said = said.map_err(|error| TwinError::Compiler(format!("{compiler}: {error}")))?;
+        if !said.status.success() {
+            return Err(TwinError::Compiler(format!("{compiler}: {}", String::from_utf8_lossy(&said.stderr))));
+        }
+        Self::load(folder)
+    }
+
+    fn load(folder: TempDir) -> Result<Self, TwinError> {
+        let problem = |error: libloading::Error| TwinError::Library(error.to_string());
+        // SAFETY: the library was compiled from the twin's and the kernels' text just now; nothing in it runs when it is loaded.
+        let loaded = unsafe { Loaded::new(folder.path().join("twin.so")) }.map_err(problem)?;
+        macro_rules! function {
+            ($name:literal) => {
+                // SAFETY: machine.cpp defines this function with these parameters. The pointer is kept beside the library, which outlives it.
+                *unsafe { loaded.get($name) }.map_err(problem)?
+            };
+        }
+        let functions = Functions {
+            new: function!(b"twin_new"),
+            free: function!(b"twin_free"),
+            alloc: function!(b"twin_alloc"),
+            write: function!(b"twin_write"),
+            read: function!(b"twin_read"),
+            launch: function!(b"twin_launch"),
+            run: function!(b"twin_run"),
+            run_until: function!(b"twin_run_until"),
+            launches_ended: function!(b"twin_launches_ended"),
+            release: function!(b"twin_release"),
+            isolate: function!(b"twin_isolate"),
+            open: function!(b"twin_open"),
+            crash: function!(b"twin_crash"),
+            has_crashed: function!(b"twin_has_crashed"),
+            starve: function!(b"twin_starve"),
+            fault: function!(b"twin_fault"),
+            cycles: function!(b"twin_cycles"),
+            history: function!(b"twin_history"),
+            has: function!(b"twin_has"),
+        };
+        Ok(Self(Arc::new(Parts { functions, loaded, folder })))
+    }
+
+    /// The compiler that it takes: `$CXX`, or what systems usually have.
+    ///
+    /// # Errors
+    /// [`TwinError::Compiler`] where there is none.
+    pub fn compiler() -> Result<String, TwinError> {
+        compiler()
+    }
+
+    /// Where the library lies: the file that a host loads kernels from.
+    pub fn path(&self) -> PathBuf {
+        self.0.folder.path().join("twin.so")
+    }
+
+    pub(super) fn functions(&self) -> &Functions {
+        &self.0.functions
+    }
+
+    /// The kernel of this name.
+    pub(super) fn kernel(&self, name: &str) -> Result<Kernel, TwinError> {
+        let refused = || TwinError::Invalid(format!("kernel is {name}, allowed: a kernel of the library"));
+        if name.starts_with("twin_") {
+            return Err(refused());
+        }
+        // SAFETY: only the address is taken here.
+        let found = unsafe { self.0.loaded.get::<Kernel>(name.as_bytes()) }.map_err(|_| refused())?;
+        // SAFETY: the function looks up whose code lies at the address, and does not call it.
+        let own = unsafe { (self.functions().has)(*found as *const c_void) };
+        // The library exports kernels, which take one address, and the twin's own functions, which were refused.
+        if own == 0 { Err(refused()) } else { Ok(*found) }
+    }
+
+    /// Whether it has a kernel of this name.
+    pub fn has_kernel(&self, name: &str) -> bool {
+        self.kernel(name).is_ok()
+    }
+
+    /// The fault of a machine.
+    ///
+    /// # Safety
+    /// `machine` was made by this library and not freed.
+    pub(super) unsafe fn fault(&self, machine: *const c_void) -> String {
+        // SAFETY: the machine is one of the library's, by the caller's word. The text lives as long as the machine, and is copied.
+        unsafe { CStr::from_ptr((self.functions().fault)(machine)) }.to_string_lossy().into_owned()
+    }
+}
+
+/// The first C++ compiler that runs: `$CXX`, or what systems usually have.
+fn compiler() -> Result<String, TwinError> {
+    let named = env::var("CXX").ok();
+    let usual = ["g++", "clang++", "c++"].map(String::from);
+    let found = named.into_iter().chain(usual).find(|name| Command::new(name).arg("--version").output().is_ok());
+    found.ok_or_else(|| TwinError::Compiler("none was found".to_owned()))
+}

@@ -1,0 +1,124 @@
+//! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread.
+//!
+//! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
+
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+
+use ep_ascend::twin::{Host, Library, Machine};
+use ep_ascend::{AscendEndpoint, Cluster, Roles};
+use ep_conformance::script::{Script, Seen};
+use ep_conformance::{Backend, Requirement, Setup, Travels};
+use ep_core::Endpoint as _;
+use ep_core::incident::Incident;
+
+/// Seeds of a case, where `EP_SEEDS` does not say.
+const SEEDS: u64 = 2;
+
+/// Ranks on the twin.
+struct Twin {
+    library: Library,
+    seeds: u64,
+}
+
+impl Twin {
+    fn new() -> Self {
+        let library = Library::build(&ep_ascend::headers(), &ep_ascend::sources(), &[]);
+        let wanted = std::env::var("EP_SEEDS").ok().map(|seeds| seeds.parse().expect("EP_SEEDS is a number of seeds"));
+        Self { library: library.unwrap_or_else(|error| panic!("{error}")), seeds: wanted.unwrap_or(SEEDS) }
+    }
+
+    /// Few cores a rank, and every seed other ones.
+    fn roles(seed: u64) -> Roles {
+        let of = |at: u64| 1 + (seed / at % 3) as u32;
+        Roles { senders: of(1), coordinators: 1, forwarders: 0, forwarder_coordinators: 0, receivers: of(3) }
+    }
+}
+
+/// Does a rank's work to its end, or until the rank crashes: none then.
+async fn befall<T>(work: impl Future<Output = T>, has_crashed: impl Fn() -> bool) -> Option<T> {
+    let mut work = Box::pin(work);
+    poll_fn(|context| match work.as_mut().poll(context) {
+        _ if has_crashed() => Poll::Ready(None),
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
+}
+
+impl Backend for Twin {
+    type Endpoint = AscendEndpoint;
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        match what {
+            Requirement::Nodes => Some("one server; there is no way between servers yet"),
+            Requirement::Coordinators => Some("one server has no lanes between nodes"),
+            Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
+            Requirement::LowLatency => Some("there are no kernels of low latency yet"),
+            Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
+            Requirement::Suspensions => {
+                Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
+            }
+            Requirement::Incidents => Some("lost and late messages would take billions of turns to be noticed"),
+            Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
+            Requirement::Departures | Requirement::ManyRanks => None,
+        }
+    }
+
+    fn campaign(&self) -> u32 {
+        24
+    }
+
+    fn seeds(&self, most: u64) -> u64 {
+        most.min(self.seeds)
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Travels,
+        F: AsyncFn(AscendEndpoint) -> T + Send + Sync,
+    {
+        let ranks = setup.topology.ranks();
+        let machine = Machine::new(&self.library, setup.seed, ranks, ranks).map_err(|error| error.to_string())?;
+        let session = Host::install(machine, "Ascend910B1").map_err(|error| error.to_string())?;
+        let mut crashes = false;
+        for incident in &setup.incidents {
+            let befalls = session.befall(|machine| match *incident {
+                Incident::Crash { rank, after, .. } => machine.crash(rank.0, after),
+                Incident::Starve { rank } => machine.starve(rank.0),
+                // It leaves when its endpoint is dropped.
+                Incident::Exit { .. } => Ok(()),
+                Incident::Delay { .. } | Incident::LoseLane { .. } | Incident::Suspend { .. } => {
+                    unreachable!("no case asks for what is lacking")
+                }
+            });
+            befalls.map_err(|error| error.to_string())?;
+            crashes |= matches!(incident, Incident::Crash { .. });
+        }
+        let builder = Cluster::builder(setup.topology, self.library.path()).settings(setup.settings);
+        let cluster = builder.roles(Self::roles(setup.seed)).build(&session.table(), setup.shape);
+        let ran = cluster.map(|cluster| {
+            cluster.run(async |endpoint| {
+                let rank = endpoint.rank();
+                befall(user(endpoint), || session.has_crashed(rank.0)).await
+            })
+        });
+        let again = |what: String| format!("{what} (seed {})", setup.seed);
+        if let Some(fault) = session.fault() {
+            return Err(again(format!("the twin: {fault}")));
+        }
+        let ran = ran.map_err(|error| again(error.to_string()))?;
+        // Of a rank that has crashed nothing is given back.
+        match session.left() {
+            [0, 0, 0] => Ok(ran),
+            _ if crashes => Ok(ran),
+            left => Err(again(format!("blocks of memory, streams, events left: {left:?}"))),
+        }
+    }
+
+    fn probe(&self, _setup: &Setup, _scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        Err("there is no kernel that executes scripts of verbs yet".to_owned())
+    }
+}
+
+ep_conformance::suite!(Twin::new());

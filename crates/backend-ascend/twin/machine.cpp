@@ -1,0 +1,191 @@
+/* machine.cpp: the scheduler and global memory. */
+#include "machine.h"
+
+#include <algorithm>
+
+#include <dlfcn.h>
+
+namespace twin {
+
+namespace {
+/* Device addresses are nobody's on the host: what goes past the API ends the process. */
+constexpr uint64_t kFirstAddress = 0x12c0ull << 48;
+constexpr uint64_t kGap = 1 << 20;
+constexpr uint64_t kTurnsOfAMood = 4096;
+/* Turns in a row in which no core could move. */
+constexpr uint64_t kStuck = 50000;
+}  // namespace
+
+Machine::Machine(uint64_t seed, uint32_t ranks, uint32_t group)
+    : random(seed), gives_way(1 + (uint32_t)random.below(4)), group_(group), opened_(ranks, std::vector<bool>(ranks)), copies_left_(ranks),
+      crashed_(ranks), fallen_(ranks), slow_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks) {}
+
+uint64_t Machine::alloc(uint32_t rank, uint64_t bytes, Reach reach) {
+    const uint64_t padded = (bytes + kLine - 1) / kLine * kLine, at = next_address_;
+    Region region{rank, bytes, reach, std::make_unique<unsigned char[]>(padded + 1)};
+    random.fill(region.memory.get(), padded);
+    regions_.emplace(at, std::move(region));
+    next_address_ += (padded + kGap) / kGap * kGap + kGap;
+    return at;
+}
+
+bool Machine::release(uint64_t at) {
+    const auto found = regions_.find(at);
+    if (found == regions_.end()) return false;
+    if (found->second.given_back) return false;
+    found->second.given_back = true;
+    if (is_idle())
+        for (auto region = regions_.begin(); region != regions_.end(); )
+            region = region->second.given_back ? regions_.erase(region) : std::next(region);
+    return true;
+}
+
+bool Machine::is_idle() const {
+    return std::all_of(running_.begin(), running_.end(), [](const auto& cores) { return cores.empty(); });
+}
+
+unsigned char* Machine::host(uint64_t at, uint64_t bytes) {
+    auto found = regions_.upper_bound(at);
+    if (found == regions_.begin()) return nullptr;
+    --found;
+    const uint64_t offset = at - found->first, size = found->second.bytes;
+    if (found->second.given_back || offset > size || bytes > size - offset) return nullptr;
+    return found->second.memory.get() + offset;
+}
+
+unsigned char* Machine::reach(Core& core, const char* call, uint64_t at, uint64_t bytes, bool writes) {
+    (void)call;
+    auto found = regions_.upper_bound(at);
+    if (found == regions_.begin()) core.fault("bounds", "global memory %#llx has no owner", (unsigned long long)at);
+    --found;
+    Region& region = found->second;
+    const uint64_t offset = at - found->first;
+    if (region.given_back) core.fault("bounds", "memory of rank %u that was given back", region.rank);
+    if (offset > region.bytes || bytes > region.bytes - offset)
+        core.fault("bounds", "bytes %llu to %llu of a region of %llu of rank %u", (unsigned long long)offset,
+                   (unsigned long long)(offset + bytes), (unsigned long long)region.bytes, region.rank);
+    if (isolated_ && region.rank != core.rank && !opened_[core.rank][region.rank])
+        core.fault("reach", "memory of rank %u, whose device was not opened to this one", region.rank);
+    const bool same_group = region.rank / group_ == core.rank / group_;
+    if (region.rank != core.rank && (region.reach != Reach::kGroup || !same_group))
+        core.fault("reach", "memory of rank %u, which is %s", region.rank, same_group ? "no window" : "of another group");
+    if (writes && region.reach == Reach::kReadOnly) core.fault("reach", "a write to memory that is only read");
+    return region.memory.get() + offset;
+}
+
+void Machine::launch(uint32_t rank, Launch launch) { streams_[rank].push_back(launch); }
+
+void Machine::start_next(uint32_t rank) {
+    if (!running_[rank].empty() || streams_[rank].empty()) return;
+    const Launch next = streams_[rank].front();
+    streams_[rank].pop_front();
+    for (uint32_t number = 0; number < next.blocks; ++number)
+        running_[rank].push_back(std::make_unique<Core>(*this, rank, number, next.blocks, next.kernel, next.args));
+}
+
+bool Machine::copies(uint32_t rank) {
+    if (copies_left_[rank] != 0 && --copies_left_[rank] == 0) crashed_[rank] = true;
+    return !crashed_[rank];
+}
+
+void Machine::fall(uint32_t rank) {
+    fallen_[rank] = true;
+    for (auto& core : running_[rank]) core->stop();
+    running_[rank].clear();
+    streams_[rank].clear();
+}
+
+int Machine::run(uint64_t turns) { return run_until(turns, 0, ~0ull); }
+
+int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
+    for (uint64_t turn = 0; turn < turns; ++turn) {
+        if (faulty()) return 1;
+        if (launches_ended_[awaited] >= launches) return 0;
+        busy_.clear();
+        for (uint32_t rank = 0; rank < running_.size(); ++rank) {
+            start_next(rank);
+            if (!running_[rank].empty()) busy_.push_back(rank);
+        }
+        if (busy_.empty()) return 0;
+        ++cycles;
+        if (cycles >= starved_until_) {
+            /* A mood: some rank or core is slow for a while. */
+            starved_until_ = cycles + 1 + random.below(kTurnsOfAMood);
+            starved_rank_ = random.once_in(2) ? (uint32_t)random.below(running_.size()) : ~0u;
+            starved_core_ = random.once_in(2) ? (uint32_t)random.below(kCores) : ~0u;
+        }
+        const uint32_t rank = busy_[random.below(busy_.size())];
+        if (rank == starved_rank_ && !random.once_in(16)) continue;
+        if (slow_[rank] && !random.once_in(64)) continue;
+        auto& cores = running_[rank];
+        const std::size_t index = random.below(cores.size());
+        Core& core = *cores[index];
+        if (core.number == starved_core_ && !random.once_in(16)) continue;
+        history = (history ^ ((uint64_t)rank << 32 | core.number)) * 0x100000001b3ull;
+        if (core.step()) stuck_ = 0;
+        else if (++stuck_ > kStuck) broken(&core, "the scheduler", "hang", "nothing can move any more: a flag that is waited for is never set");
+        if (crashed_[rank] && !fallen_[rank]) {
+            fall(rank);
+            continue;
+        }
+        if (core.ended()) cores.erase(cores.begin() + (std::ptrdiff_t)index);
+        if (cores.empty()) ++launches_ended_[rank];
+    }
+    return faulty() ? 1 : 2;
+}
+
+void Machine::broken(const Core* core, const char* call, const char* rule, const char* text) {
+    if (faulty()) return;
+    char where[96];
+    std::snprintf(where, sizeof where, " (rank %u, core %u, cycle %llu)", core->rank, core->number, (unsigned long long)cycles);
+    fault_ = std::string(rule) + ": " + call + ": " + text + where;
+}
+
+}  // namespace twin
+
+/* ---- for the host: what the library exports beside the kernels ---- */
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+/* Whether this library has the function: one of a library that it uses is no kernel. */
+int twin_has(const void* function) {
+    Dl_info here, there;
+    return dladdr((const void*)&twin_has, &here) && dladdr(function, &there) && here.dli_fbase == there.dli_fbase;
+}
+
+twin::Machine* twin_new(uint64_t seed, uint32_t ranks, uint32_t group) { return new twin::Machine(seed, ranks, group); }
+void twin_free(twin::Machine* machine) { delete machine; }
+uint64_t twin_alloc(twin::Machine* machine, uint32_t rank, uint64_t bytes, uint32_t reach) {
+    return machine->alloc(rank, bytes, (twin::Reach)reach);
+}
+int twin_write(twin::Machine* machine, uint64_t at, const void* from, uint64_t bytes) {
+    unsigned char* to = machine->host(at, bytes);
+    if (!to) return 1;
+    std::memcpy(to, from, bytes);
+    return 0;
+}
+int twin_read(twin::Machine* machine, uint64_t at, void* into, uint64_t bytes) {
+    const unsigned char* from = machine->host(at, bytes);
+    if (!from) return 1;
+    std::memcpy(into, from, bytes);
+    return 0;
+}
+void twin_launch(twin::Machine* machine, uint32_t rank, twin::Kernel kernel, uint32_t blocks, uint64_t args) {
+    machine->launch(rank, twin::Launch{kernel, blocks, args});
+}
+int twin_run(twin::Machine* machine, uint64_t turns) { return machine->run(turns); }
+int twin_run_until(twin::Machine* machine, uint64_t turns, uint32_t rank, uint64_t launches) { return machine->run_until(turns, rank, launches); }
+uint64_t twin_launches_ended(const twin::Machine* machine, uint32_t rank) { return machine->launches_ended(rank); }
+int twin_release(twin::Machine* machine, uint64_t at) { return machine->release(at) ? 0 : 1; }
+void twin_isolate(twin::Machine* machine) { machine->isolate(); }
+void twin_open(twin::Machine* machine, uint32_t from, uint32_t to) { machine->open(from, to); }
+void twin_crash(twin::Machine* machine, uint32_t rank, uint64_t copies) { machine->crash(rank, copies); }
+int twin_has_crashed(const twin::Machine* machine, uint32_t rank) { return machine->has_crashed(rank); }
+void twin_starve(twin::Machine* machine, uint32_t rank) { machine->starve(rank); }
+const char* twin_fault(const twin::Machine* machine) { return machine->fault().c_str(); }
+uint64_t twin_cycles(const twin::Machine* machine) { return machine->cycles; }
+uint64_t twin_history(const twin::Machine* machine) { return machine->history; }
+
+}
+#pragma GCC visibility pop

@@ -1,0 +1,116 @@
+/*
+ * ep_probe_kernel: executes scripts of verbs, so that the rules of the machine contract are tested with the very primitives that
+ * the other kernels move rows with.
+ *
+ *   launch   a block of 256 threads for each script of the rank, co-resident with those of the other ranks (cooperative)
+ *   memory   windows; the steps, what they saw and what reads copied in memory of the own GPU
+ *   rules    a put is made of bulk stores where the architecture has them and the places permit, else of plain stores; a publish
+ *            waits for their completion. A step that fails does not end the script
+ */
+#include "ep_bulk.h"
+#include "ep_wait.h"
+
+#define EP_PROBE_STAGE 4096u
+
+EP_DEV bool ep_inside(const EpRank& r, ep_u64 at, ep_u64 len) {
+    return at <= r.w.window_bytes && len <= r.w.window_bytes - at;
+}
+
+EP_DEV void ep_copy_bytes(ep_u8* to, EpAt from, ep_u64 len) {
+    for (ep_u64 i = threadIdx.x; i < len; i += blockDim.x) *(volatile ep_u8*)(to + i) = ep_get1(from + i);
+}
+EP_DEV void ep_put_bytes(EpAt to, const ep_u8* from, ep_u64 len) {
+    for (ep_u64 i = threadIdx.x; i < len; i += blockDim.x) ep_put1(to + i, *(const volatile ep_u8*)(from + i));
+}
+
+/* The own bytes to the peer, where `offset` of its window is. */
+EP_DEV void ep_put(EpAt to, ep_u64 offset, const ep_u8* from, ep_u64 len, ep_u8* stage) {
+    if ((offset | (ep_u64)from) % 16 != 0) {
+        ep_put_bytes(to, from, len);
+        return;
+    }
+    const ep_u64 whole = len / 16 * 16;
+#if __CUDA_ARCH__ >= 900
+    for (ep_u64 begin = 0; begin < whole; begin += EP_PROBE_STAGE) {
+        const ep_u32 bytes = (ep_u32)(whole - begin < EP_PROBE_STAGE ? whole - begin : EP_PROBE_STAGE);
+        /* The stage is free again when the thread that stores from it says so. */
+        if (threadIdx.x == 0) ep_bulk_wait_read<0>();
+        __syncthreads();
+        for (ep_u32 at = threadIdx.x * 16; at < bytes; at += blockDim.x * 16)
+            ep_st16(stage + at, ep_ld16_put(from + begin + at));
+        ep_fence_bulk();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            ep_put_bulk(to + begin, stage, bytes);
+            ep_bulk_commit();
+        }
+    }
+#else
+    for (ep_u64 at = threadIdx.x * 16; at < whole; at += blockDim.x * 16) ep_put16(to + at, ep_ld16_put(from + at));
+#endif
+    ep_put_bytes(to + whole, from + whole, len - whole);
+}
+
+EP_DEV void ep_complete_puts() {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) ep_bulk_wait_all();
+#endif
+    __syncthreads();
+}
+
+EP_DEV EpSaw ep_wait_probe(const EpRank& r, const EpStep& step, ep_u64 deadline) {
+    const ep_u64 since = ep_now();
+    ep_verb(r, step.lane << 16 | step.peer, step.value);
+    for (;;) {
+        /* Looked at first: what was published before counts. */
+        const bool gone = ep_is_gone(r, step.peer);
+        const ep_u64 seen = ep_peek(r, step.peer, step.lane, EP_COUNTER_PROBE), now = ep_now();
+        if (seen >= step.value) return EpSaw{EP_SAW_DONE, seen, now - since};
+        if (gone) return EpSaw{EP_SAW_GONE, seen, now - since};
+        if (now >= deadline || ep_crashed(r)) return EpSaw{EP_SAW_TIMEOUT, seen, now - since};
+    }
+}
+
+EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, ep_u64 deadline, ep_u8* stage) {
+    EpSaw saw = {EP_SAW_DONE, 0, 0};
+    const bool reads = step.verb == EP_VERB_READ || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
+    const bool writes = step.verb == EP_VERB_WRITE || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
+    if (reads && !ep_inside(r, step.from, step.len)) return EpSaw{EP_SAW_OUTSIDE_FROM, 0, 0};
+    if (writes && !ep_inside(r, step.to, step.len)) return EpSaw{EP_SAW_OUTSIDE_TO, 0, 0};
+    ep_u8* own = ep_own(r);
+    switch (step.verb) {
+        case EP_VERB_WRITE:
+            for (ep_u64 i = threadIdx.x; i < step.len; i += blockDim.x)
+                *(volatile ep_u8*)(own + step.to + i) = (ep_u8)step.fill;
+            break;
+        case EP_VERB_READ: ep_copy_bytes((ep_u8*)step.out, ep_at(r, r.me, step.from), step.len); break;
+        case EP_VERB_PUT: ep_put(ep_at(r, step.peer, step.to), step.to, own + step.from, step.len, stage); break;
+        case EP_VERB_GET: ep_copy_bytes(own + step.to, ep_at(r, step.peer, step.from), step.len); break;
+        case EP_VERB_PUBLISH:
+            ep_complete_puts();
+            if (threadIdx.x == 0) {
+                ep_fence_sys();
+                ep_publish(r, step.peer, step.lane, EP_COUNTER_PROBE, step.value);
+            }
+            break;
+        case EP_VERB_WAIT:
+            if (threadIdx.x == 0) saw = ep_wait_probe(r, step, deadline);
+            break;
+        case EP_VERB_PEEK: saw.value = ep_peek(r, step.peer, step.lane, EP_COUNTER_PROBE); break;
+        default: ep_complete_puts(); break;
+    }
+    return saw;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) ep_probe_kernel(const __grid_constant__ EpRank r,
+                                                                     const __grid_constant__ EpProbeArgs a) {
+    __shared__ __align__(128) ep_u8 stage[EP_PROBE_STAGE];
+    const ep_u32* first_of = (const ep_u32*)a.first_of;
+    const ep_u64 deadline = ep_now() + ((const ep_u64*)a.allowed)[blockIdx.x];
+    for (ep_u32 at = first_of[blockIdx.x]; at < first_of[blockIdx.x + 1]; ++at) {
+        const EpSaw saw = ep_take_step(r, ((const EpStep*)a.steps)[at], deadline, stage);
+        if (threadIdx.x == 0) ((EpSaw*)a.saw)[at] = saw;
+        __syncthreads();
+    }
+    ep_complete_puts();
+}

@@ -1,0 +1,73 @@
+/*
+ * ep_low_latency::dispatch: low-latency dispatch. Each token goes once to every rank that holds one of its experts, into a fixed
+ * slot there; the receiver spreads it to its experts.
+ *
+ *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
+ *   memory   slots, headers and cells of the windows (ep_layout.h, ep_low.h); shared: one row as it travels; counts; the rows of a batch
+ *   send     block b makes the rows of tokens b, b + blocks, ...: quantised once, stored to the token's slot at each of its ranks with
+ *            16 bytes a thread, and announced one by one. The last block finds the rows' order at each rank and sends all headers ahead
+ *   receive  every block waits for all headers and counts, over the rows before its share, those of each local expert: this gives
+ *            its rows' places, packed by expert in order of source and token. Then it waits for its rows and copies them. The last
+ *            block counts all rows for the user instead
+ *   rules    ep_low.h. Slots and headers are read after the acquire of their cell and a barrier, by loads that are coherent
+ */
+#include "ep_low_end.h"
+#include "ep_low_receive.h"
+#include "ep_low_send.h"
+
+namespace ep_low_latency {
+/* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::dispatch. */
+__global__ void __launch_bounds__(EP_LOW_THREADS, 1)
+    dispatch(const __grid_constant__ EpRank r, const __grid_constant__ EpLowDispatchArgs a) {
+    const ep_u64 began = ep_now();
+    /* Loads that wait for nothing come first. */
+    const EpLowNow now = ep_low_now(r);
+    const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
+    EpLowAhead ahead;
+    if (sends) ahead = ep_low_begin(r, a);
+    ep_low_bring_windows(r);
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
+    const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
+    const bool tries = sends || now.late(op);
+    const EpLowReceiver s = ep_low_receiver(r);
+    bool refused = false;
+    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, ahead, began);
+    if (receives && !refused) {
+        __syncthreads();
+        const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
+        if (ep_low_await_all(r, s, op, began)) {
+            if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
+            if (blockIdx.x + 1 == gridDim.x) ep_low_count_all(r, a, s, op);
+        }
+    }
+    /* The last block has written what was routed, and the experts' counts. */
+    const ep_u32 last = ep_low_last_block(r, blockIdx.x + 1 == gridDim.x);
+    if (last == EP_LOW_NOT_LAST) return;
+#ifdef EP_TEST
+    if (receives && !refused && !ep_low_failed(r))
+        EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
+            ep_u32 source;
+            const ep_u8* header = ep_low_header(r, s, op, row, &source);
+            const ep_u32 token = (ep_u32)ep_ld16_put(header).y;
+            __syncwarp();
+            ep_poison(r, ep_low_own(r) + ep_low_row(r.w, op, source, token), (ep_u32)r.w.wire_bytes);
+            ep_poison(r, header, (ep_u32)r.w.header_bytes);
+        }
+#endif
+    const bool received = ep_low_end(r, op, a.phases, tries, refused, last == EP_LOW_LAST_IN_TROUBLE, began);
+    ep_u64* counters = (ep_u64*)a.counters;
+    /* From here on what the block that counts wrote may be read. */
+    __threadfence();
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        if (sends && !refused) ep_low_add(counters + rank, __ldcg((const ep_u32*)a.routed + rank));
+        if (received) ep_low_add(counters + r.w.ranks + rank, s.rows[rank]);
+    }
+    if (received)
+        EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
+            const ep_i32 rows = __ldcg((const ep_i32*)a.expert_counts + e);
+            ep_low_add(counters + 4 * r.w.ranks + e, (ep_u64)rows);
+            if (a.stats != 0) atomicAdd((ep_i32*)a.stats + e, rows);
+        }
+    if (received && threadIdx.x == 0) ep_low_add(counters + 4 * r.w.ranks + r.w.local_experts, 1);
+}
+} // namespace ep_low_latency

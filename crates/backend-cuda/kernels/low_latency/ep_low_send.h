@@ -1,0 +1,181 @@
+/*
+ * ep_low_send.h: the sending half of the low-latency dispatch: each token once to every rank that holds one of its experts.
+ */
+#ifndef EP_LOW_SEND_H
+#define EP_LOW_SEND_H
+#include "ep_low_headers.h"
+#include "ep_quant.h"
+#include "ep_sum.h"
+
+/* The choice of a token that this thread serves: `expert` is -1 where it serves none. */
+EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
+    const ep_u32 k = ep_low_served();
+    EpChoice choice = {-1, 0.0f};
+    if (k < r.w.topk && token < a.tokens) {
+        const ep_u64 at = (ep_u64)token * r.w.topk + k;
+        choice.expert = (ep_i32)((const ep_i64*)a.topk_idx)[at];
+        choice.weight = a.topk_weights ? ((const float*)a.topk_weights)[at] : 1.0f;
+    }
+    return choice;
+}
+
+/* What a thread has of a token before it is that token's turn: its choice, and the first two units of 16 bytes of the row. */
+struct EpLowAhead {
+    EpChoice choice;
+    int4 v[2];
+};
+EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
+    const ep_u32 columns = (r.w.hidden + 7) / 8;
+    const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+    EpLowAhead ahead;
+    ahead.choice = ep_low_load_choice(r, a, token);
+#pragma unroll
+    for (ep_u32 i = 0; i < 2; ++i) {
+        const ep_u32 at = i * EP_LOW_THREADS + threadIdx.x;
+        ahead.v[i] = token < a.tokens && at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+    }
+    return ahead;
+}
+
+/* Brings what the sending half begins with on its way. */
+EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
+    const ep_u64 choices = (ep_u64)a.tokens * r.w.topk, at = threadIdx.x * 128ull;
+    if (at < choices * sizeof(ep_i64)) ep_prefetch((const ep_u8*)a.topk_idx + at);
+    if (blockIdx.x + 1 == gridDim.x && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
+    return ep_low_load_ahead(r, a, blockIdx.x);
+}
+
+/* Makes the payload of a token's row. */
+EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
+    const ep_u32 tid = threadIdx.x, hidden = r.w.hidden, columns = (hidden + 7) / 8;
+    /* Padding between codes and scales travels, as zeros. */
+    const ep_u32 all = r.w.element == EP_ELEMENT_BF16 ? columns : (ep_u32)(r.w.scales_offset / 8);
+    const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
+    EP_SHORT for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
+        const ep_u32 at = base + tid;
+        int4 v = base == 0 ? ahead.v[0] : ahead.v[1];
+        if (base >= 2 * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+        if (r.w.element == EP_ELEMENT_BF16) {
+            if (at < columns) ep_st16(payload + (ep_u64)at * 16, v);
+            continue;
+        }
+        float e[8] = {ep_low(v.x), ep_high(v.x), ep_low(v.y), ep_high(v.y),
+                      ep_low(v.z), ep_high(v.z), ep_low(v.w), ep_high(v.w)};
+        float largest = 0.0f;
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i) {
+            if (at * 8 + i >= hidden) e[i] = 0.0f;
+            largest = fmaxf(largest, fabsf(e[i]));
+        }
+        /* 16 threads serve a group. */
+#pragma unroll
+        for (ep_u32 step = 1; step < EP_SCALE_GROUP / 8; step *= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(EP_FULL, largest, step));
+        const EpScale scale = ep_scale(r.w.element, largest);
+        if (at >= all) continue;
+        uint2 codes;
+        codes.x = ep_encode_two(__fmul_rn(e[0], scale.multiplier), __fmul_rn(e[1], scale.multiplier)) |
+                  ep_encode_two(__fmul_rn(e[2], scale.multiplier), __fmul_rn(e[3], scale.multiplier)) << 16;
+        codes.y = ep_encode_two(__fmul_rn(e[4], scale.multiplier), __fmul_rn(e[5], scale.multiplier)) |
+                  ep_encode_two(__fmul_rn(e[6], scale.multiplier), __fmul_rn(e[7], scale.multiplier)) << 16;
+        *(uint2*)(payload + (ep_u64)at * 8) = codes;
+        if (at % (EP_SCALE_GROUP / 8) != 0 || at >= columns) continue;
+        const ep_u32 group = at / (EP_SCALE_GROUP / 8);
+        ep_u8* scales = payload + r.w.scales_offset;
+        if (r.w.element == EP_ELEMENT_FP8_UE8M0) scales[group] = (ep_u8)scale.stored;
+        else ((ep_u32*)scales)[group] = scale.stored;
+    }
+}
+
+/* Writes a row's header, and says where the row goes: to the slot of its token. By the last warp, whose lanes have the choices. */
+EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice) {
+    const ep_u32 k = ep_low_served();
+    EP_SHORT for (ep_u32 rank = k; rank < r.w.ranks; rank += 32) s.place[rank] = ep_nowhere();
+    __syncwarp();
+    if (k < r.w.topk) {
+        const ep_u32 rank = choice.expert >= 0 && choice.expert < (ep_i32)r.w.experts ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
+        const bool goes = rank != EP_FULL && ep_low_takes_part(rank);
+        if (!goes) choice = EpChoice{-1, 0.0f};
+        ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
+        if (goes && s.state[rank] == EP_PEER_NOW)
+            s.place[rank] = ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
+    }
+    if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op)));
+    __syncwarp();
+}
+
+/* Says that a row is where it goes. By the last warp. */
+EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
+        if (ep_is_somewhere(s.place[rank])) ep_low_raise(r, op, rank, token);
+}
+
+/* Puts the rows of this block's tokens to the ranks that are free. `first`: the first time, when choices are looked at, and the first
+   row has been loaded. By all threads; true where choices are wrong: then no row is announced. */
+EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, bool looked,
+                            EpLowAhead ahead, ep_u32* wrong) {
+    const ep_u32 tid = threadIdx.x, units = (ep_u32)(r.w.wire_bytes / 16);
+    const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS;
+    EP_SHORT for (ep_u32 token = blockIdx.x; token < a.tokens; token += gridDim.x) {
+        const bool begins = first && token == blockIdx.x;
+        if (!begins) ahead = ep_low_load_ahead(r, a, token);
+        ep_delay(r, EP_LANE_LOW_ROWS, token);
+        if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
+        ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
+        if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+            ep_low_raise_all(r, s, op, token);
+            ep_be_slow();
+        }
+        __syncthreads();
+        EP_SHORT for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
+            const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
+            EP_SHORT for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
+                const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
+                if (ep_is_somewhere(s.place[rank])) ep_put16(s.place[rank] + (ep_u64)unit * 16, v);
+            }
+        }
+        /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
+        const bool bad = begins && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong);
+        if (__syncthreads_or(bad)) return true;
+        if (last_warp) ep_low_raise_all(r, s, op, token);
+    }
+    return false;
+}
+
+/* Sends this block's part of a dispatch. True where choices are wrong: then nothing is announced. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, const EpLowAhead& ahead,
+                               ep_u64 began) {
+    __shared__ ep_u32 wrong;
+    const ep_u32 tid = threadIdx.x;
+    const bool tells = blockIdx.x + 1 == gridDim.x;
+    const EpLowSender s = ep_low_sender(r);
+    bool bad = false;
+    if (tid == 0) wrong = EP_FULL;
+    if (tells) {
+        ep_low_clear(r, s);
+        EP_SHORT for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    }
+    __syncthreads();
+    if (blockIdx.x >= a.tokens && !tells) {
+        bad = __syncthreads_or(!again && ep_low_look_at(r, a, s, 0, a.tokens, false, false, &wrong));
+    } else {
+        ep_low_open(r, op, again, s.state);
+        int found = ep_low_look(r, op, nullptr, s.state, began, false);
+        EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
+            if (tells) bad = ep_low_tell(r, a, s, op, first, &wrong);
+            if (!bad) bad = ep_low_put_rows(r, a, s, op, first, tells, ahead, &wrong);
+            if (!bad) ep_low_finish(r, s.state);
+            found = EP_FOUND_WAITING;
+        }
+    }
+    if (bad) {
+        if (blockIdx.x == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
+        return true;
+    }
+    /* The combine and late rows need the choices: the caller's may be others by then. */
+    if (a.kept_idx != 0 && !again)
+        EP_SHORT for (ep_u64 i = (ep_u64)blockIdx.x * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
+            ((ep_i64*)a.kept_idx)[i] = ((const ep_i64*)a.topk_idx)[i];
+    return false;
+}
+#endif

@@ -1,0 +1,97 @@
+/*
+ * ep_fail.h: how a rank fails: it reports, and tells its peers. Who is to blame is ep_protocol.h's to say.
+ */
+#ifndef EP_FAIL_H
+#define EP_FAIL_H
+#include "ep_near.h"
+
+/* Writes a report: what went wrong in operation op. By the one thread that found it first. */
+EP_DEV void ep_report(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
+                      ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
+    EpReport* out = (EpReport*)r.report;
+    out->phase = phase;
+    out->peer = peer;
+    out->lane = lane;
+    out->op = op;
+    out->seen = seen;
+    out->awaited = awaited;
+    out->waited = waited;
+    out->field = field;
+    out->culprit = culprit;
+    ep_fence_sys();
+    ep_st_release4(&out->status, status);
+}
+
+/* Publishes an alarm to all peers. By the thread that has set EpLocal.speaking. */
+EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    volatile ep_u32* last = &ep_local(r)->serial;
+    /* The last serial is kept for a verdict. */
+    if (*last >= EP_MAX_ALARM_SERIAL - (verdict ? 0 : 1)) return;
+    const ep_u32 serial = *last + 1;
+    *last = serial;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(r, other))
+            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, peer));
+}
+
+/* This rank waits long: tells the others, unless they know. */
+EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    EpLocal* local = ep_local(r);
+    ep_atomic_max(&local->foremost, ep_wait_key(op, phase, peer));
+    const ep_u64 front = *(volatile ep_u64*)&local->foremost;
+    volatile ep_u64* told = &local->told;
+    if (front == 0 || front == *told || ep_atomic_replace(&local->speaking, 0u, 1u) != 0) return;
+    if (front != *told && !ep_failed(r)) {
+        *told = front;
+        ep_tell(r, 0, ep_key_op(front), ep_key_phase(front), ep_key_peer(front));
+    }
+    ep_fence_device();
+    ep_atomic_exchange(&local->speaking, 0u);
+}
+
+/* The wait has ended well: it explains nothing any more. */
+EP_DEV void ep_unsuspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+    const ep_u64 key = ep_wait_key(op, phase, peer);
+    if (*(volatile ep_u64*)&ep_local(r)->foremost == key) ep_atomic_replace(&ep_local(r)->foremost, key, (ep_u64)0);
+}
+
+/* What rank has said that it waits for, by its alarm; this rank by what it has told the others. */
+EP_DEV ep_u32 ep_wait_of(const EpRank& r, ep_u32 rank, ep_u64 op) {
+    if (rank == r.me) return ep_wait_of_key(r.w.ranks, rank, op, *(volatile ep_u64*)&ep_local(r)->told);
+    const ep_u64 alarm = ep_takes_part(r, rank) ? ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+    return ep_wait_of_alarm(r.w.ranks, rank, op, alarm);
+}
+
+/* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
+EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane, ep_u64 seen,
+                    ep_u64 awaited, ep_u64 waited, ep_u32 field) {
+    EpLocal* local = ep_local(r);
+    if (ep_crashed(r)) return;
+    if (ep_atomic_replace(&local->failed, 0u, 1u) != 0) return;
+    const ep_u64 op = local->ops_done + 1;
+    ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
+    if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
+    while (ep_atomic_replace(&local->speaking, 0u, 1u) != 0) ep_nap(100);
+    ep_tell(r, 1, op, phase, culprit);
+    ep_fence_device();
+    ep_atomic_exchange(&local->speaking, 0u);
+}
+
+/* Whether a kernel must end at once: this rank has failed, or the launch is of a graph from before a recovery, whose stamps and
+   places mean nothing now; that is reported, and nobody else is told. By all threads, at the start. */
+EP_DEV bool ep_closed(const EpRank& r) {
+    EpLocal* local = ep_local(r);
+    const ep_u32 generation = local->generation;
+    const bool failed = ep_failed(r);
+    if (generation == r.generation) return failed;
+    if (ep_block() == 0 && ep_thread() == 0 && ep_atomic_replace(&local->failed, 0u, 1u) == 0)
+        ep_report(r, local->ops_done + 1, EP_STATUS_MISMATCH, 0, r.me, r.me, 0, r.generation, local->generation, 0,
+                  EP_FIELD_GENERATION);
+    return true;
+}
+
+EP_DEV void ep_fail_mismatch(const EpRank& r, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {
+    ep_fail(r, EP_STATUS_MISMATCH, 0, peer, peer, 0, theirs, mine, 0, field);
+}
+
+#endif

@@ -1,0 +1,108 @@
+/*
+ * ep_wait.h: waits for a cell, and what opens an operation towards a peer: header, note, opening, bank.
+ */
+#ifndef EP_WAIT_H
+#define EP_WAIT_H
+#include "ep_fail.h"
+
+/* The rare part of a wait for a cell: has anybody given up, does the peer do something else, is it gone, is time up? */
+EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u64 cell, ep_u32 phase, ep_u64 seen,
+                                  ep_u64 awaited, ep_u64 began) {
+    if (ep_failed(r)) return true;
+    const ep_u64 op = ep_op(r);
+    /* Looked at first: who is gone may have delivered before, or have said why it goes. */
+    const bool gone = ep_is_gone(r, writer);
+    if (gone && ep_look(r, cell) >= awaited) return false;
+    const ep_u64 waited = ep_now() - began;
+    const ep_u64 turn = ep_gives_up_after(r.allowed, r.w.ranks, r.me);
+    bool asked = waited >= ep_speaks_after(r.allowed);
+    ep_u32 status = gone ? EP_STATUS_GONE : waited < turn ? 0 : EP_STATUS_TIMEOUT, peer = writer, culprit = writer, field = 0;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other) {
+        if (other == r.me || !ep_takes_part(r, other)) continue;
+        const ep_u64 alarm = ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        /* Of any operation: who fails in the one before delivers nothing in this one. */
+        if (ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm)) {
+            status = EP_STATUS_ABORTED;
+            peer = other;
+            culprit = ep_alarm_peer(alarm);
+        } else {
+            const ep_u32 wait = ep_wait_of(r, other, op);
+            asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
+        }
+    }
+    const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
+    if (opening >> 3 == op && (opening & 7) != r.kind) {
+        status = EP_STATUS_MISMATCH;
+        field = EP_FIELD_KIND;
+        awaited = r.kind;
+        seen = opening & 7;
+    }
+    if (status == 0) {
+        if (asked) ep_suspect(r, op, phase, writer);
+        return false;
+    }
+    if (status == EP_STATUS_TIMEOUT)
+        culprit = ep_culprit(r.w.ranks, writer, [&](ep_u32 rank) { return ep_wait_of(r, rank, op); });
+    ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
+    return true;
+}
+
+EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter, ep_u64 at_least, ep_u32 phase,
+                    ep_u64 began) {
+    if (!ep_verb(r, lane << 16 | counter << 12 | writer, at_least)) return false;
+    const ep_u64 cell = ep_cell(r.w, r.generation, writer, lane, counter);
+    for (ep_u32 spin = 1;; ++spin) {
+        const ep_u64 seen = ep_look(r, cell);
+        if (seen >= at_least) {
+            if (spin > 64) ep_unsuspect(r, ep_op(r), phase, writer);
+            return true;
+        }
+        if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, cell, phase, seen, at_least, began)) return false;
+    }
+}
+
+/* ---- messages ---- */
+
+EP_DEV EpOpHeader ep_header(const EpRank& r, ep_u32 rows, ep_u32 first) {
+    EpOpHeader h;
+    h.op = ep_op(r);
+    h.kind = r.kind;
+    h.rows = rows;
+    h.settings = ep_settings(r);
+    h.first = first;
+    h.reserved = 0;
+    return h;
+}
+
+/* Refuses what differs, of a message of peer. */
+EP_DEV bool ep_is_same(const EpRank& r, ep_u32 peer, const EpDifference& d) {
+    if (d.field == EP_SAME) return true;
+    ep_fail_mismatch(r, peer, d.field, d.mine, d.theirs);
+    return false;
+}
+
+/* Refuses a message of another operation. */
+EP_DEV bool ep_check_header(const EpRank& r, const EpOpHeader& h, ep_u32 peer) {
+    return ep_is_same(r, peer, ep_compare_headers(ep_header(r, h.rows, h.first), h));
+}
+
+/* The note of peer, by one thread; false when it does not come. */
+EP_DEV bool ep_take_note(const EpRank& r, ep_u32 peer, ep_u64 began, EpNote* into) {
+    if (!ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_NOTE, ep_op(r), EP_PHASE_NOTE, began)) return false;
+    *into = *(const EpNote*)(ep_own(r) + ep_note(r.w, ep_op(r), peer));
+    return ep_check_header(r, into->opening, peer);
+}
+
+/* Tells all peers number and kind of the operation that begins. By one thread for each rank. */
+EP_DEV void ep_open(const EpRank& r, ep_u32 peer) {
+    ep_publish(r, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, ep_op(r) << 3 | r.kind);
+}
+
+/* Waits until peer is done with the operation before last: the bank of this one may be written. */
+EP_DEV bool ep_wait_bank(const EpRank& r, ep_u32 peer, ep_u64 began) {
+    const ep_u64 op = ep_op(r);
+    if (op < r.first_op + 2) return true;
+    return ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, op - 2, EP_PHASE_BANK, began);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/*
+ * ep_combine_ring_kernel: the rings of a rank that has offered no block, or that has more channels than blocks: it gives rows back, and
+ * reduces where some of its own come through rings (ep_combine_ring.h). Follows ep_combine_kernel, and ends at once where that left
+ * nothing to do.
+ *
+ *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
+ *   roles    those of the rings. The block that comes last ends the operation
+ *   memory   shared: where rows lie; what reducers need
+ */
+#include "ep_combine_ring.h"
+
+EP_POOL(ep_pool);
+
+EP_KERNEL(32 * EP_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCombineRingArgs) a) {
+    if (ep_block_any(ep_closed(r))) return;
+    const ep_u32 left = ep_local(r)->rings;
+    if (left == 0) return;
+    const ep_u64 began = ep_now();
+    EpSource* sources = (EpSource*)ep_pool;
+    ep_learn_sources(r, a.combine, sources, ep_threads(), began);
+    ep_block_meet();
+    const ep_u32 ranks = r.w.ranks, in_block = ep_thread() / 32, warp = ep_block() * (ep_threads() / 32) + in_block;
+    if (warp < a.role_count) {
+        const EpRole role = ((const EpRole*)a.roles)[warp];
+        EpRoute* routes = (EpRoute*)(sources + ranks) + in_block * ranks;
+        if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce(r, a, sources, routes, role.channel, began);
+        if (role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me))
+            ep_give_back(r, a, role, began);
+    }
+    if (!ep_last_block(r, EP_MEETING_MOVED)) return;
+    if (ep_failed(r)) return;
+    ep_end_combine(r, a.combine, began);
+}

@@ -1,0 +1,136 @@
+/*
+ * ep_counts_kernel: tells every rank this rank's counts, learns theirs, and gives the host the sizes it must know.
+ *
+ *   launch   one block of 512 threads, co-resident with those of the other ranks; a warp serves one peer at a time
+ *   memory   counts messages and cells of the windows; the exchange in device memory; the same in mapped host memory
+ *   rules    F3: a warp's stores, __syncwarp, one lane's st.release.sys. F6: ep_wait. Banks: ep_wait_bank before a peer's
+ *            counts bank of this operation's parity is written
+ *
+ * Bad choices that ep_positions_kernel found end here, before anything has moved; and so do more rows than there is room for, once
+ * all counts are known.
+ */
+#include "ep_wait.h"
+
+extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_kernel(const __grid_constant__ EpRank r,
+                                                                                const __grid_constant__ EpCountsArgs a) {
+    if (ep_closed(r)) return;
+    const ep_u64 began = ep_now(), op = ep_op(r);
+    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
+    const ep_u32 ranks = r.w.ranks, experts = r.w.experts, local = r.w.local_experts;
+    const ep_u32 bad = ep_local(r)->bad_token;
+    if (bad != 0) {
+        __syncthreads();
+        if (tid == 0) {
+            ep_local(r)->bad_token = 0;
+            if (a.refuses) ep_report(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
+            else ep_fail(r, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
+        }
+        for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
+        return;
+    }
+    const ep_u32* rows = (const ep_u32*)a.rows;
+    const ep_u32* choices = (const ep_u32*)a.choices;
+    for (ep_u32 peer = warp; peer < ranks; peer += warps) {
+        if (!ep_takes_part(r, peer)) continue;
+        bool free = true;
+        if (lane == 0) {
+            if (peer != r.me) ep_open(r, peer);
+            free = peer == r.me || ep_wait_bank(r, peer, began);
+        }
+        if (!__shfl_sync(EP_FULL, free, 0)) continue;
+        const EpAt at = ep_at(r, peer, ep_counts(r.w, ep_planted(r, EP_PLANT_WRONG_BANK) ? op + 1 : op, r.me));
+        const EpAt numbers = at + sizeof(EpCountsHeader);
+        if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, {0, 0, 0}});
+        const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
+        for (ep_u32 i = lane; i < ranks; i += 32) ep_put4(numbers + i * 4, rows[i] + more);
+        for (ep_u32 i = lane; i < experts; i += 32) ep_put4(numbers + (ranks + i) * 4, choices[i]);
+        __syncwarp();
+        if (lane == 0) {
+            ep_fence_sys();
+            ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op);
+        }
+    }
+    __syncthreads();
+    ep_u32* matrix = (ep_u32*)a.matrix;
+    volatile ep_u32* host = a.host ? (volatile ep_u32*)a.host + 4 : nullptr;
+    for (ep_u32 source = warp; source < ranks; source += warps) {
+        bool there = true;
+        if (ep_takes_part(r, source)) {
+            const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source);
+            if (lane == 0) {
+                there = ep_wait(r, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
+                        ep_check_header(r, ((const EpCountsHeader*)at)->opening, source);
+                if (there) {
+                    const ep_u32 tokens = ((const EpCountsHeader*)at)->tokens;
+                    if (host) host[source] = tokens;
+                    ((ep_u32*)a.tokens_of)[source] = tokens;
+                }
+            }
+            there = __shfl_sync(EP_FULL, there, 0);
+            __syncwarp();
+            const ep_u32* numbers = (const ep_u32*)(at + sizeof(EpCountsHeader));
+            if (there)
+                for (ep_u32 i = lane; i < ranks; i += 32) {
+                    const ep_u32 sent = numbers[i];
+                    matrix[source * ranks + i] = sent;
+                    if (host) host[ranks + source * ranks + i] = sent;
+                }
+        } else {
+            if (lane == 0) {
+                ((ep_u32*)a.tokens_of)[source] = 0;
+                if (host) host[source] = 0;
+            }
+            for (ep_u32 i = lane; i < ranks; i += 32) {
+                matrix[source * ranks + i] = 0;
+                if (host) host[ranks + source * ranks + i] = 0;
+            }
+        }
+    }
+    __syncthreads();
+    if (ep_failed(r)) return;
+    /* Prefix sums. */
+    for (ep_u32 dst = tid; dst <= ranks; dst += EP_COUNTS_THREADS) {
+        ep_u64 sum = 0;
+        if (dst < ranks) {
+            for (ep_u32 source = 0; source < r.me; ++source) sum += matrix[source * ranks + dst];
+            ((ep_u32*)a.first_at)[dst] = (ep_u32)sum;
+            for (ep_u32 source = r.me; source < ranks; ++source) sum += matrix[source * ranks + dst];
+            if (sum >= 1ull << 31) ep_fail_mismatch(r, r.me, EP_FIELD_ROWS_TOO_MANY, 31, 32);
+        }
+        sum = 0;
+        for (ep_u32 source = 0; source < dst; ++source) sum += matrix[source * ranks + r.me];
+        ((ep_u32*)a.first_of)[dst] = (ep_u32)sum;
+        if (dst == ranks && a.bound != 0 && sum > a.bound) ep_fail_mismatch(r, r.me, EP_FIELD_WORST_ROWS, a.bound, sum);
+        if (dst == ranks && a.received) *(ep_u32*)a.received = (ep_u32)sum;
+    }
+    __syncthreads();
+    if (ep_failed(r)) return;
+    /* Choices of the own experts, of all sources; saturating. */
+    for (ep_u32 e = tid; e < local; e += EP_COUNTS_THREADS) {
+        ep_u64 sum = 0;
+        for (ep_u32 source = 0; source < ranks; ++source)
+            if (ep_takes_part(r, source)) {
+                const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source) + sizeof(EpCountsHeader);
+                sum += ((const ep_u32*)at)[ranks + r.me * local + e];
+            }
+        if (sum > 0xffffffffull) sum = 0xffffffffull;
+        if (host) host[ranks + ranks * ranks + e] = (ep_u32)sum;
+        ((ep_u32*)a.arrived)[e] = (ep_u32)sum;
+        if (r.tally) ((ep_u64*)r.tally)[4 * ranks + e] += sum;
+        if (a.of_expert) {
+            const ep_u64 up = (sum + a.alignment - 1) / a.alignment * a.alignment;
+            ((ep_u32*)a.of_expert)[e] = up < 1ull << 32 ? (ep_u32)up : 0xffffffffu / a.alignment * a.alignment;
+        }
+    }
+    for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) {
+        ((ep_u32*)a.chosen)[e] = choices[e];
+        ((ep_u32*)a.choices)[e] = 0;
+    }
+    if (tid == 0) ((EpPlan*)r.plan)->op = op;
+    __syncthreads();
+    if (tid == 0 && host && !ep_failed(r)) {
+        ((volatile ep_u64*)a.host)[1] = op;
+        ep_fence_sys();
+        ep_st_release((void*)a.host, a.ticket);
+    }
+}

@@ -1,0 +1,217 @@
+/*
+ * ep_ring.h: both ends of a credit ring, each held by one warp (ep_core::ring says what must hold).
+ *
+ * Counts run on for the life of the communicator; slots are counted anew from the start of every operation, when the ring is
+ * empty: the consumer returns all credit at the end of its own. So rings may be cut differently from call to call.
+ *
+ * The cursors are ep_protocol.h's; here are their places in windows, publishes and waits. A producer's count is written
+ * by its warp at the end of its role, and read by the warps of the same peer when they open theirs.
+ *
+ * Polite waiting: an end publishes what is pending before it waits; a warp with several rings does so for all of them.
+ */
+#ifndef EP_RING_H
+#define EP_RING_H
+#include "ep_notes.h"
+
+/* To a slot at the consumer, or to the own memory. */
+EP_DEV void ep_store16(EpAt to, EpUnit unit) { ep_put16(to, unit); }
+EP_DEV void ep_store16(ep_u8* to, EpUnit unit) { ep_st16(to, unit); }
+EP_DEV void ep_store4(EpAt to, ep_u32 word) { ep_put4(to, word); }
+EP_DEV void ep_store4(ep_u8* to, ep_u32 word) { *(ep_u32*)to = word; }
+
+/* A row's bytes of the own memory, 16 at a time: eight loads of each lane in flight. Both places and the length in units of 16. */
+template <class To> EP_DEV void ep_copy_row(To to, const ep_u8* from, ep_u32 bytes) {
+    for (ep_u32 at = ep_warp_lane() * 16; at < bytes; at += 512 * 8) {
+        EpUnit held[8];
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i)
+            if (at + i * 512 < bytes) held[i] = ep_ld16_put(from + at + i * 512);
+#pragma unroll
+        for (ep_u32 i = 0; i < 8; ++i)
+            if (at + i * 512 < bytes) ep_store16(to + (at + i * 512), held[i]);
+    }
+}
+
+/* A row's scales in words of 4 bytes, which lie `step` bytes apart where they come from. */
+template <class To> EP_DEV void ep_copy_words(To to, const ep_u8* from, ep_u64 step, ep_u32 bytes) {
+    for (ep_u32 w = ep_warp_lane(); w < bytes / 4; w += 32) ep_store4(to + w * 4, *(const volatile ep_u32*)(from + w * step));
+}
+
+/* Where the count of a ring is kept between launches. side: 0 sent, 1 taken. */
+EP_DEV ep_u64* ep_cursor(const EpRank& r, ep_u32 side, ep_u32 peer, ep_u32 track) {
+    return (ep_u64*)r.cursors + ((ep_u64)side * r.w.ranks + peer) * r.w.tracks + track;
+}
+
+/* The filling end. All lanes hold the same values. */
+struct EpOutlet {
+    EpProducer ring;
+    ep_u32 peer, track;
+};
+
+EP_DEV void ep_outlet_publish(const EpRank& r, EpOutlet& o) {
+    if (o.ring.published == o.ring.tail) return;
+    ep_warp_meet();
+    if (ep_warp_lane() == 0) {
+        ep_event(r, EP_EVENT_PUBLISHED, o.peer, o.track, o.ring.tail, ep_op(r));
+        ep_fence_sys();
+        ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail);
+    }
+    o.ring.published = o.ring.tail;
+}
+
+/* Waits until the consumer's head has reached at_least. */
+EP_DEV bool ep_outlet_await(const EpRank& r, EpOutlet& o, ep_u64 at_least, ep_u64 began) {
+    bool there = true;
+    if (ep_warp_lane() == 0) {
+        const ep_u32 lane = ep_lane_credit(o.track);
+        there = ep_wait(r, o.peer, lane, EP_COUNTER_HEAD, at_least, EP_PHASE_CREDIT, began);
+        if (there) {
+            const ep_u64 head = ep_peek(r, o.peer, lane, EP_COUNTER_HEAD);
+            there = ep_producer_saw(o.ring, head);
+            if (there) ep_event(r, EP_EVENT_SAW_HEAD, o.peer, o.track, head, ep_op(r));
+            else ep_fail_mismatch(r, o.peer, EP_FIELD_HEAD, o.ring.tail, head);
+        }
+    }
+    o.ring.head = ep_warp_shuffle(o.ring.head, 0);
+    return ep_warp_shuffle(there, 0);
+}
+
+EP_DEV bool ep_outlet_open(const EpRank& r, EpOutlet& o, ep_u32 peer, ep_u32 track, ep_u64 began) {
+    o.peer = peer;
+    o.track = track;
+    o.ring = ep_producer_at(*ep_cursor(r, 0, peer, track));
+    if (ep_warp_lane() == 0) ep_event(r, EP_EVENT_FILLS, peer, o.track, o.ring.tail, ep_op(r));
+    /* The part may have been cut otherwise before: all rings into the peer must be empty, not just this one. They are when the peer has ended
+       the operation before. To wait for the heads of the other rings would not do: those may be of this operation already, filled by a warp that
+       was faster, and a reducer empties them when it has other ranks' rows, whose warps may wait like this one: a circle. */
+    const ep_u64 before = ep_op(r) - 1;
+    const bool empty = before < r.first_op || ep_warp_lane() != 0 ||
+                       ep_wait(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, before, EP_PHASE_BANK, began);
+    if (!ep_warp_all(empty)) return false;
+    return ep_outlet_await(r, o, o.ring.tail, began);
+}
+
+/* Before a row is put, in builds for tests. */
+EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
+#ifdef EP_TEST
+    if (ep_warp_lane() == 0) {
+        ep_delay(r, o.peer, o.ring.tail);
+        if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) {
+            ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail + 1);
+            ep_be_slow();
+        }
+    }
+    ep_warp_meet();
+#endif
+}
+
+/* Where the next row goes; false when there will be no room. */
+EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u64 began, EpAt* at) {
+    if (ep_producer_is_full(o.ring, rings)) {
+        if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, o);
+        if (!ep_outlet_await(r, o, ep_producer_awaits(o.ring, rings), began)) return false;
+    }
+    ep_outlet_plant(r, o);
+    EpProducer ring = o.ring;
+    if (ep_planted(r, EP_PLANT_WRONG_SLOT)) ++ring.tail;
+    *at = ep_at(r, o.peer, ep_ring_slot(r.w, rings, r.me, o.track, ep_producer_slot(ring, rings)));
+    return true;
+}
+
+/* The slot has been filled by all lanes. */
+EP_DEV void ep_outlet_push(const EpRank& r, const EpRings& rings, EpOutlet& o) {
+    const bool due = ep_producer_push(o.ring, rings);
+    if (ep_warp_lane() == 0) ep_event(r, EP_EVENT_FILLED, o.peer, o.track, o.ring.tail, ep_op(r));
+    if (due) ep_outlet_publish(r, o);
+}
+
+EP_DEV void ep_outlet_close(const EpRank& r, EpOutlet& o) {
+    ep_outlet_publish(r, o);
+    if (ep_warp_lane() == 0) *ep_cursor(r, 0, o.peer, o.track) = o.ring.tail;
+}
+
+/* The emptying end: held by a whole warp (a receiver) or, of several rings, each by a lane (a reducer). */
+struct EpInlet {
+    EpConsumer ring;
+    ep_u32 peer, track;
+};
+
+EP_DEV void ep_inlet_open(const EpRank& r, EpInlet& i, ep_u32 peer, ep_u32 track) {
+    i.peer = peer;
+    i.track = track;
+    i.ring = ep_consumer_at(*ep_cursor(r, 1, peer, track));
+}
+/* Notes that an end opens. By one thread. */
+EP_DEV void ep_inlet_begin(const EpRank& r, const EpInlet& i) {
+    ep_event(r, EP_EVENT_EMPTIES, i.peer, i.track, i.ring.head, ep_op(r));
+}
+
+/* By one thread; everybody's reads of the slots were joined before. */
+EP_DEV void ep_inlet_return(const EpRank& r, EpInlet& i) {
+    if (i.ring.returned == i.ring.head) return;
+    ep_event(r, EP_EVENT_CREDITED, i.peer, i.track, i.ring.head, ep_op(r));
+    ep_fence_sys();
+    ep_publish(r, i.peer, ep_lane_credit(i.track), EP_COUNTER_HEAD, i.ring.head);
+    i.ring.returned = i.ring.head;
+}
+
+EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
+    const ep_u64 tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
+    if (tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, tail, ep_op(r));
+    if (ep_consumer_saw(i.ring, rings, tail)) return ep_consumer_has_row(i.ring);
+    ep_fail_mismatch(r, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, rings), tail);
+    return false;
+}
+
+/* Waits for the next row, by one thread that has returned all credit it holds. */
+EP_DEV bool ep_inlet_await(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u64 began) {
+    return ep_wait(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL, i.ring.head + 1, EP_PHASE_ROWS, began) &&
+           ep_inlet_look(r, rings, i);
+}
+
+EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i) {
+    return ep_own(r) + ep_ring_slot(r.w, rings, i.peer, i.track, ep_consumer_slot(i.ring, rings));
+}
+
+/* A row is about to be read that may be overwritten already. By one thread. */
+EP_DEV void ep_inlet_plant(const EpRank& r, const EpInlet& i) {
+    if (!ep_planted(r, EP_PLANT_CREDIT_EARLY)) return;
+    ep_publish(r, i.peer, ep_lane_credit(i.track), EP_COUNTER_HEAD, i.ring.head + 1);
+    ep_be_slow();
+}
+
+/* The row has been read. Of an end that all lanes hold, one `posts`. */
+EP_DEV void ep_inlet_pop(const EpRank& r, const EpRings& rings, EpInlet& i, bool posts) {
+    const bool due = ep_consumer_pop(i.ring, rings);
+    if (posts) ep_event(r, EP_EVENT_READ, i.peer, i.track, i.ring.head, ep_op(r));
+    if (!due) return;
+    if (posts) ep_inlet_return(r, i);
+    i.ring.returned = i.ring.head;
+}
+
+EP_DEV void ep_inlet_close(const EpRank& r, EpInlet& i) {
+    ep_inlet_return(r, i);
+    *ep_cursor(r, 1, i.peer, i.track) = i.ring.head;
+}
+
+/* A row's own header, checked against what is due. By one thread. */
+EP_DEV bool ep_check_row(const EpRank& r, const ep_u8* at, ep_u32 source, ep_u32 position, ep_u32* token) {
+    const EpUnit h = ep_ld16_put(at);
+    const EpRowHeader row = {(ep_u32)h.x, (ep_u32)h.y, (ep_u32)h.z, (ep_u32)h.w};
+    *token = row.source_token;
+    return ep_is_same(r, source, ep_compare_rows(EpRowHeader{source, 0, position, (ep_u32)ep_op(r)}, row));
+}
+
+/* A row's own header. */
+EP_DEV EpUnit ep_row_header(const EpRank& r, ep_u32 token, ep_u32 position) {
+    return ep_unit((int)r.me, (int)token, (int)position, (int)(ep_u32)ep_op(r));
+}
+
+/* Reads the slot that opens an operation's part of a ring. */
+EP_DEV EpOpHeader ep_read_opening(const ep_u8* at) {
+    EpOpHeader h;
+    ((EpUnit*)&h)[0] = ep_ld16_put(at);
+    ((EpUnit*)&h)[1] = ep_ld16_put(at + 16);
+    return h;
+}
+#endif

@@ -1,0 +1,233 @@
+//! What kernels take that only tests and measurements use.
+
+use ep_core::{c_enum, c_struct};
+
+c_struct! {
+    /// What an end of a ring has done.
+    pub(crate) struct Event = "EpEvent" {
+        /// EP_EVENT_...
+        pub(crate) kind: u32,
+        /// The rank at the other end.
+        pub(crate) peer: u32,
+        /// Of the ring.
+        pub(crate) track: u32,
+        /// Of the launch.
+        pub(crate) block: u32,
+        /// Slots, ever.
+        pub(crate) count: u64,
+        /// The operation.
+        pub(crate) op: u64,
+    }
+}
+
+c_struct! {
+    /// What kernels built for tests do beside their work, of one rank; in its device memory.
+    pub(crate) struct Test = "EpTest" {
+        /// Seed of delays; 0 for none.
+        pub(crate) seed: u64,
+        /// Mapped u32: 1 when the rank has crashed.
+        pub(crate) host: u64,
+        /// EpEvent [room]; 0 for none.
+        pub(crate) events: u64,
+        /// Nanoseconds that publishes to late_to come later.
+        pub(crate) late: u64,
+        /// Events that there is room for.
+        pub(crate) room: u32,
+        /// Events, also those that had no room.
+        pub(crate) count: u32,
+        /// Nanoseconds of the longest delay.
+        pub(crate) longest: u32,
+        /// Nanoseconds that every verb takes longer.
+        pub(crate) slow: u32,
+        /// EP_PLANT_...; 0 for none.
+        pub(crate) plant: u32,
+        /// Whether what was read is overwritten.
+        pub(crate) poison: u32,
+        /// Whether the rank is to crash, after so many verbs.
+        pub(crate) crashes: u32,
+        /// Those that are left.
+        pub(crate) verbs: i32,
+        /// Whether it has.
+        pub(crate) crashed: u32,
+        /// A rank; EP_FULL for none.
+        pub(crate) late_to: u32,
+        /// Index of the lane; EP_FULL for all.
+        pub(crate) late_lane: u32,
+        /// Publishes to late_to that are in time.
+        pub(crate) unharmed: i32,
+        /// Whether the later ones never come.
+        pub(crate) lost: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
+    /// A step of a script of verbs.
+    pub(crate) struct Step = "EpStep" {
+        /// EP_VERB_...
+        pub(crate) verb: u32,
+        /// The other rank: reader or writer.
+        pub(crate) peer: u32,
+        /// Index of the lane.
+        pub(crate) lane: u32,
+        /// Byte of a write.
+        pub(crate) fill: u32,
+        /// Place in the window.
+        pub(crate) from: u64,
+        /// As from.
+        pub(crate) to: u64,
+        /// Bytes.
+        pub(crate) len: u64,
+        /// Published or awaited.
+        pub(crate) value: u64,
+        /// Address that a read copies to.
+        pub(crate) out: u64,
+    }
+}
+
+c_struct! {
+    /// What a step saw.
+    pub(crate) struct Saw = "EpSaw" {
+        /// EP_SAW_...
+        pub(crate) status: u64,
+        /// Of the cell.
+        pub(crate) value: u64,
+        /// Nanoseconds.
+        pub(crate) waited: u64,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_probe_kernel.
+    pub(crate) struct Probe = "EpProbeArgs" {
+        /// EpStep [steps of all scripts].
+        pub(crate) steps: u64,
+        /// Out: EpSaw, likewise.
+        pub(crate) saw: u64,
+        /// u32 [scripts + 1]: the first step of each script.
+        pub(crate) first_of: u64,
+        /// u64 [scripts]: nanoseconds.
+        pub(crate) allowed: u64,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_ceiling_kernel.
+    pub(crate) struct Ceiling = "EpCeilingArgs" {
+        /// Bytes to store.
+        pub(crate) source: u64,
+        /// Place in the windows.
+        pub(crate) base: u64,
+        /// To each peer; a multiple of 16.
+        pub(crate) bytes: u64,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_meet_kernel.
+    pub(crate) struct Meet = "EpMeetArgs" {
+        /// Rises from meeting to meeting.
+        pub(crate) number: u64,
+        /// Nanoseconds that all wait then.
+        pub(crate) pause: u64,
+    }
+}
+
+c_enum! {
+    /// What a step does.
+    pub enum Verb = "EP_VERB" {
+        /// Writes `len` bytes of `fill` to `to` in the own window.
+        Write = 0,
+        /// Reads `len` bytes at `from` in the own window.
+        Read = 1,
+        /// Puts `len` bytes from `from` in the own window to `to` in that of `peer`.
+        Put = 2,
+        /// Gets `len` bytes from `from` in the window of `peer` to `to` in the own.
+        Get = 3,
+        /// Publishes `value` in the probe cell of `lane` at `peer`.
+        Publish = 4,
+        /// Waits until the probe cell of `lane` of `peer` is at least `value`.
+        Wait = 5,
+        /// Looks at that cell.
+        Peek = 6,
+        /// Waits until all puts are complete.
+        Flush = 7,
+    }
+}
+
+c_enum! {
+    /// How a step ended.
+    pub enum Ended = "EP_SAW" {
+        /// It did what it says.
+        Done = 0,
+        /// The time was up.
+        Timeout = 1,
+        /// Bytes at `from` are outside the window.
+        OutsideFrom = 2,
+        /// Bytes at `to` are.
+        OutsideTo = 3,
+        /// The rank that was waited for is gone.
+        Gone = 4,
+    }
+}
+
+c_enum! {
+    /// A protocol error, made on purpose.
+    pub enum Plant = "EP_PLANT" {
+        /// A ring's tail is published before the row is put.
+        TailBeforeData = 1,
+        /// Credit is returned for a row that is still to be read.
+        CreditEarly = 2,
+        /// Rows are put one slot further than they belong.
+        WrongSlot = 3,
+        /// Counts are put into the bank of the next operation.
+        WrongBank = 4,
+        /// Counts say one row more.
+        CountOffByOne = 5,
+        /// Rows in rings name a position that is one too high.
+        PositionOffByOne = 6,
+        /// Rows are placed one position too low.
+        PlacedOffByOne = 7,
+        /// Rows are said to be placed before they are.
+        PlacedEarly = 8,
+        /// Who has offered rows does not wait until they were pulled.
+        NotWaitingForPulls = 9,
+        /// Sums are rounded after each row.
+        RoundedTooEarly = 10,
+        /// Ends of rings wait without publishing what is pending.
+        ImpoliteWaiting = 11,
+        /// Low latency: a row is announced before it is put.
+        LowRaisedEarly = 12,
+        /// Low latency: rows are put into the bank of the next operation.
+        LowWrongBank = 13,
+        /// Low latency: the arrival says one row more.
+        LowCountOffByOne = 14,
+        /// Rows are offered before they were copied into the window.
+        OfferedEarly = 15,
+        /// A row that several ranks read is overwritten when the first of them has read it.
+        FirstReader = 16,
+    }
+}
+
+c_enum! {
+    /// What an end of a ring did.
+    pub enum RingStep = "EP_EVENT" {
+        /// Began an operation as the filling end.
+        Fills = 0,
+        /// Filled a slot.
+        Filled = 1,
+        /// Publishes this tail.
+        Published = 2,
+        /// Saw this head.
+        SawHead = 3,
+        /// Began an operation as the emptying end.
+        Empties = 4,
+        /// Saw this tail.
+        SawTail = 5,
+        /// Read a slot.
+        Read = 6,
+        /// Publishes this head.
+        Credited = 7,
+    }
+}

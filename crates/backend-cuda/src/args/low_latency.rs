@@ -1,0 +1,100 @@
+//! Parameters of the kernels of low latency.
+
+use ep_core::c_struct;
+
+c_struct! {
+    /// Parameters of ep_low_latency::dispatch.
+    pub(crate) struct LowDispatch = "EpLowDispatchArgs" {
+        /// bf16 [tokens, hidden], rows x_stride bytes apart.
+        pub(crate) x: u64,
+        /// Bytes from one row of x to the next.
+        pub(crate) x_stride: u64,
+        /// i64 [tokens, topk]: experts over all ranks, or -1.
+        pub(crate) topk_idx: u64,
+        /// f32 [tokens, topk], or 0: weights of 1.
+        pub(crate) topk_weights: u64,
+        /// Out, of the sender: u32 [2, ranks]: rows to each rank, choices of its experts; 0 for masked ranks.
+        pub(crate) routed: u64,
+        /// Out: [local experts, ranks * max_tokens] rows, out_stride bytes apart: as they travelled, or codes alone.
+        pub(crate) out: u64,
+        /// Bytes from one row of out to the next.
+        pub(crate) out_stride: u64,
+        /// Out: i32 [local experts].
+        pub(crate) expert_counts: u64,
+        /// Out: i64 [local experts, ranks]: first << 32 | rows.
+        pub(crate) segments: u64,
+        /// Out: i32 [local experts, ranks * max_tokens].
+        pub(crate) source_token: u64,
+        /// Out: what the combine needs, see ep_low_record.
+        pub(crate) records: u64,
+        /// u64 [4 * ranks + local experts + 1], added to: rows of dispatches sent, received; of combines; of experts;
+        /// operations.
+        pub(crate) counters: u64,
+        /// Out: scales of their own, or 0 where they follow the codes in out; words of 4 bytes: an f32, or 4 UE8M0.
+        pub(crate) scales: u64,
+        /// Bytes from one expert's scales to the next's.
+        pub(crate) scales_expert: u64,
+        /// Bytes from one row's scales to the next's.
+        pub(crate) scales_row: u64,
+        /// Bytes from one word to the next.
+        pub(crate) scales_word: u64,
+        /// Out, of the sender: i64 [tokens, topk], topk_idx as it was; or 0.
+        pub(crate) kept_idx: u64,
+        /// i32 [local experts], to which expert_counts are added; or 0.
+        pub(crate) stats: u64,
+        /// Tokens of the batch.
+        pub(crate) tokens: u32,
+        /// Which halves the launch does: EP_LOW_SEND, EP_LOW_RECEIVE.
+        pub(crate) phases: u32,
+        /// Operations that were sent and not received when it was enqueued.
+        pub(crate) in_flight: u32,
+        /// Not 0: a token may name an expert more than once. The expert gets its row once.
+        pub(crate) repeats: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_low_latency::combine.
+    pub(crate) struct LowCombine = "EpLowCombineArgs" {
+        /// bf16 [local experts, ranks * max_tokens, hidden], rows y_stride bytes apart.
+        pub(crate) y: u64,
+        /// Bytes from one row of y to the next.
+        pub(crate) y_stride: u64,
+        /// Of the dispatch, see ep_low_record.
+        pub(crate) records: u64,
+        /// i64 [tokens, topk], as dispatched.
+        pub(crate) topk_idx: u64,
+        /// f32 [tokens, topk], per choice.
+        pub(crate) topk_weights: u64,
+        /// u32 [2, ranks], of the dispatch: rows to each rank, choices of its experts.
+        pub(crate) routed: u64,
+        /// Out: bf16 [tokens, hidden], rows out_stride bytes apart.
+        pub(crate) out: u64,
+        /// Bytes from one row of out to the next.
+        pub(crate) out_stride: u64,
+        /// As of EpLowDispatchArgs.
+        pub(crate) counters: u64,
+        /// Tokens of the batch.
+        pub(crate) tokens: u32,
+        /// EP_LOW_PER_CHOICE or EP_LOW_PER_RANK.
+        pub(crate) kind: u32,
+        /// Which halves the launch does: EP_LOW_SEND, EP_LOW_RECEIVE.
+        pub(crate) phases: u32,
+        /// Operations that were sent and not received when it was enqueued.
+        pub(crate) in_flight: u32,
+        /// As of the dispatch. A result counts as often as its expert was named.
+        pub(crate) repeats: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_low_mask_kernel.
+    pub(crate) struct LowMask = "EpLowMaskArgs" {
+        /// The other rank.
+        pub(crate) peer: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}

@@ -1,0 +1,93 @@
+/*
+ * ep_near.h: the verbs of ep_verbs.h on the toy. A place is no address: it names a rank and an offset, so what reaches a
+ * peer by another way than a verb does not compile here. Puts and gets that leave the window, or lie askew in it, end the
+ * program.
+ */
+#ifndef EP_NEAR_H
+#define EP_NEAR_H
+#include "ep_rank.h"
+
+namespace toy {
+
+struct Window {
+    unsigned char* base;
+    std::uint64_t bytes;
+};
+/* Of all ranks; nullptr for those that are masked. EpRank.windows is not read here. */
+inline std::vector<Window> windows;
+
+/* The upper 16 bits: 1 + the rank, or kHere for an address of the own memory. The lower 48: the offset. 0: nowhere. */
+constexpr std::uint64_t kHere = 0xffffull << 48, kOffset = ~kHere;
+
+} /* namespace toy */
+
+class EpAt {
+    ep_u64 bits;
+
+    ep_u8* find(ep_u64 bytes) const {
+        const ep_u64 offset = bits & toy::kOffset;
+        if (bits >= toy::kHere) return (ep_u8*)offset;
+        const ep_u64 rank = (bits >> 48) - 1;
+        if (rank >= toy::windows.size() || toy::windows[rank].base == nullptr) toy::broken("no place: %llx", bits);
+        const toy::Window& window = toy::windows[rank];
+        const ep_u64 unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
+        if (offset + bytes > window.bytes || offset % unit)
+            toy::broken("%llu bytes at %llu of the window of rank %llu", bytes, offset, rank);
+        return window.base + offset;
+    }
+
+public:
+    EpAt() = default;
+    explicit EpAt(ep_u64 bits) : bits(bits) {}
+    EpAt operator+(ep_u64 bytes) const { return EpAt(bits + bytes); }
+    bool is_somewhere() const { return bits != 0; }
+    void put(const void* from, ep_u32 bytes) const { toy::Warp::own().put(find(bytes), from, bytes); }
+    template <class T> T get() const {
+        T v;
+        std::memcpy(&v, find(sizeof(T)), sizeof(T));
+        return v;
+    }
+};
+
+#include "ep_verbs.h"
+
+/* ---- places ---- */
+
+EP_DEV bool ep_takes_part(const EpRank&, ep_u32 rank) { return toy::windows[rank].base != nullptr; }
+EP_DEV EpAt ep_at(const EpRank&, ep_u32 rank, ep_u64 offset) { return EpAt((rank + 1ull) << 48) + offset; }
+EP_DEV EpAt ep_here(ep_u64 address) { return EpAt(toy::kHere | address); }
+EP_DEV EpAt ep_nowhere() { return EpAt(0); }
+EP_DEV bool ep_is_somewhere(EpAt at) { return at.is_somewhere(); }
+EP_DEV ep_u8* ep_own(const EpRank& r) { return toy::windows[r.me].base; }
+
+/* ---- put and get ---- */
+
+EP_DEV void ep_put16(EpAt to, EpUnit unit) { to.put(&unit, 16); }
+EP_DEV void ep_put4(EpAt to, ep_u32 word) { to.put(&word, 4); }
+EP_DEV void ep_put1(EpAt to, ep_u8 byte) { to.put(&byte, 1); }
+template <class T> EP_DEV void ep_put_message(EpAt to, const T& message) { to.put(&message, sizeof message); }
+/* There is no copy engine. */
+EP_DEV void ep_put_bulk(EpAt to, const void* shared, ep_u32 bytes) { to.put(shared, bytes); }
+EP_DEV EpUnit ep_get16(EpAt from) { return from.get<EpUnit>(); }
+EP_DEV ep_u32 ep_get4(EpAt from) { return from.get<ep_u32>(); }
+EP_DEV ep_u8 ep_get1(EpAt from) { return from.get<ep_u8>(); }
+EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_ld16(at); }
+
+/* ---- publish and peek ---- */
+
+EP_DEV void ep_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
+    if (!ep_posts(r, peer, lane, value)) return;
+    if (cell % 8 || cell + 8 > toy::windows[peer].bytes) toy::broken("a cell at %llu of rank %u's window", cell, peer);
+    ep_st_release(toy::windows[peer].base + cell, ep_stamp(r.generation, value));
+}
+EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    ep_raise(r, peer, lane, ep_cell(r.w, r.generation, r.me, lane, counter), value);
+}
+EP_DEV ep_u64 ep_look(const EpRank& r, ep_u64 cell) {
+    return ep_value_in(r.generation, ep_ld_acquire(ep_own(r) + cell));
+}
+EP_DEV ep_u64 ep_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter) {
+    return ep_look(r, ep_cell(r.w, r.generation, writer, lane, counter));
+}
+
+#endif

@@ -1,0 +1,252 @@
+/*
+ * main.cpp: ranks on the toy device. Reads a job from stdin, runs its rounds (a dispatch through rings, then a combine
+ * through rings, by the kernels' own text) with all ranks at the same time, and writes what came of them to stdout.
+ * tests/toy/job.rs writes jobs and reads results.
+ */
+#include "dispatch_ring.cu"
+#include "combine_ring.cu"
+
+namespace {
+
+/* Arrays, each behind its length in bytes. */
+template <class T> std::vector<T> take() {
+    std::uint64_t bytes = 0;
+    std::vector<T> array;
+    if (std::fread(&bytes, 8, 1, stdin) != 1 || bytes % sizeof(T))
+        toy::broken("the job ends early, or has an array of %llu bytes", (ep_u64)bytes);
+    array.resize(bytes / sizeof(T));
+    if (bytes && std::fread(array.data(), 1, bytes, stdin) != bytes) toy::broken("the job ends early");
+    return array;
+}
+template <class T> T take_one() {
+    const auto array = take<T>();
+    if (array.size() != 1) toy::broken("%zu in place of one", array.size());
+    return array[0];
+}
+template <class T> void give(const std::vector<T>& array) {
+    const std::uint64_t bytes = array.size() * sizeof(T);
+    std::fwrite(&bytes, 8, 1, stdout);
+    std::fwrite(array.data(), 1, bytes, stdout);
+}
+/* An address of 0 would say that there is no array; this one may have no numbers. */
+template <class T> ep_u64 address(const std::vector<T>& array) {
+    static const ep_u64 nothing = 0;
+    return array.empty() ? (ep_u64)&nothing : (ep_u64)array.data();
+}
+
+/* What a rank brings to a round, and what it gets. */
+struct Part {
+    std::vector<ep_u8> x, scales, y;
+    std::vector<ep_u8> bias[2];
+    std::vector<ep_i32> position;
+    std::vector<ep_i64> topk_idx;
+    std::vector<float> topk_weights;
+    std::vector<ep_u32> first_of, first_at;
+
+    std::vector<ep_u8> out, out_scales, combined;
+    std::vector<ep_i64> out_idx;
+    std::vector<float> out_weights, weights;
+    std::vector<ep_i32> out_token, out_rank;
+};
+
+struct Round {
+    ep_u64 settings;
+    EpRings rings;
+    ep_u32 dispatch_roles, combine_roles;
+    std::vector<ep_u32> matrix, tokens_of;
+    std::vector<Part> parts;
+};
+
+/* The memory of a rank. */
+struct Rank {
+    EpRank view{};
+    std::vector<ep_u64> window, local, cursors;
+    std::vector<EpRole> dispatch_roles, combine_roles;
+    EpReport report{};
+    EpTest test{};
+    ep_u32 crashed = 0;
+};
+
+/* Numbers of a job, in this order. */
+struct Job {
+    ep_u64 seed;    /* of the machine's turns, and of delays */
+    ep_u64 allowed; /* nanoseconds */
+    ep_u64 rounds;
+    ep_u64 plant;   /* EP_PLANT_...; 0 for none */
+    ep_u64 longest; /* delay, in nanoseconds; 0 for none */
+    ep_u64 absent;  /* a rank that does nothing; any other number for none */
+};
+
+constexpr ep_u64 kPoison = 0xeeeeeeeeeeeeeeeeull;
+
+void prepare(Rank& rank, ep_u32 me, const EpWindow& w, const Job& job) {
+    rank.window.assign(w.window_bytes / 8, kPoison);
+    toy::windows.push_back({(unsigned char*)rank.window.data(), w.window_bytes});
+    rank.local.assign((sizeof(EpLocal) + 4 * w.ranks + 7) / 8, 0);
+    ((EpLocal*)rank.local.data())->generation = 1;
+    rank.cursors.assign(2 * w.ranks * w.tracks, 0);
+    rank.test.seed = job.longest ? job.seed : 0;
+    rank.test.longest = (ep_u32)job.longest;
+    rank.test.host = (ep_u64)&rank.crashed;
+    rank.test.plant = (ep_u32)job.plant;
+    rank.test.poison = 1;
+    rank.test.late_to = EP_FULL;
+    rank.view.w = w;
+    rank.view.local = address(rank.local);
+    rank.view.report = (ep_u64)&rank.report;
+    rank.view.cursors = address(rank.cursors);
+    rank.view.first_op = 1;
+    rank.view.allowed = job.allowed;
+    rank.view.me = me;
+    rank.view.generation = 1;
+    rank.view.test = (ep_u64)&rank.test;
+}
+
+Part take_part(const EpWindow& w) {
+    Part p;
+    p.x = take<ep_u8>();
+    p.scales = take<ep_u8>();
+    p.position = take<ep_i32>();
+    p.topk_idx = take<ep_i64>();
+    p.topk_weights = take<float>();
+    p.first_of = take<ep_u32>();
+    p.first_at = take<ep_u32>();
+    p.y = take<ep_u8>();
+    for (auto& bias : p.bias) bias = take<ep_u8>();
+    const ep_u64 rows = p.first_of.back(), tokens = p.topk_idx.size() / w.topk;
+    p.out.assign(rows * w.scales_offset, 0xee);
+    p.out_scales.assign(rows * w.scales_stride, 0xee);
+    p.out_idx.assign(rows * w.topk, -7);
+    p.out_weights.assign(rows * w.topk, -7.0f);
+    p.out_token.assign(rows, -7);
+    p.out_rank.assign(rows, -7);
+    p.combined.assign(tokens * w.result_stride, 0xee);
+    p.weights.assign(tokens * w.topk, -7.0f);
+    return p;
+}
+
+Round take_round(const EpWindow& w) {
+    Round round;
+    round.settings = take_one<ep_u64>();
+    round.rings = take_one<EpRings>();
+    round.dispatch_roles = take_one<ep_u32>();
+    round.combine_roles = take_one<ep_u32>();
+    round.matrix = take<ep_u32>();
+    round.tokens_of = take<ep_u32>();
+    for (ep_u32 rank = 0; rank < w.ranks; ++rank) round.parts.push_back(take_part(w));
+    return round;
+}
+
+EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Part& p) {
+    const EpWindow& w = rank.view.w;
+    EpDispatchRingArgs a{};
+    a.rings = round.rings;
+    a.x = address(p.x);
+    a.x_stride = w.scales_offset;
+    a.scales = address(p.scales);
+    a.scales_token = w.scales_stride;
+    a.scales_word = 4;
+    a.position = address(p.position);
+    a.topk_idx = address(p.topk_idx);
+    a.topk_weights = address(p.topk_weights);
+    a.first_of = address(p.first_of);
+    a.out = address(p.out);
+    a.out_scales = address(p.out_scales);
+    a.out_idx = address(p.out_idx);
+    a.out_weights = address(p.out_weights);
+    a.out_token = address(p.out_token);
+    a.out_rank = address(p.out_rank);
+    a.tokens = round.tokens_of[rank.view.me];
+    a.roles = address(rank.dispatch_roles);
+    a.role_count = round.dispatch_roles;
+    return a;
+}
+
+/* The weights that came with the rows go back with them. */
+EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part& p) {
+    EpCombineRingArgs a{};
+    a.combine.y = address(p.y);
+    a.combine.y_stride = rank.view.w.result_stride;
+    a.combine.position = address(p.position);
+    a.combine.first_at = address(p.first_at);
+    a.combine.matrix = address(round.matrix);
+    for (ep_u32 i = 0; i < 2; ++i) a.combine.bias[i] = p.bias[i].empty() ? 0 : address(p.bias[i]);
+    a.combine.bias_stride = rank.view.w.result_stride;
+    a.combine.out = address(p.combined);
+    a.combine.out_stride = rank.view.w.result_stride;
+    a.combine.weights = address(p.weights);
+    a.combine.own_weights = address(p.out_weights);
+    a.combine.base = EP_NO_BASE;
+    a.combine.first_of = address(p.first_of);
+    a.combine.tokens = round.tokens_of[rank.view.me];
+    a.rings = round.rings;
+    a.source_token = address(p.out_token);
+    a.tokens_of = address(round.tokens_of);
+    a.roles = address(rank.combine_roles);
+    a.role_count = round.combine_roles;
+    return a;
+}
+
+/* What ep_combine_kernel does before the rings' kernel where nothing can be pulled: this rank offers no block. */
+EP_KERNEL(32) offer_nothing(EP_GIVEN(EpRank) r) {
+    if (ep_block_any(ep_closed(r))) return;
+    ep_send_notes(r, EP_NO_BASE, 0, 0, ep_threads(), ep_now());
+    if (ep_thread() == 0) ep_local(r)->rings = 1;
+}
+
+/* A rank's rounds, one launch after the other, whatever the others are at. */
+void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
+    const EpWindow& w = rank.view.w;
+    const auto blocks = [](ep_u32 roles) { return (roles + EP_RING_WARPS - 1) / EP_RING_WARPS; };
+    EpRank r = rank.view;
+    for (Round& round : rounds) {
+        const Part& part = round.parts[r.me];
+        const EpDispatchRingArgs dispatch = dispatch_args(rank, round, part);
+        const EpCombineRingArgs combine = combine_args(rank, round, part);
+        r.settings = round.settings;
+        r.kind = EP_KIND_DISPATCH;
+        toy::launch(blocks(dispatch.role_count), EP_RING_WARPS, 0, ++seed,
+                    [&] { ep_dispatch_ring_kernel(r, dispatch); });
+        r.kind = EP_KIND_COMBINE;
+        toy::launch(1, 1, 0, ++seed, [&] { offer_nothing(r); });
+        const std::size_t pool = w.ranks * (EP_SOURCE_BYTES + EP_RING_WARPS * EP_ROUTE_BYTES);
+        toy::launch(blocks(combine.role_count), EP_RING_WARPS, pool, ++seed,
+                    [&] { ep_combine_ring_kernel(r, combine); });
+    }
+}
+
+} /* namespace */
+
+int main() {
+    const Job job = take_one<Job>();
+    const EpWindow w = take_one<EpWindow>();
+    std::vector<Rank> ranks(w.ranks);
+    for (ep_u32 me = 0; me < w.ranks; ++me) {
+        prepare(ranks[me], me, w, job);
+        ranks[me].dispatch_roles = take<EpRole>();
+        ranks[me].combine_roles = take<EpRole>();
+    }
+    std::vector<Round> rounds;
+    for (ep_u64 i = 0; i < job.rounds; ++i) rounds.push_back(take_round(w));
+
+    std::vector<std::thread> threads;
+    for (Rank& rank : ranks)
+        if (rank.view.me != job.absent)
+            threads.emplace_back([&] { play(rank, rounds, (job.seed * w.ranks + rank.view.me) << 16); });
+    for (auto& thread : threads) thread.join();
+
+    std::vector<EpReport> reports;
+    for (const Rank& rank : ranks) reports.push_back(rank.report);
+    give(reports);
+    for (const Round& round : rounds)
+        for (const Part& p : round.parts) {
+            give(p.out);
+            give(p.out_scales);
+            give(p.out_idx);
+            give(p.out_weights);
+            give(p.out_token);
+            give(p.out_rank);
+            give(p.combined);
+            give(p.weights);
+        }
+}

@@ -1,0 +1,167 @@
+/*
+ * ep_protocol.h: the rules of the protocol that roles and kernels share: pure arithmetic, without memory and without waiting.
+ *
+ * What ep_core says in Rust stands here a second time, and a test compares the two: cursors of rings (ep_core::ring), waits and whom to
+ * blame (ep_core::blame), and which message is refused (ep_core::layout).
+ */
+#ifndef EP_PROTOCOL_H
+#define EP_PROTOCOL_H
+#include "ep_state.h"
+
+/* --- Cursors of a ring. Counts run on for the life of the communicator; slots are counted from `origin`, where the ring was empty. A ring
+       may be held by every lane of a warp, with the same values. --- */
+
+/* The filling end. */
+struct EpProducer {
+    ep_u64 origin;
+    ep_u64 tail;      /* slots filled, ever */
+    ep_u64 published; /* the tail that the consumer was told */
+    ep_u64 head;      /* the last head that was seen */
+};
+
+/* A ring that is empty, whose counts stand at count; what the consumer has said is still to be looked at. */
+EP_HD static inline EpProducer ep_producer_at(ep_u64 count) { return EpProducer{count, count, count, 0}; }
+
+EP_HD static inline bool ep_producer_is_full(const EpProducer& p, const EpRings& r) { return p.tail - p.head >= r.slots; }
+
+/* The head that must be seen before the next slot may be filled. */
+EP_HD static inline ep_u64 ep_producer_awaits(const EpProducer& p, const EpRings& r) {
+    return p.tail + 1 > r.slots ? p.tail + 1 - r.slots : 0;
+}
+
+/* The slot to fill next. */
+EP_HD static inline ep_u32 ep_producer_slot(const EpProducer& p, const EpRings& r) { return (ep_u32)((p.tail - p.origin) % r.slots); }
+
+/* Counts a slot as filled; whether a tail is due. */
+EP_HD static inline bool ep_producer_push(EpProducer& p, const EpRings& r) {
+    ++p.tail;
+    return p.tail - p.published >= r.chunk;
+}
+
+/* Takes note of a head; false when it claims rows that were never sent. */
+EP_HD static inline bool ep_producer_saw(EpProducer& p, ep_u64 head) {
+    if (head > p.tail) return false;
+    p.head = head > p.head ? head : p.head;
+    return true;
+}
+
+/* The emptying end. */
+struct EpConsumer {
+    ep_u64 origin;
+    ep_u64 head;     /* slots read, ever */
+    ep_u64 returned; /* the head that the producer was told */
+    ep_u64 tail;     /* the last tail that was seen */
+};
+
+EP_HD static inline EpConsumer ep_consumer_at(ep_u64 count) { return EpConsumer{count, count, count, count}; }
+
+EP_HD static inline bool ep_consumer_has_row(const EpConsumer& c) { return c.head < c.tail; }
+
+/* The slot to read next. */
+EP_HD static inline ep_u32 ep_consumer_slot(const EpConsumer& c, const EpRings& r) { return (ep_u32)((c.head - c.origin) % r.slots); }
+
+/* Counts a slot as read; whether credit is due. */
+EP_HD static inline bool ep_consumer_pop(EpConsumer& c, const EpRings& r) {
+    ++c.head;
+    return c.head - c.returned >= r.credit;
+}
+
+/* The highest tail that could be right. */
+EP_HD static inline ep_u64 ep_consumer_limit(const EpConsumer& c, const EpRings& r) { return c.head + r.slots; }
+
+/* Takes note of a tail; false when it claims more rows than the ring holds. */
+EP_HD static inline bool ep_consumer_saw(EpConsumer& c, const EpRings& r, ep_u64 tail) {
+    if (tail > ep_consumer_limit(c, r)) return false;
+    c.tail = tail > c.tail ? tail : c.tail;
+    return true;
+}
+
+/* --- Waits, and whom to blame. At three quarters of the time allowed, or once another rank has, a rank that waits tells all what for: of
+       its waits the one nearest to the cause. In the last eighth the ranks give up in turn, lower ranks first. The first names the
+       rank that waits for nobody and spreads that verdict, which all take over: so all name the same. --- */
+
+/* A wait of the own rank: larger for waits nearer to the cause, of later operations. Never 0. */
+EP_HD static inline ep_u64 ep_wait_key(ep_u64 op, ep_u32 phase, ep_u32 peer) { return op << 20 | (0xfffff - (phase << 16 | peer)); }
+EP_HD static inline ep_u64 ep_key_op(ep_u64 key) { return key >> 20; }
+EP_HD static inline ep_u32 ep_key_phase(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) >> 16; }
+EP_HD static inline ep_u32 ep_key_peer(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) & 0xffff; }
+
+/* No wait. */
+#define EP_NO_WAIT 0xffffffffu
+/* Where ep_wait_op has the operation that is asked about. */
+#define EP_WAIT_OP 2048u
+
+/* A wait of rank for peer, in the order of waits: the smaller, the nearer to the cause. its_op: of the operation the low bits that an alarm
+   carries; operations that are near op have near numbers. A wait for the rank itself was taken back, and is none. */
+EP_HD static inline ep_u32 ep_wait_word(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u32 its_op, ep_u32 phase, ep_u32 peer) {
+    if (peer == rank || peer >= ranks) return EP_NO_WAIT;
+    return ((its_op + EP_WAIT_OP + 4096 - (ep_u32)(op % 4096)) % 4096) << 20 | phase << 16 | peer;
+}
+EP_HD static inline ep_u32 ep_wait_op(ep_u32 wait) { return wait >> 20; }
+EP_HD static inline ep_u32 ep_wait_peer(ep_u32 wait) { return wait & 0xffff; }
+
+/* What rank says by its last alarm that it waits for. */
+EP_HD static inline ep_u32 ep_wait_of_alarm(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u64 alarm) {
+    if (ep_alarm_serial(alarm) == 0 || ep_alarm_verdict(alarm)) return EP_NO_WAIT;
+    return ep_wait_word(ranks, rank, op, ep_alarm_op(alarm), ep_alarm_phase(alarm), ep_alarm_peer(alarm));
+}
+
+/* What the own rank has told the others (a key; 0 for nothing). */
+EP_HD static inline ep_u32 ep_wait_of_key(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u64 key) {
+    return key == 0 ? EP_NO_WAIT : ep_wait_word(ranks, rank, op, (ep_u32)(ep_key_op(key) % 4096), ep_key_phase(key), ep_key_peer(key));
+}
+
+/* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for. Waits for ranks that wait for nobody
+   come first, then waits in a circle; of several the one nearest to the cause. */
+template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of) {
+    ep_u32 root = EP_NO_WAIT, circle = EP_NO_WAIT;
+    for (ep_u32 rank = 0; rank < ranks; ++rank) {
+        const ep_u32 wait = wait_of(rank);
+        if (wait == EP_NO_WAIT) continue;
+        ep_u32 next = wait;
+        for (ep_u32 hops = 0; hops < ranks && next != EP_NO_WAIT && ep_wait_peer(next) != rank; ++hops) next = wait_of(ep_wait_peer(next));
+        if (wait_of(ep_wait_peer(wait)) == EP_NO_WAIT) root = wait < root ? wait : root;
+        else if (next != EP_NO_WAIT && ep_wait_peer(next) == rank) circle = wait < circle ? wait : circle;
+    }
+    const ep_u32 cause = root != EP_NO_WAIT ? root : circle;
+    return cause == EP_NO_WAIT ? awaited : ep_wait_peer(cause);
+}
+
+/* When a rank that waits tells the others, and when it gives up, in nanoseconds of the time allowed. */
+EP_HD static inline ep_u64 ep_speaks_after(ep_u64 allowed) { return allowed / 4 * 3; }
+EP_HD static inline ep_u64 ep_gives_up_after(ep_u64 allowed, ep_u32 ranks, ep_u32 me) {
+    return allowed / 8 * 7 + allowed / 8 / ranks * me;
+}
+
+/* --- Messages that are refused. --- */
+
+/* A field that differs, and its values; EP_SAME where none does. */
+#define EP_SAME 0xffffffffu
+struct EpDifference {
+    ep_u32 field;
+    ep_u64 mine;
+    ep_u64 theirs;
+};
+
+/* Of the header that opens a message or a ring, against that of the own operation. */
+EP_HD static inline EpDifference ep_compare_headers(const EpOpHeader& mine, const EpOpHeader& theirs) {
+    if (theirs.op != mine.op) return EpDifference{EP_FIELD_OP, mine.op, theirs.op};
+    if (theirs.kind != mine.kind) return EpDifference{EP_FIELD_KIND, mine.kind, theirs.kind};
+    if (theirs.settings != mine.settings) return EpDifference{EP_FIELD_SETTINGS, mine.settings, theirs.settings};
+    return EpDifference{EP_SAME, 0, 0};
+}
+
+/* Of a row's header, against that of the row that is due; its token may be any. */
+EP_HD static inline EpDifference ep_compare_rows(const EpRowHeader& due, const EpRowHeader& row) {
+    if (row.op != due.op) return EpDifference{EP_FIELD_ROW_OP, due.op, row.op};
+    if (row.source_rank != due.source_rank) return EpDifference{EP_FIELD_ROW_SOURCE, due.source_rank, row.source_rank};
+    if (row.position != due.position) return EpDifference{EP_FIELD_ROW_POSITION, due.position, row.position};
+    return EpDifference{EP_SAME, 0, 0};
+}
+
+/* Whether bytes from base on lie in a window; EP_NO_BASE names none. */
+EP_HD static inline bool ep_is_within(const EpWindow& w, ep_u64 base, ep_u64 bytes) {
+    return base == EP_NO_BASE || (base <= w.window_bytes && bytes <= w.window_bytes - base);
+}
+
+#endif

@@ -1,0 +1,33 @@
+//! Whom to blame when a wait has lasted too long: pure, the same rule for roles and kernels.
+
+use crate::error::Phase;
+use crate::topology::Rank;
+
+/// A wait for a peer. Ordered by how near it is to the cause: earlier operations and phases first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Wait {
+    /// Number of the operation.
+    pub op: u64,
+    /// What is awaited.
+    pub phase: Phase,
+    /// From whom.
+    pub peer: Rank,
+}
+
+/// Whom to blame, of what each rank has said that it waits for; `timeout` is the wait whose time is up. `hears` tells whose words come to
+/// the rank that asks.
+///
+/// A rank that waits itself is explained by what it waits for; so the waits for ranks that wait for nobody come first. Next the waits in a
+/// circle (a lane that lost what it carried), and those for ranks that are not heard, which may wait as well. Of several, the one
+/// nearest to the cause. All ranks that have heard the same come to the same verdict.
+pub fn culprit(waits: &[(Rank, Wait)], hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
+    let next = |rank: Rank| waits.iter().find(|&&(reporter, _)| reporter == rank).map(|&(_, wait)| wait.peer);
+    let roots = || waits.iter().filter(|(_, wait)| next(wait.peer).is_none()).map(|&(_, wait)| wait);
+    let circle = |reporter: Rank| {
+        let chain = std::iter::successors(next(reporter), |&rank| next(rank));
+        chain.take(waits.len()).any(|rank| rank == reporter)
+    };
+    let circles = waits.iter().filter(|&&(reporter, _)| circle(reporter)).map(|&(_, wait)| wait);
+    let heard = roots().filter(|wait| hears(wait.peer)).min();
+    heard.or_else(|| roots().chain(circles).min()).map_or(timeout.peer, |wait| wait.peer)
+}

@@ -1,0 +1,297 @@
+//! The arena of a window: blocks granted to peers, or filled by the experts for peers to pull; and leases of them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Fault;
+use crate::layout::{Block, RowFormat, SLOT_ALIGN};
+use crate::machine::Window;
+use crate::port::{Offset, Span};
+
+/// Free and taken ranges of an arena: first fit, neighbours merged.
+#[derive(Debug)]
+struct Free {
+    ranges: Vec<Span>,
+    /// Recoveries so far.
+    epoch: u64,
+    /// Epochs that ended with the loss of a rank.
+    lossy: Vec<u64>,
+    /// Blocks of this epoch's failed operation: peers may still touch them until everybody has recovered.
+    stuck: Vec<Block>,
+}
+
+impl Free {
+    fn take(&mut self, len: u64) -> Option<Offset> {
+        let at = self.ranges.iter().position(|range| range.len >= len)?;
+        let range = &mut self.ranges[at];
+        let taken = range.offset;
+        *range = taken.plus(len).span(range.len - len);
+        if range.len == 0 {
+            self.ranges.remove(at);
+        }
+        Some(taken)
+    }
+
+    fn give(&mut self, span: Span) {
+        let at = self.ranges.partition_point(|range| range.offset < span.offset);
+        self.ranges.insert(at, span);
+        if at + 1 < self.ranges.len() && self.ranges[at].end() == self.ranges[at + 1].offset.0 {
+            self.ranges[at].len += self.ranges.remove(at + 1).len;
+        }
+        if at > 0 && self.ranges[at - 1].end() == self.ranges[at].offset.0 {
+            self.ranges[at - 1].len += self.ranges.remove(at).len;
+        }
+    }
+}
+
+/// Hands out blocks of an arena. Clones hand out the same memory.
+///
+/// What a failed operation granted or offered is *held*, not given back: peers may still touch it until all have recovered,
+/// and for ever if a rank was lost.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    free: Arc<Mutex<Free>>,
+}
+
+impl Arena {
+    /// The arena of a window: [`Layout::arena`](crate::Layout::arena).
+    pub fn new(span: Span) -> Self {
+        let start = span.offset.0.next_multiple_of(SLOT_ALIGN);
+        let len = span.end().saturating_sub(start) / SLOT_ALIGN * SLOT_ALIGN;
+        let ranges = if len > 0 { vec![Offset(start).span(len)] } else { Vec::new() };
+        Self { free: Arc::new(Mutex::new(Free { ranges, epoch: 0, lossy: Vec::new(), stuck: Vec::new() })) }
+    }
+
+    /// A block of `rows` rows, or none when there is no room. A block of no rows needs no room.
+    pub fn take(&self, format: &RowFormat, rows: u32) -> Option<Block> {
+        let len = format.block_bytes(u64::from(rows));
+        let base = if len == 0 { Offset(0) } else { self.free().take(len)? };
+        Some(format.block(base, rows))
+    }
+
+    /// Makes a block's memory available again.
+    pub fn give(&self, block: &Block) {
+        if block.span().len > 0 {
+            self.free().give(block.span());
+        }
+    }
+
+    /// Keeps a block of a failed operation until the next recovery.
+    pub fn hold(&self, block: Block) {
+        self.free().stuck.push(block);
+    }
+
+    /// Everybody has stopped what it did before, except ranks newly `lost`: what these were granted or offered is never
+    /// handed out again.
+    pub fn recovered(&self, lost: bool) {
+        let stuck = {
+            let mut free = self.free();
+            if lost {
+                let epoch = free.epoch;
+                free.lossy.push(epoch);
+            }
+            free.epoch += 1;
+            std::mem::take(&mut free.stuck)
+        };
+        if !lost {
+            stuck.iter().for_each(|block| self.give(block));
+        }
+    }
+
+    /// Whether both hand out the same memory.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.free, &other.free)
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A block of the arena in use. When nobody holds it any more, its memory is grantable again, unless a peer may still touch it.
+#[derive(Debug)]
+pub struct Held {
+    arena: Arena,
+    block: Block,
+    /// 1 + the epoch in which peers were told that they may touch it, until the operation has ended well; 0 for none.
+    offered: AtomicU64,
+}
+
+impl Held {
+    /// Holds `block`, which `arena` gave.
+    pub fn new(arena: &Arena, block: Block) -> Self {
+        Self { arena: arena.clone(), block, offered: AtomicU64::new(0) }
+    }
+
+    /// The block.
+    pub const fn block(&self) -> Block {
+        self.block
+    }
+
+    /// Peers are about to be told that they may touch it.
+    pub fn offer(&self) {
+        let epoch = self.arena.free().epoch;
+        self.offered.store(epoch + 1, Ordering::Relaxed);
+    }
+
+    /// No peer touches it any more.
+    pub fn take_back(&self) {
+        self.offered.store(0, Ordering::Relaxed);
+    }
+
+    /// The epoch in which it was offered.
+    fn offered(&self) -> Option<u64> {
+        self.offered.load(Ordering::Relaxed).checked_sub(1)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let free = self.arena.free();
+        let (now, lost) = (free.epoch, self.offered().is_some_and(|offered| free.lossy.contains(&offered)));
+        drop(free);
+        match self.offered() {
+            Some(_) if lost => {}
+            Some(offered) if offered == now => self.arena.hold(self.block),
+            _ => self.arena.give(&self.block),
+        }
+    }
+}
+
+/// Rows in the arena, held by the user. Dropping it makes the memory grantable again.
+pub struct Lease<W> {
+    held: Arc<Held>,
+    window: W,
+}
+
+impl<W: Window> Lease<W> {
+    /// A lease of `block`, which `arena` gave, in `window`.
+    pub fn new(arena: &Arena, block: Block, window: W) -> Self {
+        Self { held: Arc::new(Held::new(arena, block)), window }
+    }
+
+    /// Its block, if it is of `arena`.
+    pub fn block_in(&self, arena: &Arena) -> Option<Block> {
+        self.held.arena.same(arena).then_some(self.held.block)
+    }
+
+    /// The memory itself, to be held beyond the lease.
+    pub fn held(&self) -> &Arc<Held> {
+        &self.held
+    }
+
+    /// Peers are about to be told that they may read it.
+    pub fn offer(&self) {
+        self.held.offer();
+    }
+
+    /// No peer reads it any more.
+    pub fn take_back(&self) {
+        self.held.take_back();
+    }
+
+    /// Rows it holds.
+    pub fn rows(&self) -> u32 {
+        self.held.block.rows()
+    }
+
+    /// The window that it is part of, and where the rows lie there: for backends whose window may be read in place.
+    pub fn place(&self) -> (&W, Block) {
+        (&self.window, self.held.block)
+    }
+
+    /// Bytes of one row as it travels.
+    pub fn row_bytes(&self) -> usize {
+        self.held.block.format().payload_bytes() as usize
+    }
+
+    /// Copies row `row` out, as it travels.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfRange`].
+    pub fn read(&self, row: u32, into: &mut [u8]) -> Result<(), Fault> {
+        self.check(row)?;
+        self.held.block.gather(row, into, |at, into| self.window.read(at, into))
+    }
+
+    /// Copies row `row`, as it travels, in.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfRange`]; [`Fault::StillOffered`] after a failed combine, until all ranks that might read it have
+    /// recovered.
+    pub fn write(&mut self, row: u32, bytes: &[u8]) -> Result<(), Fault> {
+        self.check(row)?;
+        if let Some(offered) = self.held.offered() {
+            let free = self.held.arena.free();
+            if offered == free.epoch || free.lossy.contains(&offered) {
+                return Err(Fault::StillOffered);
+            }
+        }
+        self.held.block.parts(row).try_for_each(|(part, at)| self.window.write(at, &bytes[part]))
+    }
+
+    fn check(&self, row: u32) -> Result<(), Fault> {
+        let block = &self.held.block;
+        if row < block.rows() { Ok(()) } else { Err(Fault::out_of_range(block.codes(row), block.span().end())) }
+    }
+}
+
+impl<W> fmt::Debug for Lease<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("block", &self.held.block).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Shape;
+
+    #[test]
+    fn what_is_given_back_is_one_piece_again() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let arena = Arena::new(Offset(64).span(10 * format.block_bytes(1)));
+        let blocks: Vec<_> = (0..10).map(|_| arena.take(&format, 1).unwrap()).collect();
+        assert!(arena.take(&format, 1).is_none());
+        for at in [3, 5, 4, 0, 9, 1, 2, 8, 6, 7] {
+            arena.give(&blocks[at]);
+        }
+        assert_eq!(arena.free().ranges.len(), 1);
+        assert!(arena.take(&format, 0).is_some());
+    }
+
+    /// It may be alive and still write there, whenever the block is let go of: before the recovery, after it, or after
+    /// another.
+    #[test]
+    fn what_a_lost_rank_may_touch_is_never_handed_out_again() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        for (lost, drops) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 1), (false, 2)] {
+            let arena = Arena::new(Offset(64).span(format.block_bytes(1)));
+            let mut held = Some(Held::new(&arena, arena.take(&format, 1).unwrap()));
+            held.as_ref().unwrap().offer();
+            for recovery in 0..3 {
+                if recovery == drops {
+                    drop(held.take());
+                }
+                arena.recovered(lost && recovery == 0);
+            }
+            assert_eq!(arena.take(&format, 1).is_none(), lost, "let go of before recovery {drops}");
+        }
+    }
+
+    #[test]
+    fn memory_is_grantable_when_nobody_holds_it() {
+        let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
+        let arena = Arena::new(Offset(64).span(format.block_bytes(1)));
+        let lease = Arc::new(Held::new(&arena, arena.take(&format, 1).unwrap()));
+        let other = Arc::clone(&lease);
+        drop(lease);
+        assert!(arena.take(&format, 1).is_none(), "another still holds it");
+        other.offer();
+        drop(other);
+        assert!(arena.take(&format, 1).is_none(), "a peer may touch it until all have recovered");
+        arena.recovered(false);
+        assert!(arena.take(&format, 1).is_some());
+    }
+}

@@ -1,0 +1,166 @@
+//! What a kernel reports when it cannot go on, and the error that the user gets.
+
+use crate::error::{Error, Failure, Fault, Phase};
+use crate::layout::Mismatch;
+use crate::port::{LaneId, LaneKind, Nanos};
+use crate::topology::Rank;
+use crate::{c_enum, c_struct};
+
+c_enum! {
+    /// What went wrong: EpReport.status. 0 for nothing.
+    pub enum Status = "EP_STATUS" {
+        /// A wait lasted until the deadline.
+        Timeout = 1,
+        /// A peer does something else.
+        Mismatch = 2,
+        /// A peer has given up.
+        Aborted = 3,
+        /// A token's choices are wrong.
+        BadRouting = 4,
+        /// Low latency goes on without this rank.
+        Masked = 5,
+        /// A peer is known to do nothing any more.
+        Gone = 6,
+    }
+}
+
+c_enum! {
+    /// Which field differed in low latency: EpReport.field of a mismatch.
+    pub enum LowMismatch = "EP_LOW_FIELD" {
+        /// number of the low-latency operation
+        Op = 0,
+        /// kind of the low-latency operation
+        Kind = 1,
+        /// value of an arrival
+        Arrival = 2,
+        /// operation of a low-latency row
+        RowOp = 3,
+        /// source of a low-latency row
+        RowSource = 4,
+        /// token of a low-latency row
+        RowToken = 5,
+        /// least token of the next row
+        LeastToken = 6,
+        /// tokens of a source
+        Tokens = 7,
+        /// rows of a source
+        Rows = 8,
+        /// results of a rank
+        Results = 9,
+        /// rows of an expert
+        ExpertRows = 10,
+        /// generation of a replayed graph
+        Generation = 11,
+        /// low-latency operations in flight
+        InFlight = 12,
+        /// last low-latency operation of a generation
+        LastOp = 13,
+        /// generation of a low-latency row
+        RowGeneration = 14,
+    }
+}
+
+c_struct! {
+    /// The first failure of a rank, in host memory that the device writes. The status is written last.
+    #[derive(Eq)]
+    pub struct Report = "EpReport" {
+        /// EP_STATUS_...; 0 for none.
+        pub status: u32,
+        /// What was waited for: EP_PHASE_...
+        pub phase: u32,
+        /// From whom, or who has given up.
+        pub peer: u32,
+        /// Index of the lane.
+        pub lane: u32,
+        /// The operation.
+        pub op: u64,
+        /// The value seen; of wrong choices the token.
+        pub seen: u64,
+        /// The value awaited.
+        pub awaited: u64,
+        /// Nanoseconds waited.
+        pub waited: u64,
+        /// Which field differed: EP_FIELD_..., in low latency EP_LOW_FIELD_...
+        pub field: u32,
+        /// Whom this rank blames.
+        pub culprit: u32,
+    }
+}
+
+impl Report {
+    /// The error that it is, for rank `me` that has reported it in throughput mode; none where nothing was reported.
+    pub fn error(&self, me: Rank) -> Option<Error> {
+        self.error_of(me, Mismatch::of(self.field).map(Mismatch::name))
+    }
+
+    /// The error that it is, for rank `me` that has reported it in low latency; none where nothing was reported.
+    pub fn low_error(&self, me: Rank) -> Option<Error> {
+        self.error_of(me, LowMismatch::of(self.field).map(LowMismatch::name))
+    }
+
+    fn error_of(&self, me: Rank, field: Option<&'static str>) -> Option<Error> {
+        if self.status == 0 {
+            return None;
+        }
+        let Self { op, seen, awaited, .. } = *self;
+        let (phase, peer, culprit) = (Phase::of(self.phase), Rank(self.peer), Rank(self.culprit));
+        let (fault, reporter) = match Status::of(self.status) {
+            Some(Status::Timeout) => {
+                let lane = LaneId { peer, kind: LaneKind::from_index(self.lane as usize) };
+                (Fault::Timeout { phase, peer, lane, seen, awaited, waited: Nanos(self.waited) }, me)
+            }
+            Some(Status::Mismatch) => {
+                let field = field.unwrap_or("a field that no kernel names");
+                (Fault::Mismatch { field, mine: awaited, theirs: seen, peer }, me)
+            }
+            Some(Status::Gone) => (Fault::PeerGone { peer, phase }, me),
+            Some(Status::Aborted) => (Fault::Aborted { reporter: peer, culprit }, peer),
+            Some(Status::Masked) => (Fault::MaskedBy { peer }, me),
+            Some(Status::BadRouting) => {
+                let limit = "-1 or an expert, every expert at most once per token";
+                return Some(Error::invalid(format_args!("topk_idx of token {seen}"), "something else", limit));
+            }
+            None => (Fault::Abandoned, me),
+        };
+        Some(Error::Failed(Failure { op, culprit, reporter, fault }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(status: u32) -> Report {
+        Report { status, phase: 3, peer: 2, lane: 1, op: 9, seen: 5, awaited: 7, waited: 11, field: 1, culprit: 4 }
+    }
+
+    fn failure(status: Status, low: bool) -> Failure {
+        let report = report(status as u32);
+        let error = if low { report.low_error(Rank(1)) } else { report.error(Rank(1)) };
+        match error {
+            Some(Error::Failed(failure)) => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_report_says_what_its_fields_say() {
+        assert_eq!(report(0).error(Rank(1)), None);
+        let timeout = failure(Status::Timeout, false);
+        let lane = LaneId { peer: Rank(2), kind: LaneKind::Control };
+        let fault = Fault::Timeout { phase: Phase::Rows, peer: Rank(2), lane, seen: 5, awaited: 7, waited: Nanos(11) };
+        assert_eq!(timeout, Failure { op: 9, culprit: Rank(4), reporter: Rank(1), fault });
+        assert_eq!(failure(Status::Aborted, false).reporter, Rank(2), "the peer that has given up");
+        assert_eq!(failure(Status::Masked, true).fault, Fault::MaskedBy { peer: Rank(2) });
+        assert!(report(Status::BadRouting as u32).error(Rank(1)).is_some_and(|e| e.to_string().contains("token 5")));
+    }
+
+    #[test]
+    fn the_modes_have_fields_of_their_own() {
+        let field = |low| match failure(Status::Mismatch, low).fault {
+            Fault::Mismatch { field, mine: 7, theirs: 5, peer: Rank(2) } => field,
+            other => panic!("{other}"),
+        };
+        assert_eq!([field(false), field(true)], ["kind of the operation", "kind of the low-latency operation"]);
+    }
+}

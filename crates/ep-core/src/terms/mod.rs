@@ -1,0 +1,17 @@
+//! The words that everything else speaks in: ranks, lanes, cells, roles, times and places. Plain values, which look at nothing
+//! above them; the modules that give them their rules publish them.
+
+mod lane;
+mod phase;
+mod place;
+mod rank;
+mod role;
+mod time;
+
+pub use lane::{Cell, Counter, LaneId, LaneKind, Mail};
+pub use phase::Phase;
+pub(crate) use place::round_up;
+pub use place::{Offset, ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN, Span};
+pub use rank::{Node, Rank};
+pub use role::{Duty, Role};
+pub use time::Nanos;

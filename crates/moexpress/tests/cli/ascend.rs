@@ -1,0 +1,35 @@
+//! `moexpress run --backend ascend`: on the twin, and where there is no NPU.
+
+use crate::{moexpress, moexpress_with_env};
+
+#[test]
+fn the_twin_moves_a_layer_and_a_seed_repeats_it() {
+    let layer = "run --backend ascend --twin --ranks-per-node 3 --tokens 6,0,5 --hidden 40 --experts 6 --topk 2 --channels 2 --json";
+    let report = moexpress(layer).json();
+    assert_eq!(report["verified"], true, "{report}");
+    let odd = moexpress(&format!("{layer} --dtype fp8 --seed 3")).json();
+    assert_eq!(odd["verified"], true, "{odd}");
+}
+
+#[test]
+fn without_an_npu_it_says_what_is_missing() {
+    let refusal = moexpress("run --backend ascend --ranks-per-node 2 --tokens 3").refusal();
+    assert!(refusal.contains("libascendcl.so") || refusal.contains("EP_ASCEND_KERNELS"), "{refusal}");
+    let no_compiler = moexpress_with_env(
+        "run --backend ascend --twin --ranks-per-node 2 --tokens 3",
+        &[("PATH", "/nowhere"), ("CXX", "/nowhere/c++")],
+    );
+    assert!(no_compiler.refusal().contains("the twin needs a C++17 compiler"));
+}
+
+#[test]
+fn what_npus_do_not_do_is_refused() {
+    let says = |arguments: &str, what: &str| {
+        let refusal = moexpress(arguments).refusal();
+        assert!(refusal.contains(what), "{refusal}");
+    };
+    says("run --backend ascend --twin --mode low-latency", "--backend with --mode low-latency is ascend");
+    says("run --backend host --twin", "--backend with --twin is host, allowed: ascend");
+    says("run --backend ascend --twin --nodes 2 --ranks-per-node 2 --tokens 3", "there is no way between servers yet");
+    says("bench --backend ascend", "no NPU has run the kernels yet");
+}

@@ -1,0 +1,207 @@
+"""How large the arena of a communicator is, into which rows are placed directly, and what happens when it is full.
+
+Rows for which it has no room go through rings, which on GPUs are slower by far. DeepEP's ``num_nvl_bytes`` is a size
+of rings and says little of it, so the arena is made for batches of the size that is seen:
+
+- three batches of dispatched rows and two of results, each as large as that of the rank that received most, and a
+  quarter more;
+- at most an eighth of the memory that is free on the rank that has least: the caller's model is still to fit;
+- but never less than ``num_nvl_bytes``, of which 64 MiB to 1 GiB count whatever is free, and more up to that eighth.
+
+Where results are kept, those of many layers for the backward pass, the first lie in the arena. The others are copied
+to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from moexpress import Communicator, Meeting, errors
+from moexpress.adapter import Element, block_bytes
+
+_expired, _free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
+
+LOG = logging.getLogger("deep_ep")
+"""Says once what makes a buffer slow. ``logging.getLogger("deep_ep").setLevel("ERROR")`` silences it."""
+
+LEAST, HINTED = 1 << 26, 1 << 30
+"""Least bytes of an arena, and those of ``num_nvl_bytes`` that count however little memory is free."""
+DISPATCHES, RESULTS = 3, 2
+"""Batches of dispatched rows, and of results, for which there is room."""
+SHARE = 8
+"""An arena made for batches takes at most one part of so many of the free memory."""
+ALIGN = 64
+"""Bytes that the edges of an arena may cost."""
+
+
+class Sizes(NamedTuple):
+    """What rows of a communicator are made of."""
+
+    experts: int
+    topk: int
+    hidden: int
+    element: Element
+
+    def blocks(self, rows: int) -> tuple[int, int]:
+        """Bytes of so many dispatched rows in an arena, and of as many results."""
+        return block_bytes(self.experts, self.topk, self.hidden, self.element, rows)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The size of an arena. All ranks know it, and it is the same for all of them."""
+
+    rows: int
+    """Rows of a batch for which it is made."""
+    bytes: int
+    is_all: bool
+    """Whether free memory is the limit, so that a larger one is not to be had."""
+
+
+def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[int], least: int, hint: int) -> Room:
+    """Finds the size of an arena. All ranks call it.
+
+    Args:
+        rows_to: rows that this rank sends to each rank in the batch at hand.
+        least: rows of a batch for which there is to be room in any case.
+        hint: ``num_nvl_bytes``.
+    """
+    told = ",".join(map(str, (least, hint, free_bytes(device, meeting.world), *rows_to)))
+    everybody = meeting.all_gather(f"arena={told}".encode())
+    try:
+        # [ranks]: what each told.
+        numbers = [
+            [int(number) for number in one.removeprefix(b"arena=").split(b",")] for one in everybody if one is not None
+        ]
+        leasts, hints, frees, *to = zip(*numbers, strict=True)
+    except ValueError:
+        raise errors.InvalidArgument(
+            "the ranks make different calls, allowed: the same calls in the same order"
+        ) from None
+    received = max(map(sum, to))
+    batch = max(received + received // 4, *leasts)
+    limit = min(frees) // SHARE
+    there, back = rows.blocks(batch)
+    wanted = DISPATCHES * there + RESULTS * back + ALIGN
+    hinted = max(LEAST, min(max(hints), max(limit, HINTED)))
+    return Room(batch, max(hinted, min(wanted, limit)), wanted > max(hinted, limit))
+
+
+def free_bytes(device: torch.device, ranks: int) -> int:
+    """Memory that is free where a rank's tensors are; of a host the share of one rank."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available // ranks
+
+
+class Kept:
+    """Bytes of tensors whose memory is still used by anybody. On the path of every dispatch, where torch's class of
+    weak references to storages would cost microseconds."""
+
+    __slots__ = ("bytes", "numbers", "sweep_at")
+
+    def __init__(self) -> None:
+        self.numbers: list[tuple[Any, int]] = []
+        """Weak references, each with its bytes. They are this object's to free."""
+        self.bytes = 0
+        self.sweep_at = 256
+
+    def add(self, tensor: torch.Tensor, size: int) -> None:
+        """Counts ``tensor``."""
+        self.numbers.append((tensor.untyped_storage()._weak_ref(), size))
+        self.bytes += size
+
+    def sweep(self) -> None:
+        """Forgets what nobody uses any more."""
+        alive = []
+        for number, size in self.numbers:
+            if _expired(number):
+                _free(number)
+                self.bytes -= size
+            else:
+                alive.append((number, size))
+        self.numbers, self.sweep_at = alive, 256 + 2 * len(alive)
+
+    def __del__(self) -> None:
+        for number, _ in self.numbers:
+            _free(number)
+
+
+class Arena:
+    """A communicator of throughput mode, and what lies in its arena."""
+
+    def __init__(self, communicator: Communicator, room: Room, rows: Sizes) -> None:
+        self.communicator, self.room, self.rows = communicator, room, rows
+        there, back = rows.blocks(1 << 20)
+        self._row, self._result = there >> 20, back >> 20
+        self._kept = Kept()
+        self._through_rings = 0
+        self._has_said = False
+
+    def close(self) -> None:
+        """Closes the communicator."""
+        self.communicator.close()
+
+    def has_placed(self) -> bool:
+        """Whether the rows of the last dispatch lie in it."""
+        rows, _ = self.communicator.through_rings()
+        if rows == self._through_rings:
+            return True
+        self._say(rows - self._through_rings, "dispatched rows")
+        self._through_rings = rows
+        return False
+
+    def look_at_results(self) -> None:
+        """After a combine. On CPUs results always return through rings."""
+        if not self._has_said and self.communicator.device.type == "cuda":
+            _, results = self.communicator.through_rings()
+            if results:
+                self._say(results, "rows of results")
+
+    def keeps(self, x: torch.Tensor) -> bool:
+        """Whether the rows of a dispatch may stay as long as the caller uses them, beside another such batch and its
+        results."""
+        rows = x.shape[0]
+        mine = rows * self._row
+        needed = 2 * (mine + rows * self._result)
+        kept = self._kept
+        if kept.bytes + needed > self.room.bytes or len(kept.numbers) >= kept.sweep_at:
+            kept.sweep()
+            if kept.bytes + needed > self.room.bytes and not _is_captured(x):
+                return False
+        kept.add(x, mine)
+        return True
+
+    def _say(self, rows: int, what: str) -> None:
+        if self._has_said:
+            return
+        self._has_said = True
+        room, communicator = self.room, self.communicator
+        if room.is_all:
+            remedy = f"it has an {SHARE}th of the memory that was free: leave more free before the first dispatch"
+        else:
+            remedy = "make the Buffer with a larger num_nvl_bytes"
+        LOG.warning(
+            "rank %d: %d %s of %d elements went through rings, which is slow: the arena of %d MiB had no room for them. To change "
+            "that, %s, or keep fewer results of dispatches. This is said once; Buffer.stats() goes on counting.",
+            communicator.rank,
+            rows,
+            what,
+            communicator.hidden,
+            room.bytes >> 20,
+            remedy,
+        )
+
+
+def _is_captured(x: torch.Tensor) -> bool:
+    """Whether what is enqueued now goes into a CUDA graph, which keeps the arena's memory for itself."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,54 @@
+//! What calls take of Python, as it comes: tuples on the path of every call, dictionaries where a communicator is made.
+
+use moexpress::engine::Dispatch;
+use pyo3::prelude::*;
+
+use crate::backend::{RawBatch, RawRows, RawScales};
+use crate::rank::RawRouting;
+
+/// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
+pub(crate) type Order = (usize, bool);
+
+/// `(address, rows, scales)`; of scales address and strides.
+impl<'py> FromPyObject<'_, 'py> for RawRows {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (address, rows, scales): (usize, u32, Option<(usize, i64, i64)>) = given.extract()?;
+        let scales = scales.map(|(address, row, column)| RawScales { address, strides: [row, column] });
+        Ok(Self { address, rows, scales })
+    }
+}
+
+/// `(topk_idx, topk_weights or None)`, or `(in_rank, tokens_per_expert)`.
+impl<'py> FromPyObject<'_, 'py> for RawRouting {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (address, other): (usize, Bound<'py, PyAny>) = given.extract()?;
+        if let Ok(topk_weights) = other.extract::<Option<usize>>() {
+            return Ok(Self::TopK { topk_idx: address, topk_weights });
+        }
+        Ok(Self::Membership { in_rank: address, tokens_per_expert: other.extract()? })
+    }
+}
+
+/// `(x, tokens, topk_idx, topk_weights, repeats)`: rows of a low-latency batch are dense.
+impl<'py> FromPyObject<'_, 'py> for RawBatch {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (address, rows, topk_idx, topk_weights, repeats) = given.extract()?;
+        Ok(Self { x: RawRows { address, rows, scales: None }, topk_idx, topk_weights, repeats })
+    }
+}
+
+/// `(alignment, worst_rows, device_counts, repeats)`.
+#[derive(FromPyObject)]
+pub(crate) struct DispatchOptions(u32, u32, bool, bool);
+
+impl From<DispatchOptions> for Dispatch {
+    fn from(DispatchOptions(expert_alignment, worst_rows, device_counts, repeats): DispatchOptions) -> Self {
+        Self { expert_alignment, worst_rows, device_counts, repeats, ..Self::default() }
+    }
+}

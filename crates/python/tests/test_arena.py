@@ -1,0 +1,264 @@
+"""Where the rows of deep_ep.Buffer lie: how large an arena is made, when it grows, what happens when it is full."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import deep_ep
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from deep_ep import _arena
+from moexpress import errors
+
+MIB = 1 << 20
+HIDDEN = 7168
+MUCH = 1 << 40
+"""Free memory, said to be there whatever this machine has."""
+
+
+class Log(logging.Handler):
+    """What was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def __enter__(self) -> Log:
+        _arena.LOG.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _arena.LOG.removeHandler(self)
+
+
+def dispatch(buffer: deep_ep.Buffer, tokens: int, rank: int, world: int, **options: Any) -> Any:
+    """Every token goes to every rank, its rows filled with its rank's number. Each rank receives ``tokens`` from each."""
+    experts = 2 * world
+    x = torch.full((tokens, HIDDEN), rank + 1.0, dtype=torch.bfloat16)
+    topk_idx = (2 * torch.arange(world)).repeat(tokens, 1)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    given = (layout[0], None, layout[3], layout[2], topk_idx, torch.ones(tokens, world))
+    return buffer.dispatch(x, None, *given, **options)
+
+
+def check_rows(x: torch.Tensor, tokens: int, world: int) -> None:
+    expected = torch.arange(1, world + 1).repeat_interleave(tokens).bfloat16()
+    assert torch.equal(x[: world * tokens, 0], expected) and torch.equal(x[: world * tokens, -1], expected)
+
+
+def limit_memory(free: int) -> None:
+    """Says that a rank has so much free memory."""
+    _arena.free_bytes = lambda device, ranks: free
+
+
+def check_layers(rank: int, world: int) -> None:
+    """Megatron's hint, and results of 60 layers that are kept."""
+    limit_memory(MUCH)
+    hint = deep_ep.Config(24, 24, 256).get_nvl_buffer_size_hint(2 * HIDDEN, world)
+    buffer = deep_ep.Buffer(dist.group.WORLD, hint, explicitly_destroy=True)
+    tokens = 512 // world
+    with Log() as log:
+        kept = [dispatch(buffer, tokens, rank, world) for _ in range(60)]
+        assert not log.said
+    for x, *_ in kept:
+        check_rows(x, tokens, world)
+    stats = buffer.stats()
+    assert stats["rows_placed"] == 60 * tokens * world and stats["rows_through_rings"] == 0
+    # Most of them have no room there.
+    assert max(64 * MIB, hint) == stats["arena_bytes"] < 60 * tokens * world * 2 * HIDDEN / 2
+    # On the way back each layer's rows go once more along its handle, and nothing of it is kept.
+    while kept:
+        x, *_, handle, _ = kept.pop()
+        y = buffer.combine(x, handle)[0]
+        assert bool((y == world * (rank + 1)).all())
+        check_rows(buffer.dispatch(y, handle=handle)[0] / world, tokens, world)
+    stats = buffer.stats()
+    assert stats["rows_placed"] == 120 * tokens * world and stats["rows_through_rings"] == 0
+    assert stats["results_pulled"] + stats["results_through_rings"] == 60 * tokens * world
+    buffer.destroy()
+
+
+def test_sixty_layers_whose_results_are_kept_never_go_through_rings(ranks: Any) -> None:
+    ranks.run(check_layers)
+
+
+def check_asynchronous(rank: int, world: int) -> None:
+    """Copies keep both parts of FP8 rows, also where the caller waits for himself."""
+    limit_memory(MUCH)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    tokens, experts = 4096 // world, 2 * world
+    codes = torch.full((tokens, HIDDEN), rank + 1.0).to(torch.float8_e4m3fn)
+    scales = torch.full((tokens, HIDDEN // 128), rank + 10.0)
+    topk_idx = (2 * torch.arange(world)).repeat(tokens, 1)
+    layout = buffer.get_dispatch_layout(topk_idx, experts)
+    given = (layout[0], None, layout[3], layout[2], topk_idx, torch.ones(tokens, world))
+    kept = []
+    for _ in range(5):
+        (x, s), *_, event = buffer.dispatch((codes, scales), None, *given, async_finish=True)
+        event.current_stream_wait()
+        kept.append((x, s))
+    expected = torch.arange(world).repeat_interleave(tokens)
+    for x, s in kept:
+        assert x.is_contiguous() and s.is_contiguous()
+        assert torch.equal(x[:, 3].float(), expected + 1.0) and torch.equal(s[:, 1], expected + 10.0)
+    assert buffer.stats()["rows_through_rings"] == 0
+    buffer.destroy()
+
+
+def test_copied_fp8_rows_keep_their_scales(two: Any) -> None:
+    two.run(check_asynchronous)
+
+
+def check_growth(rank: int, world: int) -> None:
+    limit_memory(MUCH)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    few = dispatch(buffer, 3, rank, world)
+    small = buffer.stats()["arena_bytes"]
+    assert 64 * MIB <= small < 65 * MIB
+    tokens = 8192 // world
+    with Log() as log:
+        # The first that is larger than all before it does not fit; the arena is larger from then on.
+        first = dispatch(buffer, tokens, rank, world)
+        assert (
+            len(log.said) == 1
+            and f"{tokens * world} dispatched rows of 7168 elements went through rings" in log.said[0]
+        )
+        assert "the arena of 64 MiB" in log.said[0] and "larger num_nvl_bytes" in log.said[0]
+        second = dispatch(buffer, tokens, rank, world)
+        assert len(log.said) == 1
+    stats = buffer.stats()
+    assert stats["arena_bytes"] > 5 * 8192 * 2 * HIDDEN and stats["rows_through_rings"] == tokens * world
+    # What was made before still goes along its own handle, where both are kept.
+    for (x, *_, handle, _), count in [(few, 3), (first, tokens), (second, tokens)]:
+        check_rows(x, count, world)
+        assert bool((buffer.combine(x, handle)[0] == world * (rank + 1)).all())
+    largest = stats["arena_bytes"]
+    dispatch(buffer, 3, rank, world)
+    dispatch(buffer, tokens, rank, world)
+    assert buffer.stats()["arena_bytes"] == largest
+    buffer.destroy()
+
+
+def test_an_arena_grows_with_the_largest_batch(two: Any) -> None:
+    two.run(check_growth)
+
+
+def check_shortage(rank: int, world: int) -> None:
+    """An arena takes an eighth of what the rank with least memory has, and says what is the matter."""
+    limit_memory(8 * (70 + rank) * MIB)
+    try:
+        buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+        tokens = 8192 // world
+        with Log() as log:
+            for _ in range(3):
+                x = dispatch(buffer, tokens, rank, world)[0]
+                check_rows(x, tokens, world)
+        assert buffer.stats()["arena_bytes"] == 70 * MIB
+        assert len(log.said) == 1 and "an 8th of the memory that was free" in log.said[0]
+        buffer.destroy()
+        # What the caller asks for he gets, up to 1 GiB, or more where there is more.
+        for hint, free, given in [(100 * MIB, 0, 100), (5000 * MIB, 0, 1024), (5000 * MIB, 8 * 2000 * MIB, 2000)]:
+            limit_memory(free)
+            buffer = deep_ep.Buffer(dist.group.WORLD, hint, explicitly_destroy=True)
+            dispatch(buffer, 1, rank, world)
+            assert buffer.stats()["arena_bytes"] == given * MIB
+            buffer.destroy()
+    finally:
+        limit_memory(MUCH)
+
+
+def test_an_arena_leaves_memory_to_the_model(two: Any) -> None:
+    two.run(check_shortage)
+
+
+def check_failed_growth(rank: int, world: int, error: type[errors.Error]) -> None:
+    """One rank has no memory for a larger arena: all go on with what they have."""
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    dispatch(buffer, 3, rank, world)
+    communicators = buffer._communicators
+    make = communicators._throughput
+
+    def fails(*arguments: Any) -> Any:
+        made = make(*arguments)
+        if rank == 1:
+            made.close()
+            raise error("no memory")
+        return made
+
+    communicators._throughput = fails
+    for _ in range(2):
+        check_rows(dispatch(buffer, 8192 // world, rank, world)[0], 8192 // world, world)
+    assert buffer.stats()["arena_bytes"] < 65 * MIB
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("error", [errors.Broken, errors.InvalidArgument])
+def test_a_growth_that_fails_on_one_rank_is_none_on_all(two: Any, error: type[errors.Error]) -> None:
+    two.run(check_failed_growth, error)
+
+
+def check_worst(rank: int, world: int) -> None:
+    """Room for the worst case is room that is made."""
+    limit_memory(MUCH)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    for _ in range(3):
+        x = dispatch(buffer, 5, rank, world, num_worst_tokens=6000)[0]
+        check_rows(x, 5, world)
+    stats = buffer.stats()
+    assert stats["rows_placed"] == 3 * 6000 and stats["rows_through_rings"] == 0
+    buffer.destroy()
+
+
+def test_the_worst_case_has_room(two: Any) -> None:
+    two.run(check_worst)
+
+
+def check_uneven(rank: int, world: int) -> None:
+    """All tokens go to rank 1: its rows count, on all ranks."""
+    limit_memory(MUCH)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    layer = oracle.Layer(world, 2 * world, 1, HIDDEN)
+    for tokens in (500, 1500):
+        x = torch.full((tokens, HIDDEN), 1.0, dtype=torch.bfloat16)
+        topk_idx = torch.full((tokens, 1), 2)
+        layout = buffer.get_dispatch_layout(topk_idx, layer.experts)
+        given = (layout[0], None, layout[3], layout[2], topk_idx, torch.ones(tokens, 1))
+        for _ in range(2):
+            buffer.dispatch(x, None, *given)
+    dist.barrier()
+    told: list[Any] = [None] * world
+    dist.all_gather_object(told, buffer.stats()["arena_bytes"])
+    assert len(set(told)) == 1 and told[0] > 5 * 1500 * world * 2 * HIDDEN
+    buffer.destroy()
+
+
+def test_an_arena_is_made_for_the_rank_that_receives_most(two: Any) -> None:
+    two.run(check_uneven)
+
+
+def check_other_calls(rank: int, world: int) -> str:
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True)
+    x, topk_idx = torch.zeros(2, 128, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.int64)
+    layout = buffer.get_dispatch_layout(topk_idx, world)
+    with pytest.raises(ValueError) as raised:
+        if rank == 0:
+            buffer.dispatch(x, None, layout[0], None, layout[3], layout[2], topk_idx, torch.ones(2, 1))
+        else:
+            buffer.low_latency_dispatch(x, topk_idx, 4, world, use_fp8=False)
+    return str(raised.value)
+
+
+def test_ranks_that_make_different_first_calls_are_told(two: Any) -> None:
+    here, there = two.run(check_other_calls)
+    assert "the ranks make different calls" in here and "rank" in there
+
+
+def test_what_is_free_is_found_out() -> None:
+    assert 1 << 20 < _arena.free_bytes(torch.device("cpu"), 1) < 1 << 45
+    assert _arena.free_bytes(torch.device("cpu"), 1 << 20) < 1 << 25

@@ -1,0 +1,167 @@
+"""deep_ep as its callers use it, on GPUs: results of many layers that are kept, handles put together again, choices of other kinds.
+
+Skipped, and counted so, on machines without two GPUs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import deep_ep
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from gpus import LIMIT, bits, device, needs_two, on
+from test_arena import Log
+from test_dropin import low_latency_repeats, through_autograd
+
+TOKENS, HIDDEN = 4096, 7168
+
+
+def check_layers(rank: int, world: int) -> None:
+    """20 layers forward, with the size of a buffer that frameworks compute, and back again."""
+    where = device(rank)
+    config = deep_ep.Buffer.get_dispatch_config(world)
+    hint = config.get_nvl_buffer_size_hint(2 * HIDDEN, world)
+    layer = oracle.Layer(world, 8 * world, 8, HIDDEN)
+    for asynchronous in (False, True):
+        buffer = deep_ep.Buffer(dist.group.WORLD, hint, explicitly_destroy=True)
+        kept = []
+        with Log() as log:
+            for number in range(20):
+                torch.manual_seed(100 * rank + number)
+                topk_idx = torch.rand(TOKENS, layer.experts, device=where).topk(layer.topk).indices
+                weights = torch.rand(TOKENS, layer.topk, device=where)
+                x = torch.randn(TOKENS, HIDDEN, device=where).bfloat16()
+                layout = buffer.get_dispatch_layout(topk_idx, layer.experts)
+                given = (layout[0], None, layout[3], layout[2], topk_idx, weights)
+                received, *_, handle, event = buffer.dispatch(x, None, *given, async_finish=asynchronous)
+                if asynchronous:
+                    event.current_stream_wait()
+                kept.append((x, received, handle, layout[3].sum(1, keepdim=True)))
+            for x, received, handle, times in reversed(kept):
+                sums, _, event = buffer.combine(received, handle, async_finish=asynchronous)
+                if asynchronous:
+                    event.current_stream_wait()
+                torch.testing.assert_close(sums.float(), x.float() * times, rtol=1e-2, atol=1e-2)
+                again = buffer.dispatch(x, handle=handle)[0]
+                assert torch.equal(again, received)
+        stats = buffer.stats()
+        assert not log.said and stats["rows_through_rings"] == stats["results_through_rings"] == 0, (log.said, stats)
+        assert stats["arena_bytes"] < 6.5 * world * TOKENS * (2 * HIDDEN + 128)
+        buffer.destroy()
+
+
+@needs_two
+def test_layers_whose_results_are_kept_never_go_through_rings(two: Any) -> None:
+    two.run(check_layers, limit=LIMIT)
+
+
+def check_growth(rank: int, world: int) -> None:
+    where = device(rank)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+    experts = 2 * world
+    stream, ringed = None, []
+    with Log() as log:
+        for tokens in (3, TOKENS, TOKENS, TOKENS):
+            x = torch.full((tokens, HIDDEN), rank + 1.0, dtype=torch.bfloat16, device=where)
+            topk_idx = (2 * torch.arange(world, device=where)).repeat(tokens, 1)
+            layout = buffer.get_dispatch_layout(topk_idx, experts)
+            given = (layout[0], None, layout[3], layout[2], topk_idx, torch.ones(tokens, world, device=where))
+            received, *_, handle, _ = buffer.dispatch(x, None, *given)
+            stream = stream or buffer.get_comm_stream()
+            assert buffer.get_comm_stream() == stream
+            expected = torch.arange(1, world + 1, device=where).repeat_interleave(tokens).bfloat16()
+            assert torch.equal(received[:, 0], expected) and torch.equal(received[:, -1], expected)
+            assert bool((buffer.combine(received, handle)[0] == world * (rank + 1)).all())
+            ringed.append(buffer.stats()["rows_through_rings"])
+    assert ringed == [0, TOKENS * world, TOKENS * world, TOKENS * world] and len(log.said) >= 1
+    # The stream of the first communicator outlives it.
+    with torch.cuda.stream(stream):
+        torch.ones(4, device=where)
+    torch.cuda.synchronize()
+    buffer.destroy()
+
+
+@needs_two
+def test_an_arena_grows_with_the_largest_batch(two: Any) -> None:
+    two.run(check_growth, limit=LIMIT)
+
+
+def check_handles_and_choices(rank: int, world: int) -> None:
+    where = device(rank)
+    layer = oracle.Layer(world, 4 * world, 4, 256)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, explicitly_destroy=True)
+    for repeats, short in itertools.product((False, True), (False, True)):
+        every = oracle.batches(layer, [37, 5], drop=0)
+        for each in every:
+            each.topk_idx[:, 2] = each.topk_idx[:, 0] if repeats else each.topk_idx[:, 2]
+        batch, expected = on(every[rank], where), oracle.arrived(layer, every, rank)
+        topk_idx = batch.topk_idx.int() if short else batch.topk_idx
+        layout = buffer.get_dispatch_layout(topk_idx, layer.experts, deep_ep.EventOverlap())
+        named = torch.bincount(batch.topk_idx.flatten(), minlength=layer.experts)
+        assert torch.equal(layout[2], named.int())
+        given = (layout[0], None, layout[3], layout[2], topk_idx, batch.topk_weights)
+        x, idx, weights, counts, handle, _ = buffer.dispatch(batch.x, None, *given, previous_event=layout[4])
+        assert idx.dtype == topk_idx.dtype and torch.equal(idx.cpu().long(), expected.topk_idx)
+        assert torch.equal(weights.cpu(), expected.topk_weights)
+        mine = range(rank * layer.local, (rank + 1) * layer.local)
+        assert counts == [sum(int((each.topk_idx == expert).sum()) for each in every) for expert in mine]
+        worst = buffer.dispatch(batch.x, None, *given, num_worst_tokens=100)
+        assert torch.equal(worst[1][: len(idx)], idx)
+        sums, summed, _ = buffer.combine(x, handle, weights)
+        assert torch.equal(summed, batch.topk_weights)
+        for again in (list(handle), through_autograd(handle), [one.clone() for one in handle]):
+            assert torch.equal(bits(buffer.combine(x, again, weights)[0]), bits(sums))
+            assert torch.equal(bits(buffer.dispatch(batch.x, handle=again)[0]), bits(x))
+    memory = buffer.get_local_buffer_tensor(torch.uint8)
+    assert memory.device == where and memory.numel() == 0
+    buffer.destroy()
+
+
+@needs_two
+def test_handles_and_choices(two: Any) -> None:
+    two.run(check_handles_and_choices, limit=LIMIT)
+
+
+def check_low_latency_repeats(rank: int, world: int) -> None:
+    low_latency_repeats(rank, world, device(rank))
+
+
+@needs_two
+def test_in_low_latency_a_token_may_name_an_expert_twice(two: Any) -> None:
+    two.run(check_low_latency_repeats, limit=LIMIT)
+
+
+def check_recovery(rank: int, world: int) -> None:
+    where = device(rank)
+    layer = oracle.Layer(world, 4 * world, 4, 256)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, enable_shrink=True, explicitly_destroy=True)
+    batch = on(oracle.batches(layer, [37, 5], drop=0)[rank], where)
+    expected = batch.x.float() * batch.topk_weights.sum(1, keepdim=True)
+
+    def there_and_back() -> None:
+        x, _, handle, _, _ = buffer.low_latency_dispatch(batch.x, batch.topk_idx, 64, layer.experts, use_fp8=False)
+        sums = buffer.low_latency_combine(x, batch.topk_idx, batch.topk_weights, list(handle), use_logfmt=True)[0]
+        torch.testing.assert_close(sums.float(), expected, rtol=1e-2, atol=1e-2)
+
+    there_and_back()
+    torch.cuda.synchronize()
+    dist.barrier()
+    buffer.low_latency_update_mask_buffer(1 - rank, True)
+    dist.barrier()
+    buffer.low_latency_update_mask_buffer(1, False)
+    buffer.low_latency_update_mask_buffer(0, False)
+    there_and_back()
+    buffer.recover()
+    there_and_back()
+    with pytest.raises(ValueError, match="allowed: 0 to 1"):
+        buffer.recover([2])
+    buffer.destroy()
+
+
+@needs_two
+def test_masks_and_recovery(two: Any) -> None:
+    two.run(check_recovery, limit=LIMIT)

@@ -1,0 +1,18 @@
+//! The simulator itself: its schedulers keep the contract, find what breaks it, and replay.
+
+mod announced;
+mod common;
+mod coordinators;
+mod counting;
+mod endpoints;
+mod engine_allocation;
+mod faults;
+mod no_allocation;
+mod promises;
+mod races;
+mod recovery;
+mod replay;
+mod rules;
+mod timed;
+mod timed_engine;
+mod timed_partitions;

@@ -1,0 +1,177 @@
+//! What ranks owe each other beside the rows, seen in the records of runs: waits for banks, suspicions taken back, masked
+//! ranks that are told, alarms that are heard again after a recovery.
+
+use crate::common::{A, B, C, DEADLINE};
+use ep_core::engine::low_latency::LowRouting;
+use ep_core::engine::{Engine, Routing};
+use ep_core::layout::{Alarm, MASKED};
+use ep_core::port::{Cell, Counter, Duty, LaneKind};
+use ep_core::topology::Reach;
+use ep_core::trace::{Record, Verb};
+use ep_core::{Endpoint, Error, LowLatency, Nanos, Rank, RankSet, Settings, Shape, Topology};
+use ep_sim::{Builder, Cluster, Incident, Machine};
+
+const TOKENS: u32 = 6;
+const SEEDS: u64 = 20;
+
+fn shape(ranks: u32) -> Shape {
+    Shape::builder().experts(2 * ranks).topk(2).hidden(32).max_tokens(TOKENS).build().unwrap()
+}
+
+fn cluster(nodes: u32, ranks_per_node: u32, low_latency: bool) -> Builder {
+    let topology = Topology::new(nodes, ranks_per_node).unwrap();
+    let settings = Settings::builder(&shape(topology.ranks()), &topology).slots(3).far_slots(3).deadline(DEADLINE);
+    Cluster::builder(topology).settings(settings.low_latency(low_latency).build().unwrap()).deadlines(true).record(true)
+}
+
+type Choices = ep_core::engine::endpoint::RoutingOf<Engine<Machine>>;
+type Buf = <Engine<Machine> as Endpoint>::Buf;
+
+fn batch(ep: &mut Engine<Machine>) -> (Buf, Choices) {
+    let x = ep.rows(&vec![1; TOKENS as usize * 64], TOKENS).unwrap();
+    (x, Routing::TopK { topk_idx: choices(ep.topology().ranks()), topk_weights: None })
+}
+
+/// Every token for two experts, of different ranks.
+fn choices(ranks: u32) -> Vec<i64> {
+    let experts = i64::from(2 * ranks);
+    (0..i64::from(TOKENS)).flat_map(|token| [token % experts, (token + experts / 2) % experts]).collect()
+}
+
+fn low_routing(ranks: u32) -> LowRouting<Vec<i64>, Vec<f32>> {
+    LowRouting { topk_idx: choices(ranks), topk_weights: None, repeats: false }
+}
+
+/// What ranks published in cells of this counter, in order: writer, reader and value.
+fn published(records: &[Record], counter: Counter) -> Vec<(Rank, Rank, u64)> {
+    let told = |record: &Record| match record.verb {
+        Verb::Publish { lane, cell, value } if cell.counter == counter => Some((record.rank, lane.peer, value)),
+        _ => None,
+    };
+    records.iter().filter_map(told).collect()
+}
+
+/// Before a rank puts anything into a bank it has seen that every neighbour, of its node and of its rail, is done with what
+/// lay there.
+#[test]
+fn banks_are_waited_for_at_every_neighbour() {
+    const CALLS: u64 = 4;
+    let run = cluster(2, 2, false).build(shape(4)).unwrap().run(async |mut ep| {
+        let (x, routing) = batch(&mut ep);
+        let got = ep.dispatch(&x, &routing).await.unwrap();
+        for _ in 1..CALLS {
+            ep.redispatch(&x, &got.handle).await.unwrap();
+        }
+    });
+    let run = run.unwrap_or_else(|violation| panic!("{violation}"));
+    let topology = Topology::new(2, 2).unwrap();
+    for (rank, op) in topology.all().flat_map(|rank| (3..=CALLS).map(move |op| (rank, op))) {
+        let near = topology.all().filter(|&peer| topology.reach(rank, peer) == Reach::Near);
+        let rail = topology.all().filter(|&peer| peer != rank && topology.local_of(peer) == topology.local_of(rank));
+        for peer in near.chain(rail) {
+            let cell = Cell::new(peer, LaneKind::Control, Counter::Done);
+            let waits = |record: &Record| {
+                let due =
+                    matches!(record.verb, Verb::Wait { cell: seen, at_least } if seen == cell && at_least == op - 2);
+                due && (record.rank, record.role.duty, record.op) == (rank, Duty::Control, op)
+            };
+            assert!(run.records.iter().any(waits), "rank {rank} opens bank {} without rank {peer}", op % 2);
+        }
+    }
+}
+
+/// Counts come late, but in time: whoever was suspected is not any more, or a later failure would be explained by it.
+#[test]
+fn suspicions_are_taken_back_when_all_goes_well() {
+    let late =
+        Incident::Delay { from: B, to: A, kind: Some(LaneKind::Control), by: Nanos(DEADLINE.0 / 16 * 13), after: 0 };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, false).incident(late).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep);
+            ep.dispatch(&x, &routing).await.map(drop)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let told: Vec<_> = published(&run.records, Counter::Alarm);
+        let said = |(rank, _, value): &(Rank, Rank, u64)| (*rank == A).then(|| Alarm::decode(*value).unwrap().peer);
+        let said: Vec<Rank> = told.iter().filter_map(said).collect();
+        assert!(run.finished().iter().all(Result::is_ok), "seed {seed}");
+        assert!(said.contains(&B), "seed {seed}: rank 0 waited long: {said:?}");
+        assert_eq!(said.last(), Some(&A), "seed {seed}: {said:?}");
+    }
+}
+
+/// The same in low latency.
+#[test]
+fn suspicions_of_low_latency_are_taken_back_when_all_goes_well() {
+    let late = Incident::Delay { from: B, to: A, kind: None, by: Nanos(DEADLINE.0 / 16 * 15), after: 0 };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).incident(late).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, _) = batch(&mut ep);
+            ep.low_latency_dispatch(&x, &low_routing(3)).await.map(drop)
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let told = published(&run.records, Counter::Waiting);
+        let said: Vec<u64> = told.iter().filter(|(rank, ..)| *rank == A).map(|(.., value)| value & 0xffff).collect();
+        assert!(run.finished().iter().all(Result::is_ok), "seed {seed}");
+        assert!(said.contains(&1), "seed {seed}: rank 0 waited long: {said:?}");
+        assert_eq!(said.last(), Some(&0), "seed {seed}: {said:?}");
+    }
+}
+
+/// It may wait for a bank to send to, and for rows of either bank: each wait ends at once.
+#[test]
+fn a_masked_rank_is_told_wherever_it_may_wait() {
+    let run = cluster(1, 3, true).build(shape(3)).unwrap().run(async |mut ep| {
+        let (x, _) = batch(&mut ep);
+        ep.low_latency_dispatch(&x, &low_routing(3)).await.unwrap();
+        if ep.rank() == A {
+            ep.mask_rank(C).await.unwrap();
+        }
+    });
+    let run = run.unwrap_or_else(|violation| panic!("{violation}"));
+    for counter in [Counter::Even, Counter::Odd, Counter::Received] {
+        let told: Vec<_> =
+            published(&run.records, counter).into_iter().filter(|(.., value)| *value == MASKED).collect();
+        assert_eq!(told, [(A, C, MASKED)], "{counter:?}");
+    }
+}
+
+/// Whoever gives up first says so, after a recovery as before it, and the others take that over: rank 0 speaks first, and
+/// rank 1 hears it, unless it is told very late. Before the recovery rank 0 has said more than it says after it: its alarms
+/// count anew.
+#[test]
+fn verdicts_are_heard_again_after_a_recovery() {
+    let late =
+        Incident::Delay { from: B, to: A, kind: Some(LaneKind::Control), by: Nanos(DEADLINE.0 / 16 * 13), after: 0 };
+    let mut heard = [0, 0];
+    for seed in 0..SEEDS {
+        let run = cluster(1, 4, false).incident(late).seed(seed).build(shape(4)).unwrap().run(async |mut ep| {
+            let (x, routing) = batch(&mut ep);
+            let me = ep.rank();
+            let mut verdicts = Vec::new();
+            let mut mask = RankSet::new();
+            // Suspected, and taken back.
+            ep.dispatch(&x, &routing).await.unwrap();
+            for lost in [Rank(3), Rank(2)] {
+                if me == lost {
+                    break;
+                }
+                let Err(Error::Failed(failure)) = ep.dispatch(&x, &routing).await else {
+                    panic!("rank {lost} is gone")
+                };
+                verdicts.push((failure.culprit, failure.reporter));
+                mask.insert(lost);
+                ep.recover(&mask).await.unwrap();
+            }
+            verdicts
+        });
+        let seen = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}")).finished();
+        for (failed, culprit) in [Rank(3), Rank(2)].into_iter().enumerate() {
+            let told: Vec<_> = seen.iter().filter_map(|verdicts| verdicts.get(failed)).collect();
+            assert_eq!(told.len(), 3 - failed, "seed {seed}");
+            assert!(told.iter().all(|(blamed, _)| *blamed == culprit), "seed {seed}: {told:?}");
+            heard[failed] += u64::from(seen[B.index()][failed].1 == A);
+        }
+    }
+    assert!(heard.iter().all(|&heard| heard > SEEDS / 2), "{heard:?} of {SEEDS}");
+}
