@@ -76,11 +76,13 @@ def parts() -> tuple[Trunk, nn.ModuleList]:
 def train_rank(rank: int, ranks: int, steps: int, store: str, losses: list[float]) -> None:
     """One rank: its tokens, its experts, a copy of the trunk."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", world_size=ranks, rank=rank)
     trunk, every_expert = parts()
     local = EXPERTS // ranks
     experts = every_expert[rank * local : (rank + 1) * local]
+    # Before the group: torch's first optimiser keeps what groups there are, and gloo's threads that still hold a tensor when the
+    # interpreter ends abort the process (pytorch/pytorch#179291).
     optimiser = torch.optim.SGD([*trunk.parameters(), *experts.parameters()], lr=0.5)
+    dist.init_process_group("gloo", init_method=f"file://{store}", world_size=ranks, rank=rank)
     with Communicator(experts=EXPERTS, topk=TOPK, hidden=HIDDEN, device="cpu") as communicator:
         for step in range(steps):
             x, classes = batch(step, rank)

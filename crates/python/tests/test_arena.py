@@ -177,6 +177,34 @@ def test_an_arena_leaves_memory_to_the_model(two: Any) -> None:
     two.run(check_shortage)
 
 
+def check_outboxes(rank: int, world: int) -> None:
+    """What GPUs do where memory is short, here on CPUs: no arena, and results are the caller's as long as he wants."""
+    limit_memory(8 * 70 * MIB)
+    decides, _arena.has_outboxes = _arena.has_outboxes, lambda device, room: room.is_all
+    try:
+        buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+        tokens = 8192 // world
+        with Log() as log:
+            kept = [dispatch(buffer, tokens, rank, world) for _ in range(4)]
+            for x, *_, handle, _ in kept:
+                check_rows(x, tokens, world)
+                y = buffer.combine(x, handle)[0]
+                assert bool((y == world * (rank + 1)).all())
+                check_rows(buffer.dispatch(y, handle=handle)[0] / world, tokens, world)
+        assert len(log.said) == 1 and "go through outboxes of" in log.said[0]
+        stats = buffer.stats()
+        assert stats["arena_bytes"] == 0 and stats["rows_placed"] == 0
+        assert stats["rows_through_rings"] == 8 * tokens * world
+        buffer.destroy()
+    finally:
+        limit_memory(MUCH)
+        _arena.has_outboxes = decides
+
+
+def test_where_memory_is_short_rows_go_through_outboxes(two: Any) -> None:
+    two.run(check_outboxes)
+
+
 def check_failed_growth(rank: int, world: int, error: type[errors.Error]) -> None:
     """One rank has no memory for a larger arena: all go on with what they have."""
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)

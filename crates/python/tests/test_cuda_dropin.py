@@ -13,6 +13,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from deep_ep import _arena
 from gpus import LIMIT, bits, device, needs_two, on
 from test_arena import Log
 from test_dropin import low_latency_repeats, through_autograd
@@ -90,8 +91,10 @@ def test_an_arena_grows_with_the_largest_batch(two: Any) -> None:
     two.run(check_growth, limit=LIMIT)
 
 
-def check_handles_and_choices(rank: int, world: int) -> None:
+def check_handles_and_choices(rank: int, world: int, outboxes: bool) -> None:
     where = device(rank)
+    if outboxes:
+        _arena.has_outboxes = lambda device, room: True
     layer = oracle.Layer(world, 4 * world, 4, 256)
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, explicitly_destroy=True)
     for repeats, short in itertools.product((False, True), (False, True)):
@@ -116,14 +119,16 @@ def check_handles_and_choices(rank: int, world: int) -> None:
         for again in (list(handle), through_autograd(handle), [one.clone() for one in handle]):
             assert torch.equal(bits(buffer.combine(x, again, weights)[0]), bits(sums))
             assert torch.equal(bits(buffer.dispatch(batch.x, handle=again)[0]), bits(x))
+    assert (buffer.stats()["rows_placed"] == 0) == outboxes
     memory = buffer.get_local_buffer_tensor(torch.uint8)
     assert memory.device == where and memory.numel() == 0
     buffer.destroy()
 
 
 @needs_two
-def test_handles_and_choices(two: Any) -> None:
-    two.run(check_handles_and_choices, limit=LIMIT)
+@pytest.mark.parametrize("outboxes", [False, True])
+def test_handles_and_choices(two: Any, outboxes: bool) -> None:
+    two.run(check_handles_and_choices, outboxes, limit=LIMIT)
 
 
 def check_low_latency_repeats(rank: int, world: int) -> None:

@@ -113,6 +113,7 @@ pub(crate) async fn lay<M: Machine, W: Window>(
     let row = layout.row();
     let mut header = HeaderBytes::new(row);
     let mut scratch = vec![0; row.payload_bytes() as usize];
+    let mut positions = vec![-1i32; layout.topology().ranks_per_node() as usize];
     let mut ring = Broadcast { operation, readers, track: operation.own_track(channel) };
     for token in channel_tokens(outgoing.plan.tokens(), operation.rings.channels, channel) {
         let slot = ring.room(&mut port).await?;
@@ -124,7 +125,7 @@ pub(crate) async fn lay<M: Machine, W: Window>(
         }
         let reached = outgoing.plan.reached(token);
         outgoing.far_head(operation, &mut header, token);
-        let mut positions = vec![-1i32; layout.topology().ranks_per_node() as usize];
+        positions.fill(-1);
         for &(rank, position) in reached {
             let off = u32::from(operation.plants(Plant::PositionOffByOne));
             positions[layout.topology().local_of(rank) as usize] = (position + off) as i32;

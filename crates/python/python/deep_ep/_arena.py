@@ -10,6 +10,8 @@ of rings and says little of it, so the arena is made for batches of the size tha
 
 Where results are kept, those of many layers for the backward pass, the first lie in the arena. The others are copied
 to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room.
+
+On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter.
 """
 
 from __future__ import annotations
@@ -136,11 +138,26 @@ class Kept:
             _free(number)
 
 
+def has_outboxes(device: torch.device, room: Room) -> bool:
+    """Whether rows go through outboxes, as an arena for them would take too much of the memory."""
+    return room.is_all and device.type == "cuda"
+
+
 class Arena:
-    """A communicator of throughput mode, and what lies in its arena."""
+    """A communicator of throughput mode, and what lies in its arena. With outboxes nothing does."""
 
     def __init__(self, communicator: Communicator, room: Room, rows: Sizes) -> None:
         self.communicator, self.room, self.rows = communicator, room, rows
+        self.has_outboxes = has_outboxes(communicator.device, room)
+        if self.has_outboxes:
+            LOG.warning(
+                "rank %d: rows of %d elements go through outboxes of %d MiB, which is slower by about a quarter: an arena for them "
+                "would take more than an %dth of the memory that was free. To change that, leave more free before the first dispatch.",
+                communicator.rank,
+                communicator.hidden,
+                communicator.window_bytes >> 20,
+                SHARE,
+            )
         there, back = rows.blocks(1 << 20)
         self._row, self._result = there >> 20, back >> 20
         self._kept = Kept()
@@ -153,6 +170,8 @@ class Arena:
 
     def has_placed(self) -> bool:
         """Whether the rows of the last dispatch lie in it."""
+        if self.has_outboxes:
+            return False
         rows, _ = self.communicator.through_rings()
         if rows == self._through_rings:
             return True
@@ -162,7 +181,7 @@ class Arena:
 
     def look_at_results(self) -> None:
         """After a combine. On CPUs results always return through rings."""
-        if not self._has_said and self.communicator.device.type == "cuda":
+        if not self._has_said and not self.has_outboxes and self.communicator.device.type == "cuda":
             _, results = self.communicator.through_rings()
             if results:
                 self._say(results, "rows of results")

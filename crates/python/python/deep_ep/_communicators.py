@@ -17,6 +17,9 @@ from ._arena import Arena, Room, Sizes
 WORST_TOKENS = 1 << 20
 """Bound on ``num_worst_tokens``, a rank. It takes no memory."""
 
+OUTBOX_CHANNELS = 64
+"""Bound on outboxes a rank: each has a block of a multiprocessor."""
+
 RowsTo = Callable[[], list[int]]
 """Says how many rows of the batch at hand this rank sends to each rank. On GPUs that waits, so it is asked only when
 sizes are new."""
@@ -146,7 +149,7 @@ class Communicators:
         every = [communicator.stats() for communicator in [*self.all_normal(), *self._former]]
         names = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
         sums = {name: sum(stats[name] for stats in every) for name in names}
-        return sums | {"arena_bytes": sum(arena.room.bytes for arena in arenas)}
+        return sums | {"arena_bytes": sum(arena.room.bytes for arena in arenas if not arena.has_outboxes)}
 
     def check_open(self) -> None:
         """Refuses to go on after :meth:`close`."""
@@ -163,6 +166,9 @@ class Communicators:
             )
 
     def _throughput(self, device: torch.device, rows: Sizes, room: Room) -> Communicator:
+        if _arena.has_outboxes(device, room):
+            channels = min(self.multiprocessors, OUTBOX_CHANNELS)
+            return self._make(device, rows, WORST_TOKENS, placement="pulled", channels=channels)
         return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:

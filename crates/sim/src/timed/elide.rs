@@ -5,11 +5,12 @@
 //! summed, the scheduler counts the bytes that the row would have.
 //!
 //! It knows rows by their length: a role handles a row's payload, header and payload, or header, payload and mask at once,
-//! of a row that is dispatched or of one that comes back, and the stand-in's hidden size is chosen so that nothing else on
-//! a lane that carries rows has one of these lengths. A new form in which rows travel has to be added to [`Elision::new`].
+//! of a row that is dispatched or of one that comes back; where rows are pulled, codes and scales by themselves, padded. The
+//! stand-in's hidden size is chosen so that nothing else on a lane that carries rows has one of these lengths. A new form in
+//! which rows travel has to be added to [`Elision::new`].
 
-use ep_core::layout::{Choice, OpHeader, RowFormat, RowHeader, Share};
-use ep_core::{Error, Layout, Settings, Shape, Topology};
+use ep_core::layout::{Choice, OpHeader, ROW_ALIGN, RowFormat, RowHeader, Share};
+use ep_core::{Error, Layout, Placement, Settings, Shape, Topology};
 
 /// The lengths of a stand-in's rows, and how many bytes are missing in each.
 #[derive(Clone, Debug, Default)]
@@ -50,12 +51,14 @@ impl Elision {
         };
         let mut missing: Vec<(u64, u64)> = forms(short).into_iter().zip(forms(&whole)).collect();
         missing.extend(forms(&short.results()).into_iter().zip(forms(&whole.results())));
+        let (pulled, heads) = pulled_forms(&whole, layout);
+        missing.extend(pulled);
         missing.iter_mut().for_each(|(short, whole)| *whole -= *short);
         missing.sort_unstable();
         missing.dedup();
         let opening = size_of::<OpHeader>() as u64;
         let shares = size_of::<Share>() as u64 * u64::from(layout.topology().ranks_per_node());
-        let others = [opening, opening + shares, bare];
+        let others: Vec<u64> = [opening, opening + shares, bare].into_iter().chain(heads).collect();
         let twice = missing.windows(2).any(|pair| pair[0].0 == pair[1].0);
         if twice || missing.iter().any(|(short, _)| others.contains(short)) {
             return Err(Error::invalid("hidden", shape.hidden(), "rows that differ in length from other messages"));
@@ -73,6 +76,19 @@ impl Elision {
         let form = self.missing.iter().find(|(short, _)| *short == bytes);
         bytes + form.map_or(0, |&(_, missing)| missing)
     }
+}
+
+/// Lengths, in the stand-in and as they are, in which a row leaves an outbox by itself; and those of heads, which have no payload.
+fn pulled_forms(whole: &RowFormat, layout: &Layout) -> (Vec<(u64, u64)>, Vec<u64>) {
+    if layout.settings().placement() != Placement::Pulled {
+        return (Vec::new(), Vec::new());
+    }
+    let short = layout.row();
+    let padded = |bytes: u64| bytes.next_multiple_of(ROW_ALIGN);
+    let codes = (short.scales_offset(), whole.scales_offset());
+    let scales = (padded(short.scales_stride()), padded(whole.scales_stride()));
+    let forms = [codes, scales].into_iter().filter(|&(short, _)| short > 0).collect();
+    (forms, vec![short.header_bytes(), layout.outbox_head_bytes()])
 }
 
 #[cfg(test)]

@@ -51,7 +51,9 @@ async fn round(ep: &mut Engine<Machine>, tokens: u32, pull: bool) {
 
 #[test]
 fn rows_cost_no_allocations() {
-    for (placement, pull) in [(Placement::Ring, false), (Placement::Direct, false), (Placement::Ring, true)] {
+    for (placement, pull) in
+        [(Placement::Ring, false), (Placement::Direct, false), (Placement::Ring, true), (Placement::Pulled, false)]
+    {
         let [few, many] = [100, MANY].map(|tokens| allocations(tokens, placement, pull));
         assert!(few > 0, "nothing was counted");
         assert!(many <= few + SLACK, "{placement:?}, pull {pull}: {few} for 100 tokens, {many} for {MANY}");
