@@ -82,12 +82,13 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_PHASE_BANK 0u
 #define EP_PHASE_COUNTS 1u
 #define EP_PHASE_NOTE 2u
-#define EP_PHASE_ROWS 3u
-#define EP_PHASE_CREDIT 4u
-#define EP_PHASE_PULLED 5u
-#define EP_PHASE_ALARM 6u
-#define EP_PHASE_RECOVERY 7u
-#define EP_PHASE_PROBE 8u
+#define EP_PHASE_OUTBOX 3u
+#define EP_PHASE_ROWS 4u
+#define EP_PHASE_CREDIT 5u
+#define EP_PHASE_PULLED 6u
+#define EP_PHASE_ALARM 7u
+#define EP_PHASE_RECOVERY 8u
+#define EP_PHASE_PROBE 9u
 
 /* Opens every message and every ring of an operation. */
 struct EpOpHeader {

@@ -169,7 +169,10 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpCombinePulledArgs& a, const
                 if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) ep_be_slow();
             }
             all &= end.seen == end.slots;
-            if (spin % 64 == 0 && end.told == limit && end.seen < end.slots) {
+            if (spin % 64 != 0 && end.seen < end.slots) continue;
+            if (end.told != limit || end.seen == end.slots) {
+                ep_unsuspect(r, ep_op(r), EP_PHASE_CREDIT, peer);
+            } else {
                 const ep_u64 awaited = end.base + taken + 1, cell = ep_cell(r.w, r.generation, peer, ep_lane_credit(c.track), EP_COUNTER_HEAD);
                 vain |= ep_wait_is_vain(r, peer, ep_lane_credit(c.track), cell, EP_PHASE_CREDIT, awaited - 1, awaited, began);
             }

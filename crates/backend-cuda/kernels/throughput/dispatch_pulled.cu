@@ -155,8 +155,7 @@ EP_DEV void ep_write_heads(const EpRank& r, const EpDispatchPulledArgs& a, const
     }
 }
 
-/* The teller: all readers have the same tail, and the slowest one's head counts. Who waits for that keeps all other readers waiting for rows,
-   and is nearer to the cause than they are: so it is a wait for memory. */
+/* The teller: all readers have the same tail, and the slowest one's head counts. */
 EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, const EpPulled& c, ep_u64 began) {
     const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks, chunk = a.ring.rings.chunk;
     ep_u32 told = 0, idle = 0, before = 0;
@@ -190,13 +189,18 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
             told = ready;
             if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) ep_be_slow();
         }
-        if (told == c.tokens && least >= c.tokens) return;
-        bool vain = ep_turns_end(r, spin, began);
-        if (spin % 64 == 0 && told == limit && freed == least && slowest != r.me) {
-            const ep_u64 awaited = c.out[slowest].base + least + 1, cell = ep_cell(r.w, r.generation, slowest, ep_lane_credit(c.track), EP_COUNTER_HEAD);
-            vain |= ep_wait_is_vain(r, slowest, ep_lane_credit(c.track), cell, EP_PHASE_BANK, awaited - 1, awaited, began);
+        const bool done = told == c.tokens && least >= c.tokens;
+        bool vain = !done && ep_turns_end(r, spin, began);
+        for (ep_u32 peer = lane; (done || spin % 64 == 0) && peer < ranks; peer += 32) {
+            if (peer == r.me || !ep_takes_part(r, peer)) continue;
+            if (done || told != limit || freed != least || peer != slowest) {
+                ep_unsuspect(r, ep_op(r), EP_PHASE_OUTBOX, peer);
+                continue;
+            }
+            const ep_u64 awaited = c.out[peer].base + least + 1, cell = ep_cell(r.w, r.generation, peer, ep_lane_credit(c.track), EP_COUNTER_HEAD);
+            vain |= ep_wait_is_vain(r, peer, ep_lane_credit(c.track), cell, EP_PHASE_OUTBOX, awaited - 1, awaited, began);
         }
-        if (__any_sync(EP_FULL, vain)) return;
+        if (done || __any_sync(EP_FULL, vain)) return;
     }
 }
 

@@ -64,8 +64,7 @@ mod tests {
 
     #[test]
     fn alarms_survive_the_cell() {
-        for phase in [Phase::Bank, Phase::Counts, Phase::Note, Phase::Rows, Phase::Credit, Phase::Pulled, Phase::Probe]
-        {
+        for phase in Phase::ALL {
             for verdict in [false, true] {
                 let alarm = Alarm { serial: 77, verdict, op: Alarm::op_bits(70_001), phase, peer: Rank(16_383) };
                 assert_eq!(Alarm::decode(alarm.encode()), Some(alarm));

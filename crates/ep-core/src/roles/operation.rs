@@ -258,11 +258,11 @@ impl<P: Port> Attended<P> {
         }
     }
 
-    /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled. A head frees slots of an
-    /// outbox: who waits for one keeps all readers waiting for rows, and is nearer to the cause than they are.
+    /// Puts this wait's phase right: `done` of the running operation means that offered rows have been pulled, and a head that rows of
+    /// several readers have been.
     fn phase(&self, need: &Need) -> Phase {
         if need.cell.counter == Counter::Head && self.pulled {
-            Phase::Bank
+            Phase::Outbox
         } else if need.cell.counter == Counter::Done && need.at_least == self.op {
             Phase::Pulled
         } else {

@@ -14,26 +14,29 @@ pub enum Phase {
     Counts = 1,
     /// Waiting for a peer's note: a grant of its arena, or an offer of its rows.
     Note = 2,
+    /// Waiting for the slowest reader of an outbox to free a slot: its other readers wait for rows meanwhile.
+    Outbox = 3,
     /// Waiting for a peer's rows: in a ring, or placed directly.
-    Rows = 3,
+    Rows = 4,
     /// Waiting for a peer to return credit of a ring.
-    Credit = 4,
+    Credit = 5,
     /// Waiting until a peer has pulled the rows offered to it.
-    Pulled = 5,
+    Pulled = 6,
     /// Waiting for an alarm of a peer.
-    Alarm = 6,
+    Alarm = 7,
     /// Agreeing on how to go on after a failure.
-    Recovery = 7,
+    Recovery = 8,
     /// Waiting for something a test made up.
-    Probe = 8,
+    Probe = 9,
 }
 
 impl Phase {
     /// Every phase, by number.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Bank,
         Self::Counts,
         Self::Note,
+        Self::Outbox,
         Self::Rows,
         Self::Credit,
         Self::Pulled,
@@ -54,6 +57,7 @@ impl fmt::Display for Phase {
             Self::Bank => "the end of the operation before last",
             Self::Counts => "counts",
             Self::Note => "a grant or offer",
+            Self::Outbox => "a free slot of an outbox",
             Self::Rows => "rows",
             Self::Credit => "ring credit",
             Self::Pulled => "the pull of offered rows",
