@@ -104,7 +104,7 @@ static_assert(__builtin_offsetof(EpLocal, speaking) == 44, "EpLocal.speaking");
 static_assert(__builtin_offsetof(EpLocal, foremost) == 48, "EpLocal.foremost");
 static_assert(__builtin_offsetof(EpLocal, told) == 56, "EpLocal.told");
 
-/* What the kernels of low latency keep between launches, in the rank's own device memory; zero at first, and in each generation. Behind it lie u32 skipped[ranks], not 0 where a block of this launch has not put its rows for a rank; for each bank u32 late[ranks], not 0 where a rank is still to be sent rows; and u32 gone[ranks] as behind EpLocal. */
+/* What the kernels of low latency keep between launches, in the rank's own device memory; zero at first, and in each generation. Behind it lie u32 skipped[ranks], not 0 where a block of this launch has not put its rows for a rank; for each bank u32 late[ranks], not 0 where a rank is still to be sent rows; u32 gone[ranks] as behind EpLocal; and u32 taken[blocks], not 0 where a block of this launch has taken that share of what is sent. */
 struct EpLow {
     ep_u64 sent; /* Operations that were sent. */
     ep_u64 received; /* Operations that were received. */
@@ -204,6 +204,11 @@ EP_HD static inline ep_u64 ep_low_late_at(ep_u64 low, ep_u32 ranks, ep_u64 op, e
 /* Whether the host knows that a rank does nothing any more: behind EpLow. */
 EP_HD static inline ep_u64 ep_low_gone_at(ep_u64 low, ep_u32 ranks, ep_u32 rank) {
     return low + sizeof(EpLow) + 4 * (3ull * ranks + rank);
+}
+
+/* Whether a block of this launch has taken a share of what is sent: behind EpLow. */
+EP_HD static inline ep_u64 ep_low_taken_at(ep_u64 low, ep_u32 ranks, ep_u32 share) {
+    return low + sizeof(EpLow) + 4 * (4ull * ranks + share);
 }
 
 #endif

@@ -1,10 +1,10 @@
 /*
  * ep_low_latency::combine: low-latency combine. The experts' results go back into fixed slots of the tokens' ranks, which sum them.
  *
- *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
+ *   launch   any number of blocks of 512 threads, which need not all run at a time (ep_low_shares.h); phases says which halves
  *   memory   the experts' rows and the records of the dispatch in memory of the own GPU: nothing is staged; slots and cells of the
  *            windows; shared: the rows of a batch
- *   send     the received rows are dealt out to the blocks, as many to each. Per choice: each expert's row is copied to the token's slot
+ *   send     the received rows are cut into as many shares as there are blocks. Per choice: each expert's row is copied to the token's slot
  *            of that choice. Per rank: the rows of a token are weighed and summed, choices ascending, and rounded. The cell of the token
  *            is raised when all that this rank has for it is there
  *   receive  the tokens are cut into as many shares as there are blocks, which wait for all that is owed to theirs, and sum it: per choice
@@ -15,6 +15,7 @@
 #include "ep_low_banks.h"
 #include "ep_low_end.h"
 #include "ep_low_rows.h"
+#include "ep_low_shares.h"
 #include "ep_sum.h"
 
 /* Results that a thread has in flight. */
@@ -105,29 +106,33 @@ EP_DEV void ep_low_raise_batch(const EpRank& r, const EpLowBatch& s, ep_u64 op, 
     if (turn < batch && ep_is_somewhere(s.place[turn])) ep_low_raise(r, op, ep_low_source(ep_low_firsts(r), base + turn), s.token[turn]);
 }
 
-/* Puts this block's results. `meanwhile` is done while the last of them are on their way. */
-template <class F>
-EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, ep_u64 began,
-                               F meanwhile) {
-    const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
+/* Received rows before each rank's own, which are the same for all shares. A barrier comes before they are read. */
+EP_DEV void ep_low_count_rows(const EpRank& r, const EpLowCombineArgs& a) {
     const ep_u32* rows = (const ep_u32*)a.records;
-    const ep_u32* owed = rows + (a.kind == EP_LOW_PER_RANK ? 0 : ranks);
-    ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r);
-    EP_SHORT for (ep_u32 end = tid; end <= ranks; end += EP_LOW_THREADS) {
+    EP_SHORT for (ep_u32 end = threadIdx.x; end <= r.w.ranks; end += EP_LOW_THREADS) {
         ep_u32 sum = 0;
         EP_SHORT for (ep_u32 rank = 0; rank < end; ++rank) sum += rows[rank];
-        first[end] = sum;
+        ep_low_firsts(r)[end] = sum;
     }
-    __syncthreads();
+}
+
+/* Puts the results of a share, if there is one. `meanwhile` is done while the last of them are on their way. */
+template <class F>
+EP_DEV void ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 share, ep_u64 op, bool again, ep_u64 began,
+                                F meanwhile) {
+    const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
+    const ep_u32* owed = (const ep_u32*)a.records + (a.kind == EP_LOW_PER_RANK ? 0 : ranks);
+    ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r);
     ep_low_open(r, op, again, states);
     int found = ep_low_look(r, op, owed, states, began, false);
-    /* The first blocks have a row more than the others, where these do not come out even. */
+    /* The first shares have a row more than the others, where these do not come out even. */
     const ep_u32 each = first[ranks] / gridDim.x, more = first[ranks] - each * gridDim.x;
     /* The header is a row's first unit, and no warp has units of two rows: so what it stores begins where a slot's lines do. */
     const ep_u32 wide = (columns + 32) / 32 * 32;
-    const ep_u32 from = blockIdx.x * each + (blockIdx.x < more ? blockIdx.x : more), to = from + each + (blockIdx.x < more);
-    /* The last block has the fewest rows, none of a few. */
-    const bool tells = blockIdx.x + 1 == gridDim.x;
+    const bool none = share == EP_LOW_NO_SHARE;
+    const ep_u32 from = none ? 0 : share * each + (share < more ? share : more), to = none ? 0 : from + each + (share < more);
+    /* The last share has the fewest rows, none of a few. */
+    const bool tells = share + 1 == gridDim.x;
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
         if (tells && from == to) ep_low_announce(r, op, a.kind, owed, false, states);
         EP_SHORT for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {
@@ -153,6 +158,18 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
         meanwhile();
         ep_low_finish(r, states);
     }
+}
+
+/* Puts the results of this block's share, if it is `own`, as the first thread knows, and those of blocks that have not begun. */
+template <class F>
+EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, bool own, ep_u64 began,
+                               F meanwhile) {
+    ep_low_count_rows(r, a);
+    ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
+    EP_SHORT do {
+        ep_low_return_share(r, a, s, share, op, again, began, meanwhile);
+        share = __syncthreads_or(ep_low_sees_free(r)) ? ep_low_take_another(r) : EP_LOW_NO_SHARE;
+    } while (share != EP_LOW_NO_SHARE);
 }
 
 /* Waits until those that owe results have said how many come, each thread for its own; false after a fault. */
@@ -281,15 +298,21 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     /* Loads that wait for nothing come first. */
     const EpLowNow now = ep_low_now(r);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
+    bool own = true;
+    if (sends && threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
     ep_low_begin(r, a);
     ep_low_bring_windows(r);
-    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
+        if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
+        return;
+    }
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
     const bool tries = sends || now.late(op);
+    if (tries && !sends && threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
     __shared__ EpLowBatch sent, summed;
     const EpShareOfRows share = ep_low_share(a.tokens, (ep_u32)(r.w.result_stride / 16), blockIdx.x, gridDim.x);
     if (tries)
-        ep_low_return_rows(r, a, sent, op, !sends, began, [&] {
+        ep_low_return_rows(r, a, sent, op, !sends, own, began, [&] {
             if (sends && receives) ep_low_load_tokens(r, a, summed, share, share.first);
         });
     if (receives) {

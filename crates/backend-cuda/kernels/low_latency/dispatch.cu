@@ -2,10 +2,11 @@
  * ep_low_latency::dispatch: low-latency dispatch. Each token goes once to every rank that holds one of its experts, into a fixed
  * slot there; the receiver spreads it to its experts.
  *
- *   launch   any number of blocks of 512 threads, co-resident with those of the other ranks (cooperative); phases says which halves
+ *   launch   any number of blocks of 512 threads, which need not all run at a time; phases says which halves
  *   memory   slots, headers and cells of the windows (ep_layout.h, ep_low.h); shared: one row as it travels; counts; the rows of a batch
- *   send     block b makes the rows of tokens b, b + blocks, ...: quantised once, stored to the token's slot at each of its ranks with
- *            16 bytes a thread, and announced one by one. The last block finds the rows' order at each rank and sends all headers ahead
+ *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, stored to the token's slot at each of its
+ *            ranks with 16 bytes a thread, and announced one by one. The last share finds the rows' order at each rank and sends all headers
+ *            ahead (ep_low_shares.h)
  *   receive  every block waits for all headers and counts, over the rows before its share, those of each local expert: this gives
  *            its rows' places, packed by expert in order of source and token. Then it waits for its rows and copies them. The last
  *            block counts all rows for the user instead
@@ -24,14 +25,22 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLowNow now = ep_low_now(r);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     EpLowAhead ahead;
-    if (sends) ahead = ep_low_begin(r, a);
+    bool own = true;
+    if (sends) {
+        if (threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
+        ahead = ep_low_begin(r, a);
+    }
     ep_low_bring_windows(r);
-    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) return;
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
+        if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
+        return;
+    }
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
     const bool tries = sends || now.late(op);
+    if (tries && !sends && threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
     const EpLowReceiver s = ep_low_receiver(r);
     bool refused = false;
-    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, ahead, began);
+    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, own, ahead, began);
     if (receives && !refused) {
         __syncthreads();
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;

@@ -3,6 +3,7 @@
  */
 #ifndef EP_LOW_END_H
 #define EP_LOW_END_H
+#include "ep_low_shares.h"
 #include "ep_low_watch.h"
 
 /* What ep_low_last_block says: not the last; the last; the last of a launch with EP_LOW_TROUBLE. */
@@ -71,6 +72,7 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     const bool rows = tried && !refused;
     const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
     const bool received = (phases & EP_LOW_RECEIVE) && !failed;
+    if (tried) ep_low_free_shares(r);
     /* The first threads count meanwhile. */
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (received && peer != r.me && ep_low_takes_part(peer)) {

@@ -4,6 +4,7 @@
 #ifndef EP_LOW_SEND_H
 #define EP_LOW_SEND_H
 #include "ep_low_headers.h"
+#include "ep_low_shares.h"
 #include "ep_quant.h"
 #include "ep_sum.h"
 
@@ -110,14 +111,14 @@ EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, e
         if (ep_is_somewhere(s.place[rank])) ep_low_raise(r, op, rank, token);
 }
 
-/* Puts the rows of this block's tokens to the ranks that are free. `first`: the first time, when choices are looked at, and the first
-   row has been loaded. By all threads; true where choices are wrong: then no row is announced. */
-EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, bool looked,
-                            EpLowAhead ahead, ep_u32* wrong) {
+/* Puts the rows of a share's tokens to the ranks that are free. `first`: the first time, when choices are looked at unless they were, and
+   the first row has been loaded. By all threads; true where choices are wrong: then no row is announced. */
+EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
+                            bool looked, EpLowAhead ahead, ep_u32* wrong) {
     const ep_u32 tid = threadIdx.x, units = (ep_u32)(r.w.wire_bytes / 16);
     const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS;
-    EP_SHORT for (ep_u32 token = blockIdx.x; token < a.tokens; token += gridDim.x) {
-        const bool begins = first && token == blockIdx.x;
+    EP_SHORT for (ep_u32 token = share; token < a.tokens; token += gridDim.x) {
+        const bool begins = first && token == share;
         if (!begins) ahead = ep_low_load_ahead(r, a, token);
         ep_delay(r, EP_LANE_LOW_ROWS, token);
         if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
@@ -142,31 +143,44 @@ EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const E
     return false;
 }
 
-/* Sends this block's part of a dispatch. True where choices are wrong: then nothing is announced. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, const EpLowAhead& ahead,
+/* Sends a share of a dispatch: of tokens, and the last one the headers; none looks at choices only, unless they were `looked` at. True where
+   they are wrong. */
+EP_DEV bool ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
+                              bool looked, const EpLowAhead& ahead, ep_u64 began, ep_u32* wrong) {
+    const bool tells = share + 1 == gridDim.x;
+    if (share >= a.tokens && !tells) return __syncthreads_or(!looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong));
+    if (tells) {
+        ep_low_clear(r, s);
+        EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    }
+    ep_low_open(r, op, again, s.state);
+    int found = ep_low_look(r, op, nullptr, s.state, began, false);
+    bool bad = false;
+    EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
+        if (tells) bad = ep_low_tell(r, a, s, op, first, wrong);
+        if (!bad) bad = ep_low_put_rows(r, a, s, share, op, first, looked || tells, ahead, wrong);
+        if (!bad) ep_low_finish(r, s.state);
+        found = EP_FOUND_WAITING;
+    }
+    return bad;
+}
+
+/* Sends this block's share of a dispatch, if it is `own`, as the first thread knows, and those of blocks that have not begun. True where
+   choices are wrong: then nothing is announced. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, bool own, EpLowAhead ahead,
                                ep_u64 began) {
     __shared__ ep_u32 wrong;
     const ep_u32 tid = threadIdx.x;
-    const bool tells = blockIdx.x + 1 == gridDim.x;
     const EpLowSender s = ep_low_sender(r);
-    bool bad = false;
     if (tid == 0) wrong = EP_FULL;
-    if (tells) {
-        ep_low_clear(r, s);
-        EP_SHORT for (ep_u32 rank = tid; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
-    }
-    __syncthreads();
-    if (blockIdx.x >= a.tokens && !tells) {
-        bad = __syncthreads_or(!again && ep_low_look_at(r, a, s, 0, a.tokens, false, false, &wrong));
-    } else {
-        ep_low_open(r, op, again, s.state);
-        int found = ep_low_look(r, op, nullptr, s.state, began, false);
-        EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
-            if (tells) bad = ep_low_tell(r, a, s, op, first, &wrong);
-            if (!bad) bad = ep_low_put_rows(r, a, s, op, first, tells, ahead, &wrong);
-            if (!bad) ep_low_finish(r, s.state);
-            found = EP_FOUND_WAITING;
-        }
+    ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
+    bool bad, looked = again;
+    EP_SHORT for (;; looked = true) {
+        bad = ep_low_send_share(r, a, s, share, op, again, looked, ahead, began, &wrong);
+        if (bad || !__syncthreads_or(ep_low_sees_free(r))) break;
+        share = ep_low_take_another(r);
+        if (share == EP_LOW_NO_SHARE) break;
+        ahead = ep_low_load_ahead(r, a, share);
     }
     if (bad) {
         if (blockIdx.x == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);

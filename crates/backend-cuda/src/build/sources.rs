@@ -133,13 +133,13 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 28] = headers! {
+const HEADERS: [(&str, &str); 29] = headers! {
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_ring.h" "ep_copy.h" "ep_dispatch_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
         "ep_pieces.h" "ep_ring.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_headers.h"
-        "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_watch.h";
+        "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_shares.h" "ep_low_watch.h";
     "checks/": "ep_test.h";
 };
 

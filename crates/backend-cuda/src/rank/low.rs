@@ -20,7 +20,7 @@ const GENERATION: usize = offset_of!(Low, generation);
 /// What low latency keeps on the device.
 #[derive(Debug)]
 pub(super) struct LowDevice {
-    /// An `EpLow`, and four words of each rank.
+    /// An `EpLow`, and what lies behind it.
     state: DeviceMemory,
     /// [`Tally`] of low latency.
     counters: DeviceMemory,
@@ -38,7 +38,7 @@ impl LowDevice {
         let ranks = layout.topology().ranks() as usize;
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
-            state: memory(Low::bytes(ranks))?,
+            state: memory(Low::bytes(ranks, blocks as usize))?,
             counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
             report: Mapped::zeroed(stream.device(), size_of::<Report>())?,
@@ -115,7 +115,7 @@ impl RankDevice {
         let low = self.low()?;
         let args = args::LowDispatch { counters: low.counters.address(), ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
-        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: true };
+        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
@@ -128,7 +128,7 @@ impl RankDevice {
         let low = self.low()?;
         let args = args::LowCombine { counters: low.counters.address(), ..args };
         let shared_memory = 4 * (5 * self.ranks() + 1);
-        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: true };
+        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_combine, shape, &args) }
     }

@@ -56,7 +56,8 @@ impl Local {
 c_struct! {
     /// What the kernels of low latency keep between launches, in the rank's own device memory; zero at first, and in each generation.
     /// Behind it lie u32 `skipped[ranks]`, not 0 where a block of this launch has not put its rows for a rank; for each bank u32 `late[ranks]`,
-    /// not 0 where a rank is still to be sent rows; and u32 `gone[ranks]` as behind EpLocal.
+    /// not 0 where a rank is still to be sent rows; u32 `gone[ranks]` as behind EpLocal; and u32 `taken[blocks]`, not 0 where a block of
+    /// this launch has taken that share of what is sent.
     pub struct Low = "EpLow" {
         /// Operations that were sent.
         pub sent: u64,
@@ -86,9 +87,9 @@ c_struct! {
 }
 
 impl Low {
-    /// Bytes of it and of what lies behind it, of so many ranks.
-    pub const fn bytes(ranks: usize) -> usize {
-        size_of::<Self>() + 4 * 4 * ranks
+    /// Bytes of it and of what lies behind it, of so many ranks and of launches with at most so many blocks.
+    pub const fn bytes(ranks: usize, blocks: usize) -> usize {
+        size_of::<Self>() + 4 * (4 * ranks + blocks)
     }
 
     /// Offset of the words `late[ranks]`, of so many ranks, for the bank of `op`.
@@ -99,6 +100,11 @@ impl Low {
     /// Offset of the word that says that `rank`, of so many ranks, is gone.
     pub const fn gone(ranks: u32, rank: Rank) -> usize {
         size_of::<Self>() + 4 * (3 * ranks as usize + rank.index())
+    }
+
+    /// Offset of the word that says that a share is taken, of so many ranks.
+    pub const fn taken(ranks: u32, share: u32) -> usize {
+        size_of::<Self>() + 4 * (4 * ranks as usize + share as usize)
     }
 }
 

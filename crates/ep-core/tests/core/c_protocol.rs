@@ -227,11 +227,12 @@ fn what_lies_behind_the_structs_is_where_the_host_writes() {
     let (mut program, mut expected) = (format!("{HEAD}int main() {{\n"), Vec::new());
     for (ranks, rank, op) in [(1, 0, 1), (3, 2, 4), (8, 5, 7)] {
         let late = Low::late(ranks, op) + 4 * rank as usize;
-        expected.extend([Local::gone(Rank(rank)), late, Low::gone(ranks, Rank(rank))].map(|at| at as u64));
+        let low = [late, Low::gone(ranks, Rank(rank)), Low::taken(ranks, rank)];
+        expected.extend([Local::gone(Rank(rank))].into_iter().chain(low).map(|at| at as u64));
         let _ = write!(
             program,
             "out(ep_gone_at(0, {rank}u)); out(ep_low_late_at(0, {ranks}u, {op}ull, {rank}u));\n\
-             out(ep_low_gone_at(0, {ranks}u, {rank}u));\n"
+             out(ep_low_gone_at(0, {ranks}u, {rank}u)); out(ep_low_taken_at(0, {ranks}u, {rank}u));\n"
         );
     }
     program += "}\n";

@@ -17,4 +17,9 @@ EP_HD static inline ep_u64 ep_low_gone_at(ep_u64 low, ep_u32 ranks, ep_u32 rank)
     return low + sizeof(EpLow) + 4 * (3ull * ranks + rank);
 }
 
+/* Whether a block of this launch has taken a share of what is sent: behind EpLow. */
+EP_HD static inline ep_u64 ep_low_taken_at(ep_u64 low, ep_u32 ranks, ep_u32 share) {
+    return low + sizeof(EpLow) + 4 * (4ull * ranks + share);
+}
+
 #endif
