@@ -32,6 +32,8 @@ pub(crate) const ITEM_BYTES: u32 = 64;
 pub(crate) const OUTBOX_END_BYTES: u32 = 32;
 /// Bytes of an `EpRingSource`: where a rank's results lie in its outbox.
 pub(crate) const RING_SOURCE_BYTES: u32 = 32;
+/// Bytes of an `EpPulledFrom`.
+pub(crate) const PULLED_FROM_BYTES: u32 = 24;
 /// Pieces that a puller may be loading.
 pub(crate) const PULLED_LOG: u32 = 64;
 /// Rows whose stores a copier of results still has to see done, at most.
@@ -61,7 +63,7 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 22] = [
+const NUMBERS: [(&str, u32); 23] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("RING_WARPS", RING_WARPS),
@@ -70,6 +72,7 @@ const NUMBERS: [(&str, u32); 22] = [
     ("ITEM_BYTES", ITEM_BYTES),
     ("OUTBOX_END_BYTES", OUTBOX_END_BYTES),
     ("RING_SOURCE_BYTES", RING_SOURCE_BYTES),
+    ("PULLED_FROM_BYTES", PULLED_FROM_BYTES),
     ("PULLED_LOG", PULLED_LOG),
     ("LAID_LOG", LAID_LOG),
     ("LOW_THREADS", LOW_THREADS),

@@ -72,14 +72,14 @@ EP_DEV bool ep_has_rows_of(const EpRank& r, const EpCombineArgs& a, ep_u32 sourc
 /* ---- the end that lays ---- */
 
 /* A part of a row for a reader; its weights go with the first. */
-EP_DEV EpItem ep_returned_item(const EpRank& r, const EpCombinePulledArgs& a, const EpOutbox& box, ep_u32 row, ep_u32 slot, ep_u32 part) {
+EP_DEV EpItem ep_returned_item(const EpRank& r, const EpCombinePulledArgs& a, ep_u8* own, const EpOutbox& box, ep_u32 row, ep_u32 slot, ep_u32 part) {
     const EpCombineArgs& m = a.ring.combine;
     const ep_u32 bytes = (ep_u32)r.w.result_stride, begin = part * a.piece, left = bytes - begin;
     EpItem item;
     item.from = ep_here(m.y + (ep_u64)row * m.y_stride + begin);
     item.tail_from = ep_here(m.own_weights + (ep_u64)row * r.w.topk * 4);
-    item.to[0] = ep_own(r) + ep_outbox_codes(box, slot) + begin;
-    item.tail_to[0] = ep_own(r) + ep_outbox_head(box, slot);
+    item.to[0] = own + ep_outbox_codes(box, slot) + begin;
+    item.tail_to[0] = own + ep_outbox_head(box, slot);
     item.to[1] = item.tail_to[1] = nullptr;
     item.codes = left < a.piece ? left : a.piece;
     item.tail = part == 0 && m.own_weights ? r.w.topk * 4 : 0;
@@ -103,6 +103,7 @@ EP_DEV void ep_count_stored(const EpFlow& flow, const ep_u32* log, ep_u32* done,
 EP_DEV void ep_lay_returned(const EpRank& r, const EpCombinePulledArgs& a, const EpReturned& c, EpFlow& flow, ep_u32 index) {
     const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
     ep_u32 *log = c.log + index * EP_LAID_LOG, *laid = c.laid + index * ranks, *done = c.done + index * ranks;
+    ep_u8* own = ep_own(r);
     ep_u32 left = 0, pushed = 0, counted = 0;
     for (ep_u32 rank = 0; rank < ranks; ++rank) left += (c.out[rank].slots + a.copiers - 1 - index) / a.copiers;
     for (ep_u32 spin = 1; left > 0;) {
@@ -111,10 +112,10 @@ EP_DEV void ep_lay_returned(const EpRank& r, const EpCombinePulledArgs& a, const
             const ep_u32 reader = r.me + turn < ranks ? r.me + turn : r.me + turn - ranks, next = laid[reader] * a.copiers + index;
             if (next >= c.out[reader].slots || !ep_may_fill(&c.out[reader].limit, next + 1)) continue;
             const EpOutbox box = ep_outbox_to(r.w, a.ring.rings, reader, c.channel);
-            const ep_u32 row = ((const ep_u32*)a.ring.combine.first_of)[reader] + c.out[reader].first + next;
+            const ep_u32 row = c.out[reader].row + next, slot = next % box.slots;
             for (ep_u32 part = 0; part < a.pieces; ++part) {
                 if (ep_flow_is_full(flow)) ep_flow_pop(flow);
-                EpItem item = ep_returned_item(r, a, box, row, next % box.slots, part);
+                EpItem item = ep_returned_item(r, a, own, box, row, slot, part);
                 item.count = part + 1 == a.pieces ? pushed + 1 : pushed;
                 ep_flow_push(flow, item);
             }
@@ -462,6 +463,7 @@ EP_DEV void ep_begin_rank(const EpRank& r, const EpCombinePulledArgs& a, const E
         const ep_u32 batch = ((const ep_u32*)a.ring.tokens_of)[rank];
         out.first = ep_find_token(tokens, rows, ep_channel_first(batch, channels, c.channel));
         out.slots = ep_find_token(tokens, rows, ep_channel_first(batch, channels, c.channel + 1)) - out.first;
+        out.row = row + out.first;
     }
     if (ep_has_rows_of(r, m, r.me, rank)) {
         in.first = ep_find_position(r, m, rank, c.begin);

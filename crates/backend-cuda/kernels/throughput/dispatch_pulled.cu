@@ -14,6 +14,15 @@
 
 extern __shared__ __align__(128) ep_u8 ep_pool[];
 
+/* Where the rows of a source come from and go to, in shared memory: asked of the GPU's for each row, it would take longer than the row. */
+struct EpPulledFrom {
+    EpAt window;
+    ep_u32 row, rows; /* the first of its rows here, and how many there are */
+    ep_u32 token;     /* the first of its share */
+    ep_u32 reserved;
+};
+static_assert(sizeof(EpPulledFrom) == EP_PULLED_FROM_BYTES, "the host makes room for another EpPulledFrom");
+
 /* What a block knows of its channel. */
 struct EpPulled {
     EpOutbox box;
@@ -27,6 +36,9 @@ struct EpPulled {
     ep_u32* log;      /* [pullers, EP_PULLED_LOG]: and of whom those are that it is loading */
     ep_u32* limit;
     ep_u32* met;      /* 1 when all notes have come, and say the same */
+    EpPulledFrom* from; /* [ranks] */
+    ep_u8* own;           /* the own window */
+    ep_u32 own_row;       /* first of the rows that stay */
     ep_u32 begin, tokens; /* the own share */
     ep_u32 track, channel;
     ep_u32 sources; /* ranks to pull from */
@@ -45,17 +57,18 @@ EP_DEV ep_u32 ep_share_first(const EpDispatchPulledArgs& a, ep_u32 tokens, ep_u3
 /* ---- the sending end ---- */
 
 /* The part `part` of a token's row, to the slot where some other rank wants it, and to the own place. */
-EP_DEV EpItem ep_laid_item(const EpRank& r, const EpDispatchPulledArgs& a, const EpPulled& c, ep_u32 index, ep_u32 part, bool wanted, ep_i32 own) {
+EP_DEV EpItem ep_laid_item(const EpRank& r, const EpDispatchPulledArgs& a, const EpPulled& c, ep_u32 index, ep_u32 slot, ep_u32 part, bool wanted,
+                           ep_i32 own) {
     const EpDispatchRingArgs& d = a.ring;
     const ep_u32 token = c.begin + index, codes = (ep_u32)r.w.scales_offset, begin = part * a.piece, left = codes - begin;
-    const ep_u32 slot = index % c.box.slots, row = own < 0 ? 0 : ((const ep_u32*)d.first_of)[r.me] + (ep_u32)own;
+    const ep_u32 row = own < 0 ? 0 : c.own_row + (ep_u32)own;
     const bool ends = part + 1 == a.pieces;
     EpItem item;
     item.from = ep_here(d.x + (ep_u64)token * d.x_stride + begin);
     item.tail_from = ep_here(d.scales + (ep_u64)token * d.scales_token);
-    item.to[0] = wanted ? ep_own(r) + ep_outbox_codes(c.box, slot) + begin : nullptr;
+    item.to[0] = wanted ? c.own + ep_outbox_codes(c.box, slot) + begin : nullptr;
     item.to[1] = own >= 0 ? ep_out_codes(r, d, row) + begin : nullptr;
-    item.tail_to[0] = wanted ? ep_own(r) + ep_outbox_scales(c.box, slot) : nullptr;
+    item.tail_to[0] = wanted ? c.own + ep_outbox_scales(c.box, slot) : nullptr;
     item.tail_to[1] = own >= 0 ? ep_out_scales(r, d, row) : nullptr;
     item.codes = left < a.piece ? left : a.piece;
     item.tail = ends ? (ep_u32)r.w.scales_stride : 0;
@@ -90,9 +103,10 @@ EP_DEV void ep_lay_rows(const EpRank& r, const EpDispatchPulledArgs& a, const Ep
             if (!ep_await_limit(r, c.limit, i + 1)) break;
         }
         flow.last = wanted || own >= 0 ? flow.last : count;
+        const ep_u32 slot = i % c.box.slots;
         for (ep_u32 part = 0; part < a.pieces && (wanted || own >= 0); ++part) {
             if (ep_flow_is_full(flow)) ep_flow_pop(flow);
-            EpItem item = ep_laid_item(r, a, c, i, part, wanted, own);
+            EpItem item = ep_laid_item(r, a, c, i, slot, part, wanted, own);
             item.count = part + 1 == a.pieces ? count : count - 1;
             ep_flow_push(flow, item);
         }
@@ -143,12 +157,12 @@ EP_DEV void ep_write_heads(const EpRank& r, const EpDispatchPulledArgs& a, const
         if (!ep_await_limit(r, c.limit, begin + slots)) return;
         for (ep_u32 at = lane; at < slots * units; at += 32) {
             const ep_u32 i = begin + at / units, unit = at % units;
-            ep_st16(ep_own(r) + ep_outbox_head(c.box, i % c.box.slots) + unit * 16, ep_head_unit(r, a, c.begin + i, unit));
+            ep_st16(c.own + ep_outbox_head(c.box, i % c.box.slots) + unit * 16, ep_head_unit(r, a, c.begin + i, unit));
         }
         for (ep_u32 at = lane; notes && at < slots * topk; at += 32) {
             const ep_u32 token = c.begin + begin + at / topk, k = at % topk;
             const ep_i32 own = ((const ep_i32*)a.ring.position)[(ep_u64)token * ranks + r.me];
-            if (own >= 0) ep_keep(r, a.ring, ((const ep_u32*)a.ring.first_of)[r.me] + (ep_u32)own, r.me, token, k, ep_choice(r, a.ring, r.me, token, k));
+            if (own >= 0) ep_keep(r, a.ring, c.own_row + (ep_u32)own, r.me, token, k, ep_choice(r, a.ring, r.me, token, k));
         }
         __syncwarp();
         if (lane == 0) ep_tell_count(c.written + index, ++count);
@@ -255,8 +269,9 @@ EP_DEV void ep_ask_heads(const EpRank& r, const EpPulled& c, EpTurn& t) {
     t.asked = true;
     if (lane >= t.slots) return;
     const ep_u64 head = ep_outbox_head(c.box, (t.first + lane) % c.box.slots);
-    t.head = ep_get16(ep_at(r, t.source, head));
-    t.position = (ep_i32)ep_get4(ep_at(r, t.source, head + r.w.header_bytes + 4 * (ep_u64)r.me));
+    const EpAt at = c.from[t.source].window + head;
+    t.head = ep_get16(at);
+    t.position = (ep_i32)ep_get4(at + (r.w.header_bytes + 4 * (ep_u64)r.me));
 }
 
 /* The first piece that is there, of the sources from turn on; none where none is. By a warp. */
@@ -322,7 +337,7 @@ EP_DEV void ep_keep_choices(const EpRank& r, const EpDispatchPulledArgs& a, cons
         if (at >= slots * topk || position < 0) continue;
         EpChoice choice = {-1, 0.0f};
         if (a.ring.out_idx) {
-            const EpAt from = ep_at(r, source, ep_outbox_head(c.box, (first + i) % c.box.slots) + sizeof(EpRowHeader) + k * sizeof(EpChoice));
+            const EpAt from = c.from[source].window + (ep_outbox_head(c.box, (first + i) % c.box.slots) + sizeof(EpRowHeader) + k * sizeof(EpChoice));
             const ep_i32 expert = (ep_i32)ep_get4(from) - (ep_i32)(r.me * r.w.local_experts);
             if (expert >= 0 && expert < (ep_i32)r.w.local_experts) choice = {expert, ep_float_of(ep_get4(from + 4))};
         }
@@ -333,8 +348,7 @@ EP_DEV void ep_keep_choices(const EpRank& r, const EpDispatchPulledArgs& a, cons
 /* Pulls every `pullers`-th piece of each source, of whichever has one: so that nobody waits for credit because another has no rows. Heads of the next
    piece are asked for before the rows of this one, if they are known to be there. */
 EP_DEV void ep_pull_pieces(const EpRank& r, const EpDispatchPulledArgs& a, const EpPulled& c, EpFlow& flow, ep_u32 index, ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), codes = (ep_u32)r.w.scales_offset, channels = a.ring.rings.channels, ranks = r.w.ranks;
-    const ep_u32* first_of = (const ep_u32*)a.ring.first_of;
+    const ep_u32 lane = ep_warp_lane(), codes = (ep_u32)r.w.scales_offset, ranks = r.w.ranks;
     const bool notes = a.ring.out_idx || a.ring.out_token, credits_early = ep_planted(r, EP_PLANT_CREDIT_EARLY);
     ep_u32 left = 0;
     for (ep_u32 rank = 0; rank < ranks; ++rank) {
@@ -375,25 +389,25 @@ EP_DEV void ep_pull_pieces(const EpRank& r, const EpDispatchPulledArgs& a, const
         __syncwarp();
         --left;
         ++count;
-        const ep_u32 rows = first_of[t.source + 1] - first_of[t.source];
-        const ep_u32 token = ep_channel_first(((const ep_u32*)a.tokens_of)[t.source], channels, c.channel) + t.first;
-        if (!ep_warp_all(ep_is_due_head(r, t, token + lane, rows))) return;
+        const EpPulledFrom& from = c.from[t.source];
+        const ep_u32 token = from.token + t.first;
+        if (!ep_warp_all(ep_is_due_head(r, t, token + lane, from.rows))) return;
         ep_u32 votes = __ballot_sync(EP_FULL, t.position >= 0);
         if (lane == 0 && votes) atomicAdd((ep_u32*)a.arrived + t.source, __popc(votes));
         if (!credits_early) {
             next = ep_find_piece(r, a, c, index, turn, false);
             if (next.slots > 0) ep_ask_heads(r, c, next);
         }
-        if (notes) ep_keep_choices(r, a, c, t.source, t.first, token, t.slots, t.position, first_of[t.source]);
+        if (notes) ep_keep_choices(r, a, c, t.source, t.first, token, t.slots, t.position, from.row);
         flow.last = count;
         for (; votes; votes &= votes - 1) {
-            const ep_u32 i = __ffs(votes) - 1, slot = (t.first + i) % c.box.slots, row = first_of[t.source] + (ep_u32)__shfl_sync(EP_FULL, t.position, i);
+            const ep_u32 i = __ffs(votes) - 1, slot = (t.first + i) % c.box.slots, row = from.row + (ep_u32)__shfl_sync(EP_FULL, t.position, i);
             for (ep_u32 part = 0; part < a.pieces; ++part) {
                 const ep_u32 begin = part * a.piece, rest = codes - begin;
                 const bool ends = part + 1 == a.pieces;
                 EpItem item;
-                item.from = ep_at(r, t.source, ep_outbox_codes(c.box, slot) + begin);
-                item.tail_from = ep_at(r, t.source, ep_outbox_scales(c.box, slot));
+                item.from = from.window + (ep_outbox_codes(c.box, slot) + begin);
+                item.tail_from = from.window + ep_outbox_scales(c.box, slot);
                 item.to[0] = item.tail_to[0] = nullptr;
                 item.to[1] = ep_out_codes(r, a.ring, row) + begin;
                 item.tail_to[1] = ep_out_scales(r, a.ring, row);
@@ -444,10 +458,14 @@ EP_DEV void ep_begin_channel(const EpRank& r, const EpDispatchPulledArgs& a, EpP
     c.begin = ep_share_first(a, a.ring.tokens, channel);
     c.tokens = ep_share_first(a, a.ring.tokens, channel + 1) - c.begin;
     c.sources = ranks > 1 ? ranks - 1 : 1;
+    const ep_u32* first_of = (const ep_u32*)a.ring.first_of;
+    c.own = ep_own(r);
+    c.own_row = first_of[r.me];
     for (ep_u32 rank = 0; rank < ranks; ++rank) {
         const ep_u32 tokens = rank != r.me && ep_takes_part(r, rank) ? ((const ep_u32*)a.tokens_of)[rank] : 0;
-        const ep_u32 slots = ep_channel_first(tokens, channels, channel + 1) - ep_channel_first(tokens, channels, channel);
+        const ep_u32 first = ep_channel_first(tokens, channels, channel), slots = ep_channel_first(tokens, channels, channel + 1) - first;
         if (rank % ep_threads() == ep_thread()) {
+            c.from[rank] = EpPulledFrom{ep_begin(r, rank), first_of[rank], first_of[rank + 1] - first_of[rank], first, 0};
             c.in[rank] = EpOutboxEnd{*ep_cursor(r, 1, rank, c.track), slots};
             c.out[rank] = EpOutboxEnd{*ep_cursor(r, 0, rank, c.track), rank != r.me ? c.tokens : 0};
         }
@@ -466,7 +484,8 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP
     EpPulled c;
     EpItem* items = (EpItem*)ep_pool;
     ep_u64* bars = (ep_u64*)(items + flows * (a.stages + 1));
-    c.out = (EpOutboxEnd*)(bars + flows * a.stages);
+    c.from = (EpPulledFrom*)(bars + flows * a.stages);
+    c.out = (EpOutboxEnd*)(c.from + ranks);
     c.in = c.out + ranks;
     c.laid = (ep_u32*)(c.in + ranks);
     c.written = c.laid + a.copiers;

@@ -27,7 +27,7 @@ struct EpOutboxEnd {
     ep_u32 first; /* results: the position of the first row */
     ep_u32 limit; /* the filling end: slots that may be filled */
     ep_u32 told;  /* slots that are filled, or taken, as the other end has been told */
-    ep_u32 reserved;
+    ep_u32 row;   /* results: the first row, among all that this rank has */
     ep_u32 seen;  /* results: tokens that the creditor has looked at; whether all that is filled has been taken */
 };
 

@@ -2,7 +2,8 @@
 
 use super::{Call, RankDevice};
 use crate::args::{
-    self, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_LOG, PULLED_WARPS, RING_SOURCE_BYTES,
+    self, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
+    RING_SOURCE_BYTES,
 };
 use crate::driver::Launch;
 use crate::error::CudaError;
@@ -47,7 +48,9 @@ impl DispatchBlock {
         let room = (piece + scales.next_multiple_of(16)).next_multiple_of(128) as u32;
         let state = |flows: u32| {
             let counts = 4 * (PULLED_WARPS + 2 + flows * (3 * ranks + PULLED_LOG));
-            (flows * (STAGES * (ITEM_BYTES + BARRIER) + ITEM_BYTES) + 2 * ranks * OUTBOX_END_BYTES + counts)
+            (flows * (STAGES * (ITEM_BYTES + BARRIER) + ITEM_BYTES)
+                + ranks * (2 * OUTBOX_END_BYTES + PULLED_FROM_BYTES)
+                + counts)
                 .next_multiple_of(128)
         };
         // One in three lays, two pull: a row is laid once for several that pull it. Beside them are writers, teller and creditor.
