@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const bool received = ep_low_end(r, op, a.phases, tries, refused, last == EP_LOW_LAST_IN_TROUBLE, began);
     ep_u64* counters = (ep_u64*)a.counters;
     /* From here on what the block that counts wrote may be read. */
-    __threadfence();
+    ep_fence_device();
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
         if (sends && !refused) ep_low_add(counters + rank, __ldcg((const ep_u32*)a.routed + rank));
         if (received) ep_low_add(counters + r.w.ranks + rank, s.rows[rank]);

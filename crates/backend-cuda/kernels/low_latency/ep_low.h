@@ -38,7 +38,7 @@ EP_DEV EpLow* ep_low_state(const EpRank& r) { return (EpLow*)r.local; }
 EP_DEV ep_u32* ep_low_skipped(const EpRank& r) { return (ep_u32*)ep_low_skipped_at(r.local, 0); }
 EP_DEV ep_u32* ep_low_late(const EpRank& r, ep_u64 op) { return (ep_u32*)ep_low_late_at(r.local, r.w.ranks, op, 0); }
 EP_DEV void ep_low_trouble(const EpRank& r) {
-    __threadfence();
+    ep_fence_device();
     atomicOr(&ep_low_state(r)->arrived, EP_LOW_TROUBLE);
 }
 EP_DEV void ep_low_skip(const EpRank& r, ep_u32 peer) {

@@ -17,7 +17,7 @@ EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool tells) {
     __shared__ ep_u32 last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (tells) __threadfence();
+        if (tells) ep_fence_device();
         const ep_u32 before = atomicAdd(&ep_low_state(r)->arrived, 1u);
         last = (before & ~EP_LOW_TROUBLE) + 1 != gridDim.x                 ? EP_LOW_NOT_LAST
                : (before & EP_LOW_TROUBLE) || ep_crashed(r) ? EP_LOW_LAST_IN_TROUBLE
@@ -38,7 +38,7 @@ EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 be
 EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     ep_u32 *skipped = ep_low_skipped(r), *late = ep_low_late(r, op);
-    __threadfence();
+    ep_fence_device();
     bool is_late = false;
     if (rows)
         EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {

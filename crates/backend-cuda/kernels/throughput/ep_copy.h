@@ -107,7 +107,7 @@ EP_DEV void ep_tell_pieces(const EpRank& r, const EpCombineArgs& a, ep_u64 began
 
 /* Chunks are in the block. By the thread that knows them to be; `pieces` says of which. */
 EP_DEV void ep_count_chunks(const EpCombineArgs& a, const ep_u32* pieces, ep_u32 count) {
-    __threadfence();
+    ep_fence_device();
     for (ep_u32 i = 0; i < count; ++i) atomicAdd((ep_u32*)a.copied + pieces[i], 1u);
 }
 
