@@ -116,15 +116,16 @@ EP_DEV void ep_low_count_rows(const EpRank& r, const EpLowCombineArgs& a) {
     }
 }
 
-/* Puts the results of a share, if there is one. `meanwhile` is done while the last of them are on their way. */
+/* Puts the results of a share, if there is one. `taken`: ep_low_look_at_shares. `meanwhile` is done while the last of them are on their way. */
 template <class F>
 EP_DEV void ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 share, ep_u64 op, bool again, ep_u64 began,
-                                F meanwhile) {
+                                ep_u32* taken, F meanwhile) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* owed = (const ep_u32*)a.records + (a.kind == EP_LOW_PER_RANK ? 0 : ranks);
     ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r);
     ep_low_open(r, op, again, states);
     int found = ep_low_look(r, op, owed, states, began, false);
+    *taken = ep_low_look_at_shares(r);
     /* The first shares have a row more than the others, where these do not come out even. */
     const ep_u32 each = first[ranks] / gridDim.x, more = first[ranks] - each * gridDim.x;
     /* The header is a row's first unit, and no warp has units of two rows: so what it stores begins where a slot's lines do. */
@@ -167,8 +168,9 @@ EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLow
     ep_low_count_rows(r, a);
     ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
     EP_SHORT do {
-        ep_low_return_share(r, a, s, share, op, again, began, meanwhile);
-        share = __syncthreads_or(ep_low_sees_free(r)) ? ep_low_take_another(r) : EP_LOW_NO_SHARE;
+        ep_u32 taken = 0;
+        ep_low_return_share(r, a, s, share, op, again, began, &taken, meanwhile);
+        share = __syncthreads_and(taken != 0) ? EP_LOW_NO_SHARE : ep_low_take_another(r);
     } while (share != EP_LOW_NO_SHARE);
 }
 

@@ -144,17 +144,21 @@ EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const E
 }
 
 /* Sends a share of a dispatch: of tokens, and the last one the headers; none looks at choices only, unless they were `looked` at. True where
-   they are wrong. */
+   they are wrong. `taken`: ep_low_look_at_shares. */
 EP_DEV bool ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
-                              bool looked, const EpLowAhead& ahead, ep_u64 began, ep_u32* wrong) {
+                              bool looked, const EpLowAhead& ahead, ep_u64 began, ep_u32* wrong, ep_u32* taken) {
     const bool tells = share + 1 == gridDim.x;
-    if (share >= a.tokens && !tells) return __syncthreads_or(!looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong));
+    if (share >= a.tokens && !tells) {
+        *taken = ep_low_look_at_shares(r);
+        return __syncthreads_or(!looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong));
+    }
     if (tells) {
         ep_low_clear(r, s);
         EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
     }
     ep_low_open(r, op, again, s.state);
     int found = ep_low_look(r, op, nullptr, s.state, began, false);
+    *taken = ep_low_look_at_shares(r);
     bool bad = false;
     EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
         if (tells) bad = ep_low_tell(r, a, s, op, first, wrong);
@@ -176,8 +180,9 @@ EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u
     ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
     bool bad, looked = again;
     EP_SHORT for (;; looked = true) {
-        bad = ep_low_send_share(r, a, s, share, op, again, looked, ahead, began, &wrong);
-        if (bad || !__syncthreads_or(ep_low_sees_free(r))) break;
+        ep_u32 taken = 0;
+        bad = ep_low_send_share(r, a, s, share, op, again, looked, ahead, began, &wrong, &taken);
+        if (bad || __syncthreads_and(taken != 0)) break;
         share = ep_low_take_another(r);
         if (share == EP_LOW_NO_SHARE) break;
         ahead = ep_low_load_ahead(r, a, share);

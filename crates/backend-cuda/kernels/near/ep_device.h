@@ -56,8 +56,8 @@ EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
     return v;
 }
 EP_DEV void ep_fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+/* CUDA's own fences (`__threadfence`) put all threads' fences in one order besides: nothing here needs that. */
 EP_DEV void ep_fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-/* CUDA's own fences put all memory in one order, for which they take microseconds: nothing here needs that. */
 EP_DEV void ep_fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 
 EP_DEV ep_u32 ep_atomic_add(ep_u32* at, ep_u32 by) { return atomicAdd(at, by); }

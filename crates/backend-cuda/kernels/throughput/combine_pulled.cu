@@ -375,23 +375,14 @@ EP_DEV void ep_sum_channel(const EpRank& r, const EpCombinePulledArgs& a, const 
     __syncwarp();
     s.units = 0;
     ep_u32 told = 0;
-    const bool few = ranks <= 32;
-    EpTokenPositions tokens;
-    if (few) tokens = ep_token_positions(ep_positions(r, m, c.begin), c.tokens, ranks, warp / c.parts);
+    const ep_u32 first = warp / c.parts;
+    ep_i32 next = lane < ranks && warp < units ? ep_positions(r, m, c.begin + first)[lane] : -1;
     for (ep_u32 unit = warp; unit < units; unit += a.pullers) {
         const ep_u32 token = c.begin + unit / c.parts, part = unit % c.parts;
         EpBatch batch = {token, part * a.part, 0, 1};
         for (ep_u32 base = 0; base < ranks; base += 32) {
-            ep_i32 position = -1;
-            if (few) {
-                const ep_u32 at = ep_go_on(tokens, token - c.begin, [&](ep_u32 end) {
-                    return (warp + (end * c.parts - warp + a.pullers - 1) / a.pullers * a.pullers) / c.parts;
-                });
-                const ep_i32 word = __shfl_sync(EP_FULL, tokens.now, (at + lane) % 32);
-                if (lane < ranks) position = word;
-            } else if (base + lane < ranks) {
-                position = ep_positions(r, m, token)[base + lane];
-            }
+            const ep_i32 position = base == 0 ? next : base + lane < ranks ? ep_positions(r, m, token)[base + lane] : -1;
+            if (base == 0 && lane < ranks && unit + a.pullers < units) next = ep_positions(r, m, c.begin + (unit + a.pullers) / c.parts)[lane];
             if (!ep_await_rows(r, a, c, s, there, warp, base, position, began)) return;
             EpAt from = ep_nowhere();
             if (position >= 0) from = ep_source_row(c.sources[base + lane], position);
@@ -410,7 +401,7 @@ EP_DEV void ep_sum_channel(const EpRank& r, const EpCombinePulledArgs& a, const 
             }
         }
         if (part == 0 && m.weights) ep_sum_weights_of(r, a, c, token);
-        if (!c.wraps || s.units < told + EP_COUNT_STEP) continue;
+        if (!c.wraps || s.units == told) continue;
         told = s.units;
         __syncwarp();
         if (lane == 0) ep_tell_count(c.summed + warp, told);

@@ -81,20 +81,18 @@ EP_DEV void ep_lay_rows(const EpRank& r, const EpDispatchPulledArgs& a, const Ep
     const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
     const ep_i32* positions = (const ep_i32*)a.ring.position;
     const bool few = ranks <= 32;
-    const ep_u32 members = ranks < 32 ? (1u << ranks) - 1 : EP_FULL;
-    EpTokenPositions tokens;
-    if (few) tokens = ep_token_positions(positions + (ep_u64)c.begin * ranks, c.tokens, ranks, index);
+    ep_i32 next = few && lane < ranks && index < c.tokens ? positions[(ep_u64)(c.begin + index) * ranks + lane] : -1;
     ep_u32 told = 0;
     for (ep_u32 i = index, count = 1; i < c.tokens; i += a.copiers, ++count) {
-        ep_i32 own = -1;
+        ep_i32 mine = next, own = -1;
         bool wanted = false;
         if (few) {
-            const ep_u32 at = ep_go_on(tokens, i, [&](ep_u32 end) { return index + (end - index + a.copiers - 1) / a.copiers * a.copiers; });
-            wanted = (__ballot_sync(EP_FULL, tokens.now >= 0) >> at & members & ~(1u << r.me)) != 0;
-            own = __shfl_sync(EP_FULL, tokens.now, at + r.me);
+            wanted = __any_sync(EP_FULL, mine >= 0 && lane != r.me);
+            own = __shfl_sync(EP_FULL, mine, r.me);
+            if (lane < ranks && i + a.copiers < c.tokens) next = positions[(ep_u64)(c.begin + i + a.copiers) * ranks + lane];
         } else {
             for (ep_u32 base = 0; base < ranks; base += 32) {
-                const ep_i32 mine = base + lane < ranks ? positions[(ep_u64)(c.begin + i) * ranks + base + lane] : -1;
+                mine = base + lane < ranks ? positions[(ep_u64)(c.begin + i) * ranks + base + lane] : -1;
                 wanted |= __any_sync(EP_FULL, mine >= 0 && base + lane != r.me);
                 if (r.me / 32 == base / 32) own = __shfl_sync(EP_FULL, mine, r.me % 32);
             }
@@ -112,7 +110,7 @@ EP_DEV void ep_lay_rows(const EpRank& r, const EpDispatchPulledArgs& a, const Ep
             item.count = part + 1 == a.pieces ? count : count - 1;
             ep_flow_push(flow, item);
         }
-        if (flow.stored >= told + EP_COUNT_STEP) {
+        if (flow.stored > told) {
             told = flow.stored;
             if (lane == 0) ep_tell_count(c.laid + index, told);
         }
@@ -396,8 +394,6 @@ EP_DEV void ep_pull_pieces(const EpRank& r, const EpDispatchPulledArgs& a, const
         if (!ep_warp_all(ep_is_due_head(r, t, token + lane, from.rows))) return;
         ep_u32 votes = __ballot_sync(EP_FULL, t.position >= 0);
         if (lane == 0 && votes) atomicAdd((ep_u32*)a.arrived + t.source, __popc(votes));
-        /* Before anything is asked for: the fence would wait for it. */
-        ep_count_pulled(r, c, flow, index, &counted);
         if (!credits_early) {
             next = ep_find_piece(r, a, c, index, turn, false);
             if (next.slots > 0) ep_ask_heads(r, c, next);
@@ -424,10 +420,8 @@ EP_DEV void ep_pull_pieces(const EpRank& r, const EpDispatchPulledArgs& a, const
             }
         }
         /* Pieces without rows count when all before them do. */
-        if (flow.in_flight == 0 || count - counted >= EP_PULLED_LOG / 2) {
-            ep_flow_drain(flow);
-            ep_count_pulled(r, c, flow, index, &counted);
-        }
+        if (flow.in_flight == 0 || count - counted >= EP_PULLED_LOG / 2) ep_flow_drain(flow);
+        ep_count_pulled(r, c, flow, index, &counted);
     }
     ep_flow_drain(flow);
     ep_count_pulled(r, c, flow, index, &counted);

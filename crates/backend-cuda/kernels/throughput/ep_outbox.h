@@ -40,40 +40,6 @@ EP_DEV void ep_tell_count(ep_u32* at, ep_u32 count) {
 }
 EP_DEV ep_u32 ep_count_of(const ep_u32* at) { return *(const volatile ep_u32*)at; }
 
-/* Units that a warp does between two counts that nobody waits for. */
-#define EP_COUNT_STEP 4u
-
-/* Positions of the tokens that a warp goes through, in ascending order, at most 32 ranks: as many tokens as there is room for at a time, a
-   word a lane; those of the next ones are on their way meanwhile. By a warp. */
-struct EpTokenPositions {
-    const ep_i32* all; /* [tokens, ranks] */
-    ep_u32 tokens, ranks, batch;
-    ep_i32 now, next;
-};
-EP_DEV ep_u32 ep_batch_tokens(const EpTokenPositions& p) { return 32 / p.ranks; }
-EP_DEV ep_i32 ep_load_batch(const EpTokenPositions& p, ep_u32 batch) {
-    const ep_u32 lane = ep_warp_lane(), each = ep_batch_tokens(p), first = batch * each;
-    return lane < each * p.ranks && first + lane / p.ranks < p.tokens ? p.all[(ep_u64)first * p.ranks + lane] : -1;
-}
-/* Of `tokens` tokens, beginning with `first`. */
-EP_DEV EpTokenPositions ep_token_positions(const ep_i32* all, ep_u32 tokens, ep_u32 ranks, ep_u32 first) {
-    EpTokenPositions p = {all, tokens, ranks, EP_FULL, -1, -1};
-    if (first < tokens) p.next = ep_load_batch(p, first / ep_batch_tokens(p));
-    return p;
-}
-/* Goes on to the batch with `token`; `after`, of a first token behind a batch, is the token that this warp takes then. The lane's word of the batch
-   is in `now`, and the first word of the token is the result's. */
-template <class After> EP_DEV ep_u32 ep_go_on(EpTokenPositions& p, ep_u32 token, After after) {
-    const ep_u32 each = ep_batch_tokens(p), batch = token / each;
-    if (batch != p.batch) {
-        p.batch = batch;
-        p.now = p.next;
-        const ep_u32 then = after((batch + 1) * each);
-        p.next = then < p.tokens ? ep_load_batch(p, then / each) : -1;
-    }
-    return (token - batch * each) * p.ranks;
-}
-
 /* Units below which all are done, where warp w of `warps` has done `done[w]` of w, w + warps, ... By one thread. */
 EP_DEV ep_u32 ep_units_done(const ep_u32* done, ep_u32 warps) {
     ep_u32 units = EP_FULL;

@@ -29,7 +29,7 @@ pub struct LowPlan {
     pub experts: u32,
     /// How rows travel to the experts.
     pub element: Element,
-    /// Multiprocessors; 0 for all of a GPU, or a rank's share.
+    /// Blocks of a launch; 0 for as many as a GPU has multiprocessors, or a rank's share of them.
     pub blocks: u32,
     /// Repetitions; the median is told.
     pub repetitions: u32,
@@ -117,7 +117,8 @@ pub fn run_low(plan: &LowPlan, tokens: &[u32]) -> Result<Vec<LowTimes>, Error> {
         .map(|(rank, device)| {
             check_low(device, &layout)?;
             let most = device.multiprocessors() / sharing;
-            let low_blocks = if plan.blocks == 0 { most } else { plan.blocks.min(most) };
+            // More than run at a time, where that is asked for.
+            let low_blocks = if plan.blocks == 0 { most } else { plan.blocks };
             let options = Options { blocks: 1, low_blocks, priority: 0 };
             Ok(RankDevice::new(device, &layout, Rank(rank), &node, options, None)?)
         })

@@ -1,4 +1,4 @@
-//! Times of the kernels: `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
+//! Times of the kernels, and whether what they bring is right (exit code 1 where it is not): `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
 //! [SMs,SMs,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
 //! [tokens]`, and of calls by way of outboxes: `ep-cuda-bench pulled [ranks] [tokens] [SMs,SMs,...] [slots,slots,...] [steps,...]`. With `peers` no row stays at home.
 
@@ -93,16 +93,20 @@ fn pulled(mut words: impl Iterator<Item = String>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Low latency; 0 multiprocessors are all of a GPU, or a rank's share.
+/// Low latency; 0 blocks are as many as a GPU has multiprocessors, or a rank's share of them. More do not run all at a time.
 fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
     let ranks = words.next().and_then(|word| word.parse().ok()).unwrap_or(4);
     let list = words.next().unwrap_or_else(|| "0".into());
+    let mut right = true;
     for blocks in list.split(',').filter_map(|word| word.parse().ok()) {
         for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
             let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
             let plan = LowPlan { ranks, max_tokens: 128, hidden, topk, experts, element, blocks, repetitions };
             match run_low(&plan, &[1, 128]) {
-                Ok(times) => print!("{}", low_table(&plan, &times)),
+                Ok(times) => {
+                    print!("{}", low_table(&plan, &times));
+                    right &= times.iter().all(|times| times.wrong == 0);
+                }
                 Err(error) => {
                     eprintln!("{error}");
                     return ExitCode::FAILURE;
@@ -110,5 +114,5 @@ fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
             }
         }
     }
-    ExitCode::SUCCESS
+    if right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -36,6 +36,8 @@ impl LowDevice {
             return Ok(None);
         }
         let ranks = layout.topology().ranks() as usize;
+        // Each thread of a block looks at the share of one.
+        let blocks = blocks.clamp(1, LOW_THREADS);
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
         Ok(Some(Self {
             state: memory(Low::bytes(ranks, blocks as usize))?,
