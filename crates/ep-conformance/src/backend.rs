@@ -51,6 +51,8 @@ impl Setup {
 pub enum Requirement {
     /// Near lanes offer `get`.
     Get,
+    /// Near lanes carry units.
+    Units,
     /// The backend has low latency.
     LowLatency,
     /// The backend has several nodes.

@@ -12,7 +12,7 @@
 //!
 //! Every case has a name, a time limit and the requirements it has beyond the contract's minimum. What a backend lacks
 //! it says by [`Backend::lacks`]; such cases are counted as ignored, with the reason, never as passed. The rules F1 to
-//! F10 are scripts of verbs ([`script`]), so that a device can execute them with a probe kernel; the others go through
+//! F11 are scripts of verbs ([`script`]), so that a device can execute them with a probe kernel; the others go through
 //! [`ep_core::Endpoint`] and are held against [`ep_core::reference`].
 //!
 //! | environment | meaning |

@@ -1,7 +1,7 @@
-//! Scripts of verbs: the rules F1 to F10 as data, so that devices can execute them too.
+//! Scripts of verbs: the rules F1 to F11 as data, so that devices can execute them too.
 
 use ep_core::machine::{Machine, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Ticket};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Tag, Ticket, Units};
 use ep_core::{Fault, Rank};
 
 /// One verb of a script. Places are absolute offsets in a window; cells are [`Counter::Probe`] of the named lane.
@@ -67,6 +67,30 @@ pub enum Step {
         writer: Rank,
         /// On which lane.
         kind: LaneKind,
+    },
+    /// Puts bytes of the own window as units into the peer's.
+    PutUnits {
+        /// The lane.
+        lane: LaneId,
+        /// Where the bytes lie.
+        from: u64,
+        /// Where the units go.
+        to: u64,
+        /// How many bytes of data.
+        len: u64,
+        /// The operation that they are tagged as.
+        serial: u64,
+    },
+    /// Waits for units in the own window. Sees their data, as [`Seen::Bytes`].
+    Units {
+        /// Who puts them, and on which lane.
+        lane: LaneId,
+        /// Where they come.
+        at: u64,
+        /// How many bytes of data.
+        len: u64,
+        /// The operation that they are tagged as.
+        serial: u64,
     },
     /// Flushes the lane up to the script's last put or get on it.
     Flush {
@@ -163,6 +187,17 @@ async fn take<P: Port>(
         }
         Step::Peek { writer, kind } => {
             return Ok(Seen::Value(port.peek(Cell::new(writer, kind, Counter::Probe))));
+        }
+        Step::PutUnits { lane, from, to, len, serial } => {
+            let ticket = port.put_units(lane, Offset(from).span(len), Offset(to), Tag::of(serial)).await?;
+            tickets.push((lane, ticket));
+        }
+        Step::Units { lane, at, len, serial } => {
+            let units = Units { lane, at: Offset(at), len, tag: Tag::of(serial) };
+            port.wait_units(&[units], &[]).await?;
+            let mut bytes = vec![0; len as usize];
+            port.poll_units(&units, &mut bytes)?;
+            return Ok(Seen::Bytes(bytes));
         }
         Step::Flush { lane } => {
             let last = tickets.iter().rev().find(|(posted, _)| *posted == lane);

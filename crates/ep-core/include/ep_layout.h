@@ -35,6 +35,10 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_SLOT_ALIGN 64ull
 #define EP_NO_BASE 18446744073709551615ull
 #define EP_MASKED 281474976710655ull
+#define EP_UNIT_BYTES 16ull
+#define EP_UNIT_DATA 12ull
+#define EP_UNIT_TAGS 4294967295ull
+#define EP_UNIT_ERA 1073741824ull
 #define EP_VALUE_BITS 48u
 #define EP_MAX_ALARM_SERIAL 32767u
 #define EP_SCALE_GROUP 128u

@@ -2,7 +2,7 @@
  * ep_protocol.h: the rules of the protocol that roles and kernels share: pure arithmetic, without memory and without waiting.
  *
  * What ep_core says in Rust stands here a second time, and a test compares the two: cursors of rings (ep_core::ring), waits and whom to
- * blame (ep_core::blame), and which message is refused (ep_core::layout).
+ * blame (ep_core::blame), which message is refused (ep_core::layout), and how a payload is cut into units (ep_core::port).
  */
 #ifndef EP_PROTOCOL_H
 #define EP_PROTOCOL_H
@@ -132,6 +132,25 @@ EP_HD static inline ep_u64 ep_speaks_after(ep_u64 allowed) { return allowed / 4 
 EP_HD static inline ep_u64 ep_gives_up_after(ep_u64 allowed, ep_u32 ranks, ep_u32 me) {
     return allowed / 8 * 7 + allowed / 8 / ranks * me;
 }
+
+/* --- Units: 12 bytes of data and a tag, stored and seen at once (F11). A unit is four words, the tag last. --- */
+
+/* Units that bytes of data take, and the memory that these take. */
+EP_HD static inline ep_u64 ep_unit_count(ep_u64 bytes) { return (bytes + EP_UNIT_DATA - 1) / EP_UNIT_DATA; }
+EP_HD static inline ep_u64 ep_unit_bytes(ep_u64 bytes) { return ep_unit_count(bytes) * EP_UNIT_BYTES; }
+
+/* The tag of an operation, by its number among all of the communicator, those of earlier generations included. Never 0. */
+EP_HD static inline ep_u32 ep_unit_tag(ep_u64 serial) { return (ep_u32)(serial % EP_UNIT_TAGS) + 1; }
+/* The stretch of operations that one belongs to: in the first one of each, a rank clears what it reads units from. */
+EP_HD static inline ep_u64 ep_unit_era(ep_u64 serial) { return serial / EP_UNIT_ERA; }
+
+/* Word w (0 to 2) of unit number unit of a payload of whole words; 0 behind its end. */
+EP_HD static inline ep_u32 ep_unit_word(const ep_u32* payload, ep_u64 words, ep_u64 unit, ep_u32 w) {
+    const ep_u64 at = unit * (EP_UNIT_DATA / 4) + w;
+    return at < words ? payload[at] : 0;
+}
+/* Whether a unit whose last word is this one has come. */
+EP_HD static inline bool ep_unit_has_come(ep_u32 last_word, ep_u32 tag) { return last_word == tag; }
 
 /* --- Messages that are refused. --- */
 

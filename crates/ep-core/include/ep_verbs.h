@@ -14,6 +14,12 @@
  *   F8 checked  what a peer names (a note) is compared with its window before it is used (ep_is_within)
  *   F9 credit   reads of all threads, a barrier, ep_fence_sys, then the credit's publish
  *   F10 get     gets come after the wait that announced what they read, and a barrier where another thread waited
+ *   F11 units   12 bytes of data and a tag are stored by one store of 16 bytes, relaxed and at the system's scope, and polled by one such load.
+ *               So a unit is seen whole or not at all, and its data are there when its tag is. Nothing else is ordered: a payload has come
+ *               when all of its units have, and no fence, no flag and no publish belongs to it. What a thread has polled before it stores a
+ *               unit may be overwritten by whoever polls that unit: the store waits for the compared tags. For reads of other threads, a
+ *               barrier first. A capability: a device whose loads and stores of 16 bytes are single defines EP_HAS_UNITS.
+ *               Memory for units holds nothing else and is zeroed once; no tag repeats in it (ep_unit_tag)
  *
  * A rank's own window is its own memory (ep_own): kernels read and write it as they like.
  */
@@ -45,6 +51,15 @@ EP_DEV void ep_put_bulk(EpAt to, const void* shared, ep_u32 bytes);
 EP_DEV EpUnit ep_get16(EpAt from);
 EP_DEV ep_u32 ep_get4(EpAt from);
 EP_DEV unsigned char ep_get1(EpAt from);
+
+#ifdef EP_HAS_UNITS
+/* ---- units: by one thread each; places are multiples of 16 ---- */
+
+/* Stores a unit: three words of data, and the tag of the operation. */
+EP_DEV void ep_put_unit(EpAt to, ep_u32 x, ep_u32 y, ep_u32 z, ep_u32 tag);
+/* Looks at the unit at this address of the own window; whether it bears the tag. Then data holds its three words. */
+EP_DEV bool ep_poll_unit(const void* at, ep_u32 tag, ep_u32* data);
+#endif
 
 /* ---- publish, peek, wait: by one thread ---- */
 

@@ -24,7 +24,7 @@
 //! | [`blame`] | who is the culprit of a wait that lasted too long | pure |
 //! | [`memory`] | what ranks take of a machine's memory | pure |
 //! | [`ring`] | which slot is next, and what must be published when | cursors |
-//! | [`port`], [`machine`] | what a machine must do: verbs, and the rules F1 to F10 | the contract |
+//! | [`port`], [`machine`] | what a machine must do: verbs, and the rules F1 to F11 | the contract |
 //! | [`engine`] | [`Endpoint`]: dispatch, combine, recover, over any [`machine::Machine`] | one rank |
 //! | [`mod@reference`] | what must come out, bit for bit; shares no code with plan and layout | pure |
 //! | [`room`] | memory whose size somebody asked for, or an error | allocates |

@@ -1,4 +1,4 @@
-//! The machine contract: what a role may ask of the machine it runs on, and the rules F1 to F10.
+//! The machine contract: what a role may ask of the machine it runs on, and the rules F1 to F11.
 //!
 //! Each rank has one *window*, of the same size and layout on every rank: data bytes and *cells*, 64-bit counters.
 //! A *lane* is a path from one rank to another that one role posts to. A role owns a [`Port`]: its view of the
@@ -16,12 +16,28 @@
 //! | F8 checked | length zero is a no-op; a range outside the window is refused and touches nothing |
 //! | F9 credit | a read that finished before a publish is untouched by what the peer puts after seeing it |
 //! | F10 get | a get sees all that its owner wrote before a publish that the getter has seen |
+//! | F11 units | a unit is seen whole or not at all, in any order, and announces nothing but its own 12 bytes; no tag repeats in its memory |
+//!
+//! **Units** are the one way in which data announces itself (F11). A payload travels as pieces of 12 bytes, each beside a 4-byte tag in
+//! one store of 16 bytes. The reader polls the units until all of them bear the tag of the operation; no publish, no fence and no wait
+//! for a cell is needed, and nothing is cleared. In detail:
+//!
+//! - Units of one put become visible in any order, and orders nothing else: neither other units nor puts of the lane. A publish
+//!   on the lane announces the units before it, as it does puts (F3).
+//! - As with a publish, a read that finished before a unit was put is untouched by what its reader puts after it saw the unit (F9).
+//!   So a unit may be credit: the reads have their values before the store is issued.
+//! - No tag repeats in its memory while old units may lie there: not in the next operation, nor in the next generation
+//!   ([`Tag::of`]). Memory for units is zeroed once, holds nothing else, and no tag is 0.
+//! - Units are a capability of near lanes ([`crate::machine::Capabilities::units`]).
 //!
 //! Decorators wrap a port and keep the contract ([`crate::machine::Decorate`]).
 
 use crate::error::{Fault, Phase};
 use crate::terms::Rank;
-pub use crate::terms::{Cell, Counter, Duty, LaneId, LaneKind, Mail, Nanos, Offset, Role, Span};
+pub use crate::terms::{
+    Cell, Counter, Duty, LaneId, LaneKind, Mail, Nanos, Offset, Role, Span, Tag, UNIT_BYTES, UNIT_DATA, Units,
+    pack_unit, unit_bytes, unit_count, unpack_unit, unpack_units,
+};
 
 impl Span {
     /// Refuses a span that leaves a window of `window` bytes (rule F8). Length zero is always inside.
@@ -62,6 +78,19 @@ impl Need {
     /// What a wait ends with whose writer is gone.
     pub const fn gone(&self) -> Fault {
         Fault::PeerGone { peer: self.cell.writer, phase: self.cell.counter.phase() }
+    }
+}
+
+impl Units {
+    /// What a wait for these units ends with that did not all come in time: `seen` of them have.
+    pub const fn unmet(&self, seen: u64, waited: Nanos) -> Fault {
+        let LaneId { peer, kind } = self.lane;
+        Fault::Timeout { phase: kind.phase(), peer, lane: self.lane, seen, awaited: unit_count(self.len), waited }
+    }
+
+    /// What a wait for these units ends with whose sender is gone.
+    pub const fn gone(&self) -> Fault {
+        Fault::PeerGone { peer: self.lane.peer, phase: self.lane.kind.phase() }
     }
 }
 
@@ -130,6 +159,37 @@ pub trait Port {
     /// # Errors
     /// [`Fault::Timeout`], [`Fault::PeerGone`].
     async fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<(), Fault>;
+
+    /// Copies `from` of the own window as units of `tag` to `to` in the window of the lane's peer ([`unit_bytes`] bytes, at a
+    /// multiple of [`UNIT_BYTES`]), where they announce themselves (F11). Otherwise as [`Port::put`]. Near reach only.
+    ///
+    /// # Errors
+    /// As [`Port::put`], and [`Fault::NotOffered`] where the machine or lane has no units.
+    async fn put_units(&mut self, lane: LaneId, _from: Span, _to: Offset, _tag: Tag) -> Result<Ticket, Fault> {
+        Err(Fault::NotOffered { verb: "put of units", lane })
+    }
+
+    /// Looks at units in the own window: whether all of them have come. Then `into`, which is as long as the payload, holds
+    /// their data; else nothing that means anything. Orders what it sees and nothing else (F11).
+    ///
+    /// # Errors
+    /// [`Fault::OutOfRange`] (F8), and [`Fault::NotOffered`] where the machine has no units.
+    fn poll_units(&self, units: &Units, _into: &mut [u8]) -> Result<bool, Fault> {
+        Err(Fault::NotOffered { verb: "poll of units", lane: units.lane })
+    }
+
+    /// Waits until [`Port::poll_units`] would find one of the payloads of `units`, or until one of `or` is met. Returns the index
+    /// of the first such payload, or of the first such need, counted behind all payloads.
+    ///
+    /// # Errors
+    /// As [`Port::wait_any`], about the first of `units`, or of `or` where there are none that it concerns; and
+    /// [`Fault::NotOffered`] where the machine has no units.
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        match units.first() {
+            Some(units) => Err(Fault::NotOffered { verb: "wait for units", lane: units.lane }),
+            None => self.wait_any(or).await,
+        }
+    }
 
     /// Copies `from` of the own window into `into`; `into` is as long as `from`.
     ///

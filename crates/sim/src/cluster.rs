@@ -79,6 +79,13 @@ impl Builder {
         self
     }
 
+    /// Whether units land in halves, as on a machine that must not offer them: to show that checks see it. Automatic: no. Explore
+    /// only.
+    pub fn torn_units(mut self, on: bool) -> Self {
+        self.config.torn_units = on;
+        self
+    }
+
     /// Events (verbs, deliveries, polls) after which a run is a [`Violation::Livelock`]. Automatic: 200 million.
     pub fn max_events(mut self, events: u64) -> Self {
         self.config.max_events = events;
@@ -184,6 +191,7 @@ impl Cluster {
             deadlines: false,
             max_events: MAX_EVENTS,
             far_lanes: Queues::PER_ROLE,
+            torn_units: false,
             timed: None,
         };
         Builder { topology, settings: None, config, model: None, elide_payload: false }

@@ -33,7 +33,7 @@
 //!
 //! # The adversary
 //!
-//! It respects the rules F1 to F10 of [`ep_core::port`] and nothing else. At each verb it may park the role. Among the
+//! It respects the rules F1 to F11 of [`ep_core::port`] and nothing else. At each verb it may park the role. Among the
 //! roles that can run and the effects that can be delivered it draws what is next, so that
 //!
 //! - puts and gets land in any order and, torn, in any pieces; their source is read when they land, at the latest when

@@ -12,7 +12,7 @@ use ep_core::{Error, Fault, Layout, Nanos, Rank};
 use crate::home::Home;
 use crate::port::Port;
 
-/// One rank of a simulated cluster; see [`ep_core::machine::Machine`]. It offers `get` within a node, and lanes between nodes
+/// One rank of a simulated cluster; see [`ep_core::machine::Machine`]. It offers `get` and units within a node, and lanes between nodes
 /// as [`crate::Builder::far_lanes`] says.
 #[derive(Debug)]
 pub struct Machine {
@@ -49,7 +49,7 @@ impl ep_core::machine::Machine for Machine {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(true).far_lanes(self.far_lanes)
+        Capabilities::new(true).far_lanes(self.far_lanes).units(true)
     }
 
     fn now(&self) -> Nanos {

@@ -1,6 +1,6 @@
 //! A simulated port: of the one scheduler or the other.
 
-use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
+use ep_core::port::{Cell, LaneId, Need, Offset, Span, Tag, Ticket, Units, Work};
 use ep_core::{Fault, Nanos};
 
 use crate::{explore, timed};
@@ -65,6 +65,27 @@ impl ep_core::Port for Port {
         match &mut self.0 {
             Of::Explore(port) => port.flush(lane, upto).await,
             Of::Timed(port) => port.flush(lane, upto).await,
+        }
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        match &mut self.0 {
+            Of::Explore(port) => port.put_units(lane, from, to, tag).await,
+            Of::Timed(port) => port.put_units(lane, from, to, tag).await,
+        }
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        match &self.0 {
+            Of::Explore(port) => port.poll_units(units, into),
+            Of::Timed(port) => port.poll_units(units, into),
+        }
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        match &mut self.0 {
+            Of::Explore(port) => port.wait_units(units, or).await,
+            Of::Timed(port) => port.wait_units(units, or).await,
         }
     }
 

@@ -107,6 +107,15 @@ pub enum Awaited {
         /// The value that would end the wait.
         awaited: u64,
     },
+    /// Units.
+    Units {
+        /// The lane by which they come, of the rank that puts them.
+        lane: LaneId,
+        /// How many have come.
+        seen: u64,
+        /// How many there must be.
+        awaited: u64,
+    },
     /// Transfers of a lane.
     Flush {
         /// The lane.
@@ -127,6 +136,9 @@ impl fmt::Display for Awaited {
         match self {
             Self::Cell { cell: Cell { writer, lane, counter }, seen, awaited } => {
                 write!(f, "{counter:?} of rank {writer} ({lane:?}) is {seen}, awaits {awaited}")
+            }
+            Self::Units { lane: LaneId { peer, kind }, seen, awaited } => {
+                write!(f, "units of rank {peer} ({kind:?}), {seen} of {awaited} have come")
             }
             Self::Flush { lane, seen, awaited } => {
                 write!(f, "flush of {lane} up to ticket {awaited}, {seen} is in flight")
@@ -152,12 +164,16 @@ pub enum AccessKind {
     GetSource,
     /// Destination of a get.
     GetDestination,
+    /// Destination of a put of units.
+    UnitsDestination,
+    /// Polled for units.
+    Poll,
 }
 
 impl AccessKind {
     /// Whether it changes the bytes.
     pub const fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::PutDestination | Self::GetDestination)
+        matches!(self, Self::Write | Self::PutDestination | Self::GetDestination | Self::UnitsDestination)
     }
 }
 
@@ -170,6 +186,8 @@ impl fmt::Display for AccessKind {
             Self::PutDestination => "write by a put",
             Self::GetSource => "read by a get",
             Self::GetDestination => "write by a get",
+            Self::UnitsDestination => "write by a put of units",
+            Self::Poll => "poll",
         })
     }
 }

@@ -54,6 +54,7 @@ impl Backend for Twin {
             Requirement::Nodes => Some("one server; there is no way between servers yet"),
             Requirement::Coordinators => Some("one server has no lanes between nodes"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
+            Requirement::Units => Some("units are for low latency, which has no kernels yet"),
             Requirement::LowLatency => Some("there are no kernels of low latency yet"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
             Requirement::Suspensions => {

@@ -27,6 +27,7 @@ fn step(step: &Step) -> probe::Step {
         Step::Wait { writer, kind, at_least } => probe::Step { value: at_least, ..named(Verb::Wait, writer, kind) },
         Step::Peek { writer, kind } => named(Verb::Peek, writer, kind),
         Step::Flush { lane } => named(Verb::Flush, lane.peer, lane.kind),
+        Step::PutUnits { .. } | Step::Units { .. } => unreachable!("{step:?}: lacks(Units)"),
     }
 }
 

@@ -42,6 +42,7 @@ where
             Requirement::Nodes => self.one_node,
             Requirement::Coordinators => self.one_node.map(|_| "one node has no lanes between nodes"),
             Requirement::Incidents => Some("late and lost messages would take real time"),
+            Requirement::Units => Some("Rust has no atomic of 16 bytes"),
             Requirement::Suspensions => Some("zombies are processes of their own: tests/processes"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
             Requirement::Departures

@@ -59,6 +59,7 @@ where
                 Some("every role has far lanes of its own here")
             }
             Requirement::Incidents => Some("late and lost messages would take real time"),
+            Requirement::Units => Some("Rust has no atomic of 16 bytes"),
             Requirement::Suspensions => Some("zombies are processes of their own: tests/processes"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
             Requirement::Nodes

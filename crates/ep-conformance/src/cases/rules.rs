@@ -1,7 +1,7 @@
-//! F1 to F10 as scripts of verbs, on lanes within a node and between nodes. Scripts work in the arena; its first bytes are
+//! F1 to F11 as scripts of verbs, on lanes within a node and between nodes. Scripts work in the arena; its first bytes are
 //! called `A`.
 
-use ep_core::port::{LaneId, LaneKind, Nanos};
+use ep_core::port::{LaneId, LaneKind, Nanos, unit_bytes};
 use ep_core::topology::Reach;
 use ep_core::{Error, Fault, Layout, Phase, Rank, Settings, Shape, Topology};
 
@@ -38,6 +38,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("f10_a_get_sees_what_was_written_before_the_publish", &[Requirement::Scripts, Requirement::Get], |b| {
             f10(b, Reach::Near)
         }),
+        case("f11_units_come_whole_and_announce_themselves", &[Requirement::Scripts, Requirement::Units], f11::<B>),
     ]
 }
 
@@ -60,6 +61,8 @@ fn carried(mut script: Script, layout: &Layout, reach: Reach) -> Script {
                 Step::Put { lane: LaneId { kind, .. }, .. }
                 | Step::Get { lane: LaneId { kind, .. }, .. }
                 | Step::Publish { lane: LaneId { kind, .. }, .. }
+                | Step::PutUnits { lane: LaneId { kind, .. }, .. }
+                | Step::Units { lane: LaneId { kind, .. }, .. }
                 | Step::Flush { lane: LaneId { kind, .. } }
                 | Step::Wait { kind, .. }
                 | Step::Peek { kind, .. } => *kind = LaneKind::Data(layout.far_track(0)),
@@ -378,4 +381,55 @@ fn f10<B: Backend>(backend: &B, reach: Reach) -> Result<(), String> {
         vec![owner, getter]
     };
     under_seeds(backend, reach, scripts, |_, logs| filled(last_bytes(&logs[1]), 0xab, "what was got"))
+}
+
+/// A payload in the same place, round after round, and a unit back for each: nothing is published or cleared in between.
+fn f11<B: Backend>(backend: &B) -> Result<(), String> {
+    const ROUNDS: u64 = 10;
+    // Not a multiple of what a unit holds.
+    const PAYLOAD: u64 = 1003;
+    let room = unit_bytes(PAYLOAD);
+    let place = |a: u64| a + 16384;
+    let units = |lane, a, len, serial| Step::Units { lane, at: place(a), len, serial };
+    let put = |lane, a, len, serial| Step::PutUnits { lane, from: a, to: place(a), len, serial };
+    let scripts = |a: u64| {
+        let writer = Script::new(Rank(0))
+            .then(Step::Write { at: place(a), len: room, fill: 0 })
+            .then(publish(1, 1))
+            .then(wait(1, 1))
+            .all((1..=ROUNDS).flat_map(|round| {
+                [
+                    Step::Write { at: a, len: PAYLOAD, fill: round as u8 },
+                    put(to(1), a, PAYLOAD, round),
+                    units(to(1), a, 4, round),
+                    Step::Flush { lane: to(1) },
+                ]
+            }));
+        let reader = Script::new(Rank(1))
+            .then(Step::Write { at: place(a) - 64, len: 64, fill: 0x33 })
+            .then(Step::Write { at: place(a), len: room, fill: 0 })
+            .then(Step::Write { at: place(a) + room, len: 64, fill: 0x33 })
+            .then(Step::Write { at: a, len: 4, fill: 7 })
+            .then(publish(0, 1))
+            .then(wait(0, 1))
+            .all((1..=ROUNDS).flat_map(|round| [units(to(0), a, PAYLOAD, round), put(to(0), a, 4, round)]))
+            .then(Step::Flush { lane: to(0) })
+            .then(Step::Read { at: place(a) - 64, len: 64 })
+            .then(Step::Read { at: place(a) + room, len: 64 });
+        vec![writer, reader]
+    };
+    under_seeds(backend, Reach::Near, scripts, |_, logs| {
+        let bytes = |log: &[Seen]| {
+            let bytes = log.iter().filter_map(|seen| match seen {
+                Seen::Bytes(bytes) => Some(bytes.clone()),
+                _ => None,
+            });
+            bytes.collect::<Vec<_>>()
+        };
+        let [replies, seen] = [&logs[0], &logs[1]].map(|log| bytes(log));
+        let (rounds, around) = seen.split_at(ROUNDS as usize);
+        rounds.iter().zip(1..).try_for_each(|(bytes, round)| filled(bytes, round, "a round's payload"))?;
+        replies.iter().try_for_each(|bytes| filled(bytes, 7, "a reply"))?;
+        around.iter().try_for_each(|bytes| filled(bytes, 0x33, "beside the units"))
+    })
 }

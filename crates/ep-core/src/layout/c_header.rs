@@ -14,7 +14,7 @@ use crate::declare::{CStruct, number};
 use crate::error::Phase;
 use crate::quant::{GROUP, Scaling};
 use crate::shape::Element;
-use crate::terms::{Counter, Duty, LaneKind};
+use crate::terms::{Counter, Duty, LaneKind, Tag, UNIT_BYTES, UNIT_DATA};
 
 /// The header `ep_layout.h`: constants, structs with checked sizes and offsets, and the address arithmetic of a
 /// [`super::Layout`], for any C++14 compiler, with no system header.
@@ -48,6 +48,10 @@ fn constants(out: &mut String) {
         ("SLOT_ALIGN", SLOT_ALIGN),
         ("NO_BASE", NO_BASE),
         ("MASKED", MASKED),
+        ("UNIT_BYTES", UNIT_BYTES),
+        ("UNIT_DATA", UNIT_DATA),
+        ("UNIT_TAGS", Tag::COUNT),
+        ("UNIT_ERA", Tag::ERA),
     ];
     for (name, value) in wide {
         *out += &format!("#define EP_{name} {value}ull\n");

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::{Decorate, LaneClass, Opening, VerbKind};
 use crate::error::Fault;
 use crate::layout::CELL_BYTES;
-use crate::port::{Cell, LaneId, Nanos, Need, Offset, Port, Span, Ticket, Work};
+use crate::port::{Cell, LaneId, Nanos, Need, Offset, Port, Span, Tag, Ticket, Units, Work, unit_bytes};
 use crate::topology::Rank;
 
 /// What went over one class of lanes.
@@ -160,6 +160,26 @@ impl<P: Port> Port for Counted<P> {
         self.port.flush(lane, upto).await?;
         self.counts.verb(VerbKind::Flush);
         Ok(())
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        let ticket = self.port.put_units(lane, from, to, tag).await?;
+        self.counts.verb(VerbKind::Put);
+        self.counts.lane(lane).puts.fetch_add(1, Relaxed);
+        self.counts.lane(lane).put_bytes.fetch_add(unit_bytes(from.len), Relaxed);
+        Ok(ticket)
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        let come = self.port.poll_units(units, into)?;
+        self.counts.verb(VerbKind::Peek);
+        Ok(come)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        let met = self.port.wait_units(units, or).await?;
+        self.counts.verb(VerbKind::Wait);
+        Ok(met)
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

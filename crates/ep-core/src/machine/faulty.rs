@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Decorate, LaneClass, Opening, VerbKind};
 use crate::error::{Fault, Phase};
 use crate::layout::VALUE_BITS;
-use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Span, Ticket, Work};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Span, Tag, Ticket, Units, Work};
 use crate::topology::Rank;
 
 /// What goes wrong with a verb.
@@ -259,6 +259,31 @@ impl<P: Port> Port for Faulty<P> {
             Some(Trouble::Stall) => Err(self.stall_lane(lane).await),
             Some(Trouble::SkipFlush) => Ok(()),
             _ => self.port.flush(lane, upto).await,
+        }
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        match self.plan.strike(VerbKind::Put, Some(lane)) {
+            Some(Trouble::Fail(fault)) => Err(fault),
+            Some(Trouble::Stall) => Err(self.stall_lane(lane).await),
+            Some(Trouble::Lose) => self.port.put_units(lane, from.offset.span(0), to, tag).await,
+            _ => self.port.put_units(lane, from, to, tag).await,
+        }
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        self.port.poll_units(units, into)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        let lane = units.first().map(|units| units.lane).or_else(|| or.first().map(|need| lane_of(need.cell)));
+        match (self.plan.strike(VerbKind::Wait, lane), lane) {
+            (Some(Trouble::Fail(fault)), _) => Err(fault),
+            (Some(Trouble::Stall), Some(LaneId { peer, kind })) => {
+                let cell = Cell::new(peer, kind, Counter::Probe);
+                Err(self.stall(Need { cell, at_least: self.port.peek(cell) + 1 }, kind.phase()).await)
+            }
+            _ => self.port.wait_units(units, or).await,
         }
     }
 

@@ -10,7 +10,10 @@ use futures_util::FutureExt;
 
 use super::{Agreement, Bootstrap, Capabilities, Machine, Opening, Proposal, Window};
 use crate::error::{Error, Fault};
-use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
+use crate::port::{
+    Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Tag, Ticket, UNIT_DATA, Units, Work,
+    pack_unit, unit_count, unpack_units,
+};
 use crate::{Layout, Rank, Settings, Shape, Topology};
 
 /// Bytes of a loopback window.
@@ -106,6 +109,29 @@ impl Port for Loopback {
     async fn flush(&mut self, _lane: LaneId, upto: Ticket) -> Result<(), Fault> {
         self.state.borrow_mut().flushed = Some(upto);
         Ok(())
+    }
+
+    async fn put_units(&mut self, _lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        let mut bytes = vec![0; from.len as usize];
+        Port::read(self, from.offset, &mut bytes)?;
+        let units = bytes.chunks(UNIT_DATA as usize).flat_map(|data| pack_unit(data, tag)).collect::<Vec<_>>();
+        Port::write(self, to, &units)?;
+        self.copy(from.offset.span(0), to)
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        let mut bytes = vec![0; units.span().len as usize];
+        Port::read(self, units.at, &mut bytes)?;
+        Ok(unpack_units(&bytes, units.tag, into) == unit_count(units.len))
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        for (at, units) in units.iter().enumerate() {
+            if self.poll_units(units, &mut vec![0; units.len as usize])? {
+                return Ok(at);
+            }
+        }
+        self.wait_any(or).await.map(|at| units.len() + at)
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

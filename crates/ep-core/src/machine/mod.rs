@@ -34,12 +34,14 @@ pub struct Capabilities {
     /// Near puts have been carried out when they return, and flushes of near lanes wait for nothing: a role stages all its rows
     /// in the same place, which stays in the cache.
     pub near_puts_done: bool,
+    /// Near lanes carry units: 16 bytes that are stored and seen at once (F11).
+    pub units: bool,
 }
 
 impl Capabilities {
     /// A machine that offers `get` on near lanes, or does not.
     pub const fn new(get: bool) -> Self {
-        Self { get, far_lanes: Queues::PER_ROLE, near_puts_done: false }
+        Self { get, far_lanes: Queues::PER_ROLE, near_puts_done: false, units: false }
     }
 
     /// The same with far lanes on these queues.
@@ -53,6 +55,13 @@ impl Capabilities {
     #[must_use]
     pub const fn near_puts_done(mut self, done: bool) -> Self {
         self.near_puts_done = done;
+        self
+    }
+
+    /// The same with near lanes that carry units, or do not.
+    #[must_use]
+    pub const fn units(mut self, units: bool) -> Self {
+        self.units = units;
         self
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Decorate, Opening};
 use crate::error::Fault;
-use crate::port::{Cell, LaneId, Nanos, Need, Offset, Port, Span, Ticket, Work};
+use crate::port::{Cell, LaneId, Nanos, Need, Offset, Port, Span, Tag, Ticket, Units, Work, unit_bytes};
 use crate::topology::Rank;
 use crate::trace::{Record, Sink, Verb};
 
@@ -103,6 +103,25 @@ impl<P: Port, S: Sink> Port for Traced<P, S> {
         Ok(())
     }
 
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        let ticket = self.port.put_units(lane, from, to, tag).await?;
+        self.record(Verb::Put { lane, to: to.0, len: unit_bytes(from.len) });
+        Ok(ticket)
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        self.port.poll_units(units, into)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        let began = self.port.now();
+        let met = self.port.wait_units(units, or).await?;
+        if let Some(units) = units.get(met) {
+            self.record(Verb::Units { lane: units.lane, len: units.len, waited: self.port.now() - began });
+        }
+        Ok(met)
+    }
+
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {
         self.port.read(from, into)
     }
@@ -138,6 +157,10 @@ mod tests {
             finish(port.wait_any(&[Need { cell: PROBE, at_least: 1 }])).unwrap();
             finish(port.flush(PROBE_LANE, ticket)).unwrap();
             assert!(finish(port.wait_any(&[Need { cell: PROBE, at_least: 2 }])).is_err());
+            let units = Units { lane: PROBE_LANE, at: Offset(96), len: 20, tag: Tag::of(3) };
+            finish(port.put_units(PROBE_LANE, Offset(0).span(20), units.at, units.tag)).unwrap();
+            assert_eq!(finish(port.wait_units(&[units], &[])), Ok(0));
+            assert_eq!(port.poll_units(&units, &mut [0; 20]), Ok(true));
         }
         let records = records.into_inner();
         let verbs: Vec<_> = records.iter().map(|record| record.verb).collect();
@@ -152,6 +175,8 @@ mod tests {
             Verb::Flushed { lane },
             Verb::Wait { cell: PROBE, at_least: 2 },
             Verb::Woke { index: None },
+            Verb::Put { lane, to: 96, len: 32 },
+            Verb::Units { lane, len: 20, waited: Nanos(0) },
             Verb::Close,
         ];
         assert_eq!(verbs, expected);

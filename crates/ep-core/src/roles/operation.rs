@@ -13,7 +13,7 @@ use crate::error::{Fault, Phase};
 use crate::layout::{Kind, Layout, OpHeader, Outbox, RowFormat};
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
-use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Ticket, Work};
+use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Tag, Ticket, Units, Work};
 use crate::settings::Rings;
 use crate::topology::{Rank, RankSet};
 
@@ -326,6 +326,23 @@ impl<P: Port> Port for Attended<P> {
         let phase = if matches!(lane.kind, LaneKind::Credit(_)) { Phase::Rows } else { Phase::Credit };
         let flushed = self.on_lane(lane, phase, async |port: &mut P| port.flush(lane, upto).await).await;
         self.unless_done(flushed)
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        self.on_lane(lane, Phase::Credit, async |port: &mut P| port.put_units(lane, from, to, tag).await).await
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        self.inner.poll_units(units, into)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        let Some(Units { lane: LaneId { peer, kind }, .. }) = units.first() else { return self.wait_any(or).await };
+        let began = self.now();
+        self.board.waits(self.seat, Wait { op: self.op, phase: kind.phase(), peer: *peer });
+        let met = self.inner.wait_units(units, or).await?;
+        self.board.goes_on(self.seat, self.now() - began);
+        Ok(met)
     }
 
     fn read(&self, from: Offset, into: &mut [u8]) -> Result<(), Fault> {

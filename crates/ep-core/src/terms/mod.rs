@@ -7,6 +7,7 @@ mod place;
 mod rank;
 mod role;
 mod time;
+mod unit;
 
 pub use lane::{Cell, Counter, LaneId, LaneKind, Mail};
 pub use phase::Phase;
@@ -15,3 +16,4 @@ pub use place::{Offset, ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN, Span};
 pub use rank::{Node, Rank};
 pub use role::{Duty, Role};
 pub use time::Nanos;
+pub use unit::{Tag, UNIT_BYTES, UNIT_DATA, Units, pack_unit, unit_bytes, unit_count, unpack_unit, unpack_units};

@@ -72,6 +72,15 @@ pub enum Verb {
         /// Its new value.
         value: u64,
     },
+    /// Units that a role waited for have come.
+    Units {
+        /// The lane by which they came.
+        lane: LaneId,
+        /// Bytes of their data.
+        len: u64,
+        /// How long it waited for them.
+        waited: Nanos,
+    },
     /// A flush returned.
     Flushed {
         /// The lane.

@@ -165,6 +165,13 @@ fn draw_verb(events: &mut Events<'_, impl Write>, threads: &Threads, record: &Re
             brief,
             format_args!("\"lane\":\"{lane}\",\"cell\":\"{}\",\"value\":{value}", CellName(cell)),
         ),
+        Verb::Units { lane, len, waited } => events.slice(
+            format_args!("wait units"),
+            place,
+            &Record { at: record.at - waited, ..*record },
+            waited,
+            format_args!("\"lane\":\"{lane}\",\"bytes\":{len}"),
+        ),
         Verb::Flushed { lane } => {
             events.slice(format_args!("flush"), place, record, brief, format_args!("\"lane\":\"{lane}\""))
         }

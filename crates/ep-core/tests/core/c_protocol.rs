@@ -6,6 +6,7 @@ use std::fmt::Write;
 use ep_core::blame::{Wait, culprit};
 use ep_core::device::{Local, Low, headers};
 use ep_core::layout::{Alarm, Difference, OpHeader, RowHeader};
+use ep_core::port::{Tag, UNIT_DATA, pack_unit, unit_bytes, unit_count};
 use ep_core::ring::{Consumer, Geometry, Producer};
 use ep_core::{Phase, Rank};
 use rand::{Rng, RngCore, SeedableRng};
@@ -234,6 +235,46 @@ fn what_lies_behind_the_structs_is_where_the_host_writes() {
             "out(ep_gone_at(0, {rank}u)); out(ep_low_late_at(0, {ranks}u, {op}ull, {rank}u));\n\
              out(ep_low_gone_at(0, {ranks}u, {rank}u)); out(ep_low_taken_at(0, {ranks}u, {rank}u));\n"
         );
+    }
+    program += "}\n";
+    let Some(printed) = cpp::printed(&program) else { return };
+    assert_eq!(printed, expected);
+}
+
+/// Counts, tags and words of units; and with them the same payload is packed as roles pack it.
+#[test]
+fn payloads_are_cut_into_the_same_units() {
+    let mut draw = random();
+    let (mut program, mut expected) = (format!("{HEAD}int main() {{\n"), Vec::new());
+    let mut serials = vec![0, 1, u64::from(u32::MAX) - 1, u64::from(u32::MAX), (1 << 30) - 1, 1 << 30, u64::MAX];
+    serials.extend((0..40).map(|_| draw.next_u64()));
+    for serial in serials {
+        let bytes = draw.random_range(0..5000u64);
+        let tag = Tag::of(serial);
+        expected.extend([unit_count(bytes), unit_bytes(bytes), tag.bits().into(), Tag::era(serial)]);
+        let _ = writeln!(
+            program,
+            "out(ep_unit_count({bytes}ull)); out(ep_unit_bytes({bytes}ull)); out(ep_unit_tag({serial}ull)); out(ep_unit_era({serial}ull));"
+        );
+        let count = draw.random_range(1..9);
+        let words: Vec<u32> = (0..count).map(|_| draw.next_u32()).collect();
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let list = words.iter().map(|word| format!("{word}u,")).collect::<String>();
+        let _ = writeln!(program, "{{ const ep_u32 words[] = {{{list}}}, tag = ep_unit_tag({serial}ull);");
+        for (unit, data) in payload.chunks(UNIT_DATA as usize).enumerate() {
+            let packed = pack_unit(data, tag);
+            let (packed, _) = packed.as_chunks::<4>();
+            expected.extend(packed.iter().map(|&word| u64::from(u32::from_le_bytes(word))));
+            expected.extend([1, 0]);
+            let _ = writeln!(
+                program,
+                "for (ep_u32 w = 0; w < 3; ++w) out(ep_unit_word(words, {}, {unit}, w));\n\
+                 out(tag); out(ep_unit_has_come({}u, tag)); out(ep_unit_has_come(0u, tag));",
+                words.len(),
+                tag.bits()
+            );
+        }
+        program += "}\n";
     }
     program += "}\n";
     let Some(printed) = cpp::printed(&program) else { return };

@@ -90,6 +90,15 @@ impl Adversary {
         if a == b { (0, len) } else { (a.min(b), a.max(b)) }
     }
 
+    /// The units `start..end` of `count` to deliver now: a single one as often as a piece of them.
+    pub(crate) fn scatters(&mut self, count: u64) -> (u64, u64) {
+        if self.below(2) == 0 {
+            return self.tears(count);
+        }
+        let one = below(&mut self.draws, count);
+        (one, one + 1)
+    }
+
     /// Whether the personality starves `role` of `rank`, or with no role the whole rank.
     pub(crate) fn starves(&self, rank: Rank, role: Option<Role>) -> bool {
         match (self.personality.victim, role) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ep_core::port::{Cell, LaneKind, Role};
+use ep_core::port::{Cell, LaneKind, Role, Span, Tag, UNIT_BYTES, UNIT_DATA};
 use ep_core::{Nanos, Rank};
 
 use crate::explore::race::Carried;
@@ -22,10 +22,26 @@ pub(crate) struct Transfer {
     pub(crate) ticket: u64,
     /// Whether it copies from the peer's window to the own one.
     pub(crate) get: bool,
+    /// Of units: it arrives in whole ones, each with this tag. Lengths are of data.
+    pub(crate) tag: Option<Tag>,
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) len: u64,
     pub(crate) due: Nanos,
+}
+
+impl Transfer {
+    /// A put that is due at once.
+    pub(crate) const fn put(from: Span, to: Span) -> Self {
+        let (at, to) = (from.offset.0, to.offset.0);
+        Self { ticket: 0, get: false, tag: None, from: at, to, len: from.len, due: Nanos(0) }
+    }
+
+    /// The piece `start..end` of it; of units, a multiple of [`UNIT_DATA`] starts it.
+    fn piece(self, start: u64, end: u64) -> Self {
+        let into = if self.tag.is_some() { start / UNIT_DATA * UNIT_BYTES } else { start };
+        Self { from: self.from + start, to: self.to + into, len: end - start, ..self }
+    }
 }
 
 /// A cell that has not been raised yet.
@@ -83,14 +99,22 @@ impl Lane {
         }
     }
 
-    /// Adds a transfer and returns its ticket.
-    pub(crate) fn post(&mut self, get: bool, from: u64, to: u64, len: u64, due: Nanos) -> u64 {
+    /// Adds a transfer and returns its ticket, which replaces the one that it has.
+    pub(crate) fn post(&mut self, transfer: Transfer) -> u64 {
         self.issued += 1;
         if self.transfers.capacity() == 0 {
             self.transfers.reserve(ROOM);
         }
-        self.transfers.push(Transfer { ticket: self.issued, get, from, to, len, due });
+        self.transfers.push(Transfer { ticket: self.issued, ..transfer });
         self.issued
+    }
+
+    /// Puts a piece of a transfer that was taken out of flight back, as one more.
+    pub(crate) fn keep(&mut self, piece: Transfer) {
+        for publish in self.publishes.iter_mut().filter(|publish| publish.after >= piece.ticket) {
+            publish.blockers += 1;
+        }
+        self.transfers.push(piece);
     }
 
     /// Pieces of puts in flight.
@@ -124,12 +148,7 @@ impl Lane {
     /// Takes the piece `start..end` of transfer `index` out of flight; what is left of it stays.
     pub(crate) fn take(&mut self, index: usize, start: u64, end: u64) -> Transfer {
         let whole = self.transfers[index];
-        let rest = [(0, start), (end, whole.len)].map(|(a, b)| Transfer {
-            from: whole.from + a,
-            to: whole.to + a,
-            len: b - a,
-            ..whole
-        });
+        let rest = [(0, start), (end, whole.len)].map(|(a, b)| whole.piece(a, b));
         let left = rest.iter().filter(|piece| piece.len > 0).count();
         self.transfers.swap_remove(index);
         self.transfers.extend(rest.into_iter().filter(|piece| piece.len > 0));
@@ -138,7 +157,7 @@ impl Lane {
                 publish.blockers = publish.blockers + left as u32 - 1;
             }
         }
-        Transfer { from: whole.from + start, to: whole.to + start, len: end - start, ..whole }
+        whole.piece(start, end)
     }
 
     /// The earliest due time after `now`.

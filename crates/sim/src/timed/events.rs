@@ -10,20 +10,24 @@ pub(super) enum Class {
     Far,
 }
 
-/// A cell to be raised.
+/// A cell to be raised, or units that are there once the puts before have entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Notice {
     pub(super) from: Rank,
     /// The lane of the puts that come before, where it leads to, or [`Notice::NO_LANE`] where it never had any.
     pub(super) lane: u32,
+    /// Its number, or [`Notice::UNITS`].
     pub(super) cell: u32,
     /// How many puts of the lane come before.
     pub(super) after: u32,
+    /// What it is raised to; or the number of the put of units.
     pub(super) bits: u64,
 }
 
 impl Notice {
     pub(super) const NO_LANE: u32 = u32::MAX;
+    /// No cell.
+    pub(super) const UNITS: u32 = u32::MAX;
 }
 
 /// Something that happens. It lies on the agenda itself: nobody has to look elsewhere for it.

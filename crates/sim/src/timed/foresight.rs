@@ -25,7 +25,9 @@ impl World {
                     if notice.lane != Notice::NO_LANE {
                         black_box(self.lanes.reached(notice.lane).puts);
                     }
-                    black_box(self.cells.bits(notice.cell));
+                    if notice.cell != Notice::UNITS {
+                        black_box(self.cells.bits(notice.cell));
+                    }
                 }
                 Event::Reach(rank, class) => {
                     if let Some((_, flight)) = self.sides[rank].flying(class).filter(|(_, flight)| flight.get.is_none())

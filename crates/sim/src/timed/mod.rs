@@ -33,6 +33,7 @@ mod run;
 mod schedule;
 mod slab;
 mod tickets;
+mod units;
 mod verbs;
 mod waits;
 
@@ -98,6 +99,10 @@ struct RankState {
     tickets: Tickets,
     /// Its ports that are held in a flush.
     flushing: Vec<u32>,
+    /// Its ports that are held for units.
+    polling: Vec<u32>,
+    /// The units that have come to it.
+    come: units::Come,
 }
 
 /// Everything that the ranks of one partition share.
@@ -118,6 +123,8 @@ pub(crate) struct World {
     agenda: Agenda,
     /// Publishes that have come before a put that they follow, each with the next one of its lane.
     held: Slab<(Notice, Option<u32>)>,
+    /// Puts of units on their way.
+    units: Slab<units::Posted>,
     windows: Locals<Memory>,
     cells: Cells,
     lanes: Lanes,
@@ -173,6 +180,7 @@ impl World {
             events: 0,
             agenda: Agenda::default(),
             held: Slab::default(),
+            units: Slab::default(),
             windows: Locals::new(ranks.clone(), |_| Memory::new(cells_end, pages)),
             cells: Cells::new(&ranks, all),
             lanes: Lanes::new(&ranks, all),

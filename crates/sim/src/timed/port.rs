@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
 
-use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
+use ep_core::port::{Cell, LaneId, Need, Offset, Span, Tag, Ticket, Units, Work};
 use ep_core::{Fault, Nanos, Rank};
 
 use super::World;
@@ -73,6 +73,25 @@ impl ep_core::Port for Port {
             &self.world,
             |world, context| world.begin_flush(self.number, lane, upto, context),
             |world, context| world.resume_flush(self.number, lane, upto, context),
+        )
+        .await
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        self.post().await;
+        self.world.borrow_mut().put_units(self.number, lane, from, to, tag)
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        self.world.borrow().poll_units(self.number, units, into)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        self.look().await;
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_wait_units(self.number, units, or, context),
+            |world, context| world.resume_wait_units(self.number, context),
         )
         .await
     }

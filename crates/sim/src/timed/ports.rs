@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use ep_core::machine::Opening;
-use ep_core::port::{Cell, LaneId, Need, Role, Work};
+use ep_core::port::{Cell, LaneId, Need, Role, Units, Work};
 use ep_core::trace::Verb;
 use ep_core::{Nanos, Rank};
 
@@ -23,6 +23,8 @@ pub(super) enum Held {
     Clock(Nanos),
     /// For one of its needs.
     Needs,
+    /// For one of its payloads, or one of its needs.
+    Units,
     /// For tickets of a lane, which has that number, up to one.
     Flush { lane: LaneId, number: u32, upto: u64 },
 }
@@ -53,6 +55,8 @@ pub(super) struct Slot {
     pub(super) waker: Option<Waker>,
     /// Registered needs; from the last wait on, until others take their places.
     pub(super) needs: Vec<Watched>,
+    /// The payloads of the last wait for units.
+    pub(super) units: Vec<Units>,
     pub(super) since: Nanos,
     /// The lane it posted to last.
     pub(super) lane: Option<(LaneId, Ends)>,
@@ -85,6 +89,7 @@ impl World {
             only_posts: false,
             waker: None,
             needs,
+            units: Vec::new(),
             since: clock,
             lane: None,
             target: None,
@@ -185,8 +190,10 @@ impl World {
     pub(super) fn release(&mut self, port: u32) {
         let slot = &mut self.slots[port as usize];
         slot.granted = false;
-        if let Held::Flush { .. } = std::mem::replace(&mut slot.held, Held::Not) {
-            self.ranks[slot.rank].flushing.retain(|&flushing| flushing != port);
+        match std::mem::replace(&mut slot.held, Held::Not) {
+            Held::Flush { .. } => self.ranks[slot.rank].flushing.retain(|&flushing| flushing != port),
+            Held::Units => self.ranks[slot.rank].polling.retain(|&polling| polling != port),
+            Held::Not | Held::Clock(_) | Held::Needs => {}
         }
     }
 

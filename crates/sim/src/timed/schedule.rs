@@ -208,13 +208,17 @@ impl World {
     }
 
     fn raise(&mut self, notice: Notice) {
+        if notice.cell == Notice::UNITS {
+            self.come(notice.bits as u32);
+            return self.landed(notice.from, Nanos(0));
+        }
         let bits = self.cells.raise(notice.cell, notice.bits);
         let mut next = 0;
         while let Some((port, need)) = self.cells.waiter(notice.cell, next) {
             next += 1;
             let Slot { held, granted, generation, needs, .. } = &self.slots[port as usize];
             let enough = || layout::value_in(*generation, bits) >= needs[need as usize].need.at_least;
-            if *held == Held::Needs && !granted && enough() {
+            if matches!(held, Held::Needs | Held::Units) && !granted && enough() {
                 self.wake(port);
             }
         }

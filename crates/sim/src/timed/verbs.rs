@@ -29,13 +29,13 @@ pub(super) struct Target {
 
 /// What a put hands to the port of its rank.
 #[derive(Clone, Copy, Debug)]
-struct Handed {
-    queue: LaneId,
+pub(super) struct Handed {
+    pub(super) queue: LaneId,
     /// Where it leads to; none in another partition.
-    reached: Option<u32>,
-    ticket: u64,
+    pub(super) reached: Option<u32>,
+    pub(super) ticket: u64,
     /// As counted.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl World {
@@ -65,7 +65,7 @@ impl World {
     }
 
     /// What a put or get of nothing is as far as.
-    fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {
+    pub(super) fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {
         Ticket(self.ends(port, lane).map_or(0, |ends| self.lanes.posted(ends.posted).issued()))
     }
 
@@ -138,7 +138,7 @@ impl World {
 
     /// The role hands a put to the port of its rank, at its own time. That is an event, since other roles may hand something
     /// before; but it waits for none where the role only posts and nothing else is due.
-    fn hand(&mut self, port: u32, handed: Handed) {
+    pub(super) fn hand(&mut self, port: u32, handed: Handed) {
         let Slot { rank, only_posts, .. } = self.slots[port as usize];
         let Handed { queue, reached, ticket, bytes } = handed;
         let class = self.class(rank, queue.peer);
@@ -261,7 +261,13 @@ impl World {
     }
 
     /// Checks a verb that posts; none when there is nothing to transfer.
-    fn admit(&mut self, port: u32, verb: &'static str, lane: LaneId, spans: &[Span]) -> Result<Option<Ends>, Fault> {
+    pub(super) fn admit(
+        &mut self,
+        port: u32,
+        verb: &'static str,
+        lane: LaneId,
+        spans: &[Span],
+    ) -> Result<Option<Ends>, Fault> {
         let Some(ends) = self.ends(port, lane) else { return Err(Fault::NotOffered { verb, lane }) };
         if spans.iter().any(|span| span.len == 0) {
             return Ok(None);
@@ -271,7 +277,7 @@ impl World {
     }
 
     /// The bytes to count for a transfer: rows travel on data lanes and, when they are pulled, on credit lanes.
-    fn counted(&self, kind: LaneKind, bytes: u64) -> u64 {
+    pub(super) fn counted(&self, kind: LaneKind, bytes: u64) -> u64 {
         match kind {
             LaneKind::Data(_) | LaneKind::Credit(_) | LaneKind::LowRows => self.timing.elision.counted(bytes),
             _ => bytes,

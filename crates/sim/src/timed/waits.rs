@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll};
 
-use ep_core::port::{LaneId, Need, Ticket};
+use ep_core::port::{LaneId, Need, Ticket, Units, unit_count};
 use ep_core::trace::Verb;
 use ep_core::{Fault, Nanos, Rank, layout};
 
@@ -145,7 +145,7 @@ impl World {
         let mut next = self.meeting.first_deadline().filter(|&deadline| deadline > self.now);
         for port in 0..self.slots.len() as u32 {
             let Slot { held, granted, deadline, .. } = self.slots[port as usize];
-            if granted || !matches!(held, Held::Needs | Held::Flush { .. }) {
+            if granted || !matches!(held, Held::Needs | Held::Units | Held::Flush { .. }) {
                 continue;
             }
             if deadline <= self.now {
@@ -173,10 +173,16 @@ impl World {
     fn waiting(&self, slot: &Slot) -> Waiting {
         let awaits = match slot.held {
             Held::Not | Held::Clock(_) => vec![Awaited::Turn],
-            Held::Needs => {
+            Held::Needs | Held::Units => {
+                let units = |units: &Units| {
+                    let seen = self.units_seen(slot.rank, units);
+                    Awaited::Units { lane: units.lane, seen, awaited: unit_count(units.len) }
+                };
+                let payloads = if slot.held == Held::Units { slot.units.as_slice() } else { &[] };
                 let cell = |number| layout::value_in(slot.generation, self.cells.bits(number));
                 let awaited = |need: &Need, seen| Awaited::Cell { cell: need.cell, seen, awaited: need.at_least };
-                slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number))).collect()
+                let cells = slot.needs.iter().map(|watched| awaited(&watched.need, cell(watched.number)));
+                payloads.iter().map(units).chain(cells).collect()
             }
             Held::Flush { lane, number, upto } => {
                 let seen = match self.progress(slot.rank, number, upto) {

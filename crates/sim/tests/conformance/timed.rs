@@ -26,6 +26,7 @@ impl Backend for Timed {
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
             Requirement::Get
+            | Requirement::Units
             | Requirement::Nodes
             | Requirement::LowLatency
             | Requirement::ManyRanks

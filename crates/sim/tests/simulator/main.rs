@@ -16,3 +16,4 @@ mod rules;
 mod timed;
 mod timed_engine;
 mod timed_partitions;
+mod units;

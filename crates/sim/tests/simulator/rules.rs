@@ -1,4 +1,4 @@
-//! The rules F1 to F10 of the machine contract, each in its smallest form, under many adversaries.
+//! The rules F1 to F10 of the machine contract (F11: `units`), each in its smallest form, under many adversaries.
 
 use std::collections::BTreeSet;
 

@@ -8,6 +8,10 @@
 //! - *settlement*: the reads of puts from their source (F5), and both ends of gets. Only a flush of the poster learns
 //!   of it, and passes it on with what it publishes afterwards (F9).
 //!
+//! **Units** (F11) announce nothing but themselves. Who polls them and finds that they have come may have read exactly these bytes, and
+//! learns what their poster, and whoever it knows of, had *read* before (F9): its *credits*, which allow to overwrite, and
+//! nothing else.
+//!
 //! A put or get touches both its ranges when it is *posted*, in the lane's name, and must be ordered after what was
 //! done there before. So what is found does not depend on when effects are delivered.
 
@@ -15,13 +19,14 @@ mod clock;
 mod shadow;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use ep_core::port::{Role, Span};
+use ep_core::port::{Role, Span, Tag};
 use ep_core::{Rank, RankSet};
 use rustc_hash::FxHashMap;
 
 use self::clock::{Clock, join, known, learn};
-use self::shadow::{Mark, Shadow};
+use self::shadow::{Knowledge, Mark, Posted, Shadow};
 use crate::violation::{Access, AccessKind};
 
 /// Two accesses that nothing orders, and the window they are in.
@@ -38,9 +43,15 @@ struct Actor {
     role: Option<Role>,
     component: u32,
     clock: Clock,
+    /// What it knows to have been read, beside all that it knows of.
+    credits: Clock,
 }
 
 impl Actor {
+    fn knows(&self) -> Knowledge<'_> {
+        Knowledge { clock: &self.clock, credits: &self.credits }
+    }
+
     /// The event that it is at.
     fn event(&self) -> u32 {
         known(&self.clock, self.component)
@@ -66,6 +77,7 @@ struct LaneTrack {
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
     clock: Clock,
+    credits: Clock,
     /// The publisher's component and its event, in which it passed on nothing else.
     publisher: (u32, u32),
     /// The lane's arrivals and the last ticket of them.
@@ -173,6 +185,49 @@ impl Tracker {
         self.touch(target.window, Mark { component, at, actor, kind: write, span: target.span })
     }
 
+    /// The actor posted a put of units.
+    pub(crate) fn put_units(
+        &mut self,
+        actor: u32,
+        (lane, ticket): (u32, u64),
+        (source, target): (End, End),
+        tag: Tag,
+    ) -> Result<(), Conflict> {
+        let (arrival, settlement) = (self.arrival(lane), self.settlement(lane));
+        let at = ticket as u32;
+        let kind = AccessKind::PutSource;
+        self.touch(source.window, Mark { component: settlement, at, actor, kind, span: source.span })?;
+        let poster = &self.actors[actor as usize];
+        let mut credits = poster.clock.clone();
+        join(&mut credits, &poster.credits);
+        let posted = Rc::new(Posted { tag, poster: (poster.component, poster.event()), credits });
+        let kind = AccessKind::UnitsDestination;
+        let mark = Mark { component: arrival, at, actor, kind, span: target.span };
+        let touched = self.shadows[target.window.index()].put_units(&mark, &posted, poster.knows());
+        // What it reads from here on, the units say nothing of.
+        self.actors[actor as usize].tick();
+        touched.map_err(|earlier| self.conflict(target.window, &earlier, &mark))
+    }
+
+    /// The actor polled for units of `tag` in its window: all of them, or not all, had come.
+    pub(crate) fn poll_units(&mut self, actor: u32, span: Span, tag: Tag, come: bool) -> Result<(), Conflict> {
+        let Actor { rank, component, .. } = self.actors[actor as usize];
+        let at = self.actors[actor as usize].event();
+        let mark = Mark { component, at, actor, kind: AccessKind::Poll, span };
+        let mut heard = Vec::new();
+        let knows = self.actors[actor as usize].knows();
+        let touched = self.shadows[rank.index()].poll(&mark, come.then_some(tag), knows, &mut heard);
+        touched.map_err(|earlier| self.conflict(rank, &earlier, &mark))?;
+        let Actor { clock, credits, .. } = &mut self.actors[actor as usize];
+        for posted in heard {
+            let (component, at) = posted.poster;
+            if known(clock, component).max(known(credits, component)) < at {
+                join(credits, &posted.credits);
+            }
+        }
+        Ok(())
+    }
+
     /// `members` go on without `rank`, whose lanes these are: what it has pulled, or is pulling, need not have ended.
     pub(crate) fn gave_up(&mut self, rank: Rank, lanes: impl Iterator<Item = u32>, members: &[Rank]) {
         self.given_up.insert(rank);
@@ -200,6 +255,8 @@ impl Tracker {
         carried.publisher = (actor.component, actor.event());
         carried.clock.clear();
         carried.clock.extend_from_slice(&actor.clock);
+        carried.credits.clear();
+        carried.credits.extend_from_slice(&actor.credits);
         if let Some((arrival, issued)) = carried.arrival {
             learn(&mut carried.clock, arrival, issued);
         }
@@ -217,6 +274,7 @@ impl Tracker {
         let actor = &mut self.actors[actor as usize];
         if let Some(carried) = self.cells.get(&(actor.rank, at)).filter(|carried| !carried.known_to(&actor.clock)) {
             join(&mut actor.clock, &carried.clock);
+            join(&mut actor.credits, &carried.credits);
         }
     }
 
@@ -240,20 +298,22 @@ impl Tracker {
 
     /// The main lines of `ranks` met: each knows what any of them knew.
     pub(crate) fn met(&mut self, ranks: &[Rank]) {
-        let mut all = Clock::new();
+        let (mut all, mut read) = (Clock::new(), Clock::new());
         for &rank in ranks {
             join(&mut all, &self.actors[Self::main(rank) as usize].clock);
+            join(&mut read, &self.actors[Self::main(rank) as usize].credits);
         }
         for &rank in ranks {
             let main = &mut self.actors[Self::main(rank) as usize];
             join(&mut main.clock, &all);
+            join(&mut main.credits, &read);
             main.tick();
         }
     }
 
     fn add_actor(&mut self, rank: Rank, role: Option<Role>) -> u32 {
         let component = self.add_component();
-        let mut actor = Actor { rank, role, component, clock: Clock::new() };
+        let mut actor = Actor { rank, role, component, clock: Clock::new(), credits: Clock::new() };
         actor.tick();
         self.actors.push(actor);
         (self.actors.len() - 1) as u32
@@ -266,9 +326,12 @@ impl Tracker {
 
     /// What `from` did so far comes before what `to` does from here on.
     fn pass(&mut self, from: u32, to: u32) {
-        let carried = std::mem::take(&mut self.actors[from as usize].clock);
-        join(&mut self.actors[to as usize].clock, &carried);
-        self.actors[from as usize].clock = carried;
+        let Actor { clock, credits, .. } = &mut self.actors[from as usize];
+        let (clock, credits) = (std::mem::take(clock), std::mem::take(credits));
+        join(&mut self.actors[to as usize].clock, &clock);
+        join(&mut self.actors[to as usize].credits, &credits);
+        self.actors[from as usize].clock = clock;
+        self.actors[from as usize].credits = credits;
         self.actors[from as usize].tick();
     }
 
@@ -297,8 +360,12 @@ impl Tracker {
     }
 
     fn touch(&mut self, window: Rank, mark: Mark) -> Result<(), Conflict> {
-        let touched = self.shadows[window.index()].touch(&mark, &self.actors[mark.actor as usize].clock);
-        touched.map_err(|earlier| Conflict { window, earlier: self.named(&earlier), later: self.named(&mark) })
+        let touched = self.shadows[window.index()].touch(&mark, self.actors[mark.actor as usize].knows());
+        touched.map_err(|earlier| self.conflict(window, &earlier, &mark))
+    }
+
+    fn conflict(&self, window: Rank, earlier: &Mark, later: &Mark) -> Conflict {
+        Conflict { window, earlier: self.named(earlier), later: self.named(later) }
     }
 
     fn named(&self, mark: &Mark) -> Access {

@@ -1,10 +1,11 @@
 //! What was last done to each byte of a window, as intervals.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use ep_core::port::Span;
+use ep_core::port::{Span, Tag};
 
-use super::clock::known;
+use super::clock::{Clock, known};
 use crate::violation::AccessKind;
 
 /// One access, as later ones are checked against it.
@@ -25,6 +26,25 @@ impl Mark {
     }
 }
 
+/// What whoever does an access knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Knowledge<'a> {
+    /// What has happened.
+    pub(super) clock: &'a [u32],
+    /// What has been read: as units say.
+    pub(super) credits: &'a [u32],
+}
+
+/// A put of units, as who polls them learns of it.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) tag: Tag,
+    /// The poster's component and its event.
+    pub(super) poster: (u32, u32),
+    /// What the poster knew to have been read by then, by itself or by others.
+    pub(super) credits: Clock,
+}
+
 /// Bytes with the same history.
 #[derive(Clone, Debug)]
 struct Piece {
@@ -32,27 +52,60 @@ struct Piece {
     write: Option<Mark>,
     /// Reads since the write, the last of each component.
     reads: Vec<Mark>,
+    /// The put of units that wrote last, if one did.
+    units: Option<Rc<Posted>>,
+    /// Whether they were polled and had come: so the write came before these reads.
+    come: bool,
 }
 
 impl Piece {
-    /// Adds an access by someone who knows `clock`, or returns one that it is not ordered after.
-    fn touch(&mut self, mark: &Mark, clock: &[u32]) -> Result<(), Mark> {
-        if let Some(write) = self.write.filter(|write| !write.known_to(clock)) {
+    const fn new(end: u64) -> Self {
+        Self { end, write: None, reads: Vec::new(), units: None, come: false }
+    }
+
+    /// Adds an access by someone who knows so much, or returns one that it is not ordered after.
+    fn touch(&mut self, mark: &Mark, knows: Knowledge<'_>) -> Result<(), Mark> {
+        // Who overwrites units that were polled comes after those polls.
+        let behind = mark.kind.writes() && self.come;
+        if let Some(write) = self.write.filter(|write| !behind && !write.known_to(knows.clock)) {
             return Err(write);
         }
         if !mark.kind.writes() {
-            match self.reads.iter_mut().find(|read| read.component == mark.component) {
-                Some(read) => *read = *mark,
-                None => self.reads.push(*mark),
-            }
+            self.add_read(mark);
             return Ok(());
         }
-        if let Some(read) = self.reads.iter().find(|read| !read.known_to(clock)) {
+        let unread = |read: &&Mark| !read.known_to(knows.clock) && !read.known_to(knows.credits);
+        if let Some(read) = self.reads.iter().find(unread) {
             return Err(*read);
         }
         self.write = Some(*mark);
         self.reads.clear();
+        self.units = None;
+        self.come = false;
         Ok(())
+    }
+
+    /// Adds a poll that found units of `tag`, or none.
+    fn poll(&mut self, mark: &Mark, tag: Option<Tag>, knows: Knowledge<'_>) -> Result<(), Mark> {
+        let unknown = self.write.filter(|write| !write.known_to(knows.clock));
+        match (&self.units, tag, unknown) {
+            // Other bytes than units, on their way; or older units, which are about to be overwritten.
+            (None, _, Some(write)) => return Err(write),
+            (Some(units), Some(tag), _) if tag != units.tag => return self.write.map_or(Ok(()), Err),
+            (Some(_), Some(_), _) => self.come = true,
+            // A poll that finds nothing may meet what it waits for.
+            (_, None, _) => return Ok(()),
+            (None, Some(_), None) => {}
+        }
+        self.add_read(mark);
+        Ok(())
+    }
+
+    fn add_read(&mut self, mark: &Mark) {
+        match self.reads.iter_mut().find(|read| read.component == mark.component) {
+            Some(read) => *read = *mark,
+            None => self.reads.push(*mark),
+        }
     }
 }
 
@@ -64,9 +117,38 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Adds an access by someone who knows `clock`, or returns one that it is not ordered after.
-    pub(super) fn touch(&mut self, mark: &Mark, clock: &[u32]) -> Result<(), Mark> {
-        let (start, end) = (mark.span.offset.0, mark.span.end());
+    /// Adds an access by someone who knows so much, or returns one that it is not ordered after.
+    pub(super) fn touch(&mut self, mark: &Mark, knows: Knowledge<'_>) -> Result<(), Mark> {
+        self.each(mark.span, |piece| piece.touch(mark, knows))
+    }
+
+    /// Adds a put of units.
+    pub(super) fn put_units(&mut self, mark: &Mark, units: &Rc<Posted>, knows: Knowledge<'_>) -> Result<(), Mark> {
+        self.each(mark.span, |piece| {
+            piece.touch(mark, knows)?;
+            piece.units = Some(Rc::clone(units));
+            Ok(())
+        })
+    }
+
+    /// Adds a poll that found units of `tag`, or none; `heard` gets the puts that it has found.
+    pub(super) fn poll(
+        &mut self,
+        mark: &Mark,
+        tag: Option<Tag>,
+        knows: Knowledge<'_>,
+        heard: &mut Vec<Rc<Posted>>,
+    ) -> Result<(), Mark> {
+        self.each(mark.span, |piece| {
+            piece.poll(mark, tag, knows)?;
+            heard.extend(piece.units.clone().filter(|_| tag.is_some()));
+            Ok(())
+        })
+    }
+
+    /// Does something to all pieces of a range.
+    fn each(&mut self, span: Span, mut act: impl FnMut(&mut Piece) -> Result<(), Mark>) -> Result<(), Mark> {
+        let (start, end) = (span.offset.0, span.end());
         if !self.pieces.contains_key(&start) {
             self.split(start);
         }
@@ -74,13 +156,13 @@ impl Shadow {
         while at < end {
             match self.pieces.get_mut(&at) {
                 Some(piece) if piece.end <= end => {
-                    piece.touch(mark, clock)?;
+                    act(piece)?;
                     at = piece.end;
                 }
                 Some(_) => self.split(end),
                 None => {
                     let next = self.pieces.range(at..end).next().map_or(end, |(&next, _)| next);
-                    self.pieces.insert(at, Piece { end: next, write: None, reads: Vec::new() });
+                    self.pieces.insert(at, Piece::new(next));
                 }
             }
         }

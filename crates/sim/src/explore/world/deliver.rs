@@ -1,6 +1,7 @@
 //! Effects arrive.
 
 use ep_core::Rank;
+use ep_core::port::{UNIT_DATA, unit_count};
 
 use super::World;
 use crate::explore::lane::Transfer;
@@ -39,11 +40,24 @@ impl World {
                 due.nth(pick).map_or(0, |(index, _)| index)
             }
         };
-        let (start, end) = self.adversary.tears(lane.transfers[index].len);
+        let Transfer { tag, len, .. } = lane.transfers[index];
+        let (start, end) = match tag {
+            None => self.adversary.tears(len),
+            Some(_) => {
+                let (first, last) = self.adversary.scatters(unit_count(len));
+                (first * UNIT_DATA, len.min(last * UNIT_DATA))
+            }
+        };
         let (from, to) = (lane.from, lane.to);
-        let Transfer { get, from: source, to: target, len, .. } = lane.take(index, start, end);
-        let (reader, writer) = if get { (to, from) } else { (from, to) };
-        memory::copy(&mut self.windows, (reader.index(), source), (writer.index(), target), len);
+        let piece = lane.take(index, start, end);
+        let Transfer { get, from: source, to: target, len, .. } = piece;
+        match tag {
+            Some(tag) => self.deliver_units(number, piece, tag),
+            None => {
+                let (reader, writer) = if get { (to, from) } else { (from, to) };
+                memory::copy(&mut self.windows, (reader.index(), source), (writer.index(), target), len);
+            }
+        }
         self.notify_flusher(number);
     }
 

@@ -9,6 +9,7 @@ mod ports;
 mod report;
 mod schedule;
 mod suspend;
+mod units;
 mod verbs;
 mod waits;
 
@@ -45,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) max_events: u64,
     /// Which far lanes share a queue.
     pub(crate) far_lanes: Queues,
+    /// Whether units land in halves.
+    pub(crate) torn_units: bool,
     /// What the timed scheduler needs; none for explore.
     pub(crate) timed: Option<Timing>,
 }
@@ -83,6 +86,7 @@ pub(crate) struct World {
     seed: u64,
     max_events: u64,
     far_lanes: Queues,
+    torn_units: bool,
     /// Whether time may pass although no fault has acted.
     deadlines: bool,
     now: Nanos,
@@ -122,6 +126,7 @@ impl World {
             seed: config.seed,
             max_events: config.max_events,
             far_lanes: config.far_lanes,
+            torn_units: config.torn_units,
             deadlines: config.deadlines,
             now: Nanos(0),
             events: 0,

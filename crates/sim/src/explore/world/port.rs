@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ep_core::port::{Cell, LaneId, Need, Offset, Span, Ticket, Work};
+use ep_core::port::{Cell, LaneId, Need, Offset, Span, Tag, Ticket, Units, Work};
 use ep_core::{Fault, Nanos, Rank};
 
 use super::World;
@@ -97,6 +97,26 @@ impl ep_core::Port for Port {
             &self.world,
             |world, context| world.begin_flush(self.number, lane, upto, context),
             |world, context| world.resume_flush(self.number, lane, upto, context),
+        )
+        .await
+    }
+
+    async fn put_units(&mut self, lane: LaneId, from: Span, to: Offset, tag: Tag) -> Result<Ticket, Fault> {
+        self.turn().await;
+        self.world.borrow_mut().put_units(self.number, lane, from, to, tag)
+    }
+
+    fn poll_units(&self, units: &Units, into: &mut [u8]) -> Result<bool, Fault> {
+        self.world.borrow_mut().poll_units(self.number, units, into)
+    }
+
+    async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
+        self.turn().await;
+        let _verb = self.verb();
+        begin_and_resume(
+            &self.world,
+            |world, context| world.begin_wait_units(self.number, units, or, context),
+            |world, context| world.resume_wait_units(self.number, units, or, context),
         )
         .await
     }

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll, Waker};
 
 use ep_core::machine::Opening;
-use ep_core::port::{Cell, Need, Role};
+use ep_core::port::{Cell, Need, Role, Units};
 use ep_core::trace::Verb;
 use ep_core::{Nanos, Rank, layout};
 
@@ -25,8 +25,17 @@ pub(super) enum Parked {
     Turn,
     /// For one of the slot's needs.
     Needs,
+    /// For one of the slot's payloads, or one of its needs.
+    Units,
     /// For transfers of a lane up to a ticket.
     Flush { lane: u32, upto: u64 },
+}
+
+impl Parked {
+    /// Whether it waits for something that others do, at most until the deadline.
+    pub(super) const fn waits(self) -> bool {
+        matches!(self, Self::Needs | Self::Units | Self::Flush { .. })
+    }
 }
 
 /// One open port, or a place for one.
@@ -46,6 +55,7 @@ pub(super) struct Slot {
     pub(super) granted: bool,
     pub(super) waker: Option<Waker>,
     pub(super) needs: Vec<Need>,
+    pub(super) units: Vec<Units>,
     pub(super) since: Nanos,
 }
 
@@ -58,7 +68,9 @@ impl World {
         let starved = self.ranks[rank.index()].starved || self.adversary.starves(rank, Some(role));
         let actor = self.race.as_mut().map_or(0, |race| race.open(rank, role));
         let port = self.free.pop().unwrap_or(self.slots.len() as u32);
-        let needs = self.slots.get_mut(port as usize).map(|slot| std::mem::take(&mut slot.needs)).unwrap_or_default();
+        let before = self.slots.get_mut(port as usize);
+        let (needs, units) =
+            before.map(|slot| (std::mem::take(&mut slot.needs), std::mem::take(&mut slot.units))).unwrap_or_default();
         let slot = Slot {
             rank,
             role,
@@ -72,6 +84,7 @@ impl World {
             granted: false,
             waker: None,
             needs,
+            units,
             since: self.now,
         };
         match self.slots.get_mut(port as usize) {

@@ -1,6 +1,6 @@
 //! Who waits for what, when a run stands still.
 
-use ep_core::port::{LaneId, Need};
+use ep_core::port::{LaneId, Need, Units, unit_count};
 
 use super::World;
 use super::ports::{Parked, Slot};
@@ -21,12 +21,17 @@ impl World {
     fn waiting(&self, slot: &Slot) -> Waiting {
         let awaits = match slot.parked {
             Parked::Not | Parked::Turn => vec![Awaited::Turn],
-            Parked::Needs => {
+            Parked::Needs | Parked::Units => {
+                let units = |units: &Units| {
+                    let seen = self.units_here(slot.rank, units.span(), units.tag, &mut []);
+                    Awaited::Units { lane: units.lane, seen, awaited: unit_count(units.len) }
+                };
+                let payloads = if slot.parked == Parked::Units { slot.units.as_slice() } else { &[] };
                 let cell = |need: &Need| {
                     let seen = self.value(slot.rank, slot.generation, need.cell);
                     Awaited::Cell { cell: need.cell, seen, awaited: need.at_least }
                 };
-                slot.needs.iter().map(cell).collect()
+                payloads.iter().map(units).chain(slot.needs.iter().map(cell)).collect()
             }
             Parked::Flush { lane, upto } => {
                 let lane = self.lanes.lane(lane);

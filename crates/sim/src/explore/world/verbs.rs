@@ -6,7 +6,7 @@ use ep_core::{Fault, Nanos, Rank, layout, topology::Reach};
 
 use super::World;
 use super::ports::Slot;
-use crate::explore::lane::{NEVER, Publish};
+use crate::explore::lane::{NEVER, Publish, Transfer};
 use crate::explore::race::End;
 use crate::violation::AccessKind;
 
@@ -27,7 +27,7 @@ impl World {
         };
         let Slot { rank, actor, .. } = self.slots[port as usize];
         let ticket = match passage {
-            Passage::Due(due) => self.transfer(number, false, from, to, due),
+            Passage::Due(due) => self.transfer(number, Transfer { due, ..Transfer::put(from, to) }),
             Passage::Lost => {
                 let lane = self.lanes.lane_mut(number);
                 lane.issued += 1;
@@ -57,7 +57,7 @@ impl World {
             // Unlike a put, a get that vanished is noticed: its bytes never come.
             _ => NEVER,
         };
-        let ticket = self.transfer(number, true, from, to, due);
+        let ticket = self.transfer(number, Transfer { get: true, due, ..Transfer::put(from, to) });
         if let Some(race) = &mut self.race {
             let (source, target) = (End { window: lane.peer, span: from }, End { window: rank, span: to });
             let touched = race.get(actor, number, ticket, source, target);
@@ -139,7 +139,7 @@ impl World {
     }
 
     /// Checks a verb that posts an effect, and counts it against the faults; none when there is nothing to transfer.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         port: u32,
         verb: &'static str,
@@ -177,15 +177,15 @@ impl World {
         }
     }
 
-    fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {
+    pub(super) fn last_ticket(&mut self, port: u32, lane: LaneId) -> Ticket {
         let number = self.queue(self.slots[port as usize].rank, lane);
         Ticket(self.lanes.lane(number).issued)
     }
 
-    fn transfer(&mut self, number: u32, get: bool, from: Span, to: Span, due: Nanos) -> u64 {
+    pub(super) fn transfer(&mut self, number: u32, transfer: Transfer) -> u64 {
         let lane = self.lanes.lane_mut(number);
-        let ticket = lane.post(get, from.offset.0, to.offset.0, from.len, due);
-        lane.late |= due > self.now;
+        let ticket = lane.post(transfer);
+        lane.late |= transfer.due > self.now;
         self.lanes.update(number, self.now);
         ticket
     }

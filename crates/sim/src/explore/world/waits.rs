@@ -96,7 +96,7 @@ impl World {
     }
 
     /// How a wait ends now, if it does.
-    fn evaluate(&mut self, port: u32, needs: &[Need]) -> Option<Result<usize, Fault>> {
+    pub(super) fn evaluate(&mut self, port: u32, needs: &[Need]) -> Option<Result<usize, Fault>> {
         let Slot { rank, generation, deadline, since, .. } = self.slots[port as usize];
         let met = needs.iter().position(|need| self.value(rank, generation, need.cell) >= need.at_least);
         let outcome = if let Some(index) = met {
@@ -145,7 +145,7 @@ impl World {
         for at in 0..self.ranks[rank.index()].ports.len() {
             let port = self.ranks[rank.index()].ports[at];
             let slot = &self.slots[port as usize];
-            let met = slot.parked == Parked::Needs
+            let met = matches!(slot.parked, Parked::Needs | Parked::Units)
                 && slot.ready_at == NONE
                 && slot.generation == generation
                 && slot
@@ -176,7 +176,7 @@ impl World {
     pub(super) fn notify_where(&mut self, over: impl Fn(&Self, &Slot) -> bool) {
         for port in 0..self.slots.len() as u32 {
             let slot = &self.slots[port as usize];
-            if matches!(slot.parked, Parked::Needs | Parked::Flush { .. }) && over(self, slot) {
+            if slot.parked.waits() && over(self, slot) {
                 self.make_ready(port);
             }
         }
@@ -186,6 +186,10 @@ impl World {
     pub(super) fn concerns(&self, slot: &Slot, peer: Rank) -> bool {
         match slot.parked {
             Parked::Needs => slot.needs.iter().any(|need| need.cell.writer == peer),
+            Parked::Units => {
+                let needs = || slot.needs.iter().any(|need| need.cell.writer == peer);
+                slot.units.iter().any(|units| units.lane.peer == peer) || needs()
+            }
             Parked::Flush { lane, .. } => self.lanes.lane(lane).to == peer,
             _ => false,
         }
@@ -195,7 +199,7 @@ impl World {
     pub(super) fn first_deadline(&self) -> Option<Nanos> {
         let waits = |slot: &&Slot| {
             let suspended = self.ranks[slot.rank.index()].suspension.is_on();
-            matches!(slot.parked, Parked::Needs | Parked::Flush { .. }) && !suspended
+            slot.parked.waits() && !suspended
         };
         let waiting = self.slots.iter().filter(waits);
         waiting.map(|slot| slot.deadline).min()
