@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let unlimited = Loop::new().latency(Duration::from_micros(2))?;
     for (rate, network) in [
         ("as fast as cores copy", unlimited.clone()),
-        ("100 MB/s a rank", unlimited.clone().bytes_per_second(100_000_000)?),
-        ("10 MB/s a rank", unlimited.bytes_per_second(10_000_000)?),
+        ("20 MB/s a rank", unlimited.clone().bytes_per_second(20_000_000)?),
+        ("2 MB/s a rank", unlimited.bytes_per_second(2_000_000)?),
     ] {
         let slowest = dispatch(network, |_| ())?.into_iter().max().unwrap_or_default();
         println!("{rate}: a dispatch of {TOKENS} tokens took {slowest:.1?}");

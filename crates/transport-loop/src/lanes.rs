@@ -23,7 +23,7 @@ pub struct LoopLanes {
     network: Arc<Network>,
     pace: Pace,
     /// Where cells lie.
-    cells: Span,
+    cells: Vec<Span>,
     connection: u32,
     /// As connected, in the order of the links; none: it takes no part.
     peers: Vec<Option<Arc<End>>>,
@@ -36,7 +36,7 @@ impl LoopLanes {
             let what = format_args!("the mapping of rank {me}'s window for the loop");
             Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
         })?;
-        let links = place.peers(settings.queues()).map(|(to, kinds)| {
+        let links = place.peers(settings.far_lanes()).map(|(to, kinds)| {
             let lane = |kind| Lane::new(LaneId { peer: to, kind }, settings.depth);
             Link::new(to, kinds.into_iter().map(lane).collect())
         });
@@ -100,10 +100,10 @@ impl LoopLanes {
     }
 }
 
-/// Where the cells lie.
-fn cells_of(layout: &Layout) -> Span {
-    let cells = layout.regions().into_iter().find(|region| region.name == "cells");
-    cells.map_or(Offset(0).span(0), |region| region.span)
+/// Where cells lie: those of lanes, and those that announce rows of kernels.
+fn cells_of(layout: &Layout) -> Vec<Span> {
+    let cells = layout.regions().into_iter().filter(|region| region.name.ends_with("cells"));
+    cells.map(|region| region.span).collect()
 }
 
 impl Lanes for LoopLanes {
@@ -148,7 +148,8 @@ impl Lanes for LoopLanes {
 
     fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
         at.span(8).within(self.own.memory.bytes())?;
-        if !at.0.is_multiple_of(8) || at.0 < self.cells.offset.0 || at.0 + 8 > self.cells.end() {
+        let is_cell = |cells: &Span| cells.offset.0 <= at.0 && at.0 + 8 <= cells.end();
+        if !at.0.is_multiple_of(8) || !self.cells.iter().any(is_cell) {
             return Err(Fault::NotOffered { verb: "publish to no cell", lane });
         }
         self.on("publish", lane, |link, lane, peer| self.try_accept(link, lane, peer, Verb::Raise { at, bits }))

@@ -91,7 +91,7 @@ impl Loop {
 
     /// Which lanes share a queue.
     #[must_use]
-    pub fn far_lanes(mut self, queues: Queues) -> Self {
+    pub fn queues(mut self, queues: Queues) -> Self {
         self.settings.far_lanes = queues;
         self
     }
@@ -238,7 +238,7 @@ impl Transport for Loop {
     type Lanes = LoopLanes;
 
     fn far_lanes(&self) -> Queues {
-        self.settings.far_lanes
+        self.settings.far_lanes()
     }
 
     fn open(&self, place: Place<'_>) -> Result<LoopLanes, Error> {
@@ -247,7 +247,7 @@ impl Transport for Loop {
 }
 
 impl Settings {
-    pub(crate) const fn queues(&self) -> Queues {
+    pub(crate) const fn far_lanes(&self) -> Queues {
         self.far_lanes
     }
 }

@@ -18,7 +18,7 @@ impl Network for Loops {
 
     /// Each table of lanes and queues has a fourth of the communicators.
     fn transport(&self, setup: &Setup) -> Loop {
-        let network = Loop::new().far_lanes(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]);
+        let network = Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]);
         let paced = match setup.seed % 3 {
             0 => Ok(network),
             1 => network.latency(Duration::from_micros(20)),

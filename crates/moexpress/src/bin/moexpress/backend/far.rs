@@ -12,7 +12,7 @@ use crate::args::FarArgs;
 pub(super) fn looped(args: &FarArgs, far_lanes: Option<Queues>) -> Result<Loop, Error> {
     let mut network = Loop::new();
     if let Some(queues) = far_lanes {
-        network = network.far_lanes(queues);
+        network = network.queues(queues);
     }
     if let Some(rate) = args.far_rate {
         // A rate that is no number, or none, is no number of bytes either.
