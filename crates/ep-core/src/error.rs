@@ -138,6 +138,9 @@ pub enum LaneCause {
     /// This rank broke it, because what it held did not arrive in time.
     #[error("cut by this rank, because what it held did not arrive in time")]
     Cut,
+    /// The thread that posts for the rank's device has ended.
+    #[error("the proxy that posts for the device has ended")]
+    NoPoster,
     /// The system refused to take a request.
     #[error("the system takes no request (error {0})")]
     Refused(i32),

@@ -9,8 +9,9 @@
 //! | `ep_protocol.h` | this module | the rules: cursors of rings, who is to blame, which message is refused |
 //! | `ep_words.h` | this module | names and rules of the words that roles have of a device, which defines them |
 //! | `ep_verbs.h` | this module | names and rules of the verbs by which kernels reach other ranks; a device defines them |
+//! | `ep_far.h` | this module | names and rules of the verbs on lanes between nodes; a transport defines them (`DeviceTransport`) |
 //!
-//! [`headers`] gives all five, and they lie in the crate's folder `include`. The first two are generated, the others are text. They need a C++
+//! [`headers`] gives all six, and they lie in the crate's folder `include`. Those that hold structs or numbers are generated, the others are text. They need a C++
 //! compiler and no system header; `tests/c_header.rs` and `tests/c_protocol.rs` compile them
 //! with g++ and compare them with the Rust code. A backend defines the structs of its own kernels' parameters with
 //! [`c_struct!`](crate::c_struct), too.
@@ -19,10 +20,12 @@
 //! each rank, and passed by value to each launch with what the call adds to it. [`Local`] and [`Low`] lie in the device's memory and are
 //! zero at first. A kernel that cannot go on writes a [`Report`] and ends; [`Report::error`] is what the user gets.
 
+mod far;
 mod report;
 mod roles;
 mod state;
 
+pub use far::FarStatus;
 pub use report::{LowMismatch, Report, Status};
 pub use roles::{RoleRow, ring_roles, ring_roles_of};
 pub use state::{Local, Low, Meeting, PlanHead, RankView};
@@ -31,13 +34,14 @@ use crate::declare::{CEnum, CStruct};
 use crate::layout::{Mismatch, c_header};
 
 /// The headers that kernels include, by name.
-pub fn headers() -> [(&'static str, String); 5] {
+pub fn headers() -> [(&'static str, String); 6] {
     [
         ("ep_layout.h", c_header()),
         ("ep_state.h", state_header()),
         ("ep_protocol.h", PROTOCOL.to_owned()),
         ("ep_words.h", WORDS.to_owned()),
         ("ep_verbs.h", VERBS.to_owned()),
+        ("ep_far.h", far::header()),
     ]
 }
 

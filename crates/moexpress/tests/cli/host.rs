@@ -128,6 +128,38 @@ fn a_far_transport_that_cannot_be_is_refused_with_the_reason() {
     assert!(named && missing.contains("RoCE on rank 0"), "{missing}");
 }
 
+/// Two nodes in one process, with a network made of software between them; at 1 GB/s it shows.
+#[test]
+fn several_nodes_are_verified_over_the_loop() {
+    let two = "run --backend host --nodes 2 --ranks-per-node 2";
+    for more in ["--far-rate 1 --far-latency 20us", "--far-lanes one --mode low-latency"] {
+        let run = moexpress(&format!("{two} {LAYER} --far loop {more} --json")).json();
+        verified(&run);
+        assert!(run["bytes_far"].as_u64().is_some_and(|bytes| bytes > 0), "{run}");
+    }
+    let run =
+        moexpress(&format!("{two} --tokens 64 --hidden 4096 --experts 16 --topk 3 --far loop --far-rate 0.02 --json"));
+    let run = run.json();
+    verified(&run);
+    // Half of the bytes go in the dispatch, and a card has a fourth of those, about: half of that is sure.
+    let (bytes, took) = (run["bytes_far"].as_u64().unwrap(), run["dispatch_ns"].as_u64().unwrap());
+    assert!(took as f64 > bytes as f64 / 16.0 / 0.02, "{bytes} bytes took {took} ns");
+}
+
+#[test]
+fn what_the_loop_cannot_do_is_refused() {
+    let refused = |arguments: &str| {
+        moexpress(&format!("run --backend host --nodes 2 --ranks-per-node 2 {LAYER} {arguments}")).refusal()
+    };
+    assert!(refused("--far loop --far-mtu 1024").contains("--far with --far-mtu is loop, allowed: roce"));
+    assert!(refused("--far roce --far-rate 1").contains("--far with --far-rate is roce, allowed: loop"));
+    assert!(refused("--far loop --far-rate 0").contains("--far-rate is 0, allowed: more than 0, in GB/s"));
+    assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
+    let (code, _, complaint) = launched(2, "--far loop");
+    assert_eq!(code, Some(2), "{complaint}");
+    assert!(complaint.contains("--far with --processes is loop, which joins threads, allowed: roce"), "{complaint}");
+}
+
 #[test]
 fn a_far_transport_on_one_node_is_refused() {
     let expected = "nodes with --far is 1, allowed: 2 or more: nothing is far on one node";

@@ -15,7 +15,7 @@ mod html;
 mod settings;
 mod timed;
 
-pub(crate) use far::FarArgs;
+pub(crate) use far::{Far, FarArgs};
 pub(crate) use html::HtmlArgs;
 pub(crate) use settings::SettingsArgs;
 pub(crate) use timed::{CompareArgs, ModelName, Part, Published, ThreadsArgs, TuneArgs};

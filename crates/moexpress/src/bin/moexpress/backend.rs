@@ -24,7 +24,7 @@ mod ascend;
 mod budget;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(all(feature = "roce", target_os = "linux"))]
+#[cfg(all(feature = "host", target_os = "linux"))]
 mod far;
 #[cfg(any(feature = "cuda", feature = "host"))]
 mod gather;
@@ -65,7 +65,7 @@ pub(crate) struct Job<'a> {
     pub(crate) timing: Option<Timing>,
     pub(crate) far_lanes: Queues,
     /// The same where it was given.
-    #[cfg_attr(not(all(feature = "roce", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
+    #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
     pub(crate) asked_far_lanes: Option<Queues>,
     /// What carries rows between nodes, of CPU ranks.
     #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there are no CPU ranks"))]

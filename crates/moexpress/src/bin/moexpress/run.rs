@@ -12,7 +12,7 @@ use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use indicatif::ProgressBar;
 
-use crate::args::{Backend, LayerArgs, Mode, ModelName, Results, RunArgs, Schedule, name_of};
+use crate::args::{Backend, Far, LayerArgs, Mode, ModelName, Results, RunArgs, Schedule, name_of};
 use crate::backend::{self, Job, Ran, Timing};
 use crate::failure::Failure;
 use crate::memory::Needs;
@@ -279,6 +279,12 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.far.far.is_some() && args.backend != Backend::Host {
         return Err(Error::invalid("--backend with --far", name_of(args.backend), "host"));
     }
+    if let (Some(far), Some((option, of))) = (args.far.far, args.far.misplaced()) {
+        return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), name_of(of)));
+    }
+    if args.far.far == Some(Far::Loop) && args.processes {
+        return Err(Error::invalid("--far with --processes", "loop, which joins threads", "roce"));
+    }
     if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
             return Err(Error::invalid(
@@ -323,7 +329,7 @@ fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
         (nodes @ 2.., _) if args.backend == Backend::Host && args.far.far.is_none() => Err(Error::invalid(
             "nodes with --backend host",
             nodes,
-            "1; more with --far roce, which carries rows between them",
+            "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network",
         )),
         _ => Ok(()),
     }

@@ -1,6 +1,10 @@
 //! The arguments of what carries rows between nodes.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
+
+use super::parse_duration;
 
 /// What lies between nodes, with `--backend host`.
 #[derive(Args, Clone, Debug, Default)]
@@ -28,6 +32,30 @@ pub(crate) struct FarArgs {
     /// With --far roce: service level of all packets, 0 to 15 [default: 0]
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
+    /// With --far loop: GB/s of each rank's card, in and out [default: as fast as cores copy]
+    #[arg(long, value_name = "GB_S", requires = "far")]
+    pub(crate) far_rate: Option<f64>,
+    /// With --far loop: how long a byte is on its way: 2us, 1ms, ... [default: 0s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]
+    pub(crate) far_latency: Option<Duration>,
+}
+
+impl FarArgs {
+    /// An option that was given and belongs to another transport, and that one.
+    pub(crate) fn misplaced(&self) -> Option<(&'static str, Far)> {
+        let given = [
+            ("--far-devices", Far::Roce, self.far_devices.is_some()),
+            ("--far-signal", Far::Roce, self.far_signal.is_some()),
+            ("--far-ack-timeout", Far::Roce, self.far_ack_timeout.is_some()),
+            ("--far-mtu", Far::Roce, self.far_mtu.is_some()),
+            ("--far-traffic-class", Far::Roce, self.far_traffic_class.is_some()),
+            ("--far-service-level", Far::Roce, self.far_service_level.is_some()),
+            ("--far-rate", Far::Loop, self.far_rate.is_some()),
+            ("--far-latency", Far::Loop, self.far_latency.is_some()),
+        ];
+        let misplaced = given.into_iter().find(|&(_, of, given)| given && self.far != Some(of));
+        misplaced.map(|(option, of, _)| (option, of))
+    }
 }
 
 /// Transports between nodes.
@@ -35,4 +63,6 @@ pub(crate) struct FarArgs {
 pub(crate) enum Far {
     /// RDMA over Ethernet or InfiniBand
     Roce,
+    /// None: copies between threads of this process, at a set rate and latency, for tests
+    Loop,
 }

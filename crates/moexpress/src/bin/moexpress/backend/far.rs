@@ -1,15 +1,33 @@
-//! RoCE between nodes, as the arguments say.
+//! What lies between nodes, as the arguments say.
 
 use ep_core::Error;
 use ep_core::layout::Queues;
+use ep_loop::Loop;
+#[cfg(feature = "roce")]
 use ep_roce::{Roce, Settings};
 
 use crate::args::FarArgs;
 
-/// The transport; fails for values outside their limits.
+/// A network made of software; fails for values outside their limits.
+pub(super) fn looped(args: &FarArgs, far_lanes: Option<Queues>) -> Result<Loop, Error> {
+    let mut network = Loop::new();
+    if let Some(queues) = far_lanes {
+        network = network.queues(queues);
+    }
+    if let Some(rate) = args.far_rate {
+        // A rate that is no number, or none, is no number of bytes either.
+        if !(rate.is_finite() && rate * 1e9 >= 1.0) {
+            return Err(Error::invalid("--far-rate", rate, "more than 0, in GB/s"));
+        }
+        network = network.bytes_per_second((rate * 1e9) as u64)?;
+    }
+    network.latency(args.far_latency.unwrap_or_default())
+}
+
+/// RoCE; fails for values outside their limits.
+#[cfg(feature = "roce")]
 pub(super) fn roce(args: &FarArgs, far_lanes: Option<Queues>) -> Result<Roce, Error> {
-    let FarArgs { far: _, far_devices, far_signal, far_ack_timeout, far_mtu, far_traffic_class, far_service_level } =
-        args;
+    let FarArgs { far_devices, far_signal, far_ack_timeout, far_mtu, far_traffic_class, far_service_level, .. } = args;
     let mut settings = Settings::new();
     if let Some(queues) = far_lanes {
         settings = settings.far_lanes(queues);

@@ -4,19 +4,25 @@ use ep_core::transport::Transport;
 use ep_host::{Builder, Cluster, block_on};
 
 use super::{Job, Ran, processes, rank};
+use crate::args::Far;
 use crate::failure::Failure;
 
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings);
-    match job.far {
+    let Some(args) = job.far else { return run_with(job, builder, step) };
+    match args.far {
         None => run_with(job, builder, step),
+        Some(Far::Loop) => {
+            let transport = super::far::looped(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
+            run_with(job, builder.far(transport), step)
+        }
         #[cfg(feature = "roce")]
-        Some(far) => {
-            let transport = super::far::roce(far, job.asked_far_lanes).map_err(Failure::bad_input)?;
+        Some(Far::Roce) => {
+            let transport = super::far::roce(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
             run_with(job, builder.far(transport), step)
         }
         #[cfg(not(feature = "roce"))]
-        Some(_) => Err(Failure::bad_input("--far roce: this program was built without the feature roce")),
+        Some(Far::Roce) => Err(Failure::bad_input("--far roce: this program was built without the feature roce")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! How lanes between nodes plug into a backend whose ranks run on CPUs: a network offers [`Transport`], one value a job, and
-//! [`Lanes`], one value a rank.
+//! Lanes between nodes for a backend whose ranks run on CPUs: a network offers [`Transport`], one value a job, and [`Lanes`],
+//! one value a rank.
 //!
 //! A backend reaches the ranks of its own node itself; for the others it takes any transport, and names none. It keeps the
 //! contract's clock: verbs here never wait. One that cannot go on now says so, and the backend asks again until it can or
@@ -34,12 +34,10 @@ pub struct Place<'a> {
     pub window: BorrowedFd<'a>,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
     /// The ranks of other nodes that this one has queues to, with these ([`Queues::between`]).
-    pub fn peers(&self, queues: Queues) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'_> {
-        let Self { me, layout, .. } = *self;
-        let between = move |peer| (peer, queues.between(layout, me, peer));
-        layout.topology().all().map(between).filter(|(_, queues)| !queues.is_empty())
+    pub fn peers(&self, queues: Queues) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'a> {
+        super::peers(self.me, self.layout, queues)
     }
 }
 

@@ -1,0 +1,120 @@
+//! One rank's lanes behind a proxy, as the host holds them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+
+use ep_core::port::{LaneId, LaneKind};
+use ep_core::transport::{DeviceLanes, Lanes};
+use ep_core::{Error, Fault, LaneCause, Rank};
+
+use super::fifo::Taker;
+use super::lane::Lane;
+use super::memory::Reached;
+use super::thread::Shared;
+
+/// The lanes of one rank that a thread of the host posts to for its device, over the lanes `L` of a transport of hosts.
+#[derive(Debug)]
+pub struct ProxyLanes<L: Lanes, M: Reached> {
+    pub(super) shared: Arc<Shared<L, M>>,
+    thread: Option<JoinHandle<()>>,
+    me: Rank,
+}
+
+impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
+    pub(super) fn open(
+        transport: L,
+        me: Rank,
+        queues: Vec<(Rank, Vec<LaneKind>)>,
+        log_slots: u32,
+        take: &impl Fn(usize) -> Result<M, Error>,
+    ) -> Result<Self, Error> {
+        let each = Taker::bytes(log_slots);
+        let ids = queues.into_iter().flat_map(|(peer, kinds)| kinds.into_iter().map(move |kind| LaneId { peer, kind }));
+        let lanes: Vec<_> =
+            ids.enumerate().map(|(number, id)| Lane::new(id, Taker::new(number * each, log_slots))).collect();
+        let memory = take(each * lanes.len().max(1))?;
+        let shared = Arc::new(Shared::new(transport, lanes, memory));
+        let run = Arc::clone(&shared);
+        let thread = thread::Builder::new().name(format!("proxy of rank {me}")).spawn(move || run.run());
+        let thread = thread.map_err(|error| {
+            Error::broken(
+                format_args!("the proxy's thread of rank {me}"),
+                error,
+                "raise the limit of threads (ulimit -u)",
+            )
+        })?;
+        let lanes = Self { shared, thread: Some(thread), me };
+        lanes.shared.between_turns().lanes.iter_mut().for_each(|lane| lane.reset(&lanes.shared.memory));
+        Ok(lanes)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Acquire)
+    }
+}
+
+impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> {
+    fn offer(&mut self) -> Result<Vec<u8>, Error> {
+        if self.has_ended() {
+            let what = format_args!("the proxy of rank {}", self.me);
+            return Err(Error::broken(what, "its thread has ended", "make the communicator anew"));
+        }
+        let mut work = self.shared.between_turns();
+        work.connected = false;
+        work.lanes.iter_mut().for_each(|lane| lane.reset(&self.shared.memory));
+        work.transport.offer()
+    }
+
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        let mut work = self.shared.between_turns();
+        work.transport.connect(offers)?;
+        work.connected = true;
+        Ok(())
+    }
+
+    fn state(&self, lane: LaneId) -> Option<u64> {
+        let work = self.shared.between_turns();
+        work.lanes.iter().find(|known| known.id == lane).map(|known| known.fifo.state(&self.shared.memory))
+    }
+
+    fn broken(&self, peer: Rank) -> Option<Fault> {
+        let (ended, work) = (self.has_ended(), self.shared.between_turns());
+        let lanes = || work.lanes.iter().filter(|lane| lane.id.peer == peer);
+        let known = lanes().find_map(|lane| lane.fault.clone());
+        let gone = || ended.then(|| lanes().next().map(|lane| lane.broken(LaneCause::NoPoster))).flatten();
+        known.or_else(gone).or_else(|| work.connected.then(|| work.transport.broken(peer)).flatten())
+    }
+
+    fn drain(&mut self, peer: Option<Rank>) -> bool {
+        let mut work = self.shared.between_turns();
+        if self.has_ended() {
+            // What nobody posts any more never arrives.
+            return work.transport.drain(peer);
+        }
+        let moved = work.turn(&self.shared.memory, true);
+        let drained = work.transport.drain(peer);
+        let idle = |lane: &Lane| peer.is_some_and(|peer| lane.id.peer != peer) || lane.is_idle();
+        !moved && drained && work.lanes.iter().all(idle)
+    }
+
+    fn cut(&mut self, peer: Option<Rank>) {
+        let mut work = self.shared.between_turns();
+        work.transport.cut(peer);
+        for lane in work.lanes.iter_mut().filter(|lane| peer.is_none_or(|peer| lane.id.peer == peer)) {
+            if !lane.is_idle() {
+                lane.fail(&self.shared.memory, lane.broken(LaneCause::Cut));
+            }
+        }
+    }
+}
+
+impl<L: Lanes, M: Reached> Drop for ProxyLanes<L, M> {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has told its lanes so.
+            let _ = thread.join();
+        }
+    }
+}

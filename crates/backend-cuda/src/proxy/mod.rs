@@ -1,0 +1,115 @@
+//! Lanes between nodes where a thread of the host posts for the device: a *proxy*, over any transport of hosts.
+//!
+//! ```text
+//!   kernel                      memory that both reach                      the proxy's thread
+//!   ep_far_put, ep_far_publish  --> FIFO of the lane, 16 bytes a command -->  Lanes::put, Lanes::raise
+//!   ep_far_flush, ep_far_poll   <-- taken, settled, status              <--  Lanes::flush, Lanes::broken
+//! ```
+//!
+//! [`Proxy`] is a [`DeviceTransport`] of any [`Transport`]. It supplies `ep_far_proxy.h`, which NVRTC and g++ compile, and
+//! [`ProxyLanes`]: a FIFO for each queue, and the thread. What a command's words hold stands in that header, and in
+//! [`command`].
+//!
+//! # What holds
+//!
+//! - A FIFO has one writer, a thread of the device, and one reader. Neither has a lock or an atomic addition.
+//! - A command that is written in halves is not taken: each of its words has the phase of its round.
+//! - A slot is never overwritten before it was taken: the writer has credit for what the proxy said it took.
+//! - The proxy posts a lane's commands in their order, and a publish reaches the transport after all puts before it (F3).
+//! - `settled` covers a put when the transport's flush of it is through, no earlier (F5).
+//! - What is no command, or reaches out of the window, breaks its lane (F8).
+//! - Every verb ends (F6): by its deadline when the proxy takes nothing ([`FarStatus::Stalled`]) or the network does not
+//!   get on ([`FarStatus::Timeout`]); at once when the lane broke or the thread ended, however it did
+//!   ([`FarStatus::Broken`], [`FarStatus::Gone`]). [`DeviceLanes::broken`] has the reason.
+//!
+//! # The thread
+//!
+//! One for each rank. It looks at all FIFOs in turn, and waits busily while commands come; after a thousand turns in which
+//! nothing moved it yields at each. Calls of the control plane take the lanes from it for as long as they last.
+
+pub mod command;
+mod fifo;
+mod lane;
+mod lanes;
+mod memory;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+use ep_core::Error;
+use ep_core::declare::CStruct as _;
+use ep_core::layout::Queues;
+use ep_core::transport::{DevicePlace, DeviceSource, DeviceTransport, Transport};
+
+pub use lanes::ProxyLanes;
+pub use memory::{HostMemory, Reached};
+
+#[cfg(doc)]
+use ep_core::device::FarStatus;
+#[cfg(doc)]
+use ep_core::transport::DeviceLanes;
+
+use fifo::{Fifo, FifoAnswers};
+
+/// Slots of a FIFO, as the power of two.
+const LOG_SLOTS: u32 = 9;
+
+/// A transport of hosts that a thread drives for a device, whose memory for FIFOs `take` gives: pinned and mapped, where that
+/// is a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Proxy<T, F> {
+    transport: T,
+    take: F,
+    log_slots: u32,
+}
+
+impl<T: Transport, M: Reached + 'static, F: Fn(usize) -> Result<M, Error>> Proxy<T, F> {
+    /// Over `transport`; FIFOs of 512 commands lie in what `take` gives for so many bytes.
+    pub const fn new(transport: T, take: F) -> Self {
+        Self { transport, take, log_slots: LOG_SLOTS }
+    }
+
+    /// With FIFOs of `2^log_slots` commands.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 65,536 commands.
+    pub fn log_slots(mut self, log_slots: u32) -> Result<Self, Error> {
+        if log_slots > 16 {
+            return Err(Error::invalid("the power of two of a FIFO's commands", log_slots, "0 to 16"));
+        }
+        self.log_slots = log_slots;
+        Ok(self)
+    }
+}
+
+impl<T, M, F> DeviceTransport for Proxy<T, F>
+where
+    T: Transport,
+    T::Lanes: 'static,
+    M: Reached + 'static,
+    F: Fn(usize) -> Result<M, Error>,
+{
+    type Lanes = ProxyLanes<T::Lanes, M>;
+
+    fn far_lanes(&self) -> Queues {
+        self.transport.far_lanes()
+    }
+
+    fn source(&self) -> DeviceSource {
+        source()
+    }
+
+    fn open(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, Error> {
+        let lanes = self.transport.open(place.on_host("a proxy")?)?;
+        let queues = place.peers(self.transport.far_lanes()).collect();
+        ProxyLanes::open(lanes, place.me, queues, self.log_slots, &self.take)
+    }
+}
+
+/// The text of the verbs: the structs of [`fifo`], then `ep_far_proxy.h`.
+fn source() -> DeviceSource {
+    let begin = "#ifndef EP_FAR_LANES_H\n#define EP_FAR_LANES_H\n#include \"ep_far.h\"\n";
+    let structs = [Fifo::declaration(), FifoAnswers::declaration()].concat();
+    let text = [begin, &structs, include_str!("../../kernels/far/ep_far_proxy.h")].concat();
+    DeviceSource { text, defines: Vec::new(), state_bytes: size_of::<Fifo>() as u64 }
+}

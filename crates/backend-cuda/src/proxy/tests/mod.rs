@@ -1,0 +1,389 @@
+//! The far verbs as g++ compiles them, run by CPU threads against the proxy, between two ranks over a network made of software.
+
+mod device;
+mod pair;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ep_core::device::FarStatus;
+use ep_core::layout::Queues;
+use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Place, Transport, WindowMemory};
+use ep_core::{Error, Fault, LaneCause, Layout, Rank, Settings, Shape, Topology};
+use ep_loop::{Loop, LoopLanes};
+
+use self::device::Device;
+use self::pair::{A, B, LONG, Pair, QUEUES, Traffic};
+use super::command::Command;
+use super::fifo::Taker;
+use super::{HostMemory, Proxy};
+
+/// Faults of the proxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Plant {
+    Nothing,
+    /// Credit for commands that were not taken.
+    CreditEarly,
+    /// Puts are settled when they were posted.
+    SettledEarly,
+    /// A command is taken when its first word is there.
+    Halves,
+}
+
+/// How long a verb may take that is to end by its deadline.
+const SHORT: Duration = Duration::from_millis(60);
+const TRAFFIC: Traffic = Traffic { seed: 1, messages: 300, staged: 3, allowed: LONG };
+
+fn network() -> Loop {
+    Loop::new().queues(QUEUES)
+}
+
+fn late() -> Loop {
+    network().latency(Duration::from_micros(300)).unwrap()
+}
+
+/// Writes the words of a command one after the other, with time between.
+const IN_HALVES: device::Mutation = ("    ep_st_release(slot + 1,", "    ep_nap(50000);\n    ep_st_release(slot + 1,");
+
+fn traffic<T: Transport<Lanes: 'static>>(of: Traffic, pair: &Pair<T>, device: &Device) -> String
+where
+    Pair<T>: Sync,
+{
+    let wrong: Vec<_> = of.run(pair, device).into_iter().filter_map(Result::err).collect();
+    wrong.join("; ")
+}
+
+/// F1, F3, F5, F9: sizes of all kinds, FIFOs of one command to more than there are, a network that is fast, late, narrow.
+#[test]
+fn what_a_device_posts_arrives_intact() {
+    let Some(device) = Device::usual() else { return };
+    let narrow = network().bytes_per_second(200_000_000).unwrap().queue_depth(2).unwrap();
+    for (seed, network, log_slots, staged) in
+        [(1, network(), 0, 1), (2, network(), 2, 3), (3, late(), 1, 5), (4, late(), 9, 16), (5, narrow, 3, 2)]
+    {
+        let mut pair = Pair::new(network, log_slots);
+        let wrong = traffic(Traffic { seed, staged, ..TRAFFIC }, &pair, device);
+        assert_eq!(wrong, "", "seed {seed}");
+        // Once more on new connections: tickets and rounds begin anew.
+        while !pair.lanes.iter_mut().all(|lanes| lanes.drain(None)) {}
+        assert_eq!(pair.lanes[0].broken(B), None);
+    }
+}
+
+/// Both readings of a command are the same: what the header writes is what Rust takes, in every round.
+#[test]
+fn commands_are_taken_as_they_were_written() {
+    let Some(device) = Device::usual() else { return };
+    let log_slots = 2;
+    let memory = HostMemory::new(Taker::bytes(log_slots)).unwrap();
+    let mut fifo = Taker::new(0, log_slots);
+    fifo.reset(&memory);
+    let (most, long) = ((1 << 42) - 1, (1 << 38) - 1);
+    // SAFETY: this thread alone posts, and the memory lives.
+    let lane = unsafe { device.poster(fifo.state(&memory)) };
+    let mut taken = 0;
+    for (from, to, len) in
+        [(0, 0, 1), (most, 0, 1), (0, most, long), (0x155_5555_5555, 0x2aa_aaaa_aaaa, 0x15_5555_5555)]
+    {
+        for bits in [0, u64::MAX, 0x8000_0000_0000_0001, 0x5555_aaaa_3333_cccc] {
+            let ticket = lane.put([from, to, len], LONG);
+            assert_eq!(ticket, Ok(taken + 1));
+            assert_eq!(lane.put([from, to, 0], LONG), ticket, "no bytes: the last ticket");
+            assert_eq!(lane.publish(from, bits, LONG), FarStatus::Ok);
+            let mut next = || fifo.take(&memory).and_then(Command::of);
+            assert_eq!(next(), Some(Command::Put { from: Offset(from).span(len), to: Offset(to) }));
+            assert_eq!(next(), Some(Command::Publish { at: Offset(from), bits }));
+            assert_eq!(next(), None);
+            taken += 2;
+            fifo.credit(&memory, taken);
+        }
+    }
+    // What cannot be said is refused, and nothing is written.
+    for [from, to, len] in [[most + 1, 0, 1], [0, most + 1, 1], [0, 0, long + 1]] {
+        assert_eq!(lane.put([from, to, len], LONG), Err(FarStatus::Refused));
+    }
+    assert_eq!(lane.publish(most + 1, 0, LONG), FarStatus::Refused);
+    assert_eq!(fifo.take(&memory), None);
+}
+
+/// F6: a proxy that takes nothing ends verbs by their deadline, by name; once it goes on, so do they.
+#[test]
+fn a_proxy_that_stalls_is_named_at_the_deadline() {
+    let Some(device) = Device::usual() else { return };
+    let pair = Pair::new(network(), 1);
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let began = Instant::now();
+    let stall = pair.lanes[0].shared.between_turns();
+    let put = |time| lane.put([at, at, 8], time);
+    let tickets = [put(LONG), put(LONG)].map(Result::unwrap);
+    assert_eq!(put(SHORT), Err(FarStatus::Stalled), "no credit");
+    assert_eq!(lane.flush(tickets[1], SHORT), FarStatus::Stalled);
+    assert!(began.elapsed() >= SHORT * 2);
+    drop(stall);
+    let ticket = put(LONG).unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
+}
+
+/// F6: where the network does not get on, another name.
+#[test]
+fn a_network_that_is_late_is_no_stalled_proxy() {
+    let Some(device) = Device::usual() else { return };
+    let network = network();
+    let pair = Pair::new(network.clone(), 3);
+    network.delay(A, B, Duration::from_secs(20)).unwrap();
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ticket = lane.put([at, at, 8], LONG).unwrap();
+    let taken = || lane.flush(ticket, SHORT);
+    let began = Instant::now();
+    while taken() == FarStatus::Stalled && began.elapsed() < LONG {}
+    assert_eq!(taken(), FarStatus::Timeout);
+}
+
+/// F7: verbs on a lost lane end without their deadline, those the other way go on, and the host has the reason.
+#[test]
+fn a_lost_lane_ends_verbs_and_recovers_by_a_new_connection() {
+    let Some(device) = Device::usual() else { return };
+    let network = network().answer_timeout(Duration::from_millis(5)).unwrap();
+    let mut pair = Pair::new(network.clone(), 2);
+    network.lose(A, B);
+    let ([lane, back], [_, head], at) = (pair.posters(device), pair.cells(), pair.arena().0);
+    let began = Instant::now();
+    let ticket = lane.put([at, at, 8], LONG).unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Broken);
+    assert_eq!(back.publish(head.0, 1, LONG), FarStatus::Ok);
+    assert_eq!(back.poll(), FarStatus::Ok);
+    assert!(began.elapsed() < LONG / 2, "not by its deadline");
+    // A device that does not look is not kept: its commands are taken, and go nowhere.
+    for _ in 0..20 {
+        match lane.put([at, at, 8], LONG) {
+            Ok(_) | Err(FarStatus::Broken) => (),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { lane: pair.rows(), cause: LaneCause::NoAnswer }));
+    assert_eq!(pair.lanes[1].broken(A), None);
+    network.mend(A, B);
+    pair.meet();
+    assert_eq!(traffic(TRAFFIC, &pair, device), "");
+}
+
+/// F8: what reaches out of the window touches nothing and is named; so is what is no cell.
+#[test]
+fn commands_that_reach_out_of_the_window_break_their_lane() {
+    let Some(device) = Device::usual() else { return };
+    let bytes = |pair: &Pair<Loop>| pair.layout.window_bytes();
+    let pair = Pair::new(network(), 2);
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ticket = lane.put([bytes(&pair) - 4, at, 8], LONG).unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Refused);
+    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::OutOfRange { .. })));
+    let pair = Pair::new(network(), 2);
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    assert_eq!(lane.publish(at, 1, LONG), FarStatus::Ok);
+    let began = Instant::now();
+    while lane.poll() == FarStatus::Ok && began.elapsed() < LONG {
+        thread::yield_now();
+    }
+    assert_eq!(lane.poll(), FarStatus::Refused);
+    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::NotOffered { .. })));
+}
+
+/// A transport whose lanes panic once they are told to.
+#[derive(Debug)]
+struct Dying(Loop, &'static AtomicBool);
+
+#[derive(Debug)]
+struct DyingLanes(LoopLanes, &'static AtomicBool);
+
+impl Transport for Dying {
+    type Lanes = DyingLanes;
+
+    fn far_lanes(&self) -> Queues {
+        self.0.far_lanes()
+    }
+
+    fn open(&self, place: Place<'_>) -> Result<DyingLanes, Error> {
+        Ok(DyingLanes(self.0.open(place)?, self.1))
+    }
+}
+
+impl Lanes for DyingLanes {
+    fn offer(&mut self) -> Result<Vec<u8>, Error> {
+        self.0.offer()
+    }
+
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        self.0.connect(offers)
+    }
+
+    fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
+        assert!(!self.1.load(Ordering::Relaxed), "the thread dies, as the test wants it");
+        self.0.put(lane, from, to)
+    }
+
+    fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
+        self.0.raise(lane, at, bits)
+    }
+
+    fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault> {
+        self.0.flush(lane, upto)
+    }
+
+    fn progress(&mut self) {
+        self.0.progress();
+    }
+
+    fn broken(&self, peer: Rank) -> Option<Fault> {
+        self.0.broken(peer)
+    }
+
+    fn drain(&mut self, peer: Option<Rank>) -> bool {
+        self.0.drain(peer)
+    }
+
+    fn cut(&mut self, peer: Option<Rank>) {
+        self.0.cut(peer);
+    }
+}
+
+/// F6, F7: verbs of a device whose proxy has died end at once, by name, and so does what the host does with it.
+#[test]
+fn a_proxy_that_dies_ends_verbs_by_name() {
+    static DIE: AtomicBool = AtomicBool::new(false);
+    let Some(device) = Device::usual() else { return };
+    let mut pair = Pair::new(Dying(network(), &DIE), 2);
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let put = || lane.put([at, at, 8], LONG);
+    let ticket = put().unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
+    DIE.store(true, Ordering::Relaxed);
+    let began = Instant::now();
+    let ticket = put().unwrap();
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Gone);
+    let ended = (0..8).find_map(|_| put().err());
+    assert_eq!(ended, Some(FarStatus::Gone), "no credit any more");
+    assert!(began.elapsed() < LONG / 2, "not by its deadline");
+    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { cause: LaneCause::NoPoster, .. })));
+    assert!(pair.lanes[0].drain(None), "what nobody posts is not under way");
+    let refusal = pair.lanes[0].offer().unwrap_err().to_string();
+    assert!(refusal.contains("the proxy of rank 0 failed: its thread has ended"), "{refusal}");
+}
+
+/// What is under way when a lane is cut never arrives, and the device is told.
+#[test]
+fn a_cut_lane_ends_verbs() {
+    let Some(device) = Device::usual() else { return };
+    let network = network().latency(Duration::from_secs(20)).unwrap();
+    let mut pair = Pair::new(network, 2);
+    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ticket = lane.put([at, at, 8], LONG).unwrap();
+    let began = Instant::now();
+    while began.elapsed() < LONG && !pair.lanes[0].drain(None) {
+        pair.lanes[0].cut(Some(B));
+    }
+    assert_eq!(lane.flush(ticket, LONG), FarStatus::Broken);
+    assert_eq!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { lane: pair.rows(), cause: LaneCause::Cut }));
+}
+
+/// F5: caught by bytes that changed on their way.
+#[test]
+fn planted_settlement_before_the_put_landed_is_caught() {
+    let Some(device) = Device::usual() else { return };
+    let pair = Pair::new(late(), 4);
+    let of = Traffic { staged: 1, allowed: Duration::from_secs(2), ..TRAFFIC };
+    pair.plant(Plant::SettledEarly);
+    let wrong = traffic(of, &pair, device);
+    assert!(wrong.contains("has other bytes"), "{wrong}");
+}
+
+/// Commands are overwritten before they were taken: some never come.
+#[test]
+fn planted_credit_that_comes_early_is_caught() {
+    let Some(device) = Device::usual() else { return };
+    let pair = Pair::new(network(), 1);
+    pair.plant(Plant::CreditEarly);
+    let wrong = traffic(Traffic { allowed: Duration::from_millis(300), ..TRAFFIC }, &pair, device);
+    assert!(wrong.contains("did not come") || wrong.contains("other bytes"), "{wrong}");
+}
+
+#[test]
+fn planted_phase_that_is_not_flipped_is_caught() {
+    let flipped = ("(~(index >> fifo->log_slots) & 1) << EP_FIFO_PHASE", "1ull << EP_FIFO_PHASE");
+    let Some(device) = Device::with(Some(flipped)) else { return };
+    let pair = Pair::new(network(), 2);
+    let of = Traffic { allowed: Duration::from_millis(300), ..TRAFFIC };
+    let wrong = traffic(of, &pair, &device);
+    assert!(wrong.contains(FarStatus::Stalled.name()), "{wrong}");
+}
+
+/// A command that is written in halves is taken whole; a proxy that looks at one half only takes what lay there before.
+#[test]
+fn a_command_in_halves_is_not_taken_and_planted_taking_of_halves_is_caught() {
+    let Some(device) = Device::with(Some(IN_HALVES)) else { return };
+    let of = Traffic { messages: 20, ..TRAFFIC };
+    assert_eq!(traffic(of, &Pair::new(network(), 1), &device), "");
+    let pair = Pair::new(network(), 1);
+    pair.plant(Plant::Halves);
+    let wrong = traffic(Traffic { allowed: Duration::from_millis(300), ..of }, &pair, &device);
+    assert_ne!(wrong, "");
+}
+
+#[test]
+fn windows_of_devices_are_refused_by_name() {
+    let topology = Topology::new(2, 1).unwrap();
+    let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().unwrap();
+    let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology)).unwrap();
+    let window = WindowMemory::Device { address: 4096, dmabuf: None };
+    let refused = Proxy::new(network(), HostMemory::new).open(DevicePlace { me: A, layout: &layout, window });
+    let refused = refused.map(drop).unwrap_err().to_string();
+    assert!(refused.starts_with("a window in device memory over a proxy is not supported"), "{refused}");
+    let deep = Proxy::new(network(), HostMemory::new).log_slots(17).map(drop).unwrap_err().to_string();
+    assert!(deep.contains("is 17, allowed: 0 to 16"), "{deep}");
+}
+
+/// `cargo test --release -p ep-cuda --lib proxy::tests::speed -- --ignored --nocapture`: what one thread takes, and what it adds to a put
+/// that is waited for.
+#[test]
+#[ignore = "a measurement"]
+fn speed() {
+    let Some(device) = Device::usual() else { return };
+    let pair = Pair::new(network(), 9);
+    let ([lane, _], [tail, _], at) = (pair.posters(device), pair.cells(), pair.arena().0);
+    let mut published = 0;
+    for (bytes, every) in [(16, 1_000_000), (16, 8), (16, 1), (7168, 8)] {
+        let (puts, mut best) = (400_000, f64::MAX);
+        for _ in 0..5 {
+            let began = Instant::now();
+            let status = lane.stream([at, bytes, tail.0], [published, puts, every]);
+            best = best.min(began.elapsed().as_secs_f64());
+            assert_eq!(status, FarStatus::Ok);
+            published += puts;
+        }
+        let commands = (puts + puts / every) as f64;
+        println!(
+            "{bytes} bytes a put, a publish behind each {every}: {:.2} million commands a second",
+            commands / best / 1e6
+        );
+    }
+    let times = |put: &mut dyn FnMut()| {
+        let mut times: Vec<_> = (0..20_000).map(|_| (Instant::now(), put()).0.elapsed()).collect();
+        times.sort_unstable();
+        (times[times.len() / 2], times[times.len() * 99 / 100])
+    };
+    let (half, most) = times(&mut || {
+        let ticket = lane.put([at, at, 64], LONG).unwrap();
+        assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
+    });
+    println!("a put of 64 bytes that is waited for: {half:?}, of a hundred the slowest {most:?}");
+    let mut work = pair.lanes[0].shared.between_turns();
+    let (transport, rows) = (&mut work.transport, pair.rows());
+    let (half, most) = times(&mut || {
+        let ticket = transport.put(rows, Offset(at).span(64), Offset(at)).unwrap().unwrap();
+        while !transport.flush(rows, ticket).unwrap() {
+            transport.progress();
+        }
+    });
+    println!("the same by the host itself: {half:?}, of a hundred the slowest {most:?}");
+}

@@ -1,0 +1,247 @@
+//! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network made of software between them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ep_core::device::FarStatus;
+use ep_core::layout::Queues;
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Transport, WindowMemory};
+use ep_core::{Layout, Rank, Settings, Shape, Topology};
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::Plant;
+use super::device::{Device, Poster};
+use crate::proxy::{HostMemory, Proxy, ProxyLanes};
+
+pub(super) const A: Rank = Rank(0);
+pub(super) const B: Rank = Rank(1);
+/// How long a verb or wait of a test may take where all goes well.
+pub(super) const LONG: Duration = Duration::from_secs(30);
+
+/// A window, as its device sees it.
+#[derive(Debug)]
+pub(super) struct Window {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: an address range of the process. Tests touch bytes as the protocol orders them, and cells as atomics.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    fn new(bytes: u64) -> Self {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        ftruncate(&file, bytes).expect("memory");
+        fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+        let (protection, len) = (ProtFlags::READ | ProtFlags::WRITE, bytes as usize);
+        // SAFETY: the system chooses a free range; the file is sealed against shrinking.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }.expect("mapped");
+        Self { file, base: NonNull::new(base.cast()).expect("not null"), bytes }
+    }
+
+    fn at(&self, span: Span) -> *mut u8 {
+        span.within(self.bytes).expect("inside");
+        // SAFETY: inside the mapping.
+        unsafe { self.base.as_ptr().add(span.offset.0 as usize) }
+    }
+
+    pub(super) fn write(&self, at: Offset, bytes: &[u8]) {
+        // SAFETY: the range is inside; whoever reads it is ordered by the protocol that is under test.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.at(at.span(bytes.len() as u64)), bytes.len()) };
+    }
+
+    pub(super) fn read(&self, span: Span) -> Vec<u8> {
+        let mut bytes = vec![0; span.len as usize];
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy(self.at(span), bytes.as_mut_ptr(), bytes.len()) };
+        bytes
+    }
+
+    pub(super) fn cell(&self, at: Offset) -> u64 {
+        // SAFETY: eight aligned bytes inside, which are touched by atomics only.
+        unsafe { AtomicU64::from_ptr(self.at(at.span(8)).cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Waits until a cell is at least so much; false when the time is up.
+    fn wait(&self, at: Offset, at_least: u64, allowed: Duration) -> bool {
+        let began = Instant::now();
+        while self.cell(at) < at_least {
+            if began.elapsed() > allowed {
+                return false;
+            }
+            thread::yield_now();
+        }
+        true
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// The two ranks.
+pub(super) struct Pair<T: Transport<Lanes: 'static>> {
+    /// Before the windows: proxies write them.
+    pub(super) lanes: [ProxyLanes<T::Lanes, HostMemory>; 2],
+    pub(super) windows: [Window; 2],
+    pub(super) layout: Layout,
+}
+
+impl<T: Transport<Lanes: 'static>> Pair<T> {
+    pub(super) fn new(transport: T, log_slots: u32) -> Self {
+        let topology = Topology::new(2, 1).expect("two nodes");
+        let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().expect("a shape");
+        let settings = Settings::builder(&shape, &topology).channels(1).arena_bytes(1 << 20).build().expect("settings");
+        let layout = Layout::new(&shape, &topology, &settings).expect("a layout");
+        let windows = [A, B].map(|_| Window::new(layout.window_bytes()));
+        let proxy = Proxy::new(transport, HostMemory::new).log_slots(log_slots).expect("within limits");
+        let open = |me: Rank| {
+            let window = WindowMemory::File(windows[me.index()].file.as_fd());
+            proxy.open(DevicePlace { me, layout: &layout, window }).expect("opened")
+        };
+        let mut pair = Self { lanes: [open(A), open(B)], windows, layout };
+        pair.meet();
+        pair
+    }
+
+    pub(super) fn meet(&mut self) {
+        let offers: Vec<_> = self.lanes.iter_mut().map(|lanes| Some(lanes.offer().expect("an offer"))).collect();
+        self.lanes.iter_mut().for_each(|lanes| lanes.connect(&offers).expect("connected"));
+    }
+
+    pub(super) fn plant(&self, plant: Plant) {
+        self.lanes[0].shared.between_turns().lanes.iter_mut().for_each(|lane| lane.plant = plant);
+    }
+
+    /// The queue of rows from A to B.
+    pub(super) fn rows(&self) -> LaneId {
+        LaneId { peer: B, kind: LaneKind::Data(self.layout.far_track(0)) }
+    }
+
+    /// The posting threads of the queue of rows at A, and of that of credit at B. Each is used by one thread.
+    pub(super) fn posters<'a>(&self, device: &'a Device) -> [Poster<'a>; 2] {
+        let credit = LaneId { peer: A, kind: LaneKind::Credit(self.layout.far_track(0)) };
+        let states = [self.lanes[0].state(self.rows()), self.lanes[1].state(credit)];
+        // SAFETY: a test keeps the pair for as long as it posts, and uses each poster in one thread.
+        states.map(|state| unsafe { device.poster(state.expect("a queue for each role")) })
+    }
+
+    /// The cells of tails at B, and of heads at A.
+    pub(super) fn cells(&self) -> [Offset; 2] {
+        let track = self.layout.far_track(0);
+        [(A, LaneKind::Data(track), Counter::Tail), (B, LaneKind::Credit(track), Counter::Head)]
+            .map(|(writer, lane, counter)| self.layout.cell(Cell { writer, lane, counter }, 0))
+    }
+
+    pub(super) fn arena(&self) -> Offset {
+        self.layout.regions().into_iter().find(|region| region.name == "arena").expect("an arena").span.offset
+    }
+}
+
+pub(super) const QUEUES: Queues = Queues::PER_ROLE;
+
+/// Messages of random sizes from A to B through a ring, each in pieces, out of staging memory that is used again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    pub(super) seed: u64,
+    pub(super) messages: u64,
+    /// Messages that staging memory has room for.
+    pub(super) staged: u64,
+    /// How long each verb and wait may take.
+    pub(super) allowed: Duration,
+}
+
+const LONGEST: u64 = 6000;
+const SLOTS: u64 = 7;
+const SLOT: u64 = LONGEST + 64;
+/// Where the ring begins, behind the staging memory; both in the arena.
+const RING: u64 = 16 * SLOT;
+
+/// What message `number` is: where in its slot it begins, its bytes, and where its pieces end.
+fn message(seed: u64, number: u64) -> (u64, Vec<u8>, Vec<u64>) {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed << 32 | number);
+    let len = if random.random_ratio(1, 8) { random.random_range(1..=16) } else { random.random_range(1..=LONGEST) };
+    let mut bytes = vec![0; len as usize];
+    random.fill(&mut bytes[..]);
+    let mut ends: Vec<u64> =
+        (0..random.random_range(0..6)).map(|_| random.random_range(1..=len)).chain([len]).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    (random.random_range(0..64), bytes, ends)
+}
+
+impl Traffic {
+    /// What went wrong, at the sender and at the receiver.
+    pub(super) fn run<T>(self, pair: &Pair<T>, device: &Device) -> [Result<(), String>; 2]
+    where
+        T: Transport<Lanes: 'static>,
+        Pair<T>: Sync,
+    {
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| self.send(pair, device));
+            let receiver = scope.spawn(|| self.receive(pair, device));
+            [sender, receiver].map(|thread| thread.join().expect("no panic"))
+        })
+    }
+
+    fn send<T: Transport<Lanes: 'static>>(self, pair: &Pair<T>, device: &Device) -> Result<(), String> {
+        let ([rows, _], [tail, head], arena) = (pair.posters(device), pair.cells(), pair.arena().0);
+        let mut tickets = vec![0; self.staged as usize];
+        for number in 0..self.messages {
+            let told = |verb: &str, status: FarStatus| match status {
+                FarStatus::Ok => Ok(()),
+                status => Err(format!("{verb} of message {number}: {}", status.name())),
+            };
+            if !pair.windows[0].wait(head, (number + 1).saturating_sub(SLOTS), self.allowed) {
+                return Err(format!("no credit for message {number}"));
+            }
+            let place = number % self.staged;
+            told("flush", rows.flush(tickets[place as usize], self.allowed))?;
+            let (skew, bytes, ends) = message(self.seed, number);
+            let (from, to) = (arena + place * SLOT + skew, arena + RING + number % SLOTS * SLOT + skew);
+            pair.windows[0].write(Offset(from), &bytes);
+            let mut begin = 0;
+            for end in ends {
+                match rows.put([from + begin, to + begin, end - begin], self.allowed) {
+                    Ok(ticket) => tickets[place as usize] = ticket,
+                    Err(status) => told("put", status)?,
+                }
+                begin = end;
+            }
+            told("publish", rows.publish(tail.0, number + 1, self.allowed))?;
+        }
+        Ok(())
+    }
+
+    fn receive<T: Transport<Lanes: 'static>>(self, pair: &Pair<T>, device: &Device) -> Result<(), String> {
+        let ([_, credit], [tail, head], arena) = (pair.posters(device), pair.cells(), pair.arena().0);
+        for number in 0..self.messages {
+            if !pair.windows[1].wait(tail, number + 1, self.allowed) {
+                return Err(format!("message {number} did not come"));
+            }
+            let (skew, bytes, _) = message(self.seed, number);
+            let at = Offset(arena + RING + number % SLOTS * SLOT + skew);
+            if pair.windows[1].read(at.span(bytes.len() as u64)) != bytes {
+                return Err(format!("message {number} has other bytes"));
+            }
+            match credit.publish(head.0, number + 1, self.allowed) {
+                FarStatus::Ok => (),
+                status => return Err(format!("credit for message {number}: {}", status.name())),
+            }
+        }
+        Ok(())
+    }
+}

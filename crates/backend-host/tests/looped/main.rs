@@ -1,0 +1,38 @@
+//! The shared suite on CPU ranks that are threads, with a network made of software between their nodes: at a rate and a
+//! latency for a third of the communicators each, so that verbs are under way while roles go on.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::time::Duration;
+
+use common::{Host, Network};
+use ep_conformance::Setup;
+use ep_core::layout::Queues;
+use ep_loop::Loop;
+
+struct Loops;
+
+impl Network for Loops {
+    type Transport = Loop;
+
+    /// Each table of lanes and queues has a fourth of the communicators.
+    fn transport(&self, setup: &Setup) -> Loop {
+        let network = Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]);
+        let paced = match setup.seed % 3 {
+            0 => Ok(network),
+            1 => network.latency(Duration::from_micros(20)),
+            _ => network.bytes_per_second(500_000_000).and_then(|network| network.queue_depth(7)),
+        };
+        paced.expect("within limits")
+    }
+
+    fn far_lanes(&self) -> Queues {
+        Queues::ONE
+    }
+}
+
+/// Schedules are the machine's affair here: most seeds change nothing. The transport of `conformance` has them all.
+fn main() -> std::process::ExitCode {
+    ep_conformance::harness::main(Host { network: Loops, campaign: 20, largest: (3, 2), one_in: 8, absent: None })
+}

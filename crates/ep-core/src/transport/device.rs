@@ -1,0 +1,134 @@
+//! How lanes between nodes plug into a backend whose roles are kernels: a network that a device drives offers
+//! [`DeviceTransport`], one value a job, and [`DeviceLanes`], one value a rank.
+//!
+//! Kernels post by the verbs of `ep_far.h`. Who defines them is the transport: it supplies their text, which the backend
+//! puts beside its own headers under one name, and a state for each lane in memory that the device reaches. What
+//! becomes of a verb that cannot go on is the verb's affair (F6): it takes a time, and gives a
+//! [`FarStatus`](crate::device::FarStatus).
+//!
+//! ```text
+//!  build:           source --> kernels are compiled with it;  open --> offer --(control plane)--> connect
+//!  operations:      ep_far_put | ep_far_publish | ep_far_flush | ep_far_poll, by one posting warp a lane
+//!  failure:         no kernel runs;  drain, again until nothing is under way;  cut when that takes too long
+//!  recover:         offer --> connect: states begin anew
+//! ```
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+
+use super::Place;
+use crate::error::{Error, Fault};
+use crate::layout::{Layout, Queues};
+use crate::port::{LaneId, LaneKind};
+use crate::topology::Rank;
+
+/// The text with which kernels are compiled so that they post to a transport's lanes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceSource {
+    /// Includes `ep_far.h`, and defines what that declares. It is found under the name [`DeviceSource::NAME`].
+    pub text: String,
+    /// Constants that it is compiled with, and their values.
+    pub defines: Vec<(&'static str, String)>,
+    /// Bytes of a lane's state, a multiple of 64.
+    pub state_bytes: u64,
+}
+
+impl DeviceSource {
+    /// The name by which kernels include the text, whichever transport it is of.
+    pub const NAME: &str = "ep_far_lanes.h";
+}
+
+/// Memory of a rank's window, for whoever registers it.
+#[derive(Clone, Copy, Debug)]
+pub enum WindowMemory<'a> {
+    /// Memory of the host that has a descriptor, as in [`Place`].
+    File(BorrowedFd<'a>),
+    /// Memory of the device.
+    Device {
+        /// Its address there.
+        address: u64,
+        /// By which an adapter may register it, where the driver gives one.
+        dmabuf: Option<BorrowedFd<'a>>,
+    },
+}
+
+/// Where the lanes of a rank on a device begin.
+#[derive(Clone, Copy, Debug)]
+pub struct DevicePlace<'a> {
+    /// The rank.
+    pub me: Rank,
+    /// The layout of every rank's window.
+    pub layout: &'a Layout,
+    /// The rank's window.
+    pub window: WindowMemory<'a>,
+}
+
+impl<'a> DevicePlace<'a> {
+    /// The ranks of other nodes that this one has queues to, with these ([`Queues::between`]).
+    pub fn peers(&self, queues: Queues) -> impl Iterator<Item = (Rank, Vec<LaneKind>)> + use<'a> {
+        super::peers(self.me, self.layout, queues)
+    }
+
+    /// The same for a transport of hosts.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the window is memory of the device, naming the transport.
+    pub fn on_host(&self, transport: impl fmt::Display) -> Result<Place<'a>, Error> {
+        let Self { me, layout, window } = *self;
+        match window {
+            WindowMemory::File(window) => Ok(Place { me, layout, window }),
+            WindowMemory::Device { .. } => Err(Error::unsupported(
+                format_args!("a window in device memory over {transport}"),
+                "a window that is a file in memory, which the device maps",
+            )),
+        }
+    }
+}
+
+/// A network between nodes that a device drives.
+pub trait DeviceTransport {
+    /// One rank's lanes.
+    type Lanes: DeviceLanes;
+
+    /// Which lanes share a queue; the same on all ranks. Each queue has one posting warp.
+    fn far_lanes(&self) -> Queues;
+
+    /// What kernels are compiled with. The same for all ranks of a job, and a part of the key of whatever is compiled with it.
+    fn source(&self) -> DeviceSource;
+
+    /// Opens what one rank needs, makes its window known there and makes its lanes' states. Connects nothing yet.
+    ///
+    /// # Errors
+    /// As [`Transport::open`](super::Transport::open).
+    fn open(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, Error>;
+}
+
+/// The lanes of one rank on a device to ranks of other nodes, one for each queue. The host holds them; kernels post.
+///
+/// No kernel that posts may run during [`offer`](Self::offer), [`connect`](Self::connect) and after the value was dropped.
+pub trait DeviceLanes: Send + fmt::Debug {
+    /// As [`Lanes::offer`](super::Lanes::offer). The states of all lanes begin anew: tickets count from the first again.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] with what the system refused.
+    fn offer(&mut self) -> Result<Vec<u8>, Error>;
+
+    /// As [`Lanes::connect`](super::Lanes::connect).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] naming the rank whose offer does not fit this one's, [`Error::Broken`] with what the system refused.
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error>;
+
+    /// Where the state of a queue lies for the device: what makes an `EpFar` of kernels. It stays there for as long as this
+    /// value lives. None where this rank has no such queue.
+    fn state(&self, lane: LaneId) -> Option<u64>;
+
+    /// Why a lane to `peer` broke, if one did. A kernel is told [`FarStatus`](crate::device::FarStatus) only.
+    fn broken(&self, peer: Rank) -> Option<Fault>;
+
+    /// Whether nothing of what kernels posted for `peer`, or for all, is under way any more. Called again until it is so.
+    fn drain(&mut self, peer: Option<Rank>) -> bool;
+
+    /// Breaks the lanes to `peer`, or all, that are not [drained](Self::drain).
+    fn cut(&mut self, peer: Option<Rank>);
+}

@@ -1,0 +1,132 @@
+//! One lane: what it has accepted and not carried out yet, in order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use ep_core::port::{LaneId, Offset, Span};
+use ep_core::{Fault, LaneCause};
+
+use crate::memory::Memory;
+
+/// A verb under way, and when it arrives.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    due: u64,
+    verb: Verb,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Put {
+        from: Span,
+        to: Offset,
+    },
+    Raise {
+        at: Offset,
+        bits: u64,
+    },
+    /// Changes nothing there: what becomes of it tells whether the peer is in reach.
+    Probe,
+}
+
+impl Verb {
+    /// Bytes that travel.
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            Self::Put { from, .. } => from.len,
+            Self::Raise { .. } => 8,
+            Self::Probe => 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) id: LaneId,
+    held: VecDeque<Held>,
+    depth: usize,
+    /// Puts accepted, ever.
+    issued: u64,
+    /// Those that have been carried out.
+    settled: u64,
+    pub(crate) broken: Option<LaneCause>,
+}
+
+impl Lane {
+    /// One that holds at most `depth` verbs. It leads nowhere yet.
+    pub(crate) fn new(id: LaneId, depth: usize) -> Self {
+        Self { id, held: VecDeque::new(), depth, issued: 0, settled: 0, broken: Some(LaneCause::Flushed) }
+    }
+
+    /// Begins anew, without what was under way; broken where there is a cause.
+    pub(crate) fn renew(&mut self, broken: Option<LaneCause>) {
+        self.held.clear();
+        self.settled = self.issued;
+        self.broken = broken;
+    }
+
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        self.broken.map(|cause| Fault::LaneBroken { lane: self.id, cause })
+    }
+
+    /// What it holds never arrives.
+    pub(crate) fn fail(&mut self, cause: LaneCause) {
+        self.broken.get_or_insert(cause);
+        self.held.clear();
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.held.len() < self.depth
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    pub(crate) const fn issued(&self) -> u64 {
+        self.issued
+    }
+
+    pub(crate) const fn is_settled(&self, ticket: u64) -> bool {
+        self.settled >= ticket
+    }
+
+    /// Accepts a verb that would arrive at `due` if it were alone: on a lane nothing overtakes (F3).
+    pub(crate) fn accept(&mut self, verb: Verb, due: u64) {
+        let due = self.held.back().map_or(due, |last| last.due.max(due));
+        self.issued += u64::from(matches!(verb, Verb::Put { .. }));
+        self.held.push_back(Held { due, verb });
+    }
+
+    /// Whether something is to be carried out by now.
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        self.held.front().is_some_and(|held| held.due <= now)
+    }
+
+    /// Breaks when its oldest verb has had no answer since `before`.
+    pub(crate) fn give_up(&mut self, before: u64) {
+        if self.is_due(before) {
+            self.fail(LaneCause::NoAnswer);
+        }
+    }
+
+    /// Carries out what is due: from the window of the rank that posted it to that of the peer.
+    pub(crate) fn deliver(&mut self, source: &Memory, sink: &Memory, now: u64) {
+        while let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now) {
+            let done = match verb {
+                Verb::Put { from, to } => source.copy(from, sink, to).is_ok(),
+                Verb::Raise { at, bits } => sink.cell(at).is_some_and(|cell| {
+                    debug_assert!(cell.load(Ordering::Relaxed) <= bits, "{}: a cell would fall", self.id);
+                    cell.store(bits, Ordering::Release);
+                    true
+                }),
+                Verb::Probe => true,
+            };
+            if !done {
+                // The peer's window is as large as the own one, against which it was checked.
+                return self.fail(LaneCause::RemoteAccess);
+            }
+            self.settled += u64::from(matches!(verb, Verb::Put { .. }));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One rank's lanes: its end of the network, and the ends of its peers.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use ep_core::layout::Layout;
+use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::transport::{Lanes, Place};
+use ep_core::{Error, Fault, LaneCause, Rank};
+use zerocopy::IntoBytes;
+
+use crate::end::{End, Link};
+use crate::lane::{Lane, Verb};
+use crate::memory::Memory;
+use crate::network::{Network, Settings};
+use crate::offer::Offer;
+use crate::pace::Pace;
+
+/// The lanes of one rank over a network made of software.
+#[derive(Debug)]
+pub struct LoopLanes {
+    own: Arc<End>,
+    number: u64,
+    network: Arc<Network>,
+    pace: Pace,
+    /// Where cells lie.
+    cells: Vec<Span>,
+    connection: u32,
+    /// As connected, in the order of the links; none: it takes no part.
+    peers: Vec<Option<Arc<End>>>,
+}
+
+impl LoopLanes {
+    pub(crate) fn open(settings: Settings, network: Arc<Network>, place: Place<'_>) -> Result<Self, Error> {
+        let Place { me, layout, window } = place;
+        let memory = Memory::of(window, layout.window_bytes()).map_err(|error| {
+            let what = format_args!("the mapping of rank {me}'s window for the loop");
+            Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
+        })?;
+        let links = place.peers(settings.far_lanes()).map(|(to, kinds)| {
+            let lane = |kind| Lane::new(LaneId { peer: to, kind }, settings.depth);
+            Link::new(to, kinds.into_iter().map(lane).collect())
+        });
+        let links: Vec<_> = links.collect();
+        let peers = links.iter().map(|_| None).collect();
+        let own =
+            Arc::new(End { me, memory, up: RwLock::new(None), out_free: Mutex::new(0), in_free: Mutex::new(0), links });
+        let number = network.add(&own);
+        Ok(Self { own, number, network, pace: settings.pace, cells: cells_of(layout), connection: 0, peers })
+    }
+
+    pub(crate) fn my_offer(&self) -> Offer {
+        Offer {
+            network: self.network.id.into(),
+            end: self.number.into(),
+            bytes: self.own.memory.bytes().into(),
+            connection: self.connection.into(),
+        }
+    }
+
+    /// Does something with a lane that is not broken.
+    fn on<T>(&self, verb: &'static str, id: LaneId, act: impl FnOnce(&Link, &mut Lane, &End) -> T) -> Result<T, Fault> {
+        let refused = || Fault::NotOffered { verb, lane: id };
+        let at = self.own.links.iter().position(|link| link.to == id.peer).ok_or_else(refused)?;
+        let link = &self.own.links[at];
+        let mut state = link.lock();
+        let lane = state.lanes.iter_mut().find(|lane| lane.id == id).ok_or_else(refused)?;
+        lane.fault().map_or(Ok(()), Err)?;
+        let peer = self.peers[at].as_ref().ok_or(Fault::LaneBroken { lane: id, cause: LaneCause::Flushed })?;
+        Ok(act(link, lane, peer))
+    }
+
+    /// Gives a verb its time on the way and a place in the lane, which has room.
+    fn accept(&self, link: &Link, lane: &mut Lane, peer: &End, verb: Verb) {
+        let bytes = verb.bytes();
+        let left = {
+            let mut free = self.own.out_free.lock().unwrap_or_else(PoisonError::into_inner);
+            *free = self.pace.leaves(self.network.now(), *free, bytes);
+            *free
+        };
+        let arrived = {
+            let mut free = peer.in_free.lock().unwrap_or_else(PoisonError::into_inner);
+            *free = self.pace.arrives(left, *free, bytes);
+            *free
+        };
+        lane.accept(verb, arrived.saturating_add(self.network.delay(self.own.me, peer.me)));
+        link.set_busy();
+    }
+
+    /// Accepts a verb, unless the lane is full.
+    fn try_accept(&self, link: &Link, lane: &mut Lane, peer: &End, verb: Verb) -> bool {
+        let room = lane.has_room();
+        if room {
+            self.accept(link, lane, peer, verb);
+        }
+        room
+    }
+
+    fn links(&self, peer: Option<Rank>) -> impl Iterator<Item = &Link> {
+        self.own.links.iter().filter(move |link| peer.is_none_or(|peer| link.to == peer))
+    }
+}
+
+/// Where cells lie: those of lanes, and those that announce rows of kernels.
+fn cells_of(layout: &Layout) -> Vec<Span> {
+    let cells = layout.regions().into_iter().filter(|region| region.name.ends_with("cells"));
+    cells.map(|region| region.span).collect()
+}
+
+impl Lanes for LoopLanes {
+    fn offer(&mut self) -> Result<Vec<u8>, Error> {
+        self.own.set_up(None);
+        for link in &self.own.links {
+            let mut state = link.lock();
+            state.connection = None;
+            state.lanes.iter_mut().for_each(|lane| lane.renew(Some(LaneCause::Flushed)));
+        }
+        self.peers.iter_mut().for_each(|peer| *peer = None);
+        self.connection += 1;
+        Ok(self.my_offer().as_bytes().to_vec())
+    }
+
+    fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
+        let mine = self.my_offer();
+        for (link, peer) in self.own.links.iter().zip(&mut self.peers) {
+            let Some(told) = offers.get(link.to.index()).and_then(Option::as_deref) else { continue };
+            let theirs = mine.fitting(link.to, told)?;
+            let Some(end) = self.network.end(theirs.end.get()) else { continue };
+            *peer = Some(end);
+            let mut state = link.lock();
+            state.connection = Some(theirs.connection.get());
+            state.lanes.iter_mut().for_each(|lane| lane.renew(None));
+        }
+        self.own.set_up(Some(self.connection));
+        Ok(())
+    }
+
+    fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
+        if from.len > 0 {
+            let bytes = self.own.memory.bytes();
+            from.within(bytes)?;
+            to.span(from.len).within(bytes)?;
+        }
+        self.on("put", lane, |link, lane, peer| {
+            let accepted = from.len == 0 || self.try_accept(link, lane, peer, Verb::Put { from, to });
+            accepted.then(|| Ticket(lane.issued()))
+        })
+    }
+
+    fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
+        at.span(8).within(self.own.memory.bytes())?;
+        let is_cell = |cells: &Span| cells.offset.0 <= at.0 && at.0 + 8 <= cells.end();
+        if !at.0.is_multiple_of(8) || !self.cells.iter().any(is_cell) {
+            return Err(Fault::NotOffered { verb: "publish to no cell", lane });
+        }
+        self.on("publish", lane, |link, lane, peer| self.try_accept(link, lane, peer, Verb::Raise { at, bits }))
+    }
+
+    fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault> {
+        self.on("flush", lane, |_, lane, _| lane.is_settled(upto.0))
+    }
+
+    fn progress(&mut self) {
+        for (link, peer) in self.own.links.iter().zip(&self.peers) {
+            let Some(peer) = peer else { continue };
+            link.carry(&self.network, &self.own, peer, true);
+            if let Some(back) = peer.link(self.own.me) {
+                back.carry(&self.network, peer, &self.own, false);
+            }
+        }
+    }
+
+    fn probe(&mut self, peer: Rank) {
+        for (link, end) in self.own.links.iter().zip(&self.peers).filter(|(link, _)| link.to == peer) {
+            let (mut state, Some(end)) = (link.lock(), end) else { continue };
+            // What is under way tells by itself.
+            let idle = state.lanes.iter().all(|lane| lane.is_idle() && lane.broken.is_none());
+            if let Some(lane) = state.lanes.first_mut().filter(|_| idle) {
+                self.accept(link, lane, end, Verb::Probe);
+            }
+        }
+    }
+
+    fn broken(&self, peer: Rank) -> Option<Fault> {
+        self.links(Some(peer)).find_map(|link| link.lock().lanes.iter().find_map(Lane::fault))
+    }
+
+    fn drain(&mut self, peer: Option<Rank>) -> bool {
+        self.progress();
+        self.links(peer).all(|link| link.lock().lanes.iter().all(Lane::is_idle))
+    }
+
+    fn cut(&mut self, peer: Option<Rank>) {
+        for link in self.links(peer) {
+            let mut state = link.lock();
+            state.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::Cut));
+        }
+    }
+}
+
+impl Drop for LoopLanes {
+    fn drop(&mut self) {
+        // Whoever posts here finds no answer; nothing that was posted here is carried on.
+        self.own.set_up(None);
+        self.own.links.iter().for_each(|link| link.lock().lanes.iter_mut().for_each(|lane| lane.fail(LaneCause::Cut)));
+        self.network.remove(self.number);
+    }
+}

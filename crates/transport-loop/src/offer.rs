@@ -1,0 +1,39 @@
+//! What a rank tells the others so that they can connect to it.
+
+use ep_core::{Error, Rank};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+type U32 = zerocopy::little_endian::U32;
+type U64 = zerocopy::little_endian::U64;
+
+/// One rank's end in a network of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Offer {
+    /// Which network, by chance: no other one has the same number.
+    pub(crate) network: U64,
+    /// Which end in it.
+    pub(crate) end: U64,
+    /// Of its window.
+    pub(crate) bytes: U64,
+    /// Which of its connections.
+    pub(crate) connection: U32,
+}
+
+impl Offer {
+    /// As `rank` told it; refused where it is for another network or another layout than `mine`.
+    pub(crate) fn fitting(self, rank: Rank, told: &[u8]) -> Result<Self, Error> {
+        let refuse =
+            |why: &dyn std::fmt::Display| Err(Error::unsupported(format_args!("rank {rank} over the loop"), why));
+        let Ok(theirs) = Self::read_from_bytes(told) else {
+            return refuse(&format_args!("its offer has {} bytes, expected {}", told.len(), size_of::<Self>()));
+        };
+        if theirs.network != self.network {
+            return refuse(&"it joins threads of one process, which have clones of one Loop; for processes use RoCE");
+        }
+        if theirs.bytes != self.bytes {
+            return refuse(&format_args!("its window has {} bytes, this one {}", theirs.bytes, self.bytes));
+        }
+        Ok(theirs)
+    }
+}
