@@ -61,7 +61,7 @@ impl Backend for Twin {
             }
             Requirement::Incidents => Some("lost and late messages would take billions of turns to be noticed"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
-            Requirement::Departures | Requirement::ManyRanks => None,
+            Requirement::Departures | Requirement::Int8 | Requirement::ManyRanks => None,
         }
     }
 

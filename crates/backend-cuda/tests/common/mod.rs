@@ -30,6 +30,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
+        Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::Departures
         | Requirement::Get

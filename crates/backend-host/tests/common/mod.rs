@@ -66,6 +66,7 @@ where
             | Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
+            | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::Scripts => None,
         }

@@ -28,6 +28,7 @@ impl Backend for Timed {
             Requirement::Get
             | Requirement::Nodes
             | Requirement::LowLatency
+            | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::Scripts => None,
             Requirement::Incidents | Requirement::Departures | Requirement::Suspensions => {

@@ -89,14 +89,24 @@ fn elided_payload_takes_the_same_time_to_the_nanosecond_and_no_memory() {
     let (ring, direct, pulled) = (Placement::Ring, Placement::Direct, Placement::Pulled);
     let fp8 = Element::Fp8(Scaling::Exact);
     for (nodes, locals) in [(1, 4), (2, 3), (3, 1)] {
-        for (placement, hidden, topk, element) in
-            [(ring, 1000, 3, Element::Bf16), (direct, 1000, 8, Element::Bf16), (pulled, 1000, 3, Element::Bf16), (pulled, 1024, 8, fp8)]
-        {
+        for (placement, hidden, topk, element) in [
+            (ring, 1000, 3, Element::Bf16),
+            (direct, 1000, 8, Element::Bf16),
+            (pulled, 1000, 3, Element::Bf16),
+            (pulled, 1024, 8, fp8),
+        ] {
             if placement == pulled && nodes > 1 {
                 continue;
             }
             let topology = Topology::new(nodes, locals).unwrap();
-            let shape = Shape::builder().experts(24).topk(topk).hidden(hidden).max_tokens(100).element(element).build().unwrap();
+            let shape = Shape::builder()
+                .experts(24)
+                .topk(topk)
+                .hidden(hidden)
+                .max_tokens(100)
+                .element(element)
+                .build()
+                .unwrap();
             let model = builder(topology, &shape, placement, Model::h800_cx7());
             let whole = run(model.clone().record(true), &shape, &topology);
             let elided = run(model.elide_payload(true).record(true), &shape, &topology);
