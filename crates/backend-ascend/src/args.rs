@@ -150,6 +150,28 @@ c_enum! {
         PositionsReused = 68,
         /// A core says that it has ended a launch of which it did nothing.
         EndedUnbegun = 69,
+        /// A piece of a row that becomes INT8 is used before it was loaded.
+        PieceFlag = 70,
+        /// The next piece is loaded before the vector unit has read the one before.
+        PieceReused = 71,
+        /// Magnitudes are compared by the scalar unit before the vector unit has written them.
+        LargestFlag = 72,
+        /// What lies behind a piece is compared, too.
+        RestLeft = 73,
+        /// Negative elements have no magnitude.
+        SignsKept = 74,
+        /// Only a row's first piece decides about its scale.
+        FirstPiece = 75,
+        /// Codes are rounded towards zero.
+        TowardsZero = 76,
+        /// Codes are stored before they were written.
+        CodesFlag = 77,
+        /// Codes are overwritten before they were stored.
+        CodesReused = 78,
+        /// Rows with an infinity or a NaN are coded as others.
+        NoNumbers = 79,
+        /// Rows of zeros are divided by zero.
+        NoLeast = 80,
     }
 }
 
@@ -325,6 +347,26 @@ c_struct! {
     }
 }
 
+c_struct! {
+    /// Parameters of ep_quantize_kernel.
+    pub struct Quantize = "EpQuantizeArgs" {
+        /// Rank; its other parts are nobody's here.
+        pub launch: Launch,
+        /// bf16 rows, x_stride bytes apart.
+        pub x: u64,
+        /// Bytes from one row of x to the next.
+        pub x_stride: u64,
+        /// Out: INT8 rows as they travel, out_stride bytes apart.
+        pub out: u64,
+        /// Bytes from one row of out to the next.
+        pub out_stride: u64,
+        /// Rows.
+        pub rows: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
 const OPENS: &str = "/*
  * ep_args.h: what the kernels take: their parameters, and numbers that host and kernels must agree on.
  *
@@ -348,6 +390,7 @@ pub(crate) fn header() -> String {
         Counts::declaration(),
         Dispatch::declaration(),
         Combine::declaration(),
+        Quantize::declaration(),
     ];
     [OPENS, &parts.concat(), "\n#endif\n"].concat()
 }

@@ -11,6 +11,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_npu.h", include_str!("../kernels/ep_npu.h")),
         ("ep_play.h", include_str!("../kernels/ep_play.h")),
         ("ep_positions.h", include_str!("../kernels/ep_positions.h")),
+        ("ep_quantize.h", include_str!("../kernels/ep_quantize.h")),
         ("ep_receive.h", include_str!("../kernels/ep_receive.h")),
         ("ep_reduce.h", include_str!("../kernels/ep_reduce.h")),
         ("ep_return.h", include_str!("../kernels/ep_return.h")),
@@ -25,11 +26,12 @@ pub fn headers() -> Vec<(&'static str, String)> {
 }
 
 /// The kernels' files, by name.
-pub fn sources() -> [(&'static str, &'static str); 4] {
+pub fn sources() -> [(&'static str, &'static str); 5] {
     [
         ("positions.cpp", include_str!("../kernels/positions.cpp")),
         ("counts.cpp", include_str!("../kernels/counts.cpp")),
         ("dispatch.cpp", include_str!("../kernels/dispatch.cpp")),
         ("combine.cpp", include_str!("../kernels/combine.cpp")),
+        ("quantize.cpp", include_str!("../kernels/quantize.cpp")),
     ]
 }

@@ -12,7 +12,7 @@ use ep_core::{Error, Layout, Rank, RankSet, Rings};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::Roles;
-use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions};
+use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions, Quantize};
 use crate::driver::{AscendError, Device, Event, Kernel, Memory, Stream};
 use crate::node::Node;
 
@@ -26,13 +26,14 @@ struct Kernels {
     counts: Kernel,
     dispatch: Kernel,
     combine: Kernel,
+    quantize: Kernel,
 }
 
 impl Kernels {
     fn load(device: &Device, path: &Path) -> Result<Self, AscendError> {
-        let names = ["ep_positions_kernel", "ep_counts_kernel", "ep_dispatch", "ep_combine"];
-        let [positions, counts, dispatch, combine] = Kernel::load(device, path, names)?;
-        Ok(Self { positions, counts, dispatch, combine })
+        let names = ["ep_positions_kernel", "ep_counts_kernel", "ep_dispatch", "ep_combine", "ep_quantize_kernel"];
+        let [positions, counts, dispatch, combine, quantize] = Kernel::load(device, path, names)?;
+        Ok(Self { positions, counts, dispatch, combine, quantize })
     }
 }
 
@@ -97,7 +98,7 @@ impl RankDevice {
         let memory = |bytes| Memory::zeroed(device, bytes);
         let (cores, told) = (options.roles.cores() as usize, ranks + layout.shape().experts() as usize + 1);
         let args = |bytes| Memory::new(device, bytes);
-        let rows = size_of::<Dispatch>().max(size_of::<Combine>());
+        let rows = size_of::<Dispatch>().max(size_of::<Combine>()).max(size_of::<Quantize>());
         let view = RankView {
             w: KernelWindow::from(layout),
             allowed: layout.settings().deadline().0,
@@ -252,5 +253,14 @@ impl RankDevice {
     pub(crate) unsafe fn combine(&self, args: &Combine) -> Result<(), AscendError> {
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine, args, 2) }
+    }
+
+    /// INT8 rows of bf16 rows.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn quantize(&self, args: &Quantize) -> Result<(), AscendError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.quantize, args, 2) }
     }
 }

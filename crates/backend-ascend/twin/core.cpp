@@ -155,6 +155,7 @@ bool Core::run_item(uint32_t pipe) {
 }
 
 bool Core::do_item(std::deque<Item>& queue, std::size_t at) {
+    machine.moved();
     Item& item = queue[at];
     if (item.kind == Item::kSet) {
         if (flags_[item.event]) machine.broken(this, "SetFlag", "flags", "a flag is set that is set already: nobody has waited for it");

@@ -8,7 +8,9 @@
 #define TWIN_KERNEL_OPERATOR_H
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "machine.h"
@@ -22,8 +24,11 @@
 
 enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
 
-/* A number of 16 bits that only instructions of the vector unit read. */
+/* Numbers of 16 bits that only instructions of the vector unit read. */
 struct bfloat16_t {
+    uint16_t bits;
+};
+struct half {
     uint16_t bits;
 };
 
@@ -31,7 +36,7 @@ namespace AscendC {
 
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
 enum class HardEvent : uint8_t { MTE2_V, V_MTE2, V_MTE3, MTE3_V, MTE2_MTE3, MTE3_MTE2, S_V, V_S, S_MTE2, MTE2_S, S_MTE3, MTE3_S };
-enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT };
+enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT, CAST_TRUNC };
 enum class CacheLine : uint64_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
 enum class DcciDst : uint64_t { CACHELINE_OUT };
 

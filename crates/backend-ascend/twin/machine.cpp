@@ -14,11 +14,14 @@ constexpr uint64_t kGap = 1 << 20;
 constexpr uint64_t kTurnsOfAMood = 4096;
 /* Turns in a row in which no core could move. */
 constexpr uint64_t kStuck = 50000;
+/* Turns in a row in which no pipe did anything, after which time passes faster where it may: more than hosts take to launch. */
+constexpr uint64_t kQuiet = 20000;
 }  // namespace
 
 Machine::Machine(uint64_t seed, uint32_t ranks, uint32_t group)
     : random(seed), gives_way(1 + (uint32_t)random.below(4)), group_(group), opened_(ranks, std::vector<bool>(ranks)), copies_left_(ranks),
-      crashed_(ranks), fallen_(ranks), slow_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks) {}
+      crashed_(ranks), fallen_(ranks), slow_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks),
+      late_(ranks), is_ending_(ranks) {}
 
 uint64_t Machine::alloc(uint32_t rank, uint64_t bytes, Reach reach) {
     const uint64_t padded = (bytes + kLine - 1) / kLine * kLine, at = next_address_;
@@ -76,7 +79,7 @@ unsigned char* Machine::reach(Core& core, const char* call, uint64_t at, uint64_
 void Machine::launch(uint32_t rank, Launch launch) { streams_[rank].push_back(launch); }
 
 void Machine::start_next(uint32_t rank) {
-    if (!running_[rank].empty() || streams_[rank].empty()) return;
+    if (!running_[rank].empty() || is_ending_[rank] || streams_[rank].empty()) return;
     const Launch next = streams_[rank].front();
     streams_[rank].pop_front();
     for (uint32_t number = 0; number < next.blocks; ++number)
@@ -95,6 +98,55 @@ void Machine::fall(uint32_t rank) {
     streams_[rank].clear();
 }
 
+void Machine::befall(const Core& core, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces) {
+    if (ways_.empty()) return;
+    const auto found = std::prev(regions_.upper_bound(at));
+    const Region& region = found->second;
+    const uint64_t begin = at - found->first;
+    for (Way& way : ways_) {
+        if (way.from != core.rank || way.to != region.rank || region.reach != Reach::kGroup) continue;
+        if (begin >= way.end || way.begin >= begin + bytes) continue;
+        if (way.after > 0) {
+            --way.after;
+            continue;
+        }
+        ++befallen_;
+        if (way.late == ~0ull) {
+            pieces = {[] {}};
+            return;
+        }
+        ++late_[core.rank];
+        pieces = {[this, at, bytes, rank = core.rank, late = way.late, moves = std::move(pieces)] {
+            /* What it writes is taken off again, and kept. */
+            unsigned char* place = host(at, bytes);
+            if (!place) return (void)--late_[rank];
+            const std::vector<unsigned char> before(place, place + bytes);
+            for (const auto& move : moves) move();
+            const std::vector<unsigned char> written(place, place + bytes);
+            std::copy(before.begin(), before.end(), place);
+            under_way_.emplace(cycles + late, [this, at, rank, written] {
+                if (unsigned char* there = host(at, written.size())) std::copy(written.begin(), written.end(), there);
+                if (--late_[rank] == 0 && is_ending_[rank]) end_launch(rank);
+            });
+        }};
+        return;
+    }
+}
+
+void Machine::pass_time() {
+    cycles += ++quiet_ > kQuiet ? pace_ : 1;
+    while (!under_way_.empty() && under_way_.begin()->first <= cycles) {
+        under_way_.begin()->second();
+        under_way_.erase(under_way_.begin());
+        moved();
+    }
+}
+
+void Machine::end_launch(uint32_t rank) {
+    is_ending_[rank] = late_[rank] != 0;
+    if (!is_ending_[rank]) ++launches_ended_[rank];
+}
+
 int Machine::run(uint64_t turns) { return run_until(turns, 0, ~0ull); }
 
 int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
@@ -106,8 +158,9 @@ int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
             start_next(rank);
             if (!running_[rank].empty()) busy_.push_back(rank);
         }
-        if (busy_.empty()) return 0;
-        ++cycles;
+        if (busy_.empty() && under_way_.empty()) return 0;
+        pass_time();
+        if (busy_.empty()) continue;
         if (cycles >= starved_until_) {
             /* A mood: some rank or core is slow for a while. */
             starved_until_ = cycles + 1 + random.below(kTurnsOfAMood);
@@ -129,7 +182,7 @@ int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
             continue;
         }
         if (core.ended()) cores.erase(cores.begin() + (std::ptrdiff_t)index);
-        if (cores.empty()) ++launches_ended_[rank];
+        if (cores.empty()) end_launch(rank);
     }
     return faulty() ? 1 : 2;
 }
@@ -183,6 +236,11 @@ void twin_open(twin::Machine* machine, uint32_t from, uint32_t to) { machine->op
 void twin_crash(twin::Machine* machine, uint32_t rank, uint64_t copies) { machine->crash(rank, copies); }
 int twin_has_crashed(const twin::Machine* machine, uint32_t rank) { return machine->has_crashed(rank); }
 void twin_starve(twin::Machine* machine, uint32_t rank) { machine->starve(rank); }
+void twin_block(twin::Machine* machine, uint32_t from, uint32_t to, uint64_t begin, uint64_t end, uint64_t after, uint64_t late) {
+    machine->block(twin::Way{from, to, begin, end, after, late});
+}
+uint64_t twin_befallen(const twin::Machine* machine) { return machine->befallen(); }
+void twin_hurry(twin::Machine* machine, uint64_t ticks) { machine->hurry(ticks); }
 const char* twin_fault(const twin::Machine* machine) { return machine->fault().c_str(); }
 uint64_t twin_cycles(const twin::Machine* machine) { return machine->cycles; }
 uint64_t twin_history(const twin::Machine* machine) { return machine->history; }

@@ -186,6 +186,15 @@ struct Launch {
     uint64_t args;
 };
 
+/* Bytes of the windows of a rank, to which another's copies vanish or land late, after so many that pass unharmed. The other's core notices
+   nothing: the copy has ended for it. A launch ends when its late copies have landed. */
+struct Way {
+    uint32_t from, to;
+    uint64_t begin, end; /* of the window */
+    uint64_t after;
+    uint64_t late; /* ticks; ~0: it vanishes */
+};
+
 class Machine {
 public:
     Machine(uint64_t seed, uint32_t ranks, uint32_t group);
@@ -211,6 +220,16 @@ public:
     bool has_crashed(uint32_t rank) const { return crashed_[rank]; }
     /* The rank's cores get few turns. */
     void starve(uint32_t rank) { slow_[rank] = true; }
+    /* Something befalls the copies of a rank to some bytes of a peer's window. */
+    void block(const Way& way) { ways_.push_back(way); }
+    /* Copies that something has befallen. */
+    uint64_t befallen() const { return befallen_; }
+    /* Where nothing moves for long, a turn takes so many ticks: waits that last to their deadline take few turns. */
+    void hurry(uint64_t ticks) { pace_ = ticks; }
+    /* Some pipe has done something. */
+    void moved() { quiet_ = 0; }
+    /* Pieces of a copy to GM, as they are to be done. */
+    void befall(const Core& core, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces);
     /* A core issues a copy to GM; whether its rank goes on. */
     bool copies(uint32_t rank);
     /* Bytes for the host, or nothing. */
@@ -230,6 +249,8 @@ public:
 
 private:
     void start_next(uint32_t rank);
+    void pass_time();
+    void end_launch(uint32_t rank);
     void fall(uint32_t rank);
     bool is_idle() const;
 
@@ -246,6 +267,11 @@ private:
     std::vector<uint32_t> busy_;                              /* ranks that have some, in this turn */
     uint32_t starved_rank_ = ~0u, starved_core_ = ~0u;
     uint64_t starved_until_ = 0, stuck_ = 0;
+    std::vector<Way> ways_;
+    std::multimap<uint64_t, std::function<void()>> under_way_; /* late copies, by when they land */
+    std::vector<uint64_t> late_;                              /* by rank: its copies that are under way */
+    std::vector<bool> is_ending_;                             /* by rank: its cores have ended, and late copies have not landed */
+    uint64_t befallen_ = 0, quiet_ = 0, pace_ = 1;
     std::string fault_;
 };
 

@@ -32,7 +32,54 @@ inline void issue(const char* call, std::vector<twin::Span> spans, std::function
     twin::own().issue(twin::kVector, call, std::move(spans), {std::move(work)});
 }
 
+/* float, int32_t and int16_t: what arithmetic takes here; never bfloat16_t. */
 template <typename T> constexpr bool kAdds = std::is_same_v<T, float> || std::is_same_v<T, int32_t> || std::is_same_v<T, int16_t>;
+
+template <typename T, typename F>
+void issue_binary(const char* call, const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, int32_t count, F each) {
+    twin::own().call(call);
+    const twin::Span to = span(dst, (uint32_t)count, true), a = span(src0, (uint32_t)count, false), b = span(src1, (uint32_t)count, false);
+    T *out = at<T>(to), *left = at<T>(a), *right = at<T>(b);
+    issue(call, {to, a, b}, [=] {
+        for (int32_t i = 0; i < count; ++i) out[i] = each(left[i], right[i]);
+    });
+}
+
+/* What a number becomes that its new type does not hold: nothing is promised. */
+constexpr int kNotHeld = 0x55;
+
+/* Integers up to 2048 are halves. */
+inline half halved(int16_t value) {
+    const uint32_t sign = value < 0 ? 0x8000 : 0, size = (uint32_t)(value < 0 ? -value : value);
+    if (size > 2048) return half{kNotHeld};
+    if (size == 0) return half{0};
+    uint32_t power = 0;
+    while (size >> (power + 1)) ++power;
+    return half{(uint16_t)(sign | (power + 15) << 10 | ((size << 10 >> power) & 0x3ff))};
+}
+inline float widened(half value) {
+    const int power = value.bits >> 10 & 31, rest = value.bits & 0x3ff;
+    const float size = power == 0 ? std::ldexp((float)rest, -24) : power == 31 ? INFINITY : std::ldexp((float)(rest + 1024), power - 25);
+    return value.bits >> 15 ? -size : size;
+}
+/* To the nearest, ties to even, or towards zero. */
+template <typename T> T whole(float value, RoundMode mode) {
+    const float near = mode == RoundMode::CAST_TRUNC ? std::trunc(value) : std::nearbyint(value);
+    const bool held = near >= (float)std::numeric_limits<T>::min() && near <= (float)std::numeric_limits<T>::max();
+    return held ? (T)near : (T)kNotHeld;
+}
+
+/* The conversions that kernels use, and whether the device has their mode of rounding. */
+inline bool has_mode(float, bfloat16_t, RoundMode mode) { return mode == RoundMode::CAST_NONE; }
+inline bool has_mode(bfloat16_t, float, RoundMode mode) { return mode != RoundMode::CAST_NONE; }
+inline bool has_mode(int16_t, float, RoundMode mode) { return mode != RoundMode::CAST_NONE; }
+inline bool has_mode(half, int16_t, RoundMode) { return true; }
+inline bool has_mode(int8_t, half, RoundMode) { return true; }
+inline void convert(float& to, bfloat16_t from, RoundMode) { to = widened(from); }
+inline void convert(bfloat16_t& to, float from, RoundMode) { to = rounded(from); }
+inline void convert(int16_t& to, float from, RoundMode mode) { to = whole<int16_t>(from, mode); }
+inline void convert(half& to, int16_t from, RoundMode) { to = halved(from); }
+inline void convert(int8_t& to, half from, RoundMode mode) { to = whole<int8_t>(widened(from), mode); }
 
 }  // namespace twin_of
 
@@ -46,32 +93,38 @@ template <typename T> __aicore__ inline void Duplicate(const LocalTensor<T>& dst
 
 template <typename T>
 __aicore__ inline void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
-    twin::own().call("Add");
     static_assert(twin_of::kAdds<T>, "Add takes float, int32_t and int16_t here, and never bfloat16_t");
-    const twin::Span to = twin_of::span(dst, (uint32_t)count, true), a = twin_of::span(src0, (uint32_t)count, false),
-                     b = twin_of::span(src1, (uint32_t)count, false);
-    T *out = twin_of::at<T>(to), *left = twin_of::at<T>(a), *right = twin_of::at<T>(b);
-    twin_of::issue("Add", {to, a, b}, [=, n = count] {
-        for (int32_t i = 0; i < n; ++i) out[i] = left[i] + right[i];
-    });
+    twin_of::issue_binary("Add", dst, src0, src1, count, [](T a, T b) { return (T)(a + b); });
+}
+
+template <typename T>
+__aicore__ inline void Max(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    static_assert(twin_of::kAdds<T>, "Max takes float, int32_t and int16_t here, and never bfloat16_t");
+    twin_of::issue_binary("Max", dst, src0, src1, count, [](T a, T b) { return a > b ? a : b; });
+}
+
+template <typename T>
+__aicore__ inline void And(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    static_assert(std::is_same_v<T, int16_t> || std::is_same_v<T, uint16_t>, "And takes int16_t and uint16_t");
+    twin_of::issue_binary("And", dst, src0, src1, count, [](T a, T b) { return (T)(a & b); });
+}
+
+template <typename T>
+__aicore__ inline void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
+    static_assert(twin_of::kAdds<T>, "Muls takes float, int32_t and int16_t here, and never bfloat16_t");
+    twin_of::issue_binary("Muls", dst, src, src, count, [by = scalarValue](T a, T) { return (T)(a * by); });
 }
 
 template <typename T, typename U>
 __aicore__ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, const uint32_t count) {
     twin::own().call("Cast");
-    constexpr bool widens = std::is_same_v<U, bfloat16_t> && std::is_same_v<T, float>;
-    constexpr bool rounds = std::is_same_v<U, float> && std::is_same_v<T, bfloat16_t>;
-    static_assert(widens || rounds, "Cast is between bfloat16_t and float here");
-    if (roundMode != (widens ? RoundMode::CAST_NONE : RoundMode::CAST_RINT))
+    if (!twin_of::has_mode(T{}, U{}, roundMode))
         twin::own().fault("limits", "Cast with a mode of rounding that these types do not have");
     const twin::Span to = twin_of::span(dst, count, true), from = twin_of::span(src, count, false);
     T* out = twin_of::at<T>(to);
     const U* in = twin_of::at<U>(from);
-    twin_of::issue("Cast", {to, from}, [=] {
-        for (uint32_t i = 0; i < count; ++i) {
-            if constexpr (widens) out[i] = twin_of::widened(in[i]);
-            else out[i] = twin_of::rounded(in[i]);
-        }
+    twin_of::issue("Cast", {to, from}, [=, mode = roundMode] {
+        for (uint32_t i = 0; i < count; ++i) twin_of::convert(out[i], in[i], mode);
     });
 }
 

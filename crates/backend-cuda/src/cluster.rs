@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
 use ep_core::memory::Estimate;
-use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
@@ -151,6 +151,9 @@ impl Builder {
         if self.topology.nodes() != 1 {
             return Err(Error::unsupported("more than one node", "a transport between nodes; use one node"));
         }
+        if shape.element() == Element::Int8 {
+            return Err(Error::invalid("element of the rows", shape.element(), "bf16 or fp8 on GPUs"));
+        }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         Layout::new(shape, &self.topology, &settings)?.with_kernels()
     }
@@ -248,5 +251,22 @@ impl Cluster {
                 self.endpoints.into_iter().map(|endpoint| scope.spawn(move || poll::finish(user(endpoint)))).collect();
             joined(threads.into_iter().map(thread::ScopedJoinHandle::join))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn int8_rows_are_refused_before_a_gpu_is_looked_for() {
+        let shape = Shape::builder().experts(4).topk(2).hidden(64).max_tokens(4).element(Element::Int8);
+        let shape = shape.build().expect("a shape");
+        let builder = Cluster::builder(Topology::new(1, 2).expect("two ranks"));
+        let refused = [builder.footprint(&shape).map(drop), builder.build(shape).map(drop)];
+        for refused in refused {
+            let said = refused.expect_err("it is refused").to_string();
+            assert_eq!(said, "element of the rows is int8 with a scale a row, allowed: bf16 or fp8 on GPUs");
+        }
     }
 }

@@ -73,6 +73,8 @@ pub enum Requirement {
     Scripts,
     /// More than eight ranks.
     ManyRanks,
+    /// Rows of [`Element::Int8`](ep_core::Element::Int8).
+    Int8,
 }
 
 /// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that

@@ -166,7 +166,7 @@ pub fn dispatched(world: &World, expected: &[Arrival], observed: &[Observed]) ->
     let mut compared = Compared::default();
     for ((rank, expected), observed) in (0..).map(Rank).zip(expected).zip(observed) {
         let at = Place { rank };
-        compared.values += match &expected.fp8 {
+        compared.values += match &expected.coded {
             None => at.rows(world, "recv_x", &observed.recv_x, &expected.received.x)?,
             Some(_) => {
                 let columns = world.shape().row_bytes() as usize;

@@ -51,6 +51,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_ELEMENT_FP8 1u
 #define EP_ELEMENT_FP8_POWER_OF_TWO 2u
 #define EP_ELEMENT_FP8_UE8M0 3u
+#define EP_ELEMENT_INT8 4u
 #define EP_LOW_DISPATCH 0u
 #define EP_LOW_PER_CHOICE 1u
 #define EP_LOW_PER_RANK 2u
@@ -218,7 +219,7 @@ struct EpWindow {
     ep_u32 low_cells_of_writer; /* Cells of one writer's low-latency rows in one bank. */
     ep_u32 low_columns; /* Results of one rank for one token of low latency at most. */
     ep_u32 element; /* How dispatched rows travel: EP_ELEMENT_.... */
-    ep_u32 scale_groups; /* Scales of a dispatched row, one for every EP_SCALE_GROUP elements; 0 where it has none. */
+    ep_u32 scale_groups; /* Scales of a dispatched row: one for every EP_SCALE_GROUP elements of FP8, one of INT8, else 0. */
     ep_u32 channels; /* Channels of the communicator. */
     ep_u32 pull_depth; /* Pulled rows in flight per track and writer. */
     ep_u32 tracks; /* Tracks from one rank to one peer. */

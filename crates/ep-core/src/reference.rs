@@ -20,22 +20,23 @@
 //!
 //! All the rest in f32, one rounding an operation, no fused multiply-add; bf16 rounds to nearest, ties to even.
 //!
-//! Rows that travel as FP8 ([`dispatch_fp8`]) arrive as the bytes that were sent; experts take `f32(code) * scale` for
-//! `f32(x)` ([`apply_experts_fp8`]); what they return is bf16 and combines as above. [`quantize`] and [`dequantize`] say
-//! what codes and scales must be; the formulas stand in [`crate::quant`].
+//! Rows that travel as codes, FP8 or INT8 ([`dispatch_coded`]), arrive as the bytes that were sent; experts take
+//! `f32(code) * scale` for `f32(x)` ([`apply_experts_coded`]); what they return is bf16 and combines as above.
+//! [`quantize`] and [`dequantize`] say what codes and scales must be; the formulas stand in [`crate::quant`].
 
+mod coded;
 mod combine;
 mod dispatch;
 mod e4m3;
 mod experts;
-mod fp8;
+mod int8;
 mod low_latency;
 
+pub use coded::{CodedRows, dequantize, quantize};
 pub use combine::{Combined, Returned, combine};
-pub use dispatch::{Batch, Fp8Batch, Fp8Received, Received, Routing, dispatch, dispatch_fp8};
+pub use dispatch::{Batch, CodedBatch, CodedReceived, Received, Routing, dispatch, dispatch_coded};
 pub use e4m3::{e4m3_nearest, e4m3_value};
-pub use experts::{apply_experts, apply_experts_fp8, expert_factor};
-pub use fp8::{Fp8Rows, dequantize, quantize};
+pub use experts::{apply_experts, apply_experts_coded, expert_factor};
 pub use low_latency::{ExpertRows, Weighing, low_latency_combine, low_latency_dispatch};
 
 use crate::error::Error;

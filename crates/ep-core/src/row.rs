@@ -43,9 +43,10 @@ impl Choice {
 ///
 /// payload, bf16: codes 2 B each
 /// payload, FP8:  codes 1 B each, padded to 16 B | scales, f32 or one byte each
+/// payload, INT8: codes 1 B each, padded to 16 B | one scale, f32
 /// ```
 ///
-/// Rows have one format on the way to the experts and, where they travel as FP8, another on the way back:
+/// Rows have one format on the way to the experts and, where they travel as codes, another on the way back:
 /// [`Self::results`]. Ring slots have room for both. Padding is never looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RowFormat {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_follow_the_codes_of_fp8_rows() {
+    fn scales_follow_the_codes() {
         let places = |element, hidden| {
             let row = format(element, hidden);
             assert_eq!(
@@ -259,6 +260,7 @@ mod tests {
         assert_eq!(places(Element::Fp8(Scaling::PowerOfTwo), 300), (304, 12, 320));
         assert_eq!(places(Element::Fp8(Scaling::Ue8m0), 7168), (7168, 56, 7232));
         assert_eq!(places(Element::Fp8(Scaling::Ue8m0), 1), (16, 1, 32));
+        assert_eq!(places(Element::Int8, 300), (304, 4, 320));
     }
 
     #[test]

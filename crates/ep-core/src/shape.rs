@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::Error;
-use crate::quant::{Scaling, groups};
+use crate::quant::{self, Number, Scaling, groups, int8};
 use crate::terms::{ROW_ALIGN, round_up};
 
 /// The most experts a token may be routed to.
@@ -24,12 +24,14 @@ pub enum Element {
     Bf16,
     /// E4M3, one byte, with a scale for every [`GROUP`](crate::quant::GROUP) elements behind the codes.
     Fp8(Scaling),
+    /// Signed bytes, with one f32 scale a row behind the codes ([`int8`]). For machines without FP8.
+    Int8,
 }
 
 impl Element {
     /// Every element type.
-    pub const ALL: [Self; 4] =
-        [Self::Bf16, Self::Fp8(Scaling::Exact), Self::Fp8(Scaling::PowerOfTwo), Self::Fp8(Scaling::Ue8m0)];
+    pub const ALL: [Self; 5] =
+        [Self::Bf16, Self::Fp8(Scaling::Exact), Self::Fp8(Scaling::PowerOfTwo), Self::Fp8(Scaling::Ue8m0), Self::Int8];
 
     /// Its number on the wire and in the C header.
     pub const fn number(self) -> u32 {
@@ -38,6 +40,7 @@ impl Element {
             Self::Fp8(Scaling::Exact) => 1,
             Self::Fp8(Scaling::PowerOfTwo) => 2,
             Self::Fp8(Scaling::Ue8m0) => 3,
+            Self::Int8 => 4,
         }
     }
 
@@ -45,7 +48,7 @@ impl Element {
     pub const fn codes_bytes(self, hidden: u32) -> u64 {
         match self {
             Self::Bf16 => hidden as u64 * 2,
-            Self::Fp8(_) => hidden as u64,
+            Self::Fp8(_) | Self::Int8 => hidden as u64,
         }
     }
 
@@ -54,6 +57,7 @@ impl Element {
         match self {
             Self::Bf16 => 0,
             Self::Fp8(_) => groups(hidden),
+            Self::Int8 => 1,
         }
     }
 
@@ -62,6 +66,7 @@ impl Element {
         match self {
             Self::Bf16 => 0,
             Self::Fp8(scaling) => groups(hidden) as u64 * scaling.scale_bytes() as u64,
+            Self::Int8 => int8::SCALE_BYTES as u64,
         }
     }
 
@@ -70,7 +75,20 @@ impl Element {
     pub const fn row_bytes(self, hidden: u32) -> u64 {
         match self {
             Self::Bf16 => self.codes_bytes(hidden),
-            Self::Fp8(_) => round_up(self.codes_bytes(hidden), ROW_ALIGN) + self.scales_bytes(hidden),
+            Self::Fp8(_) | Self::Int8 => round_up(self.codes_bytes(hidden), ROW_ALIGN) + self.scales_bytes(hidden),
+        }
+    }
+
+    /// Quantises a row, `[hidden]`, to its codes and scales.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `codes` or `scales` has another length than [`Self::codes_bytes`] and [`Self::scales_bytes`]
+    /// say, and for bf16, which has no codes.
+    pub fn quantize<T: Number>(self, row: &[T], codes: &mut [u8], scales: &mut [u8]) -> Result<(), Error> {
+        match self {
+            Self::Bf16 => Err(Error::invalid("element to quantise to", self, "fp8, int8")),
+            Self::Fp8(scaling) => quant::quantize(scaling, row, codes, scales),
+            Self::Int8 => int8::quantize(row, codes, scales),
         }
     }
 }
@@ -82,6 +100,7 @@ impl fmt::Display for Element {
             Self::Fp8(Scaling::Exact) => "fp8 with f32 scales",
             Self::Fp8(Scaling::PowerOfTwo) => "fp8 with power-of-two scales",
             Self::Fp8(Scaling::Ue8m0) => "fp8 with ue8m0 scales",
+            Self::Int8 => "int8 with a scale a row",
         })
     }
 }
@@ -229,16 +248,16 @@ mod tests {
     }
 
     #[test]
-    fn fp8_rows_are_codes_and_scales_padded_between() {
+    fn coded_rows_are_codes_and_scales_padded_between() {
         let bytes = |hidden| Element::ALL.map(|element| element.row_bytes(hidden));
-        assert_eq!(bytes(7168), [14336, 7168 + 224, 7168 + 224, 7168 + 56]);
-        assert_eq!(bytes(1), [2, 16 + 4, 16 + 4, 16 + 1]);
-        assert_eq!(bytes(129), [258, 144 + 8, 144 + 8, 144 + 2]);
+        assert_eq!(bytes(7168), [14336, 7168 + 224, 7168 + 224, 7168 + 56, 7168 + 4]);
+        assert_eq!(bytes(1), [2, 16 + 4, 16 + 4, 16 + 1, 16 + 4]);
+        assert_eq!(bytes(129), [258, 144 + 8, 144 + 8, 144 + 2, 144 + 4]);
     }
 
     #[test]
     fn elements_are_numbered_in_their_order() {
-        assert_eq!(Element::ALL.map(Element::number), [0, 1, 2, 3]);
+        assert_eq!(Element::ALL.map(Element::number), [0, 1, 2, 3, 4]);
     }
 
     #[test]

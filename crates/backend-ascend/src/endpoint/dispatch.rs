@@ -226,10 +226,10 @@ impl AscendEndpoint {
     /// Room for what comes. Rows that do not come have no choices.
     fn landing(&self, room: u32, has_choices: bool) -> Result<Landing, Error> {
         let device = self.device.device();
-        let is_fp8 = matches!(self.shape().element(), Element::Fp8(_));
+        let is_coded = self.shape().element() != Element::Bf16;
         let choices = if has_choices { room as usize * self.shape().topk() as usize } else { 0 };
         Ok(Landing {
-            x: Rows::landing(device, room, self.shape().row_bytes() as usize, is_fp8)?,
+            x: Rows::landing(device, room, self.shape().row_bytes() as usize, is_coded)?,
             topk_idx: Array::filled(device, choices, 0xff)?,
             topk_weights: Array::filled(device, choices, 0)?,
         })

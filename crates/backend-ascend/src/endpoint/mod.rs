@@ -8,12 +8,14 @@
 //! | dispatch | positions (of a membership the host finds them); counts; then as a cached dispatch |
 //! | cached dispatch | dispatch |
 //! | combine | combine |
+//! | [`AscendEndpoint::quantize`] | quantize |
 //!
 //! Rows always go through rings: with direct placement, too, which is a hint. There is no memory that peers could pull from.
 
 mod combine;
 mod dispatch;
 mod low_latency;
+mod quantize;
 mod recover;
 mod replayed;
 mod rows;

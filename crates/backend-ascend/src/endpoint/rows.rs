@@ -16,20 +16,20 @@ pub struct Rows {
     memory: Arc<Memory>,
     rows: u32,
     row_bytes: usize,
-    /// FP8 rows that a dispatch brought: no results.
-    are_dispatched_fp8: bool,
+    /// Codes and scales that a dispatch brought: no results.
+    are_dispatched_codes: bool,
 }
 
 impl Rows {
     /// Room for so many rows, undefined.
     pub(crate) fn new(device: &Arc<Device>, rows: u32, row_bytes: usize) -> Result<Self, Error> {
         let memory = Arc::new(Memory::new(device, (rows as usize).saturating_mul(row_bytes))?);
-        Ok(Self { memory, rows, row_bytes, are_dispatched_fp8: false })
+        Ok(Self { memory, rows, row_bytes, are_dispatched_codes: false })
     }
 
     /// The same, of what a dispatch brings.
-    pub(crate) fn landing(device: &Arc<Device>, rows: u32, row_bytes: usize, is_fp8: bool) -> Result<Self, Error> {
-        Ok(Self { are_dispatched_fp8: is_fp8, ..Self::new(device, rows, row_bytes)? })
+    pub(crate) fn landing(device: &Arc<Device>, rows: u32, row_bytes: usize, is_coded: bool) -> Result<Self, Error> {
+        Ok(Self { are_dispatched_codes: is_coded, ..Self::new(device, rows, row_bytes)? })
     }
 
     pub(crate) fn from_bytes(device: &Arc<Device>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
@@ -38,7 +38,7 @@ impl Rows {
             return Err(Error::invalid("length of the rows in bytes", bytes.len(), limit));
         }
         let memory = Arc::new(Memory::of(device, bytes)?);
-        Ok(Self { memory, rows, row_bytes, are_dispatched_fp8: false })
+        Ok(Self { memory, rows, row_bytes, are_dispatched_codes: false })
     }
 
     /// Rows it has room for.
@@ -58,7 +58,7 @@ impl Rows {
 
     /// What a desk checks of them.
     pub(crate) const fn extent(&self) -> Extent {
-        Extent { rows: self.rows, row_bytes: self.row_bytes, are_apart: self.are_dispatched_fp8 }
+        Extent { rows: self.rows, row_bytes: self.row_bytes, are_apart: self.are_dispatched_codes }
     }
 
     /// Refuses rows of another device.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -216,6 +217,38 @@ impl Machine {
         Ok(())
     }
 
+    /// Lets the copies of rank `from` to some bytes of the windows of `to` vanish, or land only so many ticks after they have ended for the core
+    /// that issued them; after so many that pass unharmed.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn block(
+        &mut self,
+        (from, to): (u32, u32),
+        window: Range<u64>,
+        after: u64,
+        late: Option<u64>,
+    ) -> Result<(), TwinError> {
+        self.rank(from)?;
+        self.rank(to)?;
+        let late = late.unwrap_or(u64::MAX);
+        // SAFETY: the machine is alive, and has both ranks.
+        unsafe { (self.library.functions().block)(self.machine, from, to, window.start, window.end, after, late) };
+        Ok(())
+    }
+
+    /// Copies that [`Machine::block`] has befallen.
+    pub fn befallen(&self) -> u64 {
+        // SAFETY: the machine is alive.
+        unsafe { (self.library.functions().befallen)(self.machine) }
+    }
+
+    /// From now on a turn takes so many ticks where nothing has moved for long: a wait that lasts to its deadline takes few turns then.
+    pub fn hurry(&mut self, ticks: u64) {
+        // SAFETY: the machine is alive.
+        unsafe { (self.library.functions().hurry)(self.machine, ticks) }
+    }
+
     /// The library that it runs kernels of.
     pub const fn library(&self) -> &Library {
         &self.library
@@ -226,7 +259,7 @@ impl Machine {
         self.ranks
     }
 
-    /// Ticks of the system counter so far, of 20 ns each: one a turn.
+    /// Ticks of the system counter so far, of 20 ns each: one a turn, but for [`Machine::hurry`].
     pub fn cycles(&self) -> u64 {
         // SAFETY: the machine is alive.
         unsafe { (self.library.functions().cycles)(self.machine) }

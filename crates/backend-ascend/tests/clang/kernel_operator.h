@@ -5,6 +5,8 @@
 #ifndef CLANG_KERNEL_OPERATOR_H
 #define CLANG_KERNEL_OPERATOR_H
 
+typedef signed char int8_t;
+typedef short int16_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
@@ -22,12 +24,15 @@ enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
 struct bfloat16_t {
     uint16_t bits;
 };
+struct half {
+    uint16_t bits;
+};
 
 namespace AscendC {
 
 enum class TPosition : uint8_t { VECCALC };
 enum class HardEvent : uint8_t { MTE2_V, V_MTE2, V_MTE3, MTE3_V, MTE2_MTE3, MTE3_MTE2, S_V, V_S, S_MTE2, MTE2_S, S_MTE3, MTE3_S };
-enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT };
+enum class RoundMode : uint8_t { CAST_NONE, CAST_RINT, CAST_TRUNC };
 enum class CacheLine : uint64_t { SINGLE_CACHE_LINE, ENTIRE_DATA_CACHE };
 enum class DcciDst : uint64_t { CACHELINE_OUT };
 
@@ -96,6 +101,11 @@ template <typename T> __aicore__ void DataCopyPad(const GlobalTensor<T>& dst, co
 template <typename T> __aicore__ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count);
 template <typename T>
 __aicore__ void Add(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count);
+template <typename T>
+__aicore__ void And(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count);
+template <typename T>
+__aicore__ void Max(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count);
+template <typename T> __aicore__ void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count);
 template <typename T, typename U>
 __aicore__ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, const uint32_t count);
 

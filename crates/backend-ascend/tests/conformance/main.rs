@@ -5,12 +5,13 @@
 use std::future::{Future, poll_fn};
 use std::task::Poll;
 
-use ep_ascend::twin::{Host, Library, Machine};
+use ep_ascend::twin::{Host, Library, Machine, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
 use ep_conformance::script::{Script, Seen};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
-use ep_core::Endpoint as _;
 use ep_core::incident::Incident;
+use ep_core::port::{Cell, Counter};
+use ep_core::{Endpoint as _, Layout};
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
 const SEEDS: u64 = 2;
@@ -35,16 +36,53 @@ impl Twin {
     }
 }
 
-/// Does a rank's work to its end, or until the rank crashes: none then.
-async fn befall<T>(work: impl Future<Output = T>, has_crashed: impl Fn() -> bool) -> Option<T> {
+/// Does a rank's work to its end, or until the rank crashes: none then. Where nobody is to learn of it, the endpoint is never dropped.
+async fn befall<T>(work: impl Future<Output = T>, has_crashed: impl Fn() -> bool, is_noticed: bool) -> Option<T> {
     let mut work = Box::pin(work);
-    poll_fn(|context| match work.as_mut().poll(context) {
+    let done = poll_fn(|context| match work.as_mut().poll(context) {
         _ if has_crashed() => Poll::Ready(None),
         Poll::Ready(value) => Poll::Ready(Some(value)),
         Poll::Pending => Poll::Pending,
-    })
-    .await
+    });
+    let done = done.await;
+    if done.is_none() && !is_noticed {
+        std::mem::forget(work);
+    }
+    done
 }
+
+/// Ticks of a turn in which nothing moves, where a wait must last to its deadline: 10 us. Such deadlines are of a second.
+const HURRY: u64 = 500;
+const NANOS_PER_TICK: u64 = 20;
+
+/// Lets an incident befall the machine. Of a lane its cells' lines are lost or late, in both banks: what is never announced has not come.
+fn strike(machine: &mut Machine, layout: &Layout, incident: &Incident) -> Result<(), TwinError> {
+    let (ways, kind, after, late) = match *incident {
+        Incident::Crash { rank, after, noticed } => {
+            if !noticed {
+                machine.hurry(HURRY);
+            }
+            return machine.crash(rank.0, after);
+        }
+        Incident::Starve { rank } => return machine.starve(rank.0),
+        // It leaves when its endpoint is dropped.
+        Incident::Exit { .. } => return Ok(()),
+        Incident::LoseLane { from, to, kind, after } => ((from, to), kind, after, None),
+        Incident::Delay { from, to, kind, by, after } => ((from, to), kind, after, Some(by.0 / NANOS_PER_TICK)),
+        Incident::Suspend { .. } => unreachable!("no case asks for what is lacking"),
+    };
+    machine.hurry(HURRY);
+    let ranks = (ways.0.0, ways.1.0);
+    let Some(kind) = kind else { return machine.block(ranks, 0..layout.window_bytes(), after, late) };
+    (1..=2).try_for_each(|generation| {
+        let cell = layout.cell(Cell::new(ways.0, kind, Counter::Tail), generation).0;
+        let line = cell / LINE * LINE;
+        machine.block(ranks, line..line + LINE, after, late)
+    })
+}
+
+/// Bytes of the line of a writer's lane.
+const LINE: u64 = 64;
 
 impl Backend for Twin {
     type Endpoint = AscendEndpoint;
@@ -60,9 +98,8 @@ impl Backend for Twin {
             Requirement::Suspensions => {
                 Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
             }
-            Requirement::Incidents => Some("lost and late messages would take billions of turns to be noticed"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
-            Requirement::Departures | Requirement::ManyRanks => None,
+            Requirement::Departures | Requirement::Incidents | Requirement::Int8 | Requirement::ManyRanks => None,
         }
     }
 
@@ -82,26 +119,20 @@ impl Backend for Twin {
         let ranks = setup.topology.ranks();
         let machine = Machine::new(&self.library, setup.seed, ranks, ranks).map_err(|error| error.to_string())?;
         let session = Host::install(machine, "Ascend910B1").map_err(|error| error.to_string())?;
-        let mut crashes = false;
+        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
+        let crash = |it: &Incident| matches!(it, Incident::Crash { .. });
+        let unnoticed = |it: &Incident| matches!(it, Incident::Crash { noticed: false, .. });
+        let (crashes, is_noticed) = (setup.incidents.iter().any(crash), !setup.incidents.iter().any(unnoticed));
         for incident in &setup.incidents {
-            let befalls = session.befall(|machine| match *incident {
-                Incident::Crash { rank, after, .. } => machine.crash(rank.0, after),
-                Incident::Starve { rank } => machine.starve(rank.0),
-                // It leaves when its endpoint is dropped.
-                Incident::Exit { .. } => Ok(()),
-                Incident::Delay { .. } | Incident::LoseLane { .. } | Incident::Suspend { .. } => {
-                    unreachable!("no case asks for what is lacking")
-                }
-            });
+            let befalls = session.befall(|machine| strike(machine, &layout, incident));
             befalls.map_err(|error| error.to_string())?;
-            crashes |= matches!(incident, Incident::Crash { .. });
         }
         let builder = Cluster::builder(setup.topology, self.library.path()).settings(setup.settings);
         let cluster = builder.roles(Self::roles(setup.seed)).build(&session.table(), setup.shape);
         let ran = cluster.map(|cluster| {
             cluster.run(async |endpoint| {
                 let rank = endpoint.rank();
-                befall(user(endpoint), || session.has_crashed(rank.0)).await
+                befall(user(endpoint), || session.has_crashed(rank.0), is_noticed).await
             })
         });
         let again = |what: String| format!("{what} (seed {})", setup.seed);
@@ -109,10 +140,15 @@ impl Backend for Twin {
             return Err(again(format!("the twin: {fault}")));
         }
         let ran = ran.map_err(|error| again(error.to_string()))?;
-        // Of a rank that has crashed nothing is given back.
+        let is_on_the_way = |it: &Incident| matches!(it, Incident::Delay { .. } | Incident::LoseLane { .. });
+        if setup.incidents.iter().any(is_on_the_way) && session.befallen() == 0 {
+            return Err(again(format!("nothing was late or lost: {:?}", setup.incidents)));
+        }
+        // Of a rank that has crashed nothing is given back, nor of one whose copies are longer under way than its host waits.
+        let hangs = setup.incidents.iter().any(|it| matches!(it, Incident::Delay { .. }));
         match session.left() {
             [0, 0, 0] => Ok(ran),
-            _ if crashes => Ok(ran),
+            _ if crashes || hangs => Ok(ran),
             left => Err(again(format!("blocks of memory, streams, events left: {left:?}"))),
         }
     }

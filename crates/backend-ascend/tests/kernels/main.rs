@@ -6,6 +6,7 @@ mod hosted;
 mod job;
 mod left;
 mod planted;
+mod quantize;
 
 use std::sync::OnceLock;
 

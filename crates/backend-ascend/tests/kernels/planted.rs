@@ -7,7 +7,7 @@ use ep_core::layout::Mismatch;
 
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
-use crate::{hosted, job, left, library, rings};
+use crate::{hosted, job, left, library, quantize, rings};
 
 /// Seeds that are tried until one catches.
 const SEEDS: u64 = 12;
@@ -169,6 +169,7 @@ fn every_plant_is_in_the_table() {
     let is_planted = |plant: &Plant| {
         PLANTED.iter().any(|(other, ..)| other == plant)
             || hosted::PLANTED.iter().any(|(other, ..)| other == plant)
+            || quantize::PLANTED.iter().any(|(other, _)| other == plant)
             || left::PLANTED == *plant
     };
     let missing: Vec<_> = Plant::ALL.iter().filter(|plant| !is_planted(plant)).collect();

@@ -31,6 +31,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
         Requirement::Units => Some("no kernel stores units yet"),
+        Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::Departures
         | Requirement::Get

@@ -48,6 +48,7 @@ where
             Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
+            | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::Scripts => None,
         }

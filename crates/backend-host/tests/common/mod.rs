@@ -67,6 +67,7 @@ where
             | Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
+            | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::Scripts => None,
         }

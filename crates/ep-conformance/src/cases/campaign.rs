@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ep_core::Placement;
+use ep_core::{Element, Placement};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{
     Config, FailurePersistence, FileFailurePersistence, RngAlgorithm, TestCaseError, TestRng, TestRunner,
@@ -11,7 +11,7 @@ use proptest::test_runner::{
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
 use crate::low_latency::scenario as low_latency;
-use crate::scenario::{Scenario, scenarios};
+use crate::scenario::scenarios;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
@@ -33,12 +33,24 @@ fn haunted<B: Backend>(backend: &B) -> bool {
     backend.lacks(Requirement::Suspensions).is_none()
 }
 
+/// The element, or bf16 where the backend does not have it.
+const fn known(element: Element, int8: bool) -> Element {
+    match element {
+        Element::Int8 if !int8 => Element::Bf16,
+        _ => element,
+    }
+}
+
 fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
     let (nodes, ranks) = largest(backend);
     let pulls = backend.lacks(Requirement::Get).is_none();
-    let strategy = scenarios(nodes, ranks, haunted(backend)).prop_map(move |scenario| match scenario.placement {
-        Placement::Pulled if !pulls => Scenario { placement: Placement::Ring, ..scenario },
-        _ => scenario,
+    let int8 = backend.lacks(Requirement::Int8).is_none();
+    let strategy = scenarios(nodes, ranks, haunted(backend)).prop_map(move |mut scenario| {
+        if scenario.placement == Placement::Pulled && !pulls {
+            scenario.placement = Placement::Ring;
+        }
+        scenario.element = known(scenario.element, int8);
+        scenario
     });
     let file = "proptest-regressions/campaign.txt";
     campaign(THROUGHPUT, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
@@ -48,7 +60,11 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
 
 fn low<B: Backend>(backend: &B) -> Result<(), String> {
     let (nodes, ranks) = largest(backend);
-    let strategy = low_latency::scenarios(nodes, ranks, haunted(backend));
+    let int8 = backend.lacks(Requirement::Int8).is_none();
+    let strategy = low_latency::scenarios(nodes, ranks, haunted(backend)).prop_map(move |mut scenario| {
+        scenario.element = known(scenario.element, int8);
+        scenario
+    });
     let file = "proptest-regressions/campaign_low_latency.txt";
     campaign(LOW_LATENCY, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)

@@ -25,8 +25,9 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         Case { name: "engine_sixteen_ranks", needs: &[Requirement::ManyRanks], body: sixteen_ranks::<B> },
         case("engine_hidden_sizes_of_all_kinds", hidden_sizes::<B>),
         case("engine_fp8_rows_of_every_scaling", fp8_rows::<B>),
-        case("engine_fp8_scales_may_lie_apart", scales_apart::<B>),
-        case("engine_received_fp8_rows_may_be_sent_on", sent_on::<B>),
+        case("engine_fp8_scales_may_lie_apart", |backend| scales_apart(backend, &FP8)),
+        case("engine_received_fp8_rows_may_be_sent_on", |backend| sent_on(backend, &FP8)),
+        Case { name: "engine_int8_rows_with_a_scale_a_row", needs: &[Requirement::Int8], body: int8_rows::<B> },
         case("engine_topk_from_1_to_32", topk_sizes::<B>),
         case("engine_every_routing", routings::<B>),
         case("engine_no_tokens_anywhere", no_tokens::<B>),
@@ -69,21 +70,38 @@ fn hidden_sizes<B: Backend>(backend: &B) -> Verdict {
     })
 }
 
+/// FP8 of every scaling.
+const FP8: [Element; 3] =
+    [Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::PowerOfTwo), Element::Fp8(Scaling::Ue8m0)];
+
 fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
-    let rounds = vec![TURN, Turn { cached: true, pull: true, bias: 1, ..TURN }, Turn { pull: true, ..TURN }];
-    // Scales in units of 16 bytes go a way of their own on some machines, and so do rows that are moved in pieces.
-    let sizes = [1, 127, 128, 512, 2880];
-    for (element, hidden) in Element::ALL.into_iter().flat_map(|element| sizes.map(|hidden| (element, hidden))) {
-        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..scenario(3, 7) })?;
-        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..direct(3, 7) })?;
-    }
+    rows_of(backend, Element::Bf16)?;
+    FP8.into_iter().try_for_each(|element| rows_of(backend, element))?;
     let long = Scenario { element: Element::Fp8(Scaling::Exact), hidden: 17_408, ..direct(2, 3) };
     check(backend, &long)
 }
 
+/// All that the cases of FP8 rows do.
+fn int8_rows<B: Backend>(backend: &B) -> Verdict {
+    rows_of(backend, Element::Int8)?;
+    check(backend, &Scenario { element: Element::Int8, hidden: 65_536, ..direct(2, 2) })?;
+    scales_apart(backend, &[Element::Int8])?;
+    sent_on(backend, &[Element::Int8])
+}
+
+/// Rows of many sizes, in a ring and placed.
+fn rows_of<B: Backend>(backend: &B, element: Element) -> Verdict {
+    let rounds = vec![TURN, Turn { cached: true, pull: true, bias: 1, ..TURN }, Turn { pull: true, ..TURN }];
+    // Scales in units of 16 bytes go a way of their own on some machines, and so do rows that are moved in pieces.
+    [1, 127, 128, 512, 2880].into_iter().try_for_each(|hidden| {
+        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..scenario(3, 7) })?;
+        check(backend, &Scenario { element, hidden, rounds: rounds.clone(), ..direct(3, 7) })
+    })
+}
+
 /// Scales of any strides arrive as they do where they follow their codes: in a fresh dispatch, and in a cached one.
-fn scales_apart<B: Backend>(backend: &B) -> Verdict {
-    for (name, Layer { setup, batches }) in fp8_layers(backend, &[48, 127, 512, 640, 2880])? {
+fn scales_apart<B: Backend>(backend: &B, elements: &[Element]) -> Verdict {
+    for (name, Layer { setup, batches }) in coded_layers(backend, elements, &[48, 127, 512, 640, 2880])? {
         let outcomes = backend.run(&setup, async |mut ep| {
             let batch = &batches[ep.rank().index()];
             let (x, routing) = upload(&mut ep, batch)?;
@@ -111,9 +129,9 @@ fn scales_apart<B: Backend>(backend: &B) -> Verdict {
 }
 
 /// Rows that a dispatch brought, whose codes and scales lie apart, are dispatched again as a copy of them is. A combine wants bf16.
-fn sent_on<B: Backend>(backend: &B) -> Verdict {
-    // FP8 rows of 18 elements with f32 scales are as long as bf16 rows.
-    for (name, Layer { setup, batches }) in fp8_layers(backend, &[18, 512, 2880])? {
+fn sent_on<B: Backend>(backend: &B, elements: &[Element]) -> Verdict {
+    // Codes of 18 elements with an f32 scale are as long as bf16 rows.
+    for (name, Layer { setup, batches }) in coded_layers(backend, elements, &[18, 512, 2880])? {
         let outcomes = backend.run(&setup, async |mut ep| {
             let batch = &batches[ep.rank().index()];
             let (x, routing) = upload(&mut ep, batch)?;
@@ -144,13 +162,13 @@ fn sent_on<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
-/// FP8 rows of every scaling and of these sizes, wherever rows may land; each with a name.
-fn fp8_layers<B: Backend>(backend: &B, sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
+/// Coded rows of these elements and sizes, wherever rows may land; each with a name.
+fn coded_layers<B: Backend>(backend: &B, elements: &[Element], sizes: &[u32]) -> Result<Vec<(String, Layer)>, String> {
     let mut layers = Vec::new();
-    for element in Element::ALL.into_iter().filter(|&element| element != Element::Bf16) {
+    for &element in elements {
         for &hidden in sizes {
             for placement in placements(backend) {
-                let layer = fp8_layer(element, hidden, placement).map_err(text)?;
+                let layer = coded_layer(element, hidden, placement).map_err(text)?;
                 layers.push((format!("{element}, hidden {hidden}, {placement:?}"), layer));
             }
         }
@@ -159,7 +177,7 @@ fn fp8_layers<B: Backend>(backend: &B, sizes: &[u32]) -> Result<Vec<(String, Lay
 }
 
 /// Three ranks with nine tokens each.
-fn fp8_layer(element: Element, hidden: u32, placement: Placement) -> Result<Layer, Error> {
+fn coded_layer(element: Element, hidden: u32, placement: Placement) -> Result<Layer, Error> {
     let (topology, tokens) = (Topology::new(1, 3)?, 9);
     let shape = Shape::builder().experts(6).topk(2).hidden(hidden).max_tokens(tokens).element(element).build()?;
     let settings =
@@ -275,7 +293,7 @@ fn membership<B: Backend>(backend: &B) -> Verdict {
     let bare: Vec<_> = expected
         .iter()
         .map(|got| reference::Received { topk_idx: Vec::new(), topk_weights: Vec::new(), ..got.clone() })
-        .map(|received| Arrival { received, fp8: None })
+        .map(|received| Arrival { received, coded: None })
         .collect();
     verify::dispatched(&world, &bare, &observed).map_err(text)?;
     let returned: Vec<_> =

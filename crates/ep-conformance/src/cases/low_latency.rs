@@ -26,6 +26,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
         case("low_latency_over_nodes_is_a_full_mesh", NODES, over_nodes::<B>),
         case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
+        case("low_latency_int8_rows", &[Requirement::LowLatency, Requirement::Int8], int8_rows::<B>),
         case("low_latency_full_batches_and_empty_ones", LOW, full_and_empty::<B>),
         case("low_latency_every_choice_dropped", LOW, dropped::<B>),
         case("low_latency_topk_from_1_to_32", LOW, topk_sizes::<B>),
@@ -90,10 +91,20 @@ fn over_nodes<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn scalings<B: Backend>(backend: &B) -> Verdict {
-    for (element, hidden) in Element::ALL.into_iter().flat_map(|element| [1, 127, 128, 2880].map(|h| (element, h))) {
-        check(backend, &Scenario { element, hidden, ..scenario(3, 5) })?;
-    }
-    Ok(())
+    Element::ALL
+        .into_iter()
+        .filter(|&element| element != Element::Int8)
+        .try_for_each(|element| rows_of(backend, element))
+}
+
+fn int8_rows<B: Backend>(backend: &B) -> Verdict {
+    rows_of(backend, Element::Int8)
+}
+
+fn rows_of<B: Backend>(backend: &B, element: Element) -> Verdict {
+    [1, 127, 128, 2880]
+        .into_iter()
+        .try_for_each(|hidden| check(backend, &Scenario { element, hidden, ..scenario(3, 5) }))
 }
 
 fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
@@ -302,7 +313,7 @@ fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
         Ok((got.rows, sent.map(|error| error.to_string())))
     })?;
     for (rank, (rows, said)) in finished(outcomes)?.into_iter().enumerate() {
-        let expected = "x is FP8 rows of a dispatch, allowed: bf16 rows";
+        let expected = "x is coded rows of a dispatch, allowed: bf16 rows";
         ensure(rows > 0, || format!("rank {rank} received nothing"))?;
         ensure(said.as_deref() == Some(expected), || format!("rank {rank} was told {said:?}"))?;
     }

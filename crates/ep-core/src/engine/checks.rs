@@ -40,7 +40,7 @@ impl Desk {
     /// [`Error::Invalid`].
     pub fn check_results(&self, what: &str, rows: Extent, expected: u32) -> Result<(), Error> {
         if rows.are_apart && rows.rows > 0 {
-            return Err(Error::invalid(what, "FP8 rows of a dispatch", "bf16 rows"));
+            return Err(Error::invalid(what, "coded rows of a dispatch", "bf16 rows"));
         }
         self.check_rows(what, rows, self.shape().result_bytes(), expected)
     }

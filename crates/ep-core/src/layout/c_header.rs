@@ -90,6 +90,7 @@ const fn element_name(element: Element) -> &'static str {
         Element::Fp8(Scaling::Exact) => "FP8",
         Element::Fp8(Scaling::PowerOfTwo) => "FP8_POWER_OF_TWO",
         Element::Fp8(Scaling::Ue8m0) => "FP8_UE8M0",
+        Element::Int8 => "INT8",
     }
 }
 

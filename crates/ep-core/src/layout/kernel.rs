@@ -118,7 +118,7 @@ c_struct! {
         pub low_columns: u32,
         /// How dispatched rows travel: `EP_ELEMENT_...`.
         pub element: u32,
-        /// Scales of a dispatched row, one for every `EP_SCALE_GROUP` elements; 0 where it has none.
+        /// Scales of a dispatched row: one for every `EP_SCALE_GROUP` elements of FP8, one of INT8, else 0.
         pub scale_groups: u32,
         /// Channels of the communicator.
         pub channels: u32,

@@ -1,4 +1,4 @@
-//! FP8 rows: E4M3 codes with one scale for every [`GROUP`] elements.
+//! FP8 rows: E4M3 codes with one scale for every [`GROUP`] elements. [`int8`]: rows of signed bytes with one scale each.
 //!
 //! A row of `hidden` elements is cut into [`groups`]`(hidden)` groups of [`GROUP`] elements, the last of which may be
 //! shorter. Each group is divided by a scale that brings its largest element to the edge of E4M3, and every quotient is
@@ -67,6 +67,7 @@
 //! ```
 
 pub mod e4m3;
+pub mod int8;
 mod rows;
 mod scale;
 

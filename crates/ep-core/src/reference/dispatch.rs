@@ -1,7 +1,7 @@
 //! Who receives which rows.
 
 use super::World;
-use super::fp8::{Fp8Rows, scaling_of};
+use super::coded::{CodedRows, scales_bytes};
 use crate::topology::Rank;
 
 /// What one rank brings to a dispatch.
@@ -13,11 +13,11 @@ pub struct Batch<'a> {
     pub routing: Routing<'a>,
 }
 
-/// What one rank brings to a dispatch of FP8 rows.
+/// What one rank brings to a dispatch of coded rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Fp8Batch<'a> {
-    /// `[tokens, hidden]` codes, `[tokens, groups]` scales.
-    pub x: &'a Fp8Rows,
+pub struct CodedBatch<'a> {
+    /// `[tokens, hidden]` codes, `[tokens, scales]` scales.
+    pub x: &'a CodedRows,
     /// Where they go.
     pub routing: Routing<'a>,
 }
@@ -65,11 +65,11 @@ impl Received {
     }
 }
 
-/// What one rank must have received of FP8 rows.
+/// What one rank must have received of coded rows.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Fp8Received {
-    /// `[rows, hidden]` codes, `[rows, groups]` scales: the bytes that were sent.
-    pub x: Fp8Rows,
+pub struct CodedReceived {
+    /// `[rows, hidden]` codes, `[rows, scales]` scales: the bytes that were sent.
+    pub x: CodedRows,
     /// Everything else about the rows; its own `x` is empty. It is what [`combine`](super::combine) takes.
     pub rows: Received,
 }
@@ -91,27 +91,27 @@ pub fn dispatch(world: &World, batches: &[Batch<'_>]) -> Vec<Received> {
     world.topology.all().map(receive).collect()
 }
 
-/// What every rank must receive of FP8 rows, which arrive as the bytes that were sent: `[ranks]`, empty for masked ranks.
+/// What every rank must receive of coded rows, which arrive as the bytes that were sent: `[ranks]`, empty for masked ranks.
 ///
 /// # Panics
-/// As [`dispatch`], and when the shape's rows are not FP8.
-pub fn dispatch_fp8(world: &World, batches: &[Fp8Batch<'_>]) -> Vec<Fp8Received> {
+/// As [`dispatch`], and when the shape's rows have no codes.
+pub fn dispatch_coded(world: &World, batches: &[CodedBatch<'_>]) -> Vec<CodedReceived> {
     let hidden = world.shape.hidden() as usize;
-    let groups = hidden.div_ceil(128) * scaling_of(world).scale_bytes();
-    let tokens = |x: &Fp8Rows| {
+    let scales = scales_bytes(world);
+    let tokens = |x: &CodedRows| {
         let tokens = whole_rows(&x.codes, hidden);
-        assert_eq!(tokens, whole_rows(&x.scales, groups), "each row has codes and scales");
+        assert_eq!(tokens, whole_rows(&x.scales, scales), "each row has codes and scales");
         tokens
     };
     let outlines: Vec<_> =
         batches.iter().map(|batch| Outline { tokens: tokens(batch.x), routing: batch.routing }).collect();
     let receive = |rank| {
-        let mut x = Fp8Rows::default();
+        let mut x = CodedRows::default();
         let rows = receive(world, &outlines, rank, |source, token| {
             x.codes.extend(row(&batches[source].x.codes, hidden, token));
-            x.scales.extend(row(&batches[source].x.scales, groups, token));
+            x.scales.extend(row(&batches[source].x.scales, scales, token));
         });
-        Fp8Received { x, rows }
+        CodedReceived { x, rows }
     };
     world.topology.all().map(receive).collect()
 }
@@ -249,16 +249,16 @@ mod tests {
     }
 
     #[test]
-    fn fp8_rows_go_where_bf16_rows_would_with_their_scales_beside_them() {
+    fn coded_rows_go_where_bf16_rows_would_with_their_scales_beside_them() {
         let shape = Shape::builder().experts(4).topk(2).hidden(129).max_tokens(8).element(Element::Fp8(Scaling::Ue8m0));
         let world = World::new(shape.build().unwrap(), Topology::new(1, 2).unwrap(), RankSet::new()).unwrap();
-        let rows = |first: u8, rows: u8| Fp8Rows {
+        let rows = |first: u8, rows: u8| CodedRows {
             codes: (first..first + rows).flat_map(|row| [row; 129]).collect(),
             scales: (first..first + rows).flat_map(|row| [row, row + 100]).collect(),
         };
         let (zero, one) = (rows(10, 3), rows(20, 2));
-        let batches = [(&zero, RANK0), (&one, RANK1)].map(|(x, like)| Fp8Batch { x, routing: like.routing });
-        let got = dispatch_fp8(&world, &batches);
+        let batches = [(&zero, RANK0), (&one, RANK1)].map(|(x, like)| CodedBatch { x, routing: like.routing });
+        let got = dispatch_coded(&world, &batches);
         for (got, like) in got.iter().zip(dispatch(&self::world(&[]), &[RANK0, RANK1])) {
             assert_eq!(got.x.codes, like.x.iter().flat_map(|&row| [row as u8; 129]).collect::<Vec<_>>());
             assert_eq!(got.x.scales, like.x.iter().flat_map(|&row| [row as u8, row as u8 + 100]).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
 //! Experts that are easy to check: each multiplies by a factor of its own, so that a row at the wrong expert shows.
 
-use super::fp8::dequantize;
-use super::{Fp8Received, Received, World, round, widen};
+use super::coded::dequantize;
+use super::{CodedReceived, Received, World, round, widen};
 use crate::topology::Rank;
 
 /// What `expert` (over all ranks) multiplies by: `1 + (expert mod 7) / 8`.
@@ -21,11 +21,11 @@ pub fn apply_experts(world: &World, rank: Rank, got: &Received) -> Vec<u16> {
     apply(world, rank, got, x)
 }
 
-/// [`apply_experts`] for FP8 rows: `f32(x)` is `f32(code) * scale`, rounded to f32 and no further.
+/// [`apply_experts`] for coded rows: `f32(x)` is `f32(code) * scale`, rounded to f32 and no further.
 ///
 /// # Panics
-/// As [`apply_experts`], and when the shape's rows are not FP8.
-pub fn apply_experts_fp8(world: &World, rank: Rank, got: &Fp8Received) -> Vec<u16> {
+/// As [`apply_experts`], and when the shape's rows have no codes.
+pub fn apply_experts_coded(world: &World, rank: Rank, got: &CodedReceived) -> Vec<u16> {
     apply(world, rank, &got.rows, dequantize(world, &got.x).into_iter())
 }
 
@@ -52,7 +52,7 @@ fn apply(world: &World, rank: Rank, got: &Received, mut x: impl ExactSizeIterato
 
 #[cfg(test)]
 mod tests {
-    use super::super::Fp8Rows;
+    use super::super::CodedRows;
     use super::*;
     use crate::quant::Scaling;
     use crate::shape::{Element, Shape};
@@ -80,16 +80,16 @@ mod tests {
     }
 
     #[test]
-    fn fp8_experts_work_on_codes_times_scales() {
+    fn experts_work_on_codes_times_scales() {
         let shape = Shape::builder().experts(8).topk(1).hidden(130).max_tokens(1).element(Element::Fp8(Scaling::Exact));
         let world = World::new(shape.build().unwrap(), Topology::new(1, 2).unwrap(), RankSet::new()).unwrap();
         let scales = [0.5f32, 3.0].into_iter().flat_map(f32::to_le_bytes).collect();
         // 1.5 in every place: 0.75 in the first group, 4.5 in the second; expert 4 makes 1.5 of 1.
-        let got = Fp8Received {
-            x: Fp8Rows { codes: vec![0x3c; 130], scales },
+        let got = CodedReceived {
+            x: CodedRows { codes: vec![0x3c; 130], scales },
             rows: Received { topk_idx: vec![0], topk_weights: vec![2.0], ..Received::default() },
         };
-        let y = apply_experts_fp8(&world, Rank(1), &got);
+        let y = apply_experts_coded(&world, Rank(1), &got);
         assert_eq!((y[0], y[127], y[128], y[129]), (round(2.25), round(2.25), round(13.5), round(13.5)));
     }
 }

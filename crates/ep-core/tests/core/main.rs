@@ -3,6 +3,7 @@
 mod c_header;
 mod c_protocol;
 mod common;
+mod int8;
 mod layout;
 mod modules;
 mod plan;

@@ -1,7 +1,7 @@
 //! FP8 rows are what the definition says: bit for bit, over every bf16 value and every code.
 
 use ep_core::quant::{self, GROUP, Number, Scaling, dequantize, e4m3, pack_ue8m0, unpack_ue8m0};
-use ep_core::reference::{self, Fp8Rows, World, same_f32};
+use ep_core::reference::{self, CodedRows, World, same_f32};
 use ep_core::{Element, RankSet, Shape, Topology};
 use proptest::prelude::*;
 
@@ -15,10 +15,10 @@ fn world(scaling: Scaling, hidden: usize) -> World {
 }
 
 /// Quantises rows of `hidden` elements one by one.
-fn quantize<T: Number>(scaling: Scaling, hidden: usize, x: &[T]) -> Fp8Rows {
+fn quantize<T: Number>(scaling: Scaling, hidden: usize, x: &[T]) -> CodedRows {
     let row_scales = hidden.div_ceil(GROUP) * scaling.scale_bytes();
     let rows = x.len() / hidden;
-    let mut out = Fp8Rows { codes: vec![0; rows * hidden], scales: vec![0; rows * row_scales] };
+    let mut out = CodedRows { codes: vec![0; rows * hidden], scales: vec![0; rows * row_scales] };
     let places = out.codes.chunks_mut(hidden).zip(out.scales.chunks_mut(row_scales));
     for (row, (codes, scales)) in x.chunks(hidden).zip(places) {
         quant::quantize(scaling, row, codes, scales).expect("lengths agree");
@@ -26,7 +26,7 @@ fn quantize<T: Number>(scaling: Scaling, hidden: usize, x: &[T]) -> Fp8Rows {
     out
 }
 
-fn dequantize_all<T: Number + Default>(scaling: Scaling, hidden: usize, rows: &Fp8Rows) -> Vec<T> {
+fn dequantize_all<T: Number + Default>(scaling: Scaling, hidden: usize, rows: &CodedRows) -> Vec<T> {
     let row_scales = hidden.div_ceil(GROUP) * scaling.scale_bytes();
     let mut out = vec![T::default(); rows.codes.len()];
     let stored = rows.codes.chunks(hidden).zip(rows.scales.chunks(row_scales));

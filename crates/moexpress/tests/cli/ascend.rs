@@ -7,8 +7,10 @@ fn the_twin_moves_a_layer_and_a_seed_repeats_it() {
     let layer = "run --backend ascend --twin --ranks-per-node 3 --tokens 6,0,5 --hidden 40 --experts 6 --topk 2 --channels 2 --json";
     let report = moexpress(layer).json();
     assert_eq!(report["verified"], true, "{report}");
-    let odd = moexpress(&format!("{layer} --dtype fp8 --seed 3")).json();
-    assert_eq!(odd["verified"], true, "{odd}");
+    for dtype in ["fp8", "int8"] {
+        let odd = moexpress(&format!("{layer} --dtype {dtype} --seed 3")).json();
+        assert_eq!(odd["verified"], true, "{odd}");
+    }
 }
 
 #[test]

@@ -78,6 +78,23 @@ fn fp8_rows_are_dumped_as_codes_and_scales() {
 }
 
 #[test]
+fn int8_rows_are_dumped_as_signed_codes_and_a_scale_a_row() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let line = "run --ranks-per-node 2 --experts 8 --topk 2 --hidden 200 --tokens 9 --dtype int8 --dump";
+    moexpress_with(line, &[dir.path().to_str().expect("a path")]).success();
+    let bytes = std::fs::read(dir.path().join("rank1.safetensors")).expect("a file of each rank");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (codes, scales) = (file.tensor("recv_x").expect("recv_x"), file.tensor("recv_scales").expect("recv_scales"));
+    assert_eq!((codes.dtype(), scales.dtype(), scales.shape()[1]), (Dtype::I8, Dtype::F32, 1));
+    assert_eq!(codes.shape(), [scales.shape()[0], 200]);
+    let largest = |row: &[u8]| row.iter().map(|&code| (code as i8).unsigned_abs()).max();
+    assert!(
+        codes.data().chunks(200).all(|row| largest(row) == Some(127)),
+        "a row's largest element has the largest code"
+    );
+}
+
+#[test]
 fn a_dump_holds_what_the_oracle_says() {
     let dir = tempfile::tempdir().expect("a directory");
     let target = dir.path().join("made/for this");

@@ -20,7 +20,7 @@ fn both_forms_are_verified_and_say_what_moved() {
     };
     let (per_choice, per_rank) = (one_row_a_rank("per-choice"), one_row_a_rank("per-rank"));
     assert!(per_choice > per_rank && per_rank > 0, "{per_choice} rows one a choice, {per_rank} one a rank");
-    for more in ["--dtype fp8", "--dtype fp8-ue8m0 --nodes 2 --ranks-per-node 2", "--schedule timed"] {
+    for more in ["--dtype fp8", "--dtype fp8-ue8m0 --nodes 2 --ranks-per-node 2", "--dtype int8", "--schedule timed"] {
         let line = if more.contains("nodes") { SMALL.replace("--ranks-per-node 4", "") } else { SMALL.to_owned() };
         assert_eq!(moexpress(&format!("{line} --tokens 12 {more}")).json()["verified"], true, "{more}");
     }

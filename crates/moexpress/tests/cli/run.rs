@@ -61,7 +61,7 @@ fn every_routing_and_placement_is_verified() {
 }
 
 #[test]
-fn fp8_rows_halve_what_dispatch_moves() {
+fn rows_of_bytes_halve_what_dispatch_moves() {
     let bytes = |dtype: &str| {
         let object =
             moexpress(&format!("run --json --hidden 1024 --tokens 24 --nodes 2 --ranks-per-node 2 --dtype {dtype}"))
@@ -70,7 +70,7 @@ fn fp8_rows_halve_what_dispatch_moves() {
         object["bytes_far"].as_u64().unwrap() as f64
     };
     let bf16 = bytes("bf16");
-    for dtype in ["fp8", "fp8-pow2", "fp8-ue8m0"] {
+    for dtype in ["fp8", "fp8-pow2", "fp8-ue8m0", "int8"] {
         // Combine brings bf16 back, so that three quarters are left.
         let share = bytes(dtype) / bf16;
         assert!((0.72..0.80).contains(&share), "{dtype}: {share}");
@@ -95,7 +95,7 @@ fn what_is_not_there_is_refused_by_name() {
         ("--nodes 0", "nodes is 0, allowed: at least 1"),
         ("--nodes 3", "experts is 64, allowed: a multiple of the 24 ranks"),
         ("--mode latency", "possible values: throughput, low-latency"),
-        ("--dtype int8", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0"),
+        ("--dtype int4", "possible values: bf16, fp8, fp8-pow2, fp8-ue8m0, int8"),
         ("--backend tpu", "possible values: sim, host, cuda, ascend"),
         ("--schedule fair", "possible values: explore, timed"),
         ("--schedule timed --model tpu", "possible values: h800-cx7, h200-node"),

@@ -29,6 +29,7 @@ impl Backend for Timed {
             | Requirement::Units
             | Requirement::Nodes
             | Requirement::LowLatency
+            | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::Scripts => None,
             Requirement::Incidents | Requirement::Departures | Requirement::Suspensions => {

@@ -150,6 +150,11 @@ impl Session {
         self.with(|host| what(&mut host.machine))
     }
 
+    /// Copies that something has befallen on their way.
+    pub fn befallen(&self) -> u64 {
+        self.with(|host| host.machine.befallen())
+    }
+
     /// Whether a rank's cores have stopped for ever.
     pub fn has_crashed(&self, rank: u32) -> bool {
         self.with(|host| host.machine.has_crashed(rank).unwrap_or(false))

@@ -9,7 +9,6 @@ use crate::machine::{Machine, Window};
 use crate::plan::{Plan, first_mention};
 use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
-use crate::quant::quantize;
 use crate::roles::{Attended, HeaderBytes};
 use crate::shape::Element;
 
@@ -154,11 +153,11 @@ impl Staged {
         let x = tokens.x.borrow(token, &mut self.scratch)?;
         match call.layout.shape().element() {
             Element::Bf16 => self.payload.copy_from_slice(x),
-            Element::Fp8(scaling) => {
+            element => {
                 let (codes, scales) = self.payload.split_at_mut(call.layout.row().scales_offset() as usize);
                 let (elements, _) = x.as_chunks::<2>();
                 let codes = &mut codes[..elements.len()];
-                quantize(scaling, elements, codes, scales).map_err(|_| Fault::Mismatch {
+                element.quantize(elements, codes, scales).map_err(|_| Fault::Mismatch {
                     field: "elements of a row",
                     mine: call.layout.shape().hidden().into(),
                     theirs: elements.len() as u64,

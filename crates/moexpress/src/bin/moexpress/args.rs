@@ -349,6 +349,7 @@ impl LayerArgs {
             Dtype::Fp8 => Element::Fp8(Scaling::Exact),
             Dtype::Fp8Pow2 => Element::Fp8(Scaling::PowerOfTwo),
             Dtype::Fp8Ue8m0 => Element::Fp8(Scaling::Ue8m0),
+            Dtype::Int8 => Element::Int8,
         };
         let builder = Shape::builder().experts(self.experts).topk(self.topk).hidden(self.hidden);
         builder.element(element).max_tokens(max_tokens).build()
@@ -430,6 +431,8 @@ pub(crate) enum Dtype {
     Fp8Pow2,
     /// The same with scales stored as one exponent byte (UE8M0)
     Fp8Ue8m0,
+    /// Signed bytes with an f32 scale for each row; results come back as bf16. Not on GPUs
+    Int8,
 }
 
 /// The name of a value as the user writes it.

@@ -7,8 +7,8 @@ use ep_conformance::arrival::split;
 use ep_conformance::low_latency::Seen;
 use ep_conformance::verify::{Observed, bytes_of};
 use ep_conformance::workload::Batch;
-use ep_core::quant::groups;
-use ep_core::reference::Fp8Rows;
+use ep_core::quant::int8;
+use ep_core::reference::CodedRows;
 use ep_core::{Element, Shape, Topology};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError};
@@ -75,15 +75,17 @@ fn inputs(shape: &Shape, batch: &Batch) -> Vec<Tensor> {
 fn received(shape: &Shape, leading: &[usize], bytes: &[u8]) -> Vec<Tensor> {
     let columns = |last: usize| [leading, &[last]].concat();
     let hidden = shape.hidden() as usize;
-    let Element::Fp8(scaling) = shape.element() else {
-        return vec![tensor("recv_x", Dtype::BF16, &columns(hidden), bytes.to_vec())];
+    let (dtype, scale_bytes) = match shape.element() {
+        Element::Fp8(scaling) => (Dtype::U8, scaling.scale_bytes()),
+        Element::Int8 => (Dtype::I8, int8::SCALE_BYTES),
+        _ => return vec![tensor("recv_x", Dtype::BF16, &columns(hidden), bytes.to_vec())],
     };
-    let Fp8Rows { codes, scales } = split(shape, bytes);
-    let scales: Vec<f32> = scales.chunks_exact(scaling.scale_bytes()).map(scale_of).collect();
-    let groups = columns(groups(shape.hidden()) as usize);
+    let CodedRows { codes, scales } = split(shape, bytes);
+    let scales: Vec<f32> = scales.chunks_exact(scale_bytes).map(scale_of).collect();
+    let of_row = columns(shape.element().scales(shape.hidden()) as usize);
     vec![
-        tensor("recv_x", Dtype::U8, &columns(hidden), codes),
-        tensor("recv_scales", Dtype::F32, &groups, le(&scales, f32::to_le_bytes)),
+        tensor("recv_x", dtype, &columns(hidden), codes),
+        tensor("recv_scales", Dtype::F32, &of_row, le(&scales, f32::to_le_bytes)),
     ]
 }
 

@@ -1,43 +1,55 @@
-//! FP8 rows by definition: the value of the format that is nearest to each quotient.
+//! Rows of codes and scales by definition: the value of the format that is nearest to each quotient.
 //!
 //! Written in f64 and independently of [`crate::quant`], so that each can be checked against the other. Every sum,
 //! product and quotient of two f32 numbers that is formed in f64 and then rounded to f32 is the one that f32 arithmetic
 //! gives: f64 has more than twice the bits.
 
 use super::e4m3::{nearest, value};
-use super::{World, widen};
+use super::{World, int8, widen};
 use crate::quant::Scaling;
 use crate::shape::Element;
 
 /// Rows as they travel: codes, and beside them scales as they are stored.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Fp8Rows {
-    /// `[rows, hidden]`: E4M3 codes.
+pub struct CodedRows {
+    /// `[rows, hidden]`: E4M3 codes, or signed bytes.
     pub codes: Vec<u8>,
-    /// `[rows, groups]`: f32, little-endian, or one byte each, as the scaling says.
+    /// `[rows, scales]`: f32, little-endian, or one byte each, as the element says.
     pub scales: Vec<u8>,
 }
 
-/// Elements that share a scale.
+/// Elements of FP8 that share a scale.
 const GROUP: usize = 128;
 
 /// Quantises bf16 rows `[rows, hidden]` as the shape of `world` wants them to travel.
 ///
 /// # Panics
-/// When the shape's rows are not FP8, or `x` is not whole rows.
-pub fn quantize(world: &World, x: &[u16]) -> Fp8Rows {
-    let scaling = scaling_of(world);
+/// When the shape's rows have no codes, or `x` is not whole rows.
+pub fn quantize(world: &World, x: &[u16]) -> CodedRows {
     let hidden = world.shape.hidden() as usize;
     assert!(x.len().is_multiple_of(hidden), "rows are [rows, hidden]");
-    let mut rows = Fp8Rows::default();
+    let mut rows = CodedRows::default();
     rows.codes.reserve(x.len());
-    for group in x.chunks_exact(hidden).flat_map(|row| row.chunks(GROUP)) {
-        let group: Vec<f32> = group.iter().copied().map(widen).collect();
-        let (multiplier, scale) = factors(scaling, &group);
-        rows.codes.extend(group.iter().map(|&x| nearest((f64::from(x) * multiplier) as f32)));
-        rows.scales.extend(stored(scaling, scale));
+    for row in x.chunks_exact(hidden) {
+        let row: Vec<f32> = row.iter().copied().map(widen).collect();
+        match world.shape.element() {
+            Element::Bf16 => panic!("rows of the shape are bf16: they have no codes"),
+            Element::Fp8(scaling) => row.chunks(GROUP).for_each(|group| quantize_group(scaling, group, &mut rows)),
+            Element::Int8 => {
+                let (codes, scale) = int8::quantize(&row);
+                rows.codes.extend(codes);
+                rows.scales.extend(scale);
+            }
+        }
     }
     rows
+}
+
+/// Appends a group's codes and its scale.
+fn quantize_group(scaling: Scaling, group: &[f32], rows: &mut CodedRows) {
+    let (multiplier, scale) = factors(scaling, group);
+    rows.codes.extend(group.iter().map(|&x| nearest((f64::from(x) * multiplier) as f32)));
+    rows.scales.extend(stored(scaling, scale));
 }
 
 /// What a group's elements are multiplied by, and what its codes are.
@@ -65,17 +77,21 @@ fn stored(scaling: Scaling, scale: f64) -> Vec<u8> {
     }
 }
 
-/// The elements of FP8 rows of the shape of `world`, `[rows, hidden]`: `f32(code) * scale`, rounded to f32.
+/// The elements of coded rows of the shape of `world`, `[rows, hidden]`: `f32(code) * scale`, rounded to f32.
 ///
 /// # Panics
-/// When the shape's rows are not FP8, or codes and scales are not whole rows, equally many.
-pub fn dequantize(world: &World, rows: &Fp8Rows) -> Vec<f32> {
-    let scaling = scaling_of(world);
+/// When the shape's rows have no codes, or codes and scales are not whole rows, equally many.
+pub fn dequantize(world: &World, rows: &CodedRows) -> Vec<f32> {
     let hidden = world.shape.hidden() as usize;
+    let (group, scale_bytes, value): (_, _, fn(u8) -> f64) = match world.shape.element() {
+        Element::Bf16 => panic!("rows of the shape are bf16: they have no codes"),
+        Element::Fp8(scaling) => (GROUP, scaling.scale_bytes(), value),
+        Element::Int8 => (hidden, 4, int8::value),
+    };
     assert!(rows.codes.len().is_multiple_of(hidden), "codes are [rows, hidden]");
-    let groups = rows.codes.chunks_exact(hidden).flat_map(|row| row.chunks(GROUP));
-    let scales = rows.scales.chunks_exact(scaling.scale_bytes());
-    assert_eq!(groups.clone().count(), scales.len(), "scales are [rows, groups]");
+    let groups = rows.codes.chunks_exact(hidden).flat_map(|row| row.chunks(group));
+    let scales = rows.scales.chunks_exact(scale_bytes);
+    assert_eq!(groups.clone().count(), scales.len(), "scales are [rows, scales]");
     let mut elements = Vec::with_capacity(rows.codes.len());
     for (codes, scale) in groups.zip(scales.map(loaded)) {
         elements.extend(codes.iter().map(|&code| (value(code) * scale) as f32));
@@ -93,10 +109,11 @@ fn loaded(bytes: &[u8]) -> f64 {
     }
 }
 
-/// How the shape's rows are scaled.
-pub(super) fn scaling_of(world: &World) -> Scaling {
+/// Bytes of the scales of a row.
+pub(super) fn scales_bytes(world: &World) -> usize {
     match world.shape.element() {
-        Element::Fp8(scaling) => scaling,
-        other => panic!("rows of the shape are {other}, not FP8"),
+        Element::Bf16 => panic!("rows of the shape are bf16: they have no scales"),
+        Element::Fp8(scaling) => (world.shape.hidden() as usize).div_ceil(GROUP) * scaling.scale_bytes(),
+        Element::Int8 => 4,
     }
 }
