@@ -9,7 +9,8 @@ of rings and says little of it, so the arena is made for batches of the size tha
 - but never less than ``num_nvl_bytes``, of which 64 MiB to 1 GiB count whatever is free, and more up to that eighth.
 
 Where results are kept, those of many layers for the backward pass, the first lie in the arena. The others are copied
-to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room.
+to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room. After 8, 64, 512, ...
+dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
 On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter.
 """
@@ -93,6 +94,16 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
     return Room(batch, max(hinted, min(wanted, limit)), wanted > max(hinted, limit))
 
 
+def agreed_for_kept(meeting: Meeting, arena: Arena) -> Room:
+    """Finds the size of an arena for what was kept. All ranks call it."""
+    device, room = arena.communicator.device, arena.room
+    told = f"kept={arena.needed()},{free_bytes(device, meeting.world)}".encode()
+    everybody = meeting.all_gather(told)
+    numbers = [one.removeprefix(b"kept=").split(b",") for one in everybody if one is not None]
+    needed, free = max(int(one[0]) for one in numbers), min(int(one[1]) for one in numbers)
+    return Room(room.rows, max(room.bytes, min(needed, free // SHARE)), False)
+
+
 def free_bytes(device: torch.device, ranks: int) -> int:
     """Memory that is free where a rank's tensors are; of a host the share of one rank."""
     if device.type == "cuda":
@@ -146,8 +157,10 @@ def has_outboxes(device: torch.device, room: Room) -> bool:
 class Arena:
     """A communicator of throughput mode, and what lies in its arena. With outboxes nothing does."""
 
-    def __init__(self, communicator: Communicator, room: Room, rows: Sizes) -> None:
+    def __init__(self, communicator: Communicator, room: Room, rows: Sizes, dispatches: int = 0) -> None:
         self.communicator, self.room, self.rows = communicator, room, rows
+        self.dispatches = dispatches
+        """Whose routing was new, here and in the arenas before."""
         self.has_outboxes = has_outboxes(communicator.device, room)
         if self.has_outboxes:
             LOG.warning(
@@ -160,7 +173,8 @@ class Arena:
             )
         there, back = rows.blocks(1 << 20)
         self._row, self._result = there >> 20, back >> 20
-        self._kept = Kept()
+        self._kept, self._copies = Kept(), Kept()
+        self._most_kept = 0
         self._through_rings = 0
         self._has_said = False
 
@@ -199,6 +213,23 @@ class Arena:
                 return False
         kept.add(x, mine)
         return True
+
+    def copied(self, x: torch.Tensor) -> None:
+        """``x`` is a copy of rows of a dispatch that may not stay, as :meth:`keeps` has just said."""
+        self._copies.add(x, x.shape[0] * self._row)
+        self._copies.sweep()
+        self._most_kept = max(self._most_kept, self._kept.bytes + self._copies.bytes)
+
+    def is_due(self) -> bool:
+        """After a dispatch whose routing was new: whether it is time to look at what was kept. The same on all ranks."""
+        self.dispatches += 1
+        return self.dispatches >= 8 and self.dispatches.bit_count() == 1 and self.dispatches.bit_length() % 3 == 1
+
+    def needed(self) -> int:
+        """Bytes in which all rows that were kept at a time would have had room, beside a batch and its results."""
+        if self._most_kept == 0:
+            return 0
+        return self._most_kept + self._most_kept // 8 + 2 * self.room.rows * (self._row + self._result)
 
     def _say(self, rows: int, what: str) -> None:
         if self._has_said:

@@ -67,14 +67,20 @@ class Communicators:
 
     def grow(self, rows: Sizes, arena: Arena, received: int) -> None:
         """Makes a larger arena for later dispatches, where a rank has received more rows than this one was made for:
-        ``received``, the same on all ranks, which call this together. Handles of before keep what they were made
-        with."""
+        ``received``, the same on all ranks, which call this together; or where results were kept for which it had no
+        room. Handles of before keep what they were made with."""
         room, device = arena.room, arena.communicator.device
-        if received <= room.rows or room.is_all or self._normal.get(rows) is not arena:
+        if room.is_all or self._normal.get(rows) is not arena:
             return
-        larger = _arena.agreed(
-            self.meeting, device, rows, [0] * self.meeting.world, received + received // 4, self.num_nvl_bytes
-        )
+        is_due = arena.is_due()
+        if received > room.rows:
+            larger = _arena.agreed(
+                self.meeting, device, rows, [0] * self.meeting.world, received + received // 4, self.num_nvl_bytes
+            )
+        elif is_due:
+            larger = _arena.agreed_for_kept(self.meeting, arena)
+        else:
+            return
         if larger.bytes <= room.bytes:
             arena.room = Room(larger.rows, room.bytes, larger.is_all)
             return
@@ -90,7 +96,7 @@ class Communicators:
         if all(other == b"1" for other in self.meeting.all_gather(b"0" if made is None else b"1") if other is not None):
             assert made is not None
             self._former.add(arena.communicator)
-            self._normal[rows] = Arena(made, larger, rows)
+            self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
         else:
             if made is not None:
                 made.close()

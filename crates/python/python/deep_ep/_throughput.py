@@ -125,6 +125,7 @@ class Throughput:
                 event = _event(arena.communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
             copy = _copy(received, arena.communicator, defer)
+            arena.copied(copy)
             return copy, None, None, None, None, _event(arena.communicator, defer)
         rows, arena, native = Rows.of(x), made.arena, made.native
         if rows.element != made.rows.element:
@@ -206,6 +207,7 @@ def _taken(rows: Rows, received: Received, arena: Arena, defer: bool) -> Rows_t:
     placed, lies = arena.has_placed(), rows.lie(x, scales)
     if lies and placed and not arena.keeps(x):
         x, scales = _copy(x, communicator, defer), None if scales is None else _copy(scales, communicator, defer)
+        arena.copied(x)
     with communicator.order.behind() if defer and not lies else nullcontext():
         taken: Rows_t = rows.received(x, scales)
     return taken
