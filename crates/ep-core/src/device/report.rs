@@ -131,7 +131,8 @@ mod tests {
     use super::*;
 
     fn report(status: u32) -> Report {
-        Report { status, phase: 3, peer: 2, lane: 1, op: 9, seen: 5, awaited: 7, waited: 11, field: 1, culprit: 4 }
+        let phase = Phase::Rows as u32;
+        Report { status, phase, peer: 2, lane: 1, op: 9, seen: 5, awaited: 7, waited: 11, field: 1, culprit: 4 }
     }
 
     fn failure(status: Status, low: bool) -> Failure {
