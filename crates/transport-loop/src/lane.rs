@@ -91,9 +91,8 @@ impl Lane {
         self.settled >= ticket
     }
 
-    /// Accepts a verb that would arrive at `due` if it were alone: on a lane nothing overtakes (F3).
+    /// Accepts a verb that arrives at `due`, or behind the verb ahead of it: on a lane nothing overtakes (F3).
     pub(crate) fn accept(&mut self, verb: Verb, due: u64) {
-        let due = self.held.back().map_or(due, |last| last.due.max(due));
         self.issued += u64::from(matches!(verb, Verb::Put { .. }));
         self.held.push_back(Held { due, verb });
     }

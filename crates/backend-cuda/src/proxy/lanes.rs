@@ -81,7 +81,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
     fn broken(&self, peer: Rank) -> Option<Fault> {
         let (ended, work) = (self.has_ended(), self.shared.between_turns());
         let lanes = || work.lanes.iter().filter(|lane| lane.id.peer == peer);
-        let known = lanes().find_map(|lane| lane.fault.clone());
+        let known = lanes().find_map(|lane| lane.fault);
         let gone = || ended.then(|| lanes().next().map(|lane| lane.broken(LaneCause::NoPoster))).flatten();
         known.or_else(gone).or_else(|| work.connected.then(|| work.transport.broken(peer)).flatten())
     }
