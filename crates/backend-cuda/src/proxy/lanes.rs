@@ -78,6 +78,10 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
         work.lanes.iter().find(|known| known.id == lane).map(|known| known.fifo.state(&self.shared.memory))
     }
 
+    fn probe(&mut self, peer: Rank) {
+        self.shared.between_turns().transport.probe(peer);
+    }
+
     fn broken(&self, peer: Rank) -> Option<Fault> {
         let (ended, work) = (self.has_ended(), self.shared.between_turns());
         let lanes = || work.lanes.iter().filter(|lane| lane.id.peer == peer);

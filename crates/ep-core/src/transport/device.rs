@@ -123,6 +123,11 @@ pub trait DeviceLanes: Send + fmt::Debug {
     /// value lives. None where this rank has no such queue.
     fn state(&self, lane: LaneId) -> Option<u64>;
 
+    /// As [`Lanes::probe`](super::Lanes::probe): called from time to time while kernels wait long for `peer`.
+    fn probe(&mut self, peer: Rank) {
+        let _ = peer;
+    }
+
     /// Why a lane to `peer` broke, if one did. A kernel is told [`FarStatus`](crate::device::FarStatus) only.
     fn broken(&self, peer: Rank) -> Option<Fault>;
 
