@@ -51,7 +51,8 @@ def check_layers(rank: int, world: int) -> None:
                 assert torch.equal(again, received)
         stats = buffer.stats()
         assert not log.said and stats["rows_through_rings"] == stats["results_through_rings"] == 0, (log.said, stats)
-        assert stats["arena_bytes"] < 6.5 * world * TOKENS * (2 * HIDDEN + 128)
+        # It has grown once, after 8 layers: for those, the next one, and a quarter more.
+        assert stats["arena_bytes"] < 16 * world * TOKENS * (2 * HIDDEN + 128)
         buffer.destroy()
 
 
