@@ -52,6 +52,15 @@ impl Suite {
         self
     }
 
+    /// With those cases on one backend more that need `what`, called `NAME::...`.
+    #[must_use]
+    pub fn on_those<B: Backend>(mut self, name: &str, what: Requirement, backend: B) -> Self {
+        let (prefix, backend) = (format!("{name}::"), Arc::new(backend));
+        let those = cases::all::<B>().into_iter().filter(|case| case.needs.contains(&what));
+        self.0.extend(those.map(|case| trial(&prefix, &backend, case)));
+        self
+    }
+
     /// Runs all cases, as [`main`] does.
     pub fn run(self) -> ExitCode {
         run(self.0)

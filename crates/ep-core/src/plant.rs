@@ -42,6 +42,12 @@ pub enum Plant {
     ArrivalOfAnotherOp,
     /// A low-latency sender announces an operation of the other kind.
     ArrivalOfAnotherKind,
+    /// A low-latency receiver takes the tag of the operation before in the same bank for that of this one.
+    TagOfBefore,
+    /// Tags of low latency start again in each generation.
+    TagsStartAgain,
+    /// A low-latency receiver takes the first unit of a row for all of them.
+    FirstUnitOnly,
     /// A rank that skips a low-latency operation says that it has received it before everything has come.
     SkippedWithoutWaiting,
     /// A low-latency operation that was dropped counts as received, and nobody is told.
@@ -63,6 +69,25 @@ pub enum Plant {
 /// The fault that tests planted, if any. Without the feature `plant` there is none, and it takes no room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Planted(#[cfg(feature = "plant")] Option<Plant>);
+
+/// Operations of low latency that tests have it were before the first one: so they see what comes after billions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Before(#[cfg(feature = "plant")] pub(crate) u64);
+
+impl Before {
+    /// How many.
+    #[cfg(feature = "plant")]
+    pub(crate) const fn operations(self) -> u64 {
+        self.0
+    }
+
+    /// None.
+    #[cfg(not(feature = "plant"))]
+    #[inline]
+    pub(crate) const fn operations(self) -> u64 {
+        0
+    }
+}
 
 impl Planted {
     /// This fault alone.

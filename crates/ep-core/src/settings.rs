@@ -1,7 +1,7 @@
 //! How a communicator uses memory and time: ring sizes, placement, arena, deadline.
 
 use crate::error::Error;
-use crate::plant::{Plant, Planted};
+use crate::plant::{Before, Plant, Planted};
 use crate::ring::Geometry;
 use crate::row::RowFormat;
 use crate::shape::Shape;
@@ -86,8 +86,10 @@ pub struct Settings {
     placement: Placement,
     arena_bytes: u64,
     low_latency: bool,
+    low_latency_units: bool,
     deadline: Nanos,
     planted: Planted,
+    before: Before,
 }
 
 impl Settings {
@@ -121,6 +123,11 @@ impl Settings {
         self.low_latency
     }
 
+    /// Whether low latency travels as units.
+    pub const fn low_latency_units(&self) -> bool {
+        self.low_latency_units
+    }
+
     /// How long one operation may take, a peer's slow experts included.
     pub const fn deadline(&self) -> Nanos {
         self.deadline
@@ -146,6 +153,27 @@ impl Settings {
         self
     }
 
+    /// The same with low latency as units where that is possible: to run the same tests in both forms.
+    #[cfg(feature = "plant")]
+    #[must_use]
+    pub const fn with_units(mut self, topology: &Topology) -> Self {
+        self.low_latency_units = self.low_latency && topology.nodes() == 1;
+        self
+    }
+
+    /// The same after so many operations of low latency: tags of units count on from there.
+    #[cfg(feature = "plant")]
+    #[must_use]
+    pub const fn with_operations_before(mut self, operations: u64) -> Self {
+        self.before = Before(operations);
+        self
+    }
+
+    /// Operations of low latency before the first one: none, without the feature `plant`.
+    pub(crate) const fn operations_before(&self) -> u64 {
+        self.before.operations()
+    }
+
     /// Whether tests planted this fault: never, without the feature `plant`.
     pub(crate) fn plants(&self, plant: Plant) -> bool {
         self.planted.is(plant)
@@ -168,6 +196,7 @@ pub struct SettingsBuilder {
     placement: Placement,
     arena_bytes: Option<u64>,
     low_latency: bool,
+    low_latency_units: bool,
     deadline: Nanos,
 }
 
@@ -186,6 +215,7 @@ impl Default for SettingsBuilder {
             placement: Placement::Ring,
             arena_bytes: None,
             low_latency: false,
+            low_latency_units: false,
             deadline: Nanos::from_secs(60),
         }
     }
@@ -263,6 +293,13 @@ impl SettingsBuilder {
         self
     }
 
+    /// Whether rows of low latency, their counts and their results travel as units with a tag, which announce themselves, instead of
+    /// behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
+    pub const fn low_latency_units(mut self, units: bool) -> Self {
+        self.low_latency_units = units;
+        self
+    }
+
     /// How long one operation may take. Automatic: 60 s.
     pub const fn deadline(mut self, deadline: Nanos) -> Self {
         self.deadline = deadline;
@@ -301,8 +338,10 @@ impl SettingsBuilder {
             placement: self.placement,
             arena_bytes: self.arena_bytes.unwrap_or(arena),
             low_latency: self.low_latency,
+            low_latency_units: self.low_latency_units,
             deadline: self.deadline,
             planted: Planted::default(),
+            before: Before::default(),
         }
     }
 
@@ -314,6 +353,12 @@ impl SettingsBuilder {
         let settings = self.chosen();
         settings.rings.check()?;
         settings.placement.check(&self.topology)?;
+        if settings.low_latency_units && !settings.low_latency {
+            return Err(Error::invalid("low latency as units", true, "only with low_latency(true)"));
+        }
+        if settings.low_latency_units && self.topology.nodes() > 1 {
+            return Err(Error::invalid("nodes", self.topology.nodes(), "1 with low latency as units"));
+        }
         if settings.deadline == Nanos(0) {
             return Err(Error::invalid("deadline", settings.deadline, "more than 0 ns"));
         }
@@ -344,6 +389,19 @@ mod tests {
         };
         assert_eq!(built(2).unwrap_err().to_string(), "nodes is 2, allowed: 1 with pulled placement");
         assert_eq!(built(1).unwrap().arena_bytes(), 0);
+    }
+
+    #[test]
+    fn units_are_for_low_latency_within_one_node() {
+        let refused = |nodes, low_latency| {
+            let topology = Topology::new(nodes, 4).unwrap();
+            let settings = Settings::builder(&shape(), &topology).low_latency(low_latency).low_latency_units(true);
+            settings.build().map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused(1, true), Ok(()));
+        assert_eq!(refused(2, true).unwrap_err(), "nodes is 2, allowed: 1 with low latency as units");
+        let alone = "low latency as units is true, allowed: only with low_latency(true)";
+        assert_eq!(refused(1, false).unwrap_err(), alone);
     }
 
     #[test]

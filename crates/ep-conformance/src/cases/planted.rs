@@ -19,6 +19,7 @@ const SEEDS: u64 = 40;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[Requirement::Plants], body };
+    let units = |name, body| Case { name, needs: &[Requirement::Plants, Requirement::Units], body };
     let coordinated = |name, body| Case { name, needs: &[Requirement::Plants, Requirement::Coordinators], body };
     vec![
         case("planted_tail_before_data_is_caught", tail_before_data::<B> as fn(&B) -> _),
@@ -42,6 +43,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_skip_without_waiting_is_caught", skip_without_waiting::<B>),
         case("planted_drop_without_skipping_is_caught", drop_without_skipping::<B>),
         case("planted_sending_before_refusing_is_caught", sent_before_refused::<B>),
+        units("planted_errors_on_units_are_caught", errors_on_units::<B>),
         case("planted_errors_on_far_rings_are_caught", far_rings::<B>),
         coordinated("planted_staging_freed_early_is_caught", staging_freed_early::<B>),
         coordinated("planted_second_poster_is_caught", second_poster::<B>),
@@ -182,6 +184,26 @@ fn low_without_done<B: Backend>(backend: &B) -> Verdict {
 
 fn low_skipped_flush<B: Backend>(backend: &B) -> Verdict {
     low_caught(backend, Plant::SkippedFlush, &ahead(), &["race"])
+}
+
+/// What is a fault of arrivals and banks is one of units, too; and tags have faults of their own.
+fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
+    let caught = |plant, signs: &[&str]| {
+        hunt(plant, signs, |seed| {
+            let scenario = low_latency::Scenario { seed, ..ahead() };
+            let setup =
+                scenario.setup().map(|setup| Setup { settings: setup.settings.with_units(&setup.topology), ..setup });
+            (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+        })
+    };
+    // Where a rank ends with an error, the others wait for it in vain.
+    let row = "low-latency row";
+    caught(Plant::TagOfBefore, &["race", row, "deadlock"])?;
+    caught(Plant::FirstUnitOnly, &["race", row, "of a source", "of a rank", "of a token", "turn", "deadlock"])?;
+    caught(Plant::OpInWrongBank, &["race", row, "F11", "deadlock"])?;
+    caught(Plant::BankReusedWithoutDone, &["race", row, "F11", "deadlock"])?;
+    caught(Plant::SkippedFlush, &["race"])?;
+    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])
 }
 
 /// Low latency misused under many seeds: see [`hunt`].

@@ -93,7 +93,7 @@ impl<M: Machine> Engine<M> {
         Ok(Self {
             neighbours: Neighbours::of(layout.topology(), me, &nobody),
             links: None,
-            low: Low::new(&layout, me, &nobody),
+            low: Low::new(&layout, me, &nobody, [layout.settings().operations_before(); 2]),
             vigil: Vigil::new(layout.topology().ranks() as usize),
             pool: Pool::default(),
             stats: Stats::new(&layout),

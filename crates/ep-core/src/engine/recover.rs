@@ -5,13 +5,18 @@ use super::{Engine, Neighbours};
 use crate::error::{Error, Failure, Fault};
 use crate::layout::LowKind;
 use crate::machine::{Machine, Opening};
+use crate::plant::Plant;
 use crate::port::{Duty, Nanos, Role};
 use crate::roles::Vigil;
 use crate::topology::{Rank, RankSet};
 
 impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
-        let proposal = self.desk.propose(mask)?;
+        let mut proposal = self.desk.propose(mask)?;
+        if self.desk.settings().low_latency_units() {
+            // The next operation's number is more than any rank's tags so far.
+            proposal.op = proposal.op.max(self.low.serial());
+        }
         // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
         if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
             self.machine.reset().await;
@@ -38,11 +43,13 @@ impl<M: Machine> Engine<M> {
                 self.call(self.low.next(), LowKind::Dispatch).mask(rank).await;
             }
         }
+        let again = self.desk.settings().plants(Plant::TagsStartAgain);
+        let serials = if again { 0 } else { agreement.op };
         self.desk.enter(agreement);
         let (layout, mask) = (self.desk.layout(), self.desk.mask());
         self.neighbours = Neighbours::of(layout.topology(), self.desk.rank(), mask);
         self.links = None;
-        self.low = Low::new(layout, self.desk.rank(), mask);
+        self.low = Low::new(layout, self.desk.rank(), mask, [serials, self.low.serial()]);
         self.vigil = Vigil::new(layout.topology().ranks() as usize);
         Ok(())
     }

@@ -5,7 +5,10 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come, then the rows
 //! ```
+//!
+//! Rows that come as units are laid out in the low slots when they have come.
 //!
 //! An operation brings rows or results, never both, so both lie in the same parts. A part is written to by one rank alone, results
 //! too: what a rank still does that was given up falls where nobody reads any more (`docs/decisions.md` has the price).
@@ -19,7 +22,7 @@ use super::cut::{Cut, Slots};
 use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
 use crate::error::Error;
 use crate::shape::Shape;
-use crate::terms::Span;
+use crate::terms::{Offset, Span, UNIT_BYTES, unit_bytes};
 use crate::topology::{Rank, Topology};
 
 /// What a low-latency operation brings.
@@ -127,6 +130,17 @@ pub(super) struct LowRegions {
 }
 
 impl LowRegions {
+    /// Memory for units: parts of one slot each.
+    pub(super) fn cut_units(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Slots {
+        let tokens = u64::from(shape.max_tokens());
+        let rows = unit_bytes(row.wire_bytes()).saturating_mul(tokens);
+        let results = tokens * u64::from(low_columns(shape, topology));
+        let results = unit_bytes(RESULT_HEADER + row.results().payload_bytes()).saturating_mul(results);
+        let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
+        let banks = if on { 2 } else { 0 };
+        cut.slots(banks * u64::from(topology.ranks()), 1, part)
+    }
+
     pub(super) fn cut(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Self {
         let (row_bytes, result_bytes) = (row_slot(row), result_slot(row));
         let (tokens, ranks) = (u64::from(shape.max_tokens()), u64::from(topology.ranks()));
@@ -222,6 +236,21 @@ impl Layout {
 
     fn low_part_of(&self, op: u64, writer: Rank) -> u32 {
         (op % 2) as u32 * self.topology().ranks() + writer.0
+    }
+
+    /// Where the unit lies by which `writer` says how many rows come in operation `op`, where they travel as units.
+    pub fn low_unit_head(&self, op: u64, writer: Rank) -> Offset {
+        self.low_units.slot(self.low_part_of(op, writer), 0, 0, 0, UNIT_BYTES).offset
+    }
+
+    /// Where the units of row `at` of `bytes` bytes, among those of one length that `writer` sends in operation `op`, begin.
+    pub fn low_unit_row(&self, op: u64, writer: Rank, bytes: u64, at: u32) -> Offset {
+        self.low_unit_head(op, writer).plus(UNIT_BYTES + u64::from(at) * unit_bytes(bytes))
+    }
+
+    /// All memory for units that `writer` puts in operation `op`.
+    pub fn low_unit_part(&self, op: u64, writer: Rank) -> Span {
+        self.low_unit_head(op, writer).span(self.low_units.bytes)
     }
 
     /// Results of one rank for one token at most.

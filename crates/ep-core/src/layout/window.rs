@@ -40,6 +40,8 @@ pub struct Layout {
     pub(super) far_staging: Slots,
     pub(super) pulls: Slots,
     pub(super) low: LowRegions,
+    /// Where low latency travels as units.
+    pub(super) low_units: Slots,
     pub(super) arena: Offset,
     pub(super) announced: Announced,
     window: u64,
@@ -75,6 +77,8 @@ impl Layout {
         let mut cut = Cut::new();
         let lines = ranks * LaneKind::count(tracks as u32) as u64 + mailboxes(topology, rings.channels) as u64;
         let cells = cut.take(Some(2 * lines * LINE_BYTES));
+        // Beside the cells: what has to be zeroed lies together.
+        let low_units = LowRegions::cut_units(&mut cut, shape, topology, &row, settings.low_latency_units());
         let counts = cut.take((2 * ranks).checked_mul(counts_bytes(shape, topology)));
         let notes = cut.take(Some(2 * ranks * NOTE_BYTES));
         let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
@@ -110,6 +114,7 @@ impl Layout {
             far_staging,
             pulls,
             low,
+            low_units,
             arena,
             announced: Announced::none(window),
             window,
@@ -179,12 +184,20 @@ impl Layout {
             ("low staging", self.low.staging.base),
             ("arena", self.arena),
         ];
+        if self.settings.low_latency_units() {
+            starts.insert(1, ("low units", self.low_units.base));
+        }
         if self.announced.pieces.0 < self.window {
             let Announced { pieces, low_cells, low_heads } = self.announced;
             starts.extend([("piece cells", pieces), ("low cells", low_cells), ("low heads", low_heads)]);
         }
         let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
         starts.iter().zip(ends).map(|(&(name, start), end)| Region { name, span: start.span(end - start.0) }).collect()
+    }
+
+    /// What has to be zero before a window is first used: cells and memory for units.
+    pub fn zeroed(&self) -> Span {
+        self.cells.span(self.counts.0 - self.cells.0)
     }
 
     /// Tracks from one rank to one peer.
@@ -411,7 +424,7 @@ impl Layout {
             u64::from(own.far.slots),
             u64::from(own.far.staging_slots()),
             self.settings.placement() as u64,
-            self.settings.low_latency().into(),
+            u64::from(self.settings.low_latency()) + u64::from(self.settings.low_latency_units()),
             self.settings.arena_bytes(),
             u64::from(rings.channels),
             u64::from(rings.near.slots),

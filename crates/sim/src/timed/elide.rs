@@ -58,7 +58,10 @@ impl Elision {
         missing.dedup();
         let opening = size_of::<OpHeader>() as u64;
         let shares = size_of::<Share>() as u64 * u64::from(layout.topology().ranks_per_node());
-        let others: Vec<u64> = [opening, opening + shares, bare].into_iter().chain(heads).collect();
+        // What says how many rows come as units.
+        let head = layout.settings().low_latency_units().then_some(size_of::<u64>() as u64);
+        let others = [opening, opening + shares, bare].into_iter().chain(head);
+        let others: Vec<u64> = others.chain(heads).collect();
         let twice = missing.windows(2).any(|pair| pair[0].0 == pair[1].0);
         if twice || missing.iter().any(|(short, _)| others.contains(short)) {
             return Err(Error::invalid("hidden", shape.hidden(), "rows that differ in length from other messages"));

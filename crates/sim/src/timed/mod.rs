@@ -165,7 +165,7 @@ impl World {
         let all = layout.topology().ranks();
         let ranks = partitions.ranks(partition);
         let pages = if timing.elision.is_on() { PageSize::HEADERS } else { PageSize::ROWS };
-        let cells_end = layout.regions()[0].span.end();
+        let cells_end = layout.zeroed().end();
         let foreign = if partitions.count() > 1 { all as usize } else { 0 };
         Self {
             layout: Rc::clone(layout),

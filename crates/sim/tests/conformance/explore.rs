@@ -11,13 +11,16 @@ use ep_sim::{Cluster, Machine, Outcome};
 pub(crate) struct Simulator {
     /// Which of its lanes between nodes share a queue.
     pub(crate) far_lanes: Queues,
+    /// Whether low latency travels as units, within a node.
+    pub(crate) units: bool,
     /// Cases of the campaign.
     pub(crate) campaign: u32,
 }
 
 impl Simulator {
     fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
-        let mut builder = Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings);
+        let settings = if self.units { setup.settings.with_units(&setup.topology) } else { setup.settings };
+        let mut builder = Cluster::builder(setup.topology).seed(setup.seed).settings(settings);
         for &incident in &setup.incidents {
             builder = builder.incident(incident);
         }

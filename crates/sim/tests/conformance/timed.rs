@@ -10,14 +10,18 @@ use ep_core::layout::Queues;
 use ep_core::machine::Machine as _;
 use ep_sim::{Builder, Cluster, Machine, Model, Outcome, Run};
 
-pub(crate) struct Timed;
+pub(crate) struct Timed {
+    /// Whether low latency travels as units, within a node.
+    pub(crate) units: bool,
+}
 
-fn builder(setup: &Setup) -> Builder {
+fn builder(setup: &Setup, units: bool) -> Builder {
     // Each seed has a machine of its own: whether links or cores are the narrow place changes who waits for whom.
     let model = if setup.seed.is_multiple_of(2) { Model::h200_node() } else { Model::h800_cx7() };
     // And each table of lanes and queues has one seed of three.
     let far_lanes = Queues::NAMED[setup.seed as usize % Queues::NAMED.len()];
-    Cluster::builder(setup.topology).seed(setup.seed).settings(setup.settings).far_lanes(far_lanes).timed(model)
+    let settings = if units { setup.settings.with_units(&setup.topology) } else { setup.settings };
+    Cluster::builder(setup.topology).seed(setup.seed).settings(settings).far_lanes(far_lanes).timed(model)
 }
 
 impl Backend for Timed {
@@ -49,7 +53,7 @@ impl Backend for Timed {
         T: Send + 'static,
         F: AsyncFn(Engine<Machine>) -> T + Send + Sync,
     {
-        let cluster = builder(setup).build(setup.shape).map_err(|error| error.to_string())?;
+        let cluster = builder(setup, self.units).build(setup.shape).map_err(|error| error.to_string())?;
         let on = |threads| cluster.run_on(threads, &user).map_err(|violation| violation.to_string());
         let run = on(NonZeroUsize::MIN)?;
         if setup.topology.nodes() > 1 {
@@ -65,7 +69,8 @@ impl Backend for Timed {
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
         // Scripts may wait for what never comes, and for nothing else.
-        let cluster = builder(setup).deadlines(true).build(setup.shape).map_err(|error| error.to_string())?;
+        let cluster =
+            builder(setup, self.units).deadlines(true).build(setup.shape).map_err(|error| error.to_string())?;
         let run = cluster
             .run_machines(async |machine| {
                 let mine = (0u16..).zip(scripts).filter(|(_, script)| script.rank == machine.rank());

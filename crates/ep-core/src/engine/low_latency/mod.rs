@@ -34,6 +34,10 @@ use handle::{Inner, Routed, Work};
 #[derive(Debug)]
 pub(super) struct Low {
     flights: Flights<Arc<Work>>,
+    /// Operations of earlier generations, at least.
+    serials: u64,
+    /// The last of them that this rank sent.
+    last: u64,
     /// The ranks that take no part, and those masked here.
     mask: RankSet,
     /// The other ranks, ascending.
@@ -49,9 +53,11 @@ pub(super) struct Low {
 }
 
 impl Low {
-    pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet) -> Self {
+    pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet, [serials, last]: [u64; 2]) -> Self {
         let mut low = Self {
             flights: Flights::default(),
+            serials,
+            last,
             mask: mask.clone(),
             peers: Vec::new(),
             outbox: Outbox::new(layout),
@@ -62,6 +68,11 @@ impl Low {
         };
         low.peers = layout.topology().all().filter(|&rank| rank != me && !mask.contains(rank)).collect();
         low
+    }
+
+    /// Operations so far, in this generation and before: tags of units run on from there.
+    pub(super) fn serial(&self) -> u64 {
+        self.serials + self.flights.sent()
     }
 
     /// Whether the rank that was waited for in vain has said something since it was last waited for: whom it waits for, or that it goes
@@ -84,6 +95,9 @@ impl<M: Machine> Engine<M> {
     fn check_send(&self) -> Result<(), Error> {
         self.desk.ready()?;
         self.desk.layout.check_low_latency()?;
+        if self.desk.settings().low_latency_units() && !self.machine.capabilities().units {
+            return Err(Error::unsupported("low latency as units", "a machine whose near lanes carry units"));
+        }
         self.low.flights.check_send(self.desk.shape()).map(drop)
     }
 
@@ -100,6 +114,8 @@ impl<M: Machine> Engine<M> {
             rail: &self.neighbours.rail,
             vigil: &self.vigil,
             op,
+            serials: self.low.serials,
+            last: self.low.last,
             generation: self.desk.generation,
             kind,
             started,
@@ -151,7 +167,8 @@ impl<M: Machine> Engine<M> {
                 continue;
             }
             let (asked, local) = (work.asked(), self.desk.layout.local_experts());
-            let owes = |rank| work.kind == LowKind::Dispatch || asked.owed(work.kind, local, rank) > 0;
+            let all = work.kind == LowKind::Dispatch || self.desk.settings().low_latency_units();
+            let owes = |rank| all || asked.owed(work.kind, local, rank) > 0;
             self.finish(op, &work, async |call| skip(call, &owes).await).await?;
         }
         Ok(())
@@ -372,5 +389,27 @@ impl<M: Machine> LowLatency for Engine<M> {
         self.low.peers.retain(|&peer| peer != rank);
         self.call(self.low.next(), LowKind::Dispatch).mask(rank).await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::loopback::LoopbackMachine;
+    use crate::settings::Settings;
+    use crate::shape::Shape;
+    use crate::topology::Topology;
+
+    #[test]
+    fn units_are_refused_where_the_machine_has_none() {
+        let (topology, shape) = (Topology::new(1, 2).unwrap(), Shape::builder().experts(2).topk(1).hidden(16));
+        let shape = shape.max_tokens(4).build().unwrap();
+        let refused = |units| {
+            let settings = Settings::builder(&shape, &topology).low_latency(true).low_latency_units(units);
+            let machine = LoopbackMachine::with(&shape, &topology, &settings.build().unwrap());
+            Engine::new(machine).unwrap().check_at_once().map_err(|error| error.to_string())
+        };
+        assert_eq!(refused(false), Ok(()));
+        assert!(refused(true).unwrap_err().contains("low latency as units"));
     }
 }

@@ -75,15 +75,16 @@ pub(crate) async fn deliver<M: Machine>(
         // From here on it is being sent: what fails now is not tried again.
         let Some(held) = faults.0[at].held.take() else { break };
         let mut troubles = Faults::default();
-        for (to, bytes) in &held.rows {
+        for (at, (to, bytes)) in (0u32..).zip(&held.rows) {
             let slot = outbox.slot(call, &mut port, &mut troubles).await?;
             let from = call.layout.low_staging(slot).offset;
             port.write(from, bytes)?;
-            let ticket = port.put(Call::<M>::rows_lane(peer), from.span(bytes.len() as u64), *to).await?;
+            let row = from.span(bytes.len() as u64);
+            let ticket = call.put_row(&mut port, peer, row, (call.op, *to, at)).await?;
             outbox.sent(peer, ticket);
         }
         if held.announced {
-            call.announce(&mut port, peer, held.rows.len() as u32).await?;
+            call.announce(&mut port, outbox, &mut troubles, peer, held.rows.len() as u32).await?;
         }
         faults.0.remove(at);
         faults.0.extend(troubles.0);

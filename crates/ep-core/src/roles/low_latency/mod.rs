@@ -25,6 +25,7 @@ mod receiver;
 mod reducer;
 mod returner;
 mod sender;
+mod units;
 
 use std::rc::Rc;
 
@@ -62,6 +63,10 @@ pub(crate) struct Call<'a, M> {
     pub(crate) vigil: &'a Vigil,
     /// Counted from 1 in each generation.
     pub(crate) op: u64,
+    /// Operations of earlier generations, at least: tags run on.
+    pub(crate) serials: u64,
+    /// This rank's last one of them, as tags count.
+    pub(crate) last: u64,
     pub(crate) generation: u16,
     pub(crate) kind: LowKind,
     pub(crate) started: Nanos,
@@ -114,13 +119,23 @@ impl<M: Machine> Call<'_, M> {
         if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
-    /// Tells `peer` that `rows` rows of this operation have been put.
-    async fn announce(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
+    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are.
+    async fn announce(
+        &self,
+        port: &mut Attended<M::Port>,
+        outbox: &mut Outbox,
+        faults: &mut Faults,
+        peer: Rank,
+        rows: u32,
+    ) -> Result<(), Fault> {
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
         let arrival = Arrival { op, kind, rows };
         let value = arrival.encode(self.layout.shape());
+        if self.as_units() {
+            return self.put_head(port, outbox, faults, peer, value).await;
+        }
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
 
@@ -128,9 +143,9 @@ impl<M: Machine> Call<'_, M> {
     async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
         let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
         let due = Arrival::due(self.op, shape);
-        let mut value = port.peek(cell);
+        let mut value = if self.as_units() { self.take_head(port, peer).await? } else { port.peek(cell) };
         // Of many peers most have come while this rank waited for another.
-        if value < due {
+        if value < due && !self.as_units() {
             port.wait(cell, due).await?;
             value = port.peek(cell);
         }
@@ -147,6 +162,9 @@ impl<M: Machine> Call<'_, M> {
             if mine != theirs {
                 return Err(mismatch(field, mine, theirs));
             }
+        }
+        if self.as_units() {
+            self.take_rows(port, peer, arrival.rows).await?;
         }
         Ok(arrival.rows)
     }
@@ -175,6 +193,7 @@ impl<M: Machine> Call<'_, M> {
 
     /// Tells every peer that this rank has read all that it was given for this operation.
     pub(crate) async fn received(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
+        self.clear_units(port)?;
         let cell = Cell::new(self.me, LaneKind::LowDone, Counter::Received);
         for (left, &peer) in (0..self.peers.len()).rev().zip(self.peers) {
             port.only_posts(left > 0);

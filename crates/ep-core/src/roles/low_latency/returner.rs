@@ -79,9 +79,9 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
         for (left, peer) in (0..free.len()).rev().zip(free) {
             returner.port.only_posts(left > 0);
             let rows = returner.give_back(peer, faults).await?;
-            // Who is owed nothing does not wait for an arrival.
-            if rows > 0 && !faults.involve(peer) {
-                let sent = call.announce(&mut returner.port, peer, rows).await;
+            // Who is owed nothing does not wait for an arrival; but units come from everybody.
+            if (rows > 0 || call.as_units()) && !faults.involve(peer) {
+                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, rows).await;
                 sent.or_else(|fault| faults.note(peer, fault))?;
             }
         }
@@ -106,7 +106,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             bytes.extend_from_slice(&self.payload);
             held.rows.push((self.call.layout.low_result(self.call.op, self.call.me, token, column).offset, bytes));
         }
-        held.announced = !held.rows.is_empty();
+        held.announced = !held.rows.is_empty() || self.call.as_units();
         Ok(held)
     }
 
@@ -115,7 +115,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         let mut sent = 0;
         for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
             self.load(picks)?;
-            self.put(source, token, column, faults).await?;
+            self.put(source, (token, column), sent, faults).await?;
             sent += 1;
         }
         Ok(sent)
@@ -143,7 +143,8 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         RowHeader { source_rank: self.call.me.0, source_token: token, position: column, op: self.call.stamp() }
     }
 
-    async fn put(&mut self, to: Rank, token: u32, column: u32, faults: &mut Faults) -> Result<(), Fault> {
+    /// Puts the result at hand, number `at` of those to this rank.
+    async fn put(&mut self, to: Rank, (token, column): (u32, u32), at: u32, faults: &mut Faults) -> Result<(), Fault> {
         let call = self.call;
         let place = |op| call.layout.low_result(op, call.me, token, column).offset;
         if to == call.me {
@@ -160,7 +161,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         }
         let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
         let span = from.span(RESULT_HEADER + self.payload.len() as u64);
-        match self.port.put(Call::<M>::rows_lane(to), span, place(op)).await {
+        match call.put_row(&mut self.port, to, span, (op, place(op), at)).await {
             Ok(ticket) => self.outbox.sent(to, ticket),
             Err(fault) => faults.note(to, fault)?,
         }

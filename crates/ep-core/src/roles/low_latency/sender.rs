@@ -57,7 +57,10 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
             port.only_posts(left > 0);
             let sent = match faults.involve(peer) {
                 true => Ok(()),
-                false => call.announce(&mut port, peer, tokens.plan.rows()[peer.index()]).await,
+                false => {
+                    let rows = tokens.plan.rows()[peer.index()];
+                    call.announce(&mut port, outbox, faults, peer, rows).await
+                }
             };
             sent.or_else(|fault| faults.note(peer, fault))?;
         }
@@ -116,10 +119,8 @@ async fn send_to<M: Machine, W: Window>(
                 continue;
             }
             let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-            match port
-                .put(Call::<M>::rows_lane(rank), from.span(row.header_bytes() + row.payload_bytes()), slot(op))
-                .await
-            {
+            let span = from.span(row.header_bytes() + row.payload_bytes());
+            match call.put_row(port, rank, span, (op, slot(op), position)).await {
                 Ok(ticket) => outbox.sent(rank, ticket),
                 Err(fault) => faults.note(rank, fault)?,
             }

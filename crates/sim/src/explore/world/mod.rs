@@ -120,7 +120,7 @@ impl World {
     pub(crate) fn new(layout: &Rc<Layout>, config: &Config) -> Self {
         let topology = layout.topology();
         let kinds = LaneKind::count(layout.tracks());
-        let cells_end = layout.regions()[0].span.end();
+        let cells_end = layout.zeroed().end();
         let mut world = Self {
             layout: Rc::clone(layout),
             seed: config.seed,

@@ -1,0 +1,132 @@
+//! Low latency as units beyond what the suite sees: tags after billions of operations, and a machine that tears units.
+
+use crate::common::{DEADLINE, SEEDS};
+use ep_core::engine::Engine;
+use ep_core::engine::low_latency::LowRouting;
+use ep_core::machine::{Machine as _, Window as _};
+use ep_core::plant::Plant;
+use ep_core::port::{Tag, unit_bytes};
+use ep_core::{Endpoint, Error, Failure, LowLatency, Rank, Settings, Shape, Topology};
+use ep_sim::{Builder, Cluster, Machine};
+
+const RANKS: u32 = 2;
+const TOKENS: u32 = 3;
+/// Bytes of a row.
+const BYTES: usize = 64;
+
+fn shape() -> Shape {
+    Shape::builder().experts(RANKS).topk(RANKS).hidden(BYTES as u32 / 2).max_tokens(TOKENS).build().unwrap()
+}
+
+/// A cluster after so many operations.
+fn cluster(before: u64) -> Builder {
+    let topology = Topology::new(1, RANKS).unwrap();
+    let settings = Settings::builder(&shape(), &topology).low_latency(true).low_latency_units(true).deadline(DEADLINE);
+    Cluster::builder(topology).settings(settings.build().unwrap().with_operations_before(before)).deadlines(true)
+}
+
+/// Dispatches rows that hold `fill`, each to all ranks. Whether all that came is right.
+async fn dispatch(ep: &mut Engine<Machine>, fill: u8) -> Result<bool, Error> {
+    let x = ep.rows(&[fill; TOKENS as usize * BYTES], TOKENS)?;
+    let topk_idx = (0..TOKENS).flat_map(|_| 0..i64::from(RANKS)).collect();
+    let got = ep.low_latency_dispatch(&x, &LowRouting { topk_idx, topk_weights: None, repeats: false }).await?;
+    let rows = RANKS * TOKENS;
+    Ok(got.expert_counts == [rows as i32]
+        && ep.bytes(&got.x)?[..rows as usize * BYTES].iter().all(|&byte| byte == fill))
+}
+
+/// Whether this rank's memory for units of the other one, in the bank of `op`, is all zero.
+fn is_cleared(ep: &Engine<Machine>, op: u64) -> bool {
+    let (machine, other) = (ep.machine(), Rank(1 - ep.rank().0));
+    let part = machine.layout().low_unit_part(op, other);
+    let mut bytes = vec![1; part.len as usize];
+    machine.window().read(part.offset, &mut bytes).unwrap();
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+/// The first operation of each bank in a stretch of tags leaves cleared memory, and the ones that follow are as before.
+#[test]
+fn memory_for_units_is_cleared_once_in_each_stretch_of_tags() {
+    let last = (1..).find(|&power| Tag::era(1 << power) == 1).map(|power| (1u64 << power) - 1).unwrap();
+    assert_eq!((Tag::era(last), Tag::era(last + 1)), (0, 1));
+    // To look at units without polling them is a race; so it is looked for in other runs.
+    for (seed, looks) in (0..SEEDS).flat_map(|seed| [(seed, false), (seed, true)]) {
+        // Operation 3 is the first of the stretch, 4 the first of the other bank.
+        let cluster = cluster(last - 2).race_tracking(!looks).seed(seed).build(shape()).unwrap();
+        let run = cluster.run(async |mut ep| {
+            let mut cleared = Vec::new();
+            for op in 1..=6 {
+                assert!(dispatch(&mut ep, op as u8).await.unwrap(), "operation {op}");
+                cleared.extend(looks.then(|| is_cleared(&ep, op)));
+            }
+            cleared
+        });
+        let cleared = run.unwrap_or_else(|violation| panic!("{violation}")).finished();
+        let right = if looks { vec![false, false, true, true, false, false] } else { Vec::new() };
+        assert!(cleared.iter().all(|cleared| *cleared == right), "{cleared:?}");
+    }
+}
+
+/// Tags wrap around; nobody notices.
+#[test]
+fn tags_wrap_around() {
+    for seed in 0..SEEDS {
+        let run = cluster(u64::from(u32::MAX) - 2).seed(seed).build(shape()).unwrap().run(async |mut ep| {
+            for op in 1..=5 {
+                assert!(dispatch(&mut ep, op).await.unwrap(), "operation {op}");
+            }
+        });
+        run.unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+/// Where units come in halves, rows are wrong, or refused for what their headers seem to say.
+#[test]
+fn rows_whose_units_are_torn_are_wrong() {
+    assert_eq!(unit_bytes(BYTES as u64), 96);
+    let torn = |torn: bool| {
+        let wrong = |seed: &u64| {
+            let run = cluster(0).torn_units(torn).seed(*seed).build(shape()).unwrap().run(async |mut ep| {
+                for op in 1..=4 {
+                    match dispatch(&mut ep, op).await {
+                        Ok(true) => {}
+                        Ok(false) => return true,
+                        Err(Error::Failed(Failure { .. })) => return true,
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+                false
+            });
+            run.map_or(true, |run| run.finished().contains(&true))
+        };
+        (0..SEEDS).filter(wrong).count()
+    };
+    assert_eq!(torn(false), 0);
+    assert!(torn(true) > 0);
+}
+
+/// What a generation has left never passes for what is new: tags run on. Where they start again, units come that lie there already.
+#[test]
+fn tags_run_on_through_generations() {
+    let is_wrong = |seed: u64, plant: Option<Plant>| {
+        let topology = Topology::new(1, RANKS).unwrap();
+        let settings = Settings::builder(&shape(), &topology).low_latency(true).low_latency_units(true);
+        let settings = settings.deadline(DEADLINE).build().unwrap();
+        let settings = plant.map_or(settings, |plant| settings.with_plant(plant));
+        let run =
+            Cluster::builder(topology).settings(settings).seed(seed).build(shape()).unwrap().run(async |mut ep| {
+                for fill in 1..=6 {
+                    if fill == 4 {
+                        ep.rejoin().await.unwrap();
+                    }
+                    if !matches!(dispatch(&mut ep, fill).await, Ok(true)) {
+                        return true;
+                    }
+                }
+                false
+            });
+        run.map_or(true, |run| run.finished().contains(&true))
+    };
+    assert!((0..SEEDS).all(|seed| !is_wrong(seed, None)));
+    assert!((0..SEEDS).any(|seed| is_wrong(seed, Some(Plant::TagsStartAgain))));
+}
