@@ -224,6 +224,17 @@ def check_outboxes(rank: int, world: int) -> None:
         assert stats["arena_bytes"] == 0 and stats["rows_placed"] == 0
         assert stats["rows_through_rings"] == 8 * tokens * world
         buffer.destroy()
+        # So it is where memory has become short since the first batch, which was small.
+        limit_memory(8 * 64 * MIB)
+        buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
+        few = dispatch(buffer, 3, rank, world)
+        assert buffer.stats()["arena_bytes"] >= 64 * MIB
+        with Log() as log:
+            for _ in range(2):
+                check_rows(dispatch(buffer, tokens, rank, world)[0], tokens, world)
+        assert buffer.stats()["arena_bytes"] == 0 and "go through outboxes of" in log.said[-1]
+        assert bool((buffer.combine(few[0], few[4])[0] == world * (rank + 1)).all())
+        buffer.destroy()
     finally:
         limit_memory(MUCH)
         _arena.has_outboxes = decides

@@ -81,7 +81,8 @@ class Communicators:
             larger = _arena.agreed_for_kept(self.meeting, arena)
         else:
             return
-        if larger.bytes <= room.bytes:
+        # A larger one that is not to be had: with outboxes what has no room goes on at speed.
+        if larger.bytes <= room.bytes and not _arena.has_outboxes(device, larger):
             arena.room = Room(larger.rows, room.bytes, larger.is_all)
             return
         try:
