@@ -272,6 +272,8 @@ impl<M: Machine> Endpoint for Engine<M> {
         if !self.machine.capabilities().get {
             return None;
         }
+        // Along a handle of this generation: before the first dispatch others may still have rows under way to the arena.
+        self.desk.check_handle(handle).ok()?;
         let block = self.desk.arena.take(&self.desk.layout.row().results(), handle.rows())?;
         Some(HostRows::Leased(Lease::new(&self.desk.arena, block, self.machine.window())))
     }

@@ -14,8 +14,8 @@ impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
         let mut proposal = self.desk.propose(mask)?;
         if self.desk.settings().low_latency_units() {
-            // The next operation's number is more than any rank's tags so far.
-            proposal.op = proposal.op.max(self.low.serial());
+            // The next operation's number is more than any rank's tags so far: those of a half that failed or was dropped, too.
+            proposal.op = proposal.op.max(self.low.serial() + 1);
         }
         // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
         if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
