@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ep_core::layout::Queues;
 use ep_core::machine::{Bootstrap, Capabilities, Opening};
-use ep_core::port::{Offset, Span};
+use ep_core::port::{Offset, Scope, Span};
 use ep_core::transport::{Lanes, NoLanes};
 use ep_core::{Fault, Layout, Nanos, Rank};
 
@@ -63,12 +63,8 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
     }
 
     /// Near copies are done when their verbs return; far lanes are drained.
-    async fn reset(&self) {
-        self.seat.settle(None).await;
-    }
-
-    async fn reset_peer(&self, peer: Rank) {
-        self.seat.settle(Some(peer)).await;
+    async fn reset(&self, scope: Scope) {
+        self.seat.settle(scope).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {
@@ -79,7 +75,7 @@ impl<L: Lanes> ep_core::machine::Machine for Machine<L> {
 impl<L: Lanes> Drop for Machine<L> {
     fn drop(&mut self) {
         let began = self.seat.now();
-        while !std::thread::panicking() && !self.seat.drained(None, began) {
+        while !std::thread::panicking() && !self.seat.drained(Scope::All, began) {
             std::thread::yield_now();
         }
         self.seat.node.roll().strike(self.seat.me);

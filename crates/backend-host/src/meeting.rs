@@ -11,7 +11,7 @@ use std::task::Poll;
 use async_trait::async_trait;
 use ep_bootstrap::{Member, Peers};
 use ep_core::machine::{Agreement, Bootstrap, Proposal};
-use ep_core::port::{LaneId, LaneKind};
+use ep_core::port::{LaneId, LaneKind, Scope};
 use ep_core::transport::Lanes;
 use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 
@@ -80,7 +80,7 @@ impl<L: Lanes> Meeting<L> {
     async fn reconnect(&self, agreed: &Agreement, deadline: Nanos) -> Result<(), Error> {
         let Some(far) = &self.seat.far else { return Ok(()) };
         // What this rank said last, to those too who do not go on with it.
-        self.seat.settle(None).await;
+        self.seat.settle(Scope::All).await;
         let first = 2 * (self.agreements.fetch_add(1, Ordering::Relaxed) + 1);
         let offer = far.lanes().offer()?;
         let offers = self.gather(first, agreed, offer, deadline).await?;

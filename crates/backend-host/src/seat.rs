@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use ep_bootstrap::Peers;
-use ep_core::port::{Cell, LaneId, Offset, Span, Ticket};
+use ep_core::port::{Cell, LaneId, Offset, Scope, Span, Ticket};
 use ep_core::topology::Reach;
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Layout, Nanos, Rank, layout};
@@ -244,30 +244,30 @@ impl<L: Lanes> Seat<L> {
         peers.filter(|&peer| self.reach(peer) == Reach::Far).for_each(|peer| far.lanes().probe(peer));
     }
 
-    /// Whether nothing is under way to `peer`, or to anybody, any more; lanes that take too long, since `began`, are cut.
-    pub(crate) fn drained(&self, peer: Option<Rank>, began: Nanos) -> bool {
+    /// Whether nothing is under way on the lanes of `scope` any more; those that take too long, since `began`, are cut.
+    pub(crate) fn drained(&self, scope: Scope, began: Nanos) -> bool {
         let Some(far) = &self.far else { return true };
         let mut lanes = far.lanes();
         // Who is gone takes nothing any more.
         let roll = self.node.roll();
-        self.layout.topology().all().filter(|&rank| roll.is_gone(rank)).for_each(|rank| lanes.cut(Some(rank)));
-        if lanes.drain(peer) {
+        self.layout.topology().all().filter(|&rank| roll.is_gone(rank)).for_each(|rank| lanes.cut(Scope::Peer(rank)));
+        if lanes.drain(scope) {
             return true;
         }
         let limit = Nanos(self.layout.settings().deadline().0 / DRAIN);
         if self.now() - began < limit {
             return false;
         }
-        tracing::warn!(rank = self.me.0, ?peer, after = %limit, "cuts lanes that do not get rid of what they hold");
-        lanes.cut(peer);
-        lanes.drain(peer)
+        tracing::warn!(rank = self.me.0, ?scope, after = %limit, "cuts lanes that do not get rid of what they hold");
+        lanes.cut(scope);
+        lanes.drain(scope)
     }
 
-    /// Returns when nothing is under way to `peer`, or to anybody, any more.
-    pub(crate) async fn settle(&self, peer: Option<Rank>) {
+    /// Returns when nothing is under way on the lanes of `scope` any more.
+    pub(crate) async fn settle(&self, scope: Scope) {
         let began = self.now();
         poll_fn(|context| {
-            if self.drained(peer, began) {
+            if self.drained(scope, began) {
                 return Poll::Ready(());
             }
             context.waker().wake_by_ref();

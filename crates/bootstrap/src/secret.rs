@@ -228,10 +228,19 @@ mod tests {
             let refusal = Secret::from_text(&text).unwrap_err().to_string();
             assert!(refusal.contains("hexadecimal digits and ") && !refusal.contains("a7a7"), "{text}: {refusal}");
         }
+        let refusal = Secret::from_text(&format!("\"{key}\"")).unwrap_err().to_string();
+        assert!(refusal.contains("64 hexadecimal digits and 2 other characters"), "{refusal}");
         // Words, identifiers and hashes of other lengths are texts.
-        for text in ["correct horse", "6f9619ff-8b86-d011-b42d-00cf4fc964ff", &key[..40], &key.repeat(2)] {
+        let sentence = format!("{} and many more words", &key[..56]);
+        for text in ["correct horse", "6f9619ff-8b86-d011-b42d-00cf4fc964ff", &key[..40], &key.repeat(2), &sentence] {
             assert!(Secret::from_text(text).is_ok(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_drawn_at_random_differs() {
+        assert_ne!(random().unwrap(), random().unwrap());
+        assert_ne!(Secret::generate().unwrap(), Secret::generate().unwrap());
     }
 
     #[test]
@@ -248,6 +257,11 @@ mod tests {
         hmac.update(b"what do ya want for nothing?");
         let mac: [u8; 32] = hmac.finalize().into_bytes().into();
         assert_eq!(Secret(mac).to_hex(), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    }
+
+    #[test]
+    fn a_digest_is_the_standard_one() {
+        assert_eq!(Secret(digest(b"abc")).to_hex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     }
 
     #[test]

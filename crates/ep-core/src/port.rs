@@ -35,7 +35,7 @@
 use crate::error::{Fault, Phase};
 use crate::terms::Rank;
 pub use crate::terms::{
-    Cell, Counter, Duty, LaneId, LaneKind, Mail, Nanos, Offset, Role, Span, Tag, UNIT_BYTES, UNIT_DATA, Units,
+    Cell, Counter, Duty, LaneId, LaneKind, Mail, Nanos, Offset, Role, Scope, Span, Tag, UNIT_BYTES, UNIT_DATA, Units,
     pack_unit, unit_bytes, unit_count, unpack_unit, unpack_units,
 };
 

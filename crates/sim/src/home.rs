@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use ep_core::machine::{Agreement, Opening, Proposal};
-use ep_core::port::Offset;
+use ep_core::port::{Offset, Scope};
 use ep_core::{Error, Fault, Nanos, Rank};
 
 use crate::explore::{self, World};
@@ -73,11 +73,11 @@ impl Home {
         }
     }
 
-    /// The rank stops its lanes, to one peer or to all.
-    pub(crate) fn poll_reset(&self, rank: Rank, peer: Option<Rank>, context: &Context<'_>) -> Poll<()> {
+    /// The rank stops lanes.
+    pub(crate) fn poll_reset(&self, rank: Rank, scope: Scope, context: &Context<'_>) -> Poll<()> {
         match self {
             Self::Explore(world) => {
-                world.borrow_mut().reset(rank, peer);
+                world.borrow_mut().reset(rank, scope);
                 Poll::Ready(())
             }
             Self::Timed(world) => world.borrow_mut().poll_reset(rank, context),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use ep_core::layout::Queues;
 use ep_core::machine::{Agreement, Bootstrap, Capabilities, Opening, Proposal};
-use ep_core::port::Offset;
+use ep_core::port::{Offset, Scope};
 use ep_core::{Error, Fault, Layout, Nanos, Rank};
 
 use crate::home::Home;
@@ -64,13 +64,10 @@ impl ep_core::machine::Machine for Machine {
         Window { home: self.home.clone(), rank: self.rank }
     }
 
-    /// What is in flight is applied, torn or dropped by the adversary's draw. The timed scheduler waits until it has come.
-    async fn reset(&self) {
-        poll_fn(|context| self.home.poll_reset(self.rank, None, context)).await;
-    }
-
-    async fn reset_peer(&self, peer: Rank) {
-        poll_fn(|context| self.home.poll_reset(self.rank, Some(peer), context)).await;
+    /// What is in flight is applied, torn or dropped by the adversary's draw. The timed scheduler waits until all has come that the rank
+    /// posted, whatever the scope.
+    async fn reset(&self, scope: Scope) {
+        poll_fn(|context| self.home.poll_reset(self.rank, scope, context)).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ep_core::layout::Layout;
-use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
 use ep_core::transport::{Lanes, Place};
 use ep_core::{Error, Fault, LaneCause, Rank};
 use zerocopy::IntoBytes;
@@ -94,10 +94,6 @@ impl LoopLanes {
         }
         room
     }
-
-    fn links(&self, peer: Option<Rank>) -> impl Iterator<Item = &Link> {
-        self.own.links.iter().filter(move |link| peer.is_none_or(|peer| link.to == peer))
-    }
 }
 
 /// Where cells lie: those of lanes, and those that announce rows of kernels.
@@ -181,18 +177,20 @@ impl Lanes for LoopLanes {
     }
 
     fn broken(&self, peer: Rank) -> Option<Fault> {
-        self.links(Some(peer)).find_map(|link| link.lock().lanes.iter().find_map(Lane::fault))
+        let mut links = self.own.links.iter().filter(|link| link.to == peer);
+        links.find_map(|link| link.lock().lanes.iter().find_map(Lane::fault))
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
+    fn drain(&mut self, scope: Scope) -> bool {
         self.progress();
-        self.links(peer).all(|link| link.lock().lanes.iter().all(Lane::is_idle))
+        let idle = |lane: &Lane| !scope.covers(lane.id) || lane.is_idle();
+        self.own.links.iter().all(|link| link.lock().lanes.iter().all(idle))
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
-        for link in self.links(peer) {
-            let mut state = link.lock();
-            state.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::Cut));
+    fn cut(&mut self, scope: Scope) {
+        let held = |lane: &&mut Lane| scope.covers(lane.id) && !lane.is_idle();
+        for link in &self.own.links {
+            link.lock().lanes.iter_mut().filter(held).for_each(|lane| lane.fail(LaneCause::Cut));
         }
     }
 }

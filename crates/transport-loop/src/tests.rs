@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Scope, Span};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Error, Fault, LaneCause, Layout, Rank, Settings, Shape, Topology};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -41,7 +41,7 @@ impl Job {
     fn new() -> Self {
         let topology = Topology::new(2, 2).unwrap();
         let shape = Shape::builder().experts(4).topk(2).hidden(64).max_tokens(4).build().unwrap();
-        let settings = Settings::builder(&shape, &topology).channels(1).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).channels(1).low_latency(true).build().unwrap();
         let layout = Layout::new(&shape, &topology, &settings).unwrap();
         let network = Loop::with_set_clock().latency(Duration::from_nanos(LATENCY)).unwrap();
         let network = network.bytes_per_second(1_000_000_000).unwrap().queue_depth(4).unwrap();
@@ -165,9 +165,9 @@ fn a_flush_is_through_when_the_source_was_read_and_a_full_lane_says_so() {
     job.at(LATENCY + 100);
     assert!(job.of(A).flush(lane(B), ticket).unwrap());
     assert_eq!(job.raise(1), Ok(true));
-    assert!(!job.of(A).drain(Some(B)));
+    assert!(!job.of(A).drain(Scope::Peer(B)));
     job.at(u64::MAX);
-    assert!(job.of(A).drain(None));
+    assert!(job.of(A).drain(Scope::All));
     assert_eq!(job.raised(), 1);
 }
 
@@ -202,7 +202,7 @@ fn a_lost_lane_breaks_when_no_answer_has_come_and_the_way_back_goes_on() {
     job.of(A).progress();
     assert_eq!(job.of(A).broken(B), Some(BROKEN(LaneCause::NoAnswer)));
     assert_eq!(job.raise(2), Err(BROKEN(LaneCause::NoAnswer)));
-    assert!(job.of(A).drain(None), "it never arrives");
+    assert!(job.of(A).drain(Scope::All), "it never arrives");
     assert_eq!((job.of(A).broken(Rank(3)), job.of(B).broken(A)), (None, None));
     // Mended and connected anew, it carries again; nothing of before comes back.
     job.network.mend(A, B);
@@ -223,20 +223,38 @@ fn whoever_only_waits_finds_out_by_a_probe() {
     assert!(job.of(A).broken(B).is_some());
     job.of(B).probe(A);
     job.at(u64::MAX);
-    assert!(job.of(B).drain(None) && job.of(B).broken(A).is_none(), "the other way answers");
+    assert!(job.of(B).drain(Scope::All) && job.of(B).broken(A).is_none(), "the other way answers");
 }
 
 #[test]
 fn what_a_cut_lane_holds_never_arrives() {
     let mut job = Job::new();
     job.put(A, 0, 100).unwrap();
-    job.of(A).cut(Some(Rank(3)));
+    job.of(A).cut(Scope::Peer(Rank(3)));
     assert_eq!(job.of(A).broken(B), None);
     job.set_word(A, 0, 3);
-    job.of(A).cut(None);
-    assert!(job.of(A).drain(None));
+    job.of(A).cut(Scope::All);
+    assert!(job.of(A).drain(Scope::All));
     job.at(u64::MAX);
     assert_eq!((job.word(B, 0), job.put(A, 0, 8)), (0, Err(BROKEN(LaneCause::Cut))));
+}
+
+/// Low latency is done with a rank; throughput mode's lanes to it go on.
+#[test]
+fn a_scope_of_low_latency_neither_waits_for_other_lanes_nor_cuts_them() {
+    let mut job = Job::new();
+    job.put(A, 0, 100).unwrap();
+    let at = job.rows();
+    let low = LaneId { peer: B, kind: LaneKind::LowRows };
+    assert!(job.of(A).drain(Scope::LowLatency(B)), "only another lane is busy");
+    job.of(A).put(low, at.span(8), at).unwrap();
+    assert!(!job.of(A).drain(Scope::LowLatency(B)));
+    job.of(A).cut(Scope::LowLatency(B));
+    let cut = Fault::LaneBroken { lane: low, cause: LaneCause::Cut };
+    assert_eq!(job.of(A).put(low, at.span(8), at), Err(cut));
+    job.set_word(A, 0, 3);
+    job.at(u64::MAX);
+    assert_eq!((job.word(B, 0), job.put(A, 0, 8)), (3, Ok(true)));
 }
 
 /// From an offer to the next connection nothing arrives, nor anything of the connection before.

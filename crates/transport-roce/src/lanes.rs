@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
 use ep_core::transport::{Lanes, Place as Start};
 use ep_core::{Fault, LaneCause, Layout, Rank, topology::Reach};
 
@@ -202,7 +202,7 @@ impl RoceLanes {
             }
             match offers.get(rank.index()).and_then(Option::as_ref) {
                 Some(offer) => self.join_one(rank, &Offer::from_bytes(rank, offer)?)?,
-                None => self.of(Some(rank)).for_each(|lane| lane.close(LaneCause::Flushed)),
+                None => self.of(Scope::Peer(rank)).for_each(|lane| lane.close(LaneCause::Flushed)),
             }
         }
         Ok(())
@@ -255,8 +255,8 @@ impl RoceLanes {
         Ok(())
     }
 
-    fn of(&mut self, peer: Option<Rank>) -> impl Iterator<Item = &mut Lane> {
-        self.lanes.iter_mut().filter(move |lane| peer.is_none_or(|peer| lane.id.peer == peer))
+    fn of(&mut self, scope: Scope) -> impl Iterator<Item = &mut Lane> {
+        self.lanes.iter_mut().filter(move |lane| scope.covers(lane.id))
     }
 
     /// The lane for a verb, unless it is broken.
@@ -413,8 +413,8 @@ impl Lanes for RoceLanes {
 
     fn probe(&mut self, peer: Rank) {
         // What is under way tells by itself.
-        if self.of(Some(peer)).all(|lane| lane.is_idle())
-            && let Some(lane) = self.of(Some(peer)).next()
+        if self.of(Scope::Peer(peer)).all(|lane| lane.is_idle())
+            && let Some(lane) = self.of(Scope::Peer(peer)).next()
         {
             lane.probe();
         }
@@ -425,13 +425,13 @@ impl Lanes for RoceLanes {
         kinds.iter().find_map(|&(_, index)| fault(&self.lanes[index]))
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
+    fn drain(&mut self, scope: Scope) -> bool {
         self.progress();
-        self.of(peer).all(|lane| lane.is_idle())
+        self.of(scope).all(|lane| lane.is_idle())
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
-        self.of(peer).filter(|lane| !lane.is_idle()).for_each(|lane| lane.close(LaneCause::Cut));
+    fn cut(&mut self, scope: Scope) {
+        self.of(scope).filter(|lane| !lane.is_idle()).for_each(|lane| lane.close(LaneCause::Cut));
     }
 }
 

@@ -355,6 +355,7 @@ impl Endpoint for CudaEndpoint {
     }
 
     fn output(&mut self, handle: &Handle) -> Option<Rows> {
+        self.desk.check_handle(handle).ok()?;
         let block = self.desk.arena().take(&self.layout().row().results(), handle.rows())?;
         Some(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone())))
     }

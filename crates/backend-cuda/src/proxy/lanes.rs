@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use ep_core::port::{LaneId, LaneKind};
+use ep_core::port::{LaneId, LaneKind, Scope};
 use ep_core::transport::{DeviceLanes, Lanes};
 use ep_core::{Error, Fault, LaneCause, Rank};
 
@@ -90,22 +90,22 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
         known.or_else(gone).or_else(|| work.connected.then(|| work.transport.broken(peer)).flatten())
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
+    fn drain(&mut self, scope: Scope) -> bool {
         let mut work = self.shared.between_turns();
         if self.has_ended() {
             // What nobody posts any more never arrives.
-            return work.transport.drain(peer);
+            return work.transport.drain(scope);
         }
         let moved = work.turn(&self.shared.memory, true);
-        let drained = work.transport.drain(peer);
-        let idle = |lane: &Lane| peer.is_some_and(|peer| lane.id.peer != peer) || lane.is_idle();
+        let drained = work.transport.drain(scope);
+        let idle = |lane: &Lane| !scope.covers(lane.id) || lane.is_idle();
         !moved && drained && work.lanes.iter().all(idle)
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
+    fn cut(&mut self, scope: Scope) {
         let mut work = self.shared.between_turns();
-        work.transport.cut(peer);
-        for lane in work.lanes.iter_mut().filter(|lane| peer.is_none_or(|peer| lane.id.peer == peer)) {
+        work.transport.cut(scope);
+        for lane in work.lanes.iter_mut().filter(|lane| scope.covers(lane.id)) {
             if !lane.is_idle() {
                 lane.fail(&self.shared.memory, lane.broken(LaneCause::Cut));
             }

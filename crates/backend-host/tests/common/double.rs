@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Error, Fault, LaneCause, Rank};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -206,8 +206,8 @@ impl DoubleLanes {
     }
 }
 
-fn is_to(peer: Option<Rank>) -> impl Fn(&&mut Lane) -> bool {
-    move |lane| peer.is_none_or(|peer| lane.id.peer == peer)
+fn is_of(scope: Scope) -> impl Fn(&&mut Lane) -> bool {
+    move |lane| scope.covers(lane.id)
 }
 
 impl Lanes for DoubleLanes {
@@ -271,7 +271,11 @@ impl Lanes for DoubleLanes {
 
     fn probe(&mut self, peer: Rank) {
         if self.network.out_of_reach == Some(peer) {
-            self.own.lanes().iter_mut().filter(is_to(Some(peer))).for_each(|lane| lane.fail(LaneCause::NoAnswer));
+            self.own
+                .lanes()
+                .iter_mut()
+                .filter(is_of(Scope::Peer(peer)))
+                .for_each(|lane| lane.fail(LaneCause::NoAnswer));
         }
     }
 
@@ -279,16 +283,16 @@ impl Lanes for DoubleLanes {
         self.own.lanes().iter().filter(|lane| lane.id.peer == peer).find_map(Lane::fault)
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
+    fn drain(&mut self, scope: Scope) -> bool {
         self.progress();
-        self.own.lanes().iter_mut().filter(is_to(peer)).all(|lane| lane.held.is_empty())
+        self.own.lanes().iter_mut().filter(is_of(scope)).all(|lane| lane.held.is_empty())
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
+    fn cut(&mut self, scope: Scope) {
         let mut lanes = self.own.lanes();
         lanes
             .iter_mut()
-            .filter(is_to(peer))
+            .filter(is_of(scope))
             .filter(|lane| !lane.held.is_empty())
             .for_each(|lane| lane.fail(LaneCause::Cut));
     }

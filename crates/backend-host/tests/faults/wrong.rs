@@ -1,7 +1,7 @@
 //! RoCE of which one rank tells the others a wrong key for its window when they meet for the first time.
 
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Error, Fault, Rank};
 use ep_roce::{Offer, Roce, RoceLanes};
@@ -73,11 +73,11 @@ impl Lanes for WrongLanes {
         self.inner.broken(peer)
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
-        self.inner.drain(peer)
+    fn drain(&mut self, scope: Scope) -> bool {
+        self.inner.drain(scope)
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
-        self.inner.cut(peer);
+    fn cut(&mut self, scope: Scope) {
+        self.inner.cut(scope);
     }
 }

@@ -500,7 +500,8 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn rejoin<B: Backend>(backend: &B) -> Verdict {
-    for seed in 0..backend.seeds(8) {
+    // In the simulator seeds 8 and 17 mask while the throughput round still has something under way to the masked rank.
+    for seed in 0..backend.seeds(20) {
         let layer = layer(3, 5, seed).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             let batch = &layer.batches[ep.rank().index()];

@@ -40,7 +40,7 @@ use crate::error::{Error, Failure, Fault};
 use crate::layout::{Block, Kind, Layout};
 use crate::machine::Machine;
 use crate::plan::Routed;
-use crate::port::Nanos;
+use crate::port::{Nanos, Scope};
 use crate::roles::{Board, Operation, Times, Vigil, last_words, verdict, watch};
 use crate::settings::Rings;
 use crate::topology::{Rank, RankSet, Reach, Topology};
@@ -228,7 +228,7 @@ async fn run<M: Machine, T>(
 
 /// Ends a failed operation: its roles have stopped already.
 async fn fail<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil, fault: Fault) -> Failure {
-    operation.machine.reset().await;
+    operation.machine.reset(Scope::All).await;
     let fault = last_words(operation, vigil, fault);
     let (culprit, reporter) = verdict(operation, vigil, &fault).await;
     let failure = Failure { op: operation.op, culprit, reporter, fault };
@@ -272,6 +272,8 @@ impl<M: Machine> Endpoint for Engine<M> {
         if !self.machine.capabilities().get {
             return None;
         }
+        // Along a handle of this generation: before the first dispatch others may still have rows under way to the arena.
+        self.desk.check_handle(handle).ok()?;
         let block = self.desk.arena.take(&self.desk.layout.row().results(), handle.rows())?;
         Some(HostRows::Leased(Lease::new(&self.desk.arena, block, self.machine.window())))
     }

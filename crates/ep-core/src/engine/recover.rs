@@ -6,7 +6,7 @@ use crate::error::{Error, Failure, Fault};
 use crate::layout::LowKind;
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
-use crate::port::{Duty, Nanos, Role};
+use crate::port::{Duty, Nanos, Role, Scope};
 use crate::roles::Vigil;
 use crate::topology::{Rank, RankSet};
 
@@ -14,12 +14,12 @@ impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
         let mut proposal = self.desk.propose(mask)?;
         if self.desk.settings().low_latency_units() {
-            // The next operation's number is more than any rank's tags so far.
-            proposal.op = proposal.op.max(self.low.serial());
+            // The next operation's number is more than any rank's tags so far: those of a half that failed or was dropped, too.
+            proposal.op = proposal.op.max(self.low.serial() + 1);
         }
         // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
         if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
-            self.machine.reset().await;
+            self.machine.reset(Scope::All).await;
         }
         if let Some(culprit) = self.low.failed.filter(|&culprit| proposal.mask.contains(culprit)) {
             self.warn(culprit).await;
@@ -32,11 +32,11 @@ impl<M: Machine> Engine<M> {
         let stay =
             self.neighbours.near.iter().chain(&self.neighbours.rail).filter(|&&peer| !agreement.mask.contains(peer));
         for &peer in stay {
-            self.machine.reset_peer(peer).await;
+            self.machine.reset(Scope::Peer(peer)).await;
         }
         // Low latency may have left something under way to anybody, from memory that it uses again.
         if self.desk.settings().low_latency() {
-            self.machine.reset().await;
+            self.machine.reset(Scope::All).await;
             // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
             let lost: Vec<Rank> = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
             for rank in lost {

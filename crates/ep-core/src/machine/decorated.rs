@@ -2,7 +2,7 @@
 
 use super::{Bootstrap, Capabilities, Machine, Opening};
 use crate::layout::Layout;
-use crate::port::{Nanos, Port};
+use crate::port::{Nanos, Port, Scope};
 use crate::topology::Rank;
 
 /// Wraps the ports of a machine as they are opened.
@@ -59,12 +59,8 @@ impl<M: Machine, D: Decorate> Machine for Decorated<M, D> {
         self.machine.window()
     }
 
-    async fn reset(&self) {
-        self.machine.reset().await;
-    }
-
-    async fn reset_peer(&self, peer: Rank) {
-        self.machine.reset_peer(peer).await;
+    async fn reset(&self, scope: Scope) {
+        self.machine.reset(scope).await;
     }
 
     fn bootstrap(&self) -> &dyn Bootstrap {

@@ -11,8 +11,8 @@ use futures_util::FutureExt;
 use super::{Agreement, Bootstrap, Capabilities, Machine, Opening, Proposal, Window};
 use crate::error::{Error, Fault};
 use crate::port::{
-    Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Tag, Ticket, UNIT_DATA, Units, Work,
-    pack_unit, unit_count, unpack_units,
+    Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Scope, Span, Tag, Ticket, UNIT_DATA, Units,
+    Work, pack_unit, unit_count, unpack_units,
 };
 use crate::{Layout, Rank, Settings, Shape, Topology};
 
@@ -207,9 +207,7 @@ impl Machine for LoopbackMachine {
         self.port.clone()
     }
 
-    async fn reset(&self) {}
-
-    async fn reset_peer(&self, _peer: Rank) {}
+    async fn reset(&self, _scope: Scope) {}
 
     fn bootstrap(&self) -> &dyn Bootstrap {
         self

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use crate::error::{Error, Fault};
 use crate::layout::{Layout, Queues};
-use crate::port::{Nanos, Offset, Port, Role};
+use crate::port::{Nanos, Offset, Port, Role, Scope};
 use crate::topology::{Rank, RankSet};
 
 mod agreement;
@@ -123,12 +123,9 @@ pub trait Machine {
     /// Access to the own window.
     fn window(&self) -> Self::Window;
 
-    /// Stops all lanes of this rank after a failed operation: on return nothing is read any more from this window or
-    /// the user's memory for puts issued before, and none of them changes a peer's window later.
-    async fn reset(&self);
-
-    /// Stops the lanes of this rank to `peer` alone, as [`Machine::reset`] does for all.
-    async fn reset_peer(&self, peer: Rank);
+    /// Stops the lanes of `scope`, of this rank, after a failed operation: on return nothing is read any more from this
+    /// window or the user's memory for puts issued on them before, and none of these puts changes a peer's window later.
+    async fn reset(&self, scope: Scope);
 
     /// The control plane.
     fn bootstrap(&self) -> &dyn Bootstrap;

@@ -124,6 +124,31 @@ pub struct LaneId {
     pub kind: LaneKind,
 }
 
+/// Which lanes of a rank are stopped, or drained.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scope {
+    /// All.
+    All,
+    /// Those to one rank.
+    Peer(Rank),
+    /// Those of low latency to one rank: what throughput mode has under way to it arrives nevertheless.
+    LowLatency(Rank),
+}
+
+impl Scope {
+    /// Whether it has this lane.
+    #[inline]
+    pub const fn covers(self, lane: LaneId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Peer(peer) => lane.peer.0 == peer.0,
+            Self::LowLatency(peer) => {
+                lane.peer.0 == peer.0 && matches!(lane.kind, LaneKind::LowRows | LaneKind::LowDone)
+            }
+        }
+    }
+}
+
 impl fmt::Display for LaneId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {

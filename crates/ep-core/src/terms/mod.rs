@@ -9,7 +9,7 @@ mod role;
 mod time;
 mod unit;
 
-pub use lane::{Cell, Counter, LaneId, LaneKind, Mail};
+pub use lane::{Cell, Counter, LaneId, LaneKind, Mail, Scope};
 pub use phase::Phase;
 pub(crate) use place::round_up;
 pub use place::{Offset, ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN, Span};

@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use super::Place;
 use crate::error::{Error, Fault};
 use crate::layout::{Layout, Queues};
-use crate::port::{LaneId, LaneKind};
+use crate::port::{LaneId, LaneKind, Scope};
 use crate::topology::Rank;
 
 /// The text with which kernels are compiled so that they post to a transport's lanes.
@@ -131,9 +131,9 @@ pub trait DeviceLanes: Send + fmt::Debug {
     /// Why a lane to `peer` broke, if one did. A kernel is told [`FarStatus`](crate::device::FarStatus) only.
     fn broken(&self, peer: Rank) -> Option<Fault>;
 
-    /// Whether nothing of what kernels posted for `peer`, or for all, is under way any more. Called again until it is so.
-    fn drain(&mut self, peer: Option<Rank>) -> bool;
+    /// Whether nothing of what kernels posted on the lanes of `scope` is under way any more. Called again until it is so.
+    fn drain(&mut self, scope: Scope) -> bool;
 
-    /// Breaks the lanes to `peer`, or all, that are not [drained](Self::drain).
-    fn cut(&mut self, peer: Option<Rank>);
+    /// Breaks the lanes of `scope` that are not [drained](Self::drain).
+    fn cut(&mut self, scope: Scope);
 }

@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::error::{Error, Fault};
 use crate::layout::{Layout, Queues};
-use crate::port::{LaneId, LaneKind, Offset, Span, Ticket};
+use crate::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
 use crate::topology::Rank;
 
 /// Where a rank's lanes begin.
@@ -112,13 +112,13 @@ pub trait Lanes: Send + fmt::Debug {
     /// Why a lane to `peer` broke, if one did: nothing comes from there any more.
     fn broken(&self, peer: Rank) -> Option<Fault>;
 
-    /// Whether nothing of what was accepted for `peer`, or for all, is under way any more: it has arrived, or its lane is broken
+    /// Whether nothing of what was accepted for the lanes of `scope` is under way any more: it has arrived, or its lane is broken
     /// and it never will. Called again until it is so.
-    fn drain(&mut self, peer: Option<Rank>) -> bool;
+    fn drain(&mut self, scope: Scope) -> bool;
 
-    /// Breaks the lanes to `peer`, or all, that are not [drained](Self::drain): what they hold never arrives, and draining ends
+    /// Breaks the lanes of `scope` that are not [drained](Self::drain): what they hold never arrives, and draining ends
     /// at once.
-    fn cut(&mut self, peer: Option<Rank>);
+    fn cut(&mut self, scope: Scope);
 }
 
 /// No transport: for one node.
@@ -171,11 +171,11 @@ impl Lanes for NoLanes {
         match *self {}
     }
 
-    fn drain(&mut self, _: Option<Rank>) -> bool {
+    fn drain(&mut self, _: Scope) -> bool {
         match *self {}
     }
 
-    fn cut(&mut self, _: Option<Rank>) {
+    fn cut(&mut self, _: Scope) {
         match *self {}
     }
 }

@@ -35,7 +35,7 @@ type Buf = <Engine<Machine> as Endpoint>::Buf;
 type Choices = ep_core::engine::endpoint::RoutingOf<Engine<Machine>>;
 
 /// Polls `work` at most `polls` times and drops it; its result, if it ended before.
-async fn drop_after<T>(polls: u32, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn drop_after<T>(polls: u32, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     let mut left = polls;
     poll_fn(|context| {
@@ -80,6 +80,23 @@ fn a_dropped_operation_poisons_until_recovery() {
         let blamed = run.unwrap_or_else(|violation| panic!("seed {seed}, {placement:?}: {violation}")).finished();
         assert_eq!(blamed, [A; RANKS as usize], "seed {seed}, {placement:?}");
     }
+}
+
+/// Rows of an earlier generation may be under way to memory of the arena until everybody has stopped its lanes. A rank knows that
+/// of all others once it has their counts, so memory is handed out along handles of this generation alone.
+#[test]
+fn no_memory_of_the_arena_is_handed_out_before_all_have_recovered() {
+    let run = cluster(RANKS, Placement::Direct).build(shape()).unwrap().run(async |mut ep| {
+        let (x, routing) = batch(&mut ep, 1, TOKENS);
+        let old = ep.dispatch(&x, &routing).await.unwrap().handle;
+        let before = ep.output(&old).is_some();
+        ep.recover(&RankSet::new()).await.unwrap();
+        let stale = ep.output(&old).is_some();
+        let new = ep.dispatch(&x, &routing).await.unwrap().handle;
+        [before, stale, ep.output(&new).is_some()]
+    });
+    let given = run.unwrap_or_else(|violation| panic!("{violation}")).finished();
+    assert_eq!(given, [[true, false, true]; RANKS as usize]);
 }
 
 /// A handle tells sizes and places of its own communicator and rank: elsewhere they would lead out of bounds.

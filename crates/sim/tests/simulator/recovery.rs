@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::common::{A, B, C, DEADLINE, SEEDS, cell, cluster, explore, explore_with, free, lane, need, probe, shape};
 use ep_core::machine::{Machine as _, Opening, Proposal, Window as _};
-use ep_core::port::{Duty, Port as _, Role};
-use ep_core::{Error, Nanos, Phase, Rank, RankSet};
-use ep_sim::{Incident, Machine, Outcome};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Need, Port as _, Role, Scope};
+use ep_core::{Error, Nanos, Phase, Rank, RankSet, Settings, Topology};
+use ep_sim::{Cluster, Incident, Machine, Outcome};
 
 fn proposal(mask: &[Rank], generation: u16, op: u64) -> Proposal {
     Proposal { mask: mask.iter().copied().collect(), generation, op }
@@ -22,7 +22,7 @@ fn after_reset_nothing_is_read_and_nothing_lands() {
             port.put(lane(B), place.span(64), place).await.unwrap();
             port.publish(lane(B), cell(A), 1).await.unwrap();
             drop(port);
-            machine.reset().await;
+            machine.reset(Scope::All).await;
             // Were the put still in flight, this would be a race, and might arrive.
             machine.window().write(place, &[2; 64]).unwrap();
         }
@@ -36,6 +36,41 @@ fn after_reset_nothing_is_read_and_nothing_lands() {
     assert!(seen.iter().all(|&(landed, told, late)| !late && (told == 0 || landed == 64)), "{seen:?}");
     assert!(seen.contains(&(0, 0, false)) && seen.contains(&(64, 0, false)) && seen.contains(&(64, 1, false)));
     assert!(seen.iter().any(|&(landed, ..)| landed % 64 > 0), "a put may be applied in part");
+}
+
+/// What throughput mode has under way to a rank arrives, though low latency is done with it.
+#[test]
+fn a_reset_of_low_latency_touches_no_other_lane() {
+    const LOW: [LaneKind; 2] = [LaneKind::LowRows, LaneKind::LowDone];
+    const OTHERS: [LaneKind; 3] = [LaneKind::Watch, LaneKind::Control, LaneKind::Data(0)];
+    let cell = |kind| Cell::new(A, kind, Counter::Probe);
+    let topology = Topology::new(1, 3).unwrap();
+    let settings = Settings::builder(&shape(), &topology).low_latency(true).deadline(DEADLINE).build().unwrap();
+    let cluster = Cluster::builder(topology).settings(settings);
+    let seen = explore_with(cluster, async |machine: Machine| {
+        let mut port = probe(&machine, 0);
+        if machine.rank() == A {
+            for kind in LOW.into_iter().chain(OTHERS) {
+                for peer in [B, C] {
+                    port.publish(LaneId { peer, kind }, cell(kind), 1).await.unwrap();
+                }
+            }
+            machine.reset(Scope::LowLatency(B)).await;
+        } else {
+            for kind in OTHERS {
+                port.wait_any(&[Need { cell: cell(kind), at_least: 1 }]).await.unwrap();
+            }
+        }
+        if machine.rank() == C {
+            for kind in LOW {
+                port.wait_any(&[Need { cell: cell(kind), at_least: 1 }]).await.unwrap();
+            }
+        }
+        machine.bootstrap().agree(proposal(&[], 1, 1), DEADLINE).await.unwrap();
+        LOW.map(|kind| port.peek(cell(kind)))
+    });
+    let told: BTreeSet<[u64; 2]> = seen.into_iter().map(|ranks| ranks[B.index()]).collect();
+    assert_eq!(told, BTreeSet::from([[0, 0], [0, 1], [1, 0], [1, 1]]), "the reset stops what had not arrived");
 }
 
 #[test]
@@ -94,7 +129,7 @@ fn survivors_of_a_crash_use_the_memory_again_without_a_race() {
             };
             failed(&mut port).await.unwrap_err();
             drop(port);
-            machine.reset().await;
+            machine.reset(Scope::All).await;
             // Later than the deadline by which a peer may notice that this rank stopped talking to it.
             let soon = machine.now() + Nanos::from_secs(1);
             let agreement = machine.bootstrap().agree(proposal(&[C], 1, 2), soon).await.unwrap();

@@ -3,7 +3,7 @@
 use crate::common::{A, B, C, DATA, cell, free, lane, need, probe, shape};
 use ep_core::incident::Incident;
 use ep_core::machine::{Machine as _, Opening};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _, Role, Ticket, Work};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _, Role, Scope, Ticket, Work};
 use ep_core::{Fault, Nanos, Phase, Rank};
 use ep_sim::{Awaited, Cluster, Machine, Model, ModelBuilder, Rate, Violation};
 
@@ -238,7 +238,7 @@ fn a_reset_lasts_until_nothing_is_on_its_way() {
             let mut port = probe(&machine, 0);
             port.put(lane(B), free(&machine, 0).span(1000), free(&machine, 0)).await.unwrap();
             drop(port);
-            machine.reset().await;
+            machine.reset(Scope::All).await;
         }
         machine.now()
     });

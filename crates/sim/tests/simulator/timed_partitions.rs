@@ -9,7 +9,7 @@ use crate::common::{A, B, cell, free, lane, need, probe, shape};
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Combine, Routing};
 use ep_core::machine::{Machine as _, Opening, Proposal};
-use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _, Role};
+use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Port as _, Role, Scope};
 use ep_core::{Endpoint, Fault, LowLatency, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_sim::{Cluster, Machine, Model, ModelBuilder, Rate, Run, Violation};
 
@@ -131,9 +131,9 @@ fn a_reset_asks_the_other_nodes() {
             port.put(lane(B), free(&machine, 0).span(5000), free(&machine, 0)).await.unwrap();
             port.publish(lane(Rank(2)), cell(A), 1).await.unwrap();
             drop(port);
-            machine.reset().await;
+            machine.reset(Scope::All).await;
             let once = machine.now();
-            machine.reset().await;
+            machine.reset(Scope::All).await;
             return (once, machine.now());
         }
         (Nanos(0), Nanos(0))

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use ep_core::port::Offset;
+use ep_core::port::{Offset, Scope};
 use ep_core::transport::{Lanes, Place, Transport};
 use ep_core::{Fault, LaneCause, Rank};
 use ep_roce::{Offer, Roce, Signal};
@@ -78,7 +78,7 @@ fn wrong_key(devices: &str) {
         bench.await_value(2, cell, 1);
         assert_eq!(bench.read(2, a, 500), pattern(1, 500), "{signal}");
         assert!(bench.lanes[0].broken(Rank(2)).is_none());
-        assert!(bench.lanes[0].drain(Some(Rank(1))), "nothing is under way on a broken lane");
+        assert!(bench.lanes[0].drain(Scope::Peer(Rank(1))), "nothing is under way on a broken lane");
     }
 }
 
@@ -123,7 +123,7 @@ fn probe(devices: &str) {
         // More than a lane holds at once.
         for _ in 0..300 {
             bench.lanes[0].probe(Rank(1));
-            bench.until("an acknowledgement", |bench| bench.lanes[0].drain(None).then_some(()));
+            bench.until("an acknowledgement", |bench| bench.lanes[0].drain(Scope::All).then_some(()));
         }
         assert!(bench.lanes.iter().zip([1, 0]).all(|(lanes, peer)| lanes.broken(Rank(peer)).is_none()), "{signal}");
         assert_eq!(bench.read(1, a, 500), pattern(2, 500));
@@ -151,9 +151,9 @@ fn cut(devices: &str) {
         bench.put(0, lane, a, 100_000, a + part);
     }
     bench.raise(0, lane, cell, 1);
-    assert!(!bench.lanes[0].drain(None), "that takes longer");
-    bench.lanes[0].cut(Some(Rank(1)));
-    assert!(bench.lanes[0].drain(None));
+    assert!(!bench.lanes[0].drain(Scope::All), "that takes longer");
+    bench.lanes[0].cut(Scope::Peer(Rank(1)));
+    assert!(bench.lanes[0].drain(Scope::All));
     is(bench.lanes[0].broken(Rank(1)).unwrap(), lane, LaneCause::Cut);
     bench.write(0, a, &[1; 100_000]);
     bench.connect();

@@ -2,7 +2,7 @@
 
 use ep_core::LaneCause;
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, LaneKind, Offset};
+use ep_core::port::{LaneId, LaneKind, Offset, Scope};
 use ep_core::transport::Lanes;
 use ep_core::{Fault, Rank};
 use ep_roce::{Settings, Signal};
@@ -210,7 +210,7 @@ fn orderly_end(devices: &str) {
         bench.write(0, a, &pattern(9, 50_000));
         bench.put(0, lane, a, 50_000, a);
         bench.raise(0, lane, cell, 1);
-        bench.until("draining", |bench| bench.lanes[0].drain(None).then_some(()));
+        bench.until("draining", |bench| bench.lanes[0].drain(Scope::All).then_some(()));
         drop(bench.lanes.remove(0));
         // The receiver of counted writes has still to look at them.
         bench.await_value(1, cell, 1);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ep_core::device::FarStatus;
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, Offset, Span, Ticket};
+use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Place, Transport, WindowMemory};
 use ep_core::{Error, Fault, LaneCause, Layout, Rank, Settings, Shape, Topology};
 use ep_loop::{Loop, LoopLanes};
@@ -67,7 +67,7 @@ fn what_a_device_posts_arrives_intact() {
         let wrong = traffic(Traffic { seed, staged, ..TRAFFIC }, &pair, device);
         assert_eq!(wrong, "", "seed {seed}");
         // Once more on new connections: tickets and rounds begin anew.
-        while !pair.lanes.iter_mut().all(|lanes| lanes.drain(None)) {}
+        while !pair.lanes.iter_mut().all(|lanes| lanes.drain(Scope::All)) {}
         assert_eq!(pair.lanes[0].broken(B), None);
     }
 }
@@ -258,12 +258,12 @@ impl Lanes for DyingLanes {
         self.0.broken(peer)
     }
 
-    fn drain(&mut self, peer: Option<Rank>) -> bool {
-        self.0.drain(peer)
+    fn drain(&mut self, scope: Scope) -> bool {
+        self.0.drain(scope)
     }
 
-    fn cut(&mut self, peer: Option<Rank>) {
-        self.0.cut(peer);
+    fn cut(&mut self, scope: Scope) {
+        self.0.cut(scope);
     }
 }
 
@@ -285,7 +285,7 @@ fn a_proxy_that_dies_ends_verbs_by_name() {
     assert_eq!(ended, Some(FarStatus::Gone), "no credit any more");
     assert!(began.elapsed() < LONG / 2, "not by its deadline");
     assert!(matches!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { cause: LaneCause::NoPoster, .. })));
-    assert!(pair.lanes[0].drain(None), "what nobody posts is not under way");
+    assert!(pair.lanes[0].drain(Scope::All), "what nobody posts is not under way");
     let refusal = pair.lanes[0].offer().unwrap_err().to_string();
     assert!(refusal.contains("the proxy of rank 0 failed: its thread has ended"), "{refusal}");
 }
@@ -299,8 +299,8 @@ fn a_cut_lane_ends_verbs() {
     let ([lane, _], at) = (pair.posters(device), pair.arena().0);
     let ticket = lane.put([at, at, 8], LONG).unwrap();
     let began = Instant::now();
-    while began.elapsed() < LONG && !pair.lanes[0].drain(None) {
-        pair.lanes[0].cut(Some(B));
+    while began.elapsed() < LONG && !pair.lanes[0].drain(Scope::All) {
+        pair.lanes[0].cut(Scope::Peer(B));
     }
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Broken);
     assert_eq!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { lane: pair.rows(), cause: LaneCause::Cut }));

@@ -21,7 +21,7 @@ use crate::layout::{Layout, LowKind};
 use crate::machine::Machine;
 use crate::plan::{Plan, Repeats, TopK};
 use crate::plant::Plant;
-use crate::port::Nanos;
+use crate::port::{Nanos, Scope};
 use crate::roles::Board;
 use crate::roles::low_latency::{
     Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens, reduce_results,
@@ -384,7 +384,8 @@ impl<M: Machine> LowLatency for Engine<M> {
         if self.low.mask.contains(rank) {
             return Ok(());
         }
-        self.machine.reset_peer(rank).await;
+        // What throughput mode has sent to it still arrives: the rank may be waiting for the end of an operation that ended here.
+        self.machine.reset(Scope::LowLatency(rank)).await;
         self.low.mask.insert(rank);
         self.low.peers.retain(|&peer| peer != rank);
         self.call(self.low.next(), LowKind::Dispatch).mask(rank).await;

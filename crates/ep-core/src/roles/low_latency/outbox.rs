@@ -7,7 +7,7 @@ use crate::error::Fault;
 use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::plant::Plant;
-use crate::port::{Port, Ticket};
+use crate::port::{Port, Scope, Ticket};
 use crate::roles::Attended;
 use crate::topology::Rank;
 
@@ -34,7 +34,7 @@ impl Outbox {
         Self { slots, current: 0, readers: VecDeque::new() }
     }
 
-    /// The next slot, once nothing reads it any more (F5). The lanes of a peer that keeps reading are reset: it is cut off
+    /// The next slot, once nothing reads it any more (F5). Low latency's lanes to a peer that keeps reading are reset: it is cut off
     /// from this operation.
     pub(super) async fn slot<M: Machine>(
         &mut self,
@@ -54,7 +54,7 @@ impl Outbox {
                 continue;
             }
             if let Err(fault) = port.flush(Call::<M>::rows_lane(peer), ticket).await {
-                call.machine.reset_peer(peer).await;
+                call.machine.reset(Scope::LowLatency(peer)).await;
                 faults.note(peer, fault)?;
             }
         }

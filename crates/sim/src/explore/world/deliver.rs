@@ -1,7 +1,7 @@
 //! Effects arrive.
 
 use ep_core::Rank;
-use ep_core::port::{UNIT_DATA, unit_count};
+use ep_core::port::{LaneId, Scope, UNIT_DATA, unit_count};
 
 use super::World;
 use crate::explore::lane::Transfer;
@@ -77,15 +77,15 @@ impl World {
         self.notify(to, publish.cell, publish.generation);
     }
 
-    /// Each effect in flight on the lanes that `rank` posted to is applied, wholly or in part, or dropped; then nothing
+    /// Each effect in flight on the lanes of `scope` that `rank` posted to is applied, wholly or in part, or dropped; then nothing
     /// of it is left.
-    pub(super) fn settle(&mut self, rank: Rank, peer: Option<Rank>) {
+    pub(super) fn settle(&mut self, rank: Rank, scope: Scope) {
         let numbers: Vec<u32> = self.lanes.of(rank).collect();
         for number in numbers {
-            if peer.is_some_and(|peer| self.lanes.lane(number).to != peer) {
+            let lane = self.lanes.lane(number);
+            if !scope.covers(LaneId { peer: lane.to, kind: lane.kind }) {
                 continue;
             }
-            let lane = self.lanes.lane(number);
             let in_flight = lane.transfers.len() + lane.publishes.len();
             for _ in 0..self.adversary.below(in_flight + 1) {
                 self.deliver_any(number);

@@ -1,6 +1,6 @@
 //! Injected faults, and what a rank does to stop its lanes.
 
-use ep_core::port::{LaneId, LaneKind};
+use ep_core::port::{LaneId, LaneKind, Scope};
 use ep_core::{Nanos, Rank};
 
 use super::World;
@@ -77,7 +77,7 @@ impl World {
         self.crashing = Some(rank);
         self.ranks[rank.index()].crashed = true;
         self.running -= 1;
-        self.settle(rank, None);
+        self.settle(rank, Scope::All);
         self.hang_up(rank);
     }
 
@@ -107,10 +107,10 @@ impl World {
         }
     }
 
-    /// The rank stops its lanes, to one peer or to all.
-    pub(crate) fn reset(&mut self, rank: Rank, peer: Option<Rank>) {
+    /// The rank stops lanes.
+    pub(crate) fn reset(&mut self, rank: Rank, scope: Scope) {
         if !self.ranks[rank.index()].crashed {
-            self.settle(rank, peer);
+            self.settle(rank, scope);
         }
     }
 }
