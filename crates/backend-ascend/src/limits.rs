@@ -25,6 +25,9 @@ pub fn check(layout: &Layout) -> Result<(), Error> {
     if counts > MOST_COUNTS {
         return Err(Error::invalid("ranks and experts together", counts, format_args!("up to {MOST_COUNTS}")));
     }
+    if let Some(outboxes) = layout.settings().outboxes() {
+        return Err(Error::invalid("outboxes", outboxes.channels, "none: there are no kernels that pull yet"));
+    }
     match layout.settings().placement() {
         Placement::Ring | Placement::Direct => Ok(()),
         Placement::Pulled => {
