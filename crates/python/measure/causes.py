@@ -167,8 +167,10 @@ def bench(program: str, world: int, sms: int, processes: bool) -> tuple[float, f
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    rows = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if "cached_dispatch_us" in line]
-    row = next(row for row in rows if row["dtype"] == "bf16")
+    # A launcher says whose line it is.
+    line = next(line for line in done.stdout.splitlines() if "[{" in line)
+    rows = json.loads(line[line.index("[{") :])
+    row = next(row for row in rows if row["dtype"] == "bf16" and row["processes"] == processes)
     return row["cached_dispatch_us"], row["combine_anywhere_us"]
 
 
