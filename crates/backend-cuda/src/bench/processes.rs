@@ -9,6 +9,7 @@ use ep_core::{Error, Rank};
 
 use super::{Blocks, Gate, Plan, Times, devices, one, slowest_of};
 use crate::build::Source;
+use crate::error::CudaError;
 use crate::kernels::Kernels;
 use crate::memory;
 use crate::node::Node;
@@ -22,7 +23,7 @@ struct Met<'a>(&'a Member);
 
 impl Gate for Met<'_> {
     fn pass(&self) -> Result<(), Error> {
-        self.0.barrier(WITHIN)
+        Ok(self.0.barrier(WITHIN).map_err(CudaError::meeting)?)
     }
 }
 
@@ -46,7 +47,7 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
     rank.prepare(&[Source::Meet, Source::Ceiling])?;
     let times = one(plan, shapes, rank, me.0, &Met(member))?;
     let told: Vec<u8> = times.iter().flat_map(|times| times.numbers()).flat_map(f64::to_le_bytes).collect();
-    let all = member.all_gather(&told, WITHIN)?;
+    let all = member.all_gather(&told, WITHIN).map_err(CudaError::meeting)?;
     if me != Rank(0) {
         return Ok(None);
     }
