@@ -34,7 +34,7 @@ EP_DEV void ep_tell_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b) {
     const EpRank& r = c.launch.r;
     const ep_u32 i = ep_turn(c, b);
     ep_load(b.payload[i], a.numbers, (r.w.ranks + r.w.experts) * 4);
-    const EpCountsHeader header = {ep_header(c, 0, 0), a.tokens, {0, 0, 0}};
+    const EpCountsHeader header = {ep_header(c, 0, 0), a.tokens, 0, {0, 0}};
     const uint32_t* words = (const uint32_t*)&header;
     for (ep_u32 word = 0; word < sizeof(EpCountsHeader) / 4; ++word) b.side[i].ReinterpretCast<uint32_t>().SetValue(word, words[word]);
     ep_written(i);

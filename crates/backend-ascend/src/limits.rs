@@ -25,6 +25,9 @@ pub fn check(layout: &Layout) -> Result<(), Error> {
     if counts > MOST_COUNTS {
         return Err(Error::invalid("ranks and experts together", counts, format_args!("up to {MOST_COUNTS}")));
     }
+    if let Some(outboxes) = layout.settings().outboxes() {
+        return Err(Error::invalid("outboxes", outboxes.channels, "none: there are no kernels that pull yet"));
+    }
     match layout.settings().placement() {
         Placement::Ring | Placement::Direct => Ok(()),
         Placement::Pulled => {
@@ -58,5 +61,15 @@ mod tests {
         refused(said(1, 17, 1, Placement::Ring), "1 to 16");
         refused(said(1, 16, 256, Placement::Ring), "ranks and experts together is 4112");
         refused(said(1, 2, 1, Placement::Pulled), "placement is pulled");
+    }
+
+    #[test]
+    fn outboxes_have_no_kernels() {
+        let topology = Topology::new(1, 2).expect("a topology");
+        let shape = Shape::builder().experts(2).topk(1).hidden(16).max_tokens(4).build().expect("a shape");
+        let settings = Settings::builder(&shape, &topology).placement(Placement::Direct).outboxes(3).build();
+        let layout = Layout::new(&shape, &topology, &settings.expect("settings")).expect("a layout");
+        let said = check(&layout).expect_err("refused").to_string();
+        assert_eq!(said, "outboxes is 3, allowed: none: there are no kernels that pull yet");
     }
 }

@@ -5,6 +5,7 @@ mod graphs;
 mod host;
 mod low;
 mod plan;
+mod processes;
 mod pulled;
 
 use std::fmt::Write as _;
@@ -22,6 +23,7 @@ pub use host::{HostTimes, host_table, run_host};
 pub use low::{Halves, LowPlan, LowTimes, low_table, run_low};
 pub use plan::{Choice, Plan};
 use plan::{fill, route};
+pub use processes::run_member;
 pub use pulled::{Outboxes, PulledTimes, pulled_table, run_pulled};
 
 use crate::memory;
@@ -89,7 +91,12 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
         .collect::<Result<Vec<_>, _>>()?;
     drop(node);
     let results = on_threads(ranks, |rank, me, barrier| one(plan, shapes, rank, me, barrier))?;
-    let mut slowest = vec![Times::default(); shapes.len()];
+    Ok(slowest_of(&results, shapes.len()))
+}
+
+/// Of the times of all ranks, for each shape, those of the slowest.
+fn slowest_of(results: &[Vec<Times>], shapes: usize) -> Vec<Times> {
+    let mut slowest = vec![Times::default(); shapes];
     for times in results {
         for (slowest, times) in slowest.iter_mut().zip(times) {
             for (most, time) in [
@@ -107,7 +114,19 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
             slowest.wrong += times.wrong;
         }
     }
-    Ok(slowest)
+    slowest
+}
+
+/// Where all ranks wait for each other on the host.
+trait Gate {
+    fn pass(&self) -> Result<(), Error>;
+}
+
+impl Gate for Barrier {
+    fn pass(&self) -> Result<(), Error> {
+        self.wait();
+        Ok(())
+    }
 }
 
 /// Runs `work` on a thread for each rank, with its number and a barrier for all of them.
@@ -137,7 +156,7 @@ const PAUSE: u64 = 100_000;
 /// What a rank measures with.
 struct Bench<'a> {
     rank: RankDevice,
-    barrier: &'a Barrier,
+    barrier: &'a dyn Gate,
     meetings: u64,
     repetitions: u32,
 }
@@ -149,7 +168,7 @@ impl Bench<'_> {
         for repetition in 0..self.repetitions + 5 {
             self.meetings += 1;
             self.rank.stream.synchronize()?;
-            self.barrier.wait();
+            self.barrier.pass()?;
             self.rank.meet(self.meetings, PAUSE)?;
             let began = self.rank.stream.record(true)?;
             work(&self.rank)?;
@@ -168,7 +187,7 @@ impl Bench<'_> {
     }
 }
 
-fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &Barrier) -> Result<Vec<Times>, Error> {
+fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn Gate) -> Result<Vec<Times>, Error> {
     let stream = Arc::clone(&rank.stream);
     let layout = rank.layout.clone();
     let row = *layout.row();

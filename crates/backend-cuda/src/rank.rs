@@ -197,7 +197,7 @@ impl RankDevice {
             low,
             kernels: Kernels::of(device, test.is_some())?,
             test,
-            counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (ranks + ranks * ranks + local_experts) + 8)?,
+            counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,
             tally: memory(Tally::bytes(ranks, local_experts))?,
             generation: AtomicU32::new(1),
             first_op: AtomicU64::new(1),

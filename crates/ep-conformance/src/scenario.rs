@@ -39,6 +39,8 @@ pub struct Scenario {
     pub placement: Placement,
     /// Bytes of the arena with direct placement: 0, too small for some blocks, or ample.
     pub arena_bytes: u64,
+    /// Channels and slots of the outboxes for batches without room, with direct placement.
+    pub outboxes: Option<(u32, u32)>,
     /// Before the rounds this rank takes as much of its arena as it can, and keeps it; where the machine has memory that combine can
     /// pull from.
     pub full: Option<Rank>,
@@ -106,24 +108,28 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
         let element = prop_oneof![2 => Just(Element::Bf16), 1 => prop::sample::select(Element::ALL.to_vec())];
         let zombie = zombies(ranks, haunted);
         let tokens = (tokens, zombie);
+        let placement = (placement, prop::option::of((1u32..=4, 1u32..=5)));
         (element, tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
-            move |(element, (tokens, zombie), routing, drop, rings, placement, arena_bytes, rounds)| Scenario {
-                seed,
-                nodes,
-                local_experts,
-                topk,
-                hidden,
-                element,
-                tokens,
-                routing,
-                drop,
-                rings,
-                placement,
-                arena_bytes,
-                full: None,
-                rounds,
-                // What a zombie pulls may have been overwritten: it gets wrong rows itself (docs/testing.md).
-                zombie: zombie.filter(|_| placement != Placement::Pulled),
+            move |(element, (tokens, zombie), routing, drop, rings, (placement, outboxes), arena_bytes, rounds)| {
+                Scenario {
+                    seed,
+                    nodes,
+                    local_experts,
+                    topk,
+                    hidden,
+                    element,
+                    tokens,
+                    routing,
+                    drop,
+                    rings,
+                    placement,
+                    arena_bytes,
+                    outboxes: outboxes.filter(|_| nodes == 1 && placement == Placement::Direct),
+                    full: None,
+                    rounds,
+                    // What a zombie pulls may have been overwritten: it gets wrong rows itself (docs/testing.md).
+                    zombie: zombie.filter(|_| placement != Placement::Pulled && outboxes.is_none()),
+                }
             },
         )
     })
@@ -185,9 +191,12 @@ impl Scenario {
             .far_chunk(far.chunk)
             .far_credit(far.credit)
             .placement(self.placement)
-            .arena_bytes(self.arena_bytes)
-            .build()?;
-        Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
+            .arena_bytes(self.arena_bytes);
+        let settings = match self.outboxes {
+            Some((channels, slots)) => settings.outboxes(channels).outbox_slots(slots),
+            None => settings,
+        };
+        Ok(Setup::new(shape, topology, self.seed)?.settings(settings.build()?))
     }
 
     fn workload(&self, shape: Shape, round: usize) -> Workload {

@@ -116,12 +116,14 @@ static_assert(__builtin_offsetof(EpOpHeader, reserved) == 28, "EpOpHeader.reserv
 struct EpCountsHeader {
     EpOpHeader opening; /* What operation it belongs to. */
     ep_u32 tokens; /* Tokens of the sender's batch. */
-    ep_u32 reserved[3]; /* Zero. */
+    ep_u32 room; /* Rows for which the sender's arena has room, or OPEN_ROOM. */
+    ep_u32 reserved[2]; /* Zero. */
 };
 static_assert(sizeof(EpCountsHeader) == 48, "EpCountsHeader");
 static_assert(__builtin_offsetof(EpCountsHeader, opening) == 0, "EpCountsHeader.opening");
 static_assert(__builtin_offsetof(EpCountsHeader, tokens) == 32, "EpCountsHeader.tokens");
-static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 36, "EpCountsHeader.reserved");
+static_assert(__builtin_offsetof(EpCountsHeader, room) == 36, "EpCountsHeader.room");
+static_assert(__builtin_offsetof(EpCountsHeader, reserved) == 40, "EpCountsHeader.reserved");
 
 /* A note: the receiver's grant of its arena (dispatch), or the offer of rows to pull (combine). */
 struct EpNote {
@@ -169,7 +171,7 @@ struct EpWindow {
     ep_u64 counts; /* Offset of the counts messages. */
     ep_u64 notes; /* Offset of the notes. */
     ep_u64 notes_outbox; /* Offset of the own notes. */
-    ep_u64 near_rings; /* Offset of the rings within the node, or of the outbox where rows are pulled. */
+    ep_u64 near_rings; /* Offset of the rings within the node, and of the outbox in operations whose rows are pulled. */
     ep_u64 far_rings; /* Offset of the rings between nodes. */
     ep_u64 near_staging; /* Offset of the staging memory for rings within the node. */
     ep_u64 far_staging; /* Offset of the staging memory for rings between nodes. */

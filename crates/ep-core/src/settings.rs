@@ -19,7 +19,8 @@ pub enum Placement {
     /// Through rings, then copied into memory of the receiver: bounded by the settings, whatever the batch.
     #[default]
     Ring,
-    /// At their final place in the receiver's arena where it has room for them, else through rings.
+    /// At their final place in the receiver's arena where it has room for them, else through rings, or through
+    /// [outboxes](SettingsBuilder::outboxes).
     Direct,
     /// In the outbox of their sender, a part of its own window, from which the ranks of its node pull them into memory of
     /// their own: bounded by the settings, whatever the batch. Results return in the same way. One node only.
@@ -83,6 +84,7 @@ impl Rings {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     rings: Rings,
+    outboxes: Option<Rings>,
     placement: Placement,
     arena_bytes: u64,
     low_latency: bool,
@@ -106,6 +108,21 @@ impl Settings {
     /// The rings of a call that says nothing else; the window is cut for these.
     pub const fn rings(&self) -> Rings {
         self.rings
+    }
+
+    /// How the outboxes are cut through which batches go that have no room in an arena; none where they go through rings.
+    pub const fn outboxes(&self) -> Option<Rings> {
+        self.outboxes
+    }
+
+    /// Whether rows may lie in outboxes: always, or where an arena has no room for them.
+    pub fn has_outboxes(&self) -> bool {
+        self.placement == Placement::Pulled || self.outboxes.is_some()
+    }
+
+    /// Channels of a window: as many as any call may have.
+    pub(crate) fn channels(&self) -> u32 {
+        self.rings.channels.max(self.outboxes.map_or(0, |outboxes| outboxes.channels))
     }
 
     /// Where the rows of a dispatch land.
@@ -193,6 +210,8 @@ pub struct SettingsBuilder {
     far_slots: Option<u32>,
     far_chunk: Option<u32>,
     far_credit: Option<u32>,
+    outbox_channels: Option<u32>,
+    outbox_slots: Option<u32>,
     placement: Placement,
     arena_bytes: Option<u64>,
     low_latency: bool,
@@ -212,6 +231,8 @@ impl Default for SettingsBuilder {
             far_slots: None,
             far_chunk: None,
             far_credit: None,
+            outbox_channels: None,
+            outbox_slots: None,
             placement: Placement::Ring,
             arena_bytes: None,
             low_latency: false,
@@ -223,7 +244,7 @@ impl Default for SettingsBuilder {
 
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
-/// Outbox that the automatic choice aims at, in bytes, and its channels: on GPUs a block serves one.
+/// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
 const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
 const AUTO_OUTBOX_CHANNELS: u32 = 24;
 /// Arena that the automatic choice does not exceed, in bytes.
@@ -279,6 +300,20 @@ impl SettingsBuilder {
         self
     }
 
+    /// With direct placement on one node, whose machine offers [gets](crate::machine::Capabilities::get): a batch goes through
+    /// outboxes of so many channels, 1 to [`MAX_CHANNELS`], where some rank has no room in its arena for its rows and for as
+    /// many results; and so do all calls along its handle. Automatic: none, rows without room go through rings.
+    pub const fn outboxes(mut self, channels: u32) -> Self {
+        self.outbox_channels = Some(channels);
+        self
+    }
+
+    /// Rows of each of these outboxes for each other rank, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256, aiming at 64 MiB in all.
+    pub const fn outbox_slots(mut self, slots: u32) -> Self {
+        self.outbox_slots = Some(slots);
+        self
+    }
+
     /// Bytes of the arena. Automatic: none with rings and pulled rows; with direct placement room for two worst-case batches of
     /// `max_tokens` a rank, at most 1 GiB.
     pub const fn arena_bytes(mut self, bytes: u64) -> Self {
@@ -312,10 +347,18 @@ impl SettingsBuilder {
             Placement::Ring | Placement::Direct => (1, AUTO_RING_BYTES, self.topology.nodes()),
             Placement::Pulled => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
         };
+        let fitting = |bytes: u64, channels: u32, parts: u32| {
+            let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
+            (each / u64::from(parts)).clamp(8, 256) as u32
+        };
         let channels = self.channels.unwrap_or(usual);
-        let fitting = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
-        let fitting = fitting / u64::from(parts);
-        let slots = self.slots.unwrap_or(fitting.clamp(8, 256) as u32);
+        let slots = self.slots.unwrap_or_else(|| fitting(bytes, channels, parts));
+        let outboxes = self.outbox_channels.map(|channels| {
+            let readers = self.topology.ranks_per_node();
+            let slots = self.outbox_slots.unwrap_or_else(|| fitting(AUTO_OUTBOX_BYTES, channels, readers));
+            let step = (slots / 4).max(1);
+            Rings::uniform(channels, Geometry { slots, chunk: step, credit: step })
+        });
         let far_slots = self.far_slots.unwrap_or(slots);
         let (step, far_step) = ((slots / 4).max(1), (far_slots / 4).max(1));
         let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
@@ -335,6 +378,7 @@ impl SettingsBuilder {
                     credit: self.far_credit.unwrap_or(far_step),
                 },
             },
+            outboxes,
             placement: self.placement,
             arena_bytes: self.arena_bytes.unwrap_or(arena),
             low_latency: self.low_latency,
@@ -353,6 +397,15 @@ impl SettingsBuilder {
         let settings = self.chosen();
         settings.rings.check()?;
         settings.placement.check(&self.topology)?;
+        if let Some(outboxes) = settings.outboxes {
+            outboxes.check()?;
+            if settings.placement != Placement::Direct {
+                return Err(Error::invalid("outboxes", outboxes.channels, "only with direct placement"));
+            }
+            if self.topology.nodes() > 1 {
+                return Err(Error::invalid("nodes", self.topology.nodes(), "1 with outboxes"));
+            }
+        }
         if settings.low_latency_units && !settings.low_latency {
             return Err(Error::invalid("low latency as units", true, "only with low_latency(true)"));
         }
@@ -389,6 +442,19 @@ mod tests {
         };
         assert_eq!(built(2).unwrap_err().to_string(), "nodes is 2, allowed: 1 with pulled placement");
         assert_eq!(built(1).unwrap().arena_bytes(), 0);
+    }
+
+    #[test]
+    fn outboxes_are_for_direct_placement_within_one_node() {
+        let refused = |nodes, placement, channels| {
+            let topology = Topology::new(nodes, 4).unwrap();
+            let settings = Settings::builder(&shape(), &topology).placement(placement).outboxes(channels);
+            settings.build().map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(refused(1, Placement::Direct, 3), Ok(()));
+        assert_eq!(refused(2, Placement::Direct, 3).unwrap_err(), "nodes is 2, allowed: 1 with outboxes");
+        assert_eq!(refused(1, Placement::Ring, 3).unwrap_err(), "outboxes is 3, allowed: only with direct placement");
+        assert_eq!(refused(1, Placement::Direct, 0).unwrap_err(), "channels is 0, allowed: 1 to 64");
     }
 
     #[test]

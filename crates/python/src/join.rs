@@ -38,6 +38,7 @@ pub(crate) struct Options {
     pub(crate) seconds: f64,
     pub(crate) channels: Option<u32>,
     pub(crate) slots: Option<u32>,
+    pub(crate) outboxes: Option<u32>,
     pub(crate) gpu: usize,
     pub(crate) multiprocessors: u32,
 }
@@ -67,6 +68,9 @@ impl Plan {
         }
         if let Some(slots) = options.slots {
             settings = settings.slots(slots);
+        }
+        if let Some(channels) = options.outboxes {
+            settings = settings.outboxes(channels);
         }
         Ok(Self { shape, topology, settings: settings.build()? })
     }

@@ -109,7 +109,8 @@ impl AscendEndpoint {
             source_rank: source_rank.clone(),
             rows,
         };
-        let replay = Replay { mark: self.desk.mark(), op, rings, tokens, rows, kept: Arc::new(kept) };
+        let mark = self.desk.mark();
+        let replay = Replay { mark, op, rings, outboxes: false, tokens, rows, kept: Arc::new(kept) };
         let (handle, event) = (Handle::of_backend(replay), Ready);
         let Landing { x, topk_idx, topk_weights } = landing;
         Ok(Received {
@@ -145,6 +146,7 @@ impl AscendEndpoint {
             mark: self.desk.mark(),
             op,
             rings: handle.rings(),
+            outboxes: false,
             tokens: handle.tokens(),
             rows: handle.rows(),
             kept: handle.shared_kept()?,

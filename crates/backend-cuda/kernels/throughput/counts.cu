@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         if (!__shfl_sync(EP_FULL, free, 0)) continue;
         const EpAt at = ep_at(r, peer, ep_counts(r.w, ep_planted(r, EP_PLANT_WRONG_BANK) ? op + 1 : op, r.me));
         const EpAt numbers = at + sizeof(EpCountsHeader);
-        if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, {0, 0, 0}});
+        if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, a.room, {0, 0}});
         const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
         for (ep_u32 i = lane; i < ranks; i += 32) ep_put4(numbers + i * 4, rows[i] + more);
         for (ep_u32 i = lane; i < experts; i += 32) ep_put4(numbers + (ranks + i) * 4, choices[i]);
@@ -63,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                 if (there) {
                     const ep_u32 tokens = ((const EpCountsHeader*)at)->tokens;
                     if (host) host[source] = tokens;
+                    if (host) host[ranks + ranks * ranks + local + source] = ((const EpCountsHeader*)at)->room;
                     ((ep_u32*)a.tokens_of)[source] = tokens;
                 }
             }
@@ -79,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
             if (lane == 0) {
                 ((ep_u32*)a.tokens_of)[source] = 0;
                 if (host) host[source] = 0;
+                if (host) host[ranks + ranks * ranks + local + source] = 0;
             }
             for (ep_u32 i = lane; i < ranks; i += 32) {
                 matrix[source * ranks + i] = 0;

@@ -10,7 +10,7 @@
  *            end the piece; scales of odd sizes are stored word by word, by all lanes. The block that comes last
  *            publishes Placed and waits for that of the peers
  *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
- *            F5: a stage is loaded again after wait_group.read and __syncwarp
+ *            F5: a stage is loaded again after wait_group.read and __syncwarp; words that lanes wrote into it, or read, are fenced
  *
  * Where a rank granted nothing, the warps play the roles of the rings (ep_dispatch_ring.h) when they are through with this. Where they are
  * too few for all roles, ep_dispatch_ring_kernel follows on the stream.
@@ -135,6 +135,8 @@ EP_DEV void ep_store_piece(const EpRank& r, const EpPiece& piece, const ep_u8* f
         const EpAt to = ep_shuffle(scales, __ffs(votes) - 1);
         for (ep_u32 w = threadIdx.x % 32; w < piece.scales / 4; w += 32) ep_put4(to + w * 4, ((const ep_u32*)(from + piece.codes))[w]);
     }
+    /* The copy engine overwrites what has been read here: it may be a piece without scales, before which no other fence is. */
+    ep_fence_bulk();
 }
 
 EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8* stages, ep_u64* bars) {

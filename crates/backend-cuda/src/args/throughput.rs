@@ -67,7 +67,7 @@ c_struct! {
         /// Out: u32 [local experts]: choices received.
         pub(crate) arrived: u64,
         /// Out, mapped: u64 ticket when done, u64 op, then u32 tokens[ranks], matrix[ranks, ranks], local experts'
-        /// choices; 0 where the host does not wait for them.
+        /// choices, rooms[ranks]; 0 where the host does not wait for them.
         pub(crate) host: u64,
         /// Number of this launch.
         pub(crate) ticket: u64,
@@ -83,6 +83,10 @@ c_struct! {
         pub(crate) bound: u32,
         /// Not 0: bad choices are the call's error, and no failure: the host has enqueued nothing behind.
         pub(crate) refuses: u32,
+        /// What is said of the room in the own arena.
+        pub(crate) room: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 

@@ -10,6 +10,8 @@ mod resources;
 mod shipped;
 mod side_by_side;
 mod sources;
+#[cfg(test)]
+mod stages;
 
 #[cfg(feature = "workshop")]
 pub use ahead::{fill, ship};

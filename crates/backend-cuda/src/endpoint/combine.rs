@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ep_core::engine::{Combine, Combined, Handle, Held};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
-use ep_core::{Endpoint as _, Error, Placement};
+use ep_core::{Endpoint as _, Error};
 
 use super::replayed::Replayed;
 use super::{Array, CudaEndpoint, Rows};
@@ -34,7 +34,8 @@ impl CudaEndpoint {
         let sums: Array<f32> = self.room_for(weighed)?;
         let plan = &kept.plan;
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
-        let (offered, copy) = self.offer(y, handle);
+        let (rings, pulled) = self.way(rings, handle.outboxes());
+        let (offered, copy) = if pulled { (None, None) } else { self.offer(y, handle) };
         let copy_offered = copy.as_ref().filter(|_| capture.is_none());
         copy_offered.inspect(|copy| copy.offer());
         let lease = y.lease().filter(|_| offered.is_some() && capture.is_none());
@@ -80,7 +81,7 @@ impl CudaEndpoint {
             tokens_of: plan.tokens_of(),
             ..args::CombineRing::default()
         };
-        if self.settings().placement() == Placement::Pulled {
+        if pulled {
             // SAFETY: results, what the handle keeps, and sums are memory of the own stream's, for the rows and tokens of the handle.
             unsafe { self.device.combine_pulled(call, &args) }?;
         } else {

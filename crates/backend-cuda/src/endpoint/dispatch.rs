@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing, Scalar};
-use ep_core::layout::{Block, KernelRings, Kind, NO_BASE};
+use ep_core::layout::{Block, KernelRings, Kind, NO_BASE, OPEN_ROOM};
 use ep_core::plan::{Exchange, Plan, Repeats, TopK, align_counts};
 use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
 
@@ -19,6 +19,8 @@ type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 struct Batch<'a> {
     call: Call,
     rings: Rings,
+    /// Whether its rows are pulled from outboxes.
+    pulled: bool,
     x: &'a Rows,
     tokens: u32,
     plan: &'a DevicePlan,
@@ -73,10 +75,16 @@ impl CudaEndpoint {
             of_expert: counts.as_ref().map_or(0, |counts| counts.experts.address()),
             alignment: options.expert_alignment,
             bound: options.worst_rows,
+            room: match counts {
+                // The host does not hear where the batch has room.
+                Some(_) => OPEN_ROOM,
+                None => self.desk.arena().said_room(self.layout(), options.worst_rows),
+            },
         };
         let kind = if membership { Kind::MembershipDispatch } else { Kind::Dispatch };
         let call = self.start(kind, &rings, plan.address(), capture.is_some());
         let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
+        let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
         let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.desk.rank()));
         let mut expert_counts = Vec::new();
         if let Some(exchange) = &told {
@@ -91,7 +99,9 @@ impl CudaEndpoint {
         };
         let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
         let spare = told.is_none() || room > rows;
-        let batch = Batch { call, rings, x, tokens, plan: &plan, choices, sources: sources.clone(), room, spare };
+        let (cut, pulled) = self.way(rings, outboxes);
+        let batch =
+            Batch { call, rings: cut, pulled, x, tokens, plan: &plan, choices, sources: sources.clone(), room, spare };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
         let kept = Replayed {
@@ -106,7 +116,8 @@ impl CudaEndpoint {
                 None => capture.is_none().then(Known::default),
             },
         };
-        let replay = Replay { mark: self.desk.mark(), op: self.last_op(), rings, tokens, rows, kept: Arc::new(kept) };
+        let (mark, op) = (self.desk.mark(), self.last_op());
+        let replay = Replay { mark, op, rings, outboxes, tokens, rows, kept: Arc::new(kept) };
         let mut received = self.received(landing, sources, Handle::of_backend(replay), event);
         (received.expert_counts, received.counts) = (expert_counts, counts);
         self.keep_received(capture.as_ref(), x, &received)?;
@@ -126,9 +137,11 @@ impl CudaEndpoint {
         self.desk.check_x(x.extent(), handle.tokens())?;
         self.check_home("x", x)?;
         let call = self.start(Kind::CachedDispatch, &handle.rings(), kept.plan.address(), capture.is_some());
+        let (rings, pulled) = self.way(handle.rings(), handle.outboxes());
         let batch = Batch {
             call,
-            rings: handle.rings(),
+            rings,
+            pulled,
             x,
             tokens: handle.tokens(),
             plan: &kept.plan,
@@ -145,6 +158,7 @@ impl CudaEndpoint {
             mark: self.desk.mark(),
             op: self.last_op(),
             rings: handle.rings(),
+            outboxes: handle.outboxes(),
             tokens: handle.tokens(),
             rows: handle.rows(),
             kept: handle.shared_kept()?,
@@ -152,6 +166,15 @@ impl CudaEndpoint {
         let received = self.received(landing, sources, Handle::of_backend(replay), event);
         self.keep_received(capture.as_ref(), x, &received)?;
         Ok(received)
+    }
+
+    /// How the memory is cut that an operation moves its rows through, and whether that is outboxes: where its dispatch went through those
+    /// for lack of room, the communicator's own.
+    pub(super) fn way(&self, rings: Rings, outboxes: bool) -> (Rings, bool) {
+        match self.settings().outboxes().filter(|_| outboxes) {
+            Some(own) => (own, true),
+            None => (rings, self.settings().placement() == Placement::Pulled),
+        }
     }
 
     /// Tokens of a routing whose arrays have the right lengths. Choices are looked at by the kernel of positions.
@@ -169,7 +192,8 @@ impl CudaEndpoint {
         }
     }
 
-    /// Plans on the device and exchanges counts; waits for them, unless they stay there.
+    /// Plans on the device and exchanges counts; waits for them, unless they stay there: and whether the batch goes through outboxes, because
+    /// some arena has no room.
     async fn exchange(
         &mut self,
         call: Call,
@@ -177,7 +201,7 @@ impl CudaEndpoint {
         plan: &DevicePlan,
         counting: Counting,
         repeats: bool,
-    ) -> Result<Option<Exchange>, Error> {
+    ) -> Result<Option<(Exchange, bool)>, Error> {
         let tokens = counting.tokens;
         match routing {
             Routing::TopK { topk_idx, .. } => {
@@ -212,13 +236,15 @@ impl CudaEndpoint {
             Some(error) => Err(error),
             None => Ok(device.host_counts(ticket)),
         });
-        let HostCounts { op, rows, tokens, experts } = match answer.await {
+        let HostCounts { op, rows, tokens, experts, rooms } = match answer.await {
             Ok(counts) => counts,
             Err(error @ Error::Invalid { .. }) => return Err(self.refuse(routing, repeats, error)),
             Err(error) => return Err(error),
         };
         self.desk.has_started(op);
-        Exchange::new(rows, tokens, experts).map(Some)
+        let exchange = Exchange::new(rows, tokens, experts)?;
+        let outboxes = self.settings().outboxes().is_some() && exchange.overflows(&rooms);
+        Ok(Some((exchange, outboxes)))
     }
 
     /// The kernels have found bad choices: nothing has moved, and the operation's number is free.
@@ -269,7 +295,7 @@ impl CudaEndpoint {
     /// Takes memory for what comes.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
-        if self.settings().placement() == Placement::Direct {
+        if self.settings().placement() == Placement::Direct && !batch.pulled {
             *self.desk.granted() = self.desk.arena().take(&row, batch.room);
         }
         let stream = Arc::clone(self.stream());
@@ -325,7 +351,7 @@ impl CudaEndpoint {
             notes: direct.into(),
             ..args::DispatchRing::default()
         };
-        if self.settings().placement() == Placement::Pulled {
+        if batch.pulled {
             // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
             unsafe { self.device.dispatch_pulled(batch.call, &ring, plan.tokens_of()) }?;
         } else if direct {

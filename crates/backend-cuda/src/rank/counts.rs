@@ -19,6 +19,8 @@ pub(crate) struct HostCounts {
     pub(crate) rows: Vec<u32>,
     /// `[local experts]`: choices received.
     pub(crate) experts: Vec<u32>,
+    /// `[ranks]`: rows for which each has room in its arena, or [`OPEN_ROOM`](ep_core::layout::OPEN_ROOM).
+    pub(crate) rooms: Vec<u32>,
 }
 
 /// What an exchange of counts is to do beside telling all ranks.
@@ -36,6 +38,8 @@ pub(crate) struct Counting {
     pub(crate) alignment: u32,
     /// Rows that there is room for; 0 for any.
     pub(crate) bound: u32,
+    /// What is said of the room in the own arena.
+    pub(crate) room: u32,
 }
 
 /// Addresses of a batch's routing: choices, or else a membership.
@@ -115,6 +119,8 @@ impl RankDevice {
             alignment: counting.alignment.max(1),
             bound: counting.bound,
             refuses: counting.ticket.is_some().into(),
+            room: counting.room,
+            reserved: 0,
         };
         let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
         // SAFETY: as in `plan`.
@@ -135,6 +141,7 @@ impl RankDevice {
             tokens: numbers(0, ranks),
             rows: numbers(ranks, ranks * ranks),
             experts: numbers(ranks + ranks * ranks, local),
+            rooms: numbers(ranks + ranks * ranks + local, ranks),
         })
     }
 }

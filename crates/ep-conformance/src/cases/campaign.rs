@@ -49,6 +49,7 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
         if scenario.placement == Placement::Pulled && !pulls {
             scenario.placement = Placement::Ring;
         }
+        scenario.outboxes = scenario.outboxes.filter(|_| pulls);
         scenario.element = known(scenario.element, int8);
         scenario
     });

@@ -48,6 +48,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         rings: Rings::uniform(1, Geometry { slots: 4, chunk: 2, credit: 2 }),
         placement: Placement::Ring,
         arena_bytes: 0,
+        outboxes: None,
         full: None,
         rounds: vec![TURN],
         zombie: None,
@@ -68,6 +69,11 @@ pub(super) fn pulled(ranks: u32, tokens: u32) -> Scenario {
 /// A direct scenario with an ample arena.
 pub(super) fn direct(ranks: u32, tokens: u32) -> Scenario {
     Scenario { placement: Placement::Direct, arena_bytes: 4 << 20, ..scenario(ranks, tokens) }
+}
+
+/// A direct scenario whose batches go through outboxes where they have no room.
+pub(super) fn overflowing(ranks: u32, tokens: u32) -> Scenario {
+    Scenario { arena_bytes: 0, outboxes: Some((2, 2)), ..direct(ranks, tokens) }
 }
 
 /// Checks a scenario under several seeds of the backend's freedom.

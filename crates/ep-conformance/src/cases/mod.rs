@@ -10,6 +10,7 @@ mod memory;
 mod misuse;
 mod modes;
 mod nodes;
+mod overflow;
 #[cfg(feature = "plant")]
 mod planted;
 mod pulled;
@@ -24,6 +25,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(engine::cases());
     all.extend(memory::cases());
     all.extend(pulled::cases());
+    all.extend(overflow::cases());
     all.extend(bounds::cases());
     all.extend(failures::cases());
     all.extend(modes::cases());

@@ -9,6 +9,7 @@ use super::low_latency as low;
 use super::memory::{hold_leases, overwrite_output};
 use super::misuse;
 use super::nodes::over;
+use super::overflow::{overflow_then_rings, roomy};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
 use crate::low_latency::scenario::{self as low_latency, Turn};
@@ -26,6 +27,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_credit_one_row_early_is_caught", credit_early::<B>),
         case("planted_position_off_by_one_is_caught", position::<B>),
         case("planted_errors_on_outboxes_are_caught", outboxes::<B>),
+        case("planted_rings_over_outboxes_are_caught", over_outboxes::<B>),
         case("planted_skipped_flush_is_caught", skipped_flush::<B>),
         case("planted_reuse_without_done_is_caught", without_done::<B>),
         case("planted_impolite_waiting_is_caught", impolite::<B>),
@@ -112,6 +114,12 @@ fn outboxes<B: Backend>(backend: &B) -> Verdict {
     caught(backend, Plant::PositionOffByOne, &busy(), &["position of a row", "race", "rows received in all"])?;
     let rings = Rings::uniform(1, Geometry { slots: 3, chunk: 2, credit: 3 });
     caught(backend, Plant::ImpoliteWaiting, &Scenario { rings, ..busy() }, &["deadlock"])
+}
+
+/// Whoever is done with an operation in outboxes writes into the rings of a rank whose outbox others still read.
+fn over_outboxes<B: Backend>(backend: &B) -> Verdict {
+    let case = |layer| overflow_then_rings(backend, layer);
+    seen_wrong_in(Plant::RingsOverOutboxes, roomy, case, &["race", "of a row is", "other rows"])
 }
 
 fn position<B: Backend>(backend: &B) -> Verdict {
@@ -261,9 +269,19 @@ fn second_poster<B: Backend>(backend: &B) -> Verdict {
 
 /// As [`caught`], for a case of its own over [`layer`].
 fn seen_wrong(plant: Plant, case: impl Fn(Layer) -> Verdict, signs: &[&str]) -> Verdict {
+    seen_wrong_in(plant, |seed| layer(3, 12, seed, Placement::Direct).map_err(text), case, signs)
+}
+
+/// [`seen_wrong`] in a communicator of one's own.
+fn seen_wrong_in(
+    plant: Plant,
+    of_seed: impl Fn(u64) -> Result<Layer, String>,
+    case: impl Fn(Layer) -> Verdict,
+    signs: &[&str],
+) -> Verdict {
     let mut failures = 0;
     for seed in 0..SEEDS {
-        let mut layer = layer(3, 12, seed, Placement::Direct).map_err(text)?;
+        let mut layer = of_seed(seed)?;
         layer.setup.settings = layer.setup.settings.with_plant(plant);
         if let Err(error) = case(layer) {
             failures += 1;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Fault;
-use crate::layout::{Block, RowFormat, SLOT_ALIGN};
+use crate::layout::{Block, Layout, OPEN_ROOM, RowFormat, SLOT_ALIGN};
 use crate::machine::Window;
 use crate::port::{Offset, Span};
 
@@ -68,6 +68,34 @@ impl Arena {
         let len = format.block_bytes(u64::from(rows));
         let base = if len == 0 { Offset(0) } else { self.free().take(len)? };
         Some(format.block(base, rows))
+    }
+
+    /// What a rank says of its room in the counts of a dispatch that makes room for `worst_rows`, or 0 for those that come.
+    pub fn said_room(&self, layout: &Layout, worst_rows: u32) -> u32 {
+        if layout.settings().outboxes().is_none() {
+            return OPEN_ROOM;
+        }
+        match (self.room(layout.row()), worst_rows) {
+            (room, 0) => room,
+            (room, worst) if room < worst => 0,
+            (_, worst) => worst,
+        }
+    }
+
+    /// Rows for which there is room in one piece, and for as many results behind them.
+    fn room(&self, format: &RowFormat) -> u32 {
+        let longest = self.free().ranges.iter().map(|range| range.len).max().unwrap_or(0);
+        let needed = |rows: u32| format.block_bytes(rows.into()) + format.results().block_bytes(rows.into());
+        let (mut room, mut beyond) = (0, OPEN_ROOM);
+        while room + 1 < beyond {
+            let rows = room + (beyond - room) / 2;
+            if needed(rows) <= longest {
+                room = rows;
+            } else {
+                beyond = rows;
+            }
+        }
+        room
     }
 
     /// Makes a block's memory available again.
@@ -259,6 +287,20 @@ mod tests {
         }
         assert_eq!(arena.free().ranges.len(), 1);
         assert!(arena.take(&format, 0).is_some());
+    }
+
+    #[test]
+    fn what_is_said_to_have_room_has_it() {
+        let format = RowFormat::new(&Shape::builder().hidden(40).topk(3).build().unwrap());
+        let both = |rows| format.block_bytes(rows) + format.results().block_bytes(rows);
+        for bytes in [0, 100, both(1) - 1, both(1), both(7) - 64, both(7), both(8) - 64] {
+            let arena = Arena::new(Offset(128).span(bytes));
+            let room = arena.room(&format);
+            assert!(arena.take(&format, room).is_some() && arena.take(&format.results(), room).is_some(), "{bytes}");
+            let arena = Arena::new(Offset(128).span(bytes));
+            let more = arena.take(&format, room + 1).and_then(|_| arena.take(&format.results(), room + 1));
+            assert!(more.is_none(), "{bytes} bytes have room for more than {room}");
+        }
     }
 
     /// It may be alive and still write there, whenever the block is let go of: before the recovery, after it, or after

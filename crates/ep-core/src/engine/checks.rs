@@ -16,6 +16,9 @@ impl Desk {
     /// [`Error::Invalid`].
     pub fn check_handle(&self, handle: &Handle) -> Result<(), Error> {
         handle.mark().check("handle", &self.mark())?;
+        if handle.outboxes() && self.settings().outboxes().is_none() {
+            return Err(Error::invalid("handle", "of rows in outboxes", "one of a communicator that has some"));
+        }
         self.layout().check_rings(&handle.rings())
     }
 
@@ -210,7 +213,7 @@ mod tests {
         let desk = Desk::new(Layout::new(&shape, &topology, &settings).unwrap(), Rank(0));
         let handle = |rings: Rings, tokens| {
             let kept = Arc::new(Nothing);
-            Handle::of_backend(Replay { mark: desk.mark(), op: 1, rings, tokens, rows: 0, kept })
+            Handle::of_backend(Replay { mark: desk.mark(), op: 1, rings, outboxes: false, tokens, rows: 0, kept })
         };
         let own = settings.rings();
         assert!(desk.check_handle(&handle(own, 0)).is_ok());

@@ -34,11 +34,13 @@ impl<M: Machine> Engine<M> {
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
         let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes())?, weights);
         // Only the rows that this machine's peers can reach are offered to them.
-        let offered = y.block_in(&self.desk.arena).filter(|_| self.machine.capabilities().get);
+        let may_offer = self.machine.capabilities().get && !handle.outboxes();
+        let offered = y.block_in(&self.desk.arena).filter(|_| may_offer);
         let lease = y.lease().filter(|_| offered.is_some());
         lease.inspect(|lease| lease.offer());
         let ended = {
             let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings, Some(handle));
+            let operation = if handle.outboxes() { operation.in_outboxes() } else { operation };
             run(&operation, vigil, bring_back(&operation, links, &returns, &reduction, offered.as_ref())).await
         };
         self.end(ended)?;

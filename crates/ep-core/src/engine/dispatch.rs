@@ -37,6 +37,8 @@ struct Arrived<M: Machine> {
     exchange: Arc<Exchange>,
     by_node: Vec<Vec<u32>>,
     fanout: Vec<Fanout>,
+    /// Whether the rows went through outboxes because some arena had no room.
+    outboxes: bool,
 }
 
 impl<M: Machine> Engine<M> {
@@ -133,7 +135,7 @@ impl<M: Machine> Engine<M> {
 
     /// Makes of what arrived what the user gets.
     fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
-        let Arrived { taken, exchange, by_node, fanout } = self.end(ended)?;
+        let Arrived { taken, exchange, by_node, fanout, outboxes } = self.end(ended)?;
         let rows = exchange.received(self.desk.me);
         let x = match self.desk.granted.take() {
             Some(block) => {
@@ -163,7 +165,7 @@ impl<M: Machine> Engine<M> {
         self.count_rows(&routed, true);
         self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
         let routing = handle::Routing::Here(routed);
-        let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, tokens, rows: bound, routing };
+        let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, outboxes, tokens, rows: bound, routing };
         Ok(Received {
             x,
             rows: bound,
@@ -202,17 +204,30 @@ async fn exchange_rows<M: Machine>(
 ) -> Result<Arrived<M>, Fault> {
     let mut control = Control::open(operation);
     control.bank().await?;
-    let exchange = match batch.replayed {
-        Some((_, routed)) => Arc::clone(&routed.exchange),
-        None => Arc::new(control.exchange(batch.outgoing.plan).await?),
+    let (exchange, outboxes) = match batch.replayed {
+        Some((handle, routed)) => (Arc::clone(&routed.exchange), handle.outboxes()),
+        None => {
+            let room = arena.said_room(operation.layout, batch.worst_rows);
+            let (exchange, overflows) = control.exchange(batch.outgoing.plan, room).await?;
+            (Arc::new(exchange), overflows)
+        }
+    };
+    let pulled;
+    let (operation, mut control) = if outboxes {
+        // Cutting is the control role's, too, which has one port at a time.
+        drop(control);
+        pulled = operation.in_outboxes();
+        links.cut(&pulled).await?;
+        (&pulled, Control::open(&pulled))
+    } else {
+        (operation, control)
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;
-    if operation.layout.settings().placement() == Placement::Direct {
+    if operation.pulled {
+        control.notes(None).await?;
+    } else if operation.layout.settings().placement() == Placement::Direct {
         *granted = arena.take(operation.layout.row(), rows);
         control.notes(granted.as_ref()).await?;
-    }
-    if operation.layout.is_pulled() {
-        control.notes(None).await?;
     }
     let topk = if batch.kind == Kind::Dispatch { operation.layout.row().topk() } else { 0 };
     let x = HostRows::landing(pool, if granted.is_some() { 0 } else { rows }, operation.layout.row())?;
@@ -236,7 +251,7 @@ async fn exchange_rows<M: Machine>(
     operation.agree("rows received in all", exchange.received(operation.me), taken.arrived, operation.me)?;
     Control::open(operation).done().await?;
     let fanout = fanout.chunks(operation.rings.channels as usize).map(merged).collect();
-    Ok(Arrived { taken, exchange, by_node, fanout })
+    Ok(Arrived { taken, exchange, by_node, fanout, outboxes })
 }
 
 /// The rows of all channels from one node.

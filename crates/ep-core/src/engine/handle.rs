@@ -20,6 +20,7 @@ pub(crate) struct Inner {
     pub(crate) mark: Mark,
     pub(crate) op: u64,
     pub(crate) rings: Rings,
+    pub(crate) outboxes: bool,
     pub(crate) tokens: u32,
     /// Rows received, or made room for.
     pub(crate) rows: u32,
@@ -63,6 +64,8 @@ pub struct Replay {
     pub op: u64,
     /// Rings of the dispatch.
     pub rings: Rings,
+    /// Whether its rows went through outboxes because some arena had no room.
+    pub outboxes: bool,
     /// Tokens of this rank's batch.
     pub tokens: u32,
     /// Rows that this rank received, or made room for where only the machine knows how many.
@@ -74,8 +77,8 @@ pub struct Replay {
 impl Handle {
     /// A handle of a backend's own.
     pub fn of_backend(replay: Replay) -> Self {
-        let Replay { mark, op, rings, tokens, rows, kept } = replay;
-        Self { inner: Arc::new(Inner { mark, op, rings, tokens, rows, routing: Routing::Kept(kept) }) }
+        let Replay { mark, op, rings, outboxes, tokens, rows, kept } = replay;
+        Self { inner: Arc::new(Inner { mark, op, rings, outboxes, tokens, rows, routing: Routing::Kept(kept) }) }
     }
 
     /// Whose it is.
@@ -138,6 +141,11 @@ impl Handle {
     /// Rings of the dispatch, which its combine and cached dispatches use unless they say otherwise.
     pub fn rings(&self) -> Rings {
         self.inner.rings
+    }
+
+    /// Whether some arena had no room for the batch, so that its rows went through outboxes, as those of all calls along this handle do.
+    pub fn outboxes(&self) -> bool {
+        self.inner.outboxes
     }
 
     /// What all ranks sent each other. Where a backend keeps it in its machine's memory, it is fetched at the first request:

@@ -3,6 +3,7 @@
 use crate::error::Fault;
 use crate::layout::{Kind, Layout, Queues};
 use crate::machine::Machine;
+use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneKind, Role};
 use crate::ring::{Consumer, Geometry, Producer};
 use crate::roles::{Operation, RoleFuture, Standing, coordinate};
@@ -12,7 +13,8 @@ use crate::topology::{Rank, Reach};
 /// The rings with each rank, and how they are cut now.
 #[derive(Debug)]
 pub(super) struct Links {
-    cut: Rings,
+    /// None after an operation whose rows lay in outboxes.
+    cut: Option<Rings>,
     /// `[ranks]`.
     out: Vec<Tracks<Producer>>,
     inn: Vec<Tracks<Consumer>>,
@@ -67,7 +69,7 @@ impl Links {
         }
         let out = |peer| each(tracks(peer), |track| Producer::new(layout.geometry(&cut, track)));
         let inn = |peer| each(tracks(peer), |track| Consumer::new(layout.geometry(&cut, track)));
-        Self { cut, out: topology.all().map(out).collect(), inn: topology.all().map(inn).collect() }
+        Self { cut: Some(cut), out: topology.all().map(out).collect(), inn: topology.all().map(inn).collect() }
     }
 
     /// Where the rings with `peer`, of this rail, stand on each channel of a call.
@@ -101,10 +103,11 @@ impl Links {
     }
 
     /// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty. Outboxes are cut anew by
-    /// every operation, as those of a dispatch and of a combine share their memory; they are empty when it has ended.
+    /// every operation, as those of a dispatch and of a combine share their memory; they are empty when it has ended. Where they share it
+    /// with rings, too, a peer's outbox is when the peer is done with the operation before: others may be slower than this rank.
     pub(super) async fn cut<M: Machine>(&mut self, operation: &Operation<'_, M>) -> Result<(), Fault> {
-        let pulled = operation.layout.is_pulled();
-        if operation.rings == self.cut && !pulled {
+        let pulled = operation.pulled;
+        if !pulled && self.cut == Some(operation.rings) {
             return Ok(());
         }
         let mut port = operation.port(Role::new(Duty::Control));
@@ -115,6 +118,9 @@ impl Links {
             Geometry { slots: laid.unwrap_or(geometry.slots), ..geometry }
         };
         for peer in operation.neighbours() {
+            if !pulled && self.cut.is_none() && !operation.plants(Plant::RingsOverOutboxes) {
+                port.wait(Cell::new(peer, LaneKind::Control, Counter::Done), operation.op - 1).await?;
+            }
             for (track, ring) in self.out[peer.index()].iter_mut() {
                 if !ring.is_empty() {
                     let head = Cell::new(peer, LaneKind::Credit(track), Counter::Head);
@@ -129,7 +135,7 @@ impl Links {
                 ring.restart(geometry(track));
             }
         }
-        self.cut = operation.rings;
+        self.cut = (!pulled).then_some(operation.rings);
         Ok(())
     }
 }

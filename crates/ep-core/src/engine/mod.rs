@@ -152,6 +152,7 @@ impl<M: Machine> Engine<M> {
             generation: self.desk.generation,
             kind,
             rings,
+            pulled: self.desk.layout.is_pulled(),
             settings: self.desk.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
             times: Times::new(started, self.desk.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),

@@ -43,7 +43,7 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
         let mut roles = Vec::new();
         let mut ends = links.ends();
         for channel in self.channels() {
-            if self.operation.layout.is_pulled() {
+            if self.operation.pulled {
                 roles.push(self.layer(&mut ends, channel));
             }
             for &peer in self.operation.near {
@@ -74,7 +74,7 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
     fn near_sender(&self, ends: &mut Ends<'a>, peer: Rank, channel: u32) -> Option<RoleFuture<'a>> {
         let (operation, outgoing, exchange) = (self.operation, self.outgoing, self.exchange);
         let track = operation.own_track(channel);
-        if operation.layout.is_pulled() {
+        if operation.pulled {
             return None;
         }
         let ring = ends.out(peer, track)?;
@@ -134,7 +134,7 @@ impl<'a, 'o, M: Machine> Movers<'a, 'o, M> {
             let Some(ring) = ends.inn(writer, track) else { continue };
             let role = Role::serving(Duty::Receiver, source, track);
             let port = operation.port(role);
-            if operation.layout.is_pulled() {
+            if operation.pulled {
                 roles.push(operation.role(role, pull(operation, port, intake, exchange, ring, source, channel)));
                 continue;
             }

@@ -18,7 +18,7 @@ c_struct! {
         pub notes: u64,
         /// Offset of the own notes.
         pub notes_outbox: u64,
-        /// Offset of the rings within the node, or of the outbox where rows are pulled.
+        /// Offset of the rings within the node, and of the outbox in operations whose rows are pulled.
         pub near_rings: u64,
         /// Offset of the rings between nodes.
         pub far_rings: u64,
@@ -132,7 +132,6 @@ c_struct! {
 impl From<&Layout> for KernelWindow {
     fn from(layout: &Layout) -> Self {
         let (shape, topology, row) = (layout.shape(), layout.topology(), layout.row());
-        let rings = layout.settings().rings();
         let results = row.results();
         Self {
             cells: layout.cells.0,
@@ -190,7 +189,7 @@ impl From<&Layout> for KernelWindow {
             low_columns: layout.low_columns(),
             element: shape.element().number(),
             scale_groups: shape.element().scales(shape.hidden()),
-            channels: rings.channels,
+            channels: layout.settings().channels(),
             pull_depth: PULL_DEPTH,
             tracks: layout.tracks(),
         }

@@ -67,10 +67,15 @@ c_struct! {
         pub opening: OpHeader,
         /// Tokens of the sender's batch.
         pub tokens: u32,
+        /// Rows for which the sender's arena has room, or [`OPEN_ROOM`].
+        pub room: u32,
         /// Zero.
-        pub reserved: [u32; 3],
+        pub reserved: [u32; 2],
     }
 }
+
+/// In place of a room: a note will say. Then no rank's rows go through outboxes.
+pub const OPEN_ROOM: u32 = u32::MAX;
 
 /// "There is no such place": the rows go through the ring.
 pub const NO_BASE: u64 = u64::MAX;

@@ -53,7 +53,7 @@ pub use cells::{CELL_BYTES, LINE_BYTES, VALUE_BITS, generation_of, stamp, value_
 pub use kernel::{KernelRings, KernelWindow};
 pub(crate) use low_latency::RESULT_HEADER;
 pub use low_latency::{Arrival, LowKind, MASKED, low_stamp};
-pub use messages::{CountsHeader, Difference, Kind, Mismatch, NO_BASE, Note, OpHeader, Share};
+pub use messages::{CountsHeader, Difference, Kind, Mismatch, NO_BASE, Note, OPEN_ROOM, OpHeader, Share};
 pub use outbox::Outbox;
 pub use queues::{Queue, Queues};
 pub(crate) use window::PULL_DEPTH;

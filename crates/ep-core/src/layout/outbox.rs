@@ -1,7 +1,8 @@
 //! Outboxes: rows that lie at their sender until their readers have pulled them.
 //!
-//! With [`Placement::Pulled`](crate::Placement::Pulled) the memory that rings within the node have otherwise is the
-//! owner's outbox. Nobody else writes there. It is cut anew by every operation:
+//! With [`Placement::Pulled`](crate::Placement::Pulled), and in operations of batches for which an arena has no room
+//! ([`SettingsBuilder::outboxes`](crate::settings::SettingsBuilder::outboxes)), the memory that rings within the node have
+//! otherwise is the owner's outbox. Nobody else writes there. It is cut anew by every operation:
 //!
 //! ```text
 //! dispatch   channels x | codes[slots] | scales[slots] | heads[slots] | to 128 B      slots: near slots x other ranks
@@ -125,14 +126,13 @@ const fn laid_slots(rings: &Rings, topology: &Topology) -> u64 {
     rings.near.slots as u64 * if others > 1 { others as u64 } else { 1 }
 }
 
-/// Bytes of the region that holds all outboxes of `settings`, and of every call's rings that fit.
+/// Bytes of the region that holds all outboxes that are cut as `rings`, and as every call's rings that fit.
 ///
 /// A call's rings have at most as many channels, and at most as many slots in all. But each of its outboxes is padded:
 /// so there is room for the padding of them all.
-pub(super) fn region_bytes(row: &RowFormat, topology: &Topology, settings: &Settings) -> Option<u64> {
-    let rings = settings.rings();
+pub(super) fn region_bytes(row: &RowFormat, topology: &Topology, rings: &Rings) -> Option<u64> {
     let (readers, channels) = (u64::from(topology.ranks_per_node()), u64::from(rings.channels));
-    let laid = Slot::laid(row, topology).bytes(laid_slots(&rings, topology))?.checked_mul(channels)?;
+    let laid = Slot::laid(row, topology).bytes(laid_slots(rings, topology))?.checked_mul(channels)?;
     let returned = Slot::returned(row).bytes(rings.near.slots.into())?.checked_mul(readers * channels)?;
     laid.max(returned).checked_add(readers * channels * OUTBOX_ALIGN)
 }
@@ -140,10 +140,13 @@ pub(super) fn region_bytes(row: &RowFormat, topology: &Topology, settings: &Sett
 /// Refuses what cannot be pulled: a topology of several nodes, and more slots than a position counts.
 pub(super) fn check(topology: &Topology, settings: &Settings) -> Result<(), Error> {
     settings.placement().check(topology)?;
-    if settings.placement() != Placement::Pulled {
-        return Ok(());
-    }
-    let rings = settings.rings();
+    let rings = match settings.placement() {
+        Placement::Pulled => settings.rings(),
+        Placement::Ring | Placement::Direct => match settings.outboxes() {
+            Some(outboxes) => outboxes,
+            None => return Ok(()),
+        },
+    };
     let slots = u64::from(rings.channels) * laid_slots(&rings, topology);
     if slots > MAX_OUTBOX_SLOTS {
         return Err(Error::invalid("channels x outbox slots", slots, "at most 2147483647"));

@@ -65,7 +65,7 @@ impl Layout {
         let rings = settings.rings();
         let (nodes, locals) = (u64::from(topology.nodes()), u64::from(topology.ranks_per_node()));
         let (ranks, channels) = (u64::from(topology.ranks()), u64::from(rings.channels));
-        let tracks = tracks(topology, rings.channels);
+        let tracks = tracks(topology, settings.channels());
         if tracks > 1 << 16 {
             return Err(Error::invalid("nodes x channels", tracks, "at most 65536 tracks"));
         }
@@ -75,7 +75,7 @@ impl Layout {
         // One node has no network stage.
         let rails = if nodes > 1 { nodes } else { 0 };
         let mut cut = Cut::new();
-        let lines = ranks * LaneKind::count(tracks as u32) as u64 + mailboxes(topology, rings.channels) as u64;
+        let lines = ranks * LaneKind::count(tracks as u32) as u64 + mailboxes(topology, settings.channels()) as u64;
         let cells = cut.take(Some(2 * lines * LINE_BYTES));
         // Beside the cells: what has to be zeroed lies together.
         let low_units = LowRegions::cut_units(&mut cut, shape, topology, &row, settings.low_latency_units());
@@ -84,17 +84,25 @@ impl Layout {
         let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
         let near = nodes * channels;
         let near_rings = if pulled {
-            let base = cut.take(outbox::region_bytes(&row, topology, settings));
+            let base = cut.take(outbox::region_bytes(&row, topology, &rings));
             Slots { base, per_part: 0, bytes: row.slot_bytes() }
         } else {
-            cut.slots(locals, near * u64::from(rings.near.slots), row.slot_bytes())
+            let slots = cut.slots(locals, near * u64::from(rings.near.slots), row.slot_bytes());
+            // Outboxes of batches without room lie where the rings do: an operation has the ones or the others.
+            if let Some(outboxes) = settings.outboxes() {
+                let taken = locals.saturating_mul(slots.per_part).saturating_mul(slots.bytes);
+                let more = outbox::region_bytes(&row, topology, &outboxes).map(|bytes| bytes.saturating_sub(taken));
+                cut.take(more);
+            }
+            slots
         };
         let far_rings = cut.slots(rails, channels * u64::from(rings.far.slots), far_bytes);
         // What others pull needs no copy on its way.
         let staged = if pulled { 0 } else { near * u64::from(rings.near.staging_slots()) };
         let near_staging = cut.slots(locals, staged, row.slot_bytes());
         let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
-        let pulls = cut.slots(locals, near * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
+        let pulling = nodes * u64::from(settings.channels());
+        let pulls = cut.slots(locals, pulling * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
         let low = LowRegions::cut(&mut cut, shape, topology, &row, settings.low_latency());
         let arena = cut.take(Some(settings.arena_bytes()));
         let window = window_end(&cut)?;
@@ -162,7 +170,7 @@ impl Layout {
         self.window
     }
 
-    /// Whether rows lie in the outbox of their sender until they are pulled.
+    /// Whether all rows lie in the outbox of their sender until they are pulled.
     #[inline]
     pub fn is_pulled(&self) -> bool {
         self.settings.placement() == Placement::Pulled
@@ -203,25 +211,25 @@ impl Layout {
     /// Tracks from one rank to one peer.
     #[inline]
     pub fn tracks(&self) -> u32 {
-        tracks(&self.topology, self.settings.rings().channels) as u32
+        tracks(&self.topology, self.settings.channels()) as u32
     }
 
     /// The track, between two ranks of a node, that carries rows of `node` (dispatch: that come from it; combine: that
     /// go back to it) on `channel`.
     #[inline]
     pub fn near_track(&self, node: Node, channel: u32) -> u16 {
-        (node.0 * self.settings.rings().channels + channel) as u16
+        (node.0 * self.settings.channels() + channel) as u16
     }
 
     /// The track, between two ranks of a rail, that `channel` travels on.
     pub fn far_track(&self, channel: u32) -> u16 {
-        (self.topology.nodes() * self.settings.rings().channels + channel) as u16
+        (self.topology.nodes() * self.settings.channels() + channel) as u16
     }
 
     /// Whether `track` runs between nodes.
     #[inline]
     pub fn is_far(&self, track: u16) -> bool {
-        u32::from(track) >= self.topology.nodes() * self.settings.rings().channels
+        u32::from(track) >= self.topology.nodes() * self.settings.channels()
     }
 
     /// The number of the mailboxes for the rings on `channel` with the rank of this rail in `node`; those for the
@@ -275,7 +283,7 @@ impl Layout {
     /// Mailboxes of a rank.
     #[inline]
     pub fn mailboxes(&self) -> usize {
-        mailboxes(&self.topology, self.settings.rings().channels)
+        mailboxes(&self.topology, self.settings.channels())
     }
 
     /// Bytes of one counts message.
@@ -353,7 +361,7 @@ impl Layout {
     /// The index of the ring on `track` within its writer's part, when that is cut as `rings`.
     #[inline]
     fn ring_of(&self, track: u16, rings: &Rings) -> u32 {
-        let channels = self.settings.rings().channels;
+        let channels = self.settings.channels();
         let (node, channel) = (u32::from(track) / channels, u32::from(track) % channels);
         if self.is_far(track) { channel } else { node * rings.channels + channel }
     }
@@ -409,7 +417,7 @@ impl Layout {
     /// A number that differs when shape, topology, the window's cut or the call's rings differ (FNV-1a, 64 bits).
     pub fn hash(&self, rings: &Rings) -> u64 {
         let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
-        let own = self.settings.rings();
+        let (own, outboxes) = (self.settings.rings(), self.settings.outboxes());
         for value in [
             u64::from(self.shape.experts()),
             u64::from(self.shape.topk()),
@@ -426,6 +434,8 @@ impl Layout {
             self.settings.placement() as u64,
             u64::from(self.settings.low_latency()) + u64::from(self.settings.low_latency_units()),
             self.settings.arena_bytes(),
+            outboxes.map_or(0, |outboxes| u64::from(outboxes.channels)),
+            outboxes.map_or(0, |outboxes| u64::from(outboxes.near.slots)),
             u64::from(rings.channels),
             u64::from(rings.near.slots),
             u64::from(rings.far.slots),
@@ -449,10 +459,7 @@ pub(super) fn counts_bytes(shape: &Shape, topology: &Topology) -> u64 {
 
 /// Bytes that a pulled row needs where it lands: as in a slot of a ring, but an outbox has longer heads.
 fn pull_room(row: &RowFormat, topology: &Topology, settings: &Settings) -> u64 {
-    let longer = match settings.placement() {
-        Placement::Pulled => outbox::head_bytes(row, topology) - row.header_bytes(),
-        Placement::Ring | Placement::Direct => 0,
-    };
+    let longer = if settings.has_outboxes() { outbox::head_bytes(row, topology) - row.header_bytes() } else { 0 };
     row.slot_room() + longer
 }
 

@@ -1,6 +1,7 @@
 //! The counts of all ranks, and the prefix sums that give every row its place.
 
 use crate::error::Error;
+use crate::layout::OPEN_ROOM;
 use crate::topology::Rank;
 
 /// What all ranks send each other in one dispatch: `rows[source][destination]`, and choices per expert.
@@ -68,6 +69,13 @@ impl Exchange {
     /// `[local experts]`: choices that the own rank receives for each of its experts.
     pub fn expert_counts(&self) -> &[u32] {
         &self.expert_counts
+    }
+
+    /// Whether the batch goes through outboxes, where `rooms` is `[ranks]`: the rows for which each has room in its arena. It does
+    /// when one of them receives more; not while one says [`OPEN_ROOM`].
+    pub fn overflows(&self, rooms: &[u32]) -> bool {
+        let ranks = (0..self.ranks).map(Rank);
+        !rooms.contains(&OPEN_ROOM) && ranks.zip(rooms).any(|(rank, &room)| self.received(rank) > room)
     }
 
     fn at(&self, source: Rank, destination: Rank) -> usize {

@@ -46,12 +46,13 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         Ok(())
     }
 
-    /// Tells every rank this one's counts and learns theirs: along the rail first, then what came along the rail, with
+    /// Tells every rank this one's counts, and the rows that its arena has room for, and learns theirs; and whether the batch goes
+    /// through outboxes, as all ranks find. Along the rail first, then what came along the rail, with
     /// the own counts, to everybody in the node.
-    pub(crate) async fn exchange(&mut self, plan: &Plan) -> Result<Exchange, Fault> {
+    pub(crate) async fn exchange(&mut self, plan: &Plan, room: u32) -> Result<(Exchange, bool), Fault> {
         let Operation { layout, op, me, near, rail, .. } = *self.operation;
         let own = layout.counts(op, me);
-        self.write_counts(own.offset, plan)?;
+        self.write_counts(own.offset, plan, room)?;
         for &peer in rail {
             match self.mailbox(peer) {
                 // The coordinator has them flushed before it ends.
@@ -68,9 +69,9 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
             self.publish(peer, Counter::Counts).await?;
         }
         self.wait_all(near, Counter::Counts, op).await?;
-        let exchange = self.read_counts(plan)?;
+        let told = self.read_counts(plan, room)?;
         self.flush().await?;
-        Ok(exchange)
+        Ok(told)
     }
 
     /// The counts that came along the rail, and the own: side by side, except where a node takes no part. What one that
@@ -90,31 +91,32 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
         pieces
     }
 
-    fn write_counts(&mut self, at: Offset, plan: &Plan) -> Result<(), Fault> {
-        let header = CountsHeader { opening: self.operation.header(0, 0), tokens: plan.tokens(), reserved: [0; 3] };
+    fn write_counts(&mut self, at: Offset, plan: &Plan, room: u32) -> Result<(), Fault> {
+        let opening = self.operation.header(0, 0);
+        let header = CountsHeader { opening, tokens: plan.tokens(), room, reserved: [0; 2] };
         let rows = at.plus(size_of::<CountsHeader>() as u64);
         self.port.write(at, header.as_bytes())?;
         self.port.write(rows, plan.rows().as_bytes())?;
         self.port.write(rows.plus(4 * plan.rows().len() as u64), plan.experts().as_bytes())
     }
 
-    fn read_counts(&self, plan: &Plan) -> Result<Exchange, Fault> {
+    fn read_counts(&self, plan: &Plan, room: u32) -> Result<(Exchange, bool), Fault> {
         let Operation { layout, me, .. } = *self.operation;
         let ranks = layout.topology().ranks() as usize;
         let local = layout.local_experts() as usize;
         let mut rows = vec![0u32; ranks * ranks];
-        let mut tokens = vec![0u32; ranks];
+        let (mut tokens, mut rooms) = (vec![0u32; ranks], vec![0u32; ranks]);
         let own = me.index() * local..(me.index() + 1) * local;
         let mut experts = plan.experts()[own.clone()].to_vec();
         rows[me.index() * ranks..(me.index() + 1) * ranks].copy_from_slice(plan.rows());
-        tokens[me.index()] = plan.tokens();
+        (tokens[me.index()], rooms[me.index()]) = (plan.tokens(), room);
         let mut theirs = vec![0u32; local];
         for source in self.operation.others() {
             let at = layout.counts(self.operation.op, source).offset;
             let mut header = CountsHeader::new_zeroed();
             self.port.read(at, header.as_mut_bytes())?;
             self.operation.check(&header.opening, source)?;
-            tokens[source.index()] = header.tokens;
+            (tokens[source.index()], rooms[source.index()]) = (header.tokens, header.room);
             let numbers = at.plus(size_of::<CountsHeader>() as u64);
             let line = &mut rows[source.index() * ranks..(source.index() + 1) * ranks];
             self.port.read(numbers, line.as_mut_bytes())?;
@@ -123,12 +125,11 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
                 *sum = sum.saturating_add(*theirs);
             }
         }
-        Exchange::new(rows, tokens, experts).map_err(|_| Fault::Mismatch {
-            field: "rows to one rank, as a power of two",
-            mine: 31,
-            theirs: 32,
-            peer: me,
-        })
+        let field = "rows to one rank, as a power of two";
+        let too_many = |_| Fault::Mismatch { field, mine: 31, theirs: 32, peer: me };
+        let exchange = Exchange::new(rows, tokens, experts).map_err(too_many)?;
+        let overflows = layout.settings().outboxes().is_some() && exchange.overflows(&rooms);
+        Ok((exchange, overflows))
     }
 
     /// Tells every rank of the node where rows for this one are to be placed, or where the rows from here lie: in

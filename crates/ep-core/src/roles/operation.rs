@@ -34,7 +34,10 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) first_op: u64,
     pub(crate) generation: u16,
     pub(crate) kind: Kind,
+    /// How the memory of its rings is cut, or of its outboxes.
     pub(crate) rings: Rings,
+    /// Whether its rows lie in the outbox of their sender until they are pulled.
+    pub(crate) pulled: bool,
     /// Hash of shape, topology, the call's settings and the dispatch that is replayed.
     pub(crate) settings: u64,
     pub(crate) times: Times,
@@ -82,7 +85,13 @@ impl<'a, M: Machine> Operation<'a, M> {
     pub(crate) fn port_until(&self, role: Role, deadline: Nanos) -> Attended<M::Port> {
         let opening = Opening { role, op: self.op, generation: self.generation, deadline };
         let port = Attended::new(self.machine.port(opening), &self.board, self.op);
-        Attended { pulled: self.layout.is_pulled() && self.kind != Kind::Combine, ..port }
+        Attended { pulled: self.pulled && self.kind != Kind::Combine, ..port }
+    }
+
+    /// The same, whose rows go through outboxes although the communicator places them: as all its ranks have found.
+    pub(crate) fn in_outboxes(&self) -> Self {
+        let rings = self.layout.settings().outboxes().unwrap_or(self.rings);
+        Self { rings, pulled: true, settings: self.settings, times: self.times, board: Rc::clone(&self.board), ..*self }
     }
 
     /// The ranks that this one has lanes with: its node, then its rail.
@@ -109,7 +118,7 @@ impl<'a, M: Machine> Operation<'a, M> {
 
     /// Where results for `reader` lie in the window of the rank that returns them on `track`; none where rows are not pulled.
     pub(crate) fn outbox_to(&self, reader: Rank, track: u16) -> Option<Outbox> {
-        let pulled = self.layout.is_pulled() && self.kind == Kind::Combine;
+        let pulled = self.pulled && self.kind == Kind::Combine;
         pulled.then(|| self.layout.outbox_to(&self.rings, reader, u32::from(track)))
     }
 

@@ -209,11 +209,28 @@ proptest! {
         }
     }
 
+    /// They lie where rings do, and need more room or less.
+    #[test]
+    fn outboxes_of_batches_without_room_are_within_the_rings_region(layout in crate::common::layouts()) {
+        if let Some(rings) = layout.settings().outboxes() {
+            let whole = region(&layout, "near rings");
+            let peers = || layout.topology().all().flat_map(|peer| (0..rings.channels).map(move |channel| (peer, channel)));
+            let laid = (0..rings.channels).map(|channel| layout.outbox(&rings, channel)).collect::<Vec<_>>();
+            let returned = peers().map(|(peer, channel)| layout.outbox_to(&rings, peer, channel)).collect();
+            for outboxes in [laid, returned] {
+                let last = |outbox: &Outbox| outbox.slots() - 1;
+                let ends = outboxes.iter().flat_map(|outbox| [outbox.codes(0), outbox.head(last(outbox))]);
+                prop_assert!(ends.clone().all(|span| span.offset.0 >= whole.offset.0 && span.end() <= whole.end()));
+            }
+            prop_assert!(layout.tracks() >= rings.channels.max(layout.settings().rings().channels));
+        }
+    }
+
     #[test]
     fn a_pulled_row_lands_with_its_head(layout in crate::common::layouts()) {
         let slot = layout.pull_slot(0, Rank(0), 1);
         prop_assert!(slot.offset.0.is_multiple_of(SLOT_ALIGN));
-        let head = match layout.is_pulled() {
+        let head = match layout.settings().has_outboxes() {
             true => layout.outbox(&layout.settings().rings(), 0).head(0).len,
             false => layout.row().header_bytes(),
         };

@@ -195,6 +195,8 @@ fn bench_measures_calls_beside_copying_threads() {
 fn bench_refuses_what_nothing_heeds() {
     for (options, told) in [
         ("--backend host --multiprocessors 8", "--backend with --multiprocessors is host, allowed: cuda"),
+        ("--backend host --processes", "--backend with --processes is host, allowed: cuda"),
+        ("--backend cuda --processes", "--mode with --processes is not given, allowed: throughput"),
         ("--backend host --mode low-latency --tokens 8", "--mode with --tokens is low-latency, allowed: throughput"),
         (
             "--backend host --mode throughput --low-latency-tokens 8",

@@ -1,6 +1,7 @@
 """How large the arena of a communicator is, into which rows are placed directly, and what happens when it is full.
 
-Rows for which it has no room go through rings, which on GPUs are slower by far. DeepEP's ``num_nvl_bytes`` is a size
+A batch for which it has no room goes through outboxes of some 64 MiB, which on GPUs are slower by a quarter, and so do all calls along its
+handle. DeepEP's ``num_nvl_bytes`` is a size
 of rings and says little of it, so the arena is made for batches of the size that is seen:
 
 - three batches of dispatched rows and two of results, each as large as that of the rank that received most, and a
@@ -209,7 +210,7 @@ class Arena:
         kept = self._kept
         if kept.bytes + needed > self.room.bytes or len(kept.numbers) >= kept.sweep_at:
             kept.sweep()
-            if kept.bytes + needed > self.room.bytes and not _is_captured(x):
+            if kept.bytes + needed > self.room.bytes and not is_capturing(x.device):
                 return False
         kept.add(x, mine)
         return True
@@ -241,7 +242,7 @@ class Arena:
         else:
             remedy = "make the Buffer with a larger num_nvl_bytes"
         LOG.warning(
-            "rank %d: %d %s of %d elements went through rings, which is slow: the arena of %d MiB had no room for them. To change "
+            "rank %d: %d %s of %d elements were not placed, which is slower: the arena of %d MiB had no room for them. To change "
             "that, %s, or keep fewer results of dispatches. This is said once; Buffer.stats() goes on counting.",
             communicator.rank,
             rows,
@@ -252,6 +253,6 @@ class Arena:
         )
 
 
-def _is_captured(x: torch.Tensor) -> bool:
+def is_capturing(device: torch.device) -> bool:
     """Whether what is enqueued now goes into a CUDA graph, which keeps the arena's memory for itself."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -55,6 +55,9 @@ class Communicators:
         if arena is None:
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
+        elif least > arena.room.rows and not arena.room.is_all and not _arena.is_capturing(device):
+            # All ranks name the same worst case, so all come here.
+            arena = self._replaced(rows, arena, self._agreed(device, rows, least))
         return arena
 
     def like(self, device: torch.device, hidden: int, element: Element, topk: int | None, rows_to: RowsTo) -> Arena:
@@ -74,17 +77,24 @@ class Communicators:
             return
         is_due = arena.is_due()
         if received > room.rows:
-            larger = _arena.agreed(
-                self.meeting, device, rows, [0] * self.meeting.world, received + received // 4, self.num_nvl_bytes
-            )
+            larger = self._agreed(device, rows, received + received // 4)
         elif is_due:
             larger = _arena.agreed_for_kept(self.meeting, arena)
         else:
             return
+        self._replaced(rows, arena, larger)
+
+    def _agreed(self, device: torch.device, rows: Sizes, least: int) -> Room:
+        """The arena for batches of so many rows."""
+        return _arena.agreed(self.meeting, device, rows, [0] * self.meeting.world, least, self.num_nvl_bytes)
+
+    def _replaced(self, rows: Sizes, arena: Arena, larger: Room) -> Arena:
+        """An arena in the place of this one, where all ranks have memory for it; else this one."""
+        room, device = arena.room, arena.communicator.device
         # A larger one that is not to be had: with outboxes what has no room goes on at speed.
         if larger.bytes <= room.bytes and not _arena.has_outboxes(device, larger):
             arena.room = Room(larger.rows, room.bytes, larger.is_all)
-            return
+            return arena
         try:
             made = self._throughput(device, rows, larger)
         except (
@@ -97,11 +107,12 @@ class Communicators:
         if all(other == b"1" for other in self.meeting.all_gather(b"0" if made is None else b"1") if other is not None):
             assert made is not None
             self._former.add(arena.communicator)
-            self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
+            arena = self._normal[rows] = Arena(made, larger, rows, arena.dispatches)
         else:
             if made is not None:
                 made.close()
             arena.room = Room(larger.rows, room.bytes, True)
+        return arena
 
     def low(self, device: torch.device, rows: Sizes, max_tokens: int) -> Communicator:
         """For low latency."""
@@ -173,10 +184,11 @@ class Communicators:
             )
 
     def _throughput(self, device: torch.device, rows: Sizes, room: Room) -> Communicator:
+        # On CPUs a copy takes as long whichever way it goes: one channel, as rings have.
+        channels = min(self.multiprocessors, OUTBOX_CHANNELS) if device.type == "cuda" else 1
         if _arena.has_outboxes(device, room):
-            channels = min(self.multiprocessors, OUTBOX_CHANNELS)
             return self._make(device, rows, WORST_TOKENS, placement="pulled", channels=channels)
-        return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes)
+        return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes, outboxes=channels)
 
     def _make(self, device: torch.device, rows: Sizes, max_tokens: int, **settings: Any) -> Communicator:
         return Communicator(

@@ -36,7 +36,7 @@ class Buffer:
     Args:
         group: a ``torch.distributed`` group of any backend.
         num_nvl_bytes: least bytes of memory into which rows are placed directly. It grows with the batches that are seen, as far as
-            memory is free; rows for which it has no room go through rings.
+            memory is free; batches for which it has no room go through outboxes.
         num_rdma_bytes: accepted, and not needed.
         low_latency_mode: whether low-latency calls may be made.
         num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted, without effect.
@@ -153,7 +153,8 @@ class Buffer:
 
     def stats(self) -> dict[str, int]:
         """Rows by the way they took, of all communicators of throughput mode: ``rows_placed`` and ``rows_through_rings`` of dispatches,
-        ``results_pulled`` and ``results_through_rings`` of combines (on CPUs results always return through rings); and
+        ``results_pulled`` and ``results_through_rings`` of combines (on CPUs results always return through rings), outboxes counted as
+        rings; and
         ``arena_bytes``, those of the arenas. Not of DeepEP."""
         return self._communicators.stats()
 
@@ -225,8 +226,8 @@ class Buffer:
             num_tokens_per_rdma_rank: ignored.
             topk_idx: int64 or int32 ``[tokens, topk]``, with ``topk_weights`` f32 ``[tokens, topk]``: both or neither.
             expert_alignment: counts for each expert are rounded up to a multiple of this.
-            num_worst_tokens: rows to make room for; then no count comes to the host, and the list of counts is empty.
-            config: accepted, without effect.
+            num_worst_tokens: rows to make room for, the same on all ranks; then no count comes to the host, and the list of counts is empty.
+            config: checked; ``docs/python.md`` says what each of its sizes does.
 
         Returns:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
@@ -272,7 +273,7 @@ class Buffer:
             handle: of the dispatch.
             topk_weights: f32 ``[rows, topk]``, summed likewise.
             bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
-            config: accepted, without effect.
+            config: checked; ``docs/python.md`` says what each of its sizes does.
 
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.

@@ -44,6 +44,8 @@ class Communicator:
         arena_bytes: bytes of the arena. Default: room for two worst batches of ``max_tokens``, at most 1 GiB.
         timeout: seconds that one operation may take, a peer's slow experts included. Default: ``MOEXPRESS_TIMEOUT``, or 100.
         channels, slots: rings of each pair of ranks, and their rows. Default: chosen by size.
+        outboxes: with ``direct`` placement: a batch for which some rank's arena has no room goes through outboxes of so many channels, as
+            with ``pulled``, and so do the calls along its handle. Default: none, rows without room go through rings.
         multiprocessors: of a GPU that kernels occupy. Default: 24.
 
     Raises:
@@ -75,6 +77,7 @@ class Communicator:
         timeout: float | None = None,
         channels: int | None = None,
         slots: int | None = None,
+        outboxes: int | None = None,
         multiprocessors: int | None = None,
     ) -> None:
         sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
@@ -86,6 +89,7 @@ class Communicator:
         arena_bytes = None if arena_bytes is None else _limits.number("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
         channels = None if channels is None else _limits.number("channels", channels)
         slots = None if slots is None else _limits.number("slots", slots)
+        outboxes = None if outboxes is None else _limits.number("outboxes", outboxes)
         multiprocessors = 0 if multiprocessors is None else _limits.number("multiprocessors", multiprocessors)
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.device = _device(device)
@@ -106,6 +110,7 @@ class Communicator:
                 "arena_bytes": arena_bytes,
                 "channels": channels,
                 "slots": slots,
+                "outboxes": outboxes,
             }
         )
         self.native = _native.Endpoint(
@@ -120,6 +125,7 @@ class Communicator:
                 "seconds": self.timeout,
                 "channels": channels,
                 "slots": slots,
+                "outboxes": outboxes,
                 "gpu": self.device.index or 0,
                 "multiprocessors": multiprocessors,
             },

@@ -35,6 +35,7 @@ class _Options(TypedDict):
     seconds: float
     channels: int | None
     slots: int | None
+    outboxes: int | None
     gpu: int
     multiprocessors: int
 

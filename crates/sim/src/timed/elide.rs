@@ -10,7 +10,7 @@
 //! which rows travel has to be added to [`Elision::new`].
 
 use ep_core::layout::{Choice, OpHeader, ROW_ALIGN, RowFormat, RowHeader, Share};
-use ep_core::{Error, Layout, Placement, Settings, Shape, Topology};
+use ep_core::{Error, Layout, Settings, Shape, Topology};
 
 /// The lengths of a stand-in's rows, and how many bytes are missing in each.
 #[derive(Clone, Debug, Default)]
@@ -83,7 +83,7 @@ impl Elision {
 
 /// Lengths, in the stand-in and as they are, in which a row leaves an outbox by itself; and those of heads, which have no payload.
 fn pulled_forms(whole: &RowFormat, layout: &Layout) -> (Vec<(u64, u64)>, Vec<u64>) {
-    if layout.settings().placement() != Placement::Pulled {
+    if !layout.settings().has_outboxes() {
         return (Vec::new(), Vec::new());
     }
     let short = layout.row();

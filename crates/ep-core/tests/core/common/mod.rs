@@ -21,9 +21,9 @@ pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
     let element = proptest::sample::select(&Element::ALL[..]);
     let shape = (1u32..=5, 1u32..=8, 1u32..=300, element);
     let placement = proptest::sample::select(&[Placement::Ring, Placement::Direct, Placement::Pulled][..]);
-    let switches = (placement, any::<bool>());
+    let switches = (placement, any::<bool>(), proptest::option::of((1u32..=7, 1u32..=9)));
     (topology, shape, rings(5, 24), switches, 0u64..5000).prop_map(
-        |((nodes, per_node), (local, topk, hidden, element), rings, (placement, low_latency), arena)| {
+        |((nodes, per_node), (local, topk, hidden, element), rings, (placement, low_latency, outboxes), arena)| {
             let nodes = if placement == Placement::Pulled { 1 } else { nodes };
             let topology = Topology::new(nodes, per_node).expect("a valid topology");
             let experts = local * topology.ranks();
@@ -33,8 +33,12 @@ pub(crate) fn layouts() -> impl Strategy<Value = Layout> {
             let settings = Settings::builder(&shape, &topology).channels(channels).slots(near.slots).chunk(near.chunk);
             let settings =
                 settings.credit(near.credit).far_slots(far.slots).far_chunk(far.chunk).far_credit(far.credit);
-            let settings = settings.placement(placement).arena_bytes(arena).low_latency(low_latency).build();
-            Layout::new(&shape, &topology, &settings.expect("valid settings")).expect("a valid layout")
+            let settings = settings.placement(placement).arena_bytes(arena).low_latency(low_latency);
+            let settings = match outboxes.filter(|_| placement == Placement::Direct && nodes == 1) {
+                Some((channels, slots)) => settings.outboxes(channels).outbox_slots(slots),
+                None => settings,
+            };
+            Layout::new(&shape, &topology, &settings.build().expect("valid settings")).expect("a valid layout")
         },
     )
 }

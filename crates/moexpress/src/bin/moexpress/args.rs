@@ -230,6 +230,10 @@ pub(crate) struct BenchArgs {
     /// With --backend cuda: multiprocessors of each rank, throughput; low latency uses all [default: 8,12,16,24]
     #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     multiprocessors: Option<Vec<u32>>,
+    /// With --backend cuda --mode throughput: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started, as
+    /// those of users are; rank 0 reports
+    #[arg(long)]
+    pub(crate) processes: bool,
     /// Elements of a token's row
     #[arg(long, value_name = "N", default_value_t = 7168)]
     pub(crate) hidden: u32,
@@ -274,6 +278,16 @@ impl BenchArgs {
         let multiprocessors = self.multiprocessors.is_some();
         if self.backend != Backend::Cuda && multiprocessors {
             return refused("--backend with --multiprocessors", name_of(self.backend), "cuda");
+        }
+        if self.backend != Backend::Cuda && self.processes {
+            return refused("--backend with --processes", name_of(self.backend), "cuda");
+        }
+        if self.processes && self.mode != Some(Mode::Throughput) {
+            let mode = self.mode.map_or_else(|| "not given".to_owned(), name_of);
+            return refused("--mode with --processes", mode, "throughput");
+        }
+        if self.processes && self.ranks.is_some() {
+            return refused("--ranks with --processes", "given".to_owned(), "none: they are as many as processes");
         }
         match self.mode {
             Some(Mode::LowLatency) if self.tokens.is_some() => {

@@ -249,7 +249,7 @@ fn publish(report: &Report<'_>, html: Option<Whole>) -> Result<String, Failure> 
 }
 
 /// Where a launcher has put this process.
-fn launched(backend: Backend) -> Result<Environment, Failure> {
+pub(crate) fn launched(backend: Backend) -> Result<Environment, Failure> {
     Environment::detect().map_err(|error| {
         let backend = name_of(if matches!(backend, Backend::Sim | Backend::Ascend) { Backend::Host } else { backend });
         let how = format_args!("moexpress launch -n 4 -- moexpress run --backend {backend} --processes");

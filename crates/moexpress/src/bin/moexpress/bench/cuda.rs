@@ -1,26 +1,33 @@
 //! Kernels on the GPUs of this host, by device events.
 
-use ep_core::Element;
-use ep_cuda::bench::{Blocks, Choice, Halves, LowPlan, LowTimes, Plan, Times, run, run_low};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ep_bootstrap::{Identity, Member, Secret, Settings};
+use ep_core::{Element, Rank};
+use ep_cuda::bench::{Blocks, Choice, Halves, LowPlan, LowTimes, Plan, Times, run, run_low, run_member};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
 use crate::args::{BenchArgs, Mode};
 use crate::failure::Failure;
+use crate::run::launched;
 use crate::{memory, show};
 
 /// Warps and stages of a block that kernels take by themselves: as many as fit.
 const FITTING: (u32, u32) = (24, 0);
 
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
-    let html = args.html.create()?;
+    let member = args.processes.then(|| meet(args)).transpose()?;
+    let reports = member.as_ref().is_none_or(|member| member.rank() == Rank(0));
+    let html = if reports { args.html.create()? } else { None };
     let gpus = ep_cuda::driver::devices().map_err(Failure::bad_input)?;
-    let ranks = match args.ranks {
+    let ranks = match member.as_ref().map(|member| member.world()).or(args.ranks) {
         Some(ranks) => ranks,
         None if gpus > 0 => gpus as u32,
         None => return Err(Failure::bad_input("no GPU is visible (CUDA_VISIBLE_DEVICES limits them)")),
     };
-    let mut report = Report { args, ranks, gpus, table: Table::default() };
+    let mut report = Report { args, ranks, gpus, member, table: Table::default() };
     report.admit()?;
     report.describe();
     if args.mode != Some(Mode::LowLatency) {
@@ -29,13 +36,32 @@ pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.mode != Some(Mode::Throughput) {
         report.low_latency()?;
     }
-    report.table.print(args, html)
+    if reports { report.table.print(args, html) } else { Ok(String::new()) }
+}
+
+/// How long the other processes may take to come.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Meets the other processes, which are to measure the same.
+fn meet(args: &BenchArgs) -> Result<Arc<Member>, Failure> {
+    let environment = launched(args.backend)?;
+    let numbers =
+        [("hidden", args.hidden), ("experts", args.experts), ("topk", args.topk), ("repetitions", args.repetitions)];
+    let identity =
+        numbers.iter().fold(Identity::new(), |identity, &(name, number)| identity.number(name, number.into()));
+    let lists = format!("{:?} {:?}", args.tokens(), args.multiprocessors());
+    let identity = identity.text("tokens and multiprocessors", lists);
+    let secret = Secret::detect().map_err(Failure::bad_input)?;
+    let settings = Settings::of(&environment).secret(secret).identity(identity).within(PATIENCE);
+    Ok(Arc::new(Member::join(settings).map_err(Failure::failed)?))
 }
 
 struct Report<'a> {
     args: &'a BenchArgs,
     ranks: u32,
     gpus: usize,
+    /// Of this process, where each rank has one.
+    member: Option<Arc<Member>>,
     table: Table,
 }
 
@@ -70,9 +96,10 @@ impl Report<'_> {
     fn describe(&mut self) {
         let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
         self.table.line(format_args!(
-            "{} on {}, hidden {hidden}, top-{topk} of {experts} experts chosen at random\nmicroseconds of the slowest rank by \
+            "{}{} on {}, hidden {hidden}, top-{topk} of {experts} experts chosen at random\nmicroseconds of the slowest rank by \
              device events after all have met on their devices, median of {repetitions}",
             show::plural(u64::from(self.ranks), "rank"),
+            if self.member.is_some() { ", each a process," } else { "" },
             show::plural(self.gpus as u64, "GPU"),
         ));
     }
@@ -94,7 +121,10 @@ impl Report<'_> {
         for (name, element) in ELEMENTS {
             for &tokens in self.args.tokens() {
                 let plan = self.plan(element, tokens);
-                let all = run(&plan, &shapes).map_err(Failure::failed)?;
+                let all = match &self.member {
+                    Some(member) => run_member(&plan, &shapes, member).map_err(Failure::failed)?.unwrap_or_default(),
+                    None => run(&plan, &shapes).map_err(Failure::failed)?,
+                };
                 for (shape, times) in shapes.iter().zip(&all) {
                     self.throughput_row(name, &plan, shape, times)?;
                 }
@@ -120,6 +150,7 @@ impl Report<'_> {
         self.table.row(json!({
             "mode": "throughput", "dtype": name, "ranks": plan.ranks, "gpus": self.gpus, "tokens": tokens,
             "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": sms,
+            "processes": self.member.is_some(),
             "layout_us": layout, "counts_us": counts, "fresh_dispatch_us": fresh, "cached_dispatch_us": cached,
             "combine_us": combine, "combine_anywhere_us": anywhere, "ceiling_gb_s": ceiling,
             "dispatch_gb_s": there, "combine_gb_s": back,
