@@ -12,7 +12,9 @@ pub(crate) use checks::{Ceiling, Event, Meet, Probe, Saw, Step, Test};
 pub use checks::{Ended, Plant, RingStep, Verb};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
-pub(crate) use throughput::{Combine, CombineRing, Counts, Dispatch, DispatchRing, Members, Offer, Positions, Unpack};
+pub(crate) use throughput::{
+    Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Members, Offer, Positions, Unpack,
+};
 
 use ep_core::declare::{CEnum, CStruct};
 
@@ -117,6 +119,7 @@ pub(crate) fn header() -> String {
         Offer::declaration(),
         Combine::declaration(),
         CombineRing::declaration(),
+        CombineOffered::declaration(),
         DispatchPulled::declaration(),
         CombinePulled::declaration(),
         LowDispatch::declaration(),

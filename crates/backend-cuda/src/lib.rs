@@ -78,7 +78,7 @@ mod cluster;
 mod endpoint;
 mod error;
 mod kernels;
-mod layouts;
+mod members;
 mod memory;
 mod node;
 mod rank;
@@ -93,4 +93,4 @@ pub use endpoint::{
     Rows, ScaleStrides,
 };
 pub use error::CudaError;
-pub use layouts::{LayoutOf, Layouts};
+pub use members::{Members, MembersOf};

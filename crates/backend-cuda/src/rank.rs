@@ -17,8 +17,9 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ep_core::device::{Local, RankView, Report};
+use ep_core::device::{Local, RankView, Report, Task, block_roles};
 use ep_core::layout::{KernelWindow, Kind, PIECES};
+use ep_core::port::Duty;
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::{self, DISPATCH_WARPS, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
@@ -320,8 +321,11 @@ impl RankDevice {
         let scales = [args.ring.scales, args.ring.scales_token, self.view.w.scales_stride];
         let bulk_scales = args.ring.scales_word == 4 && scales.iter().all(|value| value.is_multiple_of(16));
         let [plays_all, bulk_scales] = [plays, bulk_scales].map(u32::from);
-        let args = args::Dispatch { movers, stages, piece, pieces, plays: plays_all, bulk_scales, ring, ..*args };
         let warps = (movers + writers).max(if plays { playing } else { 0 });
+        let writers = if args.headers != 0 { warps - movers } else { 0 };
+        let block = block_roles(&[(Duty::Placer, Task::Rows, movers), (Duty::Placer, Task::Headers, writers)]);
+        let args =
+            args::Dispatch { movers, stages, piece, pieces, plays: plays_all, bulk_scales, ring, block, ..*args };
         let shape = Launch {
             blocks: self.blocks,
             threads: 32 * warps,

@@ -61,9 +61,27 @@ impl Suite {
         self
     }
 
+    /// With tests of one's own.
+    #[must_use]
+    pub fn with(mut self, trials: Vec<Trial>) -> Self {
+        self.0.extend(trials);
+        self
+    }
+
     /// Runs all cases, as [`main`] does.
     pub fn run(self) -> ExitCode {
         run(self.0)
+    }
+
+    /// Runs all cases, then all cases again, called `processes::...`, with ranks that are processes of this program.
+    pub fn run_with_processes<P: Processes>(mut self, processes: P) -> ExitCode {
+        if processes::is_rank() {
+            return processes::serve(processes);
+        }
+        let apart = InProcesses { backend: processes, session: None };
+        let pool = Arc::new(Pool::default());
+        self.0.extend(cases::all().into_iter().map(|case| trial_in_processes(&apart, &pool, &case)));
+        self.run()
     }
 }
 
@@ -85,11 +103,7 @@ pub fn main_with_processes<B: Backend, P: Processes>(
     if processes::is_rank() {
         return processes::serve(processes());
     }
-    let mut trials = trials("", threads());
-    let apart = InProcesses { backend: processes(), session: None };
-    let pool = Arc::new(Pool::default());
-    trials.extend(cases::all().into_iter().map(|case| trial_in_processes(&apart, &pool, &case)));
-    run(trials)
+    Suite(trials("", threads())).run_with_processes(processes())
 }
 
 fn trial_in_processes<P: Processes>(apart: &InProcesses<P>, pool: &Arc<Pool>, case: &Case<InProcesses<P>>) -> Trial {

@@ -153,6 +153,26 @@ static_assert(__builtin_offsetof(EpRole, peer) == 4, "EpRole.peer");
 static_assert(__builtin_offsetof(EpRole, track) == 8, "EpRole.track");
 static_assert(__builtin_offsetof(EpRole, channel) == 12, "EpRole.channel");
 
+/* What a warp does of a duty that several warps of a block share. */
+#define EP_TASK_NONE 0u /* Nothing. */
+#define EP_TASK_ROWS 1u /* Moves rows, or sums them. */
+#define EP_TASK_HEADERS 2u /* Writes headers of rows. */
+#define EP_TASK_TAIL 3u /* Tells peers which rows are there. */
+#define EP_TASK_CREDIT 4u /* Tells peers which rows have been taken. */
+
+/* A role that every block of a launch has. */
+struct EpBlockRole {
+    ep_u32 duty; /* EP_DUTY_... */
+    ep_u32 task; /* EP_TASK_... */
+    ep_u32 index; /* Its number among the roles of the block with this duty and task. */
+    ep_u32 count; /* How many there are. */
+};
+static_assert(sizeof(EpBlockRole) == 16, "EpBlockRole");
+static_assert(__builtin_offsetof(EpBlockRole, duty) == 0, "EpBlockRole.duty");
+static_assert(__builtin_offsetof(EpBlockRole, task) == 4, "EpBlockRole.task");
+static_assert(__builtin_offsetof(EpBlockRole, index) == 8, "EpBlockRole.index");
+static_assert(__builtin_offsetof(EpBlockRole, count) == 12, "EpBlockRole.count");
+
 /* One rank as its kernels see it. Addresses are the device's. */
 struct EpRank {
     EpWindow w; /* How the window is cut. */

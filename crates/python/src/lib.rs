@@ -24,7 +24,7 @@
 //! | `backend` | `backend::Backend`: the little that differs between CPUs and GPUs, raw pointers in and tensors out |
 //! | `host`, `cuda` | its two implementations |
 //! | `rank` | the calls of one rank, the same text for both |
-//! | `endpoint`, `results`, `handle`, `layout`, `meeting` | Python's classes |
+//! | `endpoint`, `results`, `handle`, `members`, `meeting` | Python's classes |
 //! | `join` | names and numbers of Python, made into an endpoint |
 //! | `turns` | one call of a rank at a time |
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
@@ -48,8 +48,8 @@ mod guard;
 mod handle;
 mod host;
 mod join;
-mod layout;
 mod meeting;
+mod members;
 mod rank;
 mod results;
 mod room;
@@ -67,9 +67,9 @@ mod _native {
     #[pymodule_export]
     use super::join::{block_bytes, cuda_is_available, kernels_absent, kernels_come_from, low_latency_bytes};
     #[pymodule_export]
-    use super::layout::Layouts;
-    #[pymodule_export]
     use super::meeting::{Meeting, Place};
+    #[pymodule_export]
+    use super::members::Members;
     #[pymodule_export]
     use super::results::{Dispatched, LowDispatched};
 }

@@ -12,14 +12,14 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from deep_ep._layout import Layouts
+from deep_ep._members import Members
 from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 from gpus import LIMIT, bits, device, make_buffer, needs_two, on
 from moexpress import Communicator, errors
 
 
 def check_layouts(rank: int, world: int) -> None:
-    """Layouts of batches of all sizes, with and without a histogram in shared memory, before there is a communicator."""
+    """Members of batches of all sizes, with and without a histogram in shared memory, before there is a communicator."""
     where = device(rank)
     for ranks, experts, topk, tokens in [
         (2, 8, 3, 0),
@@ -37,7 +37,7 @@ def check_layouts(rank: int, world: int) -> None:
         odd = torch.cat([topk_idx, torch.full((tokens, 2), experts)], dim=1).to(where)
         odd[:, -1] = -7
         for given in (topk_idx.to(where), odd, topk_idx.to(where).T.contiguous().T):
-            per_rank, per_expert, in_rank = Layouts(ranks).of(given, experts)
+            per_rank, per_expert, in_rank = Members(ranks).of(given, experts)
             assert torch.equal(in_rank.cpu(), expected) and in_rank.is_contiguous()
             assert torch.equal(per_rank.cpu(), expected.sum(0, dtype=torch.int32))
             assert torch.equal(per_expert.cpu(), counts)

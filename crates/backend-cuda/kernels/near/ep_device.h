@@ -93,6 +93,9 @@ EP_DEV ep_i32 ep_bf16_two(float low, float high) {
 
 /* ---- of a GPU alone ---- */
 
+/* The number of the warp in its block: of the row that it takes of a table of roles. */
+EP_DEV ep_u32 ep_warp() { return threadIdx.x / 32; }
+
 /* Whether all of the first `threads` threads of the block say so; only these call it, all of them. Others may be elsewhere. */
 EP_DEV bool ep_all_of(bool mine, ep_u32 threads) {
     ep_u32 all;

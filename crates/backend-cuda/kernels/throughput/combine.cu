@@ -1,13 +1,14 @@
 /*
  * ep_combine_kernel: every token's rows are pulled from the windows of the ranks that got it, and summed.
  *
- *   launch   any number of blocks, co-resident with those of the other ranks (cooperative). The last `copiers` warps of a block copy,
- *            where the own rows are not in the window yet; the others pull: a lane sums EP_PULL_UNITS times 16 bytes of a token
+ *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); all have the roles of the table `block`,
+ *            reducers first: they meet without the others
  *   memory   offered blocks in the peers' windows; own rows, bias and sums in memory of the own GPU. shared: where rows lie; what a
  *            reducer of rings needs; how many of each rank's rows are known to be there, for each warp; what copiers need (ep_copy.h)
- *   roles    block 0 offers; every block learns the peers' offers. Where a rank with rows for this one offered nothing, nothing
- *            is pulled: a warp of each block becomes the reducer of a channel of the rings (ep_combine_ring.h). The block that comes
- *            last publishes Done, and waits until all that pull from here are done. Where this rank itself offered nothing, or
+ *   roles    block 0 offers; every block learns the peers' offers. Reducers pull: a lane sums EP_PULL_UNITS times 16 bytes of a token.
+ *            Where the own rows are not in the window yet, returners copy them there (ep_copy.h). Where a rank with rows for this one
+ *            offered nothing, nothing is pulled: one warp of each block takes the row of the block's number from the table of the rings'
+ *            reducers (ep_combine_ring.h). The block that comes last publishes Done, and waits until all that pull from here are done. Where this rank itself offered nothing, or
  *            there are more channels than blocks, all that concerns rings is left to ep_combine_ring_kernel, which follows
  *   rules    F10: acquire of the notes, barrier, or of the piece's cell by the warp; then coherent loads. All rows of a token, up to
  *            EP_PULL_WIDTH of them, are in flight before the first is added. Copiers wait for nobody: pulling warps may wait for them
@@ -171,46 +172,49 @@ EP_DEV void ep_sum_weights(const EpRank& r, const EpCombineArgs& a, const EpSour
     }
 }
 
-/* Offers, learns the offers and pulls. By the first `threads` threads. `pulled`, in shared memory: whether all rows can be pulled. */
-EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u32* there, ep_u32 threads,
+/* Offers, learns the offers and pulls. By the block's reducers. `pulled`, in shared memory: whether all rows can be pulled. */
+EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, ep_u32* there, const EpBlockRole& role,
                     ep_u64 began, bool* pulled) {
-    const ep_u32 warp = threadIdx.x / 32;
+    const ep_u32 threads = 32 * role.count;
     const ep_u32 offer = (a.offers_weights ? EP_OFFERS_WEIGHTS : 0) | (a.copiers > 0 ? EP_OFFERS_PIECES : 0);
     if (blockIdx.x == 0) ep_send_notes(r, a.base, a.base_rows, offer, threads, began);
     __shared__ EpWalk walk;
     if (threadIdx.x == 0) {
-        const ep_u32 parts = ((ep_u32)r.w.result_stride + EP_PART - 1) / EP_PART, step = gridDim.x * (threads / 32);
+        const ep_u32 parts = ((ep_u32)r.w.result_stride + EP_PART - 1) / EP_PART, step = gridDim.x * role.count;
         walk = {parts, step / parts, step % parts};
     }
     const bool all = ep_all_of(ep_learn_sources(r, a, sources, threads, began), threads);
     if (threadIdx.x == 0) *pulled = all;
-    ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | warp);
+    ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | role.index);
     if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
     if (all && !ep_failed(r)) {
-        ep_sum_rows(r, a, sources, walk, there + warp * r.w.ranks, warp, threads / 32, began);
+        ep_sum_rows(r, a, sources, walk, there + role.index * r.w.ranks, role.index, role.count, began);
         if (a.weights) ep_sum_weights(r, a, sources, threads);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(32 * EP_COMBINE_WARPS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
-                                                                       const __grid_constant__ EpCombineRingArgs ring) {
+                                                                       const __grid_constant__ EpCombineOfferedArgs given) {
     __shared__ bool pulled;
     if (__syncthreads_or(ep_closed(r))) return;
     const ep_u64 began = ep_now();
+    const EpCombineRingArgs& ring = given.ring;
     const EpCombineArgs& a = ring.combine;
-    const ep_u32 warp = threadIdx.x / 32, pulling = blockDim.x / 32 - a.copiers, ranks = r.w.ranks;
+    const EpBlockRole& role = given.block[ep_warp()];
+    const ep_u32 pulling = ep_threads() / 32 - a.copiers, ranks = r.w.ranks;
     EpSource* sources = (EpSource*)ep_pool;
     EpRoute* routes = (EpRoute*)(sources + ranks);
     ep_u32* there = (ep_u32*)(routes + ranks); /* [pulling, ranks] */
-    if (warp < pulling) {
-        ep_pull(r, a, sources, there, 32 * pulling, began, &pulled);
+    if (role.duty == EP_DUTY_REDUCER) {
+        ep_pull(r, a, sources, there, role, began, &pulled);
     } else {
-        ep_offer_rows(r, a, ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool)), warp - pulling, began);
+        ep_offer_rows(r, a, ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool)), role, began);
     }
     __syncthreads();
-    const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.rings.channels > gridDim.x;
-    if (!all && !leaves && warp == 0 && blockIdx.x < ring.rings.channels && !ep_failed(r))
-        ep_reduce(r, ring, sources, routes, blockIdx.x, began);
+    const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.role_count > ep_blocks();
+    const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
+    if (!all && !leaves && reduces && !ep_failed(r))
+        ep_reduce(r, ring, sources, routes, ((const EpRole*)ring.roles)[ep_block()].channel, began);
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
     if (leaves) {
         const bool gives = a.base == EP_NO_BASE;

@@ -3,8 +3,8 @@
  * rank pulls and sums them.
  *
  *   launch   any number of blocks, co-resident with those of the other ranks (cooperative). A block serves channels block, block + blocks, ...
- *   roles    of a block, in this order: `pullers` warps pull and sum, a part of a token each; `copiers` warps lay rows, each every
- *            `copiers`-th one for each reader; the teller; the creditor (ep_outbox.h)
+ *   roles    of a block, by the table `block`: reducers pull and sum, a part of a token each (pullers), or return credit (the creditor);
+ *            returners lay rows, each every `copiers`-th one for each reader (copiers), or tell the tail (the teller; ep_outbox.h)
  *   memory   y, bias and sums in any memory of the own GPU; the outboxes in the own window. shared: where rows lie, ends of rings, counts, stages
  *   rules    F10: the tail's acquire by one lane, __syncwarp, a fence of the proxies, then gets by the copy engine. F9: what a warp has summed it has
  *            loaded. F5: lanes have read a stage, a fence of the proxies, __syncwarp, then it is loaded again
@@ -495,8 +495,10 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
     if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
     const EpCombineArgs& m = a.ring.combine;
-    const ep_u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, ranks = r.w.ranks, channels = a.ring.rings.channels;
-    const ep_u32 copier = warp - a.pullers;
+    const ep_u32 warp = ep_warp(), warps = ep_threads() / 32, ranks = r.w.ranks, channels = a.ring.rings.channels;
+    const EpBlockRole& role = a.block[warp];
+    const bool moves = role.task == EP_TASK_ROWS, lays = moves && role.duty == EP_DUTY_RETURNER, pulls = moves && !lays;
+    const ep_u32 index = role.index;
     EpReturned c;
     EpItem* items = (EpItem*)ep_pool;
     EpBatch* batches = (EpBatch*)(items + a.copiers * (a.stages + 1));
@@ -514,11 +516,11 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
     ep_u8* sums = stages + (ep_u64)a.copiers * a.stages * a.piece_room;
     EpFlow flow;
     EpSumming summing;
-    if (copier < a.copiers)
-        flow = ep_flow(stages + (ep_u64)copier * a.stages * a.piece_room, items + copier * (a.stages + 1), bars + copier * a.stages, a.stages, a.piece_room);
-    if (warp < a.pullers)
-        summing = ep_summing(a, sums + (ep_u64)warp * a.sum_stages * a.sum_rows * a.part, batches + warp * a.sum_stages,
-                             bars + a.copiers * a.stages + warp * a.sum_stages);
+    if (lays)
+        flow = ep_flow(stages + (ep_u64)index * a.stages * a.piece_room, items + index * (a.stages + 1), bars + index * a.stages, a.stages, a.piece_room);
+    if (pulls)
+        summing = ep_summing(a, sums + (ep_u64)index * a.sum_stages * a.sum_rows * a.part, batches + index * a.sum_stages,
+                             bars + a.copiers * a.stages + index * a.sum_stages);
     if (ep_block() == 0) ep_send_notes(r, EP_NO_BASE, 0, m.own_weights ? EP_OFFERS_WEIGHTS : 0, ep_threads(), began);
     bool right = true;
     for (ep_u32 peer = ep_thread(); peer < ranks; peer += ep_threads()) {
@@ -535,19 +537,19 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             c.tokens = ep_channel_first(m.tokens, channels, channel + 1) - c.begin;
             c.parts = ((ep_u32)r.w.result_stride + a.part - 1) / a.part;
             for (ep_u32 rank = warp; rank < ranks; rank += warps) ep_begin_rank(r, a, c, rank, weighs);
-            if (warp < a.pullers && ep_warp_lane() == 0) c.summed[warp] = 0;
+            if (pulls && ep_warp_lane() == 0) c.summed[index] = 0;
             ep_block_meet();
             c.wraps = false;
             for (ep_u32 rank = 0; rank < ranks; ++rank) c.wraps |= c.in[rank].slots > a.ring.rings.slots;
             ep_delay(r, EP_LANE_CONTROL, (ep_u64)channel << 32 | warp);
-            if (copier < a.copiers) ep_flow_restart(flow);
-            if (warp < a.pullers) ep_sum_channel(r, a, c, summing, warp, began);
-            else if (copier < a.copiers) ep_lay_returned(r, a, c, flow, copier);
-            else if (copier == a.copiers) ep_tell_readers(r, a, c, began);
+            if (lays) ep_flow_restart(flow);
+            if (pulls) ep_sum_channel(r, a, c, summing, index, began);
+            else if (lays) ep_lay_returned(r, a, c, flow, index);
+            else if (role.task == EP_TASK_TAIL) ep_tell_readers(r, a, c, began);
             else ep_give_credit(r, a.ring.rings, c.in, c.track, began, [&](ep_u32 rank) { return ep_rows_summed(r, a, c, rank); });
             ep_block_meet();
-            if (warp == 0) ep_keep_cursors(r, c.out, 0, c.track);
-            if (warp == 1) ep_keep_cursors(r, c.in, 1, c.track);
+            if (role.task == EP_TASK_TAIL) ep_keep_cursors(r, c.out, 0, c.track);
+            if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
             ep_block_meet();
         }
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;

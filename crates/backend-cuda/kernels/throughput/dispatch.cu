@@ -1,14 +1,13 @@
 /*
  * ep_dispatch_kernel: direct placement. A row is read once and stored to the final place at every rank that granted one.
  *
- *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); warps 0 .. movers move payloads,
- *            the others write headers (where rows carry any)
+ *   launch   any number of blocks, co-resident with those of the other ranks (cooperative); all have the roles of the table `block`
  *   memory   shared: where rows go at each rank; for each mover `stages` pieces of a row, as it travels. x in any memory of the own
  *            GPU. At its place a row is codes, scales and header apart (ep_block_...)
- *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Mover: bulk
- *            load of a piece, then one bulk store for each destination, each by a lane of its own, and one of the scales where they
- *            end the piece; scales of odd sizes are stored word by word, by all lanes. The block that comes last
- *            publishes Placed and waits for that of the peers
+ *   roles    block 0 grants: it tells each peer where rows for this rank go. Every block learns the peers' grants. Placers of rows
+ *            (movers): bulk load of a piece, then one bulk store for each destination, each by a lane of its own, and one of the
+ *            scales where they end the piece; scales of odd sizes are stored word by word, by all lanes. Placers of headers: where
+ *            rows carry any. The block that comes last publishes Placed and waits for that of the peers
  *   rules    F3: each lane waits for its bulk stores (wait_group 0), then the barrier and fence of ep_last_block, then release.
  *            F5: a stage is loaded again after wait_group.read and __syncwarp; words that lanes wrote into it, or read, are fenced
  *
@@ -51,9 +50,10 @@ EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* p
     return rings;
 }
 
-/* Writes the headers of the rows of the tokens first, first + step, ... */
-EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 first, ep_u32 step) {
-    const ep_u32 lane = threadIdx.x % 32, parts = (ep_u32)(r.w.header_bytes / 16), ranks = r.w.ranks, topk = r.w.topk;
+/* Writes the headers of every token's rows whose turn it is. */
+EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, const EpBlockRole& role) {
+    const ep_u32 first = ep_block() * role.count + role.index, step = ep_blocks() * role.count;
+    const ep_u32 lane = ep_warp_lane(), parts = (ep_u32)(r.w.header_bytes / 16), ranks = r.w.ranks, topk = r.w.topk;
     const ep_u32 op = (ep_u32)ep_op(r);
     for (ep_u32 token = first; token < a.ring.tokens; token += step) {
         for (ep_u32 item = lane; item < ranks * parts; item += 32) {
@@ -139,9 +139,10 @@ EP_DEV void ep_store_piece(const EpRank& r, const EpPiece& piece, const ep_u8* f
     ep_fence_bulk();
 }
 
-EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8* stages, ep_u64* bars) {
-    const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
-    const ep_u32 units = a.ring.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + warp;
+/* Mover `index` of the block's. */
+EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 index, ep_u8* stages, ep_u64* bars) {
+    const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
+    const ep_u32 units = a.ring.tokens * a.pieces, step = gridDim.x * a.movers, first = blockIdx.x * a.movers + index;
     const ep_i32* positions = (const ep_i32*)a.ring.position;
     const bool few = ranks <= 32;
     ep_u64 unit_in = first; /* 64 bits: may run past the end */
@@ -181,10 +182,10 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 #define EP_HELD 12u
 
 /* Without the bulk copy engine: through registers. */
-EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u8*, ep_u64*) {
-    const ep_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, ranks = r.w.ranks;
+EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace* places, ep_u32 index, ep_u8*, ep_u64*) {
+    const ep_u32 lane = threadIdx.x % 32, ranks = r.w.ranks;
     const ep_u32 codes = (ep_u32)r.w.scales_offset;
-    for (ep_u32 token = blockIdx.x * a.movers + warp; token < a.ring.tokens; token += gridDim.x * a.movers) {
+    for (ep_u32 token = blockIdx.x * a.movers + index; token < a.ring.tokens; token += gridDim.x * a.movers) {
         const ep_u8* row = (const ep_u8*)a.ring.x + (ep_u64)token * a.ring.x_stride;
         const ep_i32* positions = (const ep_i32*)a.ring.position + (ep_u64)token * ranks;
         for (ep_u32 begin = lane * 16; begin < codes; begin += 32 * 16 * EP_HELD) {
@@ -216,7 +217,8 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
                                                                         const __grid_constant__ EpDispatchArgs a) {
     if (ep_closed(r)) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
-    const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks;
+    const ep_u32 tid = threadIdx.x, warp = ep_warp(), ranks = r.w.ranks;
+    const EpBlockRole& role = a.block[warp];
     ep_u64* bars = (ep_u64*)ep_pool; /* [movers, stages] */
     EpPlace* places = (EpPlace*)(ep_pool + (a.movers * a.stages * 8 + 15) / 16 * 16);
     ep_u8* stages = ep_pool + ep_round_128((a.movers * a.stages * 8 + 15) / 16 * 16 + ranks * sizeof(EpPlace));
@@ -234,12 +236,10 @@ extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispa
         __syncthreads();
     }
     ep_delay(r, EP_LANE_WATCH, (ep_u64)blockIdx.x << 32 | warp);
-    if (warp < a.movers)
-        ep_move_rows(r, a, places, stages + (ep_u64)warp * a.stages * a.piece, bars + warp * a.stages);
-    else if (a.headers) {
-        const ep_u32 others = blockDim.x / 32 - a.movers;
-        ep_write_headers(r, a, places, blockIdx.x * others + warp - a.movers, gridDim.x * others);
-    }
+    if (role.task == EP_TASK_ROWS)
+        ep_move_rows(r, a, places, role.index, stages + (ep_u64)role.index * a.stages * a.piece, bars + role.index * a.stages);
+    else if (role.task == EP_TASK_HEADERS)
+        ep_write_headers(r, a, places, role);
     if (rings && a.plays && !ep_failed(r)) ep_play_ring_role(r, a.ring, blockIdx.x * (blockDim.x / 32) + warp, began);
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;

@@ -3,8 +3,8 @@
  *
  *   launch   any number of blocks, co-resident with those of the other ranks (cooperative). A block serves channels block, block + blocks, ...:
  *            the lowest one that is not done is served on every rank, so no circle of waits runs through channels
- *   roles    of a block, in this order: `copiers` warps lay payloads, and keep own rows; `writers` write heads, and what is known of own
- *            rows; `pullers` pull; the teller; the creditor (ep_outbox.h)
+ *   roles    of a block, by the table `block`: senders lay payloads, and keep own rows (copiers), or write heads, and what is known of own
+ *            rows (writers), or tell the tail (the teller); receivers pull, or return credit (the creditor; ep_outbox.h)
  *   memory   x in any memory of the own GPU, received rows as well; the outbox in the own window. shared: ends of rings, counts, stages
  *   rules    F10: the tail's acquire by one lane, __syncwarp, then gets of heads and (behind a fence of the proxies) of rows. F8: what a head says
  *            is compared with the counts
@@ -479,8 +479,8 @@ EP_DEV void ep_begin_channel(const EpRank& r, const EpDispatchPulledArgs& a, EpP
 EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpDispatchPulledArgs) a) {
     if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
-    const ep_u32 warp = ep_thread() / 32, ranks = r.w.ranks, flows = a.copiers + a.pullers;
-    const ep_u32 writer = warp - a.copiers, puller = warp - a.copiers - a.writers;
+    const ep_u32 ranks = r.w.ranks, flows = a.copiers + a.pullers;
+    const EpBlockRole& role = a.block[ep_warp()];
     EpPulled c;
     EpItem* items = (EpItem*)ep_pool;
     ep_u64* bars = (ep_u64*)(items + flows * (a.stages + 1));
@@ -496,32 +496,32 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_dispatch_pulled_kernel(EP_GIVEN(EpRank) r, EP
     c.limit = c.log + a.pullers * EP_PULLED_LOG;
     c.met = c.limit + 1;
     ep_u8* stages = ep_pool + ep_round_128((ep_u32)((ep_u8*)(c.met + 1) - ep_pool));
-    const bool copies = warp < a.copiers, pulls = puller < a.pullers;
-    const ep_u32 number = copies ? warp : a.copiers + puller;
+    const bool moves = role.task == EP_TASK_ROWS, sends = role.duty == EP_DUTY_SENDER;
+    const ep_u32 number = sends ? role.index : a.copiers + role.index;
     EpFlow flow;
-    if (copies || pulls)
+    if (moves)
         flow = ep_flow(stages + (ep_u64)number * a.stages * a.room, items + number * (a.stages + 1), bars + number * a.stages, a.stages, a.room);
     if (ep_block() == 0) ep_send_notes(r, EP_NO_BASE, 0, 0, ep_threads(), began);
     if (ep_thread() == 0) *c.met = 0;
     for (ep_u32 channel = ep_block(); channel < a.ring.rings.channels; channel += ep_blocks()) {
         ep_begin_channel(r, a, c, channel);
-        ep_delay(r, EP_LANE_WATCH, (ep_u64)channel << 32 | warp);
-        if (copies || pulls) ep_flow_restart(flow);
-        if (copies) {
-            ep_lay_rows(r, a, c, flow, warp);
-        } else if (writer < a.writers) {
-            ep_write_heads(r, a, c, writer);
-        } else if (pulls) {
-            ep_pull_pieces(r, a, c, flow, puller, began);
-        } else if (puller == a.pullers) {
+        ep_delay(r, EP_LANE_WATCH, (ep_u64)channel << 32 | ep_warp());
+        if (moves) ep_flow_restart(flow);
+        if (moves && sends) {
+            ep_lay_rows(r, a, c, flow, role.index);
+        } else if (role.task == EP_TASK_HEADERS) {
+            ep_write_heads(r, a, c, role.index);
+        } else if (moves) {
+            ep_pull_pieces(r, a, c, flow, role.index, began);
+        } else if (role.task == EP_TASK_TAIL) {
             ep_tell_readers(r, a, c, began);
         } else {
             if (channel == ep_block()) ep_meet_peers(r, c, began);
             ep_give_credit(r, a.ring.rings, c.in, c.track, began, [&](ep_u32 source) { return ep_slots_pulled(r, a, c, source); });
         }
         ep_block_meet();
-        if (warp == 0) ep_keep_cursors(r, c.out, 0, c.track);
-        if (warp == 1) ep_keep_cursors(r, c.in, 1, c.track);
+        if (role.task == EP_TASK_TAIL) ep_keep_cursors(r, c.out, 0, c.track);
+        if (role.task == EP_TASK_CREDIT) ep_keep_cursors(r, c.in, 1, c.track);
         ep_block_meet();
     }
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;

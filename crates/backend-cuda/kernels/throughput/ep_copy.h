@@ -1,9 +1,10 @@
 /*
  * ep_copy.h: copies rows that lie anywhere into the block that they are offered in, and tells of each piece (ep_pieces.h).
  *
- *   roles    copiers, warps of every block; they wait for nobody. Pieces are taken in turn, the first of all ranks before the second
+ *   roles    returners of every block: copiers, which wait for nobody. Pieces are taken in turn, the first of all ranks before the second
  *            of any, as peers pull in that order. A piece is cut into chunks, which go to the copiers of all blocks one after the other.
- *            In place of the first copier a teller: it waits for the others' chunks, and raises the cells of pieces that are there.
+ *            The one with the task of the tail copies, too, but for that of the first block: it waits for the others' chunks, and raises
+ *            the cells of pieces that are there.
  *            (A copier that did so would be late with its next chunk, and with it all that follows: fences of the system take long)
  *   memory   both ends in memory of the own GPU, where rows lie alike; the rows of the own rank are read where they are. How many
  *            rows there are is known to the device alone, so that a graph may replay it. shared: `stages` chunks a copier
@@ -213,14 +214,16 @@ EP_DEV void ep_copy_rows(const EpRank& r, const EpCombineArgs& a, ep_u8*, ep_u32
 
 #endif
 
-/* Copies, or tells of what others copy. Warp `index` of the block's that do. */
-EP_DEV void ep_offer_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared, ep_u32 index, ep_u64 began) {
-    const ep_u32 number = blockIdx.x * a.copiers + index;
+/* Copies, or tells of what others copy. */
+EP_DEV void ep_offer_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared, const EpBlockRole& role, ep_u64 began) {
+    const bool tells = role.task == EP_TASK_TAIL && ep_block() == 0;
+    /* Among the block's copiers: the one with the tail first. */
+    const ep_u32 index = role.task == EP_TASK_TAIL ? 0 : role.index + 1;
     if (ep_planted(r, EP_PLANT_OFFERED_EARLY)) {
-        if (number == 0) ep_tell_too_early(r);
+        if (tells) ep_tell_too_early(r);
         ep_be_slow();
     }
-    if (number == 0) ep_tell_pieces(r, a, began);
-    else ep_copy_rows(r, a, shared, index, number - 1, gridDim.x * a.copiers - 1);
+    if (tells) ep_tell_pieces(r, a, began);
+    else ep_copy_rows(r, a, shared, index, ep_block() * a.copiers + index - 1, ep_blocks() * a.copiers - 1);
 }
 #endif

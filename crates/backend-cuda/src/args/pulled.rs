@@ -1,8 +1,9 @@
 //! Parameters of the kernels whose rows lie in outboxes.
 
 use ep_core::c_struct;
+use ep_core::device::BlockRole;
 
-use super::{CombineRing, DispatchRing};
+use super::{CombineRing, DispatchRing, PULLED_WARPS};
 
 c_struct! {
     /// Parameters of ep_dispatch_pulled_kernel.
@@ -33,6 +34,8 @@ c_struct! {
         pub(crate) bulk_scales: u32,
         /// Zero.
         pub(crate) reserved: u32,
+        /// What the warps of a block do.
+        pub(crate) block: [BlockRole; PULLED_WARPS as usize],
     }
 }
 
@@ -61,5 +64,7 @@ c_struct! {
         pub(crate) pieces: u32,
         /// Whether a row's weights are loaded at once: in units of 16 bytes.
         pub(crate) bulk_weights: u32,
+        /// What the warps of a block do.
+        pub(crate) block: [BlockRole; PULLED_WARPS as usize],
     }
 }

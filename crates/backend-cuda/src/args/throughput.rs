@@ -1,7 +1,10 @@
 //! Parameters of the kernels of throughput mode.
 
 use ep_core::c_struct;
+use ep_core::device::BlockRole;
 use ep_core::layout::KernelRings;
+
+use super::{COMBINE_WARPS, DISPATCH_WARPS};
 
 c_struct! {
     /// Parameters of ep_positions_kernel.
@@ -163,6 +166,8 @@ c_struct! {
         pub(crate) plays: u32,
         /// Whether a row's scales are loaded at once: they lie side by side, in units of 16 bytes.
         pub(crate) bulk_scales: u32,
+        /// What the warps of a block place.
+        pub(crate) block: [BlockRole; DISPATCH_WARPS as usize],
     }
 }
 
@@ -253,7 +258,7 @@ c_struct! {
 }
 
 c_struct! {
-    /// Parameters of ep_combine_kernel and ep_combine_ring_kernel.
+    /// Parameters of ep_combine_ring_kernel.
     pub(crate) struct CombineRing = "EpCombineRingArgs" {
         /// What both kernels need.
         pub(crate) combine: Combine,
@@ -263,11 +268,21 @@ c_struct! {
         pub(crate) source_token: u64,
         /// u32 [ranks]: tokens of each rank's batch.
         pub(crate) tokens_of: u64,
-        /// EpRole [role_count]: what the warps of ep_combine_ring_kernel do.
+        /// EpRole [role_count]: what the warps do.
         pub(crate) roles: u64,
         /// Roles of the call.
         pub(crate) role_count: u32,
         /// Zero.
         pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_combine_kernel.
+    pub(crate) struct CombineOffered = "EpCombineOfferedArgs" {
+        /// What is summed; of the roles of the rings those of reducers, one for each block from the first on.
+        pub(crate) ring: CombineRing,
+        /// What the warps of a block do.
+        pub(crate) block: [BlockRole; COMBINE_WARPS as usize],
     }
 }

@@ -151,11 +151,6 @@ impl Device {
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
     }
 
-    /// Whether kernels may use the bulk copy engine.
-    pub const fn has_bulk_copies(&self) -> bool {
-        self.capability.0 >= 9
-    }
-
     /// Lets this GPU's kernels reach `peer`'s memory.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Launches of a combine.
 
+use ep_core::device::{Task, block_roles};
 use ep_core::layout::{Kind, NO_BASE};
+use ep_core::port::Duty;
 
 use super::{Call, RankDevice};
 use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES};
@@ -32,8 +34,16 @@ impl RankDevice {
         let state = (self.ranks() * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128);
         let mut shape =
             Launch { blocks: self.blocks, threads: 32 * (pulling + copiers), shared_memory: state, cooperative: true };
-        let mut own = *args;
+        // Pullers first: they meet by themselves, as the block's first threads. One of the copiers tells which rows are there.
+        let block = block_roles(&[
+            (Duty::Reducer, Task::Rows, pulling),
+            (Duty::Returner, Task::Tail, copiers.min(1)),
+            (Duty::Returner, Task::Rows, copiers.saturating_sub(1)),
+        ]);
+        let (roles, role_count) = (self.roles.reducers(), args.rings.channels);
+        let mut own = args::CombineOffered { ring: args::CombineRing { roles, role_count, ..*args }, block };
         if copiers > 0 {
+            let own = &mut own.ring;
             let state = state + (copiers * (STAGES * CHUNK_STATE_BYTES + 4 * COUNTED)).next_multiple_of(128);
             // Beside what kernels keep by themselves.
             let room = self.stream.device().shared_memory().saturating_sub(state + 256);

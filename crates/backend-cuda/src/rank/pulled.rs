@@ -1,5 +1,8 @@
 //! Launches of a dispatch and a combine by way of outboxes.
 
+use ep_core::device::{BlockRole, Task, block_roles};
+use ep_core::port::Duty;
+
 use super::{Call, RankDevice};
 use crate::args::{
     self, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
@@ -28,6 +31,14 @@ const SUM_PART: u64 = 2048;
 const SUM_STAGE: u32 = 8 << 10;
 /// Bytes of a stage's barrier.
 const BARRIER: u32 = 8;
+
+/// What the warps of a block do.
+type Roles = [BlockRole; PULLED_WARPS as usize];
+
+/// Warps that have a task: the others are not launched.
+fn warps_of(roles: &Roles) -> u32 {
+    roles.iter().filter(|role| role.task != Task::None as u32).count() as u32
+}
 
 /// How the blocks of a dispatch are made, and what they have in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +70,16 @@ impl DispatchBlock {
         let copiers = (flows / 3).max(1);
         let shared_memory = state(flows) + flows * STAGES * room;
         Self { copiers, pullers: flows - copiers, room, piece: piece as u32, pieces: pieces as u32, shared_memory }
+    }
+
+    fn roles(&self) -> Roles {
+        block_roles(&[
+            (Duty::Sender, Task::Rows, self.copiers),
+            (Duty::Sender, Task::Headers, WRITERS),
+            (Duty::Receiver, Task::Rows, self.pullers),
+            (Duty::Sender, Task::Tail, 1),
+            (Duty::Receiver, Task::Credit, 1),
+        ])
     }
 }
 
@@ -93,10 +114,11 @@ impl RankDevice {
             piece_slots: PIECE_SLOTS.min(slots),
             bulk_scales: bulk_scales.into(),
             reserved: 0,
+            block: block.roles(),
         };
         let shape = Launch {
             blocks: self.blocks.min(ring.rings.channels),
-            threads: 32 * (block.copiers + WRITERS + block.pullers + 2),
+            threads: 32 * warps_of(&args.block),
             shared_memory: block.shared_memory,
             cooperative: true,
         };
@@ -124,10 +146,11 @@ impl RankDevice {
             piece: block.piece,
             pieces: block.pieces,
             bulk_weights: (ring.combine.own_weights.is_multiple_of(16) && weights.is_multiple_of(16)).into(),
+            block: block.roles(),
         };
         let shape = Launch {
             blocks: self.blocks.min(ring.rings.channels),
-            threads: 32 * (block.pullers + COPIERS + 2),
+            threads: 32 * warps_of(&args.block),
             shared_memory: block.shared_memory,
             cooperative: true,
         };
@@ -168,6 +191,15 @@ impl CombineBlock {
         let shared_memory = takes(pullers);
         Self { pullers, sum_rows, part, room, piece: piece as u32, pieces: pieces as u32, shared_memory }
     }
+
+    fn roles(&self) -> Roles {
+        block_roles(&[
+            (Duty::Reducer, Task::Rows, self.pullers),
+            (Duty::Returner, Task::Rows, COPIERS),
+            (Duty::Returner, Task::Tail, 1),
+            (Duty::Reducer, Task::Credit, 1),
+        ])
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +214,7 @@ mod tests {
                     let block = DispatchBlock::new(codes, scales, 8, memory);
                     assert!(block.shared_memory + 256 <= memory, "{codes} {scales} {memory}: {block:?}");
                     assert!(block.piece * block.pieces >= codes as u32 && block.copiers >= 1 && block.pullers >= 1);
-                    assert!(block.copiers + block.pullers + WRITERS + 2 <= PULLED_WARPS);
+                    assert_eq!(warps_of(&block.roles()), block.copiers + block.pullers + WRITERS + 2);
                 }
             }
         }
@@ -190,7 +222,8 @@ mod tests {
             for (bytes, ranks) in [(16, 2), (272, 8), (14336, 2), (14336, 4), (14336, 8), (14336, 72), (131_072, 8)] {
                 let block = CombineBlock::new(bytes, 8, ranks, memory);
                 assert!(block.shared_memory + 256 <= memory, "{bytes} {ranks} {memory}: {block:?}");
-                assert!(block.part <= 2048 && block.pullers >= 1 && block.pullers + COPIERS + 2 <= PULLED_WARPS);
+                assert!(block.part <= 2048 && block.pullers >= 1);
+                assert_eq!(warps_of(&block.roles()), block.pullers + COPIERS + 2);
             }
         }
         // Of the shape that is measured: 2 lay, 5 pull.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ep_bootstrap::Member;
 use ep_conformance::processes::{Place, Processes};
 use ep_conformance::{Requirement, Setup};
+use ep_core::Rank;
 use ep_core::engine::Engine;
 use ep_core::machine::Decorated;
 use ep_host::{Cluster, Machine, block_on};
@@ -24,6 +25,8 @@ pub(crate) struct Apart<N> {
     pub(crate) one_node: Option<&'static str>,
     /// Why nothing can run here.
     pub(crate) absent: Option<&'static str>,
+    /// What befalls a rank that has met the others.
+    pub(crate) befall: fn(Rank) -> Result<(), String>,
 }
 
 impl<N: Network> Processes for Apart<N>
@@ -71,6 +74,7 @@ where
             None => Member::join(settings),
         };
         let member = Arc::new(member.map_err(|error| text(&error))?);
+        (self.befall)(rank)?;
         let machine = Cluster::builder(setup.topology)
             .settings(setup.settings)
             .far(self.network.transport(setup))

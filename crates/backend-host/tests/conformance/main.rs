@@ -1,17 +1,24 @@
-//! The shared suite on CPU ranks: threads of this process, and between nodes a transport made for tests; then processes of one
-//! node.
+//! The shared suite on CPU ranks: threads of this process, and between nodes a transport made for tests, or a network made of
+//! software; then processes of one node, and processes of which one is broken.
+//!
+//! All in one program: most of the time that it takes to build is spent on the engine and the cases.
 
 #[path = "../common/apart.rs"]
 mod apart;
+mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/double.rs"]
 mod double;
+mod looped;
+
+use std::process::ExitCode;
 
 use apart::Apart;
 use common::{Host, Network};
 use double::Double;
 use ep_conformance::Setup;
+use ep_conformance::harness::Suite;
 use ep_core::layout::Queues;
 use ep_core::transport::NoTransport;
 
@@ -45,13 +52,21 @@ impl Network for OneNode {
     }
 }
 
-ep_conformance::suite!(
-    Host { network: Doubles, campaign: 400, largest: (4, 4), one_in: 1, absent: None },
-    processes: Apart {
-        network: OneNode,
-        campaign: 60,
-        one_in: 4,
-        one_node: Some("ranks that are processes have no transport for tests between nodes"),
-        absent: None,
-    }
-);
+const THREADS: Host<Doubles> = Host { network: Doubles, campaign: 400, largest: (4, 4), one_in: 1, absent: None };
+
+const PROCESSES: Apart<OneNode> = Apart {
+    network: OneNode,
+    campaign: 60,
+    one_in: 4,
+    one_node: Some("ranks that are processes have no transport for tests between nodes"),
+    absent: None,
+    befall: broken::befall,
+};
+
+fn main() -> ExitCode {
+    Suite::default()
+        .on("threads", THREADS)
+        .on("loop", looped::RANKS)
+        .with(broken::trials())
+        .run_with_processes(PROCESSES)
+}

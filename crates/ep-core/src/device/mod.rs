@@ -27,7 +27,7 @@ mod state;
 
 pub use far::FarStatus;
 pub use report::{LowMismatch, Report, Status};
-pub use roles::{RoleRow, ring_roles, ring_roles_of};
+pub use roles::{BlockRole, RoleRow, Task, block_roles, ring_roles, ring_roles_of};
 pub use state::{Local, Low, Meeting, PlanHead, RankView};
 
 use crate::declare::{CEnum, CStruct};
@@ -63,6 +63,8 @@ fn state_header() -> String {
         Low::declaration(),
         PlanHead::declaration(),
         RoleRow::declaration(),
+        Task::declaration(),
+        BlockRole::declaration(),
         RankView::declaration(),
     ];
     [STATE_PROLOGUE, &parts.concat(), STATE_FUNCTIONS].concat()

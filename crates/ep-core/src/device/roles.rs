@@ -1,11 +1,62 @@
 //! The roles of a launch as a table: which warp does what, for whom.
 //!
 //! Kernels find no role by arithmetic: a warp takes the row of its number. So a role that another topology adds is a row more.
+//! There are two kinds of tables. A [`RoleRow`] serves one peer on one track; the launch has as many warps as the table has rows.
+//! A [`BlockRole`] serves all peers on the tracks of its block, and shares its duty with other warps; every block has the same rows.
 
-use crate::c_struct;
 use crate::layout::{Kind, Layout};
 use crate::port::{Duty, Role};
 use crate::topology::Rank;
+use crate::{c_enum, c_struct};
+
+c_enum! {
+    /// What a warp does of a duty that several warps of a block share.
+    pub enum Task = "EP_TASK" {
+        /// Nothing.
+        None = 0,
+        /// Moves rows, or sums them.
+        Rows = 1,
+        /// Writes headers of rows.
+        Headers = 2,
+        /// Tells peers which rows are there.
+        Tail = 3,
+        /// Tells peers which rows have been taken.
+        Credit = 4,
+    }
+}
+
+c_struct! {
+    /// A role that every block of a launch has.
+    #[derive(Eq)]
+    pub struct BlockRole = "EpBlockRole" {
+        /// EP_DUTY_...
+        pub duty: u32,
+        /// EP_TASK_...
+        pub task: u32,
+        /// Its number among the roles of the block with this duty and task.
+        pub index: u32,
+        /// How many there are.
+        pub count: u32,
+    }
+}
+
+/// The roles of a block of at most `N` warps: for each duty and task so many warps, in this order. Warps beyond have no task.
+///
+/// # Panics
+/// When there are more roles than warps.
+pub fn block_roles<const N: usize>(plan: &[(Duty, Task, u32)]) -> [BlockRole; N] {
+    let mut rows = [BlockRole::default(); N];
+    let roles = plan.iter().flat_map(|&(duty, task, count)| {
+        (0..count).map(move |index| BlockRole { duty: duty.number(), task: task as u32, index, count })
+    });
+    let mut left = &mut rows[..];
+    for role in roles {
+        let (row, rest) = left.split_first_mut().expect("a block has a warp for each of its roles");
+        *row = role;
+        left = rest;
+    }
+    rows
+}
 
 c_struct! {
     /// A role of a launch.
@@ -60,6 +111,23 @@ mod tests {
     use crate::settings::Settings;
     use crate::shape::Shape;
     use crate::topology::Topology;
+
+    #[test]
+    fn roles_of_a_block_are_numbered_within_their_duty_and_task() {
+        let plan = [(Duty::Sender, Task::Rows, 2), (Duty::Receiver, Task::Rows, 1), (Duty::Sender, Task::Tail, 1)];
+        let rows = block_roles::<6>(&plan);
+        let seen = rows.map(|row| (row.duty, row.task, row.index, row.count));
+        let [sender, receiver] = [Duty::Sender, Duty::Receiver].map(Duty::number);
+        let due = [(sender, 1, 0, 2), (sender, 1, 1, 2), (receiver, 1, 0, 1), (sender, 3, 0, 1)];
+        assert_eq!(seen[..4], due);
+        assert_eq!(rows[4..], [BlockRole::default(); 2], "no task");
+    }
+
+    #[test]
+    #[should_panic(expected = "a warp for each of its roles")]
+    fn a_block_has_room_for_its_roles() {
+        block_roles::<2>(&[(Duty::Placer, Task::Rows, 2), (Duty::Placer, Task::Headers, 1)]);
+    }
 
     #[test]
     fn a_call_with_fewer_channels_takes_rows_from_the_start() {

@@ -170,11 +170,6 @@ impl Handle {
             Routing::Kept(kept) => kept.plan(),
         }
     }
-
-    /// `[rows]`: token of each received row at its source. Empty where the backend keeps them in its machine's memory.
-    pub fn source_tokens(&self) -> &[u32] {
-        self.routed().map_or(&[], |routed| &routed.source_token)
-    }
 }
 
 fn foreign() -> Error {

@@ -154,6 +154,9 @@ fn what_the_loop_cannot_do_is_refused() {
     assert!(refused("--far loop --far-mtu 1024").contains("--far with --far-mtu is loop, allowed: roce"));
     assert!(refused("--far roce --far-rate 1").contains("--far with --far-rate is roce, allowed: loop"));
     assert!(refused("--far loop --far-rate 0").contains("--far-rate is 0, allowed: more than 0, in GB/s"));
+    assert!(
+        refused("--far loop --far-rate fast").contains("'fast' for '--far-rate <GB_S>': allowed: a number more than 0")
+    );
     assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
     let (code, _, complaint) = launched(2, "--far loop");
     assert_eq!(code, Some(2), "{complaint}");

@@ -117,6 +117,7 @@ fn bad_values_are_refused_with_their_limit() {
         ("--tokens 1,2,3", "number of --tokens is 3, allowed: one number, or one for each of the 8 ranks"),
         ("--drop 2", "drop is 2, allowed: 0 to 1"),
         ("--drop NaN", "drop is NaN, allowed: 0 to 1"),
+        ("--drop half", "'half' for '--drop <P>': allowed: a number, 0 to 1"),
         ("--routing zipf", "routing is \"zipf\", allowed: uniform, grouped:G:L, skewed:A or single"),
         ("--routing grouped:7:2", "groups G of grouped:G:L is 7, allowed: a divisor of the 64 experts"),
         ("--slots 4 --chunk 5", "ring chunk is 5, allowed: 1 to 4"),

@@ -12,7 +12,7 @@ from .config import Config
 from .utils import EventHandle, EventOverlap
 
 if TYPE_CHECKING:
-    from ._layout import Layouts
+    from ._members import Members
 
 
 def told(what: object) -> str:
@@ -45,9 +45,9 @@ def topk_idx(topk_idx: object) -> torch.Tensor:
     )
 
 
-def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, layouts: Layouts) -> None:
+def membership(topk_idx: torch.Tensor, in_rank: torch.Tensor, experts: int, members: Members) -> None:
     """Refuses choices that no expert has, and a membership that is not that of the choices."""
-    if not torch.equal(layouts.of(topk_idx, experts)[2], in_rank):
+    if not torch.equal(members.of(topk_idx, experts)[2], in_rank):
         raise errors.InvalidArgument(
             "is_token_in_rank is not that of topk_idx, allowed: what get_dispatch_layout returned for it"
         )

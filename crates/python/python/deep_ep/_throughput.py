@@ -13,7 +13,7 @@ from . import _checks, _handles
 from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
 from ._handles import Handle, Known, Routing
-from ._layout import Layouts
+from ._members import Members
 from ._scales import Rows
 from .utils import EventHandle, EventOverlap
 
@@ -33,8 +33,8 @@ Dispatched = tuple[
 class Throughput:
     """The calls of :class:`Buffer` by the same names, with checked options. ``defer``: asynchronous."""
 
-    def __init__(self, communicators: Communicators, layouts: Layouts) -> None:
-        self.communicators, self.layouts = communicators, layouts
+    def __init__(self, communicators: Communicators, members: Members) -> None:
+        self.communicators, self.members = communicators, members
         self._known: Known[Routing] = Known()
 
     @plain
@@ -60,7 +60,7 @@ class Throughput:
             raise errors.InvalidArgument("one of topk_idx and topk_weights is None, allowed: both or neither")
         if num_worst_tokens and topk_idx is None:
             raise errors.InvalidArgument("num_worst_tokens is given without topk_idx, allowed: with it")
-        (tokens, hidden), device, ranks = rows.x.shape, rows.x.device, self.layouts.ranks
+        (tokens, hidden), device, ranks = rows.x.shape, rows.x.device, self.members.ranks
         num_worst_tokens = limits.number("num_worst_tokens", num_worst_tokens, 0, ranks * WORST_TOKENS)
         experts = num_tokens_per_expert.numel()
         _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
@@ -85,7 +85,7 @@ class Throughput:
             _checks.tensor("topk_idx", topk_idx, torch.int64, (tokens, topk), device)
             _checks.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
             if device.type == "cpu":
-                _checks.membership(topk_idx, is_token_in_rank, experts, self.layouts)
+                _checks.membership(topk_idx, is_token_in_rank, experts, self.members)
             of = Sizes(experts, topk, hidden, rows.element)
             arena = self.communicators.normal(device, of, rows_to, num_worst_tokens)
             received = arena.communicator.throughput.dispatch(
@@ -164,7 +164,7 @@ class Throughput:
         dispatch, and rows ``x``."""
         if isinstance(handle, Handle):
             return handle.routing
-        source_token, in_rank = _handles.parts(handle, self.layouts.ranks)
+        source_token, in_rank = _handles.parts(handle, self.members.ranks)
         routing = self._known.find(source_token)
         if routing is None:
             first = x[0] if isinstance(x, tuple) and x else x
@@ -182,7 +182,7 @@ class Throughput:
     def _learn(self, rows: Rows, of: Sizes, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:
         """A cached dispatch whose rows are of another type than the handle's, for the first time."""
         # The tensor is the caller's, who may have resized it since; torch sums it up without a look at its storage.
-        shape = (rows.x.shape[0], self.layouts.ranks)
+        shape = (rows.x.shape[0], self.members.ranks)
         _checks.tensor("is_token_in_rank of the handle", in_rank, torch.bool, shape, rows.x.device)
         arena = self.communicators.normal(
             rows.x.device, Sizes(of.experts, 1, of.hidden, rows.element), in_rank.sum(0).tolist

@@ -11,8 +11,8 @@ from moexpress.adapter import default_timeout, limits, low_latency_bytes
 
 from . import _checks, config
 from ._communicators import Communicators
-from ._layout import Layouts
 from ._low_latency import LowLatency, element_of
+from ._members import Members
 from ._runtime import LocalMemory, Runtime
 from ._throughput import Dispatched, Rows_t, Throughput
 from .config import Config
@@ -73,8 +73,8 @@ class Buffer:
         self.enable_shrink = enable_shrink
         self.runtime = Runtime(self)
         self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout)
-        self._layouts = Layouts(self.group_size)
-        self._throughput = Throughput(self._communicators, self._layouts)
+        self._members = Members(self.group_size)
+        self._throughput = Throughput(self._communicators, self._members)
         self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
         self._local = LocalMemory(self.num_nvl_bytes, self.num_rdma_bytes)
 
@@ -197,7 +197,7 @@ class Buffer:
         """
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
-        per_rank, per_expert, in_rank = self._layouts.of(topk_idx, num_experts)
+        per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
         return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
 
     def dispatch(

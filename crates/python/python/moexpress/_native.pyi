@@ -7,10 +7,10 @@ __all__ = [
     "Dispatched",
     "Endpoint",
     "Handle",
-    "Layouts",
     "LowDispatched",
     "LowHandle",
     "Meeting",
+    "Members",
     "Pending",
     "Place",
     "block_bytes",
@@ -89,8 +89,8 @@ class Dispatched:
     def device_counts(self) -> _Capsule | None: ...
 
 @final
-class Layouts:
-    def __new__(cls, gpu: int | None = None) -> Layouts: ...
+class Members:
+    def __new__(cls, gpu: int | None = None) -> Members: ...
     def compute(self, stream: int, batch: tuple[int, int, int, int, int], numbers: int, in_rank: int) -> None: ...
 
 @final

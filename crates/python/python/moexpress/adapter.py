@@ -11,7 +11,7 @@ from . import _limits as limits
 from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch
 from ._meeting import default_timeout
-from ._native import Handle, Layouts, LowHandle, block_bytes, low_latency_bytes
+from ._native import Handle, LowHandle, Members, block_bytes, low_latency_bytes
 from ._order import current_stream
 from ._plain import plain
 from ._results import tensor_of
@@ -21,10 +21,10 @@ __all__ = [
     "GROUP",
     "Element",
     "Handle",
-    "Layouts",
     "LowCombine",
     "LowDispatch",
     "LowHandle",
+    "Members",
     "block_bytes",
     "check",
     "current_stream",

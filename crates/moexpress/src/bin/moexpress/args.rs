@@ -168,7 +168,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     pub(crate) routing: RoutingKind,
     /// Each choice is dropped (-1) with this probability
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = number("a number, 0 to 1"))]
     pub(crate) drop: f64,
     /// With --backend sim: order in which things happen [default: explore]
     #[arg(long, value_enum)]
@@ -472,6 +472,11 @@ fn parse_time(text: &str) -> Result<Nanos, String> {
         Some(nanos) => Ok(Nanos(nanos)),
         None => Err("allowed: less than 585 years".to_owned()),
     }
+}
+
+/// Reads a number; what is none is told what is `allowed`.
+fn number(allowed: &'static str) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| text.parse().map_err(|_| format!("allowed: {allowed}"))
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {

@@ -35,6 +35,9 @@ mod processes;
 mod sim;
 pub(crate) mod timed;
 
+/// Other backends are no part of the program of unit tests, which would take as long to build as the command.
+#[cfg(test)]
+pub(crate) use sim::run as simulated;
 pub(crate) use sim::simulator;
 
 /// That time is virtual, and on which machine.

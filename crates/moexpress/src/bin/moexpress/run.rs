@@ -412,7 +412,7 @@ mod tests {
         let Command::Run(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!("a run") };
         let args = RunArgs { json, ..*args };
         let task = Task::of(&args, None).unwrap();
-        let mut ran = backend::run(args.backend, &task.job(&args, false), &|| ()).unwrap().unwrap();
+        let mut ran = backend::simulated(&task.job(&args, false), &|| ()).unwrap();
         spoil(&mut ran);
         task.judge(&args, ran, None)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::parse_duration;
+use super::{number, parse_duration};
 
 /// What lies between nodes, with `--backend host`.
 #[derive(Args, Clone, Debug, Default)]
@@ -33,7 +33,7 @@ pub(crate) struct FarArgs {
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
     /// With --far loop: GB/s of each rank's card, in and out [default: as fast as cores copy]
-    #[arg(long, value_name = "GB_S", requires = "far")]
+    #[arg(long, value_name = "GB_S", value_parser = number("a number more than 0, in GB/s"), requires = "far")]
     pub(crate) far_rate: Option<f64>,
     /// With --far loop: how long a byte is on its way: 2us, 1ms, ... [default: 0s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]

@@ -24,7 +24,7 @@ pub(crate) fn simulator(
     }
 }
 
-pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
+pub(crate) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     let builder = simulator(&job.shape, &job.topology, &job.settings, job.timing).map_err(Failure::bad_input)?;
     let builder = builder.seed(job.seed).far_lanes(job.far_lanes).record(job.record);
     let cluster = builder.build(job.shape).map_err(Failure::bad_input)?;

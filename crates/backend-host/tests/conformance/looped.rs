@@ -1,17 +1,15 @@
-//! The shared suite on CPU ranks that are threads, with a network made of software between their nodes: at a rate and a
-//! latency for a third of the communicators each, so that verbs are under way while roles go on.
-
-#[path = "../common/mod.rs"]
-mod common;
+//! A network made of software between the nodes: at a rate and a latency for a third of the communicators each, so that verbs
+//! are under way while roles go on.
 
 use std::time::Duration;
 
-use common::{Host, Network};
 use ep_conformance::Setup;
 use ep_core::layout::Queues;
 use ep_loop::Loop;
 
-struct Loops;
+use crate::common::{Host, Network};
+
+pub(crate) struct Loops;
 
 impl Network for Loops {
     type Transport = Loop;
@@ -32,7 +30,5 @@ impl Network for Loops {
     }
 }
 
-/// Schedules are the machine's affair here: most seeds change nothing. The transport of `conformance` has them all.
-fn main() -> std::process::ExitCode {
-    ep_conformance::harness::main(Host { network: Loops, campaign: 20, largest: (3, 2), one_in: 8, absent: None })
-}
+/// Schedules are the machine's affair here: most seeds change nothing. [`Double`](crate::double::Double) has them all.
+pub(crate) const RANKS: Host<Loops> = Host { network: Loops, campaign: 20, largest: (3, 2), one_in: 8, absent: None };

@@ -1,21 +1,21 @@
 //! Which ranks and experts a batch goes to, for whoever asks before there is a communicator.
 
 use moexpress::Error;
-use moexpress::cuda::{LayoutOf, Layouts as OfGpu};
+use moexpress::cuda::{Members as OfGpu, MembersOf};
 use moexpress::shape::MAX_EXPERTS;
 use pyo3::prelude::*;
 
 use crate::error::of;
 use crate::handle::slice;
 
-/// Computes layouts: on a GPU, enqueued to the caller's stream, or on CPUs.
+/// Computes which ranks and experts a batch goes to: on a GPU, enqueued to the caller's stream, or on CPUs.
 #[pyclass(frozen, module = "moexpress._native")]
-pub(crate) struct Layouts {
+pub(crate) struct Members {
     gpu: Option<OfGpu>,
 }
 
 #[pymethods]
-impl Layouts {
+impl Members {
     /// `gpu`: None on CPUs.
     #[new]
     #[pyo3(signature = (gpu=None))]
@@ -38,7 +38,7 @@ impl Layouts {
     ) -> PyResult<()> {
         let (topk_idx, tokens, topk, ranks, experts) = batch;
         let [topk_idx, numbers, in_rank] = [topk_idx, numbers, in_rank].map(|address| address as u64);
-        let batch = LayoutOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank };
+        let batch = MembersOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank };
         batch.check().and_then(|()| check(&batch)).map_err(|error| of(py, &error))?;
         let computed = py.detach(|| match &self.gpu {
             // SAFETY: this package's Python names its current stream, and contiguous tensors of these sizes.
@@ -51,7 +51,7 @@ impl Layouts {
 }
 
 /// Refuses sizes that nobody could have memory for, and choices that are not where numbers may be.
-fn check(batch: &LayoutOf) -> Result<(), Error> {
+fn check(batch: &MembersOf) -> Result<(), Error> {
     if batch.experts > MAX_EXPERTS {
         return Err(Error::invalid("experts", batch.experts, format_args!("at most {MAX_EXPERTS}")));
     }
@@ -68,8 +68,8 @@ fn check(batch: &LayoutOf) -> Result<(), Error> {
 
 /// # Safety
 /// The batch is checked. The addresses are of this process's memory, with room for what is said beside them, and nobody else uses it.
-unsafe fn on_host(batch: &LayoutOf) -> Result<(), Error> {
-    let LayoutOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank } = *batch;
+unsafe fn on_host(batch: &MembersOf) -> Result<(), Error> {
+    let MembersOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank } = *batch;
     let [tokens, topk, ranks, experts] = [tokens, topk, ranks, experts].map(|size| size as usize);
     // SAFETY: as the caller promises.
     let topk_idx = unsafe { slice::<i64>(topk_idx as usize, tokens * topk) };

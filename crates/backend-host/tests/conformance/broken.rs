@@ -3,19 +3,11 @@
 //!
 //! The test program runs itself as the suite, and the suite runs it as each rank.
 
-use std::future::Future;
-use std::process::{Command, ExitCode, Stdio, exit};
-use std::sync::Arc;
+use std::process::{Command, Stdio, exit};
 use std::{env, fs, thread};
 
-use ep_bootstrap::Member;
-use ep_conformance::processes::{Place, Processes};
-use ep_conformance::script::{Script, Seen};
-use ep_conformance::{Backend, Requirement, Setup, Travels, harness};
 use ep_core::Rank;
-use ep_core::engine::Engine;
-use ep_host::{Cluster, Machine, block_on};
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 
 /// Makes this program the suite, and says what is broken.
 const BREAK: &str = "EP_HOST_TEST_BREAK";
@@ -23,62 +15,20 @@ const BREAK: &str = "EP_HOST_TEST_BREAK";
 const RUN: &str = "EP_HOST_TEST_RUN";
 const CASE: &str = "processes::memory_rings_of_one_slot";
 
-/// Ranks as processes, of which rank 2 is broken.
-struct Broken;
-
-impl Processes for Broken {
-    type Endpoint = Engine<Machine>;
-    type Stay = Arc<Member>;
-
-    fn lacks(&self, _: Requirement) -> Option<&'static str> {
-        None
+/// What rank 2 does when it has joined, in the processes of a run of which something is broken.
+pub(crate) fn befall(rank: Rank) -> Result<(), String> {
+    if rank != Rank(2) {
+        return Ok(());
     }
-
-    fn join(&self, setup: &Setup, place: Place) -> Result<(Self::Endpoint, Arc<Member>), String> {
-        let Place { rank, ranks, address, listener } = place;
-        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
-        let member = listener.map_or_else(|| Member::join(settings.clone()), |it| Member::host(it, settings.clone()));
-        let member = Arc::new(member.map_err(|error| error.to_string())?);
-        if rank == Rank(2) {
-            match env::var(BREAK).as_deref() {
-                Ok("exit") => exit(3),
-                Ok("abort") => std::process::abort(),
-                Ok("chatter") => println!("a library says hello"),
-                Ok("panic") => panic!("on purpose"),
-                Ok("refuse") => return Err("it does not want to".into()),
-                _ => {}
-            }
-        }
-        let endpoint = Cluster::builder(setup.topology).settings(setup.settings).join(setup.shape, &member);
-        Ok((endpoint.map_err(|error| error.to_string())?, member))
+    match env::var(BREAK).as_deref() {
+        Ok("exit") => exit(3),
+        Ok("abort") => std::process::abort(),
+        Ok("chatter") => println!("a library says hello"),
+        Ok("panic") => panic!("on purpose"),
+        Ok("refuse") => return Err("it does not want to".into()),
+        _ => {}
     }
-
-    fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
-        block_on(work)
-    }
-}
-
-/// Ranks as threads, none of which is asked for.
-struct Nobody;
-
-impl Backend for Nobody {
-    type Endpoint = Engine<Machine>;
-
-    fn lacks(&self, _: Requirement) -> Option<&'static str> {
-        None
-    }
-
-    fn run<T: Travels, F: AsyncFn(Engine<Machine>) -> T + Send + Sync>(
-        &self,
-        _: &Setup,
-        _: F,
-    ) -> Result<Vec<Option<T>>, String> {
-        Err("no threads here".into())
-    }
-
-    fn probe(&self, _: &Setup, _: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        Err("no threads here".into())
-    }
+    Ok(())
 }
 
 /// Processes of this machine that were started for `run`.
@@ -108,14 +58,15 @@ fn broken(what: &str, limit: &str, passes: bool, says: &str) -> Result<(), Strin
     }
 }
 
-fn main() -> ExitCode {
+/// The cases; none in the suite that they run.
+pub(crate) fn trials() -> Vec<Trial> {
     if env::var_os(BREAK).is_some() {
-        return harness::main_with_processes(|| Nobody, || Broken);
+        return Vec::new();
     }
     let trial = |name: &str, what: &'static str, limit: &'static str, passes, says: &'static str| {
-        Trial::test(name, move || broken(what, limit, passes, says).map_err(Into::into))
+        Trial::test(format!("broken::{name}"), move || broken(what, limit, passes, says).map_err(Into::into))
     };
-    let trials = vec![
+    vec![
         trial("nothing_broken_passes", "nothing", "1", true, "1 passed"),
         trial(
             "a_process_that_exits_is_named",
@@ -147,6 +98,5 @@ fn main() -> ExitCode {
         ),
         trial("a_rank_that_does_not_join_is_named", "refuse", "1", false, "rank 2: it does not want to"),
         trial("a_case_that_takes_too_long_fails", "nothing", "0", false, "not done within 0ns"),
-    ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    ]
 }

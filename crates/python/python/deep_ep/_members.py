@@ -8,21 +8,21 @@ from moexpress.adapter import current_stream, load_kernels, plain
 
 from . import _checks
 
-Layout = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Membership = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """int32 ``[ranks]``: tokens for each rank, counted once a rank. int32 ``[experts]``: choices of each expert. bool ``[tokens, ranks]``:
 whether the token goes to the rank."""
 
 
-class Layouts:
+class Members:
     """Computes them for so many ranks: on GPUs one kernel on the current stream, which no host waits for."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._of: dict[torch.device, adapter.Layouts] = {}
+        self._of: dict[torch.device, adapter.Members] = {}
 
     @plain
-    def of(self, topk_idx: torch.Tensor, experts: int) -> Layout:
-        """The layout of int64 ``[tokens, topk]``, -1 for a dropped choice."""
+    def of(self, topk_idx: torch.Tensor, experts: int) -> Membership:
+        """That of int64 ``[tokens, topk]``, -1 for a dropped choice."""
         topk_idx = _checks.topk_idx(topk_idx)
         ranks = self.ranks
         if experts < 1 or experts % ranks:
@@ -40,10 +40,10 @@ class Layouts:
         return numbers[:ranks], numbers[ranks:], in_rank
 
 
-def _on(device: torch.device) -> adapter.Layouts:
+def _on(device: torch.device) -> adapter.Members:
     if device.type == "cpu":
-        return adapter.Layouts()
+        return adapter.Members()
     if device.type != "cuda":
         raise errors.InvalidArgument(f"device of topk_idx is {device}, allowed: cpu or cuda")
     load_kernels()
-    return adapter.Layouts(device.index)
+    return adapter.Members(device.index)

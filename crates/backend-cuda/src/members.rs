@@ -11,7 +11,7 @@ use crate::kernels::Kernels;
 
 /// A batch, and where its numbers go: addresses of the GPU's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct LayoutOf {
+pub struct MembersOf {
     /// i64 `[tokens, topk]`, -1 for a dropped choice. Choices that no expert has count nowhere.
     pub topk_idx: u64,
     /// Tokens of the batch.
@@ -28,7 +28,7 @@ pub struct LayoutOf {
     pub in_rank: u64,
 }
 
-impl LayoutOf {
+impl MembersOf {
     /// Refuses experts that the ranks cannot share evenly.
     ///
     /// # Errors
@@ -41,14 +41,14 @@ impl LayoutOf {
     }
 }
 
-/// Computes layouts on one GPU.
+/// Computes them on one GPU.
 #[derive(Clone, Debug)]
-pub struct Layouts {
+pub struct Members {
     device: Arc<Device>,
     kernels: Arc<Kernels>,
 }
 
-impl Layouts {
+impl Members {
     /// On GPU `ordinal`; kernels are compiled at their first use.
     ///
     /// # Errors
@@ -62,13 +62,13 @@ impl Layouts {
     /// Enqueues one to `stream`, by the driver's handle: 0 is the default stream. Can be captured.
     ///
     /// # Errors
-    /// Those of [`LayoutOf::check`]; where the driver refuses.
+    /// Those of [`MembersOf::check`]; where the driver refuses.
     ///
     /// # Safety
     /// `stream` is of this GPU and lives; the addresses have room for what is said beside them until work of the stream that was
     /// enqueued now has ended, and until whatever was made of a capture of it is gone.
-    pub unsafe fn enqueue(&self, stream: usize, of: &LayoutOf) -> Result<(), Error> {
-        let LayoutOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank } = *of;
+    pub unsafe fn enqueue(&self, stream: usize, of: &MembersOf) -> Result<(), Error> {
+        let MembersOf { topk_idx, tokens, topk, ranks, experts, numbers, in_rank } = *of;
         of.check()?;
         let args = args::Members { topk_idx, numbers, in_rank, tokens, topk, ranks, experts };
         let blocks = tokens.div_ceil(args::MEMBERS_THREADS).clamp(1, self.device.multiprocessors());
