@@ -7,7 +7,7 @@ mod low_latency;
 mod pulled;
 mod throughput;
 
-pub(crate) use checks::{Ceiling, Event, Meet, Probe, Saw, Step, Test};
+pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Saw, Step, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Ended, Plant, RingStep, Verb};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
@@ -60,12 +60,14 @@ pub(crate) const PLACE_BYTES: u32 = 24;
 pub(crate) const SOURCE_BYTES: u32 = 32;
 /// Bytes of an `EpRoute`: what a reducer knows of a rank.
 pub(crate) const ROUTE_BYTES: u32 = 64;
+/// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
+pub(crate) const EXIT_BYTES: u32 = 96;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
 pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 23] = [
+const NUMBERS: [(&str, u32); 24] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("RING_WARPS", RING_WARPS),
@@ -87,6 +89,7 @@ const NUMBERS: [(&str, u32); 23] = [
     ("PLACE_BYTES", PLACE_BYTES),
     ("SOURCE_BYTES", SOURCE_BYTES),
     ("ROUTE_BYTES", ROUTE_BYTES),
+    ("EXIT_BYTES", EXIT_BYTES),
     ("CHUNK_STATE_BYTES", CHUNK_STATE_BYTES),
     ("COUNTED", COUNTED),
 ];
@@ -130,6 +133,7 @@ pub(crate) fn header() -> String {
         Step::declaration(),
         Saw::declaration(),
         Probe::declaration(),
+        Posts::declaration(),
         Ceiling::declaration(),
         Meet::declaration(),
     ];

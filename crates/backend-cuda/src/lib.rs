@@ -39,7 +39,7 @@
 //!   kernels/       near verbs, throughput, low latency, checks, measurements
 //!        |               by ep_args.h, and by ep_core::device's headers: the same structs and numbers on both sides
 //!   driver, build  the driver and NVRTC, safely; compiled kernels on disk
-//!   proxy          lanes between nodes that a thread of the host posts to; no kernel uses them yet
+//!   proxy          lanes between nodes that a thread of the host posts to; no endpoint uses them yet
 //! ```
 //!
 //! The feature `workshop` publishes what the project's own tests and measurements need of the inside: the kernels' build,

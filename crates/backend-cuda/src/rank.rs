@@ -192,6 +192,7 @@ impl RankDevice {
             tally: 0,
             replays: 0,
             test: test.as_ref().map_or(0, TestDevice::address),
+            far: 0,
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let this = Self {

@@ -16,6 +16,7 @@
 #define EP_STATUS_BAD_ROUTING 4u /* A token's choices are wrong. */
 #define EP_STATUS_MASKED 5u /* Low latency goes on without this rank. */
 #define EP_STATUS_GONE 6u /* A peer is known to do nothing any more. */
+#define EP_STATUS_LANE 7u /* A lane to another node does not go on; EpReport.field says how: EP_FAR_... */
 
 /* Fields of messages and counters in which two ranks may differ, as errors name them; in kernels EpReport.field. */
 #define EP_FIELD_OP 0u /* number of the operation */
@@ -176,7 +177,7 @@ static_assert(__builtin_offsetof(EpBlockRole, count) == 12, "EpBlockRole.count")
 /* One rank as its kernels see it. Addresses are the device's. */
 struct EpRank {
     EpWindow w; /* How the window is cut. */
-    ep_u64 windows; /* Address of an array [ranks]: where the windows lie, the own included; 0 for masked ranks. */
+    ep_u64 windows; /* Address of an array [ranks]: where the windows lie, the own included; 0 for masked ranks, 1 for those of other nodes. */
     ep_u64 local; /* Address of the EpLocal, in launches of low latency of the EpLow. */
     ep_u64 report; /* Address of the EpReport. */
     ep_u64 cursors; /* Address of an array [2, ranks, tracks]: slots sent to, and taken from, each ring, ever. */
@@ -190,8 +191,9 @@ struct EpRank {
     ep_u32 kind; /* Kind of the operation, EP_KIND_... */
     ep_u32 replays; /* Not 0 where the operation goes along the plan of an earlier one. */
     ep_u64 test; /* Address of the EpTest in builds for tests; 0 in others. */
+    ep_u64 far; /* Address of an array [ranks, lanes]: the EpFar.state of each lane to a rank of another node; 0 for other lanes. */
 };
-static_assert(sizeof(EpRank) == 496, "EpRank");
+static_assert(sizeof(EpRank) == 504, "EpRank");
 static_assert(__builtin_offsetof(EpRank, w) == 0, "EpRank.w");
 static_assert(__builtin_offsetof(EpRank, windows) == 400, "EpRank.windows");
 static_assert(__builtin_offsetof(EpRank, local) == 408, "EpRank.local");
@@ -207,6 +209,7 @@ static_assert(__builtin_offsetof(EpRank, generation) == 476, "EpRank.generation"
 static_assert(__builtin_offsetof(EpRank, kind) == 480, "EpRank.kind");
 static_assert(__builtin_offsetof(EpRank, replays) == 484, "EpRank.replays");
 static_assert(__builtin_offsetof(EpRank, test) == 488, "EpRank.test");
+static_assert(__builtin_offsetof(EpRank, far) == 496, "EpRank.far");
 
 /* --- What lies behind the structs: addresses of words of 32 bits. --- */
 

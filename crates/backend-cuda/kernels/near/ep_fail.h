@@ -22,7 +22,21 @@ EP_DEV void ep_report(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, e
     ep_st_release4(&out->status, status);
 }
 
-/* Publishes an alarm to all peers. By the thread that has set EpLocal.speaking. */
+/* Lets one thread at a time publish on the lanes of Watch: alarms must not fall, and lanes between nodes have one poster. */
+EP_DEV bool ep_try_speaking(const EpRank& r) {
+    if (ep_atomic_replace(&ep_local(r)->speaking, 0u, 1u) != 0) return false;
+    ep_fence_device();
+    return true;
+}
+EP_DEV void ep_begin_speaking(const EpRank& r) {
+    while (!ep_try_speaking(r)) ep_nap(100);
+}
+EP_DEV void ep_end_speaking(const EpRank& r) {
+    ep_fence_device();
+    ep_atomic_exchange(&ep_local(r)->speaking, 0u);
+}
+
+/* Publishes an alarm to all neighbours. By the thread that has set EpLocal.speaking. */
 EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     volatile ep_u32* last = &ep_local(r)->serial;
     /* The last serial is kept for a verdict. */
@@ -30,7 +44,7 @@ EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep
     const ep_u32 serial = *last + 1;
     *last = serial;
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
-        if (other != r.me && ep_takes_part(r, other))
+        if (ep_is_neighbour(r, other))
             ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, peer));
 }
 
@@ -40,13 +54,12 @@ EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     ep_atomic_max(&local->foremost, ep_wait_key(op, phase, peer));
     const ep_u64 front = *(volatile ep_u64*)&local->foremost;
     volatile ep_u64* told = &local->told;
-    if (front == 0 || front == *told || ep_atomic_replace(&local->speaking, 0u, 1u) != 0) return;
+    if (front == 0 || front == *told || !ep_try_speaking(r)) return;
     if (front != *told && !ep_failed(r)) {
         *told = front;
         ep_tell(r, 0, ep_key_op(front), ep_key_phase(front), ep_key_peer(front));
     }
-    ep_fence_device();
-    ep_atomic_exchange(&local->speaking, 0u);
+    ep_end_speaking(r);
 }
 
 /* The wait has ended well: it explains nothing any more. */
@@ -71,10 +84,9 @@ EP_DEV void ep_fail(const EpRank& r, ep_u32 status, ep_u32 phase, ep_u32 peer, e
     const ep_u64 op = local->ops_done + 1;
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     if (status == EP_STATUS_BAD_ROUTING) return; /* nobody else is concerned: nothing has moved */
-    while (ep_atomic_replace(&local->speaking, 0u, 1u) != 0) ep_nap(100);
+    ep_begin_speaking(r);
     ep_tell(r, 1, op, phase, culprit);
-    ep_fence_device();
-    ep_atomic_exchange(&local->speaking, 0u);
+    ep_end_speaking(r);
 }
 
 /* Whether a kernel must end at once: this rank has failed, or the launch is of a graph from before a recovery, whose stamps and

@@ -40,6 +40,8 @@ struct EpNear {
 
 #include "ep_verbs.h"
 
+#include "ep_far_post.h"
+
 /* ---- places ---- */
 
 EP_DEV bool ep_takes_part(const EpRank& r, ep_u32 rank) { return EpNear::windows(r)[rank] != 0; }
@@ -79,6 +81,7 @@ EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_get16(EpNear::at((ep_u64)a
 
 EP_DEV void ep_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
     if (!ep_posts(r, peer, lane, value)) return;
+    if (ep_is_beyond(r, peer)) return ep_far_raise(r, peer, lane, cell, value);
     ep_st_release(EpNear::of(ep_at(r, peer, cell)), ep_stamp(r.generation, value));
 }
 /* As ep_raise, of a cell whose place is at hand, and without an order of its own: the caller has fenced. */

@@ -30,6 +30,12 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
             asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
         }
     }
+    const ep_u32 trouble = status == 0 ? ep_far_trouble(r, writer, EP_LANE_WATCH) : 0;
+    if (trouble != 0) {
+        status = EP_STATUS_LANE;
+        field = trouble;
+        culprit = ep_far_culprit(r, writer, trouble);
+    }
     const ep_u64 opening = ep_peek(r, writer, EP_LANE_WATCH, EP_COUNTER_OPENING);
     if (opening >> 3 == op && (opening & 7) != r.kind) {
         status = EP_STATUS_MISMATCH;
@@ -93,9 +99,12 @@ EP_DEV bool ep_take_note(const EpRank& r, ep_u32 peer, ep_u64 began, EpNote* int
     return ep_check_header(r, into->opening, peer);
 }
 
-/* Tells all peers number and kind of the operation that begins. By one thread for each rank. */
+/* Tells a neighbour number and kind of the operation that begins. By one thread for each rank. */
 EP_DEV void ep_open(const EpRank& r, ep_u32 peer) {
+    const bool far = ep_is_beyond(r, peer);
+    if (far) ep_begin_speaking(r);
     ep_publish(r, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, ep_op(r) << 3 | r.kind);
+    if (far) ep_end_speaking(r);
 }
 
 /* Waits until peer is done with the operation before last: the bank of this one may be written. */

@@ -4,10 +4,13 @@
  * nothing to do.
  *
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
- *   roles    those of the rings. The block that comes last ends the operation
+ *   roles    those of the rings, and between nodes gatherers (ep_combine_far.h). The block that comes last ends the operation
  *   memory   shared: where rows lie; what reducers need
  */
 #include "ep_combine_ring.h"
+#ifdef EP_FAR_H
+#include "ep_combine_far.h"
+#endif
 
 EP_POOL(ep_pool);
 
@@ -26,6 +29,9 @@ EP_KERNEL(32 * EP_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVE
         if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce(r, a, sources, routes, role.channel, began);
         if (role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me))
             ep_give_back(r, a, role, began);
+#ifdef EP_FAR_H
+        if (role.duty == EP_DUTY_GATHERER && ep_takes_part(r, role.peer)) ep_gather(r, a, role, sources, routes, began);
+#endif
     }
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;

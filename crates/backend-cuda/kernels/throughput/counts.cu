@@ -3,23 +3,55 @@
  *
  *   launch   one block of 512 threads, co-resident with those of the other ranks; a warp serves one peer at a time
  *   memory   counts messages and cells of the windows; the exchange in device memory; the same in mapped host memory
- *   rules    F3: a warp's stores, __syncwarp, one lane's st.release.sys. F6: ep_wait. Banks: ep_wait_bank before a peer's
- *            counts bank of this operation's parity is written
+ *   rules    F3: a warp's stores, a meeting, one lane's publish. F6: ep_wait. Banks: ep_wait_bank before a peer's counts bank of this operation's
+ *            parity is written. Between nodes counts go along the rail first (ep_counts_far.h)
  *
  * Bad choices that ep_positions_kernel found end here, before anything has moved; and so do more rows than there is room for, once
  * all counts are known.
  */
 #include "ep_wait.h"
 
-extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_kernel(const __grid_constant__ EpRank r,
-                                                                                const __grid_constant__ EpCountsArgs a) {
-    if (ep_closed(r)) return;
+/* Writes this rank's counts to a place. By a warp. */
+EP_DEV void ep_write_counts(const EpRank& r, const EpCountsArgs& a, EpAt at) {
+    const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
+    const EpAt numbers = at + sizeof(EpCountsHeader);
+    if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, a.room, {0, 0}});
+    const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
+    for (ep_u32 i = lane; i < ranks; i += 32) ep_put4(numbers + i * 4, ((const ep_u32*)a.rows)[i] + more);
+    for (ep_u32 i = lane; i < r.w.experts; i += 32) ep_put4(numbers + (ranks + i) * 4, ((const ep_u32*)a.choices)[i]);
+}
+
+/* Opens the operation towards a peer, and waits until its bank may be written. By a warp. */
+EP_DEV bool ep_open_counts(const EpRank& r, ep_u32 peer, ep_u64 began) {
+    bool free = true;
+    if (ep_warp_lane() == 0 && peer != r.me) {
+        ep_open(r, peer);
+        free = ep_wait_bank(r, peer, began);
+    }
+    return ep_warp_shuffle(free, 0);
+}
+
+#ifdef EP_FAR_H
+#include "ep_counts_far.h"
+#else
+EP_DEV bool ep_exchange_along_rail(const EpRank&, const EpCountsArgs&, ep_u64) { return true; }
+EP_DEV void ep_pass_on(const EpRank&, ep_u32) {}
+#endif
+
+/* Who puts the counts of source into this window: itself along the rail and within the node, else its gate. */
+EP_DEV ep_u32 ep_counts_writer(const EpRank& r, ep_u32 source) {
+    const ep_u32 gate = ep_gate(r, source);
+    return gate == r.me ? source : gate;
+}
+
+EP_KERNEL(EP_COUNTS_THREADS) ep_counts_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpCountsArgs) a) {
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
-    const ep_u32 tid = threadIdx.x, lane = tid % 32, warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
+    const ep_u32 tid = ep_thread(), lane = ep_warp_lane(), warp = tid / 32, warps = EP_COUNTS_THREADS / 32;
     const ep_u32 ranks = r.w.ranks, experts = r.w.experts, local = r.w.local_experts;
     const ep_u32 bad = ep_local(r)->bad_token;
     if (bad != 0) {
-        __syncthreads();
+        ep_block_meet();
         if (tid == 0) {
             ep_local(r)->bad_token = 0;
             if (a.refuses) ep_report(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, bad - 1, 0, 0, 0);
@@ -28,29 +60,19 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         for (ep_u32 e = tid; e < experts; e += EP_COUNTS_THREADS) ((ep_u32*)a.choices)[e] = 0;
         return;
     }
-    const ep_u32* rows = (const ep_u32*)a.rows;
     const ep_u32* choices = (const ep_u32*)a.choices;
-    for (ep_u32 peer = warp; peer < ranks; peer += warps) {
-        if (!ep_takes_part(r, peer)) continue;
-        bool free = true;
-        if (lane == 0) {
-            if (peer != r.me) ep_open(r, peer);
-            free = peer == r.me || ep_wait_bank(r, peer, began);
-        }
-        if (!__shfl_sync(EP_FULL, free, 0)) continue;
-        const EpAt at = ep_at(r, peer, ep_counts(r.w, ep_planted(r, EP_PLANT_WRONG_BANK) ? op + 1 : op, r.me));
-        const EpAt numbers = at + sizeof(EpCountsHeader);
-        if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, a.room, {0, 0}});
-        const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
-        for (ep_u32 i = lane; i < ranks; i += 32) ep_put4(numbers + i * 4, rows[i] + more);
-        for (ep_u32 i = lane; i < experts; i += 32) ep_put4(numbers + (ranks + i) * 4, choices[i]);
-        __syncwarp();
+    const bool speaks = ep_exchange_along_rail(r, a, began);
+    for (ep_u32 peer = warp; speaks && peer < ranks; peer += warps) {
+        if (!ep_takes_part(r, peer) || ep_is_beyond(r, peer) || !ep_open_counts(r, peer, began)) continue;
+        ep_write_counts(r, a, ep_at(r, peer, ep_counts(r.w, ep_planted(r, EP_PLANT_WRONG_BANK) ? op + 1 : op, r.me)));
+        if (peer != r.me) ep_pass_on(r, peer);
+        ep_warp_meet();
         if (lane == 0) {
             ep_fence_sys();
             ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op);
         }
     }
-    __syncthreads();
+    ep_block_meet();
     ep_u32* matrix = (ep_u32*)a.matrix;
     volatile ep_u32* host = a.host ? (volatile ep_u32*)a.host + 4 : nullptr;
     for (ep_u32 source = warp; source < ranks; source += warps) {
@@ -58,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         if (ep_takes_part(r, source)) {
             const ep_u8* at = ep_own(r) + ep_counts(r.w, op, source);
             if (lane == 0) {
-                there = ep_wait(r, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
+                there = ep_wait(r, ep_counts_writer(r, source), EP_LANE_CONTROL, EP_COUNTER_COUNTS, op, EP_PHASE_COUNTS, began) &&
                         ep_check_header(r, ((const EpCountsHeader*)at)->opening, source);
                 if (there) {
                     const ep_u32 tokens = ((const EpCountsHeader*)at)->tokens;
@@ -67,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
                     ((ep_u32*)a.tokens_of)[source] = tokens;
                 }
             }
-            there = __shfl_sync(EP_FULL, there, 0);
-            __syncwarp();
+            there = ep_warp_shuffle(there, 0);
+            ep_warp_meet();
             const ep_u32* numbers = (const ep_u32*)(at + sizeof(EpCountsHeader));
             if (there)
                 for (ep_u32 i = lane; i < ranks; i += 32) {
@@ -88,8 +110,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
             }
         }
     }
-    __syncthreads();
-    if (ep_failed(r)) return;
+    if (ep_block_any(ep_failed(r))) return;
     /* Prefix sums. */
     for (ep_u32 dst = tid; dst <= ranks; dst += EP_COUNTS_THREADS) {
         ep_u64 sum = 0;
@@ -105,8 +126,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         if (dst == ranks && a.bound != 0 && sum > a.bound) ep_fail_mismatch(r, r.me, EP_FIELD_WORST_ROWS, a.bound, sum);
         if (dst == ranks && a.received) *(ep_u32*)a.received = (ep_u32)sum;
     }
-    __syncthreads();
-    if (ep_failed(r)) return;
+    if (ep_block_any(ep_failed(r))) return;
     /* Choices of the own experts, of all sources; saturating. */
     for (ep_u32 e = tid; e < local; e += EP_COUNTS_THREADS) {
         ep_u64 sum = 0;
@@ -129,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(EP_COUNTS_THREADS, 1) ep_counts_ker
         ((ep_u32*)a.choices)[e] = 0;
     }
     if (tid == 0) ((EpPlan*)r.plan)->op = op;
-    __syncthreads();
+    ep_block_meet();
     if (tid == 0 && host && !ep_failed(r)) {
         ((volatile ep_u64*)a.host)[1] = op;
         ep_fence_sys();

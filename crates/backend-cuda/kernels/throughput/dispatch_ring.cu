@@ -1,14 +1,19 @@
 /*
- * ep_dispatch_ring_kernel: a dispatch whose rows go through rings (ep_dispatch_ring.h).
+ * ep_dispatch_ring_kernel: a dispatch whose rows go through rings (ep_dispatch_ring.h; between nodes ep_dispatch_far.h).
  *
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
  *   roles    those of the rings. The block that comes last ends the operation
- *   memory   none of its own
+ *   memory   shared, where there are several nodes: what forwarders need
  *
  * With direct placement it follows ep_dispatch_kernel where that has too few warps for all roles; it ends at once where that left
  * nothing to do.
  */
 #include "ep_dispatch_ring.h"
+#ifdef EP_FAR_H
+#include "ep_dispatch_far.h"
+
+EP_POOL(ep_exits);
+#endif
 
 EP_KERNEL(32 * EP_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVEN(EpDispatchRingArgs) a) {
     if (ep_block_any(ep_closed(r))) return;
@@ -16,8 +21,12 @@ EP_KERNEL(32 * EP_RING_WARPS) ep_dispatch_ring_kernel(EP_GIVEN(EpRank) r, EP_GIV
     const ep_u64 began = ep_now();
     if (ep_block() == 0)
         for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads())
-            if (peer != r.me && ep_takes_part(r, peer)) ep_open(r, peer);
-    ep_play_ring_role(r, a, ep_block() * (ep_threads() / 32) + ep_thread() / 32, began);
+            if (ep_is_neighbour(r, peer)) ep_open(r, peer);
+    const ep_u32 in_block = ep_thread() / 32, warp = ep_block() * (ep_threads() / 32) + in_block;
+#ifdef EP_FAR_H
+    ep_play_far_role(r, a, warp, (EpExit*)ep_exits + in_block * r.w.ranks_per_node, began);
+#endif
+    ep_play_ring_role(r, a, warp, began);
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;
     ep_say_done(r);

@@ -23,6 +23,16 @@ EP_DEV ep_u32 ep_partition(const ep_i32* tokens, ep_u32 count, ep_u32 token) {
     return low;
 }
 
+/* A planted fault: another rank of this node, where rows go back through one. */
+EP_DEV ep_u32 ep_wrong_gate(const EpRank& r, ep_u32 source) {
+    const ep_u32 width = r.w.ranks_per_node, first = r.me - r.me % width;
+    ep_u32 gate = ep_gate(r, source);
+    if (!ep_is_beyond(r, source) || width < 3) return gate;
+    do gate = first + (gate + 1 - first) % width;
+    while (gate == r.me);
+    return gate;
+}
+
 EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, ep_u64 began) {
     const ep_u32 lane = ep_warp_lane(), channels = a.rings.channels, source = role.peer, channel = role.channel;
     const ep_u32 first = ((const ep_u32*)a.combine.first_of)[source], rows = ((const ep_u32*)a.combine.first_of)[source + 1] - first;
@@ -30,9 +40,10 @@ EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRo
     const ep_u32 batch = ((const ep_u32*)a.tokens_of)[source];
     const ep_u32 begin = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel));
     const ep_u32 end = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel + 1));
+    const ep_u32 gate = ep_planted(r, EP_PLANT_WRONG_GATE) ? ep_wrong_gate(r, source) : ep_gate(r, source);
     EpOutlet ring;
     EpAt at;
-    if (!ep_outlet_open(r, ring, source, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return;
+    if (!ep_outlet_open(r, ring, gate, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return;
     if (lane == 0) ep_put_message(at, ep_header(r, end - begin, begin));
     ep_outlet_push(r, a.rings, ring);
     for (ep_u32 position = begin; position < end; ++position) {
@@ -48,7 +59,7 @@ EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRo
                     (ep_u32)r.w.result_stride);
         ep_outlet_push(r, a.rings, ring);
     }
-    ep_outlet_close(r, ring);
+    ep_outlet_close(r, a.rings, ring);
 }
 
 /* What a reducer knows of one rank. */
@@ -61,68 +72,185 @@ struct EpRoute {
 };
 static_assert(sizeof(EpRoute) == EP_ROUTE_BYTES, "the host makes room for another EpRoute");
 
-/* Whether rank has rows of source, which it must give back: the same answer at both ends of a ring. */
+/* Whether rank, of this node, has rows of source, which it must give back: the same answer at both ends of a ring. */
 EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
-    return rank != source && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
+    return rank != ep_gate(r, source) && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
 }
 
-/* Opens the rings of a channel. Lanes serve ranks. Not inlined: it would take registers from what is done for each token. */
-EP_DEV_APART bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes,
+/* Tokens whose rows a warp brings together: those of the own rank (a reducer) or those of a rank of another node (a gatherer). */
+struct EpTokens {
+    ep_u32 source;           /* whose they are */
+    ep_u32 step, first;      /* of a token, from one to the next; the rank that the first one is of */
+    const ep_i32* positions; /* of its rows at each rank, -1 where it has none */
+    EpSource own;            /* where the rows of the own rank are */
+};
+
+EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources) {
+    return EpTokens{r.me, r.w.ranks, 0, (const ep_i32*)a.combine.position, sources[r.me]};
+}
+
+#ifdef EP_FAR_H
+#include "ep_combine_due.h"
+#else
+/* Whether a ring brings rows of source's tokens from rank; and whether one of a token is due from there. */
+EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
+    return ep_gives_back(r, a, source, rank);
+}
+EP_DEV bool ep_is_due(const EpRank&, const EpTokens& t, ep_u32 token, ep_u32 rank) {
+    return t.positions[(ep_u64)token * t.step + rank] >= 0;
+}
+#endif
+
+/* The track by which rank's rows of source's tokens come. */
+EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 channel) {
+    return ep_is_beyond(r, rank) ? ep_far_track(r.w, channel) : ep_own_track(r.w, source, channel);
+}
+
+/* Opens the rings that bring rows of source's tokens on a channel. Lanes serve ranks. Not inlined: it would take registers from what is done for each token. */
+EP_DEV_APART bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, ep_u32 source, EpRoute* routes,
                                 ep_u32 channel, ep_u64 began) {
     bool right = true;
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
-        route.through_ring = ep_gives_back(r, a, r.me, rank) && !ep_is_somewhere(sources[rank].payload);
+        route.through_ring = ep_is_brought(r, a, source, rank) && !ep_is_somewhere(sources[rank].payload);
         if (!route.through_ring) continue;
-        ep_inlet_open(r, route.ring, rank, ep_own_track(r.w, r.me, channel));
+        ep_inlet_open(r, route.ring, rank, ep_track_from(r, source, rank, channel));
+        const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
         ep_inlet_begin(r, route.ring);
-        if (!ep_inlet_await(r, a.rings, route.ring, began)) { right = false; continue; }
-        right &= ep_check_header(r, ep_read_opening(ep_inlet_slot(r, a.rings, route.ring)), rank);
-        ep_inlet_pop(r, a.rings, route.ring, true);
+        if (!ep_inlet_await(r, rings, route.ring, began)) { right = false; continue; }
+        right &= ep_check_header(r, ep_read_opening(ep_inlet_slot(r, rings, route.ring)), rank);
+        ep_inlet_pop(r, rings, route.ring, true);
     }
     return ep_warp_all(right);
 }
 
+/* Whether a row of a token has not come yet. Lanes serve ranks. */
+EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, EpRoute* routes, ep_u32 token) {
+    bool late = false;
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
+        if (routes[rank].through_ring && ep_is_due(r, t, token, rank))
+            late |= !ep_inlet_look(r, ep_rings_of(r, a.rings, routes[rank].ring.track), routes[rank].ring);
+    return ep_warp_any(late);
+}
+
+/* Returns all credit: the warp is about to wait. */
+EP_DEV void ep_routes_return(const EpRank& r, EpRoute* routes) {
+    if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
+        if (routes[rank].through_ring) ep_inlet_return(r, routes[rank].ring);
+}
+
+/* The next row of a ring, which is due for a token. Sums of other nodes have positions of their own. By one thread. */
+EP_DEV bool ep_find_row(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, ep_u32 rank, ep_u32 position, ep_u32 token,
+                        ep_u64 began) {
+    const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
+    if (!ep_inlet_look(r, rings, route.ring) && !ep_inlet_await(r, rings, route.ring, began)) return false;
+    ep_inlet_plant(r, route.ring);
+    const ep_u8* at = ep_inlet_slot(r, rings, route.ring);
+    ep_u32 whose;
+    const ep_u32 named = ep_is_beyond(r, rank) ? (ep_u32)ep_ld16_put(at).z : position;
+    if (!ep_check_row(r, at, rank, named, &whose)) return false;
+    if (whose != token) {
+        ep_fail_mismatch(r, rank, EP_FIELD_ROW_TOKEN, token, whose);
+        return false;
+    }
+    route.row = ep_here((ep_u64)at + r.w.header_bytes);
+    route.weights = ep_here((ep_u64)at + sizeof(EpRowHeader) + 4);
+    route.weights_step = sizeof(EpChoice);
+    return true;
+}
+
 /* Finds the rows of a token; waits for those that come through rings. Lanes serve ranks. */
-EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 token,
-                         ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
-    const ep_i32* positions = (const ep_i32*)a.combine.position + (ep_u64)token * ranks;
-    bool waits = false;
-    for (ep_u32 rank = lane; rank < ranks; rank += 32)
-        if (positions[rank] >= 0 && routes[rank].through_ring) waits |= !ep_inlet_look(r, a.rings, routes[rank].ring);
-    if (ep_warp_any(waits))
-        for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring && !ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_inlet_return(r, routes[rank].ring);
+EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, EpRoute* routes,
+                         ep_u32 token, ep_u64 began) {
+    if (ep_rows_are_late(r, a, t, routes, token)) ep_routes_return(r, routes);
     bool right = true;
-    for (ep_u32 rank = lane; rank < ranks; rank += 32) {
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
-        const ep_i32 position = positions[rank];
         route.row = route.weights = ep_nowhere();
-        if (position < 0) continue;
+        if (!ep_is_due(r, t, token, rank)) continue;
+        const ep_i32 position = ep_is_beyond(r, rank) ? 0 : t.positions[(ep_u64)token * t.step + rank - t.first];
         if (!route.through_ring) {
-            route.row = ep_source_row(sources[rank], position);
             const bool own = rank == r.me;
-            if (ep_is_somewhere(sources[rank].choices))
-                route.weights = sources[rank].choices + ((ep_u64)position * sources[rank].choices_step + (own ? 0 : 4));
+            /* Copied: a reference to either would keep the tokens in local memory. */
+            EpSource source = t.own;
+            if (!own) source = sources[rank];
+            route.row = ep_source_row(source, position);
+            if (ep_is_somewhere(source.choices))
+                route.weights = source.choices + ((ep_u64)position * source.choices_step + (own ? 0 : 4));
             route.weights_step = own ? 4 : sizeof(EpChoice);
             continue;
         }
-        if (!ep_inlet_look(r, a.rings, route.ring) && !ep_inlet_await(r, a.rings, route.ring, began)) {
-            right = false;
-            continue;
-        }
-        const ep_u8* at = ep_inlet_slot(r, a.rings, route.ring);
-        ep_u32 whose;
-        if (!ep_check_row(r, at, rank, (ep_u32)position, &whose)) right = false;
-        else if (whose != token) { ep_fail_mismatch(r, rank, EP_FIELD_ROW_TOKEN, token, whose); right = false; }
-        route.row = ep_here((ep_u64)at + r.w.header_bytes);
-        route.weights = ep_here((ep_u64)at + sizeof(EpRowHeader) + 4);
-        route.weights_step = sizeof(EpChoice);
+        right &= ep_find_row(r, a, route, rank, (ep_u32)position, token, began);
     }
     const bool all = ep_warp_all(right);
     ep_warp_meet();
     return all;
+}
+
+/* The rows of a token have been read: gives their slots back. */
+EP_DEV void ep_routes_pop(const EpRank& r, const EpCombineRingArgs& a, EpRoute* routes) {
+    ep_warp_meet();
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
+        if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row)) {
+            const EpRings rings = ep_rings_of(r, a.rings, routes[rank].ring.track);
+            ep_poison(r, ep_inlet_slot(r, rings, routes[rank].ring), (ep_u32)(r.w.header_bytes + r.w.result_stride));
+        }
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
+        if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row))
+            ep_inlet_pop(r, ep_rings_of(r, a.rings, routes[rank].ring.track), routes[rank].ring, true);
+}
+
+EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
+        if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
+}
+
+/* Adds rows of the ranks first .. end, ascending; whether there were any. */
+EP_DEV bool ep_add_rows(const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 at, EpSum& sum) {
+    bool any = false;
+    for (ep_u32 rank = first; rank < end; ++rank)
+        if (ep_is_somewhere(routes[rank].row)) {
+            ep_sum_add(sum, ep_get16(routes[rank].row + at));
+            any = true;
+        }
+    return any;
+}
+
+/* The sum of their weights of choice k. */
+EP_DEV float ep_add_weights(const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 k) {
+    float sum = 0.0f;
+#pragma unroll 1
+    for (ep_u32 rank = first; rank < end; ++rank)
+        if (ep_is_somewhere(routes[rank].row) && ep_is_somewhere(routes[rank].weights))
+            sum += ep_float_of(ep_get4(routes[rank].weights + k * routes[rank].weights_step));
+    return sum;
+}
+
+/* Adds all that a token has: its rows, or where there are several nodes the own node's sum, rounded as the others were, and theirs. */
+EP_DEV void ep_add_nodes(const EpRank& r, const EpRoute* routes, ep_u32 at, EpSum& sum) {
+    const ep_u32 width = r.w.ranks_per_node, own = r.me / width;
+    if (ep_one_node(r)) {
+        ep_add_rows(routes, 0, r.w.ranks, at, sum);
+        return;
+    }
+    for (ep_u32 node = 0; node < r.w.nodes; ++node) {
+        const ep_u32 first = node * width, end = first + width;
+        if (node != own || ep_planted(r, EP_PLANT_PARTIAL_NOT_ROUNDED)) {
+            ep_add_rows(routes, first, end, at, sum);
+            continue;
+        }
+        EpSum partial;
+        ep_sum_clear(partial);
+        if (ep_add_rows(routes, first, end, at, partial)) ep_sum_add(sum, ep_sum_round(partial));
+    }
+}
+EP_DEV float ep_add_node_weights(const EpRank& r, const EpRoute* routes, ep_u32 k) {
+    if (ep_one_node(r)) return ep_add_weights(routes, 0, r.w.ranks, k);
+    float sum = 0.0f;
+    for (ep_u32 node = 0; node < r.w.nodes; ++node)
+        sum += ep_add_weights(routes, node * r.w.ranks_per_node, (node + 1) * r.w.ranks_per_node, k);
+    return sum;
 }
 
 EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
@@ -133,37 +261,25 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
     for (ep_u32 rank = 0; rank < ranks; ++rank)
         if (sources[rank].rows > 0 && sources[rank].piece > 0)
             if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return;
-    if (!ep_open_rings(r, a, sources, routes, channel, began)) return;
+    const EpTokens tokens = ep_own_tokens(r, a, sources);
+    if (!ep_open_rings(r, a, sources, r.me, routes, channel, began)) return;
     const ep_u32 end = ep_channel_first(c.tokens, a.rings.channels, channel + 1);
     for (ep_u32 token = ep_channel_first(c.tokens, a.rings.channels, channel); token < end; ++token) {
-        if (!ep_find_rows(r, a, sources, routes, token, began)) return;
+        if (!ep_find_rows(r, a, sources, tokens, routes, token, began)) return;
         for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512) {
             EpSum sum;
             ep_sum_clear(sum);
             if (c.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + at));
             if (c.bias[1]) ep_sum_add(sum, ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + at));
-            for (ep_u32 rank = 0; rank < ranks; ++rank)
-                if (ep_is_somewhere(routes[rank].row)) ep_sum_add(sum, ep_get16(routes[rank].row + at));
+            ep_add_nodes(r, routes, at, sum);
             ep_st16((ep_u8*)c.out + token * c.out_stride + at, ep_sum_round(sum));
         }
         if (c.weights)
-            for (ep_u32 k = lane; k < r.w.topk; k += 32) {
-                float sum = 0.0f;
-#pragma unroll 1
-                for (ep_u32 rank = 0; rank < ranks; ++rank)
-                    if (ep_is_somewhere(routes[rank].row) && ep_is_somewhere(routes[rank].weights))
-                        sum += ep_float_of(ep_get4(routes[rank].weights + k * routes[rank].weights_step));
-                ((float*)c.weights)[(ep_u64)token * r.w.topk + k] = sum;
-            }
-        ep_warp_meet();
-        for (ep_u32 rank = 0; rank < ranks; ++rank)
-            if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row))
-                ep_poison(r, ep_inlet_slot(r, a.rings, routes[rank].ring), (ep_u32)(r.w.header_bytes + r.w.result_stride));
-        for (ep_u32 rank = lane; rank < ranks; rank += 32)
-            if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row)) ep_inlet_pop(r, a.rings, routes[rank].ring, true);
+            for (ep_u32 k = lane; k < r.w.topk; k += 32)
+                ((float*)c.weights)[(ep_u64)token * r.w.topk + k] = ep_add_node_weights(r, routes, k);
+        ep_routes_pop(r, a, routes);
     }
-    for (ep_u32 rank = lane; rank < ranks; rank += 32)
-        if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
+    ep_routes_close(r, routes);
 }
 
 /* Ends a combine whose rows have all been read: says so, and waits until all that pull from here are done. By the last block. */

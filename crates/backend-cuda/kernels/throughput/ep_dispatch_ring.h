@@ -1,8 +1,9 @@
 /*
  * ep_dispatch_ring.h: rows for ranks that granted no block go through rings; a batch of any size through rings of any size.
  *
- *   roles    one warp each: sender to a peer on a channel; receiver of a source on a channel (where this rank granted nothing);
- *            keeper of the own rows of a channel. All of them run at the same time
+ *   roles    one warp each: sender to a rank of the node on a channel; receiver of a source on a channel (where this rank granted nothing), whose
+ *            rows come from itself or, where it is of another node, through its gate here; keeper of the own rows of a channel. All of
+ *            them run at the same time
  *   memory   rings in the receivers' windows; x and the received rows in memory of the own GPU
  */
 #ifndef EP_DISPATCH_RING_H
@@ -76,7 +77,7 @@ EP_DEV void ep_send(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& 
             ep_outlet_push(r, a.rings, ring);
         }
     }
-    ep_outlet_close(r, ring);
+    ep_outlet_close(r, a.rings, ring);
 }
 
 /* What the user learns of a row, and its payload's place. By a warp. */
@@ -93,20 +94,15 @@ EP_DEV void ep_keep(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 row, ep
 }
 
 EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), source = role.peer;
+    const ep_u32 lane = ep_warp_lane(), source = role.peer, writer = ep_gate(r, source);
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     const ep_u32 due = first_of[source + 1] - first_of[source];
     EpInlet ring;
-    ep_inlet_open(r, ring, source, role.track);
+    ep_inlet_open(r, ring, writer, role.track);
     if (lane == 0) ep_inlet_begin(r, ring);
     ep_u32 position = 0, last = 0;
     for (bool opened = false; !opened || position < last; ) {
-        bool there = true;
-        if (lane == 0 && !ep_inlet_look(r, a.rings, ring)) {
-            if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_inlet_return(r, ring);
-            there = ep_inlet_await(r, a.rings, ring, began);
-        }
-        if (!ep_warp_shuffle(there, 0)) return;
+        if (!ep_inlet_next(r, a.rings, ring, began)) return;
         if (lane == 0) ep_inlet_plant(r, ring);
         ep_warp_meet();
         const ep_u8* at = ep_inlet_slot(r, a.rings, ring);
@@ -114,11 +110,11 @@ EP_DEV void ep_receive(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
             bool right = true;
             if (lane == 0) {
                 const EpOpHeader h = ep_read_opening(at);
-                right = ep_check_header(r, h, source);
+                right = ep_check_header(r, h, writer);
                 position = h.first;
                 last = h.first + h.rows;
                 if (right && (last > due || last < position)) {
-                    ep_fail_mismatch(r, source, EP_FIELD_ROWS_SENT, due, last);
+                    ep_fail_mismatch(r, writer, EP_FIELD_ROWS_SENT, due, last);
                     right = false;
                 }
             }
@@ -168,16 +164,16 @@ EP_DEV bool ep_through_ring(const EpRank& r, const EpDispatchRingArgs& a, ep_u32
     return !a.notes || ((const volatile EpNote*)(ep_own(r) + ep_note(r.w, ep_op(r), peer)))->base == EP_NO_BASE;
 }
 
-/* The roles of the rings: that of warp `warp` of all that the launch has. */
+/* The roles of the rings of a node: that of warp `warp` of all that the launch has. */
 EP_DEV void ep_play_ring_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 warp, ep_u64 began) {
     if (warp >= a.role_count) return;
     const EpRole role = ((const EpRole*)a.roles)[warp];
     if (!ep_takes_part(r, role.peer)) return;
     if (role.duty == EP_DUTY_SENDER) {
-        if (ep_through_ring(r, a, role.peer)) ep_send(r, a, role, began);
+        if (!ep_is_beyond(r, role.peer) && ep_through_ring(r, a, role.peer)) ep_send(r, a, role, began);
     } else if (role.duty == EP_DUTY_RECEIVER) {
         if (a.out) ep_receive(r, a, role, began);
-    } else if (a.out) {
+    } else if (role.duty == EP_DUTY_COLLECTOR && a.out) {
         ep_keep_own(r, a, role.channel);
     }
 }

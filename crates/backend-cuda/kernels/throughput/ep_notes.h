@@ -8,12 +8,13 @@
 
 EP_DEV ep_u32 ep_round_128(ep_u32 bytes) { return (bytes + 127) / 128 * 128; }
 
-/* Tells every peer where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By the first `threads` threads
+/* Tells every rank of the node where this rank's block lies (a grant or an offer; EP_NO_BASE: through the ring). By the first `threads` threads
    of one block, a thread a peer. `first` says of an offer what EP_OFFERS_... name. */
 EP_DEV void ep_send_notes(const EpRank& r, ep_u64 base, ep_u32 rows, ep_u32 first, ep_u32 threads, ep_u64 began) {
     for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += threads) {
-        if (peer == r.me || !ep_takes_part(r, peer)) continue;
+        if (!ep_is_neighbour(r, peer)) continue;
         ep_open(r, peer);
+        if (ep_is_beyond(r, peer)) continue; /* blocks are a node's own affair */
         if (!ep_wait_bank(r, peer, began)) continue;
         ep_put_message(ep_at(r, peer, ep_note(r.w, ep_op(r), r.me)), EpNote{ep_header(r, rows, first), base});
         ep_fence_sys();
@@ -33,7 +34,7 @@ EP_DEV void ep_say_done(const EpRank& r) {
     const ep_u64 op = ep_op(r);
     ep_block_meet();
     for (ep_u32 peer = ep_thread(); peer < r.w.ranks; peer += ep_threads())
-        if (peer != r.me && ep_takes_part(r, peer)) {
+        if (ep_is_neighbour(r, peer)) {
             ep_fence_sys();
             ep_publish(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, op);
         }

@@ -7,10 +7,14 @@
  * The cursors are ep_protocol.h's; here are their places in windows, publishes and waits. A producer's count is written
  * by its warp at the end of its role, and read by the warps of the same peer when they open theirs.
  *
+ * A ring is called near or far by its track alone: a far one has its producer's slots staged, and pushes them by puts (ep_far_ring.h). Roles read the
+ * same for both, with the `rings` that ep_rings_of gives for the track.
+ *
  * Polite waiting: an end publishes what is pending before it waits; a warp with several rings does so for all of them.
  */
 #ifndef EP_RING_H
 #define EP_RING_H
+#include "ep_far_ring.h"
 #include "ep_notes.h"
 
 /* To a slot at the consumer, or to the own memory. */
@@ -46,15 +50,20 @@ EP_DEV ep_u64* ep_cursor(const EpRank& r, ep_u32 side, ep_u32 peer, ep_u32 track
 struct EpOutlet {
     EpProducer ring;
     ep_u32 peer, track;
+    EpStaged staged; /* of a ring between nodes; the first lane's alone is right */
 };
 
-EP_DEV void ep_outlet_publish(const EpRank& r, EpOutlet& o) {
+EP_DEV void ep_outlet_publish(const EpRank& r, const EpRings& rings, EpOutlet& o) {
     if (o.ring.published == o.ring.tail) return;
     ep_warp_meet();
     if (ep_warp_lane() == 0) {
         ep_event(r, EP_EVENT_PUBLISHED, o.peer, o.track, o.ring.tail, ep_op(r));
-        ep_fence_sys();
-        ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail);
+        if (ep_is_beyond(r, o.peer)) {
+            ep_staged_post(r, rings, o.ring, o.staged, o.peer, o.track);
+        } else {
+            ep_fence_sys();
+            ep_publish(r, o.peer, ep_lane_data(o.track), EP_COUNTER_TAIL, o.ring.tail);
+        }
     }
     o.ring.published = o.ring.tail;
 }
@@ -80,6 +89,7 @@ EP_DEV bool ep_outlet_open(const EpRank& r, EpOutlet& o, ep_u32 peer, ep_u32 tra
     o.peer = peer;
     o.track = track;
     o.ring = ep_producer_at(*ep_cursor(r, 0, peer, track));
+    o.staged = ep_staged_at(r, o.ring.tail, began);
     if (ep_warp_lane() == 0) ep_event(r, EP_EVENT_FILLS, peer, o.track, o.ring.tail, ep_op(r));
     /* The part may have been cut otherwise before: all rings into the peer must be empty, not just this one. They are when the peer has ended
        the operation before. To wait for the heads of the other rings would not do: those may be of this operation already, filled by a warp that
@@ -105,13 +115,26 @@ EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
 #endif
 }
 
+/* The next slot of the staging memory, once it may be written. */
+EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at) {
+    const ep_u32 depth = ep_staging_slots(r.w, rings, o.track);
+    const ep_u64 before = o.ring.tail - o.ring.origin, frees = before < depth ? 0 : o.ring.tail + 1 - depth;
+    /* What is not put is never freed. */
+    if (frees > o.ring.published) ep_outlet_publish(r, rings, o);
+    const bool free = ep_warp_lane() != 0 || ep_planted(r, EP_PLANT_STAGING_NOT_FLUSHED) ||
+                      ep_staged_flush(r, o.staged, frees, o.peer, o.track);
+    *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, (ep_u32)(before % depth)));
+    return ep_warp_shuffle(free, 0);
+}
+
 /* Where the next row goes; false when there will be no room. */
 EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, ep_u64 began, EpAt* at) {
     if (ep_producer_is_full(o.ring, rings)) {
-        if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, o);
+        if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_outlet_publish(r, rings, o);
         if (!ep_outlet_await(r, o, ep_producer_awaits(o.ring, rings), began)) return false;
     }
     ep_outlet_plant(r, o);
+    if (ep_is_beyond(r, o.peer)) return ep_outlet_stage(r, rings, o, at);
     EpProducer ring = o.ring;
     if (ep_planted(r, EP_PLANT_WRONG_SLOT)) ++ring.tail;
     *at = ep_at(r, o.peer, ep_ring_slot(r.w, rings, r.me, o.track, ep_producer_slot(ring, rings)));
@@ -122,12 +145,14 @@ EP_DEV bool ep_outlet_slot(const EpRank& r, const EpRings& rings, EpOutlet& o, e
 EP_DEV void ep_outlet_push(const EpRank& r, const EpRings& rings, EpOutlet& o) {
     const bool due = ep_producer_push(o.ring, rings);
     if (ep_warp_lane() == 0) ep_event(r, EP_EVENT_FILLED, o.peer, o.track, o.ring.tail, ep_op(r));
-    if (due) ep_outlet_publish(r, o);
+    if (due) ep_outlet_publish(r, rings, o);
 }
 
-EP_DEV void ep_outlet_close(const EpRank& r, EpOutlet& o) {
-    ep_outlet_publish(r, o);
-    if (ep_warp_lane() == 0) *ep_cursor(r, 0, o.peer, o.track) = o.ring.tail;
+EP_DEV void ep_outlet_close(const EpRank& r, const EpRings& rings, EpOutlet& o) {
+    ep_outlet_publish(r, rings, o);
+    if (ep_warp_lane() != 0) return;
+    if (ep_is_beyond(r, o.peer)) ep_staged_flush(r, o.staged, o.ring.tail, o.peer, o.track);
+    *ep_cursor(r, 0, o.peer, o.track) = o.ring.tail;
 }
 
 /* The emptying end: held by a whole warp (a receiver) or, of several rings, each by a lane (a reducer). */
@@ -167,6 +192,16 @@ EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
 EP_DEV bool ep_inlet_await(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u64 began) {
     return ep_wait(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL, i.ring.head + 1, EP_PHASE_ROWS, began) &&
            ep_inlet_look(r, rings, i);
+}
+
+/* Waits until there is a row, by a warp that holds this inlet; polite. */
+EP_DEV bool ep_inlet_next(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u64 began) {
+    bool there = true;
+    if (ep_warp_lane() == 0 && !ep_inlet_look(r, rings, i)) {
+        if (!ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) ep_inlet_return(r, i);
+        there = ep_inlet_await(r, rings, i, began);
+    }
+    return ep_warp_shuffle(there, 0);
 }
 
 EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i) {

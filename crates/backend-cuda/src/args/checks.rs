@@ -113,6 +113,36 @@ c_struct! {
 }
 
 c_struct! {
+    /// Parameters of ep_posts_kernel.
+    pub(crate) struct Posts = "EpPostsArgs" {
+        /// The state of the lane.
+        pub(crate) lane: u64,
+        /// Where the first put's source lies in the own window.
+        pub(crate) from: u64,
+        /// Where it goes in the peer's.
+        pub(crate) to: u64,
+        /// Of each put; and from one place to the next.
+        pub(crate) bytes: u64,
+        /// Places that puts take in turn.
+        pub(crate) places: u64,
+        /// Puts.
+        pub(crate) puts: u64,
+        /// A publish comes behind each so many of them.
+        pub(crate) every: u64,
+        /// Offset of the cell that is published.
+        pub(crate) cell: u64,
+        /// What it is before.
+        pub(crate) published: u64,
+        /// Not 0: each put is waited for.
+        pub(crate) waits: u64,
+        /// Nanoseconds that all of it may take.
+        pub(crate) allowed: u64,
+        /// Out: EP_FAR_..., and the nanoseconds that it took; u64 each.
+        pub(crate) out: u64,
+    }
+}
+
+c_struct! {
     /// Parameters of ep_ceiling_kernel.
     pub(crate) struct Ceiling = "EpCeilingArgs" {
         /// Bytes to store.
@@ -207,6 +237,14 @@ c_enum! {
         OfferedEarly = 15,
         /// A row that several ranks read is overwritten when the first of them has read it.
         FirstReader = 16,
+        /// Between nodes: staging memory is written again before its put has read it.
+        StagingNotFlushed = 17,
+        /// Between nodes: rows go back through another rank than they came through.
+        WrongGate = 18,
+        /// Between nodes: a row names the ranks of another node than it goes to.
+        MaskOfAnotherNode = 19,
+        /// Between nodes: the own node's sum is not rounded.
+        PartialNotRounded = 20,
     }
 }
 

@@ -138,6 +138,13 @@ c_struct! {
         pub(crate) role_count: u32,
         /// Zero.
         pub(crate) reserved: u32,
+        /// Between nodes: u32 [ranks, ranks]: rows from source to destination.
+        pub(crate) matrix: u64,
+        /// Between nodes: u32 [ranks]: tokens of each rank's batch.
+        pub(crate) tokens_of: u64,
+        /// Between nodes: u64 [nodes]: address of i32 [tokens, ranks of a node], written for the node's rank on this rail: the position of its token's row at
+        /// each rank of this node, -1 where none goes. 0 of the own node.
+        pub(crate) fanout: u64,
     }
 }
 
@@ -274,6 +281,8 @@ c_struct! {
         pub(crate) role_count: u32,
         /// Zero.
         pub(crate) reserved: u32,
+        /// Between nodes: as of EpDispatchRingArgs, of the dispatch.
+        pub(crate) fanout: u64,
     }
 }
 

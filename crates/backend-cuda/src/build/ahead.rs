@@ -29,7 +29,7 @@ pub fn ship(folder: &Path, arch: &str) -> Result<(), CudaError> {
 /// # Errors
 /// As [`compile`].
 pub fn fill(cache: &Cache, arch: &str, tests: bool) -> Result<(), CudaError> {
-    let plain = ALL.into_iter().flat_map(|source| source.variants(arch));
+    let plain = ALL.into_iter().flat_map(|source| source.variants(arch).into_iter().chain(source.between_nodes(arch)));
     let wanted: Vec<Target> = match tests {
         true => plain.flat_map(|target| [target.clone().for_tests(true), target]).collect(),
         false => plain.collect(),

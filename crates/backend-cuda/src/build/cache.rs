@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Target, headers};
+use super::Target;
 use crate::error::CudaError;
 
 /// Begins every file: what it is, and the version of its form.
@@ -47,7 +47,7 @@ impl Key {
     }
 
     fn new(target: &Target, maker: &str) -> Self {
-        Self::of_text(target, target.source.text(), &headers(), maker)
+        Self::of_text(target, target.source.text(), &target.headers(), maker)
     }
 
     fn of_text(target: &Target, text: &str, headers: &[(&str, String)], maker: &str) -> Self {
@@ -156,6 +156,7 @@ pub(super) fn store(folder: &Path, key: &Key, cubin: &[u8]) -> Result<(), CudaEr
 mod tests {
     use super::*;
     use crate::build::Source;
+    use ep_core::transport::DeviceSource;
 
     fn key(arch: &str, version: (u32, u32)) -> Key {
         Key::compiled(&Target::new(Source::Positions, arch), version)
@@ -176,7 +177,7 @@ mod tests {
     #[test]
     fn another_text_has_another_key() {
         let target = Target::new(Source::Counts, "sm_90a");
-        let (text, headers) = (target.source.text(), headers());
+        let (text, headers) = (target.source.text(), target.headers());
         let name = |text: &str, headers: &[(&str, String)]| Key::of_text(&target, text, headers, "shipped").0;
         assert_eq!(name(text, &headers), Key::shipped(&target).0);
         assert_ne!(name(&format!("{text} "), &headers), Key::shipped(&target).0, "the kernel's");
@@ -185,6 +186,19 @@ mod tests {
             others[at].1.push(' ');
             assert_ne!(name(text, &others), Key::shipped(&target).0, "{}", others[at].0);
         }
+    }
+
+    #[test]
+    fn lanes_between_nodes_have_keys_of_their_own() {
+        let over = |text: &str, defines: &[(&'static str, String)]| {
+            let source = DeviceSource { text: text.to_owned(), defines: defines.to_vec(), state_bytes: 64 };
+            Key::shipped(&Target::new(Source::DispatchRing, "sm_90a").over(&source)).0
+        };
+        let plain = Key::shipped(&Target::new(Source::DispatchRing, "sm_90a")).0;
+        let names = [plain, over("a", &[]), over("b", &[]), over("a", &[("DEPTH", "1".to_owned())])];
+        let different: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+        assert_eq!(over("a", &[]), over("a", &[]));
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub use sources::{Source, headers, targets};
 
 use std::collections::HashMap;
 
+use ep_core::transport::DeviceSource;
+
 use crate::error::CudaError;
 
 /// What one compilation is for.
@@ -41,12 +43,14 @@ pub struct Target {
     pub arch: String,
     /// Constants of the specialisation, `NAME=value`.
     pub defines: Vec<String>,
+    /// The text by which kernels post to lanes between nodes; none where they know of no other nodes.
+    pub far: Option<String>,
 }
 
 impl Target {
     /// A kernel file for an architecture.
     pub fn new(source: Source, arch: &str) -> Self {
-        Self { source, arch: arch.to_owned(), defines: Vec::new() }
+        Self { source, arch: arch.to_owned(), defines: Vec::new(), far: None }
     }
 
     /// With a constant more.
@@ -54,6 +58,25 @@ impl Target {
     pub fn define(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.defines.push(format!("{name}={value}"));
         self
+    }
+
+    /// With the lanes of a transport between nodes.
+    #[must_use]
+    pub fn over(self, source: &DeviceSource) -> Self {
+        let with = |target: Self, (name, value): &(&str, String)| target.define(name, value);
+        source.defines.iter().fold(Self { far: Some(source.text.clone()), ..self }, with)
+    }
+
+    /// The headers that it is compiled with: all of the kernels', and a transport's text in place of that which says that there is none.
+    pub fn headers(&self) -> Vec<(&'static str, String)> {
+        let mut headers = headers();
+        if let Some(text) = &self.far {
+            headers
+                .iter_mut()
+                .filter(|(name, _)| *name == DeviceSource::NAME)
+                .for_each(|(_, kept)| kept.clone_from(text));
+        }
+        headers
     }
 
     /// Built for tests: [`crate::checks`].

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 
 use cudarc::nvrtc::sys;
 
-use super::{Target, headers};
+use super::Target;
 use crate::error::CudaError;
 
 fn present() -> Result<(), CudaError> {
@@ -60,7 +60,7 @@ fn texts<'a>(values: impl Iterator<Item = &'a str>) -> Result<(Vec<CString>, Vec
 
 pub(super) fn compile(target: &Target, options: &[String]) -> Result<Vec<u8>, CudaError> {
     present()?;
-    let headers = headers();
+    let headers = target.headers();
     let (source, name) = (text(target.source.text())?, text(target.source.name())?);
     let (_names, names) = texts(headers.iter().map(|(name, _)| *name))?;
     let (_texts, texts_of) = texts(headers.iter().map(|(_, text)| text.as_str()))?;

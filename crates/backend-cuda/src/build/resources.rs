@@ -63,8 +63,11 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
 pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
     let mut all = Vec::new();
     for source in ALL {
-        for target in source.variants(arch) {
-            compile(&target.clone().for_tests(true))?;
+        for target in source.variants(arch).into_iter().chain(source.between_nodes(arch)) {
+            // Those between nodes take long, and a toy device has their checks.
+            if target.far.is_none() {
+                compile(&target.clone().for_tests(true))?;
+            }
             let cubin = compile(&target)?;
             let said = |log: String| CudaError::Compile { kernel: source.name(), arch: arch.to_owned(), log };
             is_whole(&cubin).map_err(|problem| said(problem.to_owned()))?;
@@ -72,7 +75,10 @@ pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
                 if needs.local_memory > 0 {
                     return Err(said(format!("{kernel} uses {} bytes of local memory", needs.local_memory)));
                 }
-                all.push((format!("{kernel} {}", target.defines.join(" ")), needs));
+                let far = target.far.is_some().then_some("over lanes between nodes");
+                let defines = target.defines.iter().map(String::as_str);
+                let variant: Vec<_> = [kernel.as_str()].into_iter().chain(defines).chain(far).collect();
+                all.push((variant.join(" "), needs));
             }
         }
     }

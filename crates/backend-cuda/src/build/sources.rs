@@ -1,7 +1,7 @@
 //! The kernel files, and the headers they include.
 
 use super::Target;
-use crate::args;
+use crate::{args, proxy};
 
 /// A kernel file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,10 +40,12 @@ pub enum Source {
     Ceiling,
     /// Scripts of verbs, for tests.
     Probe,
+    /// Posts to a lane between nodes, for tests and measurements.
+    Posts,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 17] = [
+pub const ALL: [Source; 18] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -61,6 +63,7 @@ pub const ALL: [Source; 17] = [
     Source::Meet,
     Source::Ceiling,
     Source::Probe,
+    Source::Posts,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
@@ -106,6 +109,7 @@ sources! {
     Meet: "measure/meet.cu" "ep_meet_kernel";
     Ceiling: "measure/ceiling.cu" "ep_ceiling_kernel";
     Probe: "checks/probe.cu" "ep_probe_kernel";
+    Posts: "checks/posts.cu" "ep_posts_kernel";
 }
 
 impl Source {
@@ -114,14 +118,21 @@ impl Source {
         let plain = Target::new(self, arch);
         match self {
             Self::Combine => PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect(),
+            Self::Posts => vec![plain.over(&proxy::source())],
             _ => vec![plain],
         }
+    }
+
+    /// What it is compiled to for ranks of several nodes, where a proxy posts for the device.
+    pub fn between_nodes(self, arch: &str) -> Option<Target> {
+        let moves = matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing);
+        moves.then(|| Target::new(self, arch).over(&proxy::source()))
     }
 }
 
 /// Everything that a GPU of an architecture is given before it is used: all kernels but those of tests and measurements.
 pub fn targets(arch: &str) -> Vec<Target> {
-    let others = [Source::Meet, Source::Ceiling, Source::Probe];
+    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts];
     ALL.into_iter().filter(|source| !others.contains(source)).flat_map(|source| source.variants(arch)).collect()
 }
 
@@ -133,10 +144,12 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 29] = headers! {
+const HEADERS: [(&str, &str); 36] = headers! {
+    "far/": "ep_far_lanes.h" "ep_far_post.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
-    "throughput/": "ep_combine_ring.h" "ep_copy.h" "ep_dispatch_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
+    "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
+        "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
         "ep_pieces.h" "ep_ring.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_headers.h"
         "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_shares.h" "ep_low_watch.h";

@@ -173,6 +173,16 @@ impl Mapped {
         self.address
     }
 
+    /// Where the host sees it.
+    pub(crate) const fn host(&self) -> *mut u8 {
+        self.host
+    }
+
+    /// Its size.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The word at byte `at`, with acquire ordering.
     ///
     /// # Panics

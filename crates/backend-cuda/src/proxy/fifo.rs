@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use ep_core::c_struct;
 use ep_core::device::FarStatus;
+use ep_core::{Error, c_struct};
 
 use super::command::{is_whole, phase};
 use super::memory::{Reached, word};
@@ -77,20 +77,22 @@ impl Taker {
 
     /// Where the lane's state lies for the device.
     pub(super) fn state<M: Reached>(&self, memory: &M) -> u64 {
-        memory.device() + self.at as u64
+        memory.state(self.at)
     }
 
     /// Empties it; both ends begin anew. Nobody posts.
-    pub(super) fn reset<M: Reached>(&mut self, memory: &M) {
+    ///
+    /// # Errors
+    /// As [`Reached::write_state`].
+    pub(super) fn reset<M: Reached>(&mut self, memory: &M) -> Result<(), Error> {
         self.next = 0;
         for at in (self.at..self.at + Self::bytes(self.log_slots)).step_by(8) {
             word(memory, at).store(0, Ordering::Relaxed);
         }
-        let set = |offset: usize, value: u64| word(memory, self.at + offset).store(value, Ordering::Release);
-        set(std::mem::offset_of!(Fifo, commands), memory.device() + self.commands() as u64);
-        set(std::mem::offset_of!(Fifo, answers), memory.device() + self.answers() as u64);
-        // The lower half of its word.
-        set(std::mem::offset_of!(Fifo, log_slots), self.log_slots.into());
+        let device = |at: usize| memory.device() + at as u64;
+        let (commands, answers) = (device(self.commands()), device(self.answers()));
+        let fifo = Fifo { commands, answers, log_slots: self.log_slots, ..Fifo::default() };
+        memory.write_state(self.at, zerocopy::transmute!(fifo))
     }
 
     /// Commands taken, ever.

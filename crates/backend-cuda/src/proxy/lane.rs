@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ep_core::device::FarStatus;
 use ep_core::port::{LaneId, Ticket};
 use ep_core::transport::Lanes;
-use ep_core::{Fault, LaneCause};
+use ep_core::{Error, Fault, LaneCause};
 
 use super::command::Command;
 use super::fifo::Taker;
@@ -17,6 +17,8 @@ const BURST: usize = 32;
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) id: LaneId,
+    /// The transport's queue that takes what is posted, named after its first lane.
+    queue: LaneId,
     pub(super) fifo: Taker,
     /// Taken, and the transport had no room for it.
     held: Option<Command>,
@@ -33,9 +35,10 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(id: LaneId, fifo: Taker) -> Self {
+    pub(super) fn new(id: LaneId, queue: LaneId, fifo: Taker) -> Self {
         Self {
             id,
+            queue,
             fifo,
             held: None,
             posted: 0,
@@ -49,11 +52,14 @@ impl Lane {
     }
 
     /// Begins anew. Nobody posts.
-    pub(super) fn reset<M: Reached>(&mut self, memory: &M) {
+    ///
+    /// # Errors
+    /// As [`Reached::write_state`].
+    pub(super) fn reset<M: Reached>(&mut self, memory: &M) -> Result<(), Error> {
         let Self { held, posted, unsettled, settled, credited, fault, .. } = self;
         (*held, *posted, *settled, *credited, *fault) = (None, 0, 0, 0, None);
         unsettled.clear();
-        self.fifo.reset(memory);
+        self.fifo.reset(memory)
     }
 
     /// Nothing is posted any more, for this reason.
@@ -123,11 +129,11 @@ impl Lane {
     fn accepted<L: Lanes>(&mut self, lanes: &mut L, command: Command) -> Result<bool, Fault> {
         let accepted = match command {
             Command::Put { from, to } => {
-                let ticket = lanes.put(self.id, from, to)?;
+                let ticket = lanes.put(self.queue, from, to)?;
                 self.unsettled.extend(ticket.map(|ticket| (self.posted, ticket)));
                 ticket.is_some()
             }
-            Command::Publish { at, bits } => lanes.raise(self.id, at, bits)?,
+            Command::Publish { at, bits } => lanes.raise(self.queue, at, bits)?,
         };
         self.posted += u64::from(accepted);
         Ok(accepted)
@@ -136,7 +142,7 @@ impl Lane {
     /// Settled is what comes before the first put whose source may still be read.
     fn settle<L: Lanes, M: Reached>(&mut self, memory: &M, lanes: &mut L) -> Result<(), Fault> {
         while let Some(&(_, ticket)) = self.unsettled.front()
-            && lanes.flush(self.id, ticket)?
+            && lanes.flush(self.queue, ticket)?
         {
             self.unsettled.pop_front();
         }

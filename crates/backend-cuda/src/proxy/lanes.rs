@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use ep_core::port::{LaneId, LaneKind, Scope};
+use ep_core::port::{LaneId, Scope};
 use ep_core::transport::{DeviceLanes, Lanes};
 use ep_core::{Error, Fault, LaneCause, Rank};
 
@@ -22,17 +22,17 @@ pub struct ProxyLanes<L: Lanes, M: Reached> {
 }
 
 impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
+    /// Of all lanes, each with the queue of the transport that takes what is posted to it.
     pub(super) fn open(
         transport: L,
         me: Rank,
-        queues: Vec<(Rank, Vec<LaneKind>)>,
+        all: Vec<(LaneId, LaneId)>,
         log_slots: u32,
         take: &impl Fn(usize) -> Result<M, Error>,
     ) -> Result<Self, Error> {
         let each = Taker::bytes(log_slots);
-        let ids = queues.into_iter().flat_map(|(peer, kinds)| kinds.into_iter().map(move |kind| LaneId { peer, kind }));
-        let lanes: Vec<_> =
-            ids.enumerate().map(|(number, id)| Lane::new(id, Taker::new(number * each, log_slots))).collect();
+        let lane = |(number, (id, queue))| Lane::new(id, queue, Taker::new(number * each, log_slots));
+        let lanes: Vec<_> = all.into_iter().enumerate().map(lane).collect();
         let memory = take(each * lanes.len().max(1))?;
         let shared = Arc::new(Shared::new(transport, lanes, memory));
         let run = Arc::clone(&shared);
@@ -45,7 +45,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
             )
         })?;
         let lanes = Self { shared, thread: Some(thread), me };
-        lanes.shared.between_turns().lanes.iter_mut().for_each(|lane| lane.reset(&lanes.shared.memory));
+        lanes.shared.between_turns().lanes.iter_mut().try_for_each(|lane| lane.reset(&lanes.shared.memory))?;
         Ok(lanes)
     }
 
@@ -62,7 +62,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
         }
         let mut work = self.shared.between_turns();
         work.connected = false;
-        work.lanes.iter_mut().for_each(|lane| lane.reset(&self.shared.memory));
+        work.lanes.iter_mut().try_for_each(|lane| lane.reset(&self.shared.memory))?;
         work.transport.offer()
     }
 

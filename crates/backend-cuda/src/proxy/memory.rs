@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ep_core::Error;
 
@@ -22,7 +22,27 @@ pub unsafe trait Reached: Send + Sync + fmt::Debug {
 
     /// Its size.
     fn bytes(&self) -> usize;
+
+    /// Where the device finds the state of a lane that was written for byte `at`: there, unless states lie in memory of the device.
+    fn state(&self, at: usize) -> u64 {
+        self.device() + at as u64
+    }
+
+    /// Writes the state of the lane whose FIFO begins at byte `at`. The device alone uses it then, and no kernel posts meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] with what the system refused.
+    fn write_state(&self, at: usize, words: [u64; STATE_WORDS]) -> Result<(), Error>
+    where
+        Self: Sized,
+    {
+        (at..).step_by(8).zip(words).for_each(|(at, value)| word(self, at).store(value, Ordering::Release));
+        Ok(())
+    }
 }
+
+/// Words of a lane's state.
+pub const STATE_WORDS: usize = 8;
 
 /// The word at byte `at`.
 ///

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! [`Proxy`] is a [`DeviceTransport`] of any [`Transport`]. It supplies `ep_far_proxy.h`, which NVRTC and g++ compile, and
-//! [`ProxyLanes`]: a FIFO for each queue, and the thread. What a command's words hold stands in that header, and in
+//! [`ProxyLanes`]: a FIFO for each lane, and the thread. Lanes may share a queue of the transport: the thread is the coordinator that posts to it, so a
+//! device needs none. What a command's words hold stands in that header, and in
 //! [`command`].
 //!
 //! # What holds
@@ -32,6 +33,7 @@ mod fifo;
 mod lane;
 mod lanes;
 mod memory;
+mod pinned;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -39,10 +41,12 @@ mod thread;
 use ep_core::Error;
 use ep_core::declare::CStruct as _;
 use ep_core::layout::Queues;
+use ep_core::port::LaneId;
 use ep_core::transport::{DevicePlace, DeviceSource, DeviceTransport, Transport};
 
 pub use lanes::ProxyLanes;
-pub use memory::{HostMemory, Reached};
+pub use memory::{HostMemory, Reached, STATE_WORDS};
+pub use pinned::PinnedFifos;
 
 #[cfg(doc)]
 use ep_core::device::FarStatus;
@@ -91,8 +95,9 @@ where
 {
     type Lanes = ProxyLanes<T::Lanes, M>;
 
+    /// A FIFO for each lane: the proxy's thread posts for all of them, whichever share a queue of the transport.
     fn far_lanes(&self) -> Queues {
-        self.transport.far_lanes()
+        Queues::PER_ROLE
     }
 
     fn source(&self) -> DeviceSource {
@@ -101,13 +106,16 @@ where
 
     fn open(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, Error> {
         let lanes = self.transport.open(place.on_host("a proxy")?)?;
-        let queues = place.peers(self.transport.far_lanes()).collect();
-        ProxyLanes::open(lanes, place.me, queues, self.log_slots, &self.take)
+        let DevicePlace { me, layout, .. } = place;
+        let queue = |lane| self.transport.far_lanes().queue(layout, me, lane);
+        let of_peer = |(peer, kinds): (_, Vec<_>)| kinds.into_iter().map(move |kind| LaneId { peer, kind });
+        let all = place.peers(self.far_lanes()).flat_map(of_peer).map(|lane| (lane, queue(lane))).collect();
+        ProxyLanes::open(lanes, me, all, self.log_slots, &self.take)
     }
 }
 
 /// The text of the verbs: the structs of [`fifo`], then `ep_far_proxy.h`.
-fn source() -> DeviceSource {
+pub(crate) fn source() -> DeviceSource {
     let begin = "#ifndef EP_FAR_LANES_H\n#define EP_FAR_LANES_H\n#include \"ep_far.h\"\n";
     let structs = [Fifo::declaration(), FifoAnswers::declaration()].concat();
     let text = [begin, &structs, include_str!("../../kernels/far/ep_far_proxy.h")].concat();

@@ -1,6 +1,6 @@
 //! What ranks on the toy device are to do, and what came of it, as its program reads and writes them.
 
-use ep_conformance::arrival::{Arrival, travelling};
+use ep_conformance::arrival::travelling;
 use ep_conformance::case::{Case, Draw, positions};
 use ep_conformance::verify::{self, Observed, bytes_of};
 use ep_conformance::workload::RoutingKind;
@@ -12,14 +12,13 @@ use ep_core::ring::Geometry;
 use ep_core::{Element, Layout, Placement, RankSet, Rings, Settings, Shape, Topology};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Ranks of every job: one has two peers that need not agree.
-pub(crate) const RANKS: u32 = 3;
-
 /// A communicator, and what it carries.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// Batches, turns of lanes, the time of puts and delays are drawn from it.
     pub(crate) seed: u64,
+    /// Nodes, and ranks of each.
+    pub(crate) topology: (u32, u32),
     pub(crate) local_experts: u32,
     pub(crate) topk: u32,
     pub(crate) hidden: u32,
@@ -40,7 +39,8 @@ pub(crate) struct Job {
 /// A dispatch and a combine.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
-    pub(crate) tokens: [u32; RANKS as usize],
+    /// `[ranks]`.
+    pub(crate) tokens: Vec<u32>,
     pub(crate) routing: RoutingKind,
     /// Each choice is dropped with this probability.
     pub(crate) drop: f64,
@@ -52,12 +52,14 @@ pub(crate) struct Round {
 
 impl Job {
     fn layout(&self) -> Layout {
-        let experts = self.local_experts * RANKS;
+        let (nodes, width) = self.topology;
+        let experts = self.local_experts * nodes * width;
         let shape = Shape::builder().experts(experts).topk(self.topk).hidden(self.hidden).max_tokens(64);
         let shape = shape.element(self.element).build().expect("a valid shape");
-        let topology = Topology::new(1, RANKS).expect("a valid topology");
+        let topology = Topology::new(nodes, width).expect("a valid topology");
         let Geometry { slots, chunk, credit } = self.geometry;
         let settings = Settings::builder(&shape, &topology).channels(self.channels).slots(slots).chunk(chunk);
+        let settings = settings.far_slots(slots).far_chunk(chunk).far_credit(credit);
         let settings = settings.credit(credit).placement(Placement::Ring).low_latency(false).build();
         Layout::new(&shape, &topology, &settings.expect("valid settings")).expect("a valid layout")
     }
@@ -67,9 +69,9 @@ impl Job {
     }
 
     fn case(&self, layout: &Layout, number: u64) -> Case {
-        let Round { tokens, routing, drop, bias, .. } = self.rounds[number as usize];
+        let Round { ref tokens, routing, drop, bias, .. } = self.rounds[number as usize];
         let seed = self.seed * 1000 + number * 10;
-        let draw = Draw { tokens: tokens.to_vec(), routing, drop, bias, seed };
+        let draw = Draw { tokens: tokens.clone(), routing, drop, bias, seed };
         Case::new(*layout.shape(), *layout.topology(), &draw).expect("a routing that fits the shape")
     }
 
@@ -100,14 +102,13 @@ impl Job {
         layout.check_rings(&rings).expect("rings that fit the window");
         let plans = case.plans(layout.shape()).expect("valid choices");
         let matrix: Vec<u32> = plans.iter().flat_map(|plan| plan.rows().to_vec()).collect();
-        let exchange = Exchange::new(matrix.clone(), round.tokens.to_vec(), Vec::new()).expect("few rows");
+        let exchange = Exchange::new(matrix, round.tokens.clone(), Vec::new()).expect("few rows");
         put(out, &[layout.hash(&rings)]);
         put(out, &[KernelRings::from(&rings)]);
         for kind in [Kind::Dispatch, Kind::Combine] {
             put(out, &[ring_roles_of(layout, kind, round.channels)]);
         }
-        put(out, &matrix);
-        put(out, &round.tokens);
+        put(out, &round.tokens[..]);
         for (me, plan) in ranks.zip(&plans) {
             let (batch, row) = (&case.batches[me.index()], layout.row());
             let x = travelling(layout.shape(), &batch.x).expect("rows of the shape");
@@ -115,13 +116,12 @@ impl Job {
             let rows = || x.chunks_exact(row.payload_bytes() as usize);
             put(out, &padded(rows().map(|row| &row[..split]), row.scales_offset()));
             put(out, &padded(rows().map(|row| &row[split..]), row.scales_stride()));
-            put(out, &positions(plan, RANKS));
+            put(out, &positions(plan, layout.topology().ranks()));
             put(out, &batch.topk_idx);
             put(out, &batch.topk_weights);
-            let all = || layout.topology().all();
-            let first_of = all().map(|source| exchange.first_row(source, me)).chain([exchange.received(me)]);
-            put(out, &first_of.collect::<Vec<_>>());
-            put(out, &all().map(|destination| exchange.first_row(me, destination)).collect::<Vec<_>>());
+            put(out, plan.rows());
+            put(out, plan.experts());
+            put(out, &[exchange.received(me)]);
             put(out, &results(layout, Some(&case.y[me.index()])));
             for which in 0..2 {
                 put(out, &results(layout, case.bias[me.index()].get(which)));
@@ -139,7 +139,7 @@ impl Job {
         let mut compared = verify::Compared::default();
         for number in 0..self.rounds.len() as u64 {
             let case = self.case(&layout, number);
-            let seen = case.arrivals.iter().map(|arrival| observed(&layout, arrival, &mut written));
+            let seen = case.arrivals.iter().map(|_| observed(&layout, &mut written));
             let seen = seen.collect::<Result<Vec<_>, _>>()?;
             let world = Self::world(&layout);
             let checked = verify::dispatched(&world, &case.arrivals, &seen)
@@ -192,7 +192,7 @@ fn take<T: FromBytes>(written: &mut &[u8]) -> Result<Vec<T>, String> {
 }
 
 /// What a rank saw in a round.
-fn observed(layout: &Layout, arrival: &Arrival, written: &mut &[u8]) -> Result<Observed, String> {
+fn observed(layout: &Layout, written: &mut &[u8]) -> Result<Observed, String> {
     let (row, back) = (layout.row(), layout.row().results());
     let (codes, scales): (Vec<u8>, Vec<u8>) = (take(written)?, take(written)?);
     let mut recv_x = Vec::new();
@@ -204,6 +204,7 @@ fn observed(layout: &Layout, arrival: &Arrival, written: &mut &[u8]) -> Result<O
     }
     let (topk_idx, topk_weights) = (take(written)?, take(written)?);
     let (source_token, source_rank) = (take(written)?, take(written)?);
+    let expert_counts = take(written)?;
     let combined: Vec<u8> = take(written)?;
     let combined = combined.chunks_exact(back.payload_stride() as usize);
     let combined_x = combined.flat_map(|row| &row[..back.payload_bytes() as usize]).copied().collect();
@@ -213,8 +214,7 @@ fn observed(layout: &Layout, arrival: &Arrival, written: &mut &[u8]) -> Result<O
         source_token,
         topk_idx,
         topk_weights,
-        // Counts are exchanged before rows move, and by no role of a ring.
-        expert_counts: arrival.received.expert_counts.clone(),
+        expert_counts,
         combined_x,
         combined_topk_weights: take(written)?,
     })

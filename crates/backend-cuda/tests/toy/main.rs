@@ -2,12 +2,13 @@
 //! oracle says.
 //!
 //! The toy is a processor of CPU threads (`device/machine.h`) with words (`device/ep_device.h`) and near verbs (`device/ep_near.h`) of its own.
-//! Everything else that its program is made of is what GPUs run: `dispatch_ring.cu`, `combine_ring.cu` and the headers they include. A word
+//! Everything else that its program is made of is what GPUs run: `counts.cu`, `dispatch_ring.cu`, `combine_ring.cu` and the headers they include. A word
 //! of CUDA in any of these does not compile. Needs a C++ compiler and nothing else.
 
 #[path = "../../../ep-core/tests/core/common/compiler.rs"]
 mod compiler;
 mod job;
+mod nodes;
 mod program;
 
 use ep_conformance::workload::RoutingKind;
@@ -16,13 +17,14 @@ use ep_core::{Element, Scaling};
 use ep_cuda::checks::Plant;
 
 use job::{Job, Round};
-use program::{Mutation, Program};
+use program::{Checks, Mutation, Nodes, Program};
 
 /// A job of one round that all ranks have a share of.
 fn job(seed: u64, slots: u32, tokens: [u32; 3]) -> Job {
-    let round = Round { tokens, routing: RoutingKind::Uniform, drop: 0.0, bias: 0, channels: 1 };
+    let round = Round { tokens: tokens.to_vec(), routing: RoutingKind::Uniform, drop: 0.0, bias: 0, channels: 1 };
     Job {
         seed,
+        topology: (1, 3),
         local_experts: 2,
         topk: 2,
         hidden: 72,
@@ -58,7 +60,7 @@ fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
         ("rings of one slot", of(1, [11, 5, 8], &|_| {})),
         ("rings of two slots, steps of two", of(2, [9, 0, 14], &|job| job.geometry.chunk = 2)),
         ("one token in all", of(2, [0, 1, 0], &|_| {})),
-        ("no token at all", again(of(3, [0, 0, 0], &|_| {}), |round| round.tokens = [2, 2, 2])),
+        ("no token at all", again(of(3, [0, 0, 0], &|_| {}), |round| round.tokens = vec![2, 2, 2])),
         ("top-1", of(4, [20, 20, 20], &|job| job.topk = 1)),
         ("one expert a rank, chosen by all", of(3, [6, 7, 8], &|job| (job.local_experts, job.topk) = (1, 3))),
         ("as many choices as a token may have", of(2, [4, 5, 6], &|job| (job.local_experts, job.topk) = (16, 32))),
@@ -74,7 +76,7 @@ fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
             "channels, several rounds, and fewer channels than there are",
             again(
                 again(of(7, [40, 33, 5], &|job| (job.channels, job.geometry) = (3, uneven)), |round| {
-                    (round.channels, round.tokens) = (2, [3, 50, 12]);
+                    (round.channels, round.tokens) = (2, vec![3, 50, 12]);
                 }),
                 |round| (round.channels, round.routing, round.bias) = (3, skewed, 2),
             ),
@@ -85,11 +87,11 @@ fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
 /// Runs the kernels' text as GPUs run it.
 #[test]
 fn rings_move_every_bit_on_a_device_that_is_no_gpu() {
-    let Some(program) = Program::new(false, None) else { return };
+    let Some(program) = Program::new(Checks::Off, Nodes::One, None) else { return };
     for seed in 1..=3 {
         for (name, job) in jobs(seed) {
             let compared = program.run(&job).unwrap_or_else(|wrong| panic!("{name}, seed {seed}: {wrong}\n{job:?}"));
-            let tokens: u32 = job.rounds.iter().flat_map(|round| round.tokens).sum();
+            let tokens: u32 = job.rounds.iter().flat_map(|round| &round.tokens).sum();
             assert!(compared.rows >= tokens.into(), "{name}: {compared:?}");
         }
     }
@@ -98,7 +100,7 @@ fn rings_move_every_bit_on_a_device_that_is_no_gpu() {
 /// The text with the checks of kernels for tests: verbs come late, and what was read from a slot is overwritten.
 #[test]
 fn delays_and_poison_change_nothing() {
-    let Some(program) = Program::new(true, None) else { return };
+    let Some(program) = Program::new(Checks::On, Nodes::One, None) else { return };
     for seed in 4..=5 {
         for (name, mut job) in jobs(seed) {
             job.longest = 30_000;
@@ -121,7 +123,7 @@ fn found(program: &Program, plant: u32) -> Option<String> {
 /// A tail before its row, credit before the read, a wrong slot, a wrong position.
 #[test]
 fn planted_faults_are_found() {
-    let Some(program) = Program::new(true, None) else { return };
+    let Some(program) = Program::new(Checks::On, Nodes::One, None) else { return };
     for plant in [Plant::TailBeforeData, Plant::CreditEarly, Plant::WrongSlot, Plant::PositionOffByOne] {
         let wrong = found(&program, plant as u32).unwrap_or_else(|| panic!("{plant:?} was not found"));
         assert!(!wrong.contains("the contract is broken"), "kernels that report, {plant:?}: {wrong}");
@@ -135,8 +137,8 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "F3: a tail without a fence",
         (
             "ep_ring.h",
-            "        ep_fence_sys();\n        ep_publish(r, o.peer, ep_lane_data(o.track)",
-            "        ep_publish(r, o.peer, ep_lane_data(o.track)",
+            "            ep_fence_sys();\n            ep_publish(r, o.peer, ep_lane_data(o.track)",
+            "            ep_publish(r, o.peer, ep_lane_data(o.track)",
         ),
     ),
     (
@@ -155,8 +157,8 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "F9: a reducer's credit by a lane that has not met the others",
         (
             "ep_combine_ring.h",
-            "        ep_warp_meet();\n        for (ep_u32 rank = 0; rank < ranks; ++rank)\n            if (routes",
-            "        for (ep_u32 rank = 0; rank < ranks; ++rank)\n            if (routes",
+            "    ep_warp_meet();\n    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)\n        if (routes",
+            "    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)\n        if (routes",
         ),
     ),
     (
@@ -172,7 +174,7 @@ const MUTATIONS: [(&str, Mutation); 5] = [
 #[test]
 fn text_that_breaks_the_contract_is_found() {
     for (rule, mutation) in MUTATIONS {
-        let Some(program) = Program::new(false, Some(mutation)) else { return };
+        let Some(program) = Program::new(Checks::Off, Nodes::One, Some(mutation)) else { return };
         assert!(found(&program, 0).is_some(), "not found: {rule}");
     }
 }
@@ -181,11 +183,13 @@ fn text_that_breaks_the_contract_is_found() {
 /// are of this operation: who empties them may wait for the late ones.
 #[test]
 fn returners_that_begin_late_close_no_circle() {
-    let begins = "    EpOutlet ring;\n    EpAt at;\n    if (!ep_outlet_open(r, ring, source, role.track, began)";
+    let begins = "    EpOutlet ring;\n    EpAt at;\n    if (!ep_outlet_open(r, ring, gate, role.track, began)";
     let late = "    if (source == 0 && r.me == 1 + channel)\n        \
                 for (const ep_u64 until = ep_now() + 300000000ull; ep_now() < until;) ep_nap(1000);\n";
     let delayed = [late, begins].concat().leak();
-    let Some(program) = Program::new(false, Some(("ep_combine_ring.h", begins, delayed))) else { return };
+    let Some(program) = Program::new(Checks::Off, Nodes::One, Some(("ep_combine_ring.h", begins, delayed))) else {
+        return;
+    };
     for seed in 1..=2 {
         let mut job = job(seed, 64, [12, 12, 12]);
         (job.topk, job.channels, job.rounds[0].channels, job.allowed) = (6, 2, 2, 20_000_000_000);
@@ -204,7 +208,7 @@ fn a_word_of_cuda_does_not_compile() {
 /// A rank that does nothing: the others' waits end by their deadline, and both blame it.
 #[test]
 fn a_rank_that_is_not_there_is_blamed_by_all() {
-    let Some(program) = Program::new(false, None) else { return };
+    let Some(program) = Program::new(Checks::Off, Nodes::One, None) else { return };
     let mut job = job(1, 2, [5, 6, 7]);
     (job.absent, job.allowed) = (Some(2), 3_000_000_000);
     let reports = program.reports(&job).expect("the program ends");

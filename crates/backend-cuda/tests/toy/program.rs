@@ -21,8 +21,24 @@ const TOY: [(&str, &str); 4] = [
     ("machine.h", include_str!("device/machine.h")),
     ("program.cpp", include_str!("device/main.cpp")),
 ];
+/// Its lanes between nodes, in place of the text which says that there are none.
+const FAR: (&str, &str) = ("ep_far_lanes.h", include_str!("device/ep_far_lanes.h"));
 /// A program ends by itself: all waits of its ranks have deadlines.
 const LONGEST: Duration = Duration::from_secs(200);
+
+/// Whether kernels are those for tests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checks {
+    On,
+    Off,
+}
+
+/// Whether kernels have lanes between nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nodes {
+    One,
+    Several,
+}
 
 /// A change of the kernels' text, made on purpose: file, what stands there, what is put in its place.
 pub(crate) type Mutation = (&'static str, &'static str, &'static str);
@@ -30,23 +46,28 @@ pub(crate) type Mutation = (&'static str, &'static str, &'static str);
 /// What the compiler says of the kernels' text with one change that it must refuse. None where there is no compiler.
 pub(crate) fn refusal(mutation: Mutation) -> Option<String> {
     let compiler = compiler()?;
-    Some(compile(&compiler, false, Some(mutation)).err().unwrap_or_else(|| panic!("it compiles: {mutation:?}")))
+    Some(
+        compile(&compiler, Checks::Off, Nodes::One, Some(mutation))
+            .err()
+            .unwrap_or_else(|| panic!("it compiles: {mutation:?}")),
+    )
 }
 
 /// The files of the program by name: the kernels' own, and in place of what is the GPU's the toy's.
-fn files() -> Vec<(&'static str, String)> {
-    let kernels = [Source::DispatchRing, Source::CombineRing];
+fn files(nodes: Nodes) -> Vec<(&'static str, String)> {
+    let kernels = [Source::Counts, Source::DispatchRing, Source::CombineRing];
     let kernels =
         kernels.map(|source| (source.name().rsplit('/').next().unwrap_or_default(), source.text().to_owned()));
     let toy = TOY.map(|(name, text)| (name, text.to_owned()));
     // Later files take the place of earlier ones.
-    headers().into_iter().chain(kernels).chain(toy).collect()
+    let far = (nodes == Nodes::Several).then(|| (FAR.0, FAR.1.to_owned()));
+    headers().into_iter().chain(kernels).chain(toy).chain(far).collect()
 }
 
 /// A program, or what the compiler says.
-fn compile(compiler: &str, tests: bool, mutation: Option<Mutation>) -> Result<Program, String> {
+fn compile(compiler: &str, checks: Checks, nodes: Nodes, mutation: Option<Mutation>) -> Result<Program, String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    for (name, mut text) in files() {
+    for (name, mut text) in files(nodes) {
         if let Some((_, from, to)) = mutation.filter(|(file, ..)| *file == name) {
             assert_eq!(text.matches(from).count(), 1, "{name} has it once: {from}");
             text = text.replace(from, to);
@@ -58,7 +79,7 @@ fn compile(compiler: &str, tests: bool, mutation: Option<Mutation>) -> Result<Pr
     command.args(["-std=c++17", "-O1", "-Wunused-function", "-Werror", "-pthread"]);
     // Every operation rounds; memory is words, whatever the struct that a word is read as.
     command.args(["-ffp-contract=off", "-fno-strict-aliasing"]);
-    command.args(tests.then_some("-DEP_TEST=1"));
+    command.args((checks == Checks::On).then_some("-DEP_TEST=1"));
     command.args(["-o", "program", "program.cpp"]).current_dir(folder.path());
     let said = command.output().expect("the compiler runs");
     match said.status.success() {
@@ -72,10 +93,10 @@ fn compile(compiler: &str, tests: bool, mutation: Option<Mutation>) -> Result<Pr
 pub(crate) struct Program(TempDir);
 
 impl Program {
-    /// Compiles the kernels' text, as it is or with one change; `tests` as kernels for tests are. None where there is no compiler.
-    pub(crate) fn new(tests: bool, mutation: Option<Mutation>) -> Option<Self> {
+    /// Compiles the kernels' text, as it is or with one change. None where there is no compiler.
+    pub(crate) fn new(checks: Checks, nodes: Nodes, mutation: Option<Mutation>) -> Option<Self> {
         let compiler = compiler()?;
-        Some(compile(&compiler, tests, mutation).unwrap_or_else(|said| panic!("{compiler}: {said}")))
+        Some(compile(&compiler, checks, nodes, mutation).unwrap_or_else(|said| panic!("{compiler}: {said}")))
     }
 
     /// Runs a job, and holds what comes of it against the oracle.

@@ -1,6 +1,7 @@
 //! What a kernel reports when it cannot go on, and the error that the user gets.
 
-use crate::error::{Error, Failure, Fault, Phase};
+use super::far::FarStatus;
+use crate::error::{Error, Failure, Fault, LaneCause, Phase};
 use crate::layout::Mismatch;
 use crate::port::{LaneId, LaneKind, Nanos};
 use crate::topology::Rank;
@@ -21,6 +22,8 @@ c_enum! {
         Masked = 5,
         /// A peer is known to do nothing any more.
         Gone = 6,
+        /// A lane to another node does not go on; EpReport.field says how: EP_FAR_...
+        Lane = 7,
     }
 }
 
@@ -115,6 +118,7 @@ impl Report {
             }
             Some(Status::Gone) => (Fault::PeerGone { peer, phase }, me),
             Some(Status::Aborted) => (Fault::Aborted { reporter: peer, culprit }, peer),
+            Some(Status::Lane) => (self.lane_fault(phase, peer), me),
             Some(Status::Masked) => (Fault::MaskedBy { peer }, me),
             Some(Status::BadRouting) => {
                 let limit = "-1 or an expert, every expert at most once per token";
@@ -123,6 +127,21 @@ impl Report {
             None => (Fault::Abandoned, me),
         };
         Some(Error::Failed(Failure { op, culprit, reporter, fault }))
+    }
+}
+
+impl Report {
+    /// What became of a lane to another node, as far as a kernel is told: whoever holds the lanes knows more.
+    fn lane_fault(&self, phase: Phase, peer: Rank) -> Fault {
+        let Self { seen, awaited, .. } = *self;
+        let lane = LaneId { peer, kind: LaneKind::from_index(self.lane as usize) };
+        let broken = |cause| Fault::LaneBroken { lane, cause };
+        match FarStatus::of(self.field) {
+            Some(FarStatus::Broken) => broken(LaneCause::Flushed),
+            Some(FarStatus::Gone) => broken(LaneCause::NoPoster),
+            Some(FarStatus::Refused) => broken(LaneCause::LocalRequest),
+            _ => Fault::Timeout { phase, peer, lane, seen, awaited, waited: Nanos(self.waited) },
+        }
     }
 }
 
@@ -154,6 +173,28 @@ mod tests {
         assert_eq!(failure(Status::Aborted, false).reporter, Rank(2), "the peer that has given up");
         assert_eq!(failure(Status::Masked, true).fault, Fault::MaskedBy { peer: Rank(2) });
         assert!(report(Status::BadRouting as u32).error(Rank(1)).is_some_and(|e| e.to_string().contains("token 5")));
+    }
+
+    #[test]
+    fn a_lane_between_nodes_fails_by_its_status() {
+        let lane = LaneId { peer: Rank(2), kind: LaneKind::Control };
+        let of = |status: FarStatus| {
+            let report = Report { field: status as u32, ..report(Status::Lane as u32) };
+            match report.error(Rank(1)) {
+                Some(Error::Failed(failure)) => (failure.culprit, failure.fault),
+                other => panic!("{other:?}"),
+            }
+        };
+        for (status, cause) in [
+            (FarStatus::Broken, LaneCause::Flushed),
+            (FarStatus::Gone, LaneCause::NoPoster),
+            (FarStatus::Refused, LaneCause::LocalRequest),
+        ] {
+            assert_eq!(of(status), (Rank(4), Fault::LaneBroken { lane, cause }));
+        }
+        for status in [FarStatus::Timeout, FarStatus::Stalled] {
+            assert!(matches!(of(status).1, Fault::Timeout { phase: Phase::Rows, awaited: 7, .. }));
+        }
     }
 
     #[test]

@@ -121,7 +121,7 @@ c_struct! {
     pub struct RankView = "EpRank" {
         /// How the window is cut.
         pub w: KernelWindow,
-        /// Address of an array `[ranks]`: where the windows lie, the own included; 0 for masked ranks.
+        /// Address of an array `[ranks]`: where the windows lie, the own included; 0 for masked ranks, 1 for those of other nodes.
         pub windows: u64,
         /// Address of the EpLocal, in launches of low latency of the EpLow.
         pub local: u64,
@@ -149,5 +149,7 @@ c_struct! {
         pub replays: u32,
         /// Address of the EpTest in builds for tests; 0 in others.
         pub test: u64,
+        /// Address of an array `[ranks, lanes]`: the EpFar.state of each lane to a rank of another node; 0 for other lanes.
+        pub far: u64,
     }
 }

@@ -1,6 +1,7 @@
 //! The far verbs as g++ compiles them, run by CPU threads against the proxy, between two ranks over a network made of software.
 
 mod device;
+mod gpu;
 mod pair;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,6 +73,17 @@ fn what_a_device_posts_arrives_intact() {
     }
 }
 
+/// Lanes that share a queue of the transport have a FIFO each: the thread is the poster of the queue.
+#[test]
+fn lanes_that_share_a_queue_are_posted_to_by_one_thread() {
+    let Some(device) = Device::usual() else { return };
+    for queues in Queues::NAMED {
+        let pair = Pair::new(late().queues(queues), 2);
+        let wrong = traffic(Traffic { seed: 9, messages: 100, ..TRAFFIC }, &pair, device);
+        assert_eq!(wrong, "", "{queues:?}");
+    }
+}
+
 /// Both readings of a command are the same: what the header writes is what Rust takes, in every round.
 #[test]
 fn commands_are_taken_as_they_were_written() {
@@ -79,7 +91,7 @@ fn commands_are_taken_as_they_were_written() {
     let log_slots = 2;
     let memory = HostMemory::new(Taker::bytes(log_slots)).unwrap();
     let mut fifo = Taker::new(0, log_slots);
-    fifo.reset(&memory);
+    fifo.reset(&memory).unwrap();
     let (most, long) = ((1 << 42) - 1, (1 << 38) - 1);
     // SAFETY: this thread alone posts, and the memory lives.
     let lane = unsafe { device.poster(fifo.state(&memory)) };

@@ -10,7 +10,7 @@ use ep_core::device::FarStatus;
 use ep_core::layout::Queues;
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Transport, WindowMemory};
-use ep_core::{Layout, Rank, Settings, Shape, Topology};
+use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -18,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::Plant;
 use super::device::{Device, Poster};
-use crate::proxy::{HostMemory, Proxy, ProxyLanes};
+use crate::proxy::{HostMemory, Proxy, ProxyLanes, Reached};
 
 pub(super) const A: Rank = Rank(0);
 pub(super) const B: Rank = Rank(1);
@@ -93,21 +93,28 @@ impl Drop for Window {
 }
 
 /// The two ranks.
-pub(super) struct Pair<T: Transport<Lanes: 'static>> {
+pub(super) struct Pair<T: Transport<Lanes: 'static>, M: Reached + 'static = HostMemory> {
     /// Before the windows: proxies write them.
-    pub(super) lanes: [ProxyLanes<T::Lanes, HostMemory>; 2],
+    pub(super) lanes: [ProxyLanes<T::Lanes, M>; 2],
     pub(super) windows: [Window; 2],
     pub(super) layout: Layout,
 }
 
 impl<T: Transport<Lanes: 'static>> Pair<T> {
     pub(super) fn new(transport: T, log_slots: u32) -> Self {
+        Self::with(transport, log_slots, HostMemory::new)
+    }
+}
+
+impl<T: Transport<Lanes: 'static>, M: Reached + 'static> Pair<T, M> {
+    /// With FIFOs in memory that `take` gives.
+    pub(super) fn with(transport: T, log_slots: u32, take: impl Fn(usize) -> Result<M, Error>) -> Self {
         let topology = Topology::new(2, 1).expect("two nodes");
         let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().expect("a shape");
         let settings = Settings::builder(&shape, &topology).channels(1).arena_bytes(1 << 20).build().expect("settings");
         let layout = Layout::new(&shape, &topology, &settings).expect("a layout");
         let windows = [A, B].map(|_| Window::new(layout.window_bytes()));
-        let proxy = Proxy::new(transport, HostMemory::new).log_slots(log_slots).expect("within limits");
+        let proxy = Proxy::new(transport, take).log_slots(log_slots).expect("within limits");
         let open = |me: Rank| {
             let window = WindowMemory::File(windows[me.index()].file.as_fd());
             proxy.open(DevicePlace { me, layout: &layout, window }).expect("opened")

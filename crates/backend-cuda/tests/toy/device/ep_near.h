@@ -9,13 +9,6 @@
 
 namespace toy {
 
-struct Window {
-    unsigned char* base;
-    std::uint64_t bytes;
-};
-/* Of all ranks; nullptr for those that are masked. EpRank.windows is not read here. */
-inline std::vector<Window> windows;
-
 /* The upper 16 bits: 1 + the rank, or kHere for an address of the own memory. The lower 48: the offset. 0: nowhere. */
 constexpr std::uint64_t kHere = 0xffffull << 48, kOffset = ~kHere;
 
@@ -51,10 +44,15 @@ public:
 
 #include "ep_verbs.h"
 
+#include "ep_far_post.h"
+
 /* ---- places ---- */
 
 EP_DEV bool ep_takes_part(const EpRank&, ep_u32 rank) { return toy::windows[rank].base != nullptr; }
-EP_DEV EpAt ep_at(const EpRank&, ep_u32 rank, ep_u64 offset) { return EpAt((rank + 1ull) << 48) + offset; }
+EP_DEV EpAt ep_at(const EpRank& r, ep_u32 rank, ep_u64 offset) {
+    if (ep_is_beyond(r, rank)) toy::broken("rank %u stores into the window of rank %u, of another node", r.me, rank);
+    return EpAt((rank + 1ull) << 48) + offset;
+}
 EP_DEV EpAt ep_here(ep_u64 address) { return EpAt(toy::kHere | address); }
 EP_DEV EpAt ep_nowhere() { return EpAt(0); }
 EP_DEV bool ep_is_somewhere(EpAt at) { return at.is_somewhere(); }
@@ -77,6 +75,7 @@ EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_ld16(at); }
 
 EP_DEV void ep_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
     if (!ep_posts(r, peer, lane, value)) return;
+    if (ep_is_beyond(r, peer)) return ep_far_raise(r, peer, lane, cell, value);
     if (cell % 8 || cell + 8 > toy::windows[peer].bytes) toy::broken("a cell at %llu of rank %u's window", cell, peer);
     ep_st_release(toy::windows[peer].base + cell, ep_stamp(r.generation, value));
 }

@@ -43,6 +43,13 @@ template <class... T> [[noreturn]] void broken(const char* says, T... of) {
     std::_Exit(kBroken);
 }
 
+struct Window {
+    unsigned char* base;
+    std::uint64_t bytes;
+};
+/* Of all ranks; nullptr for those that are masked. EpRank.windows is not read. */
+inline std::vector<Window> windows;
+
 /* splitmix64. */
 struct Random {
     std::uint64_t state;

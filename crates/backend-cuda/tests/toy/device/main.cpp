@@ -1,8 +1,9 @@
 /*
- * main.cpp: ranks on the toy device. Reads a job from stdin, runs its rounds (a dispatch through rings, then a combine
- * through rings, by the kernels' own text) with all ranks at the same time, and writes what came of them to stdout.
+ * main.cpp: ranks on the toy device. Reads a job from stdin, runs its rounds (counts, a dispatch through rings, then a
+ * combine through rings, by the kernels' own text) with all ranks at the same time, and writes what came of them to stdout.
  * tests/toy/job.rs writes jobs and reads results.
  */
+#include "counts.cu"
 #include "dispatch_ring.cu"
 #include "combine_ring.cu"
 
@@ -41,7 +42,10 @@ struct Part {
     std::vector<ep_i32> position;
     std::vector<ep_i64> topk_idx;
     std::vector<float> topk_weights;
-    std::vector<ep_u32> first_of, first_at;
+    std::vector<ep_u32> rows, choices; /* to each rank, of each expert */
+    std::vector<ep_u32> matrix, first_of, first_at, tokens_of, chosen, arrived;
+    std::vector<std::vector<ep_i32>> fanout; /* [nodes] */
+    std::vector<ep_u64> fanouts;
 
     std::vector<ep_u8> out, out_scales, combined;
     std::vector<ep_i64> out_idx;
@@ -53,14 +57,14 @@ struct Round {
     ep_u64 settings;
     EpRings rings;
     ep_u32 dispatch_roles, combine_roles;
-    std::vector<ep_u32> matrix, tokens_of;
+    std::vector<ep_u32> tokens_of;
     std::vector<Part> parts;
 };
 
 /* The memory of a rank. */
 struct Rank {
     EpRank view{};
-    std::vector<ep_u64> window, local, cursors;
+    std::vector<ep_u64> window, local, cursors, far;
     std::vector<EpRole> dispatch_roles, combine_roles;
     EpReport report{};
     EpTest test{};
@@ -78,6 +82,20 @@ struct Job {
 };
 
 constexpr ep_u64 kPoison = 0xeeeeeeeeeeeeeeeeull;
+
+#ifdef EP_FAR_H
+toy::Network network;
+
+/* All lanes to the ranks of other nodes on this rail. */
+void connect(Rank& rank, ep_u32 me, const EpWindow& w) {
+    const ep_u32 width = w.ranks_per_node, lanes = ep_lane_count(w.tracks);
+    rank.far.assign((ep_u64)w.ranks * lanes, 0);
+    for (ep_u32 peer = me % width; peer < w.ranks; peer += width)
+        for (ep_u32 lane = 0; peer != me && lane < lanes; ++lane)
+            rank.far[(ep_u64)peer * lanes + lane] = (ep_u64)network.lane(me, peer);
+    rank.view.far = address(rank.far);
+}
+#endif
 
 void prepare(Rank& rank, ep_u32 me, const EpWindow& w, const Job& job) {
     rank.window.assign(w.window_bytes / 8, kPoison);
@@ -100,6 +118,9 @@ void prepare(Rank& rank, ep_u32 me, const EpWindow& w, const Job& job) {
     rank.view.me = me;
     rank.view.generation = 1;
     rank.view.test = (ep_u64)&rank.test;
+#ifdef EP_FAR_H
+    connect(rank, me, w);
+#endif
 }
 
 Part take_part(const EpWindow& w) {
@@ -109,11 +130,18 @@ Part take_part(const EpWindow& w) {
     p.position = take<ep_i32>();
     p.topk_idx = take<ep_i64>();
     p.topk_weights = take<float>();
-    p.first_of = take<ep_u32>();
-    p.first_at = take<ep_u32>();
+    p.rows = take<ep_u32>();
+    p.choices = take<ep_u32>();
+    const ep_u64 rows = take_one<ep_u32>();
     p.y = take<ep_u8>();
     for (auto& bias : p.bias) bias = take<ep_u8>();
-    const ep_u64 rows = p.first_of.back(), tokens = p.topk_idx.size() / w.topk;
+    const ep_u64 tokens = p.topk_idx.size() / w.topk;
+    p.matrix.assign((ep_u64)w.ranks * w.ranks, 0x66666666);
+    p.first_of.assign(w.ranks + 1, 0x66666666);
+    p.first_at.assign(w.ranks, 0x66666666);
+    p.tokens_of.assign(w.ranks, 0x66666666);
+    p.chosen.assign(w.experts, 0x66666666);
+    p.arrived.assign(w.local_experts, 0x66666666);
     p.out.assign(rows * w.scales_offset, 0xee);
     p.out_scales.assign(rows * w.scales_stride, 0xee);
     p.out_idx.assign(rows * w.topk, -7);
@@ -131,10 +159,32 @@ Round take_round(const EpWindow& w) {
     round.rings = take_one<EpRings>();
     round.dispatch_roles = take_one<ep_u32>();
     round.combine_roles = take_one<ep_u32>();
-    round.matrix = take<ep_u32>();
     round.tokens_of = take<ep_u32>();
-    for (ep_u32 rank = 0; rank < w.ranks; ++rank) round.parts.push_back(take_part(w));
+    for (ep_u32 rank = 0; rank < w.ranks; ++rank) {
+        Part part = take_part(w);
+        for (ep_u32 node = 0; node < w.nodes; ++node) {
+            const ep_u32 gated = node * w.ranks_per_node + rank % w.ranks_per_node;
+            part.fanout.emplace_back((ep_u64)round.tokens_of[gated] * w.ranks_per_node, 0x66666666);
+        }
+        for (auto& fanout : part.fanout) part.fanouts.push_back(address(fanout));
+        round.parts.push_back(std::move(part));
+    }
     return round;
+}
+
+EpCountsArgs counts_args(const Rank& rank, const Round& round, const Part& p) {
+    EpCountsArgs a{};
+    a.rows = address(p.rows);
+    a.choices = address(p.choices);
+    a.matrix = address(p.matrix);
+    a.first_at = address(p.first_at);
+    a.first_of = address(p.first_of);
+    a.tokens_of = address(p.tokens_of);
+    a.chosen = address(p.chosen);
+    a.arrived = address(p.arrived);
+    a.alignment = 1;
+    a.tokens = round.tokens_of[rank.view.me];
+    return a;
 }
 
 EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Part& p) {
@@ -159,6 +209,9 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.tokens = round.tokens_of[rank.view.me];
     a.roles = address(rank.dispatch_roles);
     a.role_count = round.dispatch_roles;
+    a.matrix = address(p.matrix);
+    a.tokens_of = address(p.tokens_of);
+    a.fanout = address(p.fanouts);
     return a;
 }
 
@@ -169,7 +222,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.combine.y_stride = rank.view.w.result_stride;
     a.combine.position = address(p.position);
     a.combine.first_at = address(p.first_at);
-    a.combine.matrix = address(round.matrix);
+    a.combine.matrix = address(p.matrix);
     for (ep_u32 i = 0; i < 2; ++i) a.combine.bias[i] = p.bias[i].empty() ? 0 : address(p.bias[i]);
     a.combine.bias_stride = rank.view.w.result_stride;
     a.combine.out = address(p.combined);
@@ -181,9 +234,10 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.combine.tokens = round.tokens_of[rank.view.me];
     a.rings = round.rings;
     a.source_token = address(p.out_token);
-    a.tokens_of = address(round.tokens_of);
+    a.tokens_of = address(p.tokens_of);
     a.roles = address(rank.combine_roles);
     a.role_count = round.combine_roles;
+    a.fanout = address(p.fanouts);
     return a;
 }
 
@@ -204,8 +258,12 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
         const EpDispatchRingArgs dispatch = dispatch_args(rank, round, part);
         const EpCombineRingArgs combine = combine_args(rank, round, part);
         r.settings = round.settings;
+        EpPlan plan{};
+        const EpCountsArgs counts = counts_args(rank, round, part);
         r.kind = EP_KIND_DISPATCH;
-        toy::launch(blocks(dispatch.role_count), EP_RING_WARPS, 0, ++seed,
+        r.plan = (ep_u64)&plan;
+        toy::launch(1, EP_COUNTS_THREADS / toy::kLanes, 0, ++seed, [&] { ep_counts_kernel(r, counts); });
+        toy::launch(blocks(dispatch.role_count), EP_RING_WARPS, EP_RING_WARPS * w.ranks_per_node * EP_EXIT_BYTES, ++seed,
                     [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
         toy::launch(1, 1, 0, ++seed, [&] { offer_nothing(r); });
@@ -229,6 +287,9 @@ int main() {
     std::vector<Round> rounds;
     for (ep_u64 i = 0; i < job.rounds; ++i) rounds.push_back(take_round(w));
 
+#ifdef EP_FAR_H
+    network.start(job.seed);
+#endif
     std::vector<std::thread> threads;
     for (Rank& rank : ranks)
         if (rank.view.me != job.absent)
@@ -246,6 +307,7 @@ int main() {
             give(p.out_weights);
             give(p.out_token);
             give(p.out_rank);
+            give(p.arrived);
             give(p.combined);
             give(p.weights);
         }

@@ -1,0 +1,61 @@
+/*
+ * ep_far_post.h: what kernels post to ranks of other nodes, where they are compiled with lanes between nodes. A publish reads the same near
+ * and far; rows leave by the end of a ring (ep_far_ring.h).
+ *
+ *   F4   a lane has one posting thread at a time. That of Watch is the thread that has set EpLocal.speaking
+ *   F6   a publish waits only for room in its lane, for an eighth of what waits may take, and then is given up. Whoever waits for what would have
+ *        come of it fails, and so does the end of a ring
+ */
+#ifndef EP_FAR_POST_H
+#define EP_FAR_POST_H
+#include "ep_far_lanes.h"
+
+#ifdef EP_FAR_H
+
+/* Whether there are no other nodes. */
+EP_DEV bool ep_one_node(const EpRank& r) { return r.w.nodes == 1; }
+
+/* Whether a rank is of another node: stores do not reach it. */
+EP_DEV bool ep_is_beyond(const EpRank& r, ep_u32 rank) { return rank / r.w.ranks_per_node != r.me / r.w.ranks_per_node; }
+
+/* The lane of this index to a rank of another node that is a neighbour. */
+EP_DEV EpFar ep_far_lane(const EpRank& r, ep_u32 peer, ep_u32 lane) {
+    return EpFar{((const ep_u64*)r.far)[(ep_u64)peer * ep_lane_count(r.w.tracks) + lane]};
+}
+
+EP_DEV void ep_far_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
+    ep_far_publish(ep_far_lane(r, peer, lane), cell, ep_stamp(r.generation, value), ep_now() + r.allowed / 8);
+}
+
+/* Whom a lane's trouble is of: who posts for this rank, or the peer. */
+EP_DEV ep_u32 ep_far_culprit(const EpRank& r, ep_u32 peer, ep_u32 status) {
+    return status == EP_FAR_STALLED || status == EP_FAR_GONE || status == EP_FAR_REFUSED ? r.me : peer;
+}
+
+/* What is known to be wrong with a lane to a rank. */
+EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer, ep_u32 lane) {
+    return ep_is_beyond(r, peer) ? ep_far_poll(ep_far_lane(r, peer, lane)) : EP_FAR_OK;
+}
+
+#else
+
+EP_DEV bool ep_one_node(const EpRank&) { return true; }
+EP_DEV bool ep_is_beyond(const EpRank&, ep_u32) { return false; }
+EP_DEV void ep_far_raise(const EpRank&, ep_u32, ep_u32, ep_u64, ep_u64) {}
+EP_DEV ep_u32 ep_far_culprit(const EpRank&, ep_u32 peer, ep_u32) { return peer; }
+EP_DEV ep_u32 ep_far_trouble(const EpRank&, ep_u32, ep_u32) { return 0; }
+
+#endif
+
+/* The rank of this node through which what source has for this node comes, and goes back: the one on its rail. In the source's own node it is the source. */
+EP_DEV ep_u32 ep_gate(const EpRank& r, ep_u32 source) {
+    if (!ep_is_beyond(r, source)) return source;
+    return r.me - r.me % r.w.ranks_per_node + source % r.w.ranks_per_node;
+}
+
+/* Whether this rank has lanes with another: within a node with all, between nodes along the rail. The rank takes part. */
+EP_DEV bool ep_is_neighbour(const EpRank& r, ep_u32 rank) {
+    if (rank == r.me || !ep_takes_part(r, rank)) return false;
+    return !ep_is_beyond(r, rank) || rank % r.w.ranks_per_node == r.me % r.w.ranks_per_node;
+}
+#endif

@@ -1,0 +1,33 @@
+/*
+ * ep_combine_due.h: which rows a warp of a combine brings together where there are several nodes (EpTokens of ep_combine_ring.h).
+ *
+ *   reducer    of the own tokens: a row from each rank of the node, and from each other node its sum, by its rank on this rail
+ *   gatherer   of the tokens of another node's rank on this rail: a row from each rank of this node
+ */
+#ifndef EP_COMBINE_DUE_H
+#define EP_COMBINE_DUE_H
+
+/* Whether any rank of a rank's node has rows of source. */
+EP_DEV bool ep_node_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
+    const ep_u32* rows = (const ep_u32*)a.combine.matrix + (ep_u64)source * r.w.ranks;
+    const ep_u32 first = rank - rank % r.w.ranks_per_node;
+    for (ep_u32 other = first; other < first + r.w.ranks_per_node; ++other)
+        if (rows[other] > 0) return true;
+    return false;
+}
+
+/* Whether a ring brings rows of source's tokens from rank; and whether one of a token is due from there. */
+EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
+    if (!ep_is_beyond(r, rank)) return ep_gives_back(r, a, source, rank);
+    return source == r.me && ep_is_neighbour(r, rank) && ep_node_gives_back(r, a, r.me, rank);
+}
+EP_DEV bool ep_is_due(const EpRank& r, const EpTokens& t, ep_u32 token, ep_u32 rank) {
+    const ep_i32* positions = t.positions + (ep_u64)token * t.step;
+    if (!ep_is_beyond(r, rank)) return positions[rank - t.first] >= 0;
+    if (t.source != r.me || !ep_is_neighbour(r, rank)) return false;
+    const ep_u32 first = rank - rank % r.w.ranks_per_node;
+    for (ep_u32 other = first; other < first + r.w.ranks_per_node; ++other)
+        if (positions[other] >= 0) return true;
+    return false;
+}
+#endif

@@ -1,0 +1,96 @@
+/*
+ * ep_far_ring.h: the filling end of a ring between nodes, as ep_ring.h uses it: rows are written into staging memory of the own window, and a run of them is
+ * put when its tail is due.
+ *
+ *   memory   staging slots (ep_staging_slot), as far apart as the ring's: so a run of slots is one put, but where the ring or the staging memory begins
+ *            anew
+ *   rules    F3: all lanes have met when a run is put. F4: the first lane of the warp posts, and has the numbers below. F5: a staging slot is
+ *            written again when the put that read it was flushed
+ */
+#ifndef EP_FAR_RING_H
+#define EP_FAR_RING_H
+#include "ep_wait.h"
+
+/* The rings of a call as the ends of a ring between nodes see them, or of one within a node. */
+EP_DEV EpRings ep_rings_of(const EpRank& r, const EpRings& rings, ep_u32 track) {
+    EpRings of = rings;
+#ifdef EP_FAR_H
+    if (ep_is_far(r.w, track)) {
+        of.slots = rings.far_slots;
+        of.chunk = rings.far_chunk;
+        of.credit = rings.far_credit;
+    }
+#endif
+    return of;
+}
+
+#ifdef EP_FAR_H
+
+/* What has been staged of a ring: slots, ever. */
+struct EpStaged {
+    ep_u64 free;   /* staging memory up to here may be written */
+    ep_u64 oldest; /* the first run of which that is not known ends here, */
+    ep_u64 newest; /* and the last one here */
+    ep_u64 oldest_ticket, newest_ticket;
+    ep_u64 until; /* when posts give up */
+};
+
+EP_DEV EpStaged ep_staged_at(const EpRank& r, ep_u64 count, ep_u64 began) {
+    return EpStaged{count, count, count, 0, 0, began + ep_gives_up_after(r.allowed, r.w.ranks, r.me)};
+}
+
+/* A lane does not go on. */
+EP_DEV bool ep_far_is_well(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 status, ep_u64 slots) {
+    if (status == EP_FAR_OK) return true;
+    ep_fail(r, EP_STATUS_LANE, EP_PHASE_CREDIT, peer, ep_far_culprit(r, peer, status), lane, 0, slots, 0, status);
+    return false;
+}
+
+/* Puts the slots published .. tail, and publishes the tail. By the thread that posts to the lane. */
+EP_DEV bool ep_staged_post(const EpRank& r, const EpRings& rings, const EpProducer& ring, EpStaged& s, ep_u32 peer, ep_u32 track) {
+    const ep_u32 index = ep_lane_data(track);
+    const EpFar lane = ep_far_lane(r, peer, index);
+    const ep_u32 depth = ep_staging_slots(r.w, rings, track);
+    ep_u32 status = EP_FAR_OK;
+    for (ep_u64 slot = ring.published; slot < ring.tail && status == EP_FAR_OK;) {
+        const ep_u32 from = (ep_u32)((slot - ring.origin) % depth), to = (ep_u32)((slot - ring.origin) % rings.slots);
+        ep_u64 run = ring.tail - slot;
+        if (run > depth - from) run = depth - from;
+        if (run > rings.slots - to) run = rings.slots - to;
+        status = ep_far_put(lane, ep_staging_slot(r.w, rings, peer, track, from), ep_ring_slot(r.w, rings, r.me, track, to),
+                            run * r.w.far_slot_bytes, s.until, &s.newest_ticket);
+        slot += run;
+    }
+    const ep_u64 cell = ep_cell(r.w, r.generation, r.me, index, EP_COUNTER_TAIL);
+    if (status == EP_FAR_OK && ep_posts(r, peer, index, ring.tail))
+        status = ep_far_publish(lane, cell, ep_stamp(r.generation, ring.tail), s.until);
+    s.newest = ring.tail;
+    if (s.oldest <= s.free) {
+        s.oldest = s.newest;
+        s.oldest_ticket = s.newest_ticket;
+    }
+    return ep_far_is_well(r, peer, index, status, ring.tail);
+}
+
+/* Waits until the staging memory of slots up to `count` may be written; all of them were put. By the thread that posts to the lane. */
+EP_DEV bool ep_staged_flush(const EpRank& r, EpStaged& s, ep_u64 count, ep_u32 peer, ep_u32 track) {
+    const ep_u32 index = ep_lane_data(track);
+    while (s.free < count) {
+        const ep_u32 status = ep_far_flush(ep_far_lane(r, peer, index), s.oldest_ticket, s.until);
+        if (!ep_far_is_well(r, peer, index, status, count)) return false;
+        s.free = s.oldest;
+        s.oldest = s.newest;
+        s.oldest_ticket = s.newest_ticket;
+    }
+    return true;
+}
+
+#else
+
+struct EpStaged {};
+EP_DEV EpStaged ep_staged_at(const EpRank&, ep_u64, ep_u64) { return EpStaged{}; }
+EP_DEV bool ep_staged_post(const EpRank&, const EpRings&, const EpProducer&, EpStaged&, ep_u32, ep_u32) { return true; }
+EP_DEV bool ep_staged_flush(const EpRank&, EpStaged&, ep_u64, ep_u32, ep_u32) { return true; }
+
+#endif
+#endif
