@@ -72,5 +72,5 @@ pub mod twin;
 pub use cluster::{Builder, Cluster};
 pub use endpoint::{Array, AscendEndpoint, Rows};
 pub use kernels::{headers, sources};
-pub use limits::{MOST_RANKS, check};
+pub use limits::{MOST_NEAR, MOST_RANKS, check};
 pub use roles::Roles;

@@ -2,8 +2,11 @@
 
 use ep_core::{Error, Layout, Placement};
 
-/// Ranks of a server at most.
-pub const MOST_RANKS: u32 = 16;
+/// Ranks of a server at most, where there is one; of several each has up to 8.
+pub const MOST_NEAR: u32 = 16;
+
+/// Ranks at most.
+pub const MOST_RANKS: u32 = 32;
 
 /// Numbers of a counts message, at most: `EP_MOST_COUNTS` of the kernels.
 const MOST_COUNTS: u32 = 4096;
@@ -11,15 +14,15 @@ const MOST_COUNTS: u32 = 4096;
 /// Whether the kernels can carry what a communicator of this layout carries. To be asked before anything is launched: kernels do not look.
 ///
 /// # Errors
-/// [`Error::Invalid`] for several nodes, more than [`MOST_RANKS`] ranks, more ranks and experts than a counts message has room for, or
+/// [`Error::Invalid`] for several nodes, more than [`MOST_NEAR`] ranks, more ranks and experts than a counts message has room for, or
 /// pulled placement. Direct placement is a hint: rows go through rings all the same.
 pub fn check(layout: &Layout) -> Result<(), Error> {
     let topology = layout.topology();
     if topology.nodes() != 1 {
         return Err(Error::invalid("nodes", topology.nodes(), "1: there is no way between servers yet"));
     }
-    if topology.ranks() > MOST_RANKS {
-        return Err(Error::invalid("ranks", topology.ranks(), format_args!("1 to {MOST_RANKS}")));
+    if topology.ranks() > MOST_NEAR {
+        return Err(Error::invalid("ranks", topology.ranks(), format_args!("1 to {MOST_NEAR}")));
     }
     let counts = topology.ranks().saturating_add(layout.shape().experts());
     if counts > MOST_COUNTS {

@@ -198,6 +198,7 @@ impl RankDevice {
             plant: self.options.plant,
             follows: follows.into(),
             lines: self.lines.address(),
+            ..Launch::default()
         }
     }
 

@@ -63,8 +63,12 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
     view.tail = zeroed(8, polls ? Reach::kOwn : Reach::kReadOnly);
     view.completions = polls ? zeroed((uint64_t)depth * kCompletion, Reach::kReadOnly) : 0;
     view.completions_taken = polls ? zeroed(8, Reach::kOwn) : 0;
+    const uint32_t starts[] = {0, 0u - (uint32_t)machine_.random.below(20), 65536u - (uint32_t)machine_.random.below(20)};
+    queue.posted = queue.fetched = queue.done = view.posted = starts[machine_.random.below(3)];
+    std::memcpy(machine_.host(view.tail, 4), &queue.done, 4);
+    const QueueView made = view;
     queues_.push_back(std::move(queue));
-    return view;
+    return made;
 }
 
 bool Network::wants(Core& core, uint64_t at, uint64_t bytes) {

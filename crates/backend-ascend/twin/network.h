@@ -34,6 +34,7 @@ struct QueueView {
     uint64_t tail;           /* elements done: u32, by the firmware, or by the kernel where it polls */
     uint64_t completions;    /* [completion_depth], kCompletion bytes each; 0: the firmware polls */
     uint64_t completions_taken; /* u32: where the kernel says how many it has taken */
+    uint32_t posted, reserved;  /* elements posted before: queues live long, and counts wrap */
 };
 
 class Network {

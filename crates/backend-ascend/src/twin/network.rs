@@ -26,6 +26,10 @@ pub struct QueueView {
     pub completions: u64,
     /// u32: completions taken, ever, as the kernel says; or 0.
     pub completions_taken: u64,
+    /// Elements posted before the kernel begins: counts wrap.
+    pub posted: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Machine {

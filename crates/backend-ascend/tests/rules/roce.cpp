@@ -18,7 +18,7 @@ enum Wrong : uint64_t {
 
 struct Places {
     uint32_t number, depth, level, completion_depth;
-    uint64_t elements, doorbell, tail, completions, completions_taken;
+    uint64_t elements, doorbell, tail, completions, completions_taken, posted;
     uint64_t from_key, to_key, from, words, to, flag, count, wrong, out;
 };
 
@@ -63,6 +63,7 @@ struct Poster {
         element = all;
         word = all[8];
         block = all[16];
+        head = done = (uint32_t)p.posted;
     }
     bool is(Wrong wrong) const { return p.wrong == wrong; }
 
@@ -162,6 +163,7 @@ extern "C" __global__ __aicore__ void look(GM_ADDR args) {
     pipe.InitBuffer(buf, 64 + kBlockBytes);
     LocalTensor<uint64_t> word = buf.Get<uint64_t>(), block = word[8];
     uint64_t right = 1;
+    if (p.wrong == kOverwritten) return;
     for (uint64_t i = 0; i < p.count; ++i) {
         const uint64_t at = p.to + i * kBlockBytes;
         if (p.wrong == kJoined) while (fresh<uint64_t>(at + kBlockBytes - 8) != i + 1) {}
