@@ -186,7 +186,9 @@ EP_DEV void ep_drain(EpCore& c, EpPeer& p) {
         ep_queue_look(c, p.queue);
         if (!ep_may_last(c, p)) return;
     }
-    for (ep_u32 channel = 0; channel < c.launch.rings.channels; ++channel) ep_free_staging(c, p, channel);
+    /* What was told of may lag behind what was posted by two steps. */
+    for (ep_u32 channel = 0; channel < c.launch.rings.channels; ++channel)
+        while (ep_free_staging(c, p, channel)) {}
 }
 
 /* The `nth` of so many coordinators that post. `ub`: EP_COORDINATE_BYTES. */

@@ -76,7 +76,7 @@ EP_DEV void ep_far_ring_push(EpFarRing& f) {
 /* Tells the coordinator what lies in the staging memory. */
 EP_DEV void ep_far_ring_tell(EpCore& c, EpFarRing& f) {
     if (f.told == f.filled) return;
-    if (!EP_PLANTED(c, FILLED_EARLY)) ep_landed(c);
+    ep_landed(c);
     ep_store_word(c, ep_mail_of_ring(c, f.node, f.channel, EP_MAIL_FILLED + f.filler), ep_filled_word(c, f.filled), 8);
     f.told = f.filled;
 }

@@ -202,18 +202,16 @@ c_enum! {
         FarUnasked = 94,
         /// Staging memory is filled that was not given back.
         StagingUnasked = 95,
-        /// Slots are told to be filled before they have landed.
-        FilledEarly = 96,
         /// A server is told of one row more for each of its ranks.
-        ShareTooLong = 97,
+        ShareTooLong = 96,
         /// A row's mask names all ranks of a server.
-        MaskOfAll = 98,
+        MaskOfAll = 97,
         /// Choices of a row that is passed on are counted over all experts.
-        NotLocalized = 99,
+        NotLocalized = 98,
         /// A server's own sum is not rounded before it is added.
-        PartUnrounded = 100,
+        PartUnrounded = 99,
         /// A coordinator ends though its queue was too full for all that was staged.
-        LeftUnsent = 101,
+        LeftUnsent = 100,
     }
 }
 

@@ -254,6 +254,7 @@ uint32_t twin_key(twin::Machine* machine, uint32_t rank, uint64_t at, uint64_t b
 void twin_queue(twin::Machine* machine, uint32_t from, uint32_t to, uint32_t depth, uint32_t polls, twin::QueueView* view) {
     *view = machine->network.add_queue(from, to, depth, polls != 0);
 }
+void twin_close_queues(twin::Machine* machine, uint32_t rank) { machine->network.close(rank); }
 uint64_t twin_sent(const twin::Machine* machine) { return machine->network.sent(); }
 uint64_t twin_befallen(const twin::Machine* machine) { return machine->befallen(); }
 void twin_hurry(twin::Machine* machine, uint64_t ticks) { machine->hurry(ticks); }

@@ -1,6 +1,8 @@
 /* network.cpp: queues, elements, messages. */
 #include "machine.h"
 
+#include <algorithm>
+
 namespace twin {
 
 namespace {
@@ -53,7 +55,7 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
     queue.mtu = 1024u << machine_.random.below(3);
     queue.laziness = 1u << machine_.random.below(8);
     QueueView& view = queue.view;
-    view.number = (uint32_t)(queues_.size() + 1) * 16 + (uint32_t)machine_.random.below(16);
+    view.number = ++made_ * 16 + (uint32_t)machine_.random.below(16);
     view.depth = depth;
     view.level = (uint32_t)machine_.random.below(8);
     view.completion_depth = polls ? depth : 0;
@@ -69,6 +71,10 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
     const QueueView made = view;
     queues_.push_back(std::move(queue));
     return made;
+}
+
+void Network::close(uint32_t rank) {
+    queues_.erase(std::remove_if(queues_.begin(), queues_.end(), [rank](const Queue& queue) { return queue.from == rank; }), queues_.end());
 }
 
 bool Network::wants(Core& core, uint64_t at, uint64_t bytes) {

@@ -48,6 +48,9 @@ public:
     /* A queue from a rank to another. The depth is a power of 2. */
     QueueView add_queue(uint32_t from, uint32_t to, uint32_t depth, bool polls);
 
+    /* Ends all queues of a rank. */
+    void close(uint32_t rank);
+
     /* A core issues a copy to GM: whether it is a doorbell, which rings when it has landed. */
     bool wants(Core& core, uint64_t at, uint64_t bytes);
     /* A doorbell was written. */
@@ -95,6 +98,7 @@ private:
     Machine& machine_;
     std::deque<Queue> queues_;
     std::vector<Key> keys_;
+    uint32_t made_ = 0;
     uint64_t sent_ = 0;
 };
 

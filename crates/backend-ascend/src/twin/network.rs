@@ -1,36 +1,7 @@
 //! Queues between ranks: the context that kernels are given, as a vendor's library would give it.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 use super::{Machine, TwinError};
-
-/// A queue pair of the twin's network, as its host learns of it. Addresses are the device's.
-#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct QueueView {
-    /// Its number, which doorbells name.
-    pub number: u32,
-    /// Elements, a power of 2.
-    pub depth: u32,
-    /// Service level, which doorbells name.
-    pub level: u32,
-    /// Places for completions; 0 where the card's firmware polls.
-    pub completion_depth: u32,
-    /// The elements, 64 bytes each.
-    pub elements: u64,
-    /// The doorbell, 8 bytes.
-    pub doorbell: u64,
-    /// u32: elements done, ever.
-    pub tail: u64,
-    /// The completions, 32 bytes each, or 0.
-    pub completions: u64,
-    /// u32: completions taken, ever, as the kernel says; or 0.
-    pub completions_taken: u64,
-    /// Elements posted before the kernel begins: counts wrap.
-    pub posted: u32,
-    /// Zero.
-    pub reserved: u32,
-}
+pub use crate::driver::QueueView;
 
 impl Machine {
     /// Makes memory of a rank known to its card, as a source of its own queues or as a target of others': the key that elements name.
@@ -57,6 +28,17 @@ impl Machine {
         // SAFETY: the machine is alive and has both ranks; it writes one struct of this layout.
         unsafe { (self.library.functions().queue)(self.machine, from, to, depth, polls.into(), &raw mut view) };
         Ok(view)
+    }
+
+    /// Ends all queues of a rank: nothing that was posted arrives any more.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn close_queues(&mut self, rank: u32) -> Result<(), TwinError> {
+        self.rank(rank)?;
+        // SAFETY: the machine is alive, and has the rank.
+        unsafe { (self.library.functions().close_queues)(self.machine, rank) };
+        Ok(())
     }
 
     /// Pieces of messages that have been sent between ranks.

@@ -114,6 +114,7 @@ impl Job {
         let settings = Settings::builder(&shape, &topology).channels(self.channels).slots(slots).chunk(chunk);
         let settings = settings.credit(credit).placement(Placement::Ring).low_latency(false).build();
         let layout = Layout::new(&shape, &topology, &settings.expect("valid settings")).expect("a valid layout");
+        ep_ascend::check(&layout).expect("what the kernels can do");
         layout
     }
 

@@ -181,7 +181,6 @@ const PLANTED: &[Planted] = &[
     (Plant::FarCreditLost, far, &["deadline: "]),
     (Plant::FarUnasked, far, &["oracle: ", "refused: "]),
     (Plant::StagingUnasked, far, &["oracle: ", "refused: "]),
-    (Plant::FilledEarly, far, &["oracle: ", "refused: "]),
     (Plant::ShareTooLong, far, &["refused: "]),
     (Plant::MaskOfAll, far, &["refused: "]),
     (Plant::NotLocalized, far, &["oracle: "]),
