@@ -123,7 +123,7 @@ extern "C" __global__ __aicore__ void post(GM_ADDR args) {
     Poster q(args);
     const Places& p = q.p;
     if (GetBlockIdx() != 0) {
-        if (q.is(kTwoCores)) q.bell(0);
+        if (q.is(kTwoCores)) q.bell(q.head);
         return;
     }
     if (q.is(kTail)) {

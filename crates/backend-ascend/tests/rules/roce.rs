@@ -76,7 +76,7 @@ const FAULTS: [(u64, bool, &str, u64); 15] = [
     (7, false, "element", 2),
     (8, false, "it names another queue", SEEDS),
     (9, false, "it names another service level", SEEDS),
-    (10, false, "belongs to another lap", 2),
+    (10, false, "element", 2),
     (14, false, "posts to a queue of core", SEEDS),
     (15, true, "no room for a completion", SEEDS),
     (17, false, "opcode is 5, allowed: 3, a write", SEEDS),
