@@ -11,9 +11,11 @@
 struct EpCounting {
     typedef EpCountsArgs Args;
     static constexpr ep_u32 kEmptyBytes = EP_GATHER_BYTES;
-    static EP_DEV void fill(EpCore& c, const Args& a, EpBuffers& b, ep_u32 channel) {
-        if (channel == 0) ep_tell_counts(c, a, b);
+    static EP_DEV void fill(EpCore& c, const Args& a, EpBuffers& b, ep_u32 channel, ep_u32 filler) {
+        if (channel == 0 && filler == 0) ep_tell_counts(c, a, b);
     }
+    static constexpr ep_u32 kPassBytes = 32;
+    static EP_DEV void pass(EpCore&, const Args&, const EpBytes&, ep_u32) {}
     static EP_DEV void empty(EpCore& c, const Args& a, const EpBytes& ub, ep_u32 nth) {
         if (nth != 0) return;
         EpBuffers buffers;

@@ -7,7 +7,7 @@
  */
 #ifndef EP_CONTROL_H
 #define EP_CONTROL_H
-#include "ep_npu.h"
+#include "ep_mail.h"
 
 /* What the control core keeps. */
 struct EpControl {
@@ -24,8 +24,8 @@ EP_DEV void ep_tell(EpCore& c, EpControl& k, ep_u32 verdict, ep_u64 op, ep_u32 p
     ++k.serial;
     ep_store_word(c, EP_LOCAL(c, serial), k.serial, 4);
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
-        if (other != r.me && ep_takes_part(c, other))
-            ep_publish(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(k.serial, verdict, op, phase, peer));
+        if (ep_is_neighbour(c, other))
+            ep_announce(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(k.serial, verdict, op, phase, peer), EP_MAIL_ALARM);
 }
 
 /* What the line of a core says of its wait, or of what it refuses. */
@@ -41,7 +41,7 @@ struct EpWaitOf {
     EP_DEV ep_u32 operator()(ep_u32 rank) const {
         const EpRank& r = c.launch.r;
         if (rank == r.me) return ep_wait_of_key(r.w.ranks, rank, c.op, k.told);
-        const ep_u64 alarm = ep_takes_part(c, rank) ? ep_peek(c, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+        const ep_u64 alarm = ep_is_neighbour(c, rank) ? ep_peek(c, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
         return ep_wait_of_alarm(r.w.ranks, rank, c.op, alarm);
     }
 };
@@ -58,15 +58,16 @@ EP_DEV void ep_fail(EpCore& c, EpControl& k, ep_u32 status, const EpDetail& deta
     ep_tell(c, k, 1, c.op, detail.phase, culprit);
 }
 
-/* Looks at the lines of all cores: whether all have ended. */
-EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k) {
+/* Looks at the lines of all cores: whether all have ended, but for the coordinators where these need not have (`all`). */
+EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
     bool all = true;
     k.foremost = 0;
     for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
         if (core == c.number) continue;
         /* A core that cannot go on ends, too: what it says is looked at after that. */
         const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
-        all &= ended;
+        const bool posts = core > c.number && core < c.number + c.launch.roles.coordinators;
+        all &= ended || (posts && !all_of_them);
         if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
         const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
         if (status != 0) {
@@ -90,7 +91,7 @@ EP_DEV bool ep_hear(EpCore& c, EpControl& k) {
     const EpRank& r = c.launch.r;
     bool asked = false;
     for (ep_u32 other = 0; other < r.w.ranks && !c.failed; ++other) {
-        if (other == r.me || !ep_takes_part(c, other)) continue;
+        if (!ep_is_neighbour(c, other)) continue;
         const ep_u64 alarm = ep_peek(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
         EpDetail detail = {};
         detail.peer = other;
@@ -128,33 +129,49 @@ EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
         ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}));
 }
 
+/* The operation has ended, where no other launch of it follows. Coordinators find its number while they post. */
+EP_DEV void ep_end_op(EpCore& c) {
+    if (!c.launch.follows) ep_store_word(c, EP_LOCAL(c, ops_done), c.op, 8);
+}
+
 /* Ends a launch that went well: takes back what was said of waits. Ends the operation where no other launch of it follows. */
 EP_DEV void ep_finish(EpCore& c, EpControl& k) {
     const EpRank& r = c.launch.r;
     for (ep_u32 peer = 0; peer < r.w.ranks && !c.launch.follows; ++peer)
-        if (peer != r.me && ep_takes_part(c, peer)) ep_publish(c, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, c.op);
+        if (ep_is_neighbour(c, peer)) ep_announce(c, peer, EP_LANE_CONTROL, EP_COUNTER_DONE, c.op, EP_MAIL_DONE);
     if (k.told != 0) ep_tell(c, k, 0, c.op, EP_PHASE_ALARM, r.me);
-    if (!c.launch.follows) ep_store_word(c, EP_LOCAL(c, ops_done), c.op, 8);
+    if (r.w.nodes == 1) ep_end_op(c);
 }
 
-EP_DEV void ep_control(EpCore& c) {
+/* Attends to the rank's cores until all have ended, the coordinators too (`all`) or not; whether they have. */
+EP_DEV bool ep_attend(EpCore& c, EpControl& k, bool all) {
     const EpRank& r = c.launch.r;
-    EpControl k = {0, 0, 0, ep_fresh<uint32_t>(EP_LOCAL(c, serial))};
-    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
-        if (peer != r.me && ep_takes_part(c, peer))
-            ep_publish(c, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, c.op << 3 | r.kind);
-    while (!ep_look_at_cores(c, k)) {
-        if (!c.failed) {
+    while (!ep_look_at_cores(c, k, all)) {
+        if (!c.failed && !all) {
             const bool asked = ep_hear(c, k);
             if (k.foremost != 0 && !c.failed) ep_judge(c, k, asked);
         }
         /* The other cores end by themselves by then. */
         if (ep_waited(c) > 2 * r.allowed) {
             if (!c.failed) ep_fail(c, k, EP_STATUS_TIMEOUT, EpDetail{r.me, 0, 0, 0, 0, 0}, r.me);
-            return;
+            return false;
         }
     }
-    if (!c.failed) ep_finish(c, k);
+    return true;
+}
+
+EP_DEV void ep_control(EpCore& c) {
+    const EpRank& r = c.launch.r;
+    EpControl k = {0, 0, 0, ep_fresh<uint32_t>(EP_LOCAL(c, serial))};
+    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
+        if (ep_is_neighbour(c, peer)) ep_announce(c, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, c.op << 3 | r.kind, EP_MAIL_OPENING);
+    const bool right = ep_attend(c, k, false);
+    if (right && !c.failed) ep_finish(c, k);
+    if (r.w.nodes == 1) return;
+    /* The coordinators end behind all others: what was said last is theirs to post. */
+    ep_store_word(c, ep_mail_over(c), c.mark, 8);
+    ep_attend(c, k, true);
+    if (right && !c.failed) ep_end_op(c);
 }
 
 #endif

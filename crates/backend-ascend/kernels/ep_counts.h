@@ -1,12 +1,13 @@
 /*
  * ep_counts.h: the exchange of counts, by two cores: the first sender tells every rank what this one will send, the first receiver gathers what
- * the others tell. Counts lie in the windows, in a bank for each parity of the operation.
+ * the others tell. Over several servers counts go along the rail, and what came along it is passed on within the server. Counts lie in the windows, in a bank for each parity of the operation.
  *
  *   UB      two buffers: numbers of a message, and its header; of the gathering core the sums of choices, too
  *   waits   for no rank in particular: a core looks at all ranks that are still to be told, or to tell
  */
 #ifndef EP_COUNTS_H
 #define EP_COUNTS_H
+#include "ep_mail.h"
 #include "ep_rows.h"
 
 static_assert(2 * EP_MOST_COUNTS * 4 <= EP_PIECE_BYTES, "a buffer has room for two parts of a message");
@@ -30,6 +31,60 @@ EP_DEV void ep_tell_rank(EpCore& c, const EpBuffers& b, ep_u32 i, ep_u32 peer) {
     ep_publish(c, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, c.op);
 }
 
+/* Over several servers: whether what the rail peers tell is there, and whose is not. What came along the rail is passed on in the server. */
+EP_DEV bool ep_rail_is_there(const EpCore& c, ep_u32& missing) {
+    const EpRank& r = c.launch.r;
+    for (ep_u32 node = 0; node < r.w.nodes; ++node) {
+        missing = ep_on_rail(c, node, r.me);
+        if (missing == r.me || !ep_takes_part(c, missing)) continue;
+        if (ep_peek(c, missing, EP_LANE_CONTROL, EP_COUNTER_COUNTS) < c.op) return false;
+    }
+    return true;
+}
+
+/* Passes on to a rank of the server, whose bank is free, what this rank and its rail peers tell. */
+EP_DEV void ep_pass_counts(EpCore& c, EpBuffers& b, ep_u32 peer) {
+    const EpRank& r = c.launch.r;
+    const ep_u32 bytes = (ep_u32)sizeof(EpCountsHeader) + (r.w.ranks + r.w.experts) * 4;
+    for (ep_u32 node = 0; node < r.w.nodes; ++node) {
+        const ep_u32 source = ep_on_rail(c, node, r.me);
+        if (!ep_takes_part(c, source)) continue;
+        const ep_u64 at = ep_counts(r.w, c.op, source);
+        const ep_u32 i = ep_turn(c, b);
+        ep_load(b.payload[i], c.own + at, bytes);
+        ep_filled(c, i);
+        ep_store(ep_window(c, peer) + at, b.payload[i], bytes);
+        ep_turn_over(c, b);
+    }
+    ep_landed(c);
+    ep_publish(c, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, c.op);
+}
+
+/* Over several servers: this rank's counts lie in the own window, from which all of it is told. */
+EP_DEV void ep_tell_servers(EpCore& c, EpBuffers& b) {
+    const EpRank& r = c.launch.r;
+    bool told[EP_RANKS];
+    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer) told[peer] = !ep_is_neighbour(c, peer);
+    for (;;) {
+        bool moved = false;
+        ep_u32 open = r.w.ranks, missing;
+        const bool rail = ep_rail_is_there(c, missing);
+        for (ep_u32 peer = r.w.ranks; peer-- > 0; ) {
+            if (told[peer]) continue;
+            open = peer;
+            if (!ep_bank_is_free(c, peer)) continue;
+            if (!ep_is_near(c, peer)) ep_announce(c, peer, EP_LANE_CONTROL, EP_COUNTER_COUNTS, c.op, EP_MAIL_COUNTS);
+            else if (rail) ep_pass_counts(c, b, peer);
+            else continue;
+            told[peer] = moved = true;
+        }
+        if (open == r.w.ranks) return;
+        if (moved) ep_moved(c);
+        else if (rail ? ep_vain(c, open, EP_LANE_CONTROL, EP_PHASE_BANK, 0, c.op - 2)
+                      : ep_vain(c, missing, EP_LANE_CONTROL, EP_PHASE_COUNTS, 0, c.op)) return;
+    }
+}
+
 EP_DEV void ep_tell_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b) {
     const EpRank& r = c.launch.r;
     const ep_u32 i = ep_turn(c, b);
@@ -39,7 +94,15 @@ EP_DEV void ep_tell_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b) {
     for (ep_u32 word = 0; word < sizeof(EpCountsHeader) / 4; ++word) b.side[i].ReinterpretCast<uint32_t>().SetValue(word, words[word]);
     ep_written(i);
     ep_filled(c, i);
-    bool told[EP_NEAR];
+    if (r.w.nodes > 1) {
+        const ep_u64 at = c.own + ep_counts(r.w, c.op, r.me);
+        ep_store(at, b.side[i], sizeof(EpCountsHeader));
+        ep_store(at + sizeof(EpCountsHeader), b.payload[i], (r.w.ranks + r.w.experts) * 4);
+        ep_landed(c);
+        ep_turn_over(c, b);
+        return ep_tell_servers(c, b);
+    }
+    bool told[EP_RANKS];
     for (ep_u32 peer = 0; peer < r.w.ranks; ++peer) told[peer] = peer == r.me || !ep_takes_part(c, peer);
     for (;;) {
         bool moved = false;
@@ -61,7 +124,7 @@ EP_DEV void ep_tell_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b) {
 /* What is gathered. */
 struct EpGathered {
     LocalTensor<uint32_t> choices; /* received of each local expert */
-    ep_u64 rows[EP_NEAR];          /* to each rank, of all sources */
+    ep_u64 rows[EP_RANKS];         /* to each rank, of all sources */
 };
 
 /* Reads the header of a rank's message; whether it is of this operation. */
@@ -103,6 +166,9 @@ EP_DEV void ep_take_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b, EpGat
     ep_store_word(c, a.tokens_of + source * 4, tokens, 4);
 }
 
+/* From whom this rank learns what a source tells: itself where they are neighbours, else the rank of this server on its rail. */
+EP_DEV ep_u32 ep_teller(const EpCore& c, ep_u32 source) { return ep_is_neighbour(c, source) ? source : ep_on_rail(c, ep_own_node(c), source); }
+
 /* Takes what has come of a rank; whether something has. */
 EP_DEV bool ep_look_for_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b, EpGathered& g, ep_u32 source) {
     const EpRank& r = c.launch.r;
@@ -111,7 +177,7 @@ EP_DEV bool ep_look_for_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b, E
     } else if (!ep_takes_part(c, source)) {
         ep_take_counts(c, a, b, g, source, 0, 0);
     } else {
-        if (ep_peek(c, source, EP_LANE_CONTROL, EP_COUNTER_COUNTS) < c.op) return false;
+        if (ep_peek(c, ep_teller(c, source), EP_LANE_CONTROL, EP_COUNTER_COUNTS) < c.op) return false;
         const ep_u64 at = c.own + ep_counts(r.w, c.op, source);
         ep_u32 tokens;
         if (!ep_read_counts_header(c, b, source, at, tokens)) return false;
@@ -133,7 +199,7 @@ EP_DEV void ep_gather_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b, con
     const EpWindow& w = c.launch.r.w;
     EpGathered g;
     g.choices = ub[EP_ROWS_BYTES].ReinterpretCast<uint32_t>();
-    bool there[EP_NEAR];
+    bool there[EP_RANKS];
     for (ep_u32 source = 0; source < w.ranks; ++source) {
         there[source] = false;
         g.rows[source] = 0;
@@ -151,7 +217,7 @@ EP_DEV void ep_gather_counts(EpCore& c, const EpCountsArgs& a, EpBuffers& b, con
         }
         if (open == w.ranks) break;
         if (moved) ep_moved(c);
-        else if (ep_vain(c, open, EP_LANE_CONTROL, EP_PHASE_COUNTS, 0, c.op)) return;
+        else if (ep_vain(c, ep_teller(c, open), EP_LANE_CONTROL, EP_PHASE_COUNTS, 0, c.op)) return;
     }
     ep_written(0);
     ep_store(a.arrived, ub[EP_ROWS_BYTES], w.local_experts * 4);

@@ -12,20 +12,25 @@
 /* Rows that go into a ring before the next ring is looked at. */
 #define EP_ROWS_A_VISIT 8u
 
-/* The rows of a channel to one peer. */
+/* Rings of the server that a core fills at a time: to each of its ranks, the rows of each server. */
+#define EP_STREAMS 32u
+
+/* The rows of a ring to one peer. */
 struct EpStream {
     EpOutlet to;
     ep_u32 next;  /* where the next row is looked for: a token of a sender, a position of a returner */
     ep_u32 first; /* position of the first row */
     ep_u32 rows, left;
+    ep_u32 source; /* of a returner: whose rows they are */
     bool clear, opened, closed;
 };
 
-EP_DEV void ep_stream_begin(const EpCore& c, EpStream& s, ep_u32 peer, ep_u32 channel, ep_u32 next, ep_u32 first, ep_u32 rows) {
-    ep_outlet_begin(c, s.to, peer, ep_own_track(c.launch.r.w, c.launch.r.me, channel));
+EP_DEV void ep_stream_begin(const EpCore& c, EpStream& s, ep_u32 peer, ep_u32 track, ep_u32 next, ep_u32 first, ep_u32 rows) {
+    ep_outlet_begin(c, s.to, peer, track);
     s.next = next;
     s.first = first;
     s.rows = s.left = rows;
+    s.source = peer;
     s.clear = s.opened = s.closed = false;
 }
 
@@ -83,24 +88,33 @@ EP_DEV bool ep_stream_vain(EpCore& c, const EpStream& s) {
     return ep_vain(c, o.peer, ep_lane_credit(o.track), EP_PHASE_CREDIT, o.ring.head, ep_producer_awaits(o.ring, c.launch.rings));
 }
 
-/* Fills rings by turns until all their rows are there, or the rank has failed. */
-template <class Put> EP_DEV void ep_fill_all(EpCore& c, EpBuffers& b, EpStream* of, ep_u32 streams, const Put& put) {
+/* Nothing but rings of the server. */
+struct EpNoMore {
+    EP_DEV bool fill(EpCore&, EpBuffers&) { return false; }
+    EP_DEV bool is_open() const { return false; }
+    EP_DEV bool vain(EpCore&) const { return false; }
+};
+
+/* Fills rings by turns until all their rows are there, or the rank has failed; and `more`, which fills other rings, by turns with these. */
+template <class Put, class More>
+EP_DEV void ep_fill_all(EpCore& c, EpBuffers& b, EpStream* of, ep_u32 streams, const Put& put, More& more) {
     for (;;) {
-        bool moved = false;
+        bool moved = more.fill(c, b);
         ep_u32 open = streams;
+        if (c.failed) return;
         for (ep_u32 i = streams; i-- > 0; ) {
             if (!of[i].closed) moved |= ep_fill(c, b, of[i], put);
             if (!of[i].closed) open = i;
             if (c.failed) return;
         }
-        if (open == streams) return;
+        if (open == streams && !more.is_open()) return;
         if (moved) {
             ep_moved(c);
             continue;
         }
         for (ep_u32 i = 0; i < streams; ++i)
             if (!EP_PLANTED(c, IMPOLITE)) ep_outlet_publish(c, of[i].to);
-        if (ep_stream_vain(c, of[open])) return;
+        if (open == streams ? more.vain(c) : ep_stream_vain(c, of[open])) return;
     }
 }
 

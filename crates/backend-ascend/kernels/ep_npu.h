@@ -20,7 +20,7 @@
 
 using namespace AscendC;
 
-/* Choices of a token, at most: ep_core's limit. EP_NEAR: ranks of a server, at most. */
+/* Choices of a token, at most: ep_core's limit. EP_NEAR: ranks of a server, at most. EP_RANKS: ranks in all. */
 #define EP_TOPK 32u
 /* Header and choices of a row, in blocks of the UB. */
 #define EP_HEAD_BYTES ((sizeof(EpRowHeader) + EP_TOPK * sizeof(EpChoice) + 31) / 32 * 32)
@@ -37,6 +37,7 @@ using namespace AscendC;
 
 struct EpCore {
     EpLaunch launch;
+    EpRings far; /* rings between servers, as a ring's cursors take them */
     ep_u64 op, settings;
     ep_u64 mark;  /* of this launch: an operation may have two */
     ep_u64 own;   /* address of the own window */
@@ -222,6 +223,10 @@ EP_DEV EpOpHeader ep_header(const EpCore& c, ep_u32 rows, ep_u32 first) {
 EP_DEV bool ep_begin(EpCore& c, const EpLaunch& launch, LocalTensor<uint64_t> common) {
     c.launch = launch;
     const EpRank& r = c.launch.r;
+    c.far = launch.rings;
+    c.far.slots = launch.rings.far_slots;
+    c.far.chunk = launch.rings.far_chunk;
+    c.far.credit = launch.rings.far_credit;
     c.began = (ep_u64)GetSystemCycle();
     c.number = (ep_u32)GetBlockIdx();
     c.words = common;

@@ -1,6 +1,7 @@
 /*
  * ep_receive.h: receivers of a dispatch. A receiver core serves channels, one after the other, ascending: first this rank's own rows, then
- * the rings of all sources, by turns. Every row goes to its final place: the first row of its source, and its position.
+ * the rings of all ranks of the server, by turns: their own rows, and those that they pass on from other servers. Every row goes to its final
+ * place: the first row of its source, and its position.
  *
  *   UB      two buffers: a piece of a payload, and a row's header and what the user learns of it
  *   waits   for nobody in particular: it looks at all rings that still have rows to come
@@ -21,6 +22,7 @@ static_assert(EP_LEARNT_RANK + 32 <= EP_SIDE_BYTES, "what the user learns of a r
 
 struct EpReceiver {
     EpInlet from;
+    ep_u32 source; /* whose rows come: the peer's own, or those that it passes on from another server */
     ep_u32 position, last;
     bool opened, closed;
 };
@@ -84,11 +86,11 @@ EP_DEV bool ep_take_row(EpCore& c, const EpDispatchArgs& a, EpBuffers& b, EpRece
     ep_load(b.payload[i], slot + w.header_bytes, bytes);
     ep_read(c, i);
     ep_u32 token;
-    const bool right = ep_check_row(c, b.side[i], s.from.peer, s.position, token);
-    const ep_u64 row = (ep_u64)ep_at<uint32_t>(a.first_of, s.from.peer) + s.position;
+    const bool right = ep_check_row(c, b.side[i], s.source, s.position, token);
+    const ep_u64 row = (ep_u64)ep_at<uint32_t>(a.first_of, s.source) + s.position;
     if (right) {
         for (ep_u32 k = 0; k < w.topk; ++k) ep_learn_choice(b.side[i], k, ep_read_choice(b.side[i], k));
-        ep_store_learnt(c, a, b.side[i], i, s.from.peer, token, row);
+        ep_store_learnt(c, a, b.side[i], i, s.source, token, row);
         const ep_u64 out = a.out + (row + (EP_PLANTED(c, BEYOND_THE_ROWS) ? 1 : 0)) * w.payload_bytes;
         if (EP_PLANTED(c, WHOLE_BLOCKS)) ep_store_blocks(out, b.payload[i], bytes);
         else ep_store(out, b.payload[i], bytes);
@@ -107,14 +109,14 @@ EP_DEV bool ep_take_row(EpCore& c, const EpDispatchArgs& a, EpBuffers& b, EpRece
 
 /* Takes what lies in a ring; whether something did. */
 EP_DEV bool ep_visit(EpCore& c, const EpDispatchArgs& a, EpBuffers& b, EpReceiver& s) {
-    const ep_u32 source = s.from.peer;
+    const ep_u32 source = s.source;
     bool moved = false;
     if (!s.opened) {
         EpOpHeader header;
         if (!ep_inlet_look(c, s.from) || !ep_take_opening(c, b, s.from, header)) return false;
         const ep_u32 due = ep_at<uint32_t>(a.first_of, source + 1) - ep_at<uint32_t>(a.first_of, source);
         if (header.first > due || header.rows > due - header.first) {
-            ep_refuse(c, source, EP_FIELD_ROWS_SENT, due, (ep_u64)header.first + header.rows);
+            ep_refuse(c, s.from.peer, EP_FIELD_ROWS_SENT, due, (ep_u64)header.first + header.rows);
             return false;
         }
         s.opened = moved = true;
@@ -134,15 +136,18 @@ EP_DEV bool ep_visit(EpCore& c, const EpDispatchArgs& a, EpBuffers& b, EpReceive
 
 EP_DEV void ep_receive_channel(EpCore& c, const EpDispatchArgs& a, EpBuffers& b, ep_u32 channel) {
     const EpRank& r = c.launch.r;
-    EpReceiver of[EP_NEAR];
+    EpReceiver of[EP_STREAMS];
     ep_u32 sources = 0;
-    for (ep_u32 source = 0; source < r.w.ranks; ++source)
-        if (source != r.me && ep_takes_part(c, source)) {
+    for (ep_u32 source = 0; source < r.w.ranks; ++source) {
+        const ep_u32 peer = ep_on_rail(c, ep_own_node(c), source);
+        if (peer != r.me && ep_takes_part(c, source)) {
             EpReceiver& s = of[sources++];
+            s.source = source;
             s.position = s.last = 0;
             s.opened = s.closed = false;
-            ep_inlet_begin(c, s.from, source, ep_own_track(r.w, r.me, channel));
+            ep_inlet_begin(c, s.from, peer, ep_own_track(r.w, source, channel));
         }
+    }
     ep_keep_own(c, a, b, channel);
     for (;;) {
         bool moved = false;

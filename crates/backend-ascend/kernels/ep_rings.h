@@ -4,16 +4,12 @@
  * No end waits by itself: a role looks at all its rings, moves what can move, and publishes what is pending before it looks again in vain
  * (polite waiting). Counts run on for the life of the communicator; slots are counted anew from the start of every operation, when all
  * rings of the writer into the peer are empty, so that calls may cut them differently.
+ *
+ * A ring from another server is emptied like one of the own: its rows lie in the own window. Credit goes by mail.
  */
 #ifndef EP_RINGS_H
 #define EP_RINGS_H
-#include "ep_npu.h"
-
-/* Where the count of a ring is kept between launches. side: 0 sent, 1 taken. */
-EP_DEV ep_u64 ep_cursor(const EpCore& c, ep_u32 side, ep_u32 peer, ep_u32 track) {
-    const EpRank& r = c.launch.r;
-    return r.cursors + (((ep_u64)side * r.w.ranks + peer) * r.w.tracks + track) * 8;
-}
+#include "ep_mail.h"
 
 /* Keeps a count for the next launch: by a copy, since other cores keep theirs in the same line. */
 EP_DEV void ep_keep_cursor(EpCore& c, ep_u64 at, ep_u64 count) {
@@ -25,6 +21,9 @@ EP_DEV void ep_keep_cursor(EpCore& c, ep_u64 at, ep_u64 count) {
     }
     ep_store_word(c, at, count, 8);
 }
+
+/* How the ring on a track is cut. */
+EP_DEV const EpRings& ep_cut(const EpCore& c, ep_u32 track) { return ep_is_far(c.launch.r.w, track) ? c.far : c.launch.rings; }
 
 /* ---- the filling end ---- */
 
@@ -104,25 +103,28 @@ EP_DEV void ep_inlet_begin(const EpCore& c, EpInlet& i, ep_u32 peer, ep_u32 trac
 EP_DEV bool ep_inlet_look(EpCore& c, EpInlet& i) {
     if (ep_consumer_has_row(i.ring)) return true;
     const ep_u64 tail = ep_peek(c, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
-    if (ep_consumer_saw(i.ring, c.launch.rings, tail)) return ep_consumer_has_row(i.ring);
-    ep_refuse(c, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, c.launch.rings), tail);
+    if (ep_consumer_saw(i.ring, ep_cut(c, i.track), tail)) return ep_consumer_has_row(i.ring);
+    ep_refuse(c, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, ep_cut(c, i.track)), tail);
     return false;
 }
 
 EP_DEV ep_u64 ep_inlet_slot(const EpCore& c, const EpInlet& i) {
-    return c.own + ep_ring_slot(c.launch.r.w, c.launch.rings, i.peer, i.track, ep_consumer_slot(i.ring, c.launch.rings));
+    return c.own + ep_ring_slot(c.launch.r.w, c.launch.rings, i.peer, i.track, ep_consumer_slot(i.ring, ep_cut(c, i.track)));
 }
 
 /* Returns what credit is held. All rows that were popped have been read. */
 EP_DEV void ep_inlet_return(EpCore& c, EpInlet& i) {
     if (i.ring.returned == i.ring.head) return;
-    ep_publish(c, i.peer, ep_lane_credit(i.track), EP_COUNTER_HEAD, i.ring.head + (EP_PLANTED(c, HEAD_BEYOND) ? c.launch.rings.slots : 0));
+    if (ep_is_far(c.launch.r.w, i.track)) {
+        const ep_u32 channel = i.track - ep_far_track(c.launch.r.w, 0);
+        ep_store_word(c, ep_mail_of_ring(c, ep_node_of(c, i.peer), channel, EP_MAIL_OWED), i.ring.head, 8);
+    } else ep_publish(c, i.peer, ep_lane_credit(i.track), EP_COUNTER_HEAD, i.ring.head + (EP_PLANTED(c, HEAD_BEYOND) ? c.launch.rings.slots : 0));
     i.ring.returned = i.ring.head;
 }
 
 /* A row has been read. */
 EP_DEV void ep_inlet_pop(EpCore& c, EpInlet& i) {
-    if (ep_consumer_pop(i.ring, c.launch.rings)) ep_inlet_return(c, i);
+    if (ep_consumer_pop(i.ring, ep_cut(c, i.track))) ep_inlet_return(c, i);
 }
 
 EP_DEV void ep_inlet_close(EpCore& c, EpInlet& i) {

@@ -7,7 +7,7 @@ use ep_core::device::RankView;
 use ep_core::layout::KernelRings;
 use ep_core::{c_enum, c_struct};
 
-use crate::{MOST_RANKS, Roles};
+use crate::{MOST_NEAR, MOST_RANKS, Roles};
 
 c_enum! {
     /// A fault, made on purpose in kernels that are built for tests: EpLaunch.plant; 0 for none.
@@ -172,6 +172,46 @@ c_enum! {
         NoNumbers = 79,
         /// Rows of zeros are divided by zero.
         NoLeast = 80,
+        /// The owner bit turns with the laps of a queue of twice the depth.
+        OtherDepth = 81,
+        /// The owner bit never turns.
+        OwnerStays = 82,
+        /// An element names the key of its source as that of its target.
+        KeysSwapped = 83,
+        /// An element is stored before the scalar unit has written it.
+        ElementFlag = 84,
+        /// The doorbell is rung before the element has landed.
+        BellEarly = 85,
+        /// The doorbell has all bits of the count.
+        BellWide = 86,
+        /// Values that are published to another server have one word as their source.
+        OneWord = 87,
+        /// Elements are posted without room.
+        QueueFull = 88,
+        /// Places of completions are not given back.
+        CompletionsKept = 89,
+        /// A tail goes to another server before its rows.
+        TailFirst = 90,
+        /// Staging memory is given back before the card has read it.
+        StagingEarly = 91,
+        /// Rows are sent to another server of which one core has filled its slots, and another has not.
+        GapsSent = 92,
+        /// Credit is not returned to another server.
+        FarCreditLost = 93,
+        /// Slots of a ring to another server are filled without credit.
+        FarUnasked = 94,
+        /// Staging memory is filled that was not given back.
+        StagingUnasked = 95,
+        /// A server is told of one row more for each of its ranks.
+        ShareTooLong = 96,
+        /// A row's mask names all ranks of a server.
+        MaskOfAll = 97,
+        /// Choices of a row that is passed on are counted over all experts.
+        NotLocalized = 98,
+        /// A server's own sum is not rounded before it is added.
+        PartUnrounded = 99,
+        /// A coordinator ends though its queue was too full for all that was staged.
+        LeftUnsent = 100,
     }
 }
 
@@ -192,7 +232,51 @@ c_struct! {
         pub follows: u32,
         /// EpLine [cores], zero at first and in each generation.
         pub lines: u64,
+        /// Over several servers u64: what cores hand to coordinators ([`mail_words`]), zero at first and in each generation.
+        pub mail: u64,
+        /// EpQueue [nodes]: the queue to the rail peer of each; the own node's is none.
+        pub queues: u64,
     }
+}
+
+c_struct! {
+    /// A queue to a rank of another server, from the context that a vendor's library gives. Counts are kept in it from launch to launch.
+    pub struct Queue = "EpQueue" {
+        /// Its number, which doorbells name.
+        pub number: u32,
+        /// Elements, a power of 2.
+        pub depth: u32,
+        /// Service level, which doorbells name.
+        pub level: u32,
+        /// Places for completions, where kernels take them.
+        pub completion_depth: u32,
+        /// Key of the memory that is sent from: the own window, and the words.
+        pub source_key: u32,
+        /// Key of the peer's window.
+        pub target_key: u32,
+        /// Elements posted, ever.
+        pub head: u32,
+        /// Completions taken, ever.
+        pub taken: u32,
+        /// The elements, 64 bytes each.
+        pub elements: u64,
+        /// The doorbell, 8 bytes.
+        pub doorbell: u64,
+        /// u32: elements done, ever.
+        pub tail: u64,
+        /// The completions, 32 bytes each; 0 where the card's firmware takes them.
+        pub completions: u64,
+        /// u32: completions taken, as the card reads it; or 0.
+        pub completions_taken: u64,
+        /// u64 [depth]: sources of values that are published.
+        pub words: u64,
+    }
+}
+
+/// Words of [`Launch::mail`], over so many servers and channels.
+pub const fn mail_words(nodes: u32, channels: u32) -> usize {
+    // EP_MAIL_RING for each ring, EP_MAIL_NODE twice for each server, and the end.
+    nodes as usize * channels as usize * 7 + 2 * nodes as usize * 4 + 1
 }
 
 c_struct! {
@@ -302,6 +386,9 @@ c_struct! {
         pub out_token: u64,
         /// Out: i32 [rows]; where out_token is not 0.
         pub out_rank: u64,
+        /// Over several servers u64 [nodes]: addresses of i32 [tokens of this rank's rail peer there, ranks of a server], -1 at first. Out: where
+        /// the rows went that this rank has passed on. 0 where that is known.
+        pub fanout: u64,
         /// Tokens of the batch.
         pub tokens: u32,
         /// Zero.
@@ -340,6 +427,8 @@ c_struct! {
         pub out_stride: u64,
         /// Out: f32 [tokens, topk], or 0.
         pub weights: u64,
+        /// Over several servers, as of the dispatch.
+        pub fanout: u64,
         /// Tokens of the batch.
         pub tokens: u32,
         /// Zero.
@@ -380,10 +469,11 @@ const OPENS: &str = "/*
 /// The header `ep_args.h`.
 pub(crate) fn header() -> String {
     let parts = [
-        format!("#define EP_NEAR {MOST_RANKS}u\n"),
+        format!("#define EP_NEAR {MOST_NEAR}u\n#define EP_RANKS {MOST_RANKS}u\n"),
         Plant::declaration(),
         Roles::declaration(),
         Launch::declaration(),
+        Queue::declaration(),
         Detail::declaration(),
         Line::declaration(),
         Positions::declaration(),

@@ -72,7 +72,7 @@ impl Builder {
             return Err(Error::invalid("NPU of a rank", ordinals[twice], "one that no other rank has"));
         }
         let devices = ordinals.iter().map(|&ordinal| Device::open(table, ordinal)).collect::<Result<Vec<_>, _>>()?;
-        let options = Options { roles: self.divided(&devices)?, plant: self.plant };
+        let options = Options { roles: self.divided(&devices)?.over(self.topology.nodes())?, plant: self.plant };
         for device in &devices {
             let remedy = "a smaller arena, fewer tokens, shorter rows, or more NPUs for as many ranks";
             let place = (format_args!("NPU {}", device.ordinal()), device.left()?);

@@ -6,8 +6,13 @@ use crate::args;
 pub fn headers() -> Vec<(&'static str, String)> {
     let own = [
         ("ep_control.h", include_str!("../kernels/ep_control.h")),
+        ("ep_coordinate.h", include_str!("../kernels/ep_coordinate.h")),
         ("ep_counts.h", include_str!("../kernels/ep_counts.h")),
+        ("ep_far_send.h", include_str!("../kernels/ep_far_send.h")),
         ("ep_fill.h", include_str!("../kernels/ep_fill.h")),
+        ("ep_forward.h", include_str!("../kernels/ep_forward.h")),
+        ("ep_gather.h", include_str!("../kernels/ep_gather.h")),
+        ("ep_mail.h", include_str!("../kernels/ep_mail.h")),
         ("ep_npu.h", include_str!("../kernels/ep_npu.h")),
         ("ep_play.h", include_str!("../kernels/ep_play.h")),
         ("ep_positions.h", include_str!("../kernels/ep_positions.h")),
@@ -16,6 +21,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_reduce.h", include_str!("../kernels/ep_reduce.h")),
         ("ep_return.h", include_str!("../kernels/ep_return.h")),
         ("ep_rings.h", include_str!("../kernels/ep_rings.h")),
+        ("ep_roce.h", include_str!("../kernels/ep_roce.h")),
         ("ep_rows.h", include_str!("../kernels/ep_rows.h")),
         ("ep_send.h", include_str!("../kernels/ep_send.h")),
     ];

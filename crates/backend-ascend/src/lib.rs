@@ -47,7 +47,7 @@
 //! **A launch** is one block on each vector core of each rank, all resident. Cores have roles by their number, as [`Roles`] divides them:
 //! senders, coordinators, forwarders, forwarders' coordinators, receivers. In a combine senders return rows and receivers sum them. The first
 //! coordinator is the rank's control core: it alone opens and ends the operation, judges who is to blame, and reports. Within one server
-//! the other coordinators and the forwarders have nothing to do.
+//! the other coordinators and the forwarders have nothing to do; between servers they post to RoCE queues and pass rows on.
 //!
 //! # What must hold
 //!
@@ -56,7 +56,7 @@
 //! - A call checks its input, launches its kernels and ends when they have. It never blocks its thread: one thread runs all ranks by turns.
 //! - What a launch uses is kept until it has ended, whatever becomes of the call.
 //!
-//! **Missing**: a second server (RoCE), ranks that are processes, low latency, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
+//! **Missing**: queues between servers on NPUs (the twin has them), agreement on who failed over several servers, ranks that are processes, low latency, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
 
 pub mod args;
 mod cluster;
@@ -72,5 +72,5 @@ pub mod twin;
 pub use cluster::{Builder, Cluster};
 pub use endpoint::{Array, AscendEndpoint, Rows};
 pub use kernels::{headers, sources};
-pub use limits::{MOST_RANKS, check};
+pub use limits::{MOST_NEAR, MOST_RANKS, check};
 pub use roles::Roles;

@@ -2,8 +2,17 @@
 
 use ep_core::{Error, Layout, Placement};
 
-/// Ranks of a server at most.
-pub const MOST_RANKS: u32 = 16;
+/// Ranks of a server at most, where there is one; of several each has up to 8.
+pub const MOST_NEAR: u32 = 16;
+
+/// Servers at most: `EP_PEERS` of the kernels, and one.
+const MOST_NODES: u32 = 4;
+
+/// Channels at most where there are several servers: `EP_FAR_CHANNELS` of the kernels.
+const MOST_FAR_CHANNELS: u32 = 8;
+
+/// Ranks at most.
+pub const MOST_RANKS: u32 = 32;
 
 /// Numbers of a counts message, at most: `EP_MOST_COUNTS` of the kernels.
 const MOST_COUNTS: u32 = 4096;
@@ -11,15 +20,21 @@ const MOST_COUNTS: u32 = 4096;
 /// Whether the kernels can carry what a communicator of this layout carries. To be asked before anything is launched: kernels do not look.
 ///
 /// # Errors
-/// [`Error::Invalid`] for several nodes, more than [`MOST_RANKS`] ranks, more ranks and experts than a counts message has room for, or
+/// [`Error::Invalid`] for more than 4 nodes, more ranks of a node than 16, or than 8 of several, more than 8 channels between nodes, more ranks and experts than a counts message has room for, or
 /// pulled placement. Direct placement is a hint: rows go through rings all the same.
 pub fn check(layout: &Layout) -> Result<(), Error> {
     let topology = layout.topology();
-    if topology.nodes() != 1 {
-        return Err(Error::invalid("nodes", topology.nodes(), "1: there is no way between servers yet"));
+    let (nodes, near) = (topology.nodes(), topology.ranks_per_node());
+    if nodes > MOST_NODES {
+        return Err(Error::invalid("nodes", nodes, format_args!("1 to {MOST_NODES}")));
     }
-    if topology.ranks() > MOST_RANKS {
-        return Err(Error::invalid("ranks", topology.ranks(), format_args!("1 to {MOST_RANKS}")));
+    let most = if nodes == 1 { MOST_NEAR } else { MOST_RANKS / MOST_NODES };
+    if near > most {
+        return Err(Error::invalid("ranks of a node", near, format_args!("1 to {most}")));
+    }
+    let channels = layout.settings().rings().channels;
+    if nodes > 1 && channels > MOST_FAR_CHANNELS {
+        return Err(Error::invalid("channels over several nodes", channels, format_args!("1 to {MOST_FAR_CHANNELS}")));
     }
     let counts = topology.ranks().saturating_add(layout.shape().experts());
     if counts > MOST_COUNTS {
@@ -57,7 +72,9 @@ mod tests {
             |said: Option<String>, what: &str| assert!(said.as_ref().is_some_and(|s| s.contains(what)), "{said:?}");
         assert_eq!(said(1, 16, 1, Placement::Ring), None);
         assert_eq!(said(1, 16, 255, Placement::Direct), None);
-        refused(said(2, 2, 1, Placement::Ring), "nodes");
+        assert_eq!(said(4, 8, 1, Placement::Ring), None);
+        refused(said(5, 1, 1, Placement::Ring), "nodes is 5, allowed: 1 to 4");
+        refused(said(2, 9, 1, Placement::Ring), "ranks of a node is 9, allowed: 1 to 8");
         refused(said(1, 17, 1, Placement::Ring), "1 to 16");
         refused(said(1, 16, 256, Placement::Ring), "ranks and experts together is 4112");
         refused(said(1, 2, 1, Placement::Pulled), "placement is pulled");

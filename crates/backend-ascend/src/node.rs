@@ -1,4 +1,4 @@
-//! The windows of all ranks of a server, each on a device of this process.
+//! The windows of all ranks, each on a device of this process, and the queues between servers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,29 +6,70 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ep_core::layout::KernelWindow;
 use ep_core::{Layout, Rank, RankSet};
 
-use crate::driver::{AscendError, Device, Memory};
+use crate::args::Queue;
+use crate::driver::{AscendError, Code, Device, Memory, Network, name_of};
 
 /// The windows of all ranks. They stay until the last rank has gone: who is slower may still write to a window.
 #[derive(Debug)]
 pub(crate) struct Node {
     windows: Vec<Memory>,
+    /// Over several servers `[ranks]`: the key of each window as a source, and as a target.
+    keys: Vec<(u32, u32)>,
     /// Ranks of which it is known that they do nothing any more.
     gone: Vec<AtomicBool>,
 }
 
 impl Node {
-    /// A window on each of `devices`, which all reach each other.
+    /// A window on each of `devices`. Those of a server reach each other, and over several servers all windows are known to the cards.
     pub(crate) fn new(devices: &[Arc<Device>], layout: &Layout) -> Result<Arc<Self>, AscendError> {
-        for from in devices {
-            devices.iter().try_for_each(|to| from.reach(to))?;
+        for server in devices.chunks(layout.topology().ranks_per_node() as usize) {
+            server.iter().try_for_each(|from| server.iter().try_for_each(|to| from.reach(to)))?;
         }
         let windows = devices.iter().map(|device| window(device, layout)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(Self { windows, gone: devices.iter().map(|_| AtomicBool::new(false)).collect() }))
+        let windows: Vec<Memory> = windows;
+        let keys = match layout.topology().nodes() {
+            1 => Vec::new(),
+            _ => windows.iter().map(keys).collect::<Result<_, _>>()?,
+        };
+        Ok(Arc::new(Self { windows, keys, gone: devices.iter().map(|_| AtomicBool::new(false)).collect() }))
     }
 
     /// Where kernels see the window of `rank`.
     pub(crate) fn address(&self, rank: Rank) -> u64 {
         self.windows[rank.index()].address()
+    }
+
+    /// A new queue from a rank to its peer at node `node`, with the words that it publishes from behind the window.
+    pub(crate) fn queue(&self, from: Rank, to: Rank, node: u32, layout: &Layout) -> Result<Queue, AscendError> {
+        let window = &self.windows[from.index()];
+        let network = network(window)?;
+        let peer = self.windows[to.index()].device().ordinal();
+        let view = check("a queue", (network.queue)(window.device().ordinal(), peer))?;
+        Ok(Queue {
+            number: view.number,
+            depth: view.depth,
+            level: view.level,
+            completion_depth: view.completion_depth,
+            source_key: self.keys[from.index()].0,
+            target_key: self.keys[to.index()].1,
+            head: view.posted,
+            taken: 0,
+            elements: view.elements,
+            doorbell: view.doorbell,
+            tail: view.tail,
+            completions: view.completions,
+            completions_taken: view.completions_taken,
+            words: window.address() + layout.window_bytes() + u64::from(node * network.depth) * 8,
+        })
+    }
+
+    /// Ends all queues of a rank: nothing that it has posted arrives any more.
+    pub(crate) fn close(&self, rank: Rank) -> Result<(), AscendError> {
+        let window = &self.windows[rank.index()];
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        check("the end of queues", (network(window)?.close)(window.device().ordinal()))
     }
 
     /// `rank` does nothing any more. What it published before has landed.
@@ -46,9 +87,32 @@ impl Node {
     }
 }
 
-/// A window. Its cells begin as 0; all else is what the device happens to hold.
+/// The way from a window's device to other servers.
+fn network(window: &Memory) -> Result<Network, AscendError> {
+    let table = window.device().table();
+    table.network.ok_or(AscendError::NoNetwork { table: table.name })
+}
+
+/// What a function of the network gives.
+fn check<T>(call: &'static str, result: Result<T, Code>) -> Result<T, AscendError> {
+    result.map_err(|code| AscendError::Call { call, cause: name_of(code), code })
+}
+
+/// The keys of a window and of the words behind it, as a source and as a target.
+fn keys(window: &Memory) -> Result<(u32, u32), AscendError> {
+    let network = network(window)?;
+    let key = |is_target| {
+        let bytes = window.bytes() as u64;
+        check("a key", (network.key)(window.device().ordinal(), window.address(), bytes, is_target))
+    };
+    Ok((key(false)?, key(true)?))
+}
+
+/// A window, and over several servers the words that queues publish from. Its cells begin as 0; all else is what the device happens to hold.
 fn window(device: &Arc<Device>, layout: &Layout) -> Result<Memory, AscendError> {
-    let bytes = usize::try_from(layout.window_bytes()).unwrap_or(usize::MAX);
+    let nodes = layout.topology().nodes();
+    let words = device.table().network.filter(|_| nodes > 1).map_or(0, |network| u64::from(nodes * network.depth) * 8);
+    let bytes = usize::try_from(layout.window_bytes() + words).unwrap_or(usize::MAX);
     let window = Memory::of_peers(device, bytes)?;
     let (from, to) = cells(&KernelWindow::from(layout));
     window.fill_part(from as usize, (to - from) as usize, 0)?;

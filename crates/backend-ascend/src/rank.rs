@@ -12,7 +12,7 @@ use ep_core::{Error, Layout, Rank, RankSet, Rings};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::Roles;
-use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions, Quantize};
+use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions, Quantize, Queue, mail_words};
 use crate::driver::{AscendError, Device, Event, Kernel, Memory, Stream};
 use crate::node::Node;
 
@@ -70,6 +70,9 @@ pub(crate) struct RankDevice {
     windows: Memory,
     cursors: Memory,
     lines: Memory,
+    /// What cores hand to those that post to other servers, and the queues that these hold.
+    mail: Memory,
+    queues: Memory,
     /// What cores tell each other of their shares of a batch, and in which launch.
     told: Memory,
     ready: Memory,
@@ -112,6 +115,8 @@ impl RankDevice {
             windows: memory(8 * ranks)?,
             cursors: memory(16 * ranks * layout.tracks() as usize)?,
             lines: memory(size_of::<Line>() * cores)?,
+            mail: memory(8 * mail_words(layout.topology().nodes(), view.w.channels))?,
+            queues: memory(size_of::<Queue>() * layout.topology().nodes() as usize)?,
             told: memory(4 * cores * told)?,
             ready: memory(8 * cores)?,
             tickets: 0,
@@ -136,7 +141,7 @@ impl RankDevice {
 
     /// Begins a generation, in which the ranks of `mask` take no part: nothing of this rank runs any more.
     pub(crate) fn restart(&mut self, generation: u16, op: u64, mask: &RankSet) -> Result<(), AscendError> {
-        for memory in [&self.local, &self.report, &self.cursors, &self.lines] {
+        for memory in [&self.local, &self.report, &self.cursors, &self.lines, &self.mail] {
             memory.fill(0)?;
         }
         self.local.write(offset_of!(Local, ops_done), &(op - 1).to_le_bytes())?;
@@ -144,6 +149,7 @@ impl RankDevice {
         let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
         let windows: Vec<u64> = self.node.ranks().map(address).collect();
         self.windows.write(0, windows.as_bytes())?;
+        self.connect(mask)?;
         self.view = RankView {
             windows: self.windows.address(),
             local: self.local.address(),
@@ -154,6 +160,24 @@ impl RankDevice {
             ..self.view
         };
         Ok(())
+    }
+
+    /// Opens a queue to the peer on this rank's rail at each other server that takes part.
+    fn connect(&self, mask: &RankSet) -> Result<(), AscendError> {
+        let (topology, me) = (self.layout.topology(), Rank(self.view.me));
+        for node in topology.all_nodes() {
+            let peer = topology.rank_at(node, topology.local_of(me));
+            if node != topology.node_of(me) && !mask.contains(peer) {
+                let queue = self.node.queue(me, peer, node.0, &self.layout)?;
+                self.queues.write(size_of::<Queue>() * node.index(), queue.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the queues to other servers: nothing that was posted arrives any more. Nothing of this rank runs.
+    pub(crate) fn disconnect(&self) -> Result<(), AscendError> {
+        self.node.close(Rank(self.view.me))
     }
 
     /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running.
@@ -198,6 +222,8 @@ impl RankDevice {
             plant: self.options.plant,
             follows: follows.into(),
             lines: self.lines.address(),
+            mail: self.mail.address(),
+            queues: self.queues.address(),
         }
     }
 

@@ -8,11 +8,11 @@ c_struct! {
     pub struct Roles = "EpRoles" {
         /// Senders of a dispatch, returners of a combine: each serves channels.
         pub senders: u32,
-        /// The first one is the control core. The others post to the network, which does not exist yet.
+        /// The first one is the control core. The others post to other servers, each to some of the rail peers.
         pub coordinators: u32,
-        /// They take rows off the network.
+        /// They pass on rows that other servers send; in a combine they gather what goes back there.
         pub forwarders: u32,
-        /// They return credit for what came off the network.
+        /// Nothing: credit goes by the queue that rows go by, and a queue has one poster.
         pub forwarder_coordinators: u32,
         /// Receivers of a dispatch, reducers of a combine: each serves channels.
         pub receivers: u32,
@@ -61,6 +61,20 @@ impl Roles {
         let cores = all.into_iter().try_fold(0, u32::checked_add).unwrap_or(u32::MAX);
         if cores > MOST_CORES {
             return Err(Error::invalid("cores of all roles", cores, format_args!("up to {MOST_CORES}")));
+        }
+        Ok(self)
+    }
+
+    /// A division for so many servers.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where nobody would post to the others, or pass on what comes from them.
+    pub(crate) fn over(self, nodes: u32) -> Result<Self, Error> {
+        if nodes > 1 && self.coordinators < 2 {
+            return Err(Error::invalid("coordinators over several nodes", self.coordinators, "2 or more cores"));
+        }
+        if nodes > 1 && self.forwarders == 0 {
+            return Err(Error::invalid("forwarders over several nodes", self.forwarders, "1 or more cores"));
         }
         Ok(self)
     }

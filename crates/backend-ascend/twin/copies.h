@@ -56,7 +56,15 @@ inline void store(const char* call, uint64_t gm, uint32_t ub, uint64_t bytes) {
     unsigned char* to = core.machine.reach(core, call, gm, bytes, true);
     const unsigned char* from = core.ub(ub);
     auto moves = pieces(bytes, gm % 8 == 0, [=](uint64_t at, uint64_t n) { std::memcpy(to + at, from + at, n); });
-    core.machine.befall(core, gm, bytes, moves);
+    core.machine.befall(core.rank, gm, bytes, moves);
+    if (core.machine.network.wants(core, gm, bytes)) {
+        moves = {[=, &core] {
+            std::memcpy(to, from, 8);
+            uint64_t value;
+            std::memcpy(&value, from, 8);
+            core.machine.network.ring(core, gm, value);
+        }};
+    }
     core.issue(twin::kMte3, call, {twin::Span{true, false, ub, bytes}, twin::Span{false, true, gm, bytes}}, std::move(moves));
 }
 

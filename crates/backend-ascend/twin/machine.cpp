@@ -82,6 +82,7 @@ void Machine::start_next(uint32_t rank) {
     if (!running_[rank].empty() || is_ending_[rank] || streams_[rank].empty()) return;
     const Launch next = streams_[rank].front();
     streams_[rank].pop_front();
+    network.next_launch(rank);
     for (uint32_t number = 0; number < next.blocks; ++number)
         running_[rank].push_back(std::make_unique<Core>(*this, rank, number, next.blocks, next.kernel, next.args));
 }
@@ -98,13 +99,13 @@ void Machine::fall(uint32_t rank) {
     streams_[rank].clear();
 }
 
-void Machine::befall(const Core& core, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces) {
+void Machine::befall(uint32_t from, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces) {
     if (ways_.empty()) return;
     const auto found = std::prev(regions_.upper_bound(at));
     const Region& region = found->second;
     const uint64_t begin = at - found->first;
     for (Way& way : ways_) {
-        if (way.from != core.rank || way.to != region.rank || region.reach != Reach::kGroup) continue;
+        if (way.from != from || way.to != region.rank || region.reach != Reach::kGroup) continue;
         if (begin >= way.end || way.begin >= begin + bytes) continue;
         if (way.after > 0) {
             --way.after;
@@ -115,8 +116,8 @@ void Machine::befall(const Core& core, uint64_t at, uint64_t bytes, std::vector<
             pieces = {[] {}};
             return;
         }
-        ++late_[core.rank];
-        pieces = {[this, at, bytes, rank = core.rank, late = way.late, moves = std::move(pieces)] {
+        ++late_[from];
+        pieces = {[this, at, bytes, rank = from, late = way.late, moves = std::move(pieces)] {
             /* What it writes is taken off again, and kept. */
             unsigned char* place = host(at, bytes);
             if (!place) return (void)--late_[rank];
@@ -158,8 +159,9 @@ int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
             start_next(rank);
             if (!running_[rank].empty()) busy_.push_back(rank);
         }
-        if (busy_.empty() && under_way_.empty()) return 0;
+        if (busy_.empty() && under_way_.empty() && network.is_idle()) return 0;
         pass_time();
+        network.step();
         if (busy_.empty()) continue;
         if (cycles >= starved_until_) {
             /* A mood: some rank or core is slow for a while. */
@@ -191,6 +193,13 @@ void Machine::broken(const Core* core, const char* call, const char* rule, const
     if (faulty()) return;
     char where[96];
     std::snprintf(where, sizeof where, " (rank %u, core %u, cycle %llu)", core->rank, core->number, (unsigned long long)cycles);
+    fault_ = std::string(rule) + ": " + call + ": " + text + where;
+}
+
+void Machine::broken(uint32_t rank, const char* call, const char* rule, const char* text) {
+    if (faulty()) return;
+    char where[64];
+    std::snprintf(where, sizeof where, " (rank %u, cycle %llu)", rank, (unsigned long long)cycles);
     fault_ = std::string(rule) + ": " + call + ": " + text + where;
 }
 
@@ -239,6 +248,14 @@ void twin_starve(twin::Machine* machine, uint32_t rank) { machine->starve(rank);
 void twin_block(twin::Machine* machine, uint32_t from, uint32_t to, uint64_t begin, uint64_t end, uint64_t after, uint64_t late) {
     machine->block(twin::Way{from, to, begin, end, after, late});
 }
+uint32_t twin_key(twin::Machine* machine, uint32_t rank, uint64_t at, uint64_t bytes, uint32_t remote) {
+    return machine->network.add_key(rank, at, bytes, remote != 0);
+}
+void twin_queue(twin::Machine* machine, uint32_t from, uint32_t to, uint32_t depth, uint32_t polls, twin::QueueView* view) {
+    *view = machine->network.add_queue(from, to, depth, polls != 0);
+}
+void twin_close_queues(twin::Machine* machine, uint32_t rank) { machine->network.close(rank); }
+uint64_t twin_sent(const twin::Machine* machine) { return machine->network.sent(); }
 uint64_t twin_befallen(const twin::Machine* machine) { return machine->befallen(); }
 void twin_hurry(twin::Machine* machine, uint64_t ticks) { machine->hurry(ticks); }
 const char* twin_fault(const twin::Machine* machine) { return machine->fault().c_str(); }

@@ -32,6 +32,8 @@
 
 #include <ucontext.h>
 
+#include "network.h"
+
 namespace twin {
 
 constexpr uint32_t kUbBytes = 196608;
@@ -229,7 +231,7 @@ public:
     /* Some pipe has done something. */
     void moved() { quiet_ = 0; }
     /* Pieces of a copy to GM, as they are to be done. */
-    void befall(const Core& core, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces);
+    void befall(uint32_t from, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces);
     /* A core issues a copy to GM; whether its rank goes on. */
     bool copies(uint32_t rank);
     /* Bytes for the host, or nothing. */
@@ -239,10 +241,12 @@ public:
 
     /* Notes the first fault. */
     void broken(const Core* core, const char* call, const char* rule, const char* text);
+    void broken(uint32_t rank, const char* call, const char* rule, const char* text);
     const std::string& fault() const { return fault_; }
     bool faulty() const { return !fault_.empty(); }
 
     Random random;
+    Network network{*this};
     uint64_t cycles = 0;
     uint64_t history = 0; /* a hash of all turns */
     uint32_t gives_way;   /* a call gives way once in so many cases */

@@ -95,6 +95,12 @@ pub enum AscendError {
         /// What it calls itself.
         soc: String,
     },
+    /// There is no way between servers.
+    #[error("{table} has no way between servers: ranks of one node only")]
+    NoNetwork {
+        /// Whose functions these are.
+        table: &'static str,
+    },
     /// One device cannot reach another's memory.
     #[error("NPU {from} cannot reach the memory of NPU {to}: they need HCCS between them")]
     NoPeerAccess {

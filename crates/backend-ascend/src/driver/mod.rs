@@ -5,6 +5,7 @@
 mod device;
 mod errors;
 mod memory;
+mod network;
 mod stream;
 mod table;
 
@@ -12,6 +13,7 @@ pub use device::Device;
 pub use errors::AscendError;
 pub(crate) use errors::*;
 pub use memory::Memory;
+pub use network::{Network, QueueView};
 pub(crate) use stream::{Event, Kernel, Stream};
 pub(crate) use table::{
     BATCH, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P, SCHEDULE_MODE,

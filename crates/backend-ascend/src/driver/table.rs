@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use libloading::Library;
 
-use super::{AscendError, Code};
+use super::{AscendError, Code, Network};
 
 /// `aclrtMemMallocPolicy`: huge pages first; without and with reach of peers.
 pub(crate) const MALLOC_HUGE_FIRST: i32 = 0;
@@ -57,19 +57,21 @@ macro_rules! table {
             pub name: &'static str,
             /// Nanoseconds of the host's clock.
             pub clock: fn() -> u64,
+            /// The way to other servers; none where there is none.
+            pub network: Option<Network>,
             $($(#[$doc])* pub $field: Option<unsafe extern "C" fn($($arg),*) -> $result>,)*
         }
 
         impl Table {
             /// A table of nothing.
             pub(crate) const fn empty(name: &'static str, clock: fn() -> u64) -> Self {
-                Self { name, clock, $($field: None,)* }
+                Self { name, clock, network: None, $($field: None,)* }
             }
 
             /// The functions of a library that is loaded for good.
             fn of(library: &'static Library, clock: fn() -> u64) -> Self {
                 // SAFETY: the vendor's headers declare the symbols with these parameters, and the library is never unloaded.
-                Self { name: "ACL", clock, $($field: unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.ok().map(|found| *found),)* }
+                Self { name: "ACL", clock, network: None, $($field: unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.ok().map(|found| *found),)* }
             }
 
             /// Each function's name, and whether it is there.
@@ -141,7 +143,7 @@ table! {
 /// Libraries of CANN, and what each is needed for.
 pub const LIBRARIES: [(&str, &str); 2] = [
     ("libascendcl.so", "devices, memory, streams, launches"),
-    ("libhccl.so", "the way between servers, which is not built yet"),
+    ("libhccl.so", "the way between servers, whose context is not read yet"),
 ];
 
 /// Nanoseconds since the first look.

@@ -57,6 +57,7 @@ impl AscendEndpoint {
             out: out.address(),
             out_stride: row as u64,
             weights: if weights.is_some() { sums.address() } else { 0 },
+            fanout: plan.fanout(),
             tokens: handle.tokens(),
             reserved: 0,
         };

@@ -45,7 +45,7 @@ impl AscendEndpoint {
         let early =
             (options.worst_rows > 0).then(|| self.landing(options.worst_rows, choices.is_some())).transpose()?;
         let ranks = self.topology().ranks();
-        let on_device = match &plan {
+        let mut on_device = match &plan {
             Some(plan) => DevicePlan::of(&device, plan, ranks, self.shape())?,
             None => DevicePlan::new(&device, tokens, ranks, self.shape())?,
         };
@@ -63,6 +63,7 @@ impl AscendEndpoint {
         let me = self.desk.rank();
         let received = exchange.received(me);
         let room = if options.worst_rows > 0 { options.worst_rows } else { received };
+        on_device.expect(&device, self.topology(), me, &exchange)?;
         on_device.first_of.write(&first_rows(&exchange, ranks, me))?;
         let landing = match early {
             Some(landing) => landing,
@@ -82,6 +83,7 @@ impl AscendEndpoint {
             out_weights: if choices.is_some() { landing.topk_weights.address() } else { 0 },
             out_token: source_token.address(),
             out_rank: source_rank.address(),
+            fanout: on_device.fanout(),
             ..self.moved(&call, x, tokens, &on_device, &landing)
         };
         self.keep([source_token.memory(), source_rank.memory()]);

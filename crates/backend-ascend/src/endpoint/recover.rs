@@ -10,6 +10,7 @@ impl AscendEndpoint {
         let proposal = self.desk.propose(mask)?;
         // Whatever still runs ends by its deadline: then nothing of this rank reads or writes a window any more.
         self.ended().await?;
+        self.device.disconnect()?;
         let op = proposal.op.max(self.device.ops_done()? + 1);
         // Who comes last has waited for its launches.
         let allowed = Nanos(self.patience() - (self.table().clock)());

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use ep_core::engine::Kept;
 use ep_core::plan::{Exchange, Membership, Plan};
-use ep_core::{Error, Rank, RankSet, Shape};
+use ep_core::{Error, Rank, RankSet, Shape, Topology};
 
 use super::Array;
 use crate::driver::Device;
@@ -27,6 +27,34 @@ pub(super) struct DevicePlan {
     pub(super) arrived: Array<u32>,
     /// `[ranks + 1]`: first row of each source.
     pub(super) first_of: Array<u32>,
+    /// Over several servers, once tokens are counted: where the rows went that this rank passes on.
+    pub(super) fanout: Option<Fanout>,
+}
+
+/// Where the rows went that a rank passes on, by server.
+#[derive(Debug)]
+pub(super) struct Fanout {
+    /// `[nodes]` of `[tokens of the rail peer there, ranks of a node]`: positions, or -1.
+    tables: Vec<Array<i32>>,
+    /// Their addresses.
+    at: Array<i64>,
+}
+
+impl Fanout {
+    /// Room for what a dispatch of so many tokens passes on.
+    fn new(device: &Arc<Device>, topology: &Topology, me: Rank, exchange: &Exchange) -> Result<Self, Error> {
+        let table = |node| {
+            let tokens = exchange.tokens(topology.rank_at(node, topology.local_of(me)));
+            Array::filled(device, tokens as usize * topology.ranks_per_node() as usize, 0xff)
+        };
+        let tables = topology.all_nodes().map(table).collect::<Result<Vec<_>, _>>()?;
+        let at: Vec<i64> = tables.iter().map(|table| table.address() as i64).collect();
+        Ok(Self { at: Array::from_values(device, &at)?, tables })
+    }
+
+    fn memory(&self) -> impl Iterator<Item = Arc<dyn Any>> {
+        self.tables.iter().map(Array::memory).chain([self.at.memory()])
+    }
 }
 
 impl DevicePlan {
@@ -62,12 +90,32 @@ impl DevicePlan {
             tokens_of: Array::filled(device, wide, 0)?,
             arrived: Array::filled(device, local_experts as usize, 0)?,
             first_of: Array::filled(device, wide + 1, 0)?,
+            fanout: None,
         })
     }
 
     /// What was exchanged.
     pub(super) fn exchanged(&self) -> Result<Exchange, Error> {
         Exchange::new(self.matrix.to_vec()?, self.tokens_of.to_vec()?, self.arrived.to_vec()?)
+    }
+
+    /// Takes room for where the rows go that this rank passes on.
+    pub(super) fn expect(
+        &mut self,
+        device: &Arc<Device>,
+        topology: &Topology,
+        me: Rank,
+        exchange: &Exchange,
+    ) -> Result<(), Error> {
+        if topology.nodes() > 1 {
+            self.fanout = Some(Fanout::new(device, topology, me, exchange)?);
+        }
+        Ok(())
+    }
+
+    /// Address of the tables of what is passed on, or 0.
+    pub(super) fn fanout(&self) -> u64 {
+        self.fanout.as_ref().map_or(0, |fanout| fanout.at.address())
     }
 
     /// The plan that the device has found.
@@ -80,10 +128,11 @@ impl DevicePlan {
     }
 
     /// Its memory.
-    pub(super) fn memory(&self) -> [Arc<dyn Any>; 6] {
+    pub(super) fn memory(&self) -> Vec<Arc<dyn Any>> {
         let Self { position, numbers, matrix, tokens_of, arrived, first_of, .. } = self;
         let [position, first_of] = [position.memory(), first_of.memory()];
-        [position, numbers.memory(), matrix.memory(), tokens_of.memory(), arrived.memory(), first_of]
+        let six = [position, numbers.memory(), matrix.memory(), tokens_of.memory(), arrived.memory(), first_of];
+        six.into_iter().chain(self.fanout.iter().flat_map(Fanout::memory)).collect()
     }
 }
 

@@ -10,17 +10,19 @@ use std::sync::Arc;
 use libloading::Library as Loaded;
 use tempfile::TempDir;
 
-use super::TwinError;
+use super::{QueueView, TwinError};
 
 /// A kernel as the twin calls it: with the address of its parameters.
 pub(super) type Kernel = unsafe extern "C" fn(*mut u8);
 
-const TWIN: [(&str, &str); 6] = [
+const TWIN: [(&str, &str); 8] = [
     ("machine.h", include_str!("../../twin/machine.h")),
     ("kernel_operator.h", include_str!("../../twin/kernel_operator.h")),
     ("copies.h", include_str!("../../twin/copies.h")),
     ("vectors.h", include_str!("../../twin/vectors.h")),
+    ("network.h", include_str!("../../twin/network.h")),
     ("machine.cpp", include_str!("../../twin/machine.cpp")),
+    ("network.cpp", include_str!("../../twin/network.cpp")),
     ("core.cpp", include_str!("../../twin/core.cpp")),
 ];
 
@@ -43,6 +45,10 @@ pub(super) struct Functions {
     pub(super) has_crashed: unsafe extern "C" fn(*const c_void, u32) -> i32,
     pub(super) starve: unsafe extern "C" fn(*mut c_void, u32),
     pub(super) block: unsafe extern "C" fn(*mut c_void, u32, u32, u64, u64, u64, u64),
+    pub(super) key: unsafe extern "C" fn(*mut c_void, u32, u64, u64, u32) -> u32,
+    pub(super) queue: unsafe extern "C" fn(*mut c_void, u32, u32, u32, u32, *mut QueueView),
+    pub(super) close_queues: unsafe extern "C" fn(*mut c_void, u32),
+    pub(super) sent: unsafe extern "C" fn(*const c_void) -> u64,
     pub(super) befallen: unsafe extern "C" fn(*const c_void) -> u64,
     pub(super) hurry: unsafe extern "C" fn(*mut c_void, u64),
     fault: unsafe extern "C" fn(*const c_void) -> *const c_char,
@@ -82,7 +88,9 @@ impl Library {
         // Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
         command.args(["-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-clobbered"]);
         command.args(defines.iter().map(|define| format!("-D{define}")));
-        command.args(["-o", "twin.so", "machine.cpp", "core.cpp"]).args(sources.iter().map(|(name, _)| name));
+        command
+            .args(["-o", "twin.so", "machine.cpp", "network.cpp", "core.cpp"])
+            .args(sources.iter().map(|(name, _)| name));
         let said = command.arg("-ldl").current_dir(folder.path()).output();
         let said = said.map_err(|error| TwinError::Compiler(format!("{compiler}: {error}")))?;
         if !said.status.success() {
@@ -118,6 +126,10 @@ impl Library {
             has_crashed: function!(b"twin_has_crashed"),
             starve: function!(b"twin_starve"),
             block: function!(b"twin_block"),
+            key: function!(b"twin_key"),
+            queue: function!(b"twin_queue"),
+            close_queues: function!(b"twin_close_queues"),
+            sent: function!(b"twin_sent"),
             befallen: function!(b"twin_befallen"),
             hurry: function!(b"twin_hurry"),
             fault: function!(b"twin_fault"),

@@ -23,8 +23,8 @@ pub enum Reach {
 
 /// All ranks of a job on one scheduler. Not `Send`: it lives in the thread that made it.
 pub struct Machine {
-    library: Library,
-    machine: *mut c_void,
+    pub(super) library: Library,
+    pub(super) machine: *mut c_void,
     ranks: u32,
 }
 
@@ -42,7 +42,7 @@ impl Machine {
         Ok(Self { library: library.clone(), machine, ranks })
     }
 
-    fn rank(&self, rank: u32) -> Result<(), TwinError> {
+    pub(super) fn rank(&self, rank: u32) -> Result<(), TwinError> {
         if rank < self.ranks {
             return Ok(());
         }

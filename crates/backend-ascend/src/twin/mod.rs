@@ -17,6 +17,7 @@
 //! | `limits` | a length, count or rounding mode that the API does not allow |
 //! | `bounds` | global memory that nobody owns, or that was given back |
 //! | `reach` | memory of another rank that is no window, of another group, or of a device that was not opened |
+//! | `roce` | an element, a key or a doorbell of a queue that is wrong, or comes too early; two cores that post to one queue |
 //! | `cache` | a scalar write that no clean has brought to memory when the kernel ends |
 //!
 //! A call of the host that is wrong is a fault, too, of the rule `calls` ([`Session::fault`]).
@@ -28,10 +29,12 @@
 mod host;
 mod library;
 mod machine;
+mod network;
 
 pub use host::{Host, Session};
 pub use library::Library;
 pub use machine::{Machine, Reach};
+pub use network::QueueView;
 
 /// What went wrong on a twin.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! What ranks on the twin are to do, and what came of it, held against the oracle.
 
 use ep_ascend::Roles;
-use ep_ascend::args::{Combine, Dispatch, Launch, Line};
+use ep_ascend::args::{Combine, Dispatch, Launch, Line, Queue, mail_words};
 use ep_ascend::twin::{Library, Machine, Reach, TwinError};
 use ep_conformance::arrival::Arrival;
 use ep_conformance::case::{Case, Draw, positions};
@@ -17,12 +17,16 @@ use ep_core::{Layout, Placement, Rank, RankSet, Rings, Settings, Shape, Topology
 const GENERATION: u32 = 1;
 /// Turns of the scheduler, at most: far more than any of these jobs takes.
 const TURNS: u64 = 200_000_000;
+/// Elements of a queue between servers.
+const DEPTH: u32 = 4;
 
-/// A communicator of one server, and what it carries.
+/// A communicator, and what it carries.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// Batches, and everything that the twin draws.
     pub(crate) seed: u64,
+    pub(crate) nodes: u32,
+    /// In all.
     pub(crate) ranks: u32,
     pub(crate) local_experts: u32,
     pub(crate) topk: u32,
@@ -33,6 +37,8 @@ pub(crate) struct Job {
     pub(crate) rounds: Vec<Round>,
     /// Nanoseconds that an operation may take.
     pub(crate) allowed: u64,
+    /// Whether kernels take completions of their queues themselves.
+    pub(crate) polls: bool,
     /// Number of a planted fault; 0 for none.
     pub(crate) plant: u32,
     /// A rank that launches nothing.
@@ -82,6 +88,8 @@ pub(crate) struct Outcome {
 struct Memory {
     view: RankView,
     lines: u64,
+    mail: u64,
+    queues: u64,
 }
 
 /// Where what a rank gets in a round lies.
@@ -101,7 +109,7 @@ impl Job {
     fn layout(&self) -> Layout {
         let shape = Shape::builder().experts(self.local_experts * self.ranks).topk(self.topk).hidden(self.hidden);
         let shape = shape.max_tokens(64).build().expect("a valid shape");
-        let topology = Topology::new(1, self.ranks).expect("a valid topology");
+        let topology = Topology::new(self.nodes, self.ranks / self.nodes).expect("a valid topology");
         let Geometry { slots, chunk, credit } = self.geometry;
         let settings = Settings::builder(&shape, &topology).channels(self.channels).slots(slots).chunk(chunk);
         let settings = settings.credit(credit).placement(Placement::Ring).low_latency(false).build();
@@ -119,7 +127,8 @@ impl Job {
     /// Runs the job: what the ranks reported and, where nobody failed, what was compared and found equal.
     pub(crate) fn run(&self, library: &Library) -> Result<Outcome, String> {
         let layout = self.layout();
-        let mut machine = Machine::new(library, self.seed, self.ranks, self.ranks).map_err(|e| e.to_string())?;
+        let mut machine =
+            Machine::new(library, self.seed, self.ranks, self.ranks / self.nodes).map_err(|e| e.to_string())?;
         let cases: Vec<_> = (0..self.rounds.len()).map(|number| self.case(&layout, number)).collect();
         let (memories, given) = self.enqueue(&layout, &mut machine, &cases).map_err(|e| e.to_string())?;
         machine.run(TURNS).map_err(|e| e.to_string())?;
@@ -140,7 +149,8 @@ impl Job {
     ) -> Result<(Vec<Memory>, Vec<Vec<Given>>), TwinError> {
         let window = KernelWindow::from(layout);
         let windows = (0..self.ranks).map(|rank| {
-            let at = machine.alloc(rank, layout.window_bytes(), Reach::Group)?;
+            // Behind it lie the words that its queues publish from.
+            let at = machine.alloc(rank, self.registered(layout), Reach::Group)?;
             // Cells begin as 0. All else is what the device happens to hold.
             let lanes = 4 + 2 * u64::from(window.tracks);
             machine.write(at + window.cells, &vec![0u8; (2 * u64::from(self.ranks) * lanes * 64) as usize])?;
@@ -189,7 +199,62 @@ impl Job {
             generation: GENERATION,
             ..RankView::default()
         };
-        Ok(Memory { view, lines: machine.place(rank, &lines, Reach::Own)? })
+        let queues = self.queues(machine, rank, windows)?;
+        let mail = vec![0u64; mail_words(self.nodes, w.channels)];
+        Ok(Memory {
+            view,
+            lines: machine.place(rank, &lines, Reach::Own)?,
+            mail: machine.place(rank, &mail, Reach::Own)?,
+            queues: machine.place(rank, &queues, Reach::Own)?,
+        })
+    }
+
+    /// Bytes of a window, and of the words behind it.
+    fn registered(&self, layout: &Layout) -> u64 {
+        layout.window_bytes() + u64::from(self.nodes * DEPTH) * 8
+    }
+
+    /// The queues of a rank to its rail peers.
+    fn queues(&self, machine: &mut Machine, rank: u32, windows: &[u64]) -> Result<Vec<Queue>, TwinError> {
+        let (each, bytes) = (self.ranks / self.nodes, self.registered(&self.layout()));
+        let own = windows[rank as usize];
+        let source_key = machine.key(rank, own, bytes, false)?;
+        let to = |node: u32| {
+            let peer = node * each + rank % each;
+            if peer == rank {
+                return Ok(Queue::default());
+            }
+            let view = machine.queue(rank, peer, DEPTH, self.polls)?;
+            let target_key = machine.key(peer, windows[peer as usize], bytes, true)?;
+            Ok(Queue {
+                number: view.number,
+                depth: view.depth,
+                level: view.level,
+                completion_depth: view.completion_depth,
+                source_key,
+                target_key,
+                head: view.posted,
+                taken: 0,
+                elements: view.elements,
+                doorbell: view.doorbell,
+                tail: view.tail,
+                completions: view.completions,
+                completions_taken: view.completions_taken,
+                words: own + bytes - u64::from((self.nodes - node) * DEPTH) * 8,
+            })
+        };
+        (0..self.nodes).map(to).collect()
+    }
+
+    /// Where a rank keeps what it has passed on: an array for each server.
+    fn fanout(&self, machine: &mut Machine, rank: u32, round: &Round) -> Result<u64, TwinError> {
+        let each = self.ranks / self.nodes;
+        let tables = (0..self.nodes).map(|node| {
+            let tokens = round.tokens[(node * each + rank % each) as usize];
+            machine.place(rank, &vec![-1i32; (tokens * each).max(1) as usize], Reach::Own)
+        });
+        let tables = tables.collect::<Result<Vec<u64>, _>>()?;
+        machine.place(rank, &tables, Reach::ReadOnly)
     }
 
     fn enqueue_round(
@@ -230,11 +295,14 @@ impl Job {
             combined_weights: out(tokens * topk * 4)?,
         };
         let first_of = machine.place(rank, &first_of, Reach::ReadOnly)?;
+        let fanout = self.fanout(machine, rank, round)?;
         let launch = |kind: Kind| {
             let settings = layout.hash(&round.rings) + u64::from(misuse == Misuse::Settings);
             let r = RankView { settings, kind: kind as u32, ..memory.view };
-            let (roles, plant, lines) = (self.roles, self.plant, memory.lines);
-            Launch { r, rings: KernelRings::from(&round.rings), roles, nanos_per_tick: 20, plant, follows: 0, lines }
+            let (roles, plant) = (self.roles, self.plant);
+            let &Memory { lines, mail, queues, .. } = memory;
+            let rings = KernelRings::from(&round.rings);
+            Launch { r, rings, roles, nanos_per_tick: 20, plant, follows: 0, lines, mail, queues }
         };
         let dispatch = Dispatch {
             launch: launch(Kind::Dispatch),
@@ -249,6 +317,7 @@ impl Job {
             out_weights: given.weights,
             out_token: given.token,
             out_rank: given.rank,
+            fanout,
             tokens: batch.tokens,
             reserved: 0,
         };
@@ -267,6 +336,7 @@ impl Job {
             out: given.combined,
             out_stride: row,
             weights: given.combined_weights,
+            fanout,
             tokens: batch.tokens,
             reserved: 0,
         };

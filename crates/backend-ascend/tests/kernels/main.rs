@@ -7,6 +7,7 @@ mod job;
 mod left;
 mod planted;
 mod quantize;
+mod servers;
 
 use std::sync::OnceLock;
 
@@ -38,6 +39,7 @@ fn job(seed: u64, ranks: u32, geometry: Geometry, tokens: u32) -> Job {
     };
     Job {
         seed,
+        nodes: 1,
         ranks,
         local_experts: 2,
         topk: 2,
@@ -47,6 +49,7 @@ fn job(seed: u64, ranks: u32, geometry: Geometry, tokens: u32) -> Job {
         roles: FEW,
         rounds: vec![round],
         allowed: 2_000_000_000,
+        polls: false,
         plant: 0,
         absent: None,
         misuse: Misuse::None,

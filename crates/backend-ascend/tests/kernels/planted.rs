@@ -7,6 +7,7 @@ use ep_core::layout::Mismatch;
 
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
+use crate::servers::servers;
 use crate::{hosted, job, left, library, quantize, rings};
 
 /// Seeds that are tried until one catches.
@@ -46,6 +47,27 @@ fn recut(seed: u64) -> Case {
     job.rounds = vec![of(2, 2), of(1, 5), of(2, 3)];
     job.allowed = 20_000_000;
     (job, None)
+}
+
+/// Two servers of two ranks, more rows than rings, queues and staging memory have room for.
+fn far(seed: u64) -> Case {
+    let mut job = servers(seed, 2, 2, rings(3, 1, 1), 10);
+    (job.topk, job.allowed, job.roles.senders) = (4, 30_000_000, 2);
+    (job, None)
+}
+
+/// The same on the other route of completion.
+fn polled(seed: u64) -> Case {
+    let (mut job, expected) = far(seed);
+    job.polls = true;
+    (job, expected)
+}
+
+/// Counts of elements that wrap: only some queues begin there.
+fn wrapping(seed: u64) -> Case {
+    let (mut job, expected) = far(seed);
+    job.rounds = vec![job.rounds[0].clone(); 2];
+    (job, expected)
 }
 
 fn absent(seed: u64) -> Case {
@@ -144,6 +166,26 @@ const PLANTED: &[Planted] = &[
     (Plant::WrongShare, usual, &["refused: "]),
     (Plant::RowsTooMany, usual, &["refused: ", "deadline: "]),
     (Plant::NotClear, recut, &["oracle: ", "refused: ", "deadline: "]),
+    (Plant::OtherDepth, far, &["roce: "]),
+    (Plant::OwnerStays, far, &["roce: "]),
+    (Plant::KeysSwapped, far, &["roce: "]),
+    (Plant::ElementFlag, far, &["order: "]),
+    (Plant::BellEarly, far, &["roce: "]),
+    (Plant::BellWide, wrapping, &["roce: "]),
+    (Plant::OneWord, far, &["oracle: ", "refused: "]),
+    (Plant::QueueFull, far, &["roce: "]),
+    (Plant::CompletionsKept, polled, &["roce: a queue's element: no room for a completion"]),
+    (Plant::TailFirst, far, &["oracle: ", "refused: "]),
+    (Plant::StagingEarly, far, &["oracle: ", "refused: "]),
+    (Plant::GapsSent, far, &["oracle: ", "refused: "]),
+    (Plant::FarCreditLost, far, &["deadline: "]),
+    (Plant::FarUnasked, far, &["oracle: ", "refused: "]),
+    (Plant::StagingUnasked, far, &["oracle: ", "refused: "]),
+    (Plant::ShareTooLong, far, &["refused: "]),
+    (Plant::MaskOfAll, far, &["refused: "]),
+    (Plant::NotLocalized, far, &["oracle: "]),
+    (Plant::PartUnrounded, far, &["oracle: "]),
+    (Plant::LeftUnsent, far, &["deadline: "]),
 ];
 
 #[test]
@@ -157,7 +199,7 @@ fn each_planted_fault_is_caught_by_what_it_breaks() {
 
 #[test]
 fn without_a_plant_nothing_is_caught() {
-    for case in [usual, long, late, recut, absent, gone, kind, settings] {
+    for case in [usual, long, late, recut, absent, gone, kind, settings, far, polled, wrapping] {
         for seed in 1..=SEEDS / 2 {
             assert_eq!(found(case(seed), 0), None, "seed {seed}");
         }

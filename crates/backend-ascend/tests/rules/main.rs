@@ -1,5 +1,7 @@
 //! The twin's own tests: each rule of the device is shown by a tiny kernel that breaks it and is caught, and by one that keeps it and passes.
 
+mod roce;
+
 use std::sync::OnceLock;
 
 use ep_ascend::twin::{Library, Machine, Reach, TwinError};

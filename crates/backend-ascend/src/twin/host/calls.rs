@@ -9,11 +9,11 @@ use super::objects::{Args, Block, Place};
 use super::{HOST, Host, TURNS_A_LOOK, answer};
 use crate::driver::{
     BATCH, Code, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, INVALID_PARAM, LaunchConfig, MALLOC_HUGE_FIRST,
-    MALLOC_HUGE_FIRST_P2P, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE, RT_INVALID_HANDLE,
-    RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_FREE, RT_PARAM_INVALID, RT_STREAM_CONTEXT, RT_VECTOR_CORE_EXCEPTION,
-    SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
+    MALLOC_HUGE_FIRST_P2P, Network, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE,
+    RT_INVALID_HANDLE, RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_ALLOCATION, RT_MEMORY_FREE, RT_PARAM_INVALID,
+    RT_STREAM_CONTEXT, RT_VECTOR_CORE_EXCEPTION, SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
 };
-use crate::twin::Reach;
+use crate::twin::{QueueView, Reach, TwinError};
 
 pub(super) const TABLE: Table = Table {
     init: Some(init),
@@ -39,11 +39,38 @@ pub(super) const TABLE: Table = Table {
     append_arg: Some(append_arg),
     finalize_args: Some(finalize_args),
     launch: Some(launch),
+    network: Some(Network { depth: DEPTH, key, queue, close }),
     ..Table::empty("twin", clock)
 };
 
 /// Bytes of memory that a device says it has.
 const MEMORY: usize = 64 << 30;
+/// Bytes of it that this machine lends: who asks for more gets none, as of a full device.
+const BACKED: usize = 1 << 30;
+
+/// Elements of a queue: few, so that queues are full now and then, and laps are many.
+const DEPTH: u32 = 8;
+
+/// Asks the machine of the thread's twin.
+fn ask<T>(what: impl FnOnce(&mut Host) -> Result<T, TwinError>) -> Result<T, Code> {
+    HOST.with_borrow_mut(|host| {
+        let host = host.as_mut().ok_or(INVALID_PARAM)?;
+        what(host).map_err(|error| host.refuse("the network", RT_PARAM_INVALID, error))
+    })
+}
+
+fn key(device: u32, at: u64, bytes: u64, is_target: bool) -> Result<u32, Code> {
+    ask(|host| host.machine.key(device, at, bytes, is_target))
+}
+
+/// Cards poll by their firmware on some devices, and kernels do on others.
+fn queue(from: u32, to: u32) -> Result<QueueView, Code> {
+    ask(|host| host.machine.queue(from, to, DEPTH, from % 2 == 1))
+}
+
+fn close(device: u32) -> Result<(), Code> {
+    ask(|host| host.machine.close_queues(device))
+}
 
 /// The machine's time.
 fn clock() -> u64 {
@@ -217,6 +244,11 @@ unsafe extern "C" fn malloc(address: *mut *mut c_void, bytes: usize, policy: i32
         if bytes == 0 || ![MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P].contains(&policy) {
             return host.refuse(CALL, RT_PARAM_INVALID, format_args!("{bytes} bytes by policy {policy}"));
         }
+        let used: u64 =
+            host.objects.memory.values().filter(|block| block.device == device).map(|block| block.bytes).sum();
+        if bytes as u64 > (BACKED as u64).saturating_sub(used) {
+            return RT_MEMORY_ALLOCATION;
+        }
         let reach = if policy == MALLOC_HUGE_FIRST_P2P { Reach::Group } else { Reach::Own };
         match host.machine.alloc(device, bytes as u64, reach) {
             Ok(at) => {
@@ -224,7 +256,7 @@ unsafe extern "C" fn malloc(address: *mut *mut c_void, bytes: usize, policy: i32
                 // SAFETY: the caller gives a place for it.
                 unsafe { give(host, CALL, address, at as *mut c_void) }
             }
-            Err(error) => host.refuse(CALL, crate::driver::RT_MEMORY_ALLOCATION, error),
+            Err(error) => host.refuse(CALL, RT_MEMORY_ALLOCATION, error),
         }
     })
 }

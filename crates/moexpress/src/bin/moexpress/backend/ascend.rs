@@ -31,7 +31,7 @@ fn on_npus(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
 fn on_twin(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Ran, Failure> {
     let ranks = job.topology.ranks();
     let library = Library::build(&ep_ascend::headers(), &ep_ascend::sources(), &[]).map_err(Failure::bad_input)?;
-    let machine = Machine::new(&library, job.seed, ranks, ranks).map_err(Failure::bad_input)?;
+    let machine = Machine::new(&library, job.seed, ranks, job.topology.ranks_per_node()).map_err(Failure::bad_input)?;
     let session = Host::install(machine, "Ascend910B1").map_err(Failure::bad_input)?;
     let ran = on(job, step, library.path(), &session.table());
     match session.fault() {
