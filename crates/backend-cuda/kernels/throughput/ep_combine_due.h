@@ -30,4 +30,11 @@ EP_DEV bool ep_is_due(const EpRank& r, const EpTokens& t, ep_u32 token, ep_u32 r
         if (positions[other] >= 0) return true;
     return false;
 }
+
+/* Where the rows of rank lie that are pulled. Copied: a reference to either would keep the tokens in local memory. */
+EP_DEV EpSource ep_rows_of(const EpSource* sources, const EpTokens& t, ep_u32 rank, bool own) {
+    EpSource source = t.own;
+    if (!own) source = sources[rank];
+    return source;
+}
 #endif

@@ -58,7 +58,7 @@ EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole&
         rows += ep_bits(ep_warp_votes(base + lane < end && ep_is_gathered(tokens, base + lane)));
     EpOutlet ring;
     EpAt to;
-    if (!ep_open_rings(r, a, sources, source, routes, channel, began)) return;
+    if (!ep_open_rings(r, a, sources, routes, source, channel, began)) return;
     if (!ep_outlet_open(r, ring, source, track, began) || !ep_outlet_slot(r, rings, ring, began, &to)) return;
     if (lane == 0) ep_put_message(to, ep_header(r, rows, 0));
     ep_outlet_push(r, rings, ring);

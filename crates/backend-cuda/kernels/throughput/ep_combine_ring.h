@@ -99,6 +99,8 @@ EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 so
 EP_DEV bool ep_is_due(const EpRank&, const EpTokens& t, ep_u32 token, ep_u32 rank) {
     return t.positions[(ep_u64)token * t.step + rank] >= 0;
 }
+/* Where the rows of rank lie that are pulled. */
+EP_DEV EpSource ep_rows_of(const EpSource* sources, const EpTokens&, ep_u32 rank, bool) { return sources[rank]; }
 #endif
 
 /* The track by which rank's rows of source's tokens come. */
@@ -106,8 +108,8 @@ EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 
     return ep_is_beyond(r, rank) ? ep_far_track(r.w, channel) : ep_own_track(r.w, source, channel);
 }
 
-/* Opens the rings that bring rows of source's tokens on a channel. Lanes serve ranks. Not inlined: it would take registers from what is done for each token. */
-EP_DEV_APART bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, ep_u32 source, EpRoute* routes,
+/* Opens the rings that bring rows of source's tokens on a channel. Lanes serve ranks. */
+EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 source,
                                 ep_u32 channel, ep_u64 began) {
     bool right = true;
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
@@ -172,9 +174,7 @@ EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSo
         const ep_i32 position = ep_is_beyond(r, rank) ? 0 : t.positions[(ep_u64)token * t.step + rank - t.first];
         if (!route.through_ring) {
             const bool own = rank == r.me;
-            /* Copied: a reference to either would keep the tokens in local memory. */
-            EpSource source = t.own;
-            if (!own) source = sources[rank];
+            const EpSource source = ep_rows_of(sources, t, rank, own);
             route.row = ep_source_row(source, position);
             if (ep_is_somewhere(source.choices))
                 route.weights = source.choices + ((ep_u64)position * source.choices_step + (own ? 0 : 4));
@@ -262,7 +262,7 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
         if (sources[rank].rows > 0 && sources[rank].piece > 0)
             if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return;
     const EpTokens tokens = ep_own_tokens(r, a, sources);
-    if (!ep_open_rings(r, a, sources, r.me, routes, channel, began)) return;
+    if (!ep_open_rings(r, a, sources, routes, r.me, channel, began)) return;
     const ep_u32 end = ep_channel_first(c.tokens, a.rings.channels, channel + 1);
     for (ep_u32 token = ep_channel_first(c.tokens, a.rings.channels, channel); token < end; ++token) {
         if (!ep_find_rows(r, a, sources, tokens, routes, token, began)) return;
