@@ -172,7 +172,7 @@ const PLANTED: &[Planted] = &[
     (Plant::ElementFlag, far, &["order: "]),
     (Plant::BellEarly, far, &["roce: "]),
     (Plant::BellWide, wrapping, &["roce: "]),
-    (Plant::OneWord, far, &["oracle: ", "refused: "]),
+    (Plant::OneWord, far, &["oracle: ", "refused: ", "deadline: "]),
     (Plant::QueueFull, far, &["roce: "]),
     (Plant::CompletionsKept, polled, &["roce: a queue's element: no room for a completion"]),
     (Plant::TailFirst, far, &["oracle: ", "refused: "]),
