@@ -32,6 +32,9 @@ fn what_npus_do_not_do_is_refused() {
     };
     says("run --backend ascend --twin --mode low-latency", "--backend with --mode low-latency is ascend");
     says("run --backend host --twin", "--backend with --twin is host, allowed: ascend");
-    says("run --backend ascend --twin --nodes 5 --ranks-per-node 1 --experts 10 --tokens 3", "nodes is 5, allowed: 1 to 4");
+    says(
+        "run --backend ascend --twin --nodes 5 --ranks-per-node 1 --experts 10 --tokens 3",
+        "nodes is 5, allowed: 1 to 4",
+    );
     says("bench --backend ascend", "no NPU has run the kernels yet");
 }
