@@ -124,6 +124,7 @@ impl Source {
     }
 
     /// What it is compiled to for ranks of several nodes, where a proxy posts for the device.
+    #[cfg(feature = "workshop")]
     pub fn between_nodes(self, arch: &str) -> Option<Target> {
         let moves = matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing);
         moves.then(|| Target::new(self, arch).over(&proxy::source()))
