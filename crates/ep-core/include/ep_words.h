@@ -57,6 +57,11 @@ EP_DEV ep_u64 ep_ld_acquire(const void* at);
 EP_DEV void ep_st_release(void* at, ep_u64 v);
 EP_DEV ep_u32 ep_ld_acquire4(const void* at);
 EP_DEV void ep_st_release4(void* at, ep_u32 v);
+/* A word that others read, in no order. */
+EP_DEV void ep_st_relaxed4(ep_u32* at, ep_u32 v);
+/* A register of another device, behind the bus: one access of eight bytes for each call of each thread, in the order of the thread's calls. A fence
+ * between puts what came before it first. */
+EP_DEV void ep_st_register(void* at, ep_u64 v);
 /* A word of the own device, in no order. */
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at);
 /* What the thread has done and seen comes before what it does next: for all ranks and the host; for the own device. */

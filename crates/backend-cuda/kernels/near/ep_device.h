@@ -50,6 +50,13 @@ EP_DEV ep_u32 ep_ld_acquire4(const void* at) {
 EP_DEV void ep_st_release4(void* at, ep_u32 v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
 }
+EP_DEV void ep_st_relaxed4(ep_u32* at, ep_u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(v) : "memory");
+}
+/* Not merged with other threads' stores, as a store that is not `mmio` may be. */
+EP_DEV void ep_st_register(void* at, ep_u64 v) {
+    asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
+}
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
     ep_u32 v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");

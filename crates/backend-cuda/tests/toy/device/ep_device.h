@@ -67,6 +67,8 @@ EP_DEV ep_u64 ep_ld_acquire(const void* at) {
 EP_DEV void ep_st_release(void* at, ep_u64 v) { __atomic_store_n((ep_u64*)at, v, __ATOMIC_RELEASE); }
 EP_DEV ep_u32 ep_ld_acquire4(const void* at) { return __atomic_load_n((const ep_u32*)at, __ATOMIC_ACQUIRE); }
 EP_DEV void ep_st_release4(void* at, ep_u32 v) { __atomic_store_n((ep_u32*)at, v, __ATOMIC_RELEASE); }
+EP_DEV void ep_st_relaxed4(ep_u32* at, ep_u32 v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
+EP_DEV void ep_st_register(void* at, ep_u64 v) { __atomic_store_n((ep_u64*)at, v, __ATOMIC_RELAXED); }
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 EP_DEV void ep_fence_sys() {
     toy::Warp::own().fence();
