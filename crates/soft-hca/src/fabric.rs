@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::complaint::Complaint;
 use crate::devx::qp::QpState;
-use crate::engine;
+use crate::engine::{self, At};
 use crate::handles;
 use crate::model::{Link, Model};
 use crate::mood::Mood;
@@ -22,6 +22,8 @@ pub(crate) struct State {
     /// Nanoseconds: real ones where a thread drives, otherwise one thousand a step.
     pub(crate) clock: u64,
     pub(crate) cards: Vec<CardState>,
+    /// All queue pairs of living cards, and the sum of `changes` when they were listed.
+    pub(crate) roster: (u64, Vec<At>),
 }
 
 #[derive(Debug)]
@@ -100,7 +102,9 @@ impl Builder {
             })
             .collect();
         let names: Vec<String> = cards.iter().map(|card| card.name.clone()).collect();
-        let shared = Arc::new(Shared { state: Mutex::new(State { rng, mood: self.mood, clock: 0, cards }) });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { rng, mood: self.mood, clock: 0, cards, roster: (0, Vec::new()) }),
+        });
         handles::plug(&shared, &names);
         Fabric { shared, names, engine: None }
     }
@@ -153,7 +157,7 @@ impl Fabric {
         Card { shared: Arc::clone(&self.shared), index }
     }
 
-    /// Does one thing that a card may do now. False: there is nothing to do.
+    /// Does one thing that a card may do now. False: there is nothing to do, or what there is was put off.
     pub fn step(&self) -> bool {
         let mut state = self.shared.lock();
         state.clock += 1000;
@@ -272,7 +276,10 @@ impl Card {
 
     /// The card dies: it does nothing from now on, and its peers hear nothing.
     pub fn kill(&self) {
-        self.with(|card| card.dead = true);
+        self.with(|card| {
+            card.dead = true;
+            card.changes += 1;
+        });
     }
 
     /// Loses all packets of a queue pair, or none any more.

@@ -7,6 +7,8 @@ pub struct Mood {
     pub prompt: bool,
     /// A bell's producer index is read from the record and not from the bell.
     pub record: u8,
+    /// A bell is heard once more.
+    pub again: u8,
     /// The record is looked at before a bell has come.
     pub early: u8,
     /// The card begins anew from the record, as after an internal error.
@@ -33,6 +35,7 @@ impl Mood {
         Self {
             prompt: true,
             record: 0,
+            again: 0,
             early: 0,
             recover: 0,
             tear: 0,
@@ -50,6 +53,7 @@ impl Mood {
         Self {
             prompt: false,
             record: 50,
+            again: 20,
             early: 5,
             recover: 2,
             tear: 60,

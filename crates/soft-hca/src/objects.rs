@@ -1,6 +1,6 @@
 //! What a card holds for its users.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::abi;
 use crate::complaint::{Complaint, Rule};
@@ -147,6 +147,8 @@ pub(crate) struct Qp {
     pub(crate) completions: VecDeque<Cqe>,
     /// Since when its oldest message has had no answer.
     pub(crate) silent_since: Option<u64>,
+    /// Its peer has answered: from then on silence is no fault of how it was connected.
+    pub(crate) answered: bool,
     /// Its packets are lost.
     pub(crate) cut: bool,
     /// A syndrome on demand: elements until then.
@@ -180,6 +182,10 @@ pub(crate) struct CardState {
     pub(crate) model: Model,
     pub(crate) number: u8,
     pub(crate) dead: bool,
+    /// How often its queue pairs have become others.
+    pub(crate) changes: u64,
+    /// Queue pairs that were destroyed.
+    pub(crate) gone: BTreeSet<u32>,
     pub(crate) next: u32,
     pub(crate) eqn: u32,
     pub(crate) contexts: Table<Context>,
@@ -212,6 +218,8 @@ impl CardState {
             model,
             number,
             dead: false,
+            changes: 0,
+            gone: BTreeSet::new(),
             next: first,
             eqn: first % 50 + 3,
             contexts: Table::new(),

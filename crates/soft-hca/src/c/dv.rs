@@ -381,6 +381,8 @@ pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
             }
             if handle.kind == Kind::Qp {
                 card.qps.remove(&id);
+                card.gone.insert(id);
+                card.changes += 1;
                 return Ok(());
             }
             let users = card.qps.values().filter(|qp| qp.cq == id).count();

@@ -69,7 +69,7 @@ impl Qp {
         self.unreported.clear();
         self.completions.clear();
         (self.produced, self.fetched, self.retired, self.reported) = (0, 0, 0, 0);
-        (self.silent_since, self.syndrome) = (None, None);
+        (self.silent_since, self.syndrome, self.answered) = (None, None, false);
     }
 }
 
@@ -78,7 +78,8 @@ const OPTIONAL: u64 = 0x23f_f7ff;
 
 /// Makes a queue pair, and answers its number.
 pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
-    command.shape(BYTES, 0x10, &[&[OPT_PARAM_MASK, STATE], CREATED, CREATE_ONLY])?;
+    // Fields of later transitions are no fault here; they say nothing yet.
+    command.shape(BYTES, 0x10, &[&[OPT_PARAM_MASK, STATE], CREATED, CREATE_ONLY, INIT, RTR, RTS])?;
     for zero in [tables::OP_MOD, OPT_PARAM_MASK, STATE, ST, LOG_RQ_SIZE, NO_SQ, SEND_DBR_MODE, SRQN] {
         command.must_be(&zero, 0)?;
     }
@@ -139,12 +140,14 @@ pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
         unreported: VecDeque::new(),
         completions: VecDeque::new(),
         silent_since: None,
+        answered: false,
         cut: false,
         planted: None,
         elements: 0,
     };
     let number = command.card.number();
     command.card.qps.insert(number, qp);
+    command.card.changes += 1;
     tables::NUMBER.set(command.output, number.into());
     Ok(number)
 }
@@ -264,8 +267,8 @@ fn routed(command: &mut Command<'_>) -> Result<(), Refusal> {
 }
 
 fn send(command: &mut Command<'_>) -> Result<(), Refusal> {
-    // Codes from 5 on (8 us x 2^n) are longer than any test; the largest is what a driver forgets to lower.
-    command.at_most(&ACK_TIMEOUT, 31)
+    // What the peer's context says of its own end is compared when the first message comes.
+    command.at_most(&LOG_SRA_MAX, 7)
 }
 
 /// Answers the context.

@@ -60,14 +60,20 @@ fn sort(card: &mut CardState, page: u32, bell: [u8; 8]) {
     }
 }
 
+/// Bells that may wait to be heard, and so how many depths of a queue the oldest can be behind.
+const WAITING: usize = 4;
+const STALE: u64 = WAITING as u64 + 1;
+
 /// Takes a bell's producer index, or the record's instead.
 pub(crate) fn hear(state: &mut State, at: At) -> bool {
     let by_record = state.rng.chance(state.mood.record);
     let prompt = state.mood.prompt;
+    let again = state.rng.chance(state.mood.again);
     let Some(qp) = state.cards[at.0].qps.get_mut(&at.1) else { return false };
-    // Bells that were put off arrive in any order.
-    let pick = if prompt { 0 } else { state.rng.below(qp.bells.len()) };
-    let Some(bell) = qp.bells.remove(pick) else { return false };
+    // Bells that were put off arrive in any order, and some once more.
+    let pick = if prompt || qp.bells.len() > WAITING { 0 } else { state.rng.below(qp.bells.len()) };
+    let bell = if again && qp.bells.len() < WAITING { qp.bells.get(pick).copied() } else { qp.bells.remove(pick) };
+    let Some(bell) = bell else { return false };
     match bell {
         Bell::Index(index) if !by_record => advance(&mut state.cards[at.0], at.1, index, "bell"),
         _ => read_record(state, at),
@@ -128,7 +134,8 @@ fn advance(card: &mut CardState, number: u32, index: u16, whose: &str) {
     let ahead = u64::from(index.wrapping_sub(qp.produced as u16));
     let behind = u64::from((qp.produced as u16).wrapping_sub(index));
     if ahead > qp.depth {
-        if behind > qp.depth.max(qp.produced.min(0xffff)) {
+        // Bells that are heard late tell of what is long known, but of nothing before the first element.
+        if behind > qp.produced || behind > STALE * qp.depth {
             let text = format!(
                 "queue pair {number:#x}: a {whose} of index {index:#x}, {ahead} ahead of {:#x} in a queue of {}",
                 qp.produced, qp.depth

@@ -29,24 +29,34 @@ enum Action {
     Bell,
 }
 
-/// Does one thing. False: there is nothing that can be done.
+/// Does one thing. False: there is nothing to do, or all of it was put off.
 pub(crate) fn step(state: &mut State) -> bool {
     let rung = bell::look(state);
-    let all: Vec<At> = state
-        .cards
-        .iter()
-        .enumerate()
-        .filter(|(_, card)| !card.dead)
-        .flat_map(|(card, held)| held.qps.keys().map(move |&number| (card, number)))
-        .collect();
-    if all.is_empty() {
+    list(state);
+    let count = state.roster.1.len();
+    if count == 0 {
         return rung;
     }
-    let first = state.rng.below(all.len());
-    (0..all.len()).any(|place| serve(state, all[(first + place) % all.len()])) || rung
+    let first = state.rng.below(count);
+    let served = (0..count).any(|place| {
+        let at = state.roster.1[(first + place) % count];
+        serve(state, at)
+    });
+    served || rung
 }
 
-/// Does one thing for a queue pair. Something put off counts as done.
+/// Lists queue pairs anew where they are others.
+fn list(state: &mut State) {
+    let changes = state.cards.iter().map(|card| card.changes).sum();
+    if state.roster.0 == changes {
+        return;
+    }
+    let living = state.cards.iter().enumerate().filter(|(_, card)| !card.dead);
+    let all = living.flat_map(|(card, held)| held.qps.keys().map(move |&number| (card, number))).collect();
+    state.roster = (changes, all);
+}
+
+/// Does one thing for a queue pair, or puts it off.
 fn serve(state: &mut State, at: At) -> bool {
     if state.cards[at.0].qps[&at.1].state == QpState::ReadyToSend && bell::unbidden(state, at) {
         return true;
@@ -56,7 +66,7 @@ fn serve(state: &mut State, at: At) -> bool {
         return false;
     }
     if state.rng.chance(state.mood.late) {
-        return true;
+        return false;
     }
     let first = if state.mood.prompt { 0 } else { state.rng.below(actions.len()) };
     (0..actions.len()).any(|place| act(state, at, actions[(first + place) % actions.len()]))

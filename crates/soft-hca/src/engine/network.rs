@@ -35,7 +35,7 @@ fn peer(state: &State, at: At) -> Result<At, Silence> {
         return Err(Some(format!("rmac is {:#x}, the card of that GID has {mac:#x}", qp.get(&RMAC))));
     }
     let Some(remote) = card.qps.get(&number) else {
-        return Err(Some(format!("the peer has no queue pair {number:#x}")));
+        return Err((!card.gone.contains(&number)).then(|| format!("the peer has no queue pair {number:#x}")));
     };
     if remote.cut || !remote.state.receives() {
         return Err(None);
@@ -89,7 +89,7 @@ pub(crate) fn accept(state: &mut State, at: At) -> bool {
     let mut rng = state.rng.clone();
     let card = &mut state.cards[at.0];
     let Some(qp) = card.qps.get_mut(&at.1) else { return false };
-    qp.silent_since = None;
+    (qp.silent_since, qp.answered) = (None, true);
     let message = &mut qp.flight[place];
     match verdict {
         Ok(relaxed) => {
@@ -116,7 +116,7 @@ fn silent(state: &mut State, at: At, place: usize, why: Silence) -> bool {
     let now = state.clock;
     let card = &mut state.cards[at.0];
     let Some(qp) = card.qps.get_mut(&at.1) else { return false };
-    let first = qp.silent_since.is_none();
+    let first = qp.silent_since.is_none() && !qp.answered;
     let since = *qp.silent_since.get_or_insert(now);
     let timeout = qp.get(&ACK_TIMEOUT);
     // A timeout of 0 waits for ever.

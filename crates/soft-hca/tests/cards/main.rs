@@ -2,11 +2,13 @@
 
 mod commands;
 mod delivery;
+mod failures;
 mod library;
 mod message;
 mod mutations;
 mod poster;
 mod side;
+mod threads;
 mod traffic;
 
 use soft_hca::{Fabric, Link, Mood};

@@ -61,7 +61,7 @@ fn record_in_the_wrong_byte_order() {
 
 #[test]
 fn record_never_written() {
-    mutation(Mutation::RecordNever, &[Outcome::Stuck]);
+    mutation(Mutation::RecordNever, &[Outcome::Stuck, complained(Rule::Index)]);
 }
 
 #[test]
@@ -118,6 +118,11 @@ fn two_posters() {
     let ways = [Rule::Element, Rule::Changed, Rule::Index, Rule::Slot].map(complained);
     let ways = [&ways[..], &[Outcome::Stuck, Outcome::Wrong]].concat();
     caught(&ways, |traffic| traffic.two_posters = true);
+}
+
+#[test]
+fn source_reused_early() {
+    caught(&[Outcome::Wrong], |traffic| traffic.mutation = Some(Mutation::SourceReused));
 }
 
 #[test]

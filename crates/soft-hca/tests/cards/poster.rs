@@ -29,6 +29,8 @@ pub(crate) enum Mutation {
     IndexOneLess,
     IndexModuloDepth,
     NoSlotCheck,
+    /// A row's source is written again before its completion.
+    SourceReused,
     ErrorIgnored,
     Unguarded16Bits,
 }

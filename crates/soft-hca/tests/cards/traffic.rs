@@ -285,6 +285,9 @@ impl Run {
 
     /// Reads what is announced. False: something else lies there.
     fn receive(&mut self) -> bool {
+        if self.traffic.mutation == Some(Mutation::SourceReused) && self.sent > 0 {
+            self.pair.a.rows.write(slot(self.sent - 1) + 700, &[0; 64]);
+        }
         let b = &self.pair.b;
         let announced = match self.traffic.signal {
             Signal::RelaxedWrite | Signal::RelaxedFetchAdd => b.rows.double(RELAXED_CELL),
