@@ -2,6 +2,7 @@
 
 use super::{BAD_PARAM, BAD_RESOURCE, Command, LIMIT, Refusal, tables};
 use crate::complaint::Rule;
+use crate::engine::layout::{UNIT, cqe};
 use crate::objects::Cq;
 use tables::cq::*;
 
@@ -42,7 +43,9 @@ pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
     let entries = whole.part(within, bytes).expect("a part of what was measured");
     let at = command.get(&DBR_ADDR);
     let record = command.umem(ids[1], at, 8, 8, "record")?;
-    if let Some(slot) = (0..1_usize << log_size).find(|slot| entries.bytes(slot * 64 + 63, 1)[0] != 0xff) {
+    if let Some(slot) =
+        (0..1_usize << log_size).find(|slot| entries.bytes(slot * UNIT + cqe::OPCODE_OWNER, 1)[0] >> 4 != cqe::INVALID)
+    {
         let text = format_args!("entry {slot} is not filled with ffh: it may be taken for a completion");
         return command.refuse(Rule::Filled, BAD_PARAM, text);
     }

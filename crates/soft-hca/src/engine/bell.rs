@@ -1,6 +1,7 @@
 //! Doorbells: eight bytes in a register, and a record in memory that says the same.
 
 use super::At;
+use super::layout::record;
 use crate::complaint::Rule;
 use crate::devx::qp::QpState;
 use crate::fabric::State;
@@ -8,8 +9,6 @@ use crate::objects::{Bell, CardState, Qp};
 
 /// Where the register lies in its page.
 pub(crate) const REGISTER: usize = 0x800;
-/// The send half of a record.
-const SEND_HALF: usize = 4;
 
 /// Takes what has been written to doorbell registers. True: something has.
 pub(crate) fn look(state: &mut State) -> bool {
@@ -102,7 +101,7 @@ pub(crate) fn unbidden(state: &mut State, at: At) -> bool {
 fn read_record(state: &mut State, at: At) {
     let card = &mut state.cards[at.0];
     let Some(qp) = card.qps.get(&at.1) else { return };
-    let (receive, send) = (qp.record.be32(0), qp.record.be32(SEND_HALF));
+    let (receive, send) = (qp.record.be32(record::RECEIVE), qp.record.be32(record::SEND));
     if receive != 0 {
         card.complain(
             Rule::Record,

@@ -1,7 +1,7 @@
 //! Completions: 64 bytes, of which the last word makes them valid.
 
 use super::At;
-use super::element::syndrome;
+use super::layout::{UNIT, cqe as at, syndrome};
 use super::retire::reread;
 use crate::complaint::Rule;
 use crate::devx::qp::QpState;
@@ -10,9 +10,7 @@ use crate::fabric::State;
 use crate::objects::{CardState, Cq, Qp};
 
 /// Where the last word lies: counter, signature, opcode and owner.
-const LAST: usize = 60;
-const OK: u8 = 0;
-const ERROR: u8 = 13;
+const LAST: usize = at::COUNTER;
 
 /// A completion that is due.
 #[derive(Debug, Clone, Copy)]
@@ -44,18 +42,27 @@ impl Cqe {
     }
 
     /// Its bytes. What a card leaves undefined is `noise`.
-    fn image(&self, qpn: u32, user: u32, owner: u8, noise: u8) -> [u8; 64] {
-        let mut image = [noise; 64];
-        image[32..36].copy_from_slice(&user.to_be_bytes());
-        image[36..40].fill(0);
-        match self.syndrome {
-            None => image[44..48].copy_from_slice(&self.bytes.to_be_bytes()),
-            Some(syndrome) => (image[54], image[55]) = (0x68, syndrome),
-        }
-        image[56..60].copy_from_slice(&(u32::from(self.opcode) << 24 | qpn).to_be_bytes());
-        image[60..62].copy_from_slice(&(self.index as u16).to_be_bytes());
-        image[62] = 0;
-        image[63] = if self.syndrome.is_some() { ERROR } else { OK } << 4 | owner;
+    fn image(&self, qpn: u32, user: u32, owner: u8, noise: u8) -> [u8; UNIT] {
+        let mut image = [noise; UNIT];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(at::USER, &user.to_be_bytes());
+        put(at::IMMEDIATE, &[0; 4]);
+        let opcode = match self.syndrome {
+            None => {
+                put(at::LEN, &self.bytes.to_be_bytes());
+                at::REQUEST
+            }
+            Some(syndrome) => {
+                // The vendor's own code says nothing to a driver.
+                put(at::VENDOR, &[0x68]);
+                put(at::SYNDROME, &[syndrome]);
+                at::REQUEST_ERROR
+            }
+        };
+        put(at::OPCODE_QPN, &(u32::from(self.opcode) << 24 | qpn).to_be_bytes());
+        put(at::COUNTER, &(self.index as u16).to_be_bytes());
+        put(at::SIGNATURE, &[0]);
+        put(at::OPCODE_OWNER, &[opcode << 4 | owner]);
         image
     }
 }
@@ -77,7 +84,7 @@ pub(crate) fn report(state: &mut State, at: At) -> bool {
 
 fn finish(card: &mut CardState, number: u32, writing: Writing) -> bool {
     let Some(cq) = card.cqs.get_mut(&number) else { return false };
-    cq.entries.write(writing.slot * 64 + LAST, &writing.last);
+    cq.entries.write(writing.slot * UNIT + LAST, &writing.last);
     cq.written += 1;
     card.counts.completions += 1;
     if let Some(qp) = card.qps.get_mut(&writing.qpn) {
@@ -114,8 +121,8 @@ fn begin(state: &mut State, at: At, number: u32) -> bool {
     let image = due.image(at.1, user, owner, noise);
     let body = &image[..LAST];
     // The parts of the body become visible in some order: none of it counts before the last word.
-    cq.entries.write(slot * 64 + 32, &body[32..]);
-    cq.entries.write(slot * 64, &body[..32]);
+    cq.entries.write(slot * UNIT + 32, &body[32..]);
+    cq.entries.write(slot * UNIT, &body[..32]);
     let last = image[LAST..].try_into().expect("four bytes");
     cq.writing = Some(Writing { qpn: at.1, slot, last, upto: due.index + due.units });
     true

@@ -1,7 +1,8 @@
 //! Reading elements from the queue.
 
 use super::At;
-use super::element::{CQ_UPDATE, Control, Element, UNIT, Wrong, syndrome};
+use super::element::{Control, Element, Wrong};
+use super::layout::{UNIT, control as flags, syndrome};
 use super::message::Message;
 use super::network::gather;
 use crate::abi;
@@ -51,7 +52,7 @@ fn read(card: &mut CardState, qp: &Qp, number: u32) -> Message {
         units: control.units().min(left),
         bytes: first.clone(),
         opcode: control.opcode,
-        signalled: control.flags & 0x0c == CQ_UPDATE,
+        signalled: control.flags & flags::COMPLETION == flags::CQ_UPDATE,
         element: None,
         payload: None,
         accepted: false,

@@ -1,6 +1,7 @@
 //! A message under way: an element that was read, and what of it has arrived.
 
 use super::element::Element;
+use super::layout::control;
 
 /// A part of a message's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Message {
     }
 
     pub(crate) fn is_fenced(&self) -> bool {
-        self.bytes.get(11).is_some_and(|flags| flags >> 5 != 0)
+        self.bytes.get(control::FLAGS).is_some_and(|flags| flags & control::FENCES != 0)
     }
 
     /// Whether pieces of this may arrive while an earlier message is not done. Only relaxed memory lets them.

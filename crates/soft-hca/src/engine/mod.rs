@@ -6,6 +6,7 @@ pub(crate) mod bell;
 pub(crate) mod cqe;
 pub(crate) mod element;
 pub(crate) mod fetch;
+pub(crate) mod layout;
 pub(crate) mod message;
 mod network;
 mod retire;

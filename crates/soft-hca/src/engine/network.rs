@@ -1,7 +1,8 @@
 //! Between two cards: which queue pair takes a message, and the pieces in which it arrives.
 
 use super::At;
-use super::element::{Element, Remote, syndrome};
+use super::element::{Element, Remote};
+use super::layout::syndrome;
 use super::message::{Message, Piece};
 use crate::Link;
 use crate::abi;

@@ -2,8 +2,9 @@
 
 use super::At;
 use super::cqe::Cqe;
-use super::element::{Control, Element, UNIT, syndrome};
+use super::element::{Control, Element};
 use super::fetch::units;
+use super::layout::{UNIT, syndrome};
 use crate::complaint::Rule;
 use crate::devx::qp::QpState;
 use crate::fabric::State;
