@@ -249,6 +249,13 @@ impl CardState {
         }
     }
 
+    /// No completion of a queue pair comes any more: one of which a part is written stays so.
+    pub(crate) fn silence(&mut self, qp: u32) {
+        for cq in self.cqs.values_mut() {
+            cq.writing = cq.writing.filter(|writing| writing.qpn != qp);
+        }
+    }
+
     /// Whether this call of a function is to fail.
     pub(crate) fn failure(&mut self, function: &str) -> Option<Failure> {
         let at = self.failures.iter().position(|failure| failure.function == function)?;

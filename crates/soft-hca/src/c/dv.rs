@@ -143,6 +143,13 @@ pub(super) extern "C" fn mlx5dv_devx_free_uar(uar: *mut Uar) {
             if last && users > 0 {
                 return in_use(card, format!("doorbell page {id:#x} is freed with {users} queues on it"));
             }
+            let beside = card.uars.get(&id).and_then(|uar| beside(&uar.page));
+            if let Some(at) = beside {
+                card.complain(
+                    Rule::Bell,
+                    format!("doorbell page {id:#x}: something was written at {at:#x}, beside the register"),
+                );
+            }
             match card.uars.get_mut(&id) {
                 Some(uar) if !last => uar.holders -= 1,
                 _ => drop(card.uars.remove(&id)),
@@ -153,6 +160,13 @@ pub(super) extern "C" fn mlx5dv_devx_free_uar(uar: *mut Uar) {
     finish(gone, uar.cast());
 }
 
+/// The first byte of a doorbell page that was written to and is not the register's.
+fn beside(page: &Memory) -> Option<usize> {
+    let register = crate::engine::bell::REGISTER..crate::engine::bell::REGISTER + 8;
+    let bytes = page.bytes(0, page.len());
+    (0..bytes.len()).find(|at| bytes[*at] != 0 && !register.contains(at))
+}
+
 fn register(
     context: *mut Context,
     function: &str,
@@ -160,7 +174,7 @@ fn register(
     memory: impl FnOnce(&CardState) -> Result<Memory, c_int>,
 ) -> *mut Umem {
     let made = devx(context, function, |handle, card| {
-        let known = abi::LOCAL_WRITE | abi::REMOTE_WRITE | abi::REMOTE_READ;
+        let known = abi::LOCAL_WRITE | abi::REMOTE_WRITE | abi::REMOTE_READ | abi::RELAXED_ORDERING;
         if access & !known != 0 {
             card.complain(Rule::Memory, format!("{function}: access is {access:#x}, known bits are {known:#x}"));
             return Err(EINVAL);
@@ -381,6 +395,7 @@ pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
             }
             if handle.kind == Kind::Qp {
                 card.qps.remove(&id);
+                card.silence(id);
                 card.gone.insert(id);
                 card.changes += 1;
                 return Ok(());

@@ -191,9 +191,9 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
         }
     }
     match opcode {
-        RST2INIT => init(command, number)?,
+        RST2INIT => init(command)?,
         INIT2RTR => receive(command)?,
-        RTR2RTS => send(command)?,
+        RTR2RTS => send(command, number)?,
         _ => {}
     }
     let input = command.input;
@@ -201,14 +201,17 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
     keep(&mut qp.image, input, sets);
     qp.state = to;
     match to {
-        QpState::Reset => qp.restart(),
+        QpState::Reset => {
+            qp.restart();
+            command.card.silence(number);
+        }
         QpState::Error => qp.flight.clear(),
         _ => {}
     }
     Ok(())
 }
 
-fn init(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
+fn init(command: &mut Command<'_>) -> Result<(), Refusal> {
     command.must_be(&PM_STATE, 3)?;
     command.must_be(&PKEY_INDEX, 0)?;
     command.must_be(&VHCA_PORT_NUM, 1)?;
@@ -217,9 +220,6 @@ fn init(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
             return command.refuse(Rule::Command, BAD_PARAM, "rae is 1: this card has no atomics");
         }
         command.must_be(&ATOMIC_MODE, 3)?;
-    }
-    if command.card.qps[&number].record.bytes(0, 8) != [0; 8] {
-        return command.refuse(Rule::Filled, BAD_PARAM, "the record is not zero, and the queue begins at zero");
     }
     Ok(())
 }
@@ -266,9 +266,14 @@ fn routed(command: &mut Command<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn send(command: &mut Command<'_>) -> Result<(), Refusal> {
+fn send(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
     // What the peer's context says of its own end is compared when the first message comes.
-    command.at_most(&LOG_SRA_MAX, 7)
+    command.at_most(&LOG_SRA_MAX, 7)?;
+    // From now on the card may look at the record.
+    if command.card.qps[&number].record.bytes(0, 8) != [0; 8] {
+        return command.refuse(Rule::Filled, BAD_PARAM, "the record is not zero, and the queue begins at zero");
+    }
+    Ok(())
 }
 
 /// Answers the context.

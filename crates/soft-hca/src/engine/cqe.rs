@@ -26,7 +26,7 @@ pub(crate) struct Cqe {
 /// A completion of which all but the last word is written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writing {
-    qpn: u32,
+    pub(crate) qpn: u32,
     slot: usize,
     last: [u8; 4],
     upto: u64,

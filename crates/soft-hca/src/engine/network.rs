@@ -90,7 +90,8 @@ pub(crate) fn accept(state: &mut State, at: At) -> bool {
     let mut rng = state.rng.clone();
     let card = &mut state.cards[at.0];
     let Some(qp) = card.qps.get_mut(&at.1) else { return false };
-    (qp.silent_since, qp.answered) = (None, true);
+    qp.silent_since = None;
+    qp.answered |= peer.is_some();
     let message = &mut qp.flight[place];
     match verdict {
         Ok(relaxed) => {

@@ -160,7 +160,13 @@ fn memory_that_was_not_prepared_is_refused() {
     let place = side.add_queue(4, 4, true);
     let queue = &side.queues[place];
     queue.arena.word(4).store(7, std::sync::atomic::Ordering::Relaxed);
-    assert_eq!(side.modify(queue.qp, &Side::init(queue.number)), Err(BAD_PARAM));
+    for (command, outcome) in [
+        (Side::init(queue.number), Ok(())),
+        (side.rtr(queue.number, &side, queue.number), Ok(())),
+        (Side::rts(queue.number), Err(BAD_PARAM)),
+    ] {
+        assert_eq!(side.modify(queue.qp, &command), outcome);
+    }
     assert_eq!(only(&side.card), Rule::Filled);
     side.close();
 }
@@ -262,6 +268,42 @@ fn a_stray_pointer_is_refused() {
         assert!((side.lib.ibv_reg_mr)(pd, side.rows.at(0), 64, 1).is_null());
     }
     assert!(soft_hca::stray_pointers().len() >= 3);
+    side.close();
+}
+
+/// Cards are listed while their fabric lives; a device that nobody holds any more is refused.
+#[test]
+fn a_device_goes_with_its_fabric() {
+    let lib = crate::library::Library::new();
+    let fabric = Fabric::builder(1, Link::Ethernet).stepped();
+    let name = fabric.card(0).name();
+    // SAFETY: the list ends with a null pointer, and names are read while it holds the devices.
+    let names = || unsafe {
+        let list = (lib.ibv_get_device_list)(std::ptr::null_mut());
+        let (mut names, mut device) = (Vec::new(), list);
+        while !(*device).is_null() {
+            names.push(std::ffi::CStr::from_ptr((lib.ibv_get_device_name)(*device)).to_str().unwrap().to_owned());
+            device = device.add(1);
+        }
+        let first = *list;
+        (lib.ibv_free_device_list)(list);
+        (names, first)
+    };
+    assert!(names().0.contains(&name));
+    drop(fabric);
+    let (left, _) = names();
+    assert!(!left.contains(&name));
+}
+
+/// A bell beside the register is none, and is told when the page goes.
+#[test]
+fn a_bell_beside_the_register_is_told() {
+    let (_fabric, side) = one(Link::Ethernet);
+    let queue = side.prepare(4, 4, true);
+    // SAFETY: a live page of 4096 bytes.
+    unsafe { (*queue.uar).base_addr.cast::<u64>().add(0x900 / 8).write_volatile(7) };
+    free(&side, queue);
+    assert_eq!(only(&side.card), Rule::Bell);
     side.close();
 }
 

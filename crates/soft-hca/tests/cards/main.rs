@@ -32,9 +32,22 @@ impl Pair {
         log_cq: u32,
         collapsed: bool,
     ) -> Self {
+        Self::with(link, mood, seed, (queues, log_depth, log_cq), collapsed, 0)
+    }
+
+    /// With doorbell pages of a kind: 1 is one page for all.
+    pub(crate) fn with(
+        link: Link,
+        mood: Mood,
+        seed: u64,
+        (queues, log_depth, log_cq): (usize, u32, u32),
+        collapsed: bool,
+        pages: u32,
+    ) -> Self {
         let fabric = Fabric::builder(2, link).mood(mood).seed(seed).stepped();
         let mut sides = [0, 1].map(|card| Side::open(fabric.card(card), link));
         for side in &mut sides {
+            side.pages = pages;
             for _ in 0..queues {
                 side.add_queue(log_depth, log_cq, collapsed);
             }

@@ -111,6 +111,8 @@ pub(crate) struct Side {
     pub(crate) cells: Arena,
     pub(crate) cells_mr: *mut Mr,
     pub(crate) queues: Vec<Queue>,
+    /// The kind of doorbell pages.
+    pub(crate) pages: u32,
 }
 
 const ALL_ACCESS: u32 = abi::LOCAL_WRITE | abi::REMOTE_WRITE | abi::REMOTE_READ | abi::REMOTE_ATOMIC;
@@ -141,7 +143,20 @@ impl Side {
             let rows_mr = (lib.ibv_reg_mr_iova2)(pd, rows.at(0), REGION, rows.addr(0), relaxed);
             let cells_mr = (lib.ibv_reg_mr)(pd, cells.at(0), REGION, ALL_ACCESS as i32);
             assert!(!rows_mr.is_null() && !cells_mr.is_null());
-            Self { lib, card, link, context, pd, pdn: out.pdn, rows, rows_mr, cells, cells_mr, queues: Vec::new() }
+            Self {
+                lib,
+                card,
+                link,
+                context,
+                pd,
+                pdn: out.pdn,
+                rows,
+                rows_mr,
+                cells,
+                cells_mr,
+                queues: Vec::new(),
+                pages: 0,
+            }
         }
     }
 
@@ -236,7 +251,7 @@ impl Side {
         // SAFETY: the arena lives as long as the queue, which is destroyed in order.
         let (umem, uar) = unsafe {
             let umem = (self.lib.mlx5dv_devx_umem_reg)(self.context, arena.at(0), bytes, abi::LOCAL_WRITE);
-            (umem, (self.lib.mlx5dv_devx_alloc_uar)(self.context, 0))
+            (umem, (self.lib.mlx5dv_devx_alloc_uar)(self.context, self.pages))
         };
         assert!(!umem.is_null() && !uar.is_null());
         let null = std::ptr::null_mut();
