@@ -6,7 +6,7 @@
  *   put        an RDMA write, or several where it is long; no bell, unless EP_MLX5_BATCH elements wait for one
  *   publish    a fetch-add of 8 bytes on the rows' own queue pair, of what the cell lacks: an atomic comes after all earlier requests of its
  *              queue pair, however these were placed. It goes by the key of the cells, a region without relaxed ordering. Then the bell
- *   bell       elements; a fence; the record; a fence; the register. With EP_MLX5_DOUBLE_BELL the register is rung before the record, too
+ *   bell       elements, and how many completions were read; a fence; the record; a fence; the register. With EP_MLX5_DOUBLE_BELL the register is rung before the record, too
  *   ticket     of a put: the number of elements up to its last, ever
  *   completed  the completion of element `i` is there when its owner bit is that of the round i / places and its opcode is not 15. One that
  *              succeeded says that all earlier ones did: after an error everything fails
@@ -50,11 +50,12 @@ EP_DEV void ep_mlx5_ring(EpMlx5* q) {
     if (q->rung == q->posted) return;
     const ep_u32 count = (ep_u32)q->posted & 0xffff;
     const ep_u64 bell = (ep_u64)ep_mlx5_big(q->number << 8) << 32 | ep_mlx5_big(count << 8);
+    /* Before the adapter knows of any element whose completion may need the place of one that was read. */
+    ep_st_relaxed4((ep_u32*)q->read, ep_mlx5_big((ep_u32)q->completed & 0xffffff));
     ep_fence_sys();
 #if EP_MLX5_DOUBLE_BELL
     ep_st_register((void*)q->bell, bell);
 #endif
-    ep_st_relaxed4((ep_u32*)q->read, ep_mlx5_big((ep_u32)q->completed & 0xffffff));
     ep_st_relaxed4((ep_u32*)q->record, ep_mlx5_big(count));
     ep_fence_sys();
     ep_st_register((void*)q->bell, bell);

@@ -10,13 +10,10 @@ use crate::error::Error;
 use crate::library::Library;
 use crate::sys;
 
-/// Ports that an adapter has at most.
-const PORTS: u8 = 2;
-
 /// A port of an adapter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
-    /// Counted from 1.
+    /// Counted from 1. A card with several ports is as many adapters.
     pub(crate) number: u8,
     pub(crate) lid: u16,
     /// The active one, as verbs number it: 1 is 256 bytes, 5 is 4096.
@@ -79,9 +76,9 @@ pub(crate) fn choose(library: &Library, names: &[String], local: u32) -> Result<
     let (asked, mut why) = (!names.is_empty(), Vec::new());
     let mut usable = Vec::new();
     for name in if asked { names } else { &found } {
-        match ports(library, name, &mut why) {
-            Ok(ports) if asked => usable.extend(ports.into_iter().take(1)),
-            Ok(ports) => usable.extend(ports),
+        match usable_port(library, name) {
+            Ok(Ok(found)) => usable.push(found),
+            Ok(Err(reason)) => why.push(reason),
             Err(error) => why.push(error.to_string()),
         }
     }
@@ -91,36 +88,23 @@ pub(crate) fn choose(library: &Library, names: &[String], local: u32) -> Result<
     };
     let how = if asked { "asked for" } else { "active" };
     let reason = format!(
-        "adapter {}, port {}, address {gid} (GID {}): for local rank {local}, among {count} {how}",
+        "adapter {}, address {gid} (GID {}): for local rank {local}, among {count} {how}",
         context.name(),
-        port.number,
         gid.index
     );
     Ok(Chosen { context, port, gid, reason })
 }
 
-/// The ports of an adapter that can be used; what is wrong with the others is added to `why`.
-fn ports(library: &Library, name: &str, why: &mut Vec<String>) -> Result<Vec<(Context, Port, Gid)>, Error> {
+/// The port of an adapter with its best address, or what is wrong with it.
+fn usable_port(library: &Library, name: &str) -> Result<Result<(Context, Port, Gid), String>, Error> {
     let context = Context::open(library, name)?;
-    let mut usable = Vec::new();
-    for number in 1..=PORTS {
-        let port = match port(&context, number) {
-            Ok(port) => port,
-            // It has no such port.
-            Err(_) if number > 1 => break,
-            Err(error) => return Err(error),
-        };
-        if !port.active {
-            why.push(format!("port {number} of {name} is not active"));
-            continue;
-        }
-        match best(&port, gids(&context, &port)) {
-            Some(gid) => usable.push((context.clone(), port, gid)),
-            None => why
-                .push(format!("port {number} of {name} has no RoCEv2 address (GID): give its interface an IP address")),
-        }
+    let port = port(&context, 1)?;
+    if !port.active {
+        return Ok(Err(format!("the port of {name} is not active")));
     }
-    Ok(usable)
+    let missing = || format!("the port of {name} has no RoCEv2 address (GID): give its interface an IP address");
+    let best = best(&port, gids(&context, &port)).ok_or_else(missing);
+    Ok(best.map(|gid| (context, port, gid)))
 }
 
 fn port(context: &Context, number: u8) -> Result<Port, Error> {

@@ -2,9 +2,9 @@
  * elements.cpp: what the verbs write, byte for byte: elements, record and doorbell. What they read: completions. With ORACLE the bytes are those that
  * rdma-core's own setters and structs have, else those of vectors written by hand.
  */
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
+#include <stdio.h>
+#include <stdlib.h>
+
 #include <initializer_list>
 
 #include "ep_device.h"
@@ -25,9 +25,9 @@ constexpr ep_u64 kFrom = 0x99aabbccdd000000, kTo = 0x1122334455000000, kReturned
 constexpr ep_u32 kNumber = 0xabcdef, kOwn = 0x01020304, kRows = 0xaabbccdd, kCells = 0x0badcafe;
 
 void begin(ep_u64 posted) {
-    std::memset(elements, 0, sizeof elements);
-    std::memset(completions, 0xff, sizeof completions);
-    std::memset(last, 0, sizeof last);
+    memset(elements, 0, sizeof elements);
+    memset(completions, 0xff, sizeof completions);
+    memset(last, 0, sizeof last);
     record = taken = 0;
     bell = 0;
     state = EpMlx5{};
@@ -53,30 +53,30 @@ void begin(ep_u64 posted) {
     state.posted = state.rung = state.completed = posted;
 }
 
-void expect(const char* what, const void* seen, const void* expected, std::size_t bytes) {
-    if (std::memcmp(seen, expected, bytes) == 0) return;
-    std::printf("%s\n", what);
+void expect(const char* what, const void* seen, const void* expected, size_t bytes) {
+    if (memcmp(seen, expected, bytes) == 0) return;
+    printf("%s\n", what);
     for (const void* of : {seen, expected}) {
-        for (std::size_t i = 0; i < bytes; ++i) std::printf("%02x%s", ((const ep_u8*)of)[i], i % 4 == 3 ? " " : "");
-        std::printf("\n");
+        for (size_t i = 0; i < bytes; ++i) printf("%02x%s", ((const ep_u8*)of)[i], i % 4 == 3 ? " " : "");
+        printf("\n");
     }
-    std::exit(1);
+    exit(1);
 }
 void expect(const char* what, ep_u64 seen, ep_u64 expected) {
     if (seen == expected) return;
-    std::printf("%s: %llx, expected %llx\n", what, seen, expected);
-    std::exit(1);
+    printf("%s: %llx, expected %llx\n", what, seen, expected);
+    exit(1);
 }
 
 /* Bytes of words as the vectors write them. */
-template <std::size_t N> struct Vector {
+template <size_t N> struct Vector {
     ep_u8 bytes[4 * N];
     Vector(const ep_u32 (&words)[N]) {
-        for (std::size_t i = 0; i < 4 * N; ++i) bytes[i] = (ep_u8)(words[i / 4] >> (24 - i % 4 * 8));
+        for (size_t i = 0; i < 4 * N; ++i) bytes[i] = (ep_u8)(words[i / 4] >> (24 - i % 4 * 8));
     }
 };
 
-void complete(ep_u64 index, ep_u8 opcode, std::uint16_t counter) {
+void complete(ep_u64 index, ep_u8 opcode, uint16_t counter) {
     ep_u8* at = completions + 64 * (index % 64);
 #ifdef ORACLE
     mlx5_cqe64* entry = (mlx5_cqe64*)at;
@@ -178,7 +178,7 @@ void a_place_is_written_when_its_element_has_completed() {
     ep_u64 ticket = 0;
     for (ep_u32 i = 0; i < 64; ++i) expect("put", ep_far_put({(ep_u64)&state}, 0, i, 8, 0, &ticket), EP_FAR_OK);
     ep_u8 before[64];
-    std::memcpy(before, elements, 64);
+    memcpy(before, elements, 64);
     expect("full", ep_far_put({(ep_u64)&state}, 0, 999, 8, ep_now(), &ticket), EP_FAR_TIMEOUT);
     expect("untouched", elements, before, 64);
     expect("all was rung", state.rung, 64);
@@ -186,7 +186,7 @@ void a_place_is_written_when_its_element_has_completed() {
     complete(0, 0, 0);
     expect("put", ep_far_put({(ep_u64)&state}, 0, 999, 8, ep_now(), &ticket), EP_FAR_OK);
     expect("one place", ep_far_put({(ep_u64)&state}, 0, 999, 8, ep_now(), &ticket), EP_FAR_TIMEOUT);
-    for (ep_u64 i = 1; i < 64; ++i) complete(i, 0, (std::uint16_t)i);
+    for (ep_u64 i = 1; i < 64; ++i) complete(i, 0, (uint16_t)i);
     expect("put", ep_far_put({(ep_u64)&state}, 0, 999, 8, ep_now(), &ticket), EP_FAR_OK);
     expect("half at a time", state.completed, 33);
 }
@@ -198,10 +198,10 @@ void flush_reads_owner_opcode_and_counter() {
         ep_u64 ticket = 0;
         expect("put", ep_far_put({(ep_u64)&state}, 0, 0, 8, 0, &ticket), EP_FAR_OK);
         expect("never written", ep_far_flush({(ep_u64)&state}, ticket, ep_now()), EP_FAR_TIMEOUT);
-        complete(at + 64, 0, (std::uint16_t)at); /* the other round's owner */
+        complete(at + 64, 0, (uint16_t)at); /* the other round's owner */
         expect("owner", ep_far_flush({(ep_u64)&state}, ticket, ep_now()), EP_FAR_TIMEOUT);
         expect("under way", ep_far_poll({(ep_u64)&state}), EP_FAR_OK);
-        complete(at, 0, (std::uint16_t)at);
+        complete(at, 0, (uint16_t)at);
         expect("done", ep_far_flush({(ep_u64)&state}, ticket, ep_now()), EP_FAR_OK);
         expect("rung by the flush", state.rung, at + 1);
     }
@@ -263,5 +263,5 @@ int main() {
     a_place_is_written_when_its_element_has_completed();
     flush_reads_owner_opcode_and_counter();
     what_reaches_out_is_refused_and_touches_nothing();
-    std::printf("all as expected\n");
+    printf("all as expected\n");
 }

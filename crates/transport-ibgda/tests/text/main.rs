@@ -1,41 +1,18 @@
 //! The text of the verbs by itself: it compiles for a CPU, and every byte that it writes and every completion that it reads is as the adapter has it.
 
-#[path = "../../../ep-core/tests/core/common/compiler.rs"]
-mod compiler;
+#[path = "../common/mod.rs"]
+mod common;
 
-use std::fs;
 use std::process::Command;
 
-use compiler::compiler;
-use ep_core::transport::DeviceSource;
-use ep_ibgda::{Doorbell, Settings, source};
-
-const DEVICE: &str = include_str!("ep_device.h");
-const ELEMENTS: &str = include_str!("elements.cpp");
-
-/// A change of the text, made on purpose: what stands there, and what is put in its place.
-type Mutation = (&'static str, &'static str);
+use common::{Mutation, compile};
+use ep_ibgda::{Doorbell, Settings};
 
 /// What the program says, run with this text; `Err` where something is not as it should be. None without a compiler.
-fn run(settings: &Settings, mutation: Option<Mutation>, more: &[&str]) -> Option<Result<String, String>> {
-    let compiler = compiler()?;
-    let DeviceSource { mut text, defines, .. } = source(settings);
-    if let Some((from, to)) = mutation {
-        assert_eq!(text.matches(from).count(), 1, "the text has it once: {from}");
-        text = text.replace(from, to);
-    }
+fn run(settings: &Settings, mutation: Option<Mutation<'_>>, more: &[&str]) -> Option<Result<String, String>> {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let own = [("ep_device.h", DEVICE.to_owned()), ("elements.cpp", ELEMENTS.to_owned()), (DeviceSource::NAME, text)];
-    for (name, text) in ep_core::device::headers().into_iter().chain(own) {
-        fs::write(folder.path().join(name), text).expect("the file can be written");
-    }
-    let defines = defines.iter().map(|(name, value)| format!("-D{name}={value}"));
-    let mut command = Command::new(&compiler);
-    // Words that the text does not say are declared and not defined.
-    command.args(["-std=c++17", "-O1", "-Wall", "-Werror", "-Wno-unused-function", "-fno-strict-aliasing"]);
-    command.args(defines).args(more).args(["-o", "elements", "elements.cpp", "-pthread"]).current_dir(folder.path());
-    let said = command.output().expect("the compiler runs");
-    assert!(said.status.success(), "{compiler}: {}", String::from_utf8_lossy(&said.stderr));
+    let program = ("elements.cpp", include_str!("elements.cpp"));
+    compile(folder.path(), settings, mutation, program, &[more, &["-o", "elements"]].concat())?;
     let said = Command::new(folder.path().join("elements")).output().expect("the program runs");
     let out = String::from_utf8_lossy(&said.stdout).into_owned();
     Some(if said.status.success() { Ok(out) } else { Err(out) })
@@ -57,7 +34,7 @@ fn elements_and_completions_are_those_of_mlx5dv() {
 }
 
 /// Errors that the bytes alone show.
-const MUTATIONS: [(&str, Mutation); 12] = [
+const MUTATIONS: [(&str, Mutation<'_>); 12] = [
     ("the wrong half of the element's number and segments", ("q->number << 8 | segments", "segments << 8 | q->number")),
     (
         "the index off by one",
