@@ -19,7 +19,7 @@ fn hostile(seed: u64, settings: &Settings, plant: Plant) -> Scenario {
         mood: Mood::hostile(),
         settings: settings.clone(),
         rows: 40,
-        slots: 16,
+        slots: [16, 2, 4][seed as usize % 3],
         plant,
     }
 }
@@ -152,7 +152,8 @@ fn a_signal_that_does_not_follow_its_rows_is_found() {
 
 #[test]
 fn a_source_that_is_used_again_early_is_found() {
-    let settings = settings(true, Doorbell::Single);
+    // Rows of one message: what is read late is read late as a whole.
+    let settings = Settings::new().relaxed_ordering(true);
     let Some(verbs) = Verbs::new(&settings, None) else { return };
     let said = found(&verbs, &settings, Plant::SourceReused).expect("a source that is used again");
     assert!(said.contains("F3"), "{said}");
