@@ -46,7 +46,10 @@ fn late() -> Loop {
 }
 
 /// Writes the words of a command one after the other, with time between.
-const IN_HALVES: device::Mutation = ("    ep_st_release(slot + 1,", "    ep_nap(50000);\n    ep_st_release(slot + 1,");
+const IN_HALVES: device::Mutation = (
+    "    ep_st_relaxed2(slot, first | phase, second | phase);",
+    "    ep_st_release(slot, first | phase);\n    ep_nap(50000);\n    ep_st_release(slot + 1, second | phase);",
+);
 
 fn traffic<T: Transport<Lanes: 'static>>(of: Traffic, pair: &Pair<T>, device: &Device) -> String
 where
