@@ -103,3 +103,25 @@ fn liberties_are_taken() {
     }
     assert!(torn > 0 && merged > 0 && begun > 0, "torn {torn}, merged {merged}, begun {begun}");
 }
+
+/// A write never comes before a fetch-add that was posted earlier, relaxed or not.
+#[test]
+fn no_write_passes_a_fetch_add() {
+    for seed in 0..40 {
+        let pair = Pair::new(Link::Ethernet, Mood::hostile(), seed, 1, 4, 4, true);
+        let (a, b) = (&pair.a, &pair.b);
+        let (queue, mut poster) = (&a.queues[0], Poster::new(None));
+        let ((local, _), (_, cells), (_, rows)) =
+            (Side::keys(a.cells_mr), Side::keys(b.cells_mr), Side::keys(b.rows_mr));
+        poster.fetch_add(queue, 0, (b.cells.addr(0), cells), 1, (a.cells.addr(64), local));
+        poster.write_inline(queue, SIGNAL, (b.rows.addr(0), rows), b"later");
+        poster.ring(queue);
+        while !poster.is_done(queue, 1) {
+            pair.fabric.step();
+            let (row, cell) = (b.rows.read(0, 1)[0], b.cells.double(0).load(Ordering::Relaxed));
+            assert!(row == 0 || cell == 1, "seed {seed}");
+            poster.poll(queue).unwrap();
+        }
+        pair.close();
+    }
+}
