@@ -55,6 +55,9 @@ EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
+EP_DEV void ep_st_relaxed2(void* at, ep_u64 first, ep_u64 second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(first), "l"(second) : "memory");
+}
 EP_DEV void ep_fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 /* CUDA's own fences (`__threadfence`) put all threads' fences in one order besides: nothing here needs that. */
 EP_DEV void ep_fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }

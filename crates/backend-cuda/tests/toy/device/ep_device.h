@@ -68,6 +68,10 @@ EP_DEV void ep_st_release(void* at, ep_u64 v) { __atomic_store_n((ep_u64*)at, v,
 EP_DEV ep_u32 ep_ld_acquire4(const void* at) { return __atomic_load_n((const ep_u32*)at, __ATOMIC_ACQUIRE); }
 EP_DEV void ep_st_release4(void* at, ep_u32 v) { __atomic_store_n((ep_u32*)at, v, __ATOMIC_RELEASE); }
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+EP_DEV void ep_st_relaxed2(void* at, ep_u64 first, ep_u64 second) {
+    __atomic_store_n((ep_u64*)at, first, __ATOMIC_RELAXED);
+    __atomic_store_n((ep_u64*)at + 1, second, __ATOMIC_RELAXED);
+}
 EP_DEV void ep_fence_sys() {
     toy::Warp::own().fence();
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
