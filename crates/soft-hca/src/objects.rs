@@ -130,6 +130,8 @@ pub(crate) struct Qp {
     pub(crate) image: Vec<u8>,
     /// The syndrome of what broke it.
     pub(crate) syndrome: Option<u8>,
+    /// How often a command has ended what it was doing: what peers sent before then arrives no more.
+    pub(crate) epoch: u64,
 
     pub(crate) bells: VecDeque<Bell>,
     /// The producer index, as far as the card knows it.

@@ -131,6 +131,7 @@ pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
         state: QpState::Reset,
         image,
         syndrome: None,
+        epoch: 0,
         bells: VecDeque::new(),
         produced: 0,
         fetched: 0,
@@ -200,6 +201,7 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
     let qp = command.card.qps.get_mut(&number).expect("looked up above");
     keep(&mut qp.image, input, sets);
     qp.state = to;
+    qp.epoch += u64::from(matches!(to, QpState::Reset | QpState::Error));
     match to {
         QpState::Reset => {
             qp.restart();

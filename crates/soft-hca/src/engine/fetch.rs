@@ -56,6 +56,7 @@ fn read(card: &mut CardState, qp: &Qp, number: u32) -> Message {
         element: None,
         payload: None,
         accepted: false,
+        taker: None,
         relaxed: false,
         pieces: Vec::new(),
         returning: None,

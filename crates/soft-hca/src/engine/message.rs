@@ -1,5 +1,6 @@
 //! A message under way: an element that was read, and what of it has arrived.
 
+use super::At;
 use super::element::Element;
 use super::layout::control;
 
@@ -26,6 +27,8 @@ pub(crate) struct Message {
     pub(crate) payload: Option<Vec<u8>>,
     /// The peer's queue pair has taken it: it can no longer fail at the peer's keys.
     pub(crate) accepted: bool,
+    /// Which queue pair that is, in which of its epochs.
+    pub(crate) taker: Option<(At, u64)>,
     /// Whether the memory that it writes to is relaxed.
     pub(crate) relaxed: bool,
     /// What has not arrived.

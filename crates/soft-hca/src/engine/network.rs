@@ -73,21 +73,22 @@ fn agree(own: &CardState, at: At, qp: &Qp, remote: &Qp) -> Result<(), Silence> {
 
 /// The peer takes the oldest message that it has not taken, or does not answer.
 pub(crate) fn accept(state: &mut State, at: At) -> bool {
-    let Some(place) = state.cards[at.0].qps[&at.1].flight.iter().position(|message| !message.accepted) else {
-        return false;
-    };
-    let peer = match state.cards[at.0].qps[&at.1].flight[place].element {
-        Some(Element::Nop) => None,
-        Some(_) => match peer(state, at) {
+    let flight = &state.cards[at.0].qps[&at.1].flight;
+    let Some(place) = flight.iter().position(|message| !message.accepted) else { return false };
+    // Behind one that failed the peer takes nothing.
+    let peer = match &flight[place] {
+        Message { fault: Some(_), .. } | Message { element: None, .. } => return false,
+        Message { element: Some(Element::Nop), .. } => None,
+        _ => match peer(state, at) {
             Ok(peer) => Some(peer),
             Err(why) => return silent(state, at, place, why),
         },
-        None => return false,
     };
     let verdict = peer.map_or(Ok(false), |peer| admit(state, at, peer, place));
     let tear = state.mood.tear;
     let torn = state.rng.chance(tear);
     let mut rng = state.rng.clone();
+    let taker = peer.map(|peer| (peer, state.cards[peer.0].qps[&peer.1].epoch));
     let card = &mut state.cards[at.0];
     let Some(qp) = card.qps.get_mut(&at.1) else { return false };
     qp.silent_since = None;
@@ -96,6 +97,7 @@ pub(crate) fn accept(state: &mut State, at: At) -> bool {
     match verdict {
         Ok(relaxed) => {
             message.accepted = true;
+            message.taker = taker;
             message.relaxed = relaxed;
             message.pieces = message.element.as_ref().map_or(Vec::new(), |element| cut(element, torn, &mut rng));
         }
@@ -248,9 +250,9 @@ pub(crate) fn deliver(state: &mut State, at: At) -> bool {
         None => {
             let pieces = state.cards[at.0].qps[&at.1].flight[place].pieces.len();
             let piece = if prompt { 0 } else { state.rng.below(pieces) };
-            match peer(state, at) {
-                Ok(to) => arrive(state, at, to, place, piece),
-                Err(why) => return silent(state, at, place, why),
+            match taker(state, at, place) {
+                Some(to) => arrive(state, at, to, place, piece),
+                None => return silent(state, at, place, None),
             }
         }
     };
@@ -258,6 +260,13 @@ pub(crate) fn deliver(state: &mut State, at: At) -> bool {
         qp.flight[place].fault = Some(syndrome);
     }
     true
+}
+
+/// The queue pair that has taken a message, where it is still there. That it has failed since does not matter.
+fn taker(state: &State, at: At, place: usize) -> Option<At> {
+    let (to, epoch) = state.cards[at.0].qps[&at.1].flight[place].taker?;
+    let card = &state.cards[to.0];
+    (!card.dead && card.qps.get(&to.1)?.epoch == epoch).then_some(to)
 }
 
 fn arrive(state: &mut State, at: At, to: At, place: usize, piece: usize) -> Result<(), u8> {

@@ -77,6 +77,27 @@ fn the_peers_memory_ends_with_syndrome_13h() {
     }
 }
 
+/// What was posted behind a message that the peer refuses does not arrive, and is flushed.
+#[test]
+fn nothing_behind_a_refused_message_arrives() {
+    for seed in 0..20 {
+        let pair = pair(seed);
+        let (a, b) = (&pair.a, &pair.b);
+        let (queue, mut poster) = (&a.queues[0], Poster::new(None));
+        let (key, base) = (Side::keys(b.rows_mr).1, b.rows.addr(0));
+        for (place, key) in [(0, key), (64, key ^ 1), (128, key), (192, key)] {
+            poster.write_inline(queue, SIGNAL, (base + place, key), b"row");
+        }
+        poster.ring(queue);
+        pair.fabric.settle();
+        let rows: Vec<bool> = [0, 64, 128, 192].iter().map(|&at| b.rows.read(at, 3) == b"row").collect();
+        assert_eq!(rows, [true, false, false, false], "seed {seed}");
+        let ends: Vec<u8> = (0..4).map(|slot| queue.arena.read(ENTRIES + slot * 64 + 55, 1)[0]).collect();
+        assert_eq!(ends[1..], [0x13, 5, 5], "seed {seed}");
+        assert_eq!(a.card.complaints().len(), 1, "{:?}", a.card.complaints());
+    }
+}
+
 #[test]
 fn a_misaligned_fetch_add_ends_with_syndrome_12h() {
     let pair = pair(5);

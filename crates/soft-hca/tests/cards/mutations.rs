@@ -61,7 +61,14 @@ fn record_in_the_wrong_byte_order() {
 
 #[test]
 fn record_never_written() {
-    mutation(Mutation::RecordNever, &[Outcome::Stuck, complained(Rule::Index)]);
+    // By each way in which a card comes to read it, alone.
+    for way in 0..3 {
+        caught(&[Outcome::Stuck, complained(Rule::Index)], |traffic| {
+            let chances = [(50, 0, 0), (0, 5, 0), (0, 0, 2)];
+            (traffic.mood.record, traffic.mood.early, traffic.mood.recover) = chances[way];
+            traffic.mutation = Some(Mutation::RecordNever);
+        });
+    }
 }
 
 #[test]
