@@ -51,7 +51,7 @@ pub(crate) struct Round {
 }
 
 impl Job {
-    fn layout(&self) -> Layout {
+    pub(crate) fn layout(&self) -> Layout {
         let (nodes, width) = self.topology;
         let experts = self.local_experts * nodes * width;
         let shape = Shape::builder().experts(experts).topk(self.topk).hidden(self.hidden).max_tokens(64);

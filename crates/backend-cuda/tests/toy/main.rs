@@ -5,6 +5,7 @@
 //! Everything else that its program is made of is what GPUs run: `counts.cu`, `dispatch_ring.cu`, `combine_ring.cu` and the headers they include. A word
 //! of CUDA in any of these does not compile. Needs a C++ compiler and nothing else.
 
+mod adapters;
 #[path = "../../../ep-core/tests/core/common/compiler.rs"]
 mod compiler;
 mod job;

@@ -10,7 +10,7 @@ use crate::program::{Checks, Mutation, Nodes, Program};
 use crate::{again, job};
 
 /// A job of one round of `nodes` nodes of `width` ranks.
-fn far_job(seed: u64, nodes: u32, width: u32, slots: u32, tokens: &[u32]) -> Job {
+pub(crate) fn far_job(seed: u64, nodes: u32, width: u32, slots: u32, tokens: &[u32]) -> Job {
     let mut job = job(seed, slots, [0; 3]);
     job.topology = (nodes, width);
     job.rounds[0].tokens = tokens.to_vec();
@@ -18,7 +18,7 @@ fn far_job(seed: u64, nodes: u32, width: u32, slots: u32, tokens: &[u32]) -> Job
 }
 
 /// Shapes, rings and batches of every kind: what there is none of, one of, or many of.
-fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
+pub(crate) fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
     let skewed = RoutingKind::Skewed { exponent: 2.0 };
     let of = |nodes, width, slots, tokens: &[u32], change: &dyn Fn(&mut Job)| {
         let mut job = far_job(seed, nodes, width, slots, tokens);

@@ -32,7 +32,10 @@ pub(crate) enum Checks {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nodes {
     One,
+    /// Over the toy's own network.
     Several,
+    /// As kernels post to adapters themselves: a library, whose caller makes the lanes.
+    Adapters,
 }
 
 /// A change of the kernels' text, made on purpose: file, what stands there, what is put in its place.
@@ -56,7 +59,11 @@ fn files(nodes: Nodes) -> Vec<(&'static str, String)> {
     // In place of the GPU's headers of the same names, and what is the toy's own.
     let toy = ep_cuda_twin::TOY.into_iter().chain([PROGRAM]).map(|(name, text)| (name, text.to_owned()));
     // Later files take the place of earlier ones.
-    let far = (nodes == Nodes::Several).then(|| (FAR.0, FAR.1.to_owned()));
+    let far = match nodes {
+        Nodes::One => None,
+        Nodes::Several => Some((FAR.0, FAR.1.to_owned())),
+        Nodes::Adapters => Some((FAR.0, ep_ibgda::source(&ep_ibgda::Settings::new()).text)),
+    };
     headers().into_iter().chain(kernels).chain(toy).chain(far).collect()
 }
 
@@ -76,6 +83,11 @@ fn compile(compiler: &str, checks: Checks, nodes: Nodes, mutation: Option<Mutati
     // Every operation rounds; memory is words, whatever the struct that a word is read as.
     command.args(["-ffp-contract=off", "-fno-strict-aliasing"]);
     command.args((checks == Checks::On).then_some("-DEP_TEST=1"));
+    if nodes == Nodes::Adapters {
+        let defines = ep_ibgda::source(&ep_ibgda::Settings::new()).defines;
+        command.args(["-shared", "-fPIC", "-DTOY_LIBRARY"]);
+        command.args(defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+    }
     command.args(["-o", "program", "program.cpp"]).current_dir(folder.path());
     let said = command.output().expect("the compiler runs");
     match said.status.success() {
@@ -103,6 +115,11 @@ impl Program {
     /// Runs a job that fails: what its ranks reported.
     pub(crate) fn reports(&self, job: &Job) -> Result<Vec<Report>, String> {
         reports(&mut &self.results(job)?[..])
+    }
+
+    /// Its folder.
+    pub(crate) fn folder(&self) -> &Path {
+        self.0.path()
     }
 
     /// What the program writes.

@@ -14,14 +14,16 @@ std::vector<Window> all_windows;
 
 namespace {
 
+std::FILE *job_in = stdin, *results_out = stdout;
+
 /* Arrays, each behind its length in bytes. */
 template <class T> std::vector<T> take() {
     std::uint64_t bytes = 0;
     std::vector<T> array;
-    if (std::fread(&bytes, 8, 1, stdin) != 1 || bytes % sizeof(T))
+    if (std::fread(&bytes, 8, 1, job_in) != 1 || bytes % sizeof(T))
         toy::broken("the job ends early, or has an array of %llu bytes", (ep_u64)bytes);
     array.resize(bytes / sizeof(T));
-    if (bytes && std::fread(array.data(), 1, bytes, stdin) != bytes) toy::broken("the job ends early");
+    if (bytes && std::fread(array.data(), 1, bytes, job_in) != bytes) toy::broken("the job ends early");
     return array;
 }
 template <class T> T take_one() {
@@ -31,8 +33,8 @@ template <class T> T take_one() {
 }
 template <class T> void give(const std::vector<T>& array) {
     const std::uint64_t bytes = array.size() * sizeof(T);
-    std::fwrite(&bytes, 8, 1, stdout);
-    std::fwrite(array.data(), 1, bytes, stdout);
+    std::fwrite(&bytes, 8, 1, results_out);
+    std::fwrite(array.data(), 1, bytes, results_out);
 }
 /* An address of 0 would say that there is no array; this one may have no numbers. */
 template <class T> ep_u64 address(const std::vector<T>& array) {
@@ -88,7 +90,18 @@ struct Job {
 
 constexpr ep_u64 kPoison = 0xeeeeeeeeeeeeeeeeull;
 
-#ifdef EP_FAR_H
+#ifdef TOY_LIBRARY
+/* Writes addresses of lanes' states: for each rank an array [ranks, lanes], 0 where there is no lane. Without windows: ends the lanes, before
+ * the windows end. */
+using MakeLanes = void (*)(void* of, const toy::Window* windows, ep_u64* const* far);
+MakeLanes make_lanes;
+void* makes_lanes;
+
+void connect(Rank& rank, ep_u32, const EpWindow& w) {
+    rank.far.assign((ep_u64)w.ranks * ep_lane_count(w.tracks), 0);
+    rank.view.far = address(rank.far);
+}
+#elif defined(EP_FAR_H)
 toy::Network network;
 
 /* All lanes to the ranks of other nodes on this rail. */
@@ -281,9 +294,7 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
     }
 }
 
-} /* namespace */
-
-int main() {
+int run() {
     const Job job = take_one<Job>();
     const EpWindow w = take_one<EpWindow>();
     std::vector<Rank> ranks(w.ranks);
@@ -295,7 +306,11 @@ int main() {
     std::vector<Round> rounds;
     for (ep_u64 i = 0; i < job.rounds; ++i) rounds.push_back(take_round(w));
 
-#ifdef EP_FAR_H
+#ifdef TOY_LIBRARY
+    std::vector<ep_u64*> far;
+    for (Rank& rank : ranks) far.push_back(rank.far.data());
+    make_lanes(makes_lanes, toy::all_windows.data(), far.data());
+#elif defined(EP_FAR_H)
     network.start(job.seed);
 #endif
     std::vector<std::thread> threads;
@@ -319,4 +334,28 @@ int main() {
             give(p.combined);
             give(p.weights);
         }
+#ifdef TOY_LIBRARY
+    make_lanes(makes_lanes, nullptr, nullptr);
+#endif
+    return 0;
 }
+
+} /* namespace */
+
+#ifdef TOY_LIBRARY
+/* The program inside another one, which makes the lanes between nodes. */
+extern "C" int toy_run(const char* job, const char* results, MakeLanes make, void* of) {
+    job_in = std::fopen(job, "rb");
+    results_out = std::fopen(results, "wb");
+    if (!job_in || !results_out) return 1;
+    make_lanes = make;
+    makes_lanes = of;
+    const int status = run();
+    toy::all_windows.clear();
+    std::fclose(job_in);
+    std::fclose(results_out);
+    return status;
+}
+#else
+int main() { return run(); }
+#endif
