@@ -236,3 +236,29 @@ fn a_completion_queue_that_runs_over_is_told() {
     assert_eq!(queue.arena.word(CQ_RECORD).load(std::sync::atomic::Ordering::Relaxed), 0);
     assert_eq!(pair.a.card.queue_pairs()[0].state, QpState::Error);
 }
+
+/// A slot belongs to the card until the completion: it may have to send the element once more.
+#[test]
+fn an_element_that_changes_before_its_completion_is_told() {
+    let (mut told, mut unnoticed) = (0, 0);
+    for seed in 0..40 {
+        let pair = pair(seed);
+        let (queue, mut poster) = (&pair.a.queues[0], Poster::new(None));
+        poster.element(queue, 0, SIGNAL, &[]);
+        poster.ring(queue);
+        while pair.a.card.queue_pairs()[0].retired == 0 {
+            pair.fabric.step();
+        }
+        queue.arena.write(queue.elements(), &[0xee; 64]);
+        match poster.drain(&pair.fabric, queue) {
+            Ok(true) => unnoticed += 1,
+            outcome => {
+                assert_eq!(outcome, Err(Broken { syndrome: 2 }), "seed {seed}");
+                let said: Vec<Rule> = pair.a.card.complaints().iter().map(|complaint| complaint.rule).collect();
+                assert_eq!(said, [Rule::Changed], "seed {seed}");
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 0 && unnoticed > 0, "acknowledgements are lost sometimes: told {told}, not {unnoticed}");
+}
