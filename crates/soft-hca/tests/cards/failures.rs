@@ -6,7 +6,7 @@ use soft_hca::{Link, Mood, QpState, Rule};
 
 use crate::Pair;
 use crate::message::Command;
-use crate::poster::{Broken, Poster, SIGNAL};
+use crate::poster::{Broken, Mutation, Poster, SIGNAL};
 use crate::side::{CQ_RECORD, ENTRIES, REGION, Side};
 
 fn pair(seed: u64) -> Pair {
@@ -261,4 +261,50 @@ fn an_element_that_changes_before_its_completion_is_told() {
         }
     }
     assert!(told > 0 && unnoticed > 0, "acknowledgements are lost sometimes: told {told}, not {unnoticed}");
+}
+
+/// More elements than there is room for beside those of which no completion has told, although all of them are carried out.
+#[test]
+fn a_queue_that_is_overfilled_is_told() {
+    let pair = Pair::new(Link::Ethernet, Mood::mild(), 1, 1, 4, 4, true);
+    let (queue, mut poster) = (&pair.a.queues[0], Poster::new(None));
+    let rules = || pair.a.card.complaints().iter().map(|complaint| complaint.rule).collect::<Vec<_>>();
+    for (more, said) in [(16, &[][..]), (1, &[Rule::Slot])] {
+        for _ in 0..more {
+            poster.element(queue, 0, 0, &[]);
+        }
+        poster.ring(queue);
+        pair.fabric.settle();
+        assert_eq!((rules().as_slice(), pair.a.card.queue_pairs()[0].retired), (said, poster.next));
+    }
+}
+
+/// A completion that was begun when its queue pair was reset is never ended.
+#[test]
+fn no_completion_comes_after_a_reset() {
+    let pair = Pair::new(Link::Ethernet, Mood::mild(), 1, 1, 4, 4, false);
+    let (a, queue, mut poster) = (&pair.a, &pair.a.queues[0], Poster::new(None));
+    poster.element(queue, 0, SIGNAL, &[]);
+    poster.ring(queue);
+    while queue.arena.read(ENTRIES + 56, 4) == [0xff; 4] {
+        assert!(pair.fabric.step());
+    }
+    assert_eq!(queue.arena.read(ENTRIES + 63, 1), [0xff], "not yet valid");
+    let reset = Command::new(0x50a, 16).set(0x48, 24, queue.number.into());
+    assert_eq!(a.modify(queue.qp, &reset), Ok(()));
+    queue.arena.word(4).store(0, std::sync::atomic::Ordering::Release);
+    a.connect(0, &pair.b);
+    pair.fabric.settle();
+    assert_eq!(queue.arena.read(ENTRIES + 63, 1), [0xff]);
+}
+
+/// An index in the middle of an element announces a part of it.
+#[test]
+fn an_index_within_an_element_is_told() {
+    let pair = pair(2);
+    let (a, b) = (&pair.a, &pair.b);
+    let mut poster = Poster::new(Some(Mutation::IndexOneLess));
+    poster.write_inline(&a.queues[0], SIGNAL, (b.rows.addr(0), Side::keys(b.rows_mr).1), &[1; 60]);
+    assert_eq!(poster.next, 2);
+    assert_eq!(ends(&pair, poster), (2, vec![Rule::Element]));
 }
