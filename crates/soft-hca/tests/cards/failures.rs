@@ -308,3 +308,44 @@ fn an_index_within_an_element_is_told() {
     assert_eq!(poster.next, 2);
     assert_eq!(ends(&pair, poster), (2, vec![Rule::Element]));
 }
+
+/// Rights are the queue pair's at the peer (rwe, rae, how many atomics) and the region's.
+#[test]
+fn what_the_peer_does_not_allow_is_refused() {
+    let without_rwe = |command: Command| command.set(0x551, 1, 0);
+    let few_atomics = |command: Command| command.set(0x548, 3, 2);
+    for (case, syndrome) in [(0, 0x12), (1, 0x12), (2, 0x13), (3, 0x13)] {
+        let pair = pair(case);
+        let (a, b) = (&pair.a, &pair.b);
+        let (number, qp) = (b.queues[0].number, b.queues[0].qp);
+        let reset = Command::new(0x50a, 16).set(0x48, 24, number.into());
+        let (init, rtr) = (Side::init(number), b.rtr(number, a, a.queues[0].number));
+        let init = if case == 0 { without_rwe(init) } else { init };
+        let rtr = if case == 1 { few_atomics(rtr) } else { rtr };
+        for command in [reset, init, rtr] {
+            assert_eq!(b.modify(qp, &command), Ok(()));
+        }
+        let (lib, memory) = (&b.lib, b.rows.at(0));
+        // SAFETY: live domains, and memory that outlives the pair's cards.
+        let (own, other) = unsafe {
+            assert!((lib.ibv_reg_mr)(b.pd, memory, 4096, 2).is_null(), "remote writes without local ones");
+            b.card.take_complaints();
+            let other = (lib.ibv_alloc_pd)(b.context);
+            ((lib.ibv_reg_mr)(b.pd, memory, 4096, 1), (lib.ibv_reg_mr)(other, memory, 4096, 7))
+        };
+        let key = match case {
+            2 => Side::keys(own).1,
+            3 => Side::keys(other).1,
+            _ => Side::keys(b.rows_mr).1,
+        };
+        let (queue, mut poster) = (&a.queues[0], Poster::new(None));
+        if case == 1 {
+            let back = (a.cells.addr(0), Side::keys(a.cells_mr).0);
+            poster.fetch_add(queue, SIGNAL, (b.cells.addr(0), Side::keys(b.cells_mr).1), 1, back);
+        } else {
+            poster.write_inline(queue, SIGNAL, (b.rows.addr(0), key), b"refused");
+        }
+        assert_eq!(ends(&pair, poster), (syndrome, vec![Rule::Access]), "case {case}");
+        assert_eq!((b.rows.read(0, 7), b.cells.read(0, 8)), (vec![0; 7], vec![0; 8]));
+    }
+}
