@@ -86,9 +86,15 @@
 //!
 //! # Limits
 //!
-//! Reliable connections, and on them RDMA writes, 8-byte fetch-adds and no-ops. No receive queues, no reads, no other
-//! atomics. A doorbell register is one word of memory: where queue pairs share a page, the card looks at all their records
-//! when one of them rings. Packets are not modelled, so nothing is said about time.
+//! - Reliable connections, and on them RDMA writes, 8-byte fetch-adds and no-ops. No receive queues, no reads, no other
+//!   atomics.
+//! - A doorbell register is one word of memory: where queue pairs share a page, the card looks at all their records when
+//!   one of them rings.
+//! - What a card reads beyond the producer index it reads again once the index covers it, as every driver relies on. So
+//!   reading ahead changes nothing, and is left out.
+//! - Cards see memory as this machine's threads do. A fence that is missing is found where a test puts the store off, as
+//!   a machine with weaker order might; one of the wrong scope is not found.
+//! - Packets are not modelled, and nothing is said about speed.
 #![cfg(target_os = "linux")]
 
 pub mod abi;

@@ -3,8 +3,10 @@
 //! Every pointer that a caller passes is looked up before it is used: one that stands for no object is complained of and
 //! refused. Structures and messages of the caller are read and written as C does.
 
+mod commands;
+mod devices;
+mod domains;
 mod dv;
-mod verbs;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -80,6 +82,17 @@ pub fn stray_pointers() -> Vec<String> {
     strays().clone()
 }
 
+/// The end of what gives a pointer back.
+fn finish(gone: Result<(), c_int>, at: *const c_void) -> c_int {
+    match gone {
+        Ok(()) => {
+            handles::forget(at);
+            0
+        }
+        Err(value) => errno(value),
+    }
+}
+
 /// Refuses to give back what is in use, and says so.
 fn in_use<R>(card: &mut CardState, text: String) -> Result<R, c_int> {
     card.complain(Rule::Destroy, text);
@@ -89,21 +102,21 @@ fn in_use<R>(card: &mut CardState, text: String) -> Result<R, c_int> {
 /// The function of libibverbs or libmlx5 of this name, as the software card has it. None: it has none (as an old library).
 pub fn symbol(name: &str) -> Option<NonNull<c_void>> {
     let function: *const () = match name {
-        "ibv_get_device_list" => verbs::ibv_get_device_list as *const (),
-        "ibv_free_device_list" => verbs::ibv_free_device_list as *const (),
-        "ibv_get_device_name" => verbs::ibv_get_device_name as *const (),
-        "ibv_open_device" => verbs::ibv_open_device as *const (),
-        "ibv_close_device" => verbs::ibv_close_device as *const (),
-        "ibv_query_port" => verbs::ibv_query_port as *const (),
-        "ibv_query_gid" => verbs::ibv_query_gid as *const (),
-        "ibv_alloc_pd" => verbs::ibv_alloc_pd as *const (),
-        "ibv_dealloc_pd" => verbs::ibv_dealloc_pd as *const (),
-        "ibv_reg_mr" => verbs::ibv_reg_mr as *const (),
-        "ibv_reg_mr_iova2" => verbs::ibv_reg_mr_iova2 as *const (),
-        "ibv_reg_dmabuf_mr" => verbs::ibv_reg_dmabuf_mr as *const (),
-        "ibv_dereg_mr" => verbs::ibv_dereg_mr as *const (),
-        "ibv_create_ah" => verbs::ibv_create_ah as *const (),
-        "ibv_destroy_ah" => verbs::ibv_destroy_ah as *const (),
+        "ibv_get_device_list" => devices::ibv_get_device_list as *const (),
+        "ibv_free_device_list" => devices::ibv_free_device_list as *const (),
+        "ibv_get_device_name" => devices::ibv_get_device_name as *const (),
+        "ibv_open_device" => devices::ibv_open_device as *const (),
+        "ibv_close_device" => devices::ibv_close_device as *const (),
+        "ibv_query_port" => devices::ibv_query_port as *const (),
+        "ibv_query_gid" => devices::ibv_query_gid as *const (),
+        "ibv_alloc_pd" => domains::ibv_alloc_pd as *const (),
+        "ibv_dealloc_pd" => domains::ibv_dealloc_pd as *const (),
+        "ibv_reg_mr" => domains::ibv_reg_mr as *const (),
+        "ibv_reg_mr_iova2" => domains::ibv_reg_mr_iova2 as *const (),
+        "ibv_reg_dmabuf_mr" => domains::ibv_reg_dmabuf_mr as *const (),
+        "ibv_dereg_mr" => domains::ibv_dereg_mr as *const (),
+        "ibv_create_ah" => domains::ibv_create_ah as *const (),
+        "ibv_destroy_ah" => domains::ibv_destroy_ah as *const (),
         "mlx5dv_is_supported" => dv::mlx5dv_is_supported as *const (),
         "mlx5dv_open_device" => dv::mlx5dv_open_device as *const (),
         "mlx5dv_init_obj" => dv::mlx5dv_init_obj as *const (),
@@ -113,11 +126,11 @@ pub fn symbol(name: &str) -> Option<NonNull<c_void>> {
         "mlx5dv_devx_umem_reg" => dv::mlx5dv_devx_umem_reg as *const (),
         "mlx5dv_devx_umem_reg_ex" => dv::mlx5dv_devx_umem_reg_ex as *const (),
         "mlx5dv_devx_umem_dereg" => dv::mlx5dv_devx_umem_dereg as *const (),
-        "mlx5dv_devx_obj_create" => dv::mlx5dv_devx_obj_create as *const (),
-        "mlx5dv_devx_obj_query" => dv::mlx5dv_devx_obj_query as *const (),
-        "mlx5dv_devx_obj_modify" => dv::mlx5dv_devx_obj_modify as *const (),
-        "mlx5dv_devx_obj_destroy" => dv::mlx5dv_devx_obj_destroy as *const (),
-        "mlx5dv_devx_general_cmd" => dv::mlx5dv_devx_general_cmd as *const (),
+        "mlx5dv_devx_obj_create" => commands::mlx5dv_devx_obj_create as *const (),
+        "mlx5dv_devx_obj_query" => commands::mlx5dv_devx_obj_query as *const (),
+        "mlx5dv_devx_obj_modify" => commands::mlx5dv_devx_obj_modify as *const (),
+        "mlx5dv_devx_obj_destroy" => commands::mlx5dv_devx_obj_destroy as *const (),
+        "mlx5dv_devx_general_cmd" => commands::mlx5dv_devx_general_cmd as *const (),
         _ => return None,
     };
     NonNull::new(function as *mut c_void)

@@ -12,7 +12,9 @@ use crate::side::{ENTRIES, Side};
 #[test]
 fn bells_on_a_shared_page_are_all_heard() {
     for seed in 0..20 {
-        let pair = Pair::with(Link::InfiniBand, Mood::hostile(), seed, (2, 4, 4), true, 1);
+        // Nothing but bells leads the cards to look.
+        let mood = Mood { early: 0, recover: 0, ..Mood::hostile() };
+        let pair = Pair::with(Link::InfiniBand, mood, seed, (2, 4, 4), true, 1);
         let queues = &pair.a.queues;
         let mut posters = [Poster::new(None), Poster::new(None)];
         for (poster, queue) in posters.iter_mut().zip(queues) {

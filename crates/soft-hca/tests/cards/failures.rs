@@ -6,7 +6,7 @@ use soft_hca::{Link, Mood, QpState, Rule};
 
 use crate::Pair;
 use crate::message::Command;
-use crate::poster::{Broken, Poster, SIGNAL};
+use crate::poster::{Broken, Mutation, Poster, SIGNAL};
 use crate::side::{CQ_RECORD, ENTRIES, REGION, Side};
 
 fn pair(seed: u64) -> Pair {
@@ -235,4 +235,117 @@ fn a_completion_queue_that_runs_over_is_told() {
     assert_eq!(pair.a.card.complaints().iter().map(|complaint| complaint.rule).collect::<Vec<_>>(), [Rule::Overrun]);
     assert_eq!(queue.arena.word(CQ_RECORD).load(std::sync::atomic::Ordering::Relaxed), 0);
     assert_eq!(pair.a.card.queue_pairs()[0].state, QpState::Error);
+}
+
+/// A slot belongs to the card until the completion: it may have to send the element once more.
+#[test]
+fn an_element_that_changes_before_its_completion_is_told() {
+    let (mut told, mut unnoticed) = (0, 0);
+    for seed in 0..40 {
+        let pair = pair(seed);
+        let (queue, mut poster) = (&pair.a.queues[0], Poster::new(None));
+        poster.element(queue, 0, SIGNAL, &[]);
+        poster.ring(queue);
+        while pair.a.card.queue_pairs()[0].retired == 0 {
+            pair.fabric.step();
+        }
+        queue.arena.write(queue.elements(), &[0xee; 64]);
+        match poster.drain(&pair.fabric, queue) {
+            Ok(true) => unnoticed += 1,
+            outcome => {
+                assert_eq!(outcome, Err(Broken { syndrome: 2 }), "seed {seed}");
+                let said: Vec<Rule> = pair.a.card.complaints().iter().map(|complaint| complaint.rule).collect();
+                assert_eq!(said, [Rule::Changed], "seed {seed}");
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 0 && unnoticed > 0, "acknowledgements are lost sometimes: told {told}, not {unnoticed}");
+}
+
+/// More elements than there is room for beside those of which no completion has told, although all of them are carried out.
+#[test]
+fn a_queue_that_is_overfilled_is_told() {
+    let pair = Pair::new(Link::Ethernet, Mood::mild(), 1, 1, 4, 4, true);
+    let (queue, mut poster) = (&pair.a.queues[0], Poster::new(None));
+    let rules = || pair.a.card.complaints().iter().map(|complaint| complaint.rule).collect::<Vec<_>>();
+    for (more, said) in [(16, &[][..]), (1, &[Rule::Slot])] {
+        for _ in 0..more {
+            poster.element(queue, 0, 0, &[]);
+        }
+        poster.ring(queue);
+        pair.fabric.settle();
+        assert_eq!((rules().as_slice(), pair.a.card.queue_pairs()[0].retired), (said, poster.next));
+    }
+}
+
+/// A completion that was begun when its queue pair was reset is never ended.
+#[test]
+fn no_completion_comes_after_a_reset() {
+    let pair = Pair::new(Link::Ethernet, Mood::mild(), 1, 1, 4, 4, false);
+    let (a, queue, mut poster) = (&pair.a, &pair.a.queues[0], Poster::new(None));
+    poster.element(queue, 0, SIGNAL, &[]);
+    poster.ring(queue);
+    while queue.arena.read(ENTRIES + 56, 4) == [0xff; 4] {
+        assert!(pair.fabric.step());
+    }
+    assert_eq!(queue.arena.read(ENTRIES + 63, 1), [0xff], "not yet valid");
+    let reset = Command::new(0x50a, 16).set(0x48, 24, queue.number.into());
+    assert_eq!(a.modify(queue.qp, &reset), Ok(()));
+    queue.arena.word(4).store(0, std::sync::atomic::Ordering::Release);
+    a.connect(0, &pair.b);
+    pair.fabric.settle();
+    assert_eq!(queue.arena.read(ENTRIES + 63, 1), [0xff]);
+}
+
+/// An index in the middle of an element announces a part of it.
+#[test]
+fn an_index_within_an_element_is_told() {
+    let pair = pair(2);
+    let (a, b) = (&pair.a, &pair.b);
+    let mut poster = Poster::new(Some(Mutation::IndexOneLess));
+    poster.write_inline(&a.queues[0], SIGNAL, (b.rows.addr(0), Side::keys(b.rows_mr).1), &[1; 60]);
+    assert_eq!(poster.next, 2);
+    assert_eq!(ends(&pair, poster), (2, vec![Rule::Element]));
+}
+
+/// Rights are the queue pair's at the peer (rwe, rae, how many atomics) and the region's.
+#[test]
+fn what_the_peer_does_not_allow_is_refused() {
+    let without_rwe = |command: Command| command.set(0x551, 1, 0);
+    let few_atomics = |command: Command| command.set(0x548, 3, 2);
+    for (case, syndrome) in [(0, 0x12), (1, 0x12), (2, 0x13), (3, 0x13)] {
+        let pair = pair(case);
+        let (a, b) = (&pair.a, &pair.b);
+        let (number, qp) = (b.queues[0].number, b.queues[0].qp);
+        let reset = Command::new(0x50a, 16).set(0x48, 24, number.into());
+        let (init, rtr) = (Side::init(number), b.rtr(number, a, a.queues[0].number));
+        let init = if case == 0 { without_rwe(init) } else { init };
+        let rtr = if case == 1 { few_atomics(rtr) } else { rtr };
+        for command in [reset, init, rtr] {
+            assert_eq!(b.modify(qp, &command), Ok(()));
+        }
+        let (lib, memory) = (&b.lib, b.rows.at(0));
+        // SAFETY: live domains, and memory that outlives the pair's cards.
+        let (own, other) = unsafe {
+            assert!((lib.ibv_reg_mr)(b.pd, memory, 4096, 2).is_null(), "remote writes without local ones");
+            b.card.take_complaints();
+            let other = (lib.ibv_alloc_pd)(b.context);
+            ((lib.ibv_reg_mr)(b.pd, memory, 4096, 1), (lib.ibv_reg_mr)(other, memory, 4096, 7))
+        };
+        let key = match case {
+            2 => Side::keys(own).1,
+            3 => Side::keys(other).1,
+            _ => Side::keys(b.rows_mr).1,
+        };
+        let (queue, mut poster) = (&a.queues[0], Poster::new(None));
+        if case == 1 {
+            let back = (a.cells.addr(0), Side::keys(a.cells_mr).0);
+            poster.fetch_add(queue, SIGNAL, (b.cells.addr(0), Side::keys(b.cells_mr).1), 1, back);
+        } else {
+            poster.write_inline(queue, SIGNAL, (b.rows.addr(0), key), b"refused");
+        }
+        assert_eq!(ends(&pair, poster), (syndrome, vec![Rule::Access]), "case {case}");
+        assert_eq!((b.rows.read(0, 7), b.cells.read(0, 8)), (vec![0; 7], vec![0; 8]));
+    }
 }

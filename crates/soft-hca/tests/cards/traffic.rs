@@ -141,7 +141,7 @@ impl Run {
     }
 
     fn exchange(&mut self) -> Outcome {
-        for _ in 0..40_000 {
+        for _ in 0..20_000 {
             self.rounds += 1;
             match self.draw.below(16) {
                 0 | 1 => self.post(),
