@@ -212,6 +212,14 @@ c_enum! {
         PartUnrounded = 99,
         /// A coordinator ends though its queue was too full for all that was staged.
         LeftUnsent = 100,
+        /// A rank does not say what its wait comes from, but whom it waits for.
+        NotRelayed = 101,
+        /// Waits for ranks that wait themselves count like others.
+        ExplainedFirst = 102,
+        /// Who finds a rank gone does not ask what it has said before.
+        LastWordsUnheard = 103,
+        /// A rank that has failed ends before the card has sent its verdict.
+        VerdictUnposted = 104,
     }
 }
 

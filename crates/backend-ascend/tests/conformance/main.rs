@@ -91,9 +91,7 @@ impl Backend for Twin {
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Nodes => {
-                Some("over several servers ranks may blame different ones yet: see the test target `kernels`")
-            }
+            Requirement::ManyNodes => Some("the kernels have up to four servers"),
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("units are for low latency, which has no kernels yet"),
@@ -103,12 +101,20 @@ impl Backend for Twin {
                 Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
             }
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
-            Requirement::Departures | Requirement::Incidents | Requirement::Int8 | Requirement::ManyRanks => None,
+            Requirement::Departures
+            | Requirement::Incidents
+            | Requirement::Int8
+            | Requirement::ManyRanks
+            | Requirement::Nodes => None,
         }
     }
 
     fn campaign(&self) -> u32 {
         24
+    }
+
+    fn largest(&self) -> (u32, u32) {
+        (4, 8)
     }
 
     fn seeds(&self, most: u64) -> u64 {
