@@ -117,9 +117,7 @@ EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
         if (status != 0) {
             EpDetail detail;
             ep_read_detail(detail, c, core);
-            /* Who is gone may have said before it went what made it give up. */
-            if (status == EP_STATUS_GONE && !EP_PLANTED(c, LAST_WORDS_UNHEARD)) ep_hear(c, k);
-            if (!c.failed) ep_fail(c, k, status, detail, detail.peer);
+            ep_fail(c, k, status, detail, detail.peer);
             continue;
         }
         const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));

@@ -216,10 +216,8 @@ c_enum! {
         NotRelayed = 101,
         /// Waits for ranks that wait themselves count like others.
         ExplainedFirst = 102,
-        /// Who finds a rank gone does not ask what it has said before.
-        LastWordsUnheard = 103,
         /// A rank that has failed ends before the card has sent its verdict.
-        VerdictUnposted = 104,
+        VerdictUnposted = 103,
     }
 }
 

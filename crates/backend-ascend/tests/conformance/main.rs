@@ -2,8 +2,8 @@
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
-use std::future::{Future, poll_fn};
-use std::task::Poll;
+#[path = "../common/mod.rs"]
+mod common;
 
 use ep_ascend::twin::{Host, Library, Machine, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
@@ -12,6 +12,8 @@ use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Layout};
+
+use common::befall;
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
 const SEEDS: u64 = 2;
@@ -36,21 +38,6 @@ impl Twin {
             if nodes > 1 { (2 + (seed / 5 % 2) as u32, 1 + (seed / 2 % 2) as u32) } else { (1, 0) };
         Roles { senders: of(1), coordinators, forwarders, forwarder_coordinators: 0, receivers: of(3) }
     }
-}
-
-/// Does a rank's work to its end, or until the rank crashes: none then. Where nobody is to learn of it, the endpoint is never dropped.
-async fn befall<T>(work: impl Future<Output = T>, has_crashed: impl Fn() -> bool, is_noticed: bool) -> Option<T> {
-    let mut work = Box::pin(work);
-    let done = poll_fn(|context| match work.as_mut().poll(context) {
-        _ if has_crashed() => Poll::Ready(None),
-        Poll::Ready(value) => Poll::Ready(Some(value)),
-        Poll::Pending => Poll::Pending,
-    });
-    let done = done.await;
-    if done.is_none() && !is_noticed {
-        std::mem::forget(work);
-    }
-    done
 }
 
 /// Ticks of a turn in which nothing moves, where a wait must last to its deadline: 10 us. Such deadlines are of a second.
@@ -134,6 +121,9 @@ impl Backend for Twin {
         let crash = |it: &Incident| matches!(it, Incident::Crash { .. });
         let unnoticed = |it: &Incident| matches!(it, Incident::Crash { noticed: false, .. });
         let (crashes, is_noticed) = (setup.incidents.iter().any(crash), !setup.incidents.iter().any(unnoticed));
+        if !is_noticed {
+            session.silence();
+        }
         for incident in &setup.incidents {
             let befalls = session.befall(|machine| strike(machine, &layout, incident));
             befalls.map_err(|error| error.to_string())?;

@@ -35,6 +35,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("nodes_an_arena_too_small_falls_back_to_rings", nodes, small_arena::<B>),
         case("nodes_a_row_travels_once_to_each_node", nodes, deduplicated::<B>),
         case("nodes_a_lost_rank_takes_its_node_along", breakable, lost_rank::<B>),
+        case("nodes_a_lost_rank_is_named_and_not_who_passes_its_rows_on", breakable, far_off::<B>),
         case("nodes_a_lost_node_is_named_and_the_others_go_on", breakable, lost_node::<B>),
         case("nodes_a_lost_far_lane_is_blamed_alike_everywhere", breakable, lost_lane::<B>),
         case("nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody", leaving, leaves_in_time::<B>),
@@ -209,6 +210,26 @@ fn lost_rank<B: Backend>(backend: &B) -> Verdict {
         let mut batches = batches;
         batches[2..].fill(Batch::default());
         verify::run(&left, &batches, &observed).map_err(|error| named(&text(error)))?;
+    }
+    Ok(())
+}
+
+/// The last rank of three nodes is lost. Ranks 0 and 2 do not hear it, and wait for what ranks 1 and 3 are to pass on.
+fn far_off<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, ..Round::default() };
+    for seed in 0..backend.seeds(40) {
+        let (setup, batches, world) = layer(3, 2, seed, Placement::Ring).map_err(text)?;
+        let setup = setup.incident(Incident::Crash { rank: Rank(5), after: 60 + 41 * seed, noticed: false });
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            loop {
+                if let Err(error) = round(&mut ep, &world, batch, &how).await {
+                    return error.failure().map(|failure| failure.culprit);
+                }
+            }
+        })?;
+        let culprits: Vec<Option<Rank>> = outcomes.into_iter().take(5).map(Option::flatten).collect();
+        ensure(culprits == [Some(Rank(5)); 5], || format!("seed {seed}: blamed {culprits:?}"))?;
     }
     Ok(())
 }
