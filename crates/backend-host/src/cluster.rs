@@ -98,7 +98,7 @@ impl<T: Transport> Builder<T> {
         let within = Duration::from_nanos(layout.settings().deadline().0).max(PATIENCE);
         let window = node::create(&layout)?;
         let mut lanes = self.open(member.rank(), &layout, &window)?;
-        let node = Node::met(&layout, &window, member, within)?;
+        let node = Node::met(&layout, window, member, within)?;
         if let Some(lanes) = &mut lanes {
             let offers = meeting::gather(member, &lanes.offer()?, within)?;
             lanes.connect(&offers)?;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use ep_bootstrap::Member;
 use ep_core::topology::Reach;
-use ep_core::{Error, Rank, Topology};
+use ep_core::{Error, Rank, RankSet, Topology};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, recvmsg, sendmsg_addr,
@@ -60,10 +60,11 @@ pub(crate) struct Exchanged {
     pub(crate) here: u32,
 }
 
-/// Gives the descriptor `own` to the other ranks of this one's node and returns theirs, by rank; none for all others.
+/// Gives the descriptor `own` to the other ranks of this one's node but those of `mask`, and returns theirs, by rank; none for all others.
 pub(crate) fn exchange(
     member: &Member,
     topology: &Topology,
+    mask: &RankSet,
     own: BorrowedFd<'_>,
     hash: u64,
     within: Duration,
@@ -73,9 +74,14 @@ pub(crate) fn exchange(
     let socket = Socket::open(&told).map_err(|error| failed("a Unix socket", error))?;
     let all = member.all_gather(&told.to_bytes(), within).map_err(|error| failed("a meeting of all ranks", error))?;
     let near = |rank| topology.reach(member.rank(), rank) == Reach::Near;
-    let read = |(rank, bytes): (Rank, Option<Vec<u8>>)| read(rank, bytes.as_deref(), &told, near(rank));
-    let all: Vec<Told> = (0..).map(Rank).zip(all).map(read).collect::<Result<_, _>>()?;
-    let mut exchange = Exchange::new(member.rank(), &socket, &all, near);
+    let read = |(rank, bytes): (Rank, Option<Vec<u8>>)| {
+        let expected = !mask.contains(rank);
+        expected.then(|| read(rank, bytes.as_deref(), &told, near(rank))).transpose()
+    };
+    let all: Vec<Option<Told>> = (0..).map(Rank).zip(all).map(read).collect::<Result<_, _>>()?;
+    let others = (0..).map(Rank).zip(&all).filter(|&(rank, _)| rank != member.rank() && near(rank));
+    let others = others.filter_map(|(rank, told)| Some((rank, (*told)?))).collect();
+    let mut exchange = Exchange::new(member.rank(), &socket, &told.token, others, all.len());
     while !exchange.advance(own)? {
         let late = exchange.missing().filter(|rank| member.lost().contains(*rank) || Instant::now() >= deadline);
         if let Some(rank) = late {
@@ -83,7 +89,7 @@ pub(crate) fn exchange(
         }
         thread::sleep(PAUSE);
     }
-    let here = all.iter().filter(|other| other.host == told.host).count() as u32;
+    let here = all.iter().flatten().filter(|other| other.host == told.host).count() as u32;
     Ok(Exchanged { given: exchange.given, here })
 }
 
@@ -175,41 +181,41 @@ impl Socket {
 struct Exchange<'a> {
     me: Rank,
     socket: &'a Socket,
-    all: &'a [Told],
-    /// Ranks that have not been sent to.
-    unsent: Vec<Rank>,
+    /// What this rank told the others to prove themselves by.
+    token: &'a [u8; 16],
+    /// Ranks that have not been sent to, and what they told.
+    unsent: Vec<(Rank, Told)>,
     /// Ranks that have not given theirs.
     awaited: Vec<Rank>,
     given: Vec<Option<OwnedFd>>,
 }
 
 impl<'a> Exchange<'a> {
-    /// With the ranks that `near` names.
-    fn new(me: Rank, socket: &'a Socket, all: &'a [Told], near: impl Fn(Rank) -> bool) -> Self {
-        let unsent: Vec<Rank> = (0..all.len() as u32).map(Rank).filter(|&rank| rank != me && near(rank)).collect();
-        Self { me, socket, all, awaited: unsent.clone(), unsent, given: all.iter().map(|_| None).collect() }
+    /// With `others`, of so many `ranks`.
+    fn new(me: Rank, socket: &'a Socket, token: &'a [u8; 16], others: Vec<(Rank, Told)>, ranks: usize) -> Self {
+        let awaited = others.iter().map(|&(rank, _)| rank).collect();
+        Self { me, socket, token, unsent: others, awaited, given: (0..ranks).map(|_| None).collect() }
     }
 
     /// The first rank from which something is missing, or to which something is.
     fn missing(&self) -> Option<Rank> {
-        self.awaited.first().or_else(|| self.unsent.first()).copied()
+        self.awaited.first().copied().or_else(|| self.unsent.first().map(|&(rank, _)| rank))
     }
 
     /// Sends and receives what it can; true when all is done.
     fn advance(&mut self, own: BorrowedFd<'_>) -> Result<bool, Error> {
         let mut unsent = Vec::new();
-        for &rank in &self.unsent {
-            let sent = self.socket.send(&self.all[rank.index()], self.me, own).map_err(|error| {
+        for (rank, told) in self.unsent.drain(..) {
+            let sent = self.socket.send(&told, self.me, own).map_err(|error| {
                 let why = format_args!("{error}; it has ended, or its process has another network namespace");
                 failed("a Unix socket", format_args!("that of rank {rank}: {why}"))
             })?;
             if !sent {
-                unsent.push(rank);
+                unsent.push((rank, told));
             }
         }
         self.unsent = unsent;
-        let token = self.all[self.me.index()].token;
-        while let Some(taken) = self.socket.receive(&token).map_err(|error| failed("a Unix socket", error))? {
+        while let Some(taken) = self.socket.receive(self.token).map_err(|error| failed("a Unix socket", error))? {
             if let Some((rank, descriptor)) = taken
                 && let Some(at) = self.awaited.iter().position(|&awaited| awaited == rank)
             {
@@ -260,7 +266,8 @@ mod tests {
                 let all = &all;
                 scope.spawn(move || {
                     let own = window::create(100 + u64::from(me.0)).unwrap();
-                    let mut exchange = Exchange::new(me, socket, all, |_| true);
+                    let others = (0..).map(Rank).zip(all.iter().copied()).filter(|&(rank, _)| rank != me).collect();
+                    let mut exchange = Exchange::new(me, socket, &all[me.index()].token, others, all.len());
                     while !exchange.advance(own.as_fd()).unwrap() {
                         thread::sleep(PAUSE);
                     }
@@ -280,7 +287,8 @@ mod tests {
         let all = [told(0), told(0)];
         let socket = Socket::open(&all[0]).unwrap();
         let own = window::create(8).unwrap();
-        let error = Exchange::new(Rank(0), &socket, &all, |_| true).advance(own.as_fd()).unwrap_err().to_string();
+        let mut exchange = Exchange::new(Rank(0), &socket, &all[0].token, vec![(Rank(1), all[1])], 2);
+        let error = exchange.advance(own.as_fd()).unwrap_err().to_string();
         assert!(error.contains("that of rank 1"), "{error}");
     }
 }

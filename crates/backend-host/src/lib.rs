@@ -60,6 +60,11 @@
 //! any other folder, and when the last process ends, however it does, the memory is free. Windows are zeroed, and use
 //! memory where they are written.
 //!
+//! A process that was given up may live and still have its neighbours' windows. So a recovery that gives up a rank moves
+//! those of the others: each copies its own to a new file, gives it to those who stay, and puts it where the old one
+//! lay. Addresses stay, and so does what lies there, but for what another thread of the rank writes meanwhile. It takes the time of
+//! a copy, and until the lost process ends twice the memory.
+//!
 //! # How the rules are kept
 //!
 //! | rule | by |

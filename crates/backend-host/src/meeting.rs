@@ -1,7 +1,9 @@
-//! The control plane of a rank: agreement, and afterwards lanes to the other nodes that are connected anew.
+//! The control plane of a rank: agreement, and afterwards lanes to the other nodes that are connected anew, and windows that
+//! those who were lost cannot reach.
 //!
-//! What was under way on them when an operation failed, and lanes that broke, must not reach into the next generation. So
-//! the survivors, once they have agreed and none of them posts any more, end all connections and make new ones.
+//! What was under way on lanes when an operation failed, and lanes that broke, must not reach into the next generation. So
+//! the survivors, once they have agreed and none of them posts any more, end all connections and make new ones. A process that
+//! was lost may live and still have its neighbours' windows: they go elsewhere.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,11 +71,25 @@ pub(crate) struct Meeting<L> {
     table: Option<Arc<Table>>,
     /// Agreements so far: the same on all that take part, whether they could connect afterwards or not.
     agreements: AtomicU32,
+    /// Ranks that cannot reach the windows of this node any more.
+    fenced: Mutex<RankSet>,
 }
 
 impl<L: Lanes> Meeting<L> {
     pub(crate) const fn new(seat: Arc<Seat<L>>, table: Option<Arc<Table>>) -> Self {
-        Self { seat, table, agreements: AtomicU32::new(0) }
+        Self { seat, table, agreements: AtomicU32::new(0), fenced: Mutex::new(RankSet::new()) }
+    }
+
+    /// Where ranks are processes: keeps those of `mask` from the windows of the others.
+    fn fence(&self, mask: &RankSet, deadline: Nanos) -> Result<(), Error> {
+        let (seat, Peers::Processes(member)) = (&self.seat, &self.seat.peers) else { return Ok(()) };
+        let mut fenced = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        if mask.iter().any(|rank| !fenced.contains(rank)) {
+            let left = std::time::Duration::from_nanos((deadline - seat.now()).0);
+            seat.node.fence(&seat.layout, mask, member, left)?;
+            fenced.clone_from(mask);
+        }
+        Ok(())
     }
 
     /// Connects the lanes to the other nodes' ranks anew, but not to those of `mask`.
@@ -145,6 +161,7 @@ impl<L: Lanes> Bootstrap for Meeting<L> {
         let seat = &self.seat;
         let agreed = seat.peers.agree(seat.me, proposal, deadline - seat.now()).await?;
         self.reconnect(&agreed, deadline).await?;
+        self.fence(&agreed.mask, deadline)?;
         Ok(agreed)
     }
 }

@@ -42,6 +42,17 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
+    /// Puts the first bytes of `file` in the place of what lies here, for all who have an address of it. It has as many bytes, cannot shrink,
+    /// and holds what is here for whoever goes on reading.
+    pub(crate) fn replace(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        let (base, bytes) = (self.base.as_ptr().cast(), self.len as usize);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range is this mapping's, whole, and stays mapped: the system puts the one file in the other's place at once. References into
+        // it are to atomics only, which may change at any time.
+        unsafe { mmap(base, bytes, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
+        Ok(())
+    }
+
     /// The first byte of a span that lies inside (rule F8).
     #[inline]
     pub(crate) fn at(&self, span: Span) -> Result<NonNull<u8>, Fault> {
@@ -133,6 +144,23 @@ mod tests {
         assert_eq!(b.cell(Offset(8)).unwrap().load(Ordering::Acquire), 5);
         drop(a);
         assert_eq!(b.cell(Offset(8)).unwrap().load(Ordering::Acquire), 5);
+    }
+
+    #[test]
+    fn memory_is_replaced_where_it_lies() {
+        let files = [(); 2].map(|()| window::create(10_000).unwrap());
+        let [old, new] = [0, 1].map(|file: usize| Mapping::of(files[file].as_fd(), 10_000).unwrap());
+        let (here, other) = (&old, Mapping::of(files[0].as_fd(), 10_000).unwrap());
+        new.write(Offset(5000), &[3; 8]).unwrap();
+        let cell = here.cell(Offset(8)).unwrap();
+        here.replace(files[1].as_fd()).unwrap();
+        other.write(Offset(0), &[9; 10_000]).unwrap();
+        assert_eq!(cell.load(Ordering::Relaxed), 0, "what the other writes falls on the old memory");
+        let mut seen = [0; 8];
+        here.read(Offset(5000), &mut seen).unwrap();
+        assert_eq!(seen, [3; 8]);
+        cell.store(4, Ordering::Release);
+        assert_eq!(new.cell(Offset(8)).unwrap().load(Ordering::Acquire), 4);
     }
 
     #[test]

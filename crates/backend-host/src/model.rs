@@ -52,6 +52,11 @@ impl Mapping {
         Ok(Self { len, lines, cells })
     }
 
+    /// Never called: a model has no processes.
+    pub(crate) fn replace(&self, _file: BorrowedFd<'_>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// The lines of a span, and the range of each that it covers.
     fn parts(&self, span: Span) -> Result<impl Iterator<Item = (&Line, std::ops::Range<usize>)>, Fault> {
         span.within(self.len)?;

@@ -1,11 +1,12 @@
 //! The windows that one process reaches: of the ranks of a node, or of all ranks where they are threads.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ep_bootstrap::Member;
-use ep_core::{Error, Layout, Rank};
+use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::handoff;
 use crate::memory::Mapping;
@@ -18,6 +19,8 @@ use crate::window;
 pub(crate) struct Node {
     /// `[ranks]`: none for ranks of other nodes, where ranks are processes.
     windows: Vec<Option<Mapping>>,
+    /// The own window, where ranks are processes and all of one node.
+    own: Mutex<Option<OwnedFd>>,
     roll: Roll,
 }
 
@@ -30,22 +33,53 @@ impl Node {
     }
 
     /// Of ranks that are processes: the ranks of a node give each other their windows; that of this rank is `own`.
-    pub(crate) fn met(layout: &Layout, own: &OwnedFd, member: &Member, within: Duration) -> Result<Arc<Self>, Error> {
-        let hash = layout.hash(&layout.settings().rings());
-        let handoff::Exchanged { given, here } =
-            handoff::exchange(member, layout.topology(), own.as_fd(), hash, within)?;
+    pub(crate) fn met(layout: &Layout, own: OwnedFd, member: &Member, within: Duration) -> Result<Arc<Self>, Error> {
+        let handoff::Exchanged { given, here } = exchange(layout, &RankSet::new(), &own, member, within)?;
         pace::expect(here);
         let windows = layout.topology().all().zip(given).map(|(rank, given)| match given {
             Some(given) => theirs(&given, layout, rank).map(Some),
             None if rank == member.rank() => map(own.as_fd(), layout, rank).map(Some),
             None => Ok(None),
         });
-        Ok(Arc::new(Self::of(windows.collect::<Result<_, _>>()?)))
+        let node = Self::of(windows.collect::<Result<_, _>>()?);
+        // A node is lost as a whole: where there are several, no survivor has a neighbour that is lost.
+        let kept = layout.topology().nodes() == 1;
+        Ok(Arc::new(Self { own: Mutex::new(kept.then_some(own)), ..node }))
     }
 
     fn of(windows: Vec<Option<Mapping>>) -> Self {
         let roll = Roll::new(windows.len() as u32);
-        Self { windows, roll }
+        Self { windows, own: Mutex::new(None), roll }
+    }
+
+    /// Moves the windows of all but `lost` to memory that these do not have: what they still write, nobody reads. All others call this after they
+    /// have agreed; none has a verb under way. What lies in the windows stays, at its address.
+    ///
+    /// A rank that has no memory for its window twice says so in the log, and keeps the one that it has.
+    pub(crate) fn fence(
+        &self,
+        layout: &Layout,
+        lost: &RankSet,
+        member: &Member,
+        within: Duration,
+    ) -> Result<(), Error> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(old) = own.take() else { return Ok(()) };
+        let new = window::copy(&old, layout.window_bytes()).unwrap_or_else(|error| {
+            tracing::warn!(%error, rank = member.rank().0, ?lost, "a window stays where ranks that were lost can write: there is no memory for another");
+            old
+        });
+        let new = own.insert(new);
+        let given = exchange(layout, lost, new, member, within)?.given;
+        for (rank, given) in layout.topology().all().zip(given) {
+            let Some(window) = self.window(rank).filter(|_| !lost.contains(rank)) else { continue };
+            if let Some(given) = &given {
+                window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;
+            }
+            let file = given.as_ref().unwrap_or(new);
+            window.replace(file.as_fd()).map_err(|error| not_mapped(layout, rank, error))?;
+        }
+        Ok(())
     }
 
     /// The window of a near rank.
@@ -74,19 +108,35 @@ pub(crate) fn create(layout: &Layout) -> Result<OwnedFd, Error> {
     })
 }
 
+/// Gives the window `own` to the near ranks but those of `mask`, and takes theirs.
+fn exchange(
+    layout: &Layout,
+    mask: &RankSet,
+    own: &OwnedFd,
+    member: &Member,
+    within: Duration,
+) -> Result<handoff::Exchanged, Error> {
+    let hash = layout.hash(&layout.settings().rings());
+    handoff::exchange(member, layout.topology(), mask, own.as_fd(), hash, within)
+}
+
 /// What `rank`, a process of its own, gave as its window: refused where it is another size or may lose its pages.
 fn theirs(given: &OwnedFd, layout: &Layout, rank: Rank) -> Result<Mapping, Error> {
-    let refuse = |why| handoff::failed(format_args!("the window of rank {rank}"), why);
-    window::check(given, layout.window_bytes()).map_err(refuse)?;
+    window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;
     map(given.as_fd(), layout, rank)
 }
 
+fn of_rank(rank: Rank, why: String) -> Error {
+    handoff::failed(format_args!("the window of rank {rank}"), why)
+}
+
 fn map(window: BorrowedFd<'_>, layout: &Layout, rank: Rank) -> Result<Mapping, Error> {
-    let bytes = layout.window_bytes();
-    Mapping::of(window, bytes).map_err(|error| {
-        let what = format_args!("the mapping of the {bytes} bytes of rank {rank}'s window");
-        Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
-    })
+    Mapping::of(window, layout.window_bytes()).map_err(|error| not_mapped(layout, rank, error))
+}
+
+fn not_mapped(layout: &Layout, rank: Rank, error: io::Error) -> Error {
+    let what = format_args!("the mapping of the {} bytes of rank {rank}'s window", layout.window_bytes());
+    Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
 }
 
 #[cfg(all(test, not(ep_loom)))]

@@ -59,6 +59,8 @@ EP_DEV ep_u32 ep_ld_acquire4(const void* at);
 EP_DEV void ep_st_release4(void* at, ep_u32 v);
 /* A word of the own device, in no order. */
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at);
+/* Two words side by side, 16 bytes in all, that the host reads: each at once, in no order. */
+EP_DEV void ep_st_relaxed2(void* at, ep_u64 first, ep_u64 second);
 /* What the thread has done and seen comes before what it does next: for all ranks and the host; for the own device. */
 EP_DEV void ep_fence_sys();
 EP_DEV void ep_fence_device();

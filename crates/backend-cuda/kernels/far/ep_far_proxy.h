@@ -11,7 +11,7 @@
  *           words have the phase of its round, so one that is written in halves is not taken; zeroed memory is none
  *   credit  a slot is written when the proxy has said that it took what lay there (EpFifoAnswers.taken)
  *   ticket  of a put: the number of commands up to it, ever; its source was read when EpFifoAnswers.settled has reached that
- *   F3      what the poster has seen or done comes before the command: ep_fence_sys, then the words. The proxy posts in order
+ *   F3      what the poster has seen or done comes before the command: one ep_fence_sys, then the words in one store. The proxy posts in order
  */
 
 #define EP_FIFO_OFFSET_BITS 42
@@ -53,8 +53,7 @@ EP_DEV ep_u32 ep_fifo_post(EpFar lane, ep_u64 kind, ep_u64 offset, ep_u64 low, e
     const ep_u64 first = kind << EP_FIFO_KIND_SHIFT | offset << EP_FIFO_LOW_BITS | low;
     ep_u64* slot = (ep_u64*)(fifo->commands + 16 * (index & (slots - 1)));
     ep_fence_sys();
-    ep_st_release(slot, first | phase);
-    ep_st_release(slot + 1, second | phase);
+    ep_st_relaxed2(slot, first | phase, second | phase);
     fifo->issued = index + 1;
     return EP_FAR_OK;
 }

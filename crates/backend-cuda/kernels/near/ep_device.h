@@ -10,7 +10,7 @@
 #define EP_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define EP_GIVEN(type) const __grid_constant__ type
 #define EP_SHARED(type, v) __shared__ type v
-#define EP_POOL(v) extern __shared__ __align__(16) ep_u8 v[]
+#define EP_POOL(v) extern __shared__ __align__(128) ep_u8 v[]
 
 typedef int4 EpUnit;
 
@@ -54,6 +54,9 @@ EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) {
     ep_u32 v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
+}
+EP_DEV void ep_st_relaxed2(void* at, ep_u64 first, ep_u64 second) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(first), "l"(second) : "memory");
 }
 EP_DEV void ep_fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 /* CUDA's own fences (`__threadfence`) put all threads' fences in one order besides: nothing here needs that. */

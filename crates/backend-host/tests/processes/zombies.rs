@@ -3,6 +3,9 @@
 //!
 //! `EP_ZOMBIES` says how often; 500 times is what a release is checked with. `EP_SEED` is the first seed, as in `kills`.
 
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::thread;
 use std::time::Duration;
 
@@ -54,6 +57,48 @@ fn haunt(seed: u64, plan: &str) {
 fn haunt_all(often: u64, plan: &str) {
     let first = number("EP_SEED", 1);
     (first..first + number("EP_ZOMBIES", often)).for_each(|seed| haunt(seed, plan));
+}
+
+/// The worst that a process can do that was given up: it writes over all that it has mapped of windows, again and again.
+#[test]
+fn a_process_that_was_given_up_cannot_reach_the_windows_of_the_others() {
+    const VICTIM: usize = 1;
+    for plan in ["haunted", "haunted throughput"] {
+        let (_place, mut ranks) = start_held(1, RANKS, plan);
+        assert!(ranks.iter().all(|rank| rank.hear() == "at work"));
+        signal(&ranks[VICTIM], Signal::STOP);
+        let others = || (0..RANKS as usize).filter(|rank| *rank != VICTIM);
+        for word in [format!("lost {VICTIM}"), "recovered".to_owned()] {
+            for rank in others() {
+                assert_eq!(ranks[rank].hear(), word, "{plan}: said by rank {rank}");
+            }
+        }
+        let id = ranks[VICTIM].process.id();
+        let windows = windows(id);
+        assert_eq!(windows.len(), RANKS as usize, "{plan}");
+        let memory = File::options().write(true).open(format!("/proc/{id}/mem")).unwrap();
+        for byte in 0..20 {
+            for window in &windows {
+                memory.write_all_at(&vec![byte * 13; (window.end - window.start) as usize], window.start).unwrap();
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        for rank in others() {
+            let said = ranks[rank].hear();
+            assert!(said.starts_with("verified "), "{plan}: rank {rank} said {said}");
+            ranks[rank].succeeds();
+        }
+    }
+}
+
+/// Where a process has windows mapped.
+fn windows(id: u32) -> Vec<Range<u64>> {
+    let maps = std::fs::read_to_string(format!("/proc/{id}/maps")).unwrap();
+    let range = |line: &str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some(u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
+    };
+    maps.lines().filter(|line| line.contains("/memfd:ep-window")).filter_map(range).collect()
 }
 
 #[test]

@@ -39,15 +39,15 @@ pub(super) fn meet(settings: &Settings, nonce: [u8; 32], deadline: Instant) -> R
     let start = Instant::now();
     let addresses = socket::resolve(&settings.address, settings.secret.is_some())?;
     let mut pause = PAUSES[0];
+    let mut last = Trouble::Passing(io::ErrorKind::NotFound.into());
     loop {
-        let mut last = Trouble::Passing(io::ErrorKind::NotFound.into());
         for address in &addresses {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let attempt = TcpStream::connect_timeout(address, left).map_err(Trouble::from);
             match attempt.and_then(|stream| prove(stream, settings, nonce, deadline)) {
                 Ok(met) => return Ok(met),
                 Err(Trouble::Lasting(error)) => return Err(error),
-                // That says more than how a later attempt ended.
+                // That says more than how a later attempt ended: then the place may have closed for the same reason.
                 Err(Trouble::Passing(_)) if matches!(last, Trouble::Full(_)) => {}
                 Err(passing) => last = passing,
             }
@@ -78,7 +78,7 @@ fn prove(
     let (address, rank) = (settings.address.clone(), settings.rank.0);
     socket::prepare(&stream)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
-    stream.write_all(&plain(&Opening::Hello { magic: MAGIC, version: VERSION, nonce }))?;
+    say(&mut stream, settings, deadline, &Opening::Hello { magic: MAGIC, version: VERSION, nonce })?;
     let (version, theirs) = match read(&mut stream, settings, deadline)? {
         Answer::Challenge { version, nonce } => (version, nonce),
         Answer::Full { why } => return Err(full(settings, why)),
@@ -90,7 +90,7 @@ fn prove(
         return Err(Trouble::Lasting(Error::Version { address, theirs: version, mine: VERSION, rank }));
     }
     let session = Session::new(settings.secret.as_ref(), nonce, theirs);
-    stream.write_all(&plain(&Opening::Proof { proof: session.proof(Side::Member, VERSION) }))?;
+    say(&mut stream, settings, deadline, &Opening::Proof { proof: session.proof(Side::Member, VERSION) })?;
     match read(&mut stream, settings, deadline)? {
         Answer::Proof { proof } if session.proves(Side::Meeting, VERSION, &proof) => {}
         Answer::Proof { .. } => return Err(Trouble::Lasting(Error::Impostor { address, rank })),
@@ -100,6 +100,16 @@ fn prove(
     }
     stream.set_read_timeout(None)?;
     Ok((stream, session))
+}
+
+/// Sends `opening`. A place that has no descriptor left says so and closes, whatever is under way to it: then its answer is there although
+/// nothing can be sent any more.
+fn say(stream: &mut TcpStream, settings: &Settings, deadline: Instant, opening: &Opening) -> Result<(), Trouble> {
+    let Err(error) = stream.write_all(&plain(opening)) else { return Ok(()) };
+    match read(stream, settings, deadline) {
+        Ok(Answer::Full { why }) => Err(full(settings, why)),
+        _ => Err(error.into()),
+    }
 }
 
 fn full(settings: &Settings, why: String) -> Trouble {

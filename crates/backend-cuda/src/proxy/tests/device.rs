@@ -45,6 +45,35 @@ fn compiler() -> Option<String> {
     found
 }
 
+/// The variable that names a file where the verbs lie compiled, for machines without a compiler.
+pub(super) const COMPILED: &str = "EP_FAR_DEVICE";
+
+/// The verbs as a library, with one change of their header. None where there is no compiler.
+pub(super) fn compiled(mutation: Option<Mutation>) -> Option<Vec<u8>> {
+    let compiler = compiler()?;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut text = source().text;
+    if let Some((from, to)) = mutation {
+        assert_eq!(text.matches(from).count(), 1, "the header has it once: {from}");
+        text = text.replace(from, to);
+    }
+    let own = [
+        (DeviceSource::NAME, text),
+        ("words.h", include_str!("words.h").to_owned()),
+        ("device.cpp", include_str!("device.cpp").to_owned()),
+    ];
+    for (name, text) in headers().into_iter().chain(own) {
+        fs::write(folder.path().join(name), text).expect("the file can be written");
+    }
+    let mut command = Command::new(&compiler);
+    command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]);
+    // Memory is words, whatever struct a word is read as. Of the words of a device only those of far verbs are defined.
+    command.args(["-fno-strict-aliasing", "-o", "device.so", "device.cpp"]).current_dir(folder.path());
+    let said = command.output().expect("the compiler runs");
+    assert!(said.status.success(), "{compiler}: {}", String::from_utf8_lossy(&said.stderr));
+    Some(fs::read(folder.path().join("device.so")).expect("it was written"))
+}
+
 fn status(number: u32) -> FarStatus {
     FarStatus::of(number).unwrap_or_else(|| panic!("{number} is no status"))
 }
@@ -58,29 +87,17 @@ impl Device {
 
     /// With one change of the header.
     pub(super) fn with(mutation: Option<Mutation>) -> Option<Self> {
-        let compiler = compiler()?;
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut text = source().text;
-        if let Some((from, to)) = mutation {
-            assert_eq!(text.matches(from).count(), 1, "the header has it once: {from}");
-            text = text.replace(from, to);
-        }
-        let own = [
-            (DeviceSource::NAME, text),
-            ("words.h", include_str!("words.h").to_owned()),
-            ("device.cpp", include_str!("device.cpp").to_owned()),
-        ];
-        for (name, text) in headers().into_iter().chain(own) {
-            fs::write(folder.path().join(name), text).expect("the file can be written");
-        }
-        let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]);
-        // Memory is words, whatever struct a word is read as. Of the words of a device only those of far verbs are defined.
-        command.args(["-fno-strict-aliasing", "-o", "device.so", "device.cpp"]).current_dir(folder.path());
-        let said = command.output().expect("the compiler runs");
-        assert!(said.status.success(), "{compiler}: {}", String::from_utf8_lossy(&said.stderr));
-        // SAFETY: it was compiled just now; nothing in it runs when it is loaded.
-        let library = unsafe { Library::new(folder.path().join("device.so")) }.expect("the library loads");
+        let library = match env::var_os(COMPILED) {
+            Some(path) if mutation.is_none() => path.into(),
+            _ => {
+                let path = folder.path().join("device.so");
+                fs::write(&path, compiled(mutation)?).expect("the file can be written");
+                path
+            }
+        };
+        // SAFETY: `compiled` made it; nothing in it runs when it is loaded.
+        let library = unsafe { Library::new(library) }.expect("the library loads");
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: device.cpp defines this function with these parameters; the library is kept beside the pointer.

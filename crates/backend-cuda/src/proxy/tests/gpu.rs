@@ -50,16 +50,16 @@ impl Gpu {
 
     /// How it ended, and the nanoseconds that it took.
     fn run(&self, pair: &Pair<Loop, PinnedFifos>, work: Work) -> (FarStatus, u64) {
-        let arena = pair.arena().0;
+        let arena = pair.ends[0].arena().0;
         let args = Posts {
-            lane: pair.lanes[0].state(pair.rows()).expect("a queue for each role"),
+            lane: pair.ends[0].lanes.state(pair.ends[0].rows()).expect("a queue for each role"),
             from: arena,
             to: arena,
             bytes: work.bytes,
             places: work.places,
             puts: work.puts,
             every: work.every,
-            cell: pair.cells()[0].0,
+            cell: pair.ends[0].cells()[0].0,
             published: work.published,
             waits: work.waits.into(),
             allowed: LONG.as_nanos() as u64,
@@ -81,16 +81,16 @@ fn what_a_kernel_posts_arrives_intact() {
     for (seed, network, log_slots) in [(1u8, network(), 0), (2, late(), 2), (3, network(), 9)] {
         let pair = gpu.pair(network, log_slots);
         let (work, arena) =
-            (Work { bytes: 272, places: 300, puts: 300, every: 7, published: 0, waits: false }, pair.arena());
+            (Work { bytes: 272, places: 300, puts: 300, every: 7, published: 0, waits: false }, pair.ends[0].arena());
         let rows: Vec<u8> = (0..work.bytes * work.places).map(|at| (at % 251) as u8 ^ seed).collect();
-        pair.windows[0].write(arena, &rows);
+        pair.ends[0].window.write(arena, &rows);
         assert_eq!(gpu.run(&pair, work).0, FarStatus::Ok);
-        let (tail, began) = (pair.cells()[0], Instant::now());
-        while pair.windows[1].cell(tail) < 294 {
-            assert!(began.elapsed() < LONG, "the last tail came as {}", pair.windows[1].cell(tail));
+        let (tail, began) = (pair.ends[0].cells()[0], Instant::now());
+        while pair.ends[1].window.cell(tail) < 294 {
+            assert!(began.elapsed() < LONG, "the last tail came as {}", pair.ends[1].window.cell(tail));
         }
         let announced = arena.span(294 * work.bytes);
-        assert!(pair.windows[1].read(announced) == rows[..announced.len as usize], "seed {seed}");
+        assert!(pair.ends[1].window.read(announced) == rows[..announced.len as usize], "seed {seed}");
     }
 }
 
@@ -128,9 +128,9 @@ fn speed() {
     }
     let waited = Work { bytes: 64, places: 1, puts: 20_000, every: 1_000_000, published, waits: true };
     let by_kernel = (0..5).map(|_| gpu.run(&pair, waited).1 / waited.puts).min().expect("five");
-    let at = pair.arena();
-    let rows = pair.rows();
-    let mut work = pair.lanes[0].shared.between_turns();
+    let at = pair.ends[0].arena();
+    let rows = pair.ends[0].rows();
+    let mut work = pair.ends[0].lanes.shared.between_turns();
     let transport = &mut work.transport;
     let by_host = (0..5).map(|_| {
         let began = Instant::now();

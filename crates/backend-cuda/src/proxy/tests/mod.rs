@@ -3,6 +3,7 @@
 mod device;
 mod gpu;
 mod pair;
+mod roce;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -46,7 +47,10 @@ fn late() -> Loop {
 }
 
 /// Writes the words of a command one after the other, with time between.
-const IN_HALVES: device::Mutation = ("    ep_st_release(slot + 1,", "    ep_nap(50000);\n    ep_st_release(slot + 1,");
+const IN_HALVES: device::Mutation = (
+    "    ep_st_relaxed2(slot, first | phase, second | phase);",
+    "    ep_st_release(slot, first | phase);\n    ep_nap(50000);\n    ep_st_release(slot + 1, second | phase);",
+);
 
 fn traffic<T: Transport<Lanes: 'static>>(of: Traffic, pair: &Pair<T>, device: &Device) -> String
 where
@@ -68,8 +72,8 @@ fn what_a_device_posts_arrives_intact() {
         let wrong = traffic(Traffic { seed, staged, ..TRAFFIC }, &pair, device);
         assert_eq!(wrong, "", "seed {seed}");
         // Once more on new connections: tickets and rounds begin anew.
-        while !pair.lanes.iter_mut().all(|lanes| lanes.drain(Scope::All)) {}
-        assert_eq!(pair.lanes[0].broken(B), None);
+        while !pair.ends.iter_mut().all(|end| end.lanes.drain(Scope::All)) {}
+        assert_eq!(pair.ends[0].lanes.broken(B), None);
     }
 }
 
@@ -125,9 +129,9 @@ fn commands_are_taken_as_they_were_written() {
 fn a_proxy_that_stalls_is_named_at_the_deadline() {
     let Some(device) = Device::usual() else { return };
     let pair = Pair::new(network(), 1);
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     let began = Instant::now();
-    let stall = pair.lanes[0].shared.between_turns();
+    let stall = pair.ends[0].lanes.shared.between_turns();
     let put = |time| lane.put([at, at, 8], time);
     let tickets = [put(LONG), put(LONG)].map(Result::unwrap);
     assert_eq!(put(SHORT), Err(FarStatus::Stalled), "no credit");
@@ -145,7 +149,7 @@ fn a_network_that_is_late_is_no_stalled_proxy() {
     let network = network();
     let pair = Pair::new(network.clone(), 3);
     network.delay(A, B, Duration::from_secs(20)).unwrap();
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     let ticket = lane.put([at, at, 8], LONG).unwrap();
     let taken = || lane.flush(ticket, SHORT);
     let began = Instant::now();
@@ -160,7 +164,7 @@ fn a_lost_lane_ends_verbs_and_recovers_by_a_new_connection() {
     let network = network().answer_timeout(Duration::from_millis(5)).unwrap();
     let mut pair = Pair::new(network.clone(), 2);
     network.lose(A, B);
-    let ([lane, back], [_, head], at) = (pair.posters(device), pair.cells(), pair.arena().0);
+    let ([lane, back], [_, head], at) = (pair.posters(device), pair.ends[0].cells(), pair.ends[0].arena().0);
     let began = Instant::now();
     let ticket = lane.put([at, at, 8], LONG).unwrap();
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Broken);
@@ -175,8 +179,11 @@ fn a_lost_lane_ends_verbs_and_recovers_by_a_new_connection() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { lane: pair.rows(), cause: LaneCause::NoAnswer }));
-    assert_eq!(pair.lanes[1].broken(A), None);
+    assert_eq!(
+        pair.ends[0].lanes.broken(B),
+        Some(Fault::LaneBroken { lane: pair.ends[0].rows(), cause: LaneCause::NoAnswer })
+    );
+    assert_eq!(pair.ends[1].lanes.broken(A), None);
     network.mend(A, B);
     pair.meet();
     assert_eq!(traffic(TRAFFIC, &pair, device), "");
@@ -192,11 +199,11 @@ fn a_lost_lane_on_which_nothing_is_posted_is_found_by_a_probe() {
     let [lane, _] = pair.posters(device);
     let began = Instant::now();
     while lane.poll() == FarStatus::Ok && began.elapsed() < LONG {
-        pair.lanes[0].probe(B);
+        pair.ends[0].lanes.probe(B);
         thread::yield_now();
     }
     assert_eq!(lane.poll(), FarStatus::Broken);
-    let why = pair.lanes[0].broken(B);
+    let why = pair.ends[0].lanes.broken(B);
     assert!(matches!(why, Some(Fault::LaneBroken { cause: LaneCause::NoAnswer, .. })), "{why:?}");
 }
 
@@ -204,25 +211,25 @@ fn a_lost_lane_on_which_nothing_is_posted_is_found_by_a_probe() {
 #[test]
 fn commands_that_reach_out_of_the_window_break_their_lane() {
     let Some(device) = Device::usual() else { return };
-    let bytes = |pair: &Pair<Loop>| pair.layout.window_bytes();
+    let bytes = |pair: &Pair<Loop>| pair.ends[0].layout.window_bytes();
     let pair = Pair::new(network(), 2);
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     let ticket = lane.put([bytes(&pair) - 4, at, 8], LONG).unwrap();
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Refused);
-    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::OutOfRange { .. })));
+    assert!(matches!(pair.ends[0].lanes.broken(B), Some(Fault::OutOfRange { .. })));
     let pair = Pair::new(network(), 2);
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     assert_eq!(lane.publish(at, 1, LONG), FarStatus::Ok);
     let began = Instant::now();
     while lane.poll() == FarStatus::Ok && began.elapsed() < LONG {
         thread::yield_now();
     }
     assert_eq!(lane.poll(), FarStatus::Refused);
-    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::NotOffered { .. })));
+    assert!(matches!(pair.ends[0].lanes.broken(B), Some(Fault::NotOffered { .. })));
 }
 
 /// A transport whose lanes panic once they are told to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Dying(Loop, &'static AtomicBool);
 
 #[derive(Debug)]
@@ -285,7 +292,7 @@ fn a_proxy_that_dies_ends_verbs_by_name() {
     static DIE: AtomicBool = AtomicBool::new(false);
     let Some(device) = Device::usual() else { return };
     let mut pair = Pair::new(Dying(network(), &DIE), 2);
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     let put = || lane.put([at, at, 8], LONG);
     let ticket = put().unwrap();
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
@@ -296,9 +303,9 @@ fn a_proxy_that_dies_ends_verbs_by_name() {
     let ended = (0..8).find_map(|_| put().err());
     assert_eq!(ended, Some(FarStatus::Gone), "no credit any more");
     assert!(began.elapsed() < LONG / 2, "not by its deadline");
-    assert!(matches!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { cause: LaneCause::NoPoster, .. })));
-    assert!(pair.lanes[0].drain(Scope::All), "what nobody posts is not under way");
-    let refusal = pair.lanes[0].offer().unwrap_err().to_string();
+    assert!(matches!(pair.ends[0].lanes.broken(B), Some(Fault::LaneBroken { cause: LaneCause::NoPoster, .. })));
+    assert!(pair.ends[0].lanes.drain(Scope::All), "what nobody posts is not under way");
+    let refusal = pair.ends[0].lanes.offer().unwrap_err().to_string();
     assert!(refusal.contains("the proxy of rank 0 failed: its thread has ended"), "{refusal}");
 }
 
@@ -308,14 +315,17 @@ fn a_cut_lane_ends_verbs() {
     let Some(device) = Device::usual() else { return };
     let network = network().latency(Duration::from_secs(20)).unwrap();
     let mut pair = Pair::new(network, 2);
-    let ([lane, _], at) = (pair.posters(device), pair.arena().0);
+    let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
     let ticket = lane.put([at, at, 8], LONG).unwrap();
     let began = Instant::now();
-    while began.elapsed() < LONG && !pair.lanes[0].drain(Scope::All) {
-        pair.lanes[0].cut(Scope::Peer(B));
+    while began.elapsed() < LONG && !pair.ends[0].lanes.drain(Scope::All) {
+        pair.ends[0].lanes.cut(Scope::Peer(B));
     }
     assert_eq!(lane.flush(ticket, LONG), FarStatus::Broken);
-    assert_eq!(pair.lanes[0].broken(B), Some(Fault::LaneBroken { lane: pair.rows(), cause: LaneCause::Cut }));
+    assert_eq!(
+        pair.ends[0].lanes.broken(B),
+        Some(Fault::LaneBroken { lane: pair.ends[0].rows(), cause: LaneCause::Cut })
+    );
 }
 
 /// F5: caught by bytes that changed on their way.
@@ -381,10 +391,10 @@ fn windows_of_devices_are_refused_by_name() {
 fn speed() {
     let Some(device) = Device::usual() else { return };
     let pair = Pair::new(network(), 9);
-    let ([lane, _], [tail, _], at) = (pair.posters(device), pair.cells(), pair.arena().0);
+    let ([lane, _], [tail, _], at) = (pair.posters(device), pair.ends[0].cells(), pair.ends[0].arena().0);
     let mut published = 0;
     // The other rank's proxy has nothing to do, and would take a core.
-    let _rests = pair.lanes[1].shared.between_turns();
+    let _rests = pair.ends[1].lanes.shared.between_turns();
     for (bytes, every) in [(16, 1_000_000), (16, 8), (16, 1), (7168, 8)] {
         let (puts, mut best) = (400_000, f64::MAX);
         for _ in 0..5 {
@@ -410,8 +420,8 @@ fn speed() {
         assert_eq!(lane.flush(ticket, LONG), FarStatus::Ok);
     });
     println!("a put of 64 bytes that is waited for, percentiles 10, 50, 99: {told:?}");
-    let mut work = pair.lanes[0].shared.between_turns();
-    let (transport, rows) = (&mut work.transport, pair.rows());
+    let mut work = pair.ends[0].lanes.shared.between_turns();
+    let (transport, rows) = (&mut work.transport, pair.ends[0].rows());
     let told = times(&mut || {
         let ticket = transport.put(rows, Offset(at).span(64), Offset(at)).unwrap().unwrap();
         while !transport.flush(rows, ticket).unwrap() {

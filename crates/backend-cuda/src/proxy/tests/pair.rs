@@ -1,4 +1,4 @@
-//! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network made of software between them.
+//! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network between them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ep_core::device::FarStatus;
 use ep_core::layout::Queues;
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Transport, WindowMemory};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Transport, WindowMemory};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -92,45 +92,32 @@ impl Drop for Window {
     }
 }
 
-/// The two ranks.
-pub(super) struct Pair<T: Transport<Lanes: 'static>, M: Reached + 'static = HostMemory> {
-    /// Before the windows: proxies write them.
-    pub(super) lanes: [ProxyLanes<T::Lanes, M>; 2],
-    pub(super) windows: [Window; 2],
+/// One of two ranks of two nodes.
+pub(super) struct End<L: Lanes + 'static, M: Reached + 'static = HostMemory> {
+    pub(super) me: Rank,
+    /// Before the window: the proxy writes it.
+    pub(super) lanes: ProxyLanes<L, M>,
+    pub(super) window: Window,
     pub(super) layout: Layout,
 }
 
-impl<T: Transport<Lanes: 'static>> Pair<T> {
-    pub(super) fn new(transport: T, log_slots: u32) -> Self {
-        Self::with(transport, log_slots, HostMemory::new)
-    }
-}
-
-impl<T: Transport<Lanes: 'static>, M: Reached + 'static> Pair<T, M> {
-    /// With FIFOs in memory that `take` gives.
-    pub(super) fn with(transport: T, log_slots: u32, take: impl Fn(usize) -> Result<M, Error>) -> Self {
+impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
+    /// With FIFOs of `2^log_slots` commands in memory that `take` gives.
+    pub(super) fn new<T: Transport<Lanes = L>>(
+        me: Rank,
+        transport: T,
+        log_slots: u32,
+        take: impl Fn(usize) -> Result<M, Error>,
+    ) -> Self {
         let topology = Topology::new(2, 1).expect("two nodes");
         let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().expect("a shape");
         let settings = Settings::builder(&shape, &topology).channels(1).arena_bytes(1 << 20).build().expect("settings");
         let layout = Layout::new(&shape, &topology, &settings).expect("a layout");
-        let windows = [A, B].map(|_| Window::new(layout.window_bytes()));
+        let window = Window::new(layout.window_bytes());
         let proxy = Proxy::new(transport, take).log_slots(log_slots).expect("within limits");
-        let open = |me: Rank| {
-            let window = WindowMemory::File(windows[me.index()].file.as_fd());
-            proxy.open(DevicePlace { me, layout: &layout, window }).expect("opened")
-        };
-        let mut pair = Self { lanes: [open(A), open(B)], windows, layout };
-        pair.meet();
-        pair
-    }
-
-    pub(super) fn meet(&mut self) {
-        let offers: Vec<_> = self.lanes.iter_mut().map(|lanes| Some(lanes.offer().expect("an offer"))).collect();
-        self.lanes.iter_mut().for_each(|lanes| lanes.connect(&offers).expect("connected"));
-    }
-
-    pub(super) fn plant(&self, plant: Plant) {
-        self.lanes[0].shared.between_turns().lanes.iter_mut().for_each(|lane| lane.plant = plant);
+        let memory = WindowMemory::File(window.file.as_fd());
+        let lanes = proxy.open(DevicePlace { me, layout: &layout, window: memory }).expect("opened");
+        Self { me, lanes, window, layout }
     }
 
     /// The queue of rows from A to B.
@@ -138,12 +125,12 @@ impl<T: Transport<Lanes: 'static>, M: Reached + 'static> Pair<T, M> {
         LaneId { peer: B, kind: LaneKind::Data(self.layout.far_track(0)) }
     }
 
-    /// The posting threads of the queue of rows at A, and of that of credit at B. Each is used by one thread.
-    pub(super) fn posters<'a>(&self, device: &'a Device) -> [Poster<'a>; 2] {
+    /// The posting thread: of rows at A, of credit at B. One thread uses it.
+    pub(super) fn poster<'a>(&self, device: &'a Device) -> Poster<'a> {
         let credit = LaneId { peer: A, kind: LaneKind::Credit(self.layout.far_track(0)) };
-        let states = [self.lanes[0].state(self.rows()), self.lanes[1].state(credit)];
-        // SAFETY: a test keeps the pair for as long as it posts, and uses each poster in one thread.
-        states.map(|state| unsafe { device.poster(state.expect("a queue for each role")) })
+        let lane = if self.me == A { self.rows() } else { credit };
+        // SAFETY: a test keeps the end for as long as it posts, and uses the poster in one thread.
+        unsafe { device.poster(self.lanes.state(lane).expect("a queue for each role")) }
     }
 
     /// The cells of tails at B, and of heads at A.
@@ -155,6 +142,41 @@ impl<T: Transport<Lanes: 'static>, M: Reached + 'static> Pair<T, M> {
 
     pub(super) fn arena(&self) -> Offset {
         self.layout.regions().into_iter().find(|region| region.name == "arena").expect("an arena").span.offset
+    }
+}
+
+/// The two ranks, in one process.
+pub(super) struct Pair<T: Transport<Lanes: 'static>, M: Reached + 'static = HostMemory> {
+    pub(super) ends: [End<T::Lanes, M>; 2],
+}
+
+impl<T: Transport<Lanes: 'static> + Clone> Pair<T> {
+    pub(super) fn new(transport: T, log_slots: u32) -> Self {
+        Self::with(transport, log_slots, HostMemory::new)
+    }
+}
+
+impl<T: Transport<Lanes: 'static> + Clone, M: Reached + 'static> Pair<T, M> {
+    pub(super) fn with(transport: T, log_slots: u32, take: impl Fn(usize) -> Result<M, Error>) -> Self {
+        let mut pair = Self { ends: [A, B].map(|me| End::new(me, transport.clone(), log_slots, &take)) };
+        pair.meet();
+        pair
+    }
+}
+
+impl<T: Transport<Lanes: 'static>, M: Reached + 'static> Pair<T, M> {
+    pub(super) fn meet(&mut self) {
+        let offers: Vec<_> = self.ends.iter_mut().map(|end| Some(end.lanes.offer().expect("an offer"))).collect();
+        self.ends.iter_mut().for_each(|end| end.lanes.connect(&offers).expect("connected"));
+    }
+
+    pub(super) fn plant(&self, plant: Plant) {
+        self.ends[0].lanes.shared.between_turns().lanes.iter_mut().for_each(|lane| lane.plant = plant);
+    }
+
+    /// The posting threads of the queue of rows at A, and of that of credit at B. Each is used by one thread.
+    pub(super) fn posters<'a>(&self, device: &'a Device) -> [Poster<'a>; 2] {
+        self.ends.each_ref().map(|end| end.poster(device))
     }
 }
 
@@ -198,28 +220,29 @@ impl Traffic {
         Pair<T>: Sync,
     {
         thread::scope(|scope| {
-            let sender = scope.spawn(|| self.send(pair, device));
-            let receiver = scope.spawn(|| self.receive(pair, device));
+            let sender = scope.spawn(|| self.send(&pair.ends[0], device));
+            let receiver = scope.spawn(|| self.receive(&pair.ends[1], device));
             [sender, receiver].map(|thread| thread.join().expect("no panic"))
         })
     }
 
-    fn send<T: Transport<Lanes: 'static>>(self, pair: &Pair<T>, device: &Device) -> Result<(), String> {
-        let ([rows, _], [tail, head], arena) = (pair.posters(device), pair.cells(), pair.arena().0);
+    /// What A does.
+    pub(super) fn send<L: Lanes>(self, end: &End<L>, device: &Device) -> Result<(), String> {
+        let (rows, [tail, head], arena) = (end.poster(device), end.cells(), end.arena().0);
         let mut tickets = vec![0; self.staged as usize];
         for number in 0..self.messages {
             let told = |verb: &str, status: FarStatus| match status {
                 FarStatus::Ok => Ok(()),
                 status => Err(format!("{verb} of message {number}: {}", status.name())),
             };
-            if !pair.windows[0].wait(head, (number + 1).saturating_sub(SLOTS), self.allowed) {
+            if !end.window.wait(head, (number + 1).saturating_sub(SLOTS), self.allowed) {
                 return Err(format!("no credit for message {number}"));
             }
             let place = number % self.staged;
             told("flush", rows.flush(tickets[place as usize], self.allowed))?;
             let (skew, bytes, ends) = message(self.seed, number);
             let (from, to) = (arena + place * SLOT + skew, arena + RING + number % SLOTS * SLOT + skew);
-            pair.windows[0].write(Offset(from), &bytes);
+            end.window.write(Offset(from), &bytes);
             let mut begin = 0;
             for end in ends {
                 match rows.put([from + begin, to + begin, end - begin], self.allowed) {
@@ -233,15 +256,16 @@ impl Traffic {
         Ok(())
     }
 
-    fn receive<T: Transport<Lanes: 'static>>(self, pair: &Pair<T>, device: &Device) -> Result<(), String> {
-        let ([_, credit], [tail, head], arena) = (pair.posters(device), pair.cells(), pair.arena().0);
+    /// What B does.
+    pub(super) fn receive<L: Lanes>(self, end: &End<L>, device: &Device) -> Result<(), String> {
+        let (credit, [tail, head], arena) = (end.poster(device), end.cells(), end.arena().0);
         for number in 0..self.messages {
-            if !pair.windows[1].wait(tail, number + 1, self.allowed) {
+            if !end.window.wait(tail, number + 1, self.allowed) {
                 return Err(format!("message {number} did not come"));
             }
             let (skew, bytes, _) = message(self.seed, number);
             let at = Offset(arena + RING + number % SLOTS * SLOT + skew);
-            if pair.windows[1].read(at.span(bytes.len() as u64)) != bytes {
+            if end.window.read(at.span(bytes.len() as u64)) != bytes {
                 return Err(format!("message {number} has other bytes"));
             }
             match credit.publish(head.0, number + 1, self.allowed) {

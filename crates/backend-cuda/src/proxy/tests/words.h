@@ -16,6 +16,10 @@ struct EpUnit {
 
 EP_DEV ep_u64 ep_ld_acquire(const void* at) { return __atomic_load_n((const ep_u64*)at, __ATOMIC_ACQUIRE); }
 EP_DEV void ep_st_release(void* at, ep_u64 v) { __atomic_store_n((ep_u64*)at, v, __ATOMIC_RELEASE); }
+EP_DEV void ep_st_relaxed2(void* at, ep_u64 first, ep_u64 second) {
+    __atomic_store_n((ep_u64*)at, first, __ATOMIC_RELAXED);
+    __atomic_store_n((ep_u64*)at + 1, second, __ATOMIC_RELAXED);
+}
 EP_DEV void ep_fence_sys() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 EP_DEV ep_u64 ep_now() {
     timespec now;
