@@ -4,16 +4,24 @@
  *
  * It tells the other ranks that the operation begins, looks at the lines of the rank's cores and at what the other ranks say, finds whom to
  * blame (ep_protocol.h) when time is up, and ends the operation when all cores have done their part. Other cores look at EpLocal.failed.
+ *
+ * Over several servers a rank hears those of its server and of its rail only. So a rank that waits for one that waits itself tells what that
+ * wait comes from, and so on along the way: who is named is who stopped, not who passes on.
  */
 #ifndef EP_CONTROL_H
 #define EP_CONTROL_H
 #include "ep_mail.h"
 
+/* Within the time allowed a rank says at most so many times that it waits for something else: alarms are numbered. */
+#define EP_PAUSES 256u
+
 /* What the control core keeps. */
 struct EpControl {
     ep_u64 foremost; /* of the cores' waits the one nearest to the cause (ep_wait_key); 0 for none */
     ep_u32 waiting;  /* the core that has it */
+    bool explained;  /* it is for a rank that waits itself, as all are then */
     ep_u64 told;     /* the last wait that the other ranks were told of */
+    ep_u64 told_at;  /* when */
     ep_u32 serial;   /* alarms published */
 };
 
@@ -58,33 +66,6 @@ EP_DEV void ep_fail(EpCore& c, EpControl& k, ep_u32 status, const EpDetail& deta
     ep_tell(c, k, 1, c.op, detail.phase, culprit);
 }
 
-/* Looks at the lines of all cores: whether all have ended, but for the coordinators where these need not have (`all`). */
-EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
-    bool all = true;
-    k.foremost = 0;
-    for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
-        if (core == c.number) continue;
-        /* A core that cannot go on ends, too: what it says is looked at after that. */
-        const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
-        const bool posts = core > c.number && core < c.number + c.launch.roles.coordinators;
-        all &= ended || (posts && !all_of_them);
-        if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
-        const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
-        if (status != 0) {
-            EpDetail detail;
-            ep_read_detail(detail, c, core);
-            ep_fail(c, k, status, detail, detail.peer);
-            continue;
-        }
-        const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));
-        if (!ended && wait > k.foremost) {
-            k.foremost = wait;
-            k.waiting = core;
-        }
-    }
-    return all;
-}
-
 /* Looks at what the other ranks say; whether any of them waits in this operation. A rank's verdict, and another kind of operation, end this
    rank's. */
 EP_DEV bool ep_hear(EpCore& c, EpControl& k) {
@@ -112,6 +93,53 @@ EP_DEV bool ep_hear(EpCore& c, EpControl& k) {
     return asked;
 }
 
+/* A core waits: of all waits the foremost is told. Those for a rank that waits itself come behind the others, which explain them. */
+EP_DEV void ep_weigh(const EpCore& c, EpControl& k, ep_u32 core, ep_u64 wait) {
+    const bool explained = EpWaitOf{c, k}(ep_key_peer(wait)) != EP_NO_WAIT && !EP_PLANTED(c, EXPLAINED_FIRST);
+    if (k.foremost != 0 && (explained != k.explained ? explained : wait <= k.foremost)) return;
+    k.foremost = wait;
+    k.waiting = core;
+    k.explained = explained;
+}
+
+/* Looks at the lines of all cores: whether all have ended, but for the coordinators where these need not have (`all`). */
+EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
+    bool all = true;
+    k.foremost = 0;
+    for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
+        if (core == c.number) continue;
+        /* A core that cannot go on ends, too: what it says is looked at after that. */
+        const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
+        const bool posts = core > c.number && core < c.number + c.launch.roles.coordinators;
+        all &= ended || (posts && !all_of_them);
+        if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
+        const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
+        if (status != 0) {
+            EpDetail detail;
+            ep_read_detail(detail, c, core);
+            ep_fail(c, k, status, detail, detail.peer);
+            continue;
+        }
+        const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));
+        if (!ended && wait != 0) ep_weigh(c, k, core, wait);
+    }
+    return all;
+}
+
+/* Whether a rank's alarms come to this one. */
+struct EpHears {
+    const EpCore& c;
+    EP_DEV bool operator()(ep_u32 rank) const { return ep_is_neighbour(c, rank); }
+};
+
+/* What the other ranks are to be told of the foremost wait: over several servers what it comes from. */
+EP_DEV ep_u64 ep_to_tell(const EpCore& c, const EpControl& k) {
+    const EpRank& r = c.launch.r;
+    if (r.w.nodes == 1 || EP_PLANTED(c, NOT_RELAYED)) return k.foremost;
+    const ep_u32 wait = ep_wait_of_key(r.w.ranks, r.me, c.op, k.foremost);
+    return ep_key_of_wait(c.op, ep_wait_origin(r.w.ranks, r.me, wait, EpWaitOf{c, k}));
+}
+
 /* Some core waits long: tells the other ranks, and gives up when it is this rank's turn. */
 EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
     const EpRank& r = c.launch.r;
@@ -120,13 +148,15 @@ EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
     ep_read_detail(detail, c, k.waiting);
     /* The core may have taken it back meanwhile. */
     if (ep_fresh<uint64_t>(EP_LINE(c, k.waiting, wait)) != k.foremost) return;
-    const ep_u64 waited = ep_waited(c);
-    if ((asked || waited >= ep_speaks_after(r.allowed)) && k.told != k.foremost && !EP_PLANTED(c, SILENT)) {
-        k.told = k.foremost;
-        ep_tell(c, k, 0, c.op, ep_key_phase(k.foremost), peer);
+    const ep_u64 waited = ep_waited(c), told = ep_to_tell(c, k);
+    const bool speaks = asked || waited >= ep_speaks_after(r.allowed), pauses = k.told != 0 && waited - k.told_at < r.allowed / EP_PAUSES;
+    if (speaks && k.told != told && !pauses && !EP_PLANTED(c, SILENT)) {
+        k.told = told;
+        k.told_at = waited;
+        ep_tell(c, k, 0, ep_key_op(told), ep_key_phase(told), ep_key_peer(told));
     }
     if (waited >= ep_gives_up_after(r.allowed, r.w.ranks, r.me) && !EP_PLANTED(c, NO_DEADLINE))
-        ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}));
+        ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}, EpHears{c}));
 }
 
 /* The operation has ended, where no other launch of it follows. Coordinators find its number while they post. */
@@ -162,7 +192,8 @@ EP_DEV bool ep_attend(EpCore& c, EpControl& k, bool all) {
 
 EP_DEV void ep_control(EpCore& c) {
     const EpRank& r = c.launch.r;
-    EpControl k = {0, 0, 0, ep_fresh<uint32_t>(EP_LOCAL(c, serial))};
+    EpControl k = {};
+    k.serial = ep_fresh<uint32_t>(EP_LOCAL(c, serial));
     for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
         if (ep_is_neighbour(c, peer)) ep_announce(c, peer, EP_LANE_WATCH, EP_COUNTER_OPENING, c.op << 3 | r.kind, EP_MAIL_OPENING);
     const bool right = ep_attend(c, k, false);

@@ -212,7 +212,8 @@ EP_DEV void ep_coordinate(EpCore& c, const EpBytes& ub, ep_u32 nth, ep_u32 posti
     for (ep_u32 i = 0; i < peers; ++i) {
         /* The end of an operation is said behind all else. */
         while (!c.failed && ep_may_last(c, of[i]) && ep_say(c, of[i], EP_MAIL_DONE, EP_LANE_CONTROL, EP_COUNTER_DONE)) {}
-        if (!c.failed) ep_drain(c, of[i]);
+        /* A rank that has failed waits, too: until its verdict is there, its queues must not be closed. */
+        if (!c.failed || !EP_PLANTED(c, VERDICT_UNPOSTED)) ep_drain(c, of[i]);
         ep_peer_close(c, of[i]);
     }
 }

@@ -212,6 +212,12 @@ c_enum! {
         PartUnrounded = 99,
         /// A coordinator ends though its queue was too full for all that was staged.
         LeftUnsent = 100,
+        /// A rank does not say what its wait comes from, but whom it waits for.
+        NotRelayed = 101,
+        /// Waits for ranks that wait themselves count like others.
+        ExplainedFirst = 102,
+        /// A rank that has failed ends before the card has sent its verdict.
+        VerdictUnposted = 103,
     }
 }
 

@@ -190,6 +190,20 @@ impl RankDevice {
         Ok(self.local.values::<u64>(offset_of!(Local, ops_done), 1)?[0])
     }
 
+    /// `[nodes]`: slots of the rings with this rank's rail peer there that were filled in this generation, and that were emptied. Nothing of
+    /// this rank runs.
+    pub(crate) fn far_slots(&self) -> Result<Vec<[u64; 2]>, AscendError> {
+        let (topology, me) = (*self.layout.topology(), Rank(self.view.me));
+        let (tracks, first) = (self.layout.tracks() as usize, self.layout.far_track(0) as usize);
+        let ranks = topology.ranks() as usize;
+        let cursors = self.cursors.values::<u64>(0, 2 * ranks * tracks)?;
+        let of = |node, side: usize| {
+            let peer = topology.rank_at(node, topology.local_of(me)).index();
+            cursors[(side * ranks + peer) * tracks..][first..tracks].iter().sum()
+        };
+        Ok(topology.all_nodes().map(|node| [of(node, 0), of(node, 1)]).collect())
+    }
+
     /// The first token whose choices are wrong, as the launches that have ended found; none where all are right. It is told once.
     pub(crate) fn bad_token(&self) -> Result<Option<u32>, AscendError> {
         let at = offset_of!(Local, bad_token);

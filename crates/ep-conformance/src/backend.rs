@@ -73,6 +73,8 @@ pub enum Requirement {
     Scripts,
     /// More than eight ranks.
     ManyRanks,
+    /// More than four nodes.
+    ManyNodes,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).
     Int8,
 }

@@ -111,20 +111,47 @@ EP_HD static inline ep_u32 ep_wait_of_key(ep_u32 ranks, ep_u32 rank, ep_u64 op, 
     return key == 0 ? EP_NO_WAIT : ep_wait_word(ranks, rank, op, (ep_u32)(ep_key_op(key) % 4096), ep_key_phase(key), ep_key_peer(key));
 }
 
-/* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for. Waits for ranks that wait for nobody
-   come first, then waits in a circle; of several the one nearest to the cause. */
-template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of) {
-    ep_u32 root = EP_NO_WAIT, circle = EP_NO_WAIT;
+/* The key of a wait that a word says, near op. */
+EP_HD static inline ep_u64 ep_key_of_wait(ep_u64 op, ep_u32 wait) {
+    return ep_wait_key(op + ep_wait_op(wait) - EP_WAIT_OP, wait >> 16 & 15, ep_wait_peer(wait));
+}
+
+/* Where not everybody hears everybody: what `wait` of rank me comes from, the wait at the end of those that explain it. Itself, where they come
+   back to where they began. */
+template <class F> EP_HD static inline ep_u32 ep_wait_origin(ep_u32 ranks, ep_u32 me, ep_u32 wait, F wait_of) {
+    ep_u32 last = wait;
+    for (ep_u32 hops = 0; hops < ranks; ++hops) {
+        const ep_u32 next = wait_of(ep_wait_peer(last));
+        if (next == EP_NO_WAIT) return last;
+        if (ep_wait_peer(next) == me) return wait;
+        last = next;
+    }
+    return wait;
+}
+
+/* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for, `hears(rank)` whether it would be heard
+   here. Waits for ranks that wait for nobody come first; then waits in a circle, and those for ranks that are not heard, which may wait as
+   well. Of several the one nearest to the cause. */
+template <class F, class H> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of, H hears) {
+    ep_u32 root = EP_NO_WAIT, other = EP_NO_WAIT;
     for (ep_u32 rank = 0; rank < ranks; ++rank) {
         const ep_u32 wait = wait_of(rank);
         if (wait == EP_NO_WAIT) continue;
         ep_u32 next = wait;
         for (ep_u32 hops = 0; hops < ranks && next != EP_NO_WAIT && ep_wait_peer(next) != rank; ++hops) next = wait_of(ep_wait_peer(next));
-        if (wait_of(ep_wait_peer(wait)) == EP_NO_WAIT) root = wait < root ? wait : root;
-        else if (next != EP_NO_WAIT && ep_wait_peer(next) == rank) circle = wait < circle ? wait : circle;
+        const bool is_root = wait_of(ep_wait_peer(wait)) == EP_NO_WAIT;
+        if (is_root && hears(ep_wait_peer(wait))) root = wait < root ? wait : root;
+        else if (is_root || (next != EP_NO_WAIT && ep_wait_peer(next) == rank)) other = wait < other ? wait : other;
     }
-    const ep_u32 cause = root != EP_NO_WAIT ? root : circle;
+    const ep_u32 cause = root != EP_NO_WAIT ? root : other;
     return cause == EP_NO_WAIT ? awaited : ep_wait_peer(cause);
+}
+struct EpAllHeard {
+    EP_HD bool operator()(ep_u32) const { return true; }
+};
+/* The same where everybody hears everybody. */
+template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of) {
+    return ep_culprit(ranks, awaited, wait_of, EpAllHeard{});
 }
 
 /* When a rank that waits tells the others, and when it gives up, in nanoseconds of the time allowed. */

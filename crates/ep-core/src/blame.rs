@@ -31,3 +31,18 @@ pub fn culprit(waits: &[(Rank, Wait)], hears: impl Fn(Rank) -> bool, timeout: Wa
     let heard = roots().filter(|wait| hears(wait.peer)).min();
     heard.or_else(|| roots().chain(circles).min()).map_or(timeout.peer, |wait| wait.peer)
 }
+
+/// Where not everybody hears everybody: what `wait` of rank `me` comes from, of what the others have said that they wait for. That is the
+/// wait at the end of those that explain it; itself where they come back to where they began.
+pub fn origin(waits: &[(Rank, Wait)], me: Rank, wait: Wait) -> Wait {
+    let of = |rank: Rank| waits.iter().find(|&&(reporter, _)| reporter == rank).map(|&(_, wait)| wait);
+    let mut last = wait;
+    for _ in 0..=waits.len() {
+        match of(last.peer) {
+            Some(next) if next.peer == me => return wait,
+            Some(next) => last = next,
+            None => return last,
+        }
+    }
+    wait
+}

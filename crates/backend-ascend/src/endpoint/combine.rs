@@ -70,7 +70,7 @@ impl AscendEndpoint {
         unsafe { self.device.combine(&args) }?;
         self.finish().await?;
         self.desk.set_poisoned(None);
-        self.count(&kept.exchange, false);
+        self.count(&kept.exchange, &call.rings, false)?;
         self.desk.ways.combined(handle.rows(), false);
         Ok(Combined { x: out, topk_weights: sums, event: Ready })
     }

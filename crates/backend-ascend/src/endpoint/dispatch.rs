@@ -92,7 +92,7 @@ impl AscendEndpoint {
         self.move_rows(x, &on_device, &landing, &args).await?;
 
         self.desk.set_poisoned(None);
-        self.count(&exchange, true);
+        self.count(&exchange, &rings, true)?;
         for (sum, &choices) in self.stats.expert_rows.iter_mut().zip(exchange.expert_counts()) {
             *sum += u64::from(choices);
         }
@@ -141,7 +141,7 @@ impl AscendEndpoint {
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
         self.move_rows(x, &kept.on_device, &landing, &args).await?;
         self.desk.set_poisoned(None);
-        self.count(&kept.exchange, true);
+        self.count(&kept.exchange, &call.rings, true)?;
         self.desk.ways.dispatched(handle.rows(), false);
         // A handle of this dispatch replays it as well as that of the first.
         let replay = Replay {

@@ -30,7 +30,8 @@ use std::task::Poll;
 use ep_bootstrap::Peers;
 use ep_core::engine::{Combine, Combined, Desk, Dispatch, Handle, Ready, Received, Routing, Scalar, Stats};
 use ep_core::plan::Exchange;
-use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankSet};
+use ep_core::topology::Reach;
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankSet, Rings};
 
 use crate::driver::{AscendError, Event, Table};
 use crate::rank::RankDevice;
@@ -51,6 +52,8 @@ pub struct AscendEndpoint {
     running: Option<Event>,
     /// Memory that launches use which have not ended.
     in_use: Vec<Arc<dyn Any>>,
+    /// `[nodes]`: slots along the rail that operations of this generation filled and emptied, as far as they were counted.
+    counted: Vec<[u64; 2]>,
     /// Ranks of which the kernels of this generation have been told that they are gone.
     noticed: RankSet,
 }
@@ -69,6 +72,7 @@ impl fmt::Debug for AscendEndpoint {
 impl AscendEndpoint {
     pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers) -> Self {
         let layout = device.layout();
+        let nodes = layout.topology().nodes() as usize;
         Self {
             desk: Desk::new(layout.clone(), me),
             stats: Stats::new(layout),
@@ -77,6 +81,7 @@ impl AscendEndpoint {
             is_running: false,
             running: None,
             in_use: Vec::new(),
+            counted: vec![[0; 2]; nodes],
             noticed: RankSet::new(),
         }
     }
@@ -169,16 +174,33 @@ impl AscendEndpoint {
         ended
     }
 
-    /// Counts rows that an operation moved, and the operation.
-    fn count(&mut self, exchange: &Exchange, is_dispatch: bool) {
-        let (row, me) = (*self.layout().row(), self.desk.rank());
+    /// Counts the rows that an operation moved over each link, and the operation: within the server as the counts say, with what ranks passed
+    /// on; along the rail as the rings' slots say, of which one opens each.
+    fn count(&mut self, exchange: &Exchange, rings: &Rings, is_dispatch: bool) -> Result<(), Error> {
+        let (row, me, topology) = (*self.layout().row(), self.desk.rank(), *self.topology());
         let bytes = if is_dispatch { row } else { row.results() }.wire_bytes();
-        for (rank, peer) in (0..).map(Rank).zip(&mut self.stats.peers) {
-            let (out, back) = (exchange.rows(me, rank).into(), exchange.rows(rank, me).into());
-            let (sent, received) = if is_dispatch { (out, back) } else { (back, out) };
+        let passed = |gate, to| -> u64 {
+            let sources = topology.all_nodes().map(|node| topology.rank_at(node, topology.local_of(gate)));
+            sources.map(|source| u64::from(exchange.rows(source, to))).sum()
+        };
+        let slots = if topology.nodes() > 1 { self.device.far_slots()? } else { Vec::new() };
+        for (rank, peer) in topology.all().zip(&mut self.stats.peers) {
+            let (sent, received) = match topology.reach(me, rank) {
+                Reach::Own => (exchange.rows(me, me).into(), exchange.rows(me, me).into()),
+                Reach::Near if is_dispatch => (passed(me, rank), passed(rank, me)),
+                Reach::Near => (passed(rank, me), passed(me, rank)),
+                Reach::Far if topology.local_of(rank) == topology.local_of(me) && !self.desk.mask().contains(rank) => {
+                    let node = topology.node_of(rank).index();
+                    let [sent, received] = [0, 1].map(|side| slots[node][side] - self.counted[node][side]);
+                    (sent - u64::from(rings.channels), received - u64::from(rings.channels))
+                }
+                Reach::Far => (0, 0),
+            };
             peer.count(sent, received, bytes);
         }
+        self.counted = slots;
         self.stats.operations += 1;
+        Ok(())
     }
 }
 

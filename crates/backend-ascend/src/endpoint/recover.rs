@@ -17,6 +17,7 @@ impl AscendEndpoint {
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         self.device.restart(agreement.generation, agreement.op, &agreement.mask)?;
         self.noticed = RankSet::new();
+        self.counted.fill([0; 2]);
         self.desk.enter(agreement);
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
-use std::future::{Future, poll_fn};
-use std::task::Poll;
+#[path = "../common/mod.rs"]
+mod common;
 
 use ep_ascend::twin::{Host, Library, Machine, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
@@ -12,6 +12,8 @@ use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Layout};
+
+use common::befall;
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
 const SEEDS: u64 = 2;
@@ -36,21 +38,6 @@ impl Twin {
             if nodes > 1 { (2 + (seed / 5 % 2) as u32, 1 + (seed / 2 % 2) as u32) } else { (1, 0) };
         Roles { senders: of(1), coordinators, forwarders, forwarder_coordinators: 0, receivers: of(3) }
     }
-}
-
-/// Does a rank's work to its end, or until the rank crashes: none then. Where nobody is to learn of it, the endpoint is never dropped.
-async fn befall<T>(work: impl Future<Output = T>, has_crashed: impl Fn() -> bool, is_noticed: bool) -> Option<T> {
-    let mut work = Box::pin(work);
-    let done = poll_fn(|context| match work.as_mut().poll(context) {
-        _ if has_crashed() => Poll::Ready(None),
-        Poll::Ready(value) => Poll::Ready(Some(value)),
-        Poll::Pending => Poll::Pending,
-    });
-    let done = done.await;
-    if done.is_none() && !is_noticed {
-        std::mem::forget(work);
-    }
-    done
 }
 
 /// Ticks of a turn in which nothing moves, where a wait must last to its deadline: 10 us. Such deadlines are of a second.
@@ -91,9 +78,7 @@ impl Backend for Twin {
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Nodes => {
-                Some("over several servers ranks may blame different ones yet: see the test target `kernels`")
-            }
+            Requirement::ManyNodes => Some("the kernels have up to four servers"),
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("units are for low latency, which has no kernels yet"),
@@ -103,12 +88,20 @@ impl Backend for Twin {
                 Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
             }
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
-            Requirement::Departures | Requirement::Incidents | Requirement::Int8 | Requirement::ManyRanks => None,
+            Requirement::Departures
+            | Requirement::Incidents
+            | Requirement::Int8
+            | Requirement::ManyRanks
+            | Requirement::Nodes => None,
         }
     }
 
     fn campaign(&self) -> u32 {
         24
+    }
+
+    fn largest(&self) -> (u32, u32) {
+        (4, 8)
     }
 
     fn seeds(&self, most: u64) -> u64 {
@@ -128,6 +121,9 @@ impl Backend for Twin {
         let crash = |it: &Incident| matches!(it, Incident::Crash { .. });
         let unnoticed = |it: &Incident| matches!(it, Incident::Crash { noticed: false, .. });
         let (crashes, is_noticed) = (setup.incidents.iter().any(crash), !setup.incidents.iter().any(unnoticed));
+        if !is_noticed {
+            session.silence();
+        }
         for incident in &setup.incidents {
             let befalls = session.befall(|machine| strike(machine, &layout, incident));
             befalls.map_err(|error| error.to_string())?;

@@ -1,6 +1,9 @@
 //! The kernels' very sources on the twin: what they move is held bit for bit against the oracle, how they fail against what the protocol says,
 //! and faults that are planted in them are caught.
 
+mod blame;
+#[path = "../common/mod.rs"]
+mod common;
 mod failures;
 mod hosted;
 mod job;

@@ -8,7 +8,7 @@ use ep_core::layout::Mismatch;
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
 use crate::servers::servers;
-use crate::{hosted, job, left, library, quantize, rings};
+use crate::{blame, hosted, job, left, library, quantize, rings};
 
 /// Seeds that are tried until one catches.
 const SEEDS: u64 = 12;
@@ -210,6 +210,7 @@ fn without_a_plant_nothing_is_caught() {
 fn every_plant_is_in_the_table() {
     let is_planted = |plant: &Plant| {
         PLANTED.iter().any(|(other, ..)| other == plant)
+            || blame::PLANTED.iter().any(|(other, _)| other == plant)
             || hosted::PLANTED.iter().any(|(other, ..)| other == plant)
             || quantize::PLANTED.iter().any(|(other, _)| other == plant)
             || left::PLANTED == *plant

@@ -27,7 +27,7 @@ pub fn absent() -> Option<&'static str> {
 /// What ranks on GPUs lack, be they threads or processes.
 pub fn lacks(what: Requirement) -> Option<&'static str> {
     match what {
-        Requirement::Nodes => Some("one node; there is no transport between nodes yet"),
+        Requirement::Nodes | Requirement::ManyNodes => Some("one node; there is no transport between nodes yet"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
         Requirement::Units => Some("no kernel stores units yet"),

@@ -17,21 +17,26 @@ use crate::workload::{Batch, RoutingKind, Workload};
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     let nodes: &'static [Requirement] = &[Requirement::Nodes];
+    let many: &'static [Requirement] = &[Requirement::Nodes, Requirement::ManyNodes];
     let leaving: &'static [Requirement] = &[Requirement::Nodes, Requirement::Departures];
     let breakable: &'static [Requirement] = &[Requirement::Nodes, Requirement::Incidents];
     vec![
         case("nodes_two_of_two", nodes, two_of_two::<B> as fn(&B) -> _),
         case("nodes_of_one_rank_each", nodes, single_ranks::<B>),
         case("nodes_in_odd_numbers", nodes, odd_numbers::<B>),
-        case("nodes_eight_of_eight", nodes, eight_of_eight::<B>),
+        case("nodes_more_than_four", many, more_than_four::<B>),
+        case("nodes_eight_of_eight", many, eight_of_eight::<B>),
         case("nodes_with_rings_of_one_slot_everywhere", nodes, one_slot::<B>),
         case("nodes_every_chunk_and_credit_of_far_rings", nodes, every_far_step::<B>),
+        case("nodes_a_batch_of_a_hundred_times_the_rings", nodes, large_batch::<B>),
         case("nodes_all_tokens_to_one_expert_elsewhere", nodes, one_expert::<B>),
         case("nodes_without_tokens", nodes, no_tokens::<B>),
         case("nodes_cached_pulled_and_recut", nodes, many_rounds::<B>),
         case("nodes_an_arena_too_small_falls_back_to_rings", nodes, small_arena::<B>),
         case("nodes_a_row_travels_once_to_each_node", nodes, deduplicated::<B>),
         case("nodes_a_lost_rank_takes_its_node_along", breakable, lost_rank::<B>),
+        case("nodes_a_lost_rank_is_named_and_not_who_passes_its_rows_on", breakable, far_off::<B>),
+        case("nodes_a_lost_node_is_named_and_the_others_go_on", breakable, lost_node::<B>),
         case("nodes_a_lost_far_lane_is_blamed_alike_everywhere", breakable, lost_lane::<B>),
         case("nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody", leaving, leaves_in_time::<B>),
     ]
@@ -51,16 +56,23 @@ fn two_of_two<B: Backend>(backend: &B) -> Verdict {
     check(backend, &over_direct(2, 2, 20))
 }
 
+fn all_of<B: Backend>(backend: &B, topologies: &[(u32, u32)], tokens: u32) -> Verdict {
+    topologies.iter().try_for_each(|&(nodes, ranks)| {
+        check(backend, &over(nodes, ranks, tokens))?;
+        check(backend, &over_direct(nodes, ranks, tokens))
+    })
+}
+
 fn single_ranks<B: Backend>(backend: &B) -> Verdict {
-    check(backend, &over(5, 1, 12))?;
-    check(backend, &over_direct(5, 1, 12))
+    all_of(backend, &[(2, 1), (4, 1)], 12)
 }
 
 fn odd_numbers<B: Backend>(backend: &B) -> Verdict {
-    [(3, 5), (5, 3), (7, 1), (3, 1)].into_iter().try_for_each(|(nodes, ranks)| {
-        check(backend, &over(nodes, ranks, 6))?;
-        check(backend, &over_direct(nodes, ranks, 6))
-    })
+    all_of(backend, &[(3, 5), (3, 1)], 6)
+}
+
+fn more_than_four<B: Backend>(backend: &B) -> Verdict {
+    all_of(backend, &[(5, 1), (5, 3), (7, 1)], 6)
 }
 
 fn eight_of_eight<B: Backend>(backend: &B) -> Verdict {
@@ -83,6 +95,13 @@ fn every_far_step<B: Backend>(backend: &B) -> Verdict {
         }
     }
     Ok(())
+}
+
+fn large_batch<B: Backend>(backend: &B) -> Verdict {
+    let two = Geometry { slots: 2, chunk: 1, credit: 2 };
+    let large = over(3, 2, 0);
+    let tokens = vec![200, 0, 3, 0, 1, 200];
+    check(backend, &Scenario { rings: Rings::uniform(1, two), topk: 4, tokens, ..large })
 }
 
 fn one_expert<B: Backend>(backend: &B) -> Verdict {
@@ -154,7 +173,7 @@ fn deduplicated<B: Backend>(backend: &B) -> Verdict {
 /// Rank 3 of two nodes of two is lost: all name it, rank 2 learns that its node has left, ranks 0 and 1 go on.
 fn lost_rank<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, ..Round::default() };
-    for (seed, placement, noticed) in (0..80).flat_map(|seed| {
+    for (seed, placement, noticed) in (0..backend.seeds(80)).flat_map(|seed| {
         [Placement::Ring, Placement::Direct].into_iter().flat_map(move |p| [(seed, p, false), (seed, p, true)])
     }) {
         let named = |what: &str| format!("seed {seed}, {placement:?}, noticed {noticed}: {what}");
@@ -195,6 +214,64 @@ fn lost_rank<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
+/// The last rank of three nodes is lost. Ranks 0 and 2 do not hear it, and wait for what ranks 1 and 3 are to pass on.
+fn far_off<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, ..Round::default() };
+    for seed in 0..backend.seeds(40) {
+        let (setup, batches, world) = layer(3, 2, seed, Placement::Ring).map_err(text)?;
+        let setup = setup.incident(Incident::Crash { rank: Rank(5), after: 60 + 41 * seed, noticed: false });
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            loop {
+                if let Err(error) = round(&mut ep, &world, batch, &how).await {
+                    return error.failure().map(|failure| failure.culprit);
+                }
+            }
+        })?;
+        let culprits: Vec<Option<Rank>> = outcomes.into_iter().take(5).map(Option::flatten).collect();
+        ensure(culprits == [Some(Rank(5)); 5], || format!("seed {seed}: blamed {culprits:?}"))?;
+    }
+    Ok(())
+}
+
+/// Both ranks of node 1 of three are lost, in any operation: the others name one of them, go on over two nodes, and what they do is right.
+fn lost_node<B: Backend>(backend: &B) -> Verdict {
+    let how = Round { return_weights: true, ..Round::default() };
+    let lost: RankSet = [Rank(2), Rank(3)].into_iter().collect();
+    for (seed, noticed) in (0..backend.seeds(40)).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let named = |what: &str| format!("seed {seed}, noticed {noticed}: {what}");
+        let (mut setup, batches, world) = layer(3, 2, seed, Placement::Ring).map_err(text)?;
+        for rank in lost.iter() {
+            setup = setup.incident(Incident::Crash { rank, after: 60 + 97 * seed, noticed });
+        }
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let mut failed = None;
+            while failed.is_none() {
+                failed = round(&mut ep, &world, batch, &how).await.err();
+            }
+            let culprit = failed.and_then(|error| error.failure().map(|failure| failure.culprit));
+            let after = match ep.recover(&culprit.into_iter().collect()).await {
+                Ok(()) => round(&mut ep, &world, batch, &how).await.map(|(observed, _)| observed),
+                Err(error) => Err(error),
+            };
+            (culprit, after)
+        })?;
+        let mut observed = vec![Observed::default(); 6];
+        for (rank, outcome) in setup.topology.all().zip(outcomes).filter(|(rank, _)| !lost.contains(*rank)) {
+            let (culprit, after) = outcome.ok_or_else(|| named(&format!("rank {rank} did not finish")))?;
+            let is_right = culprit.is_some_and(|culprit| lost.contains(culprit));
+            ensure(is_right, || named(&format!("rank {rank} blamed {culprit:?}")))?;
+            observed[rank.index()] = after.map_err(|error| named(&format!("rank {rank} went on with {error}")))?;
+        }
+        let left = World::new(setup.shape, setup.topology, lost.clone()).map_err(text)?;
+        let mut batches = batches;
+        batches[2..4].fill(Batch::default());
+        verify::run(&left, &batches, &observed).map_err(|error| named(&text(error)))?;
+    }
+    Ok(())
+}
+
 /// Any rank's process ends right after its last call, while another one, near or far, is slow.
 fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, pull: true, ..Round::default() };
@@ -225,7 +302,7 @@ fn leaves_in_time<B: Backend>(backend: &B) -> Verdict {
 /// A lane along the rail loses what it carries, and what shares its queue.
 fn lost_lane<B: Backend>(backend: &B) -> Verdict {
     let how = Round { return_weights: true, ..Round::default() };
-    for (seed, which) in (0..30).flat_map(|seed| (0..3).map(move |which| (seed, which))) {
+    for (seed, which) in (0..backend.seeds(30)).flat_map(|seed| (0..3).map(move |which| (seed, which))) {
         let (setup, batches, world) = layer(2, 2, seed, Placement::Ring).map_err(text)?;
         let track = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(text)?.far_track(0);
         let kind = [LaneKind::Control, LaneKind::Data(track), LaneKind::Credit(track)][which];

@@ -89,26 +89,12 @@ impl Board {
     pub(crate) fn report(&self, me: Rank, relays: bool) -> Option<Wait> {
         let unexplained = self.least(|wait| !self.suspicions.borrow().contains_key(&wait.peer));
         let foremost = unexplained.or_else(|| self.foremost());
-        let told = foremost.map(|wait| if relays { self.origin(me, wait) } else { wait });
+        let told = foremost.map(|wait| if relays { blame::origin(&self.suspicions(), me, wait) } else { wait });
         let news = told.filter(|wait| self.reported.get() != Some(*wait));
         if news.is_some() {
             self.reported.set(news);
         }
         news
-    }
-
-    /// The wait at the end of those that explain `wait`; itself where they come back to where they began.
-    fn origin(&self, me: Rank, wait: Wait) -> Wait {
-        let suspicions = self.suspicions.borrow();
-        let mut last = wait;
-        for _ in 0..suspicions.len() {
-            match suspicions.get(&last.peer) {
-                Some(next) if next.peer == me => return wait,
-                Some(next) => last = *next,
-                None => return last,
-            }
-        }
-        if suspicions.contains_key(&last.peer) { wait } else { last }
     }
 
     /// Whether this rank has told the others that it waits.

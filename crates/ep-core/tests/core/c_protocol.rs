@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use ep_core::blame::{Wait, culprit};
+use ep_core::blame::{Wait, culprit, origin};
 use ep_core::device::{Local, Low, headers};
 use ep_core::layout::{Alarm, Difference, OpHeader, RowHeader};
 use ep_core::port::{Tag, UNIT_DATA, pack_unit, unit_bytes, unit_count};
@@ -98,6 +98,11 @@ fn all_blame_the_same_rank() {
         let said: Vec<_> = drawn.into_iter().filter(|_| draw.random_bool(0.7)).collect();
         let all: Vec<_> = said.iter().copied().chain([(Rank(me), own)]).collect();
         expected.push(u64::from(culprit(&all, |_| true, own).0));
+        // Over several nodes not everybody hears everybody.
+        let heard = draw.next_u32();
+        expected.push(u64::from(culprit(&all, |rank| heard >> rank.0 & 1 == 1, own).0));
+        let from = origin(&said, Rank(me), own);
+        expected.extend([from.op, from.phase as u64, from.peer.0.into()]);
         let mut alarms = vec![0; ranks as usize];
         said.iter().for_each(|(rank, wait)| alarms[rank.index()] = alarm(*wait));
         let list = alarms.iter().map(|alarm| format!("{alarm}ull,")).collect::<String>();
@@ -105,8 +110,12 @@ fn all_blame_the_same_rank() {
         let _ = writeln!(
             program,
             "{{ const ep_u64 alarms[] = {{{list}}}; const ep_u64 told = ep_wait_key({own_op}ull, {}u, {peer}u);\n\
-             out(ep_culprit({ranks}u, {peer}u, [&](ep_u32 rank) {{ return rank == {me}u ? ep_wait_of_key({ranks}u, rank, {op}ull, told) \
-             : ep_wait_of_alarm({ranks}u, rank, {op}ull, alarms[rank]); }})); }}",
+             const auto wait_of = [&](ep_u32 rank) {{ return rank == {me}u ? ep_wait_of_key({ranks}u, rank, {op}ull, told) \
+             : ep_wait_of_alarm({ranks}u, rank, {op}ull, alarms[rank]); }};\n\
+             out(ep_culprit({ranks}u, {peer}u, wait_of));\n\
+             out(ep_culprit({ranks}u, {peer}u, wait_of, [](ep_u32 rank) {{ return {heard}u >> rank & 1; }}));\n\
+             const ep_u64 from = ep_key_of_wait({op}ull, ep_wait_origin({ranks}u, {me}u, wait_of({me}u), wait_of));\n\
+             out(ep_key_op(from)); out(ep_key_phase(from)); out(ep_key_peer(from)); }}",
             phase as u32
         );
     }

@@ -139,6 +139,35 @@ impl Model {
             launch: Nanos(3_000),
         }
     }
+
+    /// Ascend 910B servers of eight NPUs (Atlas A2), all pairs on HCCS, one 200 Gb/s RoCE port an NPU. No NPU was measured.
+    ///
+    /// | | | because |
+    /// |---|---|---|
+    /// | near rate | 128 GB/s | 7 links of 18.3, as HCCL's own model has them; shmem's documents say 28 each, 196 in all |
+    /// | far rate | 20 GB/s | HCCL's model; the port's 200 Gb/s are 25, and 24.5 less the 82 bytes that RoCEv2 adds to each packet of 4096 |
+    /// | copy | 18 GB/s a role | a role is a vector core: 1.2 TB/s of HBM for the 33 cores that move rows, each byte read and written. By its own port a core does 64 bytes a cycle, 115 |
+    /// | reduce | 18 GB/s a role | assumed: as fast as rows come |
+    /// | near latency | 1.5 us | assumed |
+    /// | far latency | 5 us | assumed: a small RDMA write, and the way out of and into two NPUs' memory |
+    /// | row, post | 500 ns each | assumed: events between pipes, headers by the scalar unit; an element and its doorbell, each awaited |
+    /// | publish, poll | 500 ns each | assumed: a copy of 8 bytes that is awaited; a line that is cleaned and read |
+    /// | launch | 10 us | assumed |
+    ///
+    /// A near rate is that of all seven links together: that two ranks have one link between them is not modelled.
+    pub const fn ascend_a2() -> Self {
+        Self {
+            near: Link { rate: Rate::gb_per_s(128), latency: Nanos(1_500) },
+            far: Link { rate: Rate::gb_per_s(20), latency: Nanos(5_000) },
+            copy: Rate::gb_per_s(18),
+            reduce: Rate::gb_per_s(18),
+            row: Nanos(500),
+            post: Nanos(500),
+            publish: Nanos(500),
+            poll: Nanos(500),
+            launch: Nanos(10_000),
+        }
+    }
 }
 
 /// Collects what differs from the start of [`Model::builder`].

@@ -399,7 +399,7 @@ unsafe extern "C" fn query_event(event: *mut c_void, status: *mut i32) -> Code {
                 return RT_VECTOR_CORE_EXCEPTION;
             }
         };
-        if !come && host.machine.has_crashed(place.device) == Ok(true) {
+        if !come && host.has_heartbeat && host.machine.has_crashed(place.device) == Ok(true) {
             return RT_LOST_HEARTBEAT;
         }
         // SAFETY: the caller gives a place for it.

@@ -34,6 +34,8 @@ pub struct Host {
     /// By function: calls that may still pass, and the code of the one behind them.
     failures: BTreeMap<&'static str, (u64, Code)>,
     calls: BTreeMap<&'static str, u64>,
+    /// Whether the library hears of a device whose cores have stopped.
+    has_heartbeat: bool,
 }
 
 impl fmt::Debug for Host {
@@ -55,8 +57,15 @@ impl Host {
             }
             let objects = Objects::new(machine.ranks());
             let soc = [soc.as_bytes(), &[0]].concat();
-            *host =
-                Some(Self { machine, soc, objects, fault: None, failures: BTreeMap::new(), calls: BTreeMap::new() });
+            *host = Some(Self {
+                machine,
+                soc,
+                objects,
+                fault: None,
+                failures: BTreeMap::new(),
+                calls: BTreeMap::new(),
+                has_heartbeat: true,
+            });
             Ok(Session { _here: std::marker::PhantomData })
         })
     }
@@ -148,6 +157,11 @@ impl Session {
     /// Those of the machine.
     pub fn befall(&self, what: impl FnOnce(&mut Machine) -> Result<(), TwinError>) -> Result<(), TwinError> {
         self.with(|host| what(&mut host.machine))
+    }
+
+    /// From now on nobody hears of a device whose cores have stopped: what it was given is never done.
+    pub fn silence(&self) {
+        self.with(|host| host.has_heartbeat = false);
     }
 
     /// Copies that something has befallen on their way.

@@ -33,6 +33,8 @@ pub(crate) enum ModelName {
     H800Cx7,
     /// H200s, NVLink of 354 GB/s; between nodes as above
     H200Node,
+    /// Ascend 910B: HCCS of 128 GB/s, one 200 Gb/s RoCE port an NPU. Assumed for the most part
+    AscendA2,
 }
 
 impl ModelName {
@@ -40,6 +42,7 @@ impl ModelName {
         match self {
             Self::H800Cx7 => Model::h800_cx7(),
             Self::H200Node => Model::h200_node(),
+            Self::AscendA2 => Model::ascend_a2(),
         }
     }
 }
