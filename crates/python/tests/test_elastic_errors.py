@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import deep_ep
@@ -64,6 +66,9 @@ def check_calls(rank: int, world: int) -> None:
     ]:
         with pytest.raises(ValueError, match=told):
             buffer.combine(*given)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(NotImplementedError, match="a copy of an EPHandle is not supported: use the one that"):
+            copied(handle)
     with pytest.raises(AssertionError, match="no event"):
         event.current_stream_wait()
     other = make_buffer()

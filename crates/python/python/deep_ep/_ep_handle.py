@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from moexpress import adapter, errors
@@ -93,6 +93,9 @@ class EPHandle:
         }
         vars(self).update({name: tensor for name, tensor in given.items() if tensor is not None})
         self._routing: ElasticRouting | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise errors.Unsupported("a copy of an EPHandle is not supported: use the one that dispatch returned")
 
     @property
     def routing(self) -> ElasticRouting:
