@@ -49,7 +49,7 @@ EP_DEV bool ep_low_is_gone(const EpRank& r, ep_u32 rank) { return ep_flag(ep_low
 
 /* ---- windows and cells: where the windows begin, [ranks], lies where shared memory begins, as it is needed at every turn ---- */
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
+EP_POOL(ep_pool);
 /* Where the rest of shared memory begins. */
 EP_DEV ep_u8* ep_low_pool(const EpRank& r) { return ep_pool + r.w.ranks * 8; }
 

@@ -110,9 +110,8 @@ EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
 
 /* A choice in a header. */
 EP_DEV EpChoice ep_low_choice(const ep_u8* at) {
-    EpChoice c;
-    asm volatile("ld.relaxed.sys.global.v2.b32 {%0,%1}, [%2];" : "=r"(c.expert), "=f"(c.weight) : "l"(at) : "memory");
-    return c;
+    const ep_u64 both = ep_ld_relaxed_sys(at);
+    return EpChoice{(ep_i32)both, ep_float_of((ep_u32)(both >> 32))};
 }
 
 /* Reads the header of a row, by a warp. */

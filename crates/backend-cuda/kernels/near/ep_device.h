@@ -10,7 +10,7 @@
 #define EP_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define EP_GIVEN(type) const __grid_constant__ type
 #define EP_SHARED(type, v) __shared__ type v
-#define EP_POOL(v) extern __shared__ __align__(16) ep_u8 v[]
+#define EP_POOL(v) extern __shared__ __align__(128) ep_u8 v[]
 
 typedef int4 EpUnit;
 

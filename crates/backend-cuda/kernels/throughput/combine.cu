@@ -30,7 +30,7 @@
 /* Bytes of a row that a warp sums at once. */
 #define EP_PART (512u * EP_PULL_UNITS)
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
+EP_POOL(ep_pool);
 
 /* Whether all rows are there, as far as a warp knows: of each rank so many, EP_FULL for all. By a warp. */
 EP_DEV bool ep_all_there(const EpRank& r, const ep_u32* there) {

@@ -13,7 +13,7 @@
 #include "ep_outbox.h"
 #include "ep_sum.h"
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
+EP_POOL(ep_pool);
 
 /* Where rows are loaded into registers, several at once would need more than there are. */
 #if __CUDA_ARCH__ >= 900
@@ -306,6 +306,8 @@ EP_DEV void ep_sum_all(const EpRank& r, const EpCombinePulledArgs& a, const EpRe
 EP_DEV bool ep_await_returned(const EpRank& r, const EpReturned& c, ep_u32* there, ep_u32 rank, ep_u32 position, ep_u64 began) {
     const EpOutboxEnd& end = c.in[rank];
     bool right = true;
+    /* All lanes have read `there`, and so do the same, before one of them writes it. */
+    __syncwarp();
     if (ep_warp_lane() == 0) {
         right = ep_wait(r, rank, ep_lane_data(c.track), EP_COUNTER_TAIL, end.base + (position - end.first) + 1, EP_PHASE_ROWS, began);
         const ep_u64 tail = right ? ep_peek(r, rank, ep_lane_data(c.track), EP_COUNTER_TAIL) : 0;

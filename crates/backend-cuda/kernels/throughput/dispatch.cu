@@ -27,7 +27,7 @@ struct EpPlace {
 };
 static_assert(sizeof(EpPlace) == EP_PLACE_BYTES, "the host makes room for another EpPlace");
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
+EP_POOL(ep_pool);
 
 /* Whether there is none at some rank, of those that this thread looked at. */
 EP_DEV bool ep_learn_places(const EpRank& r, const EpDispatchArgs& a, EpPlace* places, ep_u64 began) {

@@ -12,7 +12,7 @@
 #include "ep_dispatch_ring.h"
 #include "ep_outbox.h"
 
-extern __shared__ __align__(128) ep_u8 ep_pool[];
+EP_POOL(ep_pool);
 
 /* Where the rows of a source come from and go to, in shared memory: asked of the GPU's for each row, it would take longer than the row. */
 struct EpPulledFrom {

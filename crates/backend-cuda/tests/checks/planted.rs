@@ -6,7 +6,7 @@ use crate::{disturbed, run_case};
 
 /// A planted fault.
 pub(crate) struct Fault {
-    plant: Plant,
+    pub(crate) plant: Plant,
     /// The case of the suite that must fail.
     case: &'static str,
     /// What its error may say.

@@ -14,13 +14,8 @@ use tempfile::TempDir;
 use crate::compiler::compiler;
 use crate::job::{Job, reports};
 
-/// What the toy has in place of the GPU's headers of the same names, and what is its own.
-const TOY: [(&str, &str); 4] = [
-    ("ep_device.h", include_str!("device/ep_device.h")),
-    ("ep_near.h", include_str!("device/ep_near.h")),
-    ("machine.h", include_str!("device/machine.h")),
-    ("program.cpp", include_str!("device/main.cpp")),
-];
+/// What is compiled.
+const PROGRAM: (&str, &str) = ("program.cpp", include_str!("device/main.cpp"));
 /// Its lanes between nodes, in place of the text which says that there are none.
 const FAR: (&str, &str) = ("ep_far_lanes.h", include_str!("device/ep_far_lanes.h"));
 /// A program ends by itself: all waits of its ranks have deadlines.
@@ -58,7 +53,8 @@ fn files(nodes: Nodes) -> Vec<(&'static str, String)> {
     let kernels = [Source::Counts, Source::DispatchRing, Source::CombineRing];
     let kernels =
         kernels.map(|source| (source.name().rsplit('/').next().unwrap_or_default(), source.text().to_owned()));
-    let toy = TOY.map(|(name, text)| (name, text.to_owned()));
+    // In place of the GPU's headers of the same names, and what is the toy's own.
+    let toy = ep_cuda_twin::TOY.into_iter().chain([PROGRAM]).map(|(name, text)| (name, text.to_owned()));
     // Later files take the place of earlier ones.
     let far = (nodes == Nodes::Several).then(|| (FAR.0, FAR.1.to_owned()));
     headers().into_iter().chain(kernels).chain(toy).chain(far).collect()

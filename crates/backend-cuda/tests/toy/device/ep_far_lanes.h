@@ -12,11 +12,14 @@
 #define EP_FAR_LANES_H
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
 
 #include "ep_far.h"
 
 namespace toy {
+
+extern std::vector<Window> all_windows;
 
 /* What a lane holds of a put: the bytes begin .. end have not landed. */
 struct Posted {
@@ -74,7 +77,7 @@ private:
         while (puts < lane.held.size() && !lane.held[puts].publishes) ++puts;
         if (puts == 0) {
             const Posted& one = lane.held[0];
-            __atomic_store_n((std::uint64_t*)(windows[lane.peer].base + one.to), one.bits, __ATOMIC_RELEASE);
+            __atomic_store_n((std::uint64_t*)(all_windows[lane.peer].base + one.to), one.bits, __ATOMIC_RELEASE);
             lane.held.pop_front();
         } else {
             const std::size_t at = random.below(puts);
@@ -82,7 +85,7 @@ private:
             const std::uint64_t left = one.end - one.begin, piece = 1 + random.below(left);
             const bool back = random.below(2);
             const std::uint64_t begin = back ? one.end - piece : one.begin;
-            std::memcpy(windows[lane.peer].base + one.to + begin, windows[lane.me].base + one.from + begin, piece);
+            std::memcpy(all_windows[lane.peer].base + one.to + begin, all_windows[lane.me].base + one.from + begin, piece);
             (back ? one.end : one.begin) = back ? begin : begin + piece;
             if (one.begin == one.end) lane.held.erase(lane.held.begin() + (long)at);
         }
@@ -122,6 +125,7 @@ inline ep_u32 post(EpFar of, Posted one, std::uint64_t until) {
         if (status != EP_FAR_OK) ep_nap(100);
     } while (status != EP_FAR_OK && ep_now() < until);
     lane.posting = false;
+    Warp::own().tell();
     return status;
 }
 
@@ -129,7 +133,7 @@ inline ep_u32 post(EpFar of, Posted one, std::uint64_t until) {
 
 EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u64 until, ep_u64* ticket) {
     toy::FarLane& of = toy::far_lane(lane);
-    const ep_u64 there = toy::windows[of.peer].bytes, here = toy::windows[of.me].bytes;
+    const ep_u64 there = toy::all_windows[of.peer].bytes, here = toy::all_windows[of.me].bytes;
     if (bytes > here || from > here - bytes || bytes > there || to > there - bytes)
         toy::broken("a put of %llu bytes from %llu to %llu leaves a window", bytes, from, to);
     const ep_u32 status = bytes ? toy::post(lane, {false, 0, from, to, 0, bytes, 0}, until) : EP_FAR_OK;
@@ -137,7 +141,7 @@ EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u6
     return status;
 }
 EP_DEV ep_u32 ep_far_publish(EpFar lane, ep_u64 cell, ep_u64 bits, ep_u64 until) {
-    const ep_u64 there = toy::windows[toy::far_lane(lane).peer].bytes;
+    const ep_u64 there = toy::all_windows[toy::far_lane(lane).peer].bytes;
     if (cell % 8 || cell + 8 > there) toy::broken("a cell between nodes at %llu", cell);
     return toy::post(lane, {true, 0, 0, cell, 0, 0, bits}, until);
 }

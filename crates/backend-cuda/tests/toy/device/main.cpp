@@ -7,6 +7,11 @@
 #include "dispatch_ring.cu"
 #include "combine_ring.cu"
 
+namespace toy {
+/* Of all ranks. */
+std::vector<Window> all_windows;
+}
+
 namespace {
 
 /* Arrays, each behind its length in bytes. */
@@ -99,7 +104,7 @@ void connect(Rank& rank, ep_u32 me, const EpWindow& w) {
 
 void prepare(Rank& rank, ep_u32 me, const EpWindow& w, const Job& job) {
     rank.window.assign(w.window_bytes / 8, kPoison);
-    toy::windows.push_back({(unsigned char*)rank.window.data(), w.window_bytes});
+    toy::all_windows.push_back({(unsigned char*)rank.window.data(), w.window_bytes});
     rank.local.assign((sizeof(EpLocal) + 4 * w.ranks + 7) / 8, 0);
     ((EpLocal*)rank.local.data())->generation = 1;
     rank.cursors.assign(2 * w.ranks * w.tracks, 0);
@@ -252,6 +257,9 @@ EP_KERNEL(32) offer_nothing(EP_GIVEN(EpRank) r) {
 void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
     const EpWindow& w = rank.view.w;
     const auto blocks = [](ep_u32 roles) { return (roles + EP_RING_WARPS - 1) / EP_RING_WARPS; };
+    const auto launch = [&](unsigned blocks, unsigned warps, std::size_t pool, const auto& kernel) {
+        toy::launch({blocks, warps, pool}, ++seed, toy::all_windows, kernel);
+    };
     EpRank r = rank.view;
     for (Round& round : rounds) {
         const Part& part = round.parts[r.me];
@@ -262,14 +270,14 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
         const EpCountsArgs counts = counts_args(rank, round, part);
         r.kind = EP_KIND_DISPATCH;
         r.plan = (ep_u64)&plan;
-        toy::launch(1, EP_COUNTS_THREADS / toy::kLanes, 0, ++seed, [&] { ep_counts_kernel(r, counts); });
-        toy::launch(blocks(dispatch.role_count), EP_RING_WARPS, EP_RING_WARPS * w.ranks_per_node * EP_EXIT_BYTES, ++seed,
-                    [&] { ep_dispatch_ring_kernel(r, dispatch); });
+        launch(1, EP_COUNTS_THREADS / toy::kLanes, 0, [&] { ep_counts_kernel(r, counts); });
+        launch(blocks(dispatch.role_count), EP_RING_WARPS, EP_RING_WARPS * w.ranks_per_node * EP_EXIT_BYTES,
+               [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
-        toy::launch(1, 1, 0, ++seed, [&] { offer_nothing(r); });
+        launch(1, 1, 0, [&] { offer_nothing(r); });
         const std::size_t pool = w.ranks * (EP_SOURCE_BYTES + EP_RING_WARPS * EP_ROUTE_BYTES);
-        toy::launch(blocks(combine.role_count), EP_RING_WARPS, pool, ++seed,
-                    [&] { ep_combine_ring_kernel(r, combine); });
+        launch(blocks(combine.role_count), EP_RING_WARPS, pool,
+               [&] { ep_combine_ring_kernel(r, combine); });
     }
 }
 

@@ -12,6 +12,9 @@ namespace toy {
 /* The upper 16 bits: 1 + the rank, or kHere for an address of the own memory. The lower 48: the offset. 0: nowhere. */
 constexpr std::uint64_t kHere = 0xffffull << 48, kOffset = ~kHere;
 
+/* Of all ranks, as the launch knows them. EpRank.windows is not read. */
+inline const std::vector<Window>& windows() { return Warp::own().block.windows; }
+
 } /* namespace toy */
 
 class EpAt {
@@ -21,8 +24,8 @@ class EpAt {
         const ep_u64 offset = bits & toy::kOffset;
         if (bits >= toy::kHere) return (ep_u8*)offset;
         const ep_u64 rank = (bits >> 48) - 1;
-        if (rank >= toy::windows.size() || toy::windows[rank].base == nullptr) toy::broken("no place: %llx", bits);
-        const toy::Window& window = toy::windows[rank];
+        if (rank >= toy::windows().size() || toy::windows()[rank].base == nullptr) toy::broken("no place: %llx", bits);
+        const toy::Window& window = toy::windows()[rank];
         const ep_u64 unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
         if (offset + bytes > window.bytes || offset % unit)
             toy::broken("%llu bytes at %llu of the window of rank %llu", bytes, offset, rank);
@@ -34,7 +37,9 @@ public:
     explicit EpAt(ep_u64 bits) : bits(bits) {}
     EpAt operator+(ep_u64 bytes) const { return EpAt(bits + bytes); }
     bool is_somewhere() const { return bits != 0; }
+    ep_u8* own() const { return find(0); }
     void put(const void* from, ep_u32 bytes) const { toy::Warp::own().put(find(bytes), from, bytes); }
+    void raise(ep_u64 value) const { ep_st_release(find(8), value); }
     template <class T> T get() const {
         T v;
         std::memcpy(&v, find(sizeof(T)), sizeof(T));
@@ -48,7 +53,7 @@ public:
 
 /* ---- places ---- */
 
-EP_DEV bool ep_takes_part(const EpRank&, ep_u32 rank) { return toy::windows[rank].base != nullptr; }
+EP_DEV bool ep_takes_part(const EpRank&, ep_u32 rank) { return toy::windows()[rank].base != nullptr; }
 EP_DEV EpAt ep_at(const EpRank& r, ep_u32 rank, ep_u64 offset) {
     if (ep_is_beyond(r, rank)) toy::broken("rank %u stores into the window of rank %u, of another node", r.me, rank);
     return EpAt((rank + 1ull) << 48) + offset;
@@ -56,7 +61,11 @@ EP_DEV EpAt ep_at(const EpRank& r, ep_u32 rank, ep_u64 offset) {
 EP_DEV EpAt ep_here(ep_u64 address) { return EpAt(toy::kHere | address); }
 EP_DEV EpAt ep_nowhere() { return EpAt(0); }
 EP_DEV bool ep_is_somewhere(EpAt at) { return at.is_somewhere(); }
-EP_DEV ep_u8* ep_own(const EpRank& r) { return toy::windows[r.me].base; }
+EP_DEV ep_u8* ep_own(const EpRank& r) { return toy::windows()[r.me].base; }
+/* Where a rank's window begins; nowhere where it takes no part. */
+EP_DEV EpAt ep_begin(const EpRank& r, ep_u32 rank) { return ep_takes_part(r, rank) ? ep_at(r, rank, 0) : ep_nowhere(); }
+EP_DEV ep_u8* ep_own_of(const EpAt* windows, ep_u32 me) { return windows[me].own(); }
+EP_DEV EpAt ep_shuffle(EpAt at, ep_u32 lane) { return ep_warp_shuffle(at, lane); }
 
 /* ---- put and get ---- */
 
@@ -76,8 +85,12 @@ EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_ld16(at); }
 EP_DEV void ep_raise(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u64 cell, ep_u64 value) {
     if (!ep_posts(r, peer, lane, value)) return;
     if (ep_is_beyond(r, peer)) return ep_far_raise(r, peer, lane, cell, value);
-    if (cell % 8 || cell + 8 > toy::windows[peer].bytes) toy::broken("a cell at %llu of rank %u's window", cell, peer);
-    ep_st_release(toy::windows[peer].base + cell, ep_stamp(r.generation, value));
+    if (cell % 8 || cell + 8 > toy::windows()[peer].bytes) toy::broken("a cell at %llu of rank %u's window", cell, peer);
+    ep_st_release(toy::windows()[peer].base + cell, ep_stamp(r.generation, value));
+}
+/* As ep_raise, of a cell whose place is at hand; the caller has fenced. */
+EP_DEV void ep_raise_fenced(const EpRank& r, ep_u32 peer, ep_u32 lane, EpAt cell, ep_u64 value) {
+    if (ep_posts(r, peer, lane, value)) cell.raise(ep_stamp(r.generation, value));
 }
 EP_DEV void ep_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
     ep_raise(r, peer, lane, ep_cell(r.w, r.generation, r.me, lane, counter), value);

@@ -3,8 +3,6 @@
  */
 #ifndef EP_DEVICE_H
 #define EP_DEVICE_H
-#include <cmath>
-
 #include "machine.h"
 
 #define EP_HD
@@ -25,13 +23,15 @@ struct EpUnit {
 
 /* The pool of the block that asks. */
 struct ToyPool {
+    operator ep_u8*() const { return toy::Warp::own().block.pool(); }
     template <class T> explicit operator T*() const { return (T*)toy::Warp::own().block.pool(); }
 };
 
 /* ---- who speaks, meetings ---- */
 
 EP_DEV ep_u32 ep_warp_lane() { return toy::Warp::own().lane(); }
-EP_DEV ep_u32 ep_thread() { return toy::Warp::own().number * toy::kLanes + ep_warp_lane(); }
+EP_DEV ep_u32 ep_warp() { return toy::Warp::own().number; }
+EP_DEV ep_u32 ep_thread() { return ep_warp() * toy::kLanes + ep_warp_lane(); }
 EP_DEV ep_u32 ep_threads() { return toy::Warp::own().block.warps * toy::kLanes; }
 EP_DEV ep_u32 ep_block() { return toy::Warp::own().block.number; }
 EP_DEV ep_u32 ep_blocks() { return toy::Warp::own().block.blocks; }
@@ -64,7 +64,10 @@ EP_DEV ep_u64 ep_ld_acquire(const void* at) {
     toy::Warp::own().wait();
     return __atomic_load_n((const ep_u64*)at, __ATOMIC_ACQUIRE);
 }
-EP_DEV void ep_st_release(void* at, ep_u64 v) { __atomic_store_n((ep_u64*)at, v, __ATOMIC_RELEASE); }
+EP_DEV void ep_st_release(void* at, ep_u64 v) {
+    __atomic_store_n((ep_u64*)at, v, __ATOMIC_RELEASE);
+    toy::Warp::own().tell();
+}
 EP_DEV ep_u32 ep_ld_acquire4(const void* at) { return __atomic_load_n((const ep_u32*)at, __ATOMIC_ACQUIRE); }
 EP_DEV void ep_st_release4(void* at, ep_u32 v) { __atomic_store_n((ep_u32*)at, v, __ATOMIC_RELEASE); }
 EP_DEV ep_u32 ep_ld_relaxed(const ep_u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
@@ -104,7 +107,11 @@ EP_DEV void ep_st16(void* at, EpUnit v) { std::memcpy(at, &v, sizeof v); }
 
 /* ---- time, numbers ---- */
 
-EP_DEV ep_u64 ep_now() { return (ep_u64)std::chrono::steady_clock::now().time_since_epoch().count(); }
+EP_DEV ep_u64 ep_now() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (ep_u64)now.tv_sec * 1000000000u + (ep_u64)now.tv_nsec;
+}
 EP_DEV void ep_nap(ep_u32) { toy::Warp::own().wait(); }
 
 EP_DEV EpUnit ep_unit(ep_i32 x, ep_i32 y, ep_i32 z, ep_i32 w) { return EpUnit{x, y, z, w}; }

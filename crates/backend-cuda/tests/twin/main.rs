@@ -1,0 +1,120 @@
+//! The shared suite on GPUs made of software ([`ep_cuda_twin`]): the endpoint as it is, its calls of the driver, and the kernels' own
+//! text, on threads of a CPU. Needs g++.
+//!
+//! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
+//! keep the processor busy, too, and all planted faults.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../checks/planted.rs"]
+mod planted;
+
+use std::env;
+use std::process::ExitCode;
+
+use common::Cuda;
+use ep_conformance::harness::{self, Suite};
+use ep_conformance::script::{Script, Seen};
+use ep_conformance::{Backend, Requirement, Setup, Travels};
+use ep_core::{Error, Layout, Nanos};
+use ep_cuda::CudaEndpoint;
+use ep_cuda::checks::{Checks, Plant};
+use ep_cuda_twin::Twin;
+use libtest_mimic::Trial;
+
+/// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
+const DEADLINE: Nanos = Nanos::from_secs(6);
+
+/// Planted faults that the twin must find: of rings, of counts, of positions.
+const FOUND: [Plant; 6] = [
+    Plant::TailBeforeData,
+    Plant::CreditEarly,
+    Plant::WrongSlot,
+    Plant::WrongBank,
+    Plant::PositionOffByOne,
+    Plant::RoundedTooEarly,
+];
+
+/// Whether all is run.
+fn all() -> bool {
+    env::var_os("EP_TWIN_ALL").is_some()
+}
+
+/// Ranks that are threads, on the twin.
+struct OnTwin(Cuda);
+
+impl Backend for OnTwin {
+    type Endpoint = CudaEndpoint;
+
+    fn absent(&self) -> Option<&'static str> {
+        self.0.absent
+    }
+
+    fn lacks(&self, what: Requirement) -> Option<&'static str> {
+        match what {
+            Requirement::Incidents if !all() => {
+                Some("lost and late messages are told from a busy processor by time alone: EP_TWIN_ALL=1 runs them")
+            }
+            Requirement::LowLatency if !all() => {
+                Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
+            }
+            _ => common::lacks(what),
+        }
+    }
+
+    fn window(&self, layout: Layout) -> Result<Layout, Error> {
+        self.0.window(layout)
+    }
+
+    fn campaign(&self) -> u32 {
+        3
+    }
+
+    fn seeds(&self, most: u64) -> u64 {
+        if env::var_os("EP_SEEDS").is_some() { common::seeds(most) } else { 1 }
+    }
+
+    fn persists(&self) -> bool {
+        false
+    }
+
+    fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+    where
+        T: Travels,
+        F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
+    {
+        self.0.run(setup, user)
+    }
+
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        self.0.probe(setup, scripts)
+    }
+}
+
+/// Delays of up to 20 us at a quarter of all verbs, and poisoned memory.
+fn disturbed() -> Checks {
+    Checks { seed: 1, longest: Nanos(20_000), poison: true, ..Checks::default() }
+}
+
+/// Runs a case of the suite on kernels that do what `checks` say.
+fn run_case(name: &str, checks: Checks) -> Result<(), String> {
+    let backend = OnTwin(Cuda { checks: Some(checks), deadline: Some(DEADLINE), ..Cuda::new() });
+    let case = harness::cases().into_iter().find(|case| case.name == name);
+    (case.ok_or_else(|| format!("no case is called {name}"))?.body)(&backend)
+}
+
+fn main() -> ExitCode {
+    // Lives as long as kernels are compiled.
+    let twin = Twin::start();
+    let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
+    assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
+    let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
+    // The twin places rows without bulk copies: one fault is planted in those alone.
+    let is_there = |plant: Plant| if all() { plant != Plant::PlacedOffByOne } else { FOUND.contains(&plant) };
+    let faults = planted::FAULTS.into_iter().filter(|fault| is_there(fault.plant));
+    let planted = faults.map(|fault| match absent {
+        Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
+        None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
+    });
+    suite.with(planted.collect()).run()
+}

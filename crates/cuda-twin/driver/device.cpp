@@ -1,0 +1,155 @@
+/*
+ * device.cpp: GPUs, contexts, memory. Device memory is memory of the process, at the same addresses for all.
+ */
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "stream.h"
+
+namespace twin {
+
+int gpus() {
+    static const int count = [] {
+        const char* said = std::getenv("EP_CUDA_TWIN_GPUS");
+        const int wanted = said ? std::atoi(said) : 4;
+        return wanted < 0 ? 0 : wanted > 64 ? 64 : wanted;
+    }();
+    return count;
+}
+
+namespace {
+
+/* Contexts: one a GPU, known by its address. */
+int contexts[64];
+
+/* What nobody has written, and what nobody may read any more. */
+constexpr int kFresh = 0xe7, kGone = 0xd9;
+
+/* The sizes of what was taken of the pools. */
+std::mutex mutex;
+std::map<std::uint64_t, std::size_t> taken;
+std::uint64_t pooled = 0;
+
+} /* namespace */
+} /* namespace twin */
+
+using namespace twin;
+
+TWIN int cuInit(unsigned) { return kSuccess; }
+TWIN int cuGetErrorString(int code, const char** text) {
+    switch (code) {
+        case kInvalidValue: *text = "invalid value"; break;
+        case kOutOfMemory: *text = "out of memory"; break;
+        case kInvalidDevice: *text = "no such GPU"; break;
+        case kInvalidImage: *text = "no module of the twin's"; break;
+        case kNotFound: *text = "no such kernel in the module"; break;
+        case kLaunchTooLarge: *text = "more blocks than fit beside each other"; break;
+        case kNotSupported: *text = "the twin of a GPU has no such thing"; break;
+        default: return kInvalidValue;
+    }
+    return kSuccess;
+}
+
+/* ---- GPUs ---- */
+
+TWIN int cuDeviceGetCount(int* count) {
+    *count = gpus();
+    return kSuccess;
+}
+TWIN int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal < gpus() ? kSuccess : kInvalidDevice;
+}
+TWIN int cuDeviceGetAttribute(int* value, int attribute, int) {
+    switch (attribute) {
+        case 16: *value = kMultiprocessors; break;
+        case 75: *value = kMajor; break;
+        case 76: *value = kMinor; break;
+        case 97: *value = kSharedMemory; break;
+        default: return refuse("such attribute of a GPU");
+    }
+    return kSuccess;
+}
+TWIN int cuDevicePrimaryCtxRetain(int** context, int device) {
+    *context = &contexts[device];
+    return kSuccess;
+}
+TWIN int cuCtxSetCurrent(int*) { return kSuccess; }
+TWIN int cuDeviceCanAccessPeer(int* possible, int, int) {
+    *possible = 1;
+    return kSuccess;
+}
+TWIN int cuCtxEnablePeerAccess(int*, unsigned) { return kSuccess; }
+
+/* ---- memory ---- */
+
+TWIN int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+    *free = *total = kMemory;
+    return kSuccess;
+}
+TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
+    /* The system gives pages when they are written. */
+    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = bytes > kMemory ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
+    *at = (std::uint64_t)memory;
+    return memory == MAP_FAILED ? kOutOfMemory : kSuccess;
+}
+TWIN int cuMemHostAlloc(void** at, std::size_t bytes, unsigned) {
+    *at = bytes > kMemory ? nullptr : std::aligned_alloc(4096, (bytes + 4095) & ~4095ull);
+    return *at ? kSuccess : kOutOfMemory;
+}
+TWIN int cuMemHostGetDevicePointer_v2(std::uint64_t* at, void* host, unsigned) {
+    *at = (std::uint64_t)host;
+    return kSuccess;
+}
+TWIN int cuMemPoolCreate(void** pool, const void*) {
+    *pool = &pooled;
+    return kSuccess;
+}
+TWIN int cuMemPoolSetAttribute(void*, int, void*) { return kSuccess; }
+TWIN int cuMemPoolGetAttribute(void*, int, void* value) {
+    std::lock_guard<std::mutex> lock(mutex);
+    *(std::uint64_t*)value = pooled;
+    return kSuccess;
+}
+TWIN int cuMemAllocFromPoolAsync(std::uint64_t* at, std::size_t bytes, void*, Stream* stream) {
+    void* memory = bytes > kMemory ? nullptr : std::aligned_alloc(256, (bytes + 255) & ~255ull);
+    if (!memory) return kOutOfMemory;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        taken[(std::uint64_t)memory] = bytes;
+        pooled += bytes;
+    }
+    stream_of(stream).enqueue([=] { std::memset(memory, kFresh, bytes); });
+    *at = (std::uint64_t)memory;
+    return kSuccess;
+}
+TWIN int cuMemFreeAsync(std::uint64_t at, Stream* stream) {
+    std::size_t bytes;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto found = taken.find(at);
+        if (found == taken.end()) return kInvalidValue;
+        bytes = found->second;
+        taken.erase(found);
+        pooled -= bytes;
+    }
+    stream_of(stream).enqueue([=] {
+        std::memset((void*)at, kGone, bytes);
+        std::free((void*)at);
+    });
+    return kSuccess;
+}
+
+/* ---- memory of other processes ---- */
+
+struct IpcHandle {
+    char reserved[64];
+};
+TWIN int cuIpcGetMemHandle(IpcHandle*, std::uint64_t) { return refuse("memory for other processes"); }
+TWIN int cuIpcOpenMemHandle_v2(std::uint64_t*, IpcHandle, unsigned) { return refuse("memory of other processes"); }
+TWIN int cuIpcCloseMemHandle(std::uint64_t) { return refuse("memory of other processes"); }

@@ -1,0 +1,40 @@
+/*
+ * driver.h: what the files of the twin's driver have in common. Numbers and structs are the driver API's own, of CUDA 13.
+ */
+#ifndef TWIN_DRIVER_H
+#define TWIN_DRIVER_H
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#define TWIN extern "C" __attribute__((visibility("default")))
+
+namespace twin {
+
+/* CUresult. */
+enum Result {
+    kSuccess = 0,
+    kInvalidValue = 1,
+    kOutOfMemory = 2,
+    kInvalidDevice = 101,
+    kInvalidImage = 200,
+    kPeerAccessAlreadyEnabled = 704,
+    kNotFound = 500,
+    kNotReady = 600,
+    kLaunchTooLarge = 720,
+    kNotSupported = 801,
+};
+
+/* The GPUs that it shows: as many as EP_CUDA_TWIN_GPUS says, and like small ones of compute capability 8.0. */
+int gpus();
+constexpr int kMajor = 8, kMinor = 0, kMultiprocessors = 32, kSharedMemory = 99 << 10;
+constexpr std::size_t kMemory = 16ull << 30;
+
+/* What the twin has not. */
+inline Result refuse(const char* what) {
+    std::fprintf(stderr, "the twin of a GPU has no %s\n", what);
+    return kNotSupported;
+}
+
+} /* namespace twin */
+#endif

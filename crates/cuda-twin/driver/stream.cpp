@@ -1,0 +1,184 @@
+/*
+ * stream.cpp: streams, events, and work that needs no kernel: copies and fills.
+ */
+#include "stream.h"
+
+#include <chrono>
+#include <cstring>
+
+namespace twin {
+
+void Place::arrive() {
+    std::lock_guard<std::mutex> lock(mutex);
+    is_there = true;
+    at = (std::uint64_t)std::chrono::steady_clock::now().time_since_epoch().count();
+    come.notify_all();
+}
+void Place::wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    come.wait(lock, [this] { return is_there; });
+}
+
+void Stream::enqueue(std::function<void()> work) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    work_.push_back(std::move(work));
+    more_.notify_one();
+}
+bool Stream::is_idle() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return work_.empty() && !is_busy_;
+}
+void Stream::retire(Stream* stream) {
+    stream->thread_.detach();
+    /* Its thread may be through, and have freed it, as soon as the mutex is free. */
+    std::lock_guard<std::mutex> lock(stream->mutex_);
+    stream->ends_ = true;
+    stream->more_.notify_one();
+}
+void Stream::run() {
+    for (std::unique_lock<std::mutex> lock(mutex_);;) {
+        more_.wait(lock, [this] { return ends_ || !work_.empty(); });
+        if (work_.empty()) return; /* Its memory stays: a stream is small. */
+        const auto work = std::move(work_.front());
+        work_.pop_front();
+        is_busy_ = true;
+        lock.unlock();
+        work();
+        lock.lock();
+        is_busy_ = false;
+    }
+}
+
+Stream& stream_of(Stream* handle) {
+    static Stream& first = *new Stream;
+    return handle ? *handle : first;
+}
+
+namespace {
+
+void copy(void* to, const void* from, std::size_t bytes, Stream* stream) {
+    stream_of(stream).enqueue([=] { std::memcpy(to, from, bytes); });
+}
+
+/* CUDA_MEMCPY2D; rows of device memory are all that the twin copies by it. */
+struct Copy2D {
+    std::size_t from_x, from_y;
+    int from_type;
+    const void* from_host;
+    std::uint64_t from;
+    void* from_array;
+    std::size_t from_pitch;
+    std::size_t to_x, to_y;
+    int to_type;
+    void* to_host;
+    std::uint64_t to;
+    void* to_array;
+    std::size_t to_pitch;
+    std::size_t width, rows;
+};
+constexpr int kDeviceMemory = 2;
+
+} /* namespace */
+} /* namespace twin */
+
+using namespace twin;
+
+/* ---- streams ---- */
+
+TWIN int cuStreamCreateWithPriority(Stream** out, unsigned, int) {
+    *out = new Stream;
+    return kSuccess;
+}
+TWIN int cuStreamDestroy_v2(Stream* stream) {
+    Stream::retire(stream);
+    return kSuccess;
+}
+TWIN int cuStreamQuery(Stream* stream) { return stream_of(stream).is_idle() ? kSuccess : kNotReady; }
+
+/* ---- events ---- */
+
+TWIN int cuEventCreate(Event** out, unsigned) {
+    *out = new Event;
+    return kSuccess;
+}
+TWIN int cuEventDestroy_v2(Event* event) {
+    delete event;
+    return kSuccess;
+}
+TWIN int cuEventRecord(Event* event, Stream* stream) {
+    auto place = std::make_shared<Place>();
+    {
+        std::lock_guard<std::mutex> lock(event->mutex);
+        event->place = place;
+    }
+    stream_of(stream).enqueue([place] { place->arrive(); });
+    return kSuccess;
+}
+TWIN int cuEventQuery(Event* event) {
+    const auto place = event->now();
+    if (!place) return kSuccess;
+    std::lock_guard<std::mutex> lock(place->mutex);
+    return place->is_there ? kSuccess : kNotReady;
+}
+TWIN int cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
+    const auto first = from->now(), last = to->now();
+    if (!first || !last) return kInvalidValue;
+    *milliseconds = (float)((double)(last->at - first->at) / 1e6);
+    return kSuccess;
+}
+TWIN int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    const auto place = event->now();
+    if (place) stream_of(stream).enqueue([place] { place->wait(); });
+    return kSuccess;
+}
+
+/* ---- copies and fills ---- */
+
+TWIN int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, Stream* stream) {
+    copy((void*)to, from, bytes, stream);
+    return kSuccess;
+}
+TWIN int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, Stream* stream) {
+    copy(to, (const void*)from, bytes, stream);
+    return kSuccess;
+}
+TWIN int cuMemcpyDtoDAsync_v2(std::uint64_t to, std::uint64_t from, std::size_t bytes, Stream* stream) {
+    copy((void*)to, (const void*)from, bytes, stream);
+    return kSuccess;
+}
+TWIN int cuMemcpy2DAsync_v2(const Copy2D* copy, Stream* stream) {
+    const Copy2D c = *copy;
+    if (c.from_type != kDeviceMemory || c.to_type != kDeviceMemory || c.from_x || c.from_y || c.to_x || c.to_y)
+        return refuse("copies of rows but between device memories");
+    stream_of(stream).enqueue([c] {
+        for (std::size_t row = 0; row < c.rows; ++row)
+            std::memcpy((char*)c.to + row * c.to_pitch, (const char*)c.from + row * c.from_pitch, c.width);
+    });
+    return kSuccess;
+}
+TWIN int cuMemsetD8Async(std::uint64_t at, unsigned char byte, std::size_t bytes, Stream* stream) {
+    stream_of(stream).enqueue([=] { std::memset((void*)at, byte, bytes); });
+    return kSuccess;
+}
+
+/* ---- captures: there are none ---- */
+
+TWIN int cuStreamIsCapturing(Stream*, int* status) {
+    *status = 0;
+    return kSuccess;
+}
+TWIN int cuStreamGetCaptureInfo_v3(Stream*, int* status, std::uint64_t*, void**, const void***, const void**, std::size_t*) {
+    *status = 0;
+    return kSuccess;
+}
+TWIN int cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+TWIN int cuStreamBeginCapture_v2(Stream*, int) { return refuse("graphs"); }
+TWIN int cuStreamEndCapture(Stream*, void**) { return refuse("graphs"); }
+TWIN int cuGraphInstantiateWithFlags(void**, void*, unsigned long long) { return refuse("graphs"); }
+TWIN int cuGraphDestroy(void*) { return refuse("graphs"); }
+TWIN int cuGraphExecDestroy(void*) { return refuse("graphs"); }
+TWIN int cuGraphLaunch(void*, Stream*) { return refuse("graphs"); }
+TWIN int cuGraphUpload(void*, Stream*) { return refuse("graphs"); }
+TWIN int cuGraphRetainUserObject(void*, void*, unsigned, unsigned) { return refuse("graphs"); }
+TWIN int cuUserObjectCreate(void**, void*, void (*)(void*), unsigned, unsigned) { return refuse("graphs"); }
+TWIN int cuUserObjectRelease(void*, unsigned) { return refuse("graphs"); }

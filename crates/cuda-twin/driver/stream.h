@@ -1,0 +1,63 @@
+/*
+ * stream.h: streams of the twin: queues of work in order, each with a thread of its own; and events.
+ */
+#ifndef TWIN_STREAM_H
+#define TWIN_STREAM_H
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "driver.h"
+
+namespace twin {
+
+/* A place in a stream: whether it was come to, and when. */
+struct Place {
+    std::mutex mutex;
+    std::condition_variable come;
+    bool is_there = false;
+    std::uint64_t at = 0; /* nanoseconds */
+
+    void arrive();
+    void wait();
+};
+
+/* An event names the place where it was recorded last. */
+struct Event {
+    std::mutex mutex;
+    std::shared_ptr<Place> place;
+
+    std::shared_ptr<Place> now() {
+        std::lock_guard<std::mutex> lock(mutex);
+        return place;
+    }
+};
+
+class Stream {
+public:
+    Stream() : thread_([this] { run(); }) {}
+    void enqueue(std::function<void()> work);
+    /* Whether all work that was enqueued has ended. */
+    bool is_idle();
+    /* Lets its work end, and then its thread; nobody enqueues any more. */
+    static void retire(Stream* stream);
+
+private:
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable more_;
+    std::deque<std::function<void()>> work_;
+    bool is_busy_ = false, ends_ = false;
+    std::thread thread_;
+};
+
+/* The stream of this handle; 0 is the default stream. */
+Stream& stream_of(Stream* handle);
+
+} /* namespace twin */
+#endif

@@ -1,0 +1,162 @@
+//! A GPU made of software, for tests of the CUDA backend on machines without one: a driver in place of NVIDIA's, and a
+//! compiler in place of NVRTC. What uses the real ones uses these, unchanged.
+//!
+//! ```text
+//!   libcuda.so    driver/   streams are queues with a thread each, device memory is memory of the process, a launch runs
+//!                           a kernel on the toy: blocks are threads, their lanes take turns (device/machine.h)
+//!   libnvrtc.so   driver/   hands a kernel's text, with the toy's words and near verbs (device/), to a C++ compiler; a module is
+//!                           a shared library
+//! ```
+//!
+//! [`Twin::start`] builds both and loads them: whoever opens the driver by its name later in this process gets the twin. It shows
+//! GPUs of compute capability 8.0, so kernels do without what came later: bulk copies, clusters.
+//!
+//! | environment | meaning |
+//! |---|---|
+//! | `EP_CUDA_TWIN_GPUS` | GPUs that it shows; 4 where it is not set |
+//! | `EP_CUDA_TWIN_SEED` | what the order of lanes is drawn from |
+//! | `CXX` | the compiler; g++ where it is not set |
+//!
+//! What it has not, it refuses and says on stderr: graphs, memory of other processes. Its time is not that of a GPU.
+//!
+//! For Linux on x86-64.
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs, io};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+/// Headers of the toy that the twin's GPUs are: a processor, words and near verbs, by the names by which kernels include them.
+pub const TOY: [(&str, &str); 3] = [
+    ("machine.h", include_str!("../device/machine.h")),
+    ("ep_device.h", include_str!("../device/ep_device.h")),
+    ("ep_near.h", include_str!("../device/ep_near.h")),
+];
+/// What kernels are compiled with besides.
+const OWN: [(&str, &str); 3] = [
+    ("cuda_words.h", include_str!("../device/cuda_words.h")),
+    ("entry.h", include_str!("../device/entry.h")),
+    ("ep_bulk.h", include_str!("../device/ep_bulk.h")),
+];
+/// The text of both libraries.
+const DRIVER: [(&str, &str); 6] = [
+    ("driver.h", include_str!("../driver/driver.h")),
+    ("stream.h", include_str!("../driver/stream.h")),
+    ("device.cpp", include_str!("../driver/device.cpp")),
+    ("stream.cpp", include_str!("../driver/stream.cpp")),
+    ("module.cpp", include_str!("../driver/module.cpp")),
+    ("nvrtc.cpp", include_str!("../driver/nvrtc.cpp")),
+];
+/// How kernels are compiled: every operation rounds, memory is words, whatever the struct that a word is read as, and no library shares
+/// a variable with another.
+const FLAGS: &str =
+    "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique -w";
+/// The libraries, by the names by which they are opened, and what they are made of.
+const LIBRARIES: [(&str, &[&str]); 2] =
+    [("libcuda.so", &["device.cpp", "stream.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
+
+/// The twin, in a folder of its own. Its compiler needs it for as long as kernels are compiled.
+#[derive(Debug)]
+pub struct Twin(TempDir);
+
+impl Twin {
+    /// Builds it.
+    ///
+    /// # Errors
+    /// Where the machine is no Linux on x86-64, has no compiler or no room, or the compiler refuses: what it says.
+    pub fn build() -> io::Result<Self> {
+        if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+            return Err(io::Error::other("the twin of a GPU runs on Linux on x86-64"));
+        }
+        let folder = tempfile::tempdir()?;
+        let write = |folder: &Path, files: &[(&str, &str)]| {
+            fs::create_dir_all(folder)?;
+            files.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
+        };
+        write(&folder.path().join("device"), &TOY)?;
+        write(&folder.path().join("device"), &OWN)?;
+        write(&folder.path().join("driver"), &DRIVER)?;
+        LIBRARIES.iter().try_for_each(|(name, sources)| link(folder.path(), name, sources))?;
+        prepare(&folder.path().join("device"))?;
+        Ok(Self(folder))
+    }
+
+    /// Builds it, and loads it into this process, for as long as that lives.
+    ///
+    /// # Errors
+    /// As [`Twin::build`]; and where a library cannot be loaded.
+    pub fn start() -> io::Result<Self> {
+        let twin = Self::build()?;
+        for (name, _) in LIBRARIES {
+            let path = twin.folder().join(name);
+            // SAFETY: the libraries are those just built; what they do when they are loaded is to make some empty maps.
+            let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
+            // Who opens that name from now on gets this one.
+            std::mem::forget(library.map_err(io::Error::other)?);
+        }
+        Ok(twin)
+    }
+
+    /// Where the libraries lie: on `LD_LIBRARY_PATH`, they are those of a process.
+    pub fn folder(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// The C++ compiler: `$CXX`, or g++.
+fn compiler() -> String {
+    env::var("CXX").ok().filter(|named| !named.is_empty()).unwrap_or_else(|| "g++".to_owned())
+}
+
+/// A number of the twin's text: kernels of one text are none of another's.
+fn version() -> u32 {
+    let mut hash = Sha256::new();
+    for (name, text) in TOY.iter().chain(&OWN).chain(&DRIVER) {
+        hash.update(name.as_bytes());
+        hash.update(text.as_bytes());
+    }
+    let digest = hash.finalize();
+    u32::from_le_bytes([digest[0], digest[1], digest[2], digest[3] & 0x7f])
+}
+
+/// Makes a library.
+fn link(folder: &Path, name: &str, sources: &[&str]) -> io::Result<()> {
+    let mut command = Command::new(compiler());
+    command.args([
+        "-std=c++17",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]);
+    command.arg(format!("-Wl,-soname,{name}"));
+    command.arg(format!("-DTWIN_VERSION={}", version())).arg(format!("-DTWIN_FLAGS=\"{FLAGS}\""));
+    command.arg("-o").arg(folder.join(name));
+    command.args(sources.iter().map(|source| folder.join("driver").join(source)));
+    compile(command, name)
+}
+
+/// Compiles once what all kernels include first: g++ finds it beside the header.
+fn prepare(device: &Path) -> io::Result<()> {
+    let mut command = Command::new(compiler());
+    command.args(FLAGS.split(' ')).args(["-x", "c++-header", "machine.h", "-o", "machine.h.gch"]).current_dir(device);
+    compile(command, "machine.h")
+}
+
+/// Runs the compiler on what is called `name`.
+fn compile(mut command: Command, name: &str) -> io::Result<()> {
+    let said = command
+        .output()
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}; install g++, or set CXX", compiler())))?;
+    if said.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{name} does not compile:\n{}", String::from_utf8_lossy(&said.stderr))))
+}
