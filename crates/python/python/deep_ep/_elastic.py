@@ -78,43 +78,25 @@ class Elastic:
             raise errors.InvalidArgument(
                 f"tokens of x are {tokens}, allowed: at most {counting.most_tokens}, num_max_tokens_per_rank"
             )
-        local, worst = experts // self.members.ranks, 0
         if stats is not None:
+            local = experts // self.members.ranks
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,), device)
-        if not counting.sync:
-            worst = self.members.ranks * counting.most_tokens
+        sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
+        worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
         arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer)
-        communicator = arena.communicator
-        source_rank, source_token, choices = received.source_rank, received.source_token, received.topk_idx
-        assert choices is not None
-        if worst:
-            room = worst * min(topk, local) + (counting.alignment - 1) * local
-            room, counts, came = align(room, counting.alignment), [], worst
-        else:
-            counts, came = received.expert_counts, received.rows
-            room = sum(counts)
+        if defer:
+            for given in (stats, topk_idx):
+                arena.communicator.order.beyond(given)
         with self._behind(arena, defer):
-            if defer and stats is not None:
-                communicator.order.beyond(stats)
-            if defer and copies_choices:
-                communicator.order.beyond(topk_idx)
             kept = topk_idx.clone() if copies_choices else topk_idx
-            handle = EPHandle(
-                *(layout.expand, experts, counting.alignment, counting.most_tokens, num_sms),
-                *(kept, came, room, counts),
-                *(None, None, None, None, None, None, None),
-            )
-            sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
-            handle._routing = ElasticRouting(
-                arena, sizes, received.handle, choices.clone(), source_rank, source_token, worst
-            )
+            handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
             if stats is not None:
                 stats += handle.num_unaligned_recv_tokens_per_expert
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
-        over = event(communicator, defer)
+        over = event(arena.communicator, defer)
         if not worst:
             self.communicators.grow(sizes, arena, received.handle.most_rows())
-        return handed, None if layout.expand else choices, weights, handle, over
+        return handed, None if layout.expand else received.topk_idx, weights, handle, over
 
     @plain
     @torch.no_grad()
@@ -286,6 +268,45 @@ class Elastic:
     def _behind(arena: Arena, defer: bool) -> AbstractContextManager[Any]:
         """What is enqueued inside comes behind the call."""
         return arena.communicator.order.behind() if defer else nullcontext()
+
+
+def _handle(
+    arena: Arena,
+    received: Received,
+    sizes: Sizes,
+    topk_idx: torch.Tensor,
+    counting: Counting,
+    worst: int,
+    num_sms: int,
+    expand: bool,
+) -> EPHandle:
+    """What a dispatch leaves behind. ``worst``: rows there is room for, where counts did not come to the host."""
+    choices, local = received.topk_idx, arena.communicator.local_experts
+    assert choices is not None
+    counts = [] if worst else received.expert_counts
+    room = worst * min(sizes.topk, local) + (counting.alignment - 1) * local if worst else sum(counts)
+    handle = EPHandle(
+        do_expand=expand,
+        num_experts=sizes.experts,
+        expert_alignment=counting.alignment,
+        num_max_tokens_per_rank=counting.most_tokens,
+        num_sms=num_sms,
+        topk_idx=topk_idx,
+        num_recv_tokens=worst or received.rows,
+        num_expanded_tokens=align(room, counting.alignment),
+        num_recv_tokens_per_expert_list=counts,
+        # Computed when they are read.
+        psum_num_recv_tokens_per_scaleup_rank=None,
+        psum_num_recv_tokens_per_expert=None,
+        num_unaligned_recv_tokens_per_expert=None,
+        recv_src_metadata=None,
+        dst_buffer_slot_idx=None,
+        token_metadata_at_forward=None,
+        channel_linked_list=None,
+    )
+    source = received.source_rank, received.source_token
+    handle._routing = ElasticRouting(arena, sizes, received.handle, choices.clone(), *source, worst)
+    return handle
 
 
 def column_major(scales: torch.Tensor) -> torch.Tensor:
