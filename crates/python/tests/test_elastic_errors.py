@@ -98,6 +98,12 @@ def check_written(rank: int, world: int) -> None:
         ValueError, match=f"rows received are 0, allowed: {handle.num_recv_tokens}, those of the handle"
     ):
         buffer.dispatch(batch.x, topk_weights=batch.topk_weights, handle=handle)
+    batch.topk_idx.resize_(24)
+    with pytest.raises(ValueError, match=r"shape of topk_idx of the handle is \[24\], allowed: \[6, 4\]"):
+        _ = handle.dst_buffer_slot_idx
+    batch.topk_idx.resize_(6, 4).untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="storage of topk_idx of the handle is 0 bytes"):
+        _ = handle.dst_buffer_slot_idx
     buffer.destroy()
 
 

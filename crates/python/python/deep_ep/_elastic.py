@@ -157,7 +157,7 @@ class Elastic:
         routing = handle.routing
         arena, topk = routing.arena, routing.sizes.topk
         throughput, sums, back = arena.communicator.throughput, None, None
-        tokens = (handle.topk_idx.shape[0], routing.sizes.hidden)
+        tokens = (routing.native.tokens, routing.sizes.hidden)
         starts = _starts(bias, tokens, routing.choices.device)
         for choice in range(topk):
             y = handle.expansion.of_choice(x, choice)

@@ -149,8 +149,9 @@ class EPHandle:
         """See the class."""
         ranks = self.routing.arena.communicator.ranks
         local, topk_idx = self.num_experts // ranks, self.topk_idx
-        # The caller's own, where the handle has no copy: torch would not look at its storage.
-        _checks.whole("topk_idx of the handle", topk_idx)
+        # The caller's own, where the handle has no copy.
+        shape = (self.routing.native.tokens, self.routing.sizes.topk)
+        _checks.tensor("topk_idx of the handle", topk_idx, torch.int64, shape, self.routing.choices.device)
         to = torch.where(topk_idx < 0, ranks, topk_idx.div(local, rounding_mode="floor"))
         goes = torch.zeros((topk_idx.shape[0], ranks + 1), dtype=torch.int32, device=topk_idx.device).scatter_(1, to, 1)
         number = (goes.cumsum(0) - 1).gather(1, to)
