@@ -1,4 +1,4 @@
-"""Looks at the calls of ``deep_ep.Buffer`` that a framework makes, and plants faults in them."""
+"""Looks at the calls of ``deep_ep``'s buffers that a framework makes, and plants faults in them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ PLANTS = ("dispatch", "combine", "backward")
 
 def watch(told: list[str]) -> None:
     """Notes the arguments with which buffers are made."""
-    made = deep_ep.Buffer.__init__
+    first = {
+        deep_ep.Buffer: ("num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank"),
+        deep_ep.ElasticBuffer: ("num_bytes",),
+    }
 
-    def init(self: Any, group: Any, *arguments: Any, **named: Any) -> None:
-        names = ("num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank")
-        given = {**dict(zip(names, arguments, strict=False)), **named}
-        told.append(", ".join(f"{name}={value}" for name, value in given.items() if name != "group"))
-        made(self, group, *arguments, **named)
+    def noted(kind: type, names: tuple[str, ...]) -> None:
+        made = getattr(kind, "__init__")  # noqa: B009
 
-    setattr(deep_ep.Buffer, "__init__", init)  # noqa: B010
+        def init(self: Any, group: Any, *arguments: Any, **named: Any) -> None:
+            given = {**dict(zip(names, arguments, strict=False)), **named}
+            told.append(", ".join(f"{name}={value}" for name, value in given.items() if name != "group"))
+            made(self, group, *arguments, **named)
+
+        setattr(kind, "__init__", init)  # noqa: B010
+
+    for kind, names in first.items():
+        noted(kind, names)
 
 
 def plant(what: str) -> None:
@@ -34,8 +42,8 @@ def plant(what: str) -> None:
         x[..., :1, :] = (x[..., :1, :].float() * 0.5).to(x.dtype)
         return x
 
-    def wrap(name: str) -> None:
-        call = getattr(deep_ep.Buffer, name)
+    def wrap(kind: type, name: str) -> None:
+        call = getattr(kind, name)
 
         def faulty(self: Any, *arguments: Any, **named: Any) -> Any:
             if what == "backward" and torch._C._current_graph_task_id() == -1:
@@ -46,8 +54,9 @@ def plant(what: str) -> None:
                 arguments = (spoilt(arguments[0]), *arguments[1:])
             return call(self, *arguments, **named)
 
-        setattr(deep_ep.Buffer, name, faulty)
+        setattr(kind, name, faulty)
 
-    for kind in ("dispatch", "combine") if what == "backward" else (what,):
-        wrap(kind)
-        wrap(f"low_latency_{kind}")
+    for name in ("dispatch", "combine") if what == "backward" else (what,):
+        wrap(deep_ep.Buffer, name)
+        wrap(deep_ep.Buffer, f"low_latency_{name}")
+        wrap(deep_ep.ElasticBuffer, name)

@@ -7,7 +7,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-FRAMEWORKS = ("megatron", "vllm", "sglang", "torchtitan", "xtuner")
+FRAMEWORKS = ("megatron", "vllm", "sglang", "torchtitan", "torchtitan_v2", "xtuner")
+PACKAGES = {"torchtitan_v2": "torchtitan"}
+"""Where a framework's package has another name than its checkout here."""
 
 
 @dataclass
@@ -37,10 +39,11 @@ def parse(given: list[str]) -> dict[str, Source]:
 
 
 def _source(name: str, path: Path) -> Source:
+    package = PACKAGES.get(name, name)
     # SGLang's package lies in a folder of its checkout.
-    inner = path / "python" if (path / "python" / name).is_dir() else path
-    if not (inner / name).is_dir():
-        raise ValueError(f"no package {name} in {str(path)!r}, allowed: a checkout of it")
+    inner = path / "python" if (path / "python" / package).is_dir() else path
+    if not (inner / package).is_dir():
+        raise ValueError(f"no package {package} in {str(path)!r}, allowed: a checkout of it")
     return Source(inner.resolve(), _commit(path))
 
 

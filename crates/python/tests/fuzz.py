@@ -2,7 +2,7 @@
 
     MOEXPRESS_FUZZ_CALLS=1000000 MOEXPRESS_FUZZ_SEED=7 python tests/fuzz.py
 
-A child process makes a share of the calls, on a rank alone; half of the shares are of `moexpress`, half of `deep_ep`. A child that dies, a
+A child process makes a share of the calls, on a rank alone; shares take turns: `moexpress`, `deep_ep` of V1, and of V2. A child that dies, a
 call that takes too long, an exception that is not documented, bytes that are nobody's business: each is a finding, told with the share's
 seed, which replays it: `python tests/fuzz.py SEED CALLS`.
 """
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Call = Callable[[], Any]
 
+SURFACES = 3
+"""That calls are made of, a child of one."""
 SHARE = 40_000
 """Calls of a child."""
 FRUITFUL = 2000
@@ -48,6 +50,7 @@ def child(seed: int, calls: int, progress: str) -> None:
     import torch
     import torch.distributed as dist
     from fuzz_deep_ep import OfDeepEp
+    from fuzz_elastic import OfElastic
     from fuzz_moexpress import OfMoexpress
     from fuzz_values import Values
 
@@ -59,7 +62,7 @@ def child(seed: int, calls: int, progress: str) -> None:
     store = os.path.join(tempfile.mkdtemp(), "store")
     dist.init_process_group("gloo", init_method=f"file://{store}", world_size=1, rank=0)
     values = Values(seed)
-    surface: Calls = OfDeepEp(values) if seed % 2 else OfMoexpress(values)
+    surface: Calls = (OfMoexpress, OfDeepEp, OfElastic)[seed % SURFACES](values)
     every, answers = surface.all(), Counter[str]()
     with open(progress, "r+b") as file, mmap.mmap(file.fileno(), 8) as begun:
         for number in range(calls):
@@ -205,7 +208,7 @@ def share(seed: int, calls: int) -> tuple[int, str | None]:
 def run(calls: int, seed: int) -> list[str]:
     """Makes ``calls`` calls in shares; what was found."""
     found, made, began = [], 0, time.monotonic()
-    size = min(SHARE, -(-calls // 2))  # of each package at least one
+    size = min(SHARE, -(-calls // SURFACES))  # of each at least one
     while made < calls:
         count, finding = share(seed, min(size, calls - made))
         if finding is not None:

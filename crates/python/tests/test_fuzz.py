@@ -8,7 +8,7 @@ from typing import Any
 import fuzz
 import fuzz_two
 
-CALLS, SEED = int(os.environ.get("MOEXPRESS_FUZZ_CALLS", "4000")), int(os.environ.get("MOEXPRESS_FUZZ_SEED", "0"))
+CALLS, SEED = int(os.environ.get("MOEXPRESS_FUZZ_CALLS", "6000")), int(os.environ.get("MOEXPRESS_FUZZ_SEED", "0"))
 
 
 def test_no_argument_crashes_hangs_or_reads_memory_of_others() -> None:
@@ -17,6 +17,6 @@ def test_no_argument_crashes_hangs_or_reads_memory_of_others() -> None:
 
 
 def test_nor_does_one_of_two_ranks(two: Any) -> None:
-    calls = CALLS // 20
+    calls = CALLS // 30
     for ends in two.run(fuzz_two.check, SEED, calls, limit=60 + calls):
         assert ends["returned"] > calls // 2, ends

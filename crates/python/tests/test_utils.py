@@ -6,13 +6,21 @@ import deep_ep
 import pytest
 import torch
 from deep_ep.utils import EventHandle, EventOverlap
+from deep_ep.utils.gate import get_unbalanced_scores
 from deep_ep.utils.math import (
+    align,
     calc_diff,
+    ceil_div,
+    count_bytes,
+    create_grouped_scores,
     hash_tensor,
+    hash_tensors,
     inplace_unique,
     per_token_cast_back,
     per_token_cast_to_fp8,
+    safe_div,
 )
+from deep_ep.utils.semantic import value_or
 from deep_ep.utils.testing import bench, bench_kineto
 
 
@@ -24,8 +32,38 @@ def test_casts_to_fp8_and_back_lose_little() -> None:
     assert torch.equal(scales[3], torch.full((3,), 1e-4 / 448))
     assert calc_diff(per_token_cast_back(codes, scales).float(), x.float()) < 1e-3
     assert per_token_cast_back(codes[:0], scales[:0]).shape == (0, 384)
-    with pytest.raises(ValueError, match="columns of x are 100, allowed: a multiple of 128"):
-        per_token_cast_to_fp8(torch.zeros(2, 100))
+    short, rest = per_token_cast_to_fp8(x[:, :300])
+    assert (
+        torch.equal(short.float()[:, :256], codes.float()[:, :256]) and short.shape == (7, 300) and rest.shape == (7, 3)
+    )
+    assert calc_diff(per_token_cast_back(short, rest).float(), x[:, :300].float()) < 1e-3
+    with pytest.raises(ValueError, match="x has 1 dimensions, allowed: 2"):
+        per_token_cast_to_fp8(torch.zeros(100))
+
+
+def test_sizes_round_up_and_count() -> None:
+    assert [align(rows, 16) for rows in (0, 1, 16, 17)] == [0, 16, 16, 32]
+    assert (ceil_div(7, 2), safe_div(0, 0), safe_div(1, 4), value_or(None, 3), value_or(0, 3)) == (4, 0, 0.25, 3, 0)
+    with pytest.raises(ZeroDivisionError):
+        safe_div(1, 0)
+    nested = (torch.zeros(3, dtype=torch.int32), [None, torch.zeros(2, 2, dtype=torch.uint8)])
+    assert count_bytes(*nested) == 16
+    assert hash_tensors(*nested) == 0 != hash_tensors(nested[0] + 1, None)
+    scores = create_grouped_scores(torch.ones(2, 6), torch.tensor([[0], [2]]), 3)
+    assert scores.tolist() == [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("ratio", [1.0, 2.5])
+def test_scores_give_one_rank_more(precise: bool, ratio: float) -> None:
+    torch.manual_seed(0)
+    scores = get_unbalanced_scores(3000, 32, 4, 6, ratio, precise)
+    assert scores.shape == (3000, 32) and scores.dtype == torch.float32
+    rank = scores.topk(6, dim=1).indices // 8
+    tokens = torch.stack([(rank == one).any(1).sum() for one in range(4)]).float()
+    assert float(tokens[0] / tokens[1:].mean()) == pytest.approx(ratio, rel=0.01 if precise else 0.06)
+    with pytest.raises(ValueError, match=r"ratio is 0.5, allowed: 1 or more"):
+        get_unbalanced_scores(3, 32, 4, 6, 0.5, precise)
 
 
 def test_packed_exponents_are_scales() -> None:
@@ -74,6 +112,14 @@ def test_events_of_cpus_are_past() -> None:
         event.current_stream_wait()
     with EventOverlap():
         pass
+    called: list[int] = []
+    event = EventOverlap(EventHandle())
+    event.register_hook_after_wait(lambda: called.append(1))
+    with pytest.raises(AssertionError, match="there is a hook already"):
+        event.register_hook_after_wait(lambda: None)
+    with event(release_handle=True):
+        assert not called
+    assert called == [1] and event.event is None
     with pytest.raises(AssertionError, match="not asynchronous"):
         EventOverlap().current_stream_wait()
     assert deep_ep.Buffer.capture().event is not None

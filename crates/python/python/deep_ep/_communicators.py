@@ -53,6 +53,11 @@ class Communicators:
         self._check(device)
         arena = self._normal.get(rows)
         if arena is None:
+            if _arena.is_capturing(device):
+                raise errors.Unsupported(
+                    "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
+                    "topk, hidden size and type of rows"
+                )
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
         elif least > arena.room.rows and not arena.room.is_all and not _arena.is_capturing(device):

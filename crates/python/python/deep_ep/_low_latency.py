@@ -13,7 +13,7 @@ from . import _checks, _handles
 from ._arena import Sizes
 from ._communicators import Communicators
 from ._handles import Known, LowLatencyHandle, LowRouting
-from ._throughput import Rows_t
+from ._taking import Rows_t
 from ._under_way import UnderWay
 from .utils import EventHandle, EventOverlap
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from moexpress import Communicator, Received, errors
+from moexpress import Received, errors
 from moexpress.adapter import limits, plain, tensor_of
 
 from . import _checks, _handles
@@ -15,9 +15,9 @@ from ._communicators import WORST_TOKENS, Communicators
 from ._handles import Handle, Known, Routing
 from ._members import Members
 from ._scales import Rows
-from .utils import EventHandle, EventOverlap
-
-Rows_t = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+from ._taking import Rows_t, copy, taken
+from ._taking import event as event_after
+from .utils import EventOverlap
 
 Dispatched = tuple[
     Rows_t,
@@ -103,15 +103,15 @@ class Throughput:
             )
         routing = Routing(arena, of, received.handle, num_sms // 2)
         made = Handle.of(routing, self._known, received.source_token, is_token_in_rank)
-        taken, choices = _taken(rows, received, arena, defer), received.topk_idx
+        handed, choices = taken(rows, received, arena, defer), received.topk_idx
         if dtype == torch.int32 and choices is not None:
             with arena.communicator.order.behind() if defer else nullcontext():
                 choices = choices.int()
-        event = _event(arena.communicator, defer)
+        event = event_after(arena.communicator, defer)
         counts = [] if num_worst_tokens else received.expert_counts
         if not num_worst_tokens:
             self.communicators.grow(of, arena, received.handle.most_rows())
-        return taken, choices, received.topk_weights, counts, made, event
+        return handed, choices, received.topk_weights, counts, made, event
 
     @plain
     def redispatch(self, x: Rows_t, handle: object, defer: bool) -> Dispatched:
@@ -122,11 +122,11 @@ class Throughput:
             out = arena.communicator.throughput.redispatch(x, made.native, None, defer)
             received = tensor_of(out.x(False))
             if received.is_contiguous() and (not arena.has_placed() or arena.keeps(received)):
-                event = _event(arena.communicator, True) if defer else EventOverlap()
+                event = event_after(arena.communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
-            copy = _copy(received, arena.communicator, defer)
-            arena.copied(copy)
-            return copy, None, None, None, None, _event(arena.communicator, defer)
+            copied = copy(received, arena.communicator, defer)
+            arena.copied(copied)
+            return copied, None, None, None, None, event_after(arena.communicator, defer)
         rows, arena, native = Rows.of(x), made.arena, made.native
         if rows.element != made.rows.element:
             # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
@@ -135,12 +135,12 @@ class Throughput:
                 in_rank = handle[_handles.IN_RANK]  # type: ignore[index]
                 arena, received_all = self._learn(rows, made.rows, in_rank, defer)
                 made.others[rows.element] = (arena, received_all.handle)
-                taken = _taken(rows, received_all, arena, defer)
-                return taken, None, None, None, None, _event(arena.communicator, defer)
+                handed = taken(rows, received_all, arena, defer)
+                return handed, None, None, None, None, event_after(arena.communicator, defer)
             arena, native = known
         brought = Received(arena.communicator.throughput.redispatch(rows.x, native, rows.scales, defer))
-        taken = _taken(rows, brought, arena, defer)
-        return taken, None, None, None, None, _event(arena.communicator, defer)
+        handed = taken(rows, brought, arena, defer)
+        return handed, None, None, None, None, event_after(arena.communicator, defer)
 
     @plain
     def combine(
@@ -155,7 +155,7 @@ class Throughput:
         communicator = made.arena.communicator
         combined = communicator.throughput.combine(x, made.native, topk_weights=topk_weights, bias=bias, defer=defer)
         made.arena.look_at_results()
-        event = _event(communicator, True) if defer else EventOverlap()
+        event = event_after(communicator, True) if defer else EventOverlap()
         return combined.x, combined.topk_weights, event
 
     def _routing(self, handle: object, x: object, topk_weights: torch.Tensor | None) -> Routing:
@@ -198,27 +198,3 @@ class Throughput:
         return arena.communicator.throughput.dispatch_members(
             x, in_rank, nobody, scales=scales, alignment=1, worst_rows=0, defer=defer
         )
-
-
-def _taken(rows: Rows, received: Received, arena: Arena, defer: bool) -> Rows_t:
-    """Received rows in the form of those that were sent: a copy, where they lie in another, or where the arena is full
-    of such."""
-    x, scales, communicator = received.x, received.scales, arena.communicator
-    placed, lies = arena.has_placed(), rows.lie(x, scales)
-    if lies and placed and not arena.keeps(x):
-        x, scales = _copy(x, communicator, defer), None if scales is None else _copy(scales, communicator, defer)
-        arena.copied(x)
-    with communicator.order.behind() if defer and not lies else nullcontext():
-        taken: Rows_t = rows.received(x, scales)
-    return taken
-
-
-def _copy(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tensor:
-    """A contiguous copy of received rows, in memory of torch's allocator."""
-    with communicator.order.behind() if defer else nullcontext():
-        return x.clone(memory_format=torch.contiguous_format)
-
-
-def _event(communicator: Communicator, defer: bool) -> EventOverlap:
-    """After the last call of a communicator."""
-    return EventOverlap(EventHandle(communicator.order.event()) if defer else None)

@@ -14,7 +14,8 @@ from ._communicators import Communicators
 from ._low_latency import LowLatency, element_of
 from ._members import Members
 from ._runtime import LocalMemory, Runtime
-from ._throughput import Dispatched, Rows_t, Throughput
+from ._taking import Rows_t
+from ._throughput import Dispatched, Throughput
 from .config import Config
 from .utils import EventHandle, EventOverlap
 

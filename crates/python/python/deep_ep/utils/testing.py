@@ -17,17 +17,30 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
+L2_BYTES = 256 << 20
+"""What is written to push everything else out of a GPU's cache."""
+
+
+def flush_l2_cache(enabled: bool = True) -> None:
+    """Pushes everything out of the current GPU's cache; nothing on CPUs."""
+    if enabled and torch.cuda.is_available():
+        torch.empty(L2_BYTES // 4, dtype=torch.int32, device="cuda").zero_()
+
+
 def bench(
     fn: Callable[[], Any],
     num_warmups: int = 50,
     num_tests: int = 50,
     post_fn: Callable[[], Any] | None = None,
+    flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """Mean, least and largest time of ``fn`` in seconds; the first run is left out. By CUDA events, or a clock on CPUs."""
+    """Mean, least and largest time of ``fn`` in seconds; the first run is left out. By CUDA events, or a clock on CPUs. ``flush_l2``:
+    whether each run finds a GPU's cache without its data."""
     for _ in range(num_warmups):
         fn()
     times: list[Any] = []
     for _ in range(num_tests):
+        flush_l2_cache(flush_l2)
         if torch.cuda.is_available():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -51,10 +64,13 @@ def bench_kineto(
     num_tests: int = 30,
     suppress_kineto_output: bool = False,
     trace_path: str | None = None,
+    flush_l2: bool = True,
     barrier_comm_profiling: bool = False,
     num_kernels_per_period: int = 1,
+    barrier: Callable[[], Any] | None = None,
 ) -> Any:
-    """Mean time in seconds of the kernels whose names contain each of ``kernel_names``, by the profiler. GPUs only.
+    """Mean time in seconds of the kernels whose names contain each of ``kernel_names``, by the profiler. GPUs only. ``barrier``: for
+    ``barrier_comm_profiling``, instead of an all-reduce.
 
     Returns:
         One time for a string, a list for several; with ``num_kernels_per_period`` more than 1 a list of times for each name.
@@ -69,9 +85,12 @@ def bench_kineto(
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule) as profiler,
     ):
         for _ in range(2):
-            if barrier_comm_profiling:
+            if barrier_comm_profiling and barrier is not None:
+                barrier()
+            elif barrier_comm_profiling:
                 dist.all_reduce(torch.ones(1, dtype=torch.float, device="cuda"))
             for _ in range(num_tests):
+                flush_l2_cache(flush_l2)
                 fn()
             torch.cuda.synchronize()
             profiler.step()

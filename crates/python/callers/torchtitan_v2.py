@@ -1,0 +1,93 @@
+"""torchtitan: the operators of its DeepEP code of V2, forward and backward, and its expanded layout for serving."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from . import flows, stand_ins
+from .harness import Case, Rank
+from .layer import Shape, Tensor, expert
+
+DEEPEP = "torchtitan.distributed.deepep.deepep"
+IMPORTED = [DEEPEP]
+
+
+def load(here: Rank) -> None:
+    stand_ins.provide(here.source, ["torchtitan"], IMPORTED)
+    deepep = importlib.import_module(DEEPEP)
+    if not hasattr(deepep, "ElasticBuffer"):
+        raise RuntimeError(f"{DEEPEP} is not of V2: take a commit of 756213e15 (June 2026) or later")
+    if here.device.type == "cpu":
+        # Its operators are registered for CUDA tensors only.
+        torch.library.impl(deepep._lib, "dispatch", "CPU")(deepep._dispatch_op_impl)
+        torch.library.impl(deepep._lib, "combine", "CPU")(deepep._combine_op_impl)
+
+
+def cases() -> list[Case]:
+    return [
+        Case("train", partial(_run)),
+        Case("train, 3 steps in flight", partial(_run, pipelined=True)),
+        Case("train, scores of zero: dropped choices", partial(_run, dropped=True)),
+        Case("train, activation checkpointing", partial(_run, recompute=True)),
+        Case("inference_mode, compact", partial(_serve, expand=False)),
+        Case("inference_mode, expanded", partial(_serve, expand=True)),
+        Case("the buffer grows between forward and backward", _grown),
+    ]
+
+
+def _run(here: Rank, recompute: bool = False, **named: Any) -> None:
+    shape = here.shape()
+    moe = _layers(here, False, shape)
+
+    def recomputed(*arguments: Any) -> Tensor:
+        y: Tensor = checkpoint(moe, *arguments, use_reentrant=False)
+        return y
+
+    flows.train(here, recomputed if recompute else moe, shape, **named)
+
+
+def _serve(here: Rank, expand: bool) -> None:
+    deepep: Any = importlib.import_module(DEEPEP)
+    shape, before = here.shape(), len(deepep._handle_cache)
+    flows.serve(here, _layers(here, expand, shape), shape)
+    if len(deepep._handle_cache) != before:
+        raise AssertionError(f"{len(deepep._handle_cache)} handles are kept, expected: {before}")
+
+
+def _grown(here: Rank) -> None:
+    """torchtitan has one buffer, and makes a larger one when it meets longer rows."""
+    deepep: Any = importlib.import_module(DEEPEP)
+    deepep._buffer = None
+    flows.train_two(here, partial(_layers, here, False), (here.shape(), here.shape(hidden=4 * here.hidden)))
+
+
+def _layers(here: Rank, expand: bool, shape: Shape) -> flows.Moe:
+    deepep: Any = importlib.import_module(DEEPEP)
+    deepep.get_buffer(here.group, hidden=shape.hidden, num_max_tokens_per_rank=shape.tokens, num_topk=shape.topk)
+
+    def moe(at: int, x: Tensor, topk_idx: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        # What is dropped is told by its score alone.
+        rows, counts, state = deepep.dispatch_tokens(
+            x,
+            topk_idx.clamp(min=0),
+            weights,
+            shape.local,
+            shape.experts,
+            num_tokens_per_rank=shape.tokens,
+            cudagraphable=expand,
+        )
+        sizes = counts.tolist()
+        pieces = zip(rows[: sum(sizes)].split(sizes), w1, w2, strict=True)
+        results = torch.cat([expert(row, one, two) for row, one, two in pieces]).bfloat16()
+        # Expanded, there is room for more rows than came.
+        results = torch.cat([results, results.new_zeros((len(rows) - len(results), shape.hidden))])
+        y: Tensor = deepep.combine_tokens(results, state)
+        deepep.sync_combine()
+        return y
+
+    return moe

@@ -1,0 +1,330 @@
+"""Dispatch and combine of V2 beneath a buffer, with checked options. ``defer``: asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from moexpress import Received, errors
+from moexpress.adapter import check, plain
+
+from . import _checks
+from ._arena import Arena, Sizes
+from ._communicators import Communicators
+from ._ep_handle import ElasticRouting, EPHandle
+from ._expanded import blanked
+from ._members import Members
+from ._scales import Rows
+from ._taking import Rows_t, event, taken
+from .utils import EventOverlap
+from .utils.math import align
+
+SCALES_ALIGN = 4
+"""Columns of scales begin at multiples of so many, which are 16 bytes: what a GPU's bulk copies ask for."""
+
+Dispatched = tuple[Rows_t, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
+"""Rows, choices, weights, handle, event."""
+
+Combined = tuple[torch.Tensor, torch.Tensor | None, EventOverlap]
+"""Sums, weights, event."""
+
+
+class Layout(NamedTuple):
+    """How rows are handed over."""
+
+    expand: bool
+    """One for each choice, expert-major."""
+    columns_first: bool
+    """Scales column by column."""
+
+
+class Counting(NamedTuple):
+    """How rows are counted."""
+
+    most_tokens: int
+    """Bound on the tokens of each rank."""
+    alignment: int
+    sync: bool
+    """Whether counts come to the host."""
+
+
+class Elastic:
+    """The calls of :class:`ElasticBuffer` by the same names."""
+
+    def __init__(self, communicators: Communicators, members: Members) -> None:
+        self.communicators, self.members = communicators, members
+
+    @plain
+    @torch.no_grad()
+    def dispatch(
+        self,
+        x: Rows_t,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        stats: torch.Tensor | None,
+        experts: int,
+        counting: Counting,
+        num_sms: int,
+        copies_choices: bool,
+        layout: Layout,
+        defer: bool,
+    ) -> Dispatched:
+        rows = Rows.of(x)
+        tokens, device = rows.x.shape[0], rows.x.device
+        topk = self._choices(rows, topk_idx, topk_weights)
+        if tokens > counting.most_tokens:
+            raise errors.InvalidArgument(
+                f"tokens of x are {tokens}, allowed: at most {counting.most_tokens}, num_max_tokens_per_rank"
+            )
+        if stats is not None:
+            local = experts // self.members.ranks
+            _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,), device)
+        sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
+        worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
+        arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer)
+        if defer:
+            for given in (stats, topk_idx):
+                arena.communicator.order.beyond(given)
+        with self._behind(arena, defer):
+            kept = topk_idx.clone() if copies_choices else topk_idx
+            handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
+            if stats is not None:
+                stats += handle.num_unaligned_recv_tokens_per_expert
+        handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
+        over = event(arena.communicator, defer)
+        if not worst:
+            self.communicators.grow(sizes, arena, received.handle.most_rows())
+        return handed, None if layout.expand else received.topk_idx, weights, handle, over
+
+    @plain
+    @torch.no_grad()
+    def redispatch(
+        self, x: Rows_t, handle: EPHandle, topk_weights: torch.Tensor | None, layout: Layout, defer: bool
+    ) -> Dispatched:
+        """A cached dispatch. Weights, and rows of another type than the handle's, do not travel along a handle: they are
+        sent by the same choices once more, which brings them in the same order."""
+        rows, routing = Rows.of(x), handle.routing
+        arena = routing.arena
+        if topk_weights is None and rows.element == routing.sizes.element:
+            throughput = arena.communicator.throughput
+            received = Received(throughput.redispatch(rows.x, routing.native, rows.scales, defer))
+        else:
+            self._choices(rows, handle.topk_idx, topk_weights)
+            alignment = handle.expert_alignment
+            arena, received = self._sent(
+                rows, handle.topk_idx, topk_weights, handle.num_experts, alignment, routing.worst_rows, defer
+            )
+            if not routing.worst_rows and received.rows != handle.num_recv_tokens:
+                raise errors.InvalidArgument(
+                    f"rows received are {received.rows}, allowed: {handle.num_recv_tokens}, those of the handle; "
+                    "topk_idx of some rank has been written to since"
+                )
+        handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
+        with self._behind(arena, defer):
+            choices = None if layout.expand else routing.choices.clone()
+        return handed, choices, weights, handle, event(arena.communicator, defer)
+
+    @plain
+    @torch.no_grad()
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        bias: Any,
+        reduces_twice: bool,
+        defer: bool,
+    ) -> Combined:
+        """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
+        routing = handle.routing
+        arena, y, weights = routing.arena, x, topk_weights
+        throughput = arena.communicator.throughput
+        if handle.do_expand:
+            weights = self._of_expanded(x, handle, topk_weights)
+            if not reduces_twice:
+                return self._by_choice(x, handle, weights, bias, defer)
+            y = handle.expansion.reduced(x)
+        combined = throughput.combine(y, routing.native, topk_weights=weights, bias=bias, defer=defer)
+        arena.look_at_results()
+        return combined.x, combined.topk_weights, event(arena.communicator, defer)
+
+    def _by_choice(
+        self, x: torch.Tensor, handle: EPHandle, weights: torch.Tensor | None, bias: Any, defer: bool
+    ) -> Combined:
+        """Each choice's results come back by themselves; their token's rank sums them in f32 and rounds once."""
+        routing = handle.routing
+        arena, topk = routing.arena, routing.sizes.topk
+        throughput, sums, back = arena.communicator.throughput, None, None
+        tokens = (routing.native.tokens, routing.sizes.hidden)
+        starts = _starts(bias, tokens, routing.choices.device)
+        for choice in range(topk):
+            y = handle.expansion.of_choice(x, choice)
+            # Weights travel once.
+            combined = throughput.combine(
+                y, routing.native, topk_weights=weights if choice == 0 else None, bias=None, defer=defer
+            )
+            back = combined.topk_weights if choice == 0 else back
+            with self._behind(arena, defer):
+                if sums is None:
+                    sums = torch.zeros(tokens, dtype=torch.float32, device=y.device)
+                    for start in starts:
+                        arena.communicator.order.beyond(start)
+                        sums += start
+                sums += combined.x
+        assert sums is not None
+        with self._behind(arena, defer):
+            rounded = sums.to(torch.bfloat16)
+        arena.look_at_results()
+        return rounded, back, event(arena.communicator, defer)
+
+    def _choices(self, rows: Rows, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None) -> int:
+        """Refuses choices and weights that are not those of the rows; choices of a token."""
+        tokens, device = rows.x.shape[0], rows.x.device
+        _checks.whole("topk_idx", topk_idx)
+        topk = topk_idx.shape[1] if topk_idx.dim() == 2 else 1
+        _checks.tensor("topk_idx", topk_idx, torch.int64, (tokens, topk), device)
+        if topk_weights is not None:
+            _checks.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
+        return topk
+
+    def _sent(
+        self,
+        rows: Rows,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        experts: int,
+        alignment: int,
+        worst: int,
+        defer: bool,
+    ) -> tuple[Arena, Received]:
+        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host."""
+
+        def rows_to() -> list[int]:
+            counts: list[int] = self.members.of(topk_idx, experts)[0].tolist()
+            return counts
+
+        sizes = Sizes(experts, topk_idx.shape[1], rows.x.shape[1], rows.element)
+        arena = self.communicators.normal(rows.x.device, sizes, rows_to, worst)
+        received = arena.communicator.throughput.dispatch(
+            rows.x,
+            topk_idx,
+            topk_weights,
+            scales=rows.scales,
+            alignment=alignment,
+            worst_rows=worst,
+            device_counts=worst > 0,
+            defer=defer,
+        )
+        return arena, received
+
+    def _handed(
+        self,
+        rows: Rows,
+        received: Received,
+        arena: Arena,
+        handle: EPHandle,
+        layout: Layout,
+        with_weights: bool,
+        defer: bool,
+    ) -> tuple[Rows_t, torch.Tensor | None]:
+        """Rows and weights as the caller wants them. What is no row is zeros."""
+        weights = received.topk_weights if with_weights else None
+        with self._behind(arena, defer):
+            if layout.expand:
+                arena.has_placed()
+                x, scales = _parts(rows.received(received.x, received.scales))
+                x = handle.expansion.rows(x)
+                scales = None if scales is None else handle.expansion.rows(scales)
+                weights = None if weights is None else handle.expansion.weights(weights)
+            else:
+                x, scales = _parts(taken(rows, received, arena, defer))
+                if handle.routing.worst_rows:
+                    for part in (x, scales, weights):
+                        if part is not None:
+                            blanked(part, handle.absent)
+            if scales is not None and layout.columns_first:
+                scales = column_major(scales)
+        return x if scales is None else (x, scales), weights
+
+    @staticmethod
+    def _of_expanded(x: torch.Tensor, handle: EPHandle, topk_weights: torch.Tensor | None) -> torch.Tensor | None:
+        """Refuses what are not the handle's expanded rows and weights; the weights as they travel."""
+        routing = handle.routing
+        device = routing.choices.device
+        check.tensor("x", x, torch.bfloat16, ("rows", routing.sizes.hidden), device)
+        room = handle.expansion.room
+        if x.shape[0] < room:
+            raise errors.InvalidArgument(
+                f"rows of x are {x.shape[0]}, allowed: at least {room}, expanded rows of the handle"
+            )
+        if topk_weights is None:
+            return None
+        _checks.tensor("topk_weights", topk_weights, torch.float32, (x.shape[0],), device)
+        return handle.expansion.folded(topk_weights)
+
+    @staticmethod
+    def _behind(arena: Arena, defer: bool) -> AbstractContextManager[Any]:
+        """What is enqueued inside comes behind the call."""
+        return arena.communicator.order.behind() if defer else nullcontext()
+
+
+def _handle(
+    arena: Arena,
+    received: Received,
+    sizes: Sizes,
+    topk_idx: torch.Tensor,
+    counting: Counting,
+    worst: int,
+    num_sms: int,
+    expand: bool,
+) -> EPHandle:
+    """What a dispatch leaves behind. ``worst``: rows there is room for, where counts did not come to the host."""
+    choices, local = received.topk_idx, arena.communicator.local_experts
+    assert choices is not None
+    counts = [] if worst else received.expert_counts
+    room = worst * min(sizes.topk, local) + (counting.alignment - 1) * local if worst else sum(counts)
+    handle = EPHandle(
+        do_expand=expand,
+        num_experts=sizes.experts,
+        expert_alignment=counting.alignment,
+        num_max_tokens_per_rank=counting.most_tokens,
+        num_sms=num_sms,
+        topk_idx=topk_idx,
+        num_recv_tokens=worst or received.rows,
+        num_expanded_tokens=align(room, counting.alignment),
+        num_recv_tokens_per_expert_list=counts,
+        # Computed when they are read.
+        psum_num_recv_tokens_per_scaleup_rank=None,
+        psum_num_recv_tokens_per_expert=None,
+        num_unaligned_recv_tokens_per_expert=None,
+        recv_src_metadata=None,
+        dst_buffer_slot_idx=None,
+        token_metadata_at_forward=None,
+        channel_linked_list=None,
+    )
+    source = received.source_rank, received.source_token
+    handle._routing = ElasticRouting(arena, sizes, received.handle, choices.clone(), *source, worst)
+    return handle
+
+
+def column_major(scales: torch.Tensor) -> torch.Tensor:
+    """``[rows, scales]`` column by column, each column at a multiple of 16 bytes."""
+    rows, columns = scales.shape
+    strides = (1, align(rows, SCALES_ALIGN))
+    return torch.empty_strided((rows, columns), strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+
+
+def _parts(rows: Rows_t) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return rows if isinstance(rows, tuple) else (rows, None)
+
+
+def _starts(bias: Any, shape: tuple[int, int], device: torch.device) -> Sequence[torch.Tensor]:
+    """What sums start from, checked."""
+    starts = () if bias is None else bias if isinstance(bias, (tuple, list)) else (bias,)
+    if len(starts) > 2:
+        raise errors.InvalidArgument(f"number of biases is {len(starts)}, allowed: at most 2")
+    for number, start in enumerate(starts):
+        _checks.tensor(f"bias {number}", start, torch.bfloat16, shape, device)
+    return starts

@@ -1,0 +1,111 @@
+"""Rows ready for a grouped GEMM: one for each choice, those of an expert side by side.
+
+A dispatch brings a row once to each rank. Expanded, it stands once for each expert that it is for: expert-major, the
+first row of each expert at a multiple of the alignment, those of an expert ordered as they came: by source rank, token,
+choice. What is no row is zeros. Everything here has shapes that the host knows, so that nothing waits for a GPU and all
+of it can be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def counted(choices: torch.Tensor, experts: int) -> torch.Tensor:
+    """int32 ``[experts]``: choices of each expert. ``choices``: int64 of any shape, -1 for none."""
+    return _bins(choices.reshape(-1), experts)[:experts]
+
+
+def aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
+    """Counts rounded up to the alignment."""
+    return (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
+
+
+class Expansion:
+    """Where each choice's row stands.
+
+    Args:
+        choices: int64 ``[rows, topk]``: local expert, or -1.
+        experts: of this rank.
+        alignment: of the first row of each expert.
+        room: expanded rows there is room for, at least those that come.
+    """
+
+    def __init__(self, choices: torch.Tensor, experts: int, alignment: int, room: int) -> None:
+        rows, topk = choices.shape
+        device, flat = choices.device, choices.reshape(-1)
+        bins = _bins(flat, experts)
+        places = aligned(bins[:experts], alignment)
+        begins = places.cumsum(0) - places
+        self.psum = (begins + bins[:experts]).int()
+        """int32 ``[experts]``: behind the last row of each expert."""
+        # Choices in the order of their experts, those of none last. How far each expert's rows move is the same for all.
+        ordered = torch.where(flat < 0, experts, flat).sort(stable=True)
+        moved = torch.cat([begins - (bins.cumsum(0) - bins)[:experts], begins.new_zeros(1)])
+        at = torch.arange(rows * topk, device=device) + moved[ordered.values]
+        none = ordered.values == experts
+        self.slots = torch.empty(rows * topk, dtype=torch.int32, device=device)
+        """int32 ``[rows, topk]``: the expanded row of each choice, or -1."""
+        self.slots = self.slots.scatter_(0, ordered.indices, at.masked_fill(none, -1).int()).view(rows, topk)
+        choice = torch.full((room + 1,), -1, dtype=torch.int64, device=device)
+        choice = choice.scatter_(0, at.masked_fill(none, room), ordered.indices)[:room]
+        self._absent = choice < 0
+        self._choice = choice.clamp(min=0)
+        self._row = self._choice.div(topk, rounding_mode="floor")
+        self.room = room
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [rows, ...]`` expanded: ``[room, ...]``, contiguous."""
+        return self._picked(x, self._row)
+
+    def weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """``[rows, topk]`` expanded: ``[room]``."""
+        return self._picked(weights.reshape(-1), self._choice)
+
+    def folded(self, weights: torch.Tensor) -> torch.Tensor:
+        """The way back of :meth:`weights`."""
+        return self._of_slots(weights, self.slots.reshape(-1)).view(self.slots.shape)
+
+    def of_choice(self, y: torch.Tensor, choice: int) -> torch.Tensor:
+        """bf16 ``[rows, hidden]``: results of one choice of each row, zeros where it is none of this rank's."""
+        return self._of_slots(y, self.slots[:, choice])
+
+    def reduced(self, y: torch.Tensor) -> torch.Tensor:
+        """bf16 ``[rows, hidden]``: sums of each row's results ``y [room, hidden]``, in f32, choices ascending, rounded once."""
+        rows, topk = self.slots.shape
+        sums = torch.zeros((rows, y.shape[1]), dtype=torch.float32, device=y.device)
+        for choice in range(topk):
+            sums += self.of_choice(y, choice)
+        return sums.to(torch.bfloat16)
+
+    def _picked(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        if not x.shape[0]:  # there is nothing to pick from
+            return x.new_zeros((self.room, *x.shape[1:]))
+        raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
+        picked = raw.index_select(0, index)
+        return picked.masked_fill_(_beside(self._absent, picked), 0).view(x.dtype)
+
+    @staticmethod
+    def _of_slots(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        if not slots.numel():
+            return y.new_zeros((0, *y.shape[1:]))
+        picked = y.index_select(0, slots.clamp(min=0))
+        return picked.masked_fill_(_beside(slots < 0, picked), 0)
+
+
+def blanked(x: torch.Tensor, absent: torch.Tensor) -> None:
+    """Writes zeros to the rows that are ``absent``, bool ``[rows]``."""
+    raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
+    raw.masked_fill_(_beside(absent, raw), 0)
+
+
+def _beside(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``mask [rows]`` for all elements of the rows of ``x``."""
+    return mask.view(-1, *[1] * (x.dim() - 1))
+
+
+def _bins(flat: torch.Tensor, experts: int) -> torch.Tensor:
+    """int32 ``[experts + 1]``: how often each expert stands in ``flat``, and last how often none does."""
+    bins = torch.zeros(experts + 1, dtype=torch.int32, device=flat.device)
+    which = torch.where(flat < 0, experts, flat)
+    return bins.scatter_add_(0, which, torch.ones(flat.shape, dtype=torch.int32, device=flat.device))
