@@ -1,5 +1,7 @@
 //! Ranks of several nodes: rows along the rail, fanned out at the other end, and sums that begin where the rows are.
 
+use std::ops::RangeInclusive;
+
 use ep_conformance::workload::RoutingKind;
 use ep_core::ring::Geometry;
 use ep_core::{Element, Scaling};
@@ -62,9 +64,12 @@ fn rows_cross_the_network_once_and_every_bit_is_as_the_oracle_says() {
     }
 }
 
-/// What is wrong after one of some jobs.
-fn found(program: &Program, change: impl Fn(&mut Job)) -> Option<String> {
-    (1..=8).find_map(|seed| {
+/// Of jobs that are to find something.
+const SEEDS: RangeInclusive<u64> = 1..=40;
+
+/// What is wrong after one of some jobs. Whether a seed finds something depends on how the processor is shared, too.
+fn found(program: &Program, mut seeds: RangeInclusive<u64>, change: impl Fn(&mut Job)) -> Option<String> {
+    seeds.find_map(|seed| {
         let mut job = far_job(seed, 2, 3, 1 + seed as u32 % 4, &[12, 7, 9, 10, 8, 11]);
         (job.topk, job.local_experts) = (4, 1);
         change(&mut job);
@@ -92,10 +97,10 @@ fn planted_faults_of_the_far_hop_are_found() {
     ];
     for plant in plants {
         let planted = |job: &mut Job| (job.plant, job.allowed) = (plant as u32, 4_000_000_000);
-        let wrong = found(&program, planted).unwrap_or_else(|| panic!("{plant:?} was not found"));
+        let wrong = found(&program, SEEDS, planted).unwrap_or_else(|| panic!("{plant:?} was not found"));
         assert!(!wrong.contains("the contract is broken"), "kernels that report, {plant:?}: {wrong}");
     }
-    assert_eq!(found(&program, |_| {}), None, "without a plant nothing is wrong");
+    assert_eq!(found(&program, 1..=8, |_| {}), None, "without a plant nothing is wrong");
 }
 
 /// Changes of the text that break a rule between nodes.
@@ -127,7 +132,8 @@ fn text_that_breaks_the_contract_between_nodes_is_found() {
         let by_runs = |job: &mut Job| {
             (job.geometry, job.allowed) = (Geometry { slots: 7, chunk: 2, credit: 2 }, 4_000_000_000);
         };
-        assert!(found(&program, by_runs).or_else(|| found(&program, by_rows)).is_some(), "not found: {rule}");
+        let either = |seed| found(&program, seed..=seed, by_runs).or_else(|| found(&program, seed..=seed, by_rows));
+        assert!(SEEDS.into_iter().find_map(either).is_some(), "not found: {rule}");
     }
 }
 
