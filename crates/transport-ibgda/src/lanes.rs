@@ -55,7 +55,7 @@ impl<D: Device> IbgdaLanes<D> {
         start: DevicePlace<'_>,
     ) -> Result<Self, Error> {
         let DevicePlace { me, layout, window } = start;
-        let WindowMemory::Device { address: window_at, dmabuf } = window else {
+        let WindowMemory::Device { address: window_at, dmabuf, .. } = window else {
             let (what, why) = ("a window for IBGDA", "it is a file in memory, expected memory of the device".into());
             return Err(Error::Device { what, why });
         };

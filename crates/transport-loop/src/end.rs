@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use ep_core::{LaneCause, Rank};
 
 use crate::lane::Lane;
-use crate::memory::Memory;
 use crate::network::Network;
+use crate::window::Window;
 
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) me: Rank,
-    pub(crate) memory: Memory,
+    pub(crate) window: Window,
     /// Which of its connections is up; none: nothing arrives. Whoever copies into the window holds it meanwhile.
     pub(crate) up: RwLock<Option<u32>>,
     /// When the card's way out, and its way in, are free.
@@ -91,6 +91,6 @@ impl State {
             self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));
             return;
         }
-        self.lanes.iter_mut().for_each(|lane| lane.deliver(&source.memory, &sink.memory, now));
+        self.lanes.iter_mut().for_each(|lane| lane.deliver(&source.window, &sink.window, now));
     }
 }

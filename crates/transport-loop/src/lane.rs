@@ -1,12 +1,11 @@
 //! One lane: what it has accepted and not carried out yet, in order.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 
 use ep_core::port::{LaneId, Offset, Span};
 use ep_core::{Fault, LaneCause};
 
-use crate::memory::Memory;
+use crate::window::Window;
 
 /// A verb under way, and when it arrives.
 #[derive(Clone, Copy, Debug)]
@@ -110,22 +109,22 @@ impl Lane {
     }
 
     /// Carries out what is due: from the window of the rank that posted it to that of the peer.
-    pub(crate) fn deliver(&mut self, source: &Memory, sink: &Memory, now: u64) {
-        while let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now) {
-            let done = match verb {
-                Verb::Put { from, to } => source.copy(from, sink, to).is_ok(),
-                Verb::Raise { at, bits } => sink.cell(at).is_some_and(|cell| {
-                    debug_assert!(cell.load(Ordering::Relaxed) <= bits, "{}: a cell would fall", self.id);
-                    cell.store(bits, Ordering::Release);
-                    true
-                }),
+    pub(crate) fn deliver(&mut self, source: &Window, sink: &Window, now: u64) {
+        let mut settled = 0;
+        let mut well = true;
+        while well && let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now) {
+            well = match verb {
+                Verb::Put { from, to } => sink.pull(source, from, to),
+                Verb::Raise { at, bits } => sink.raise(at, bits),
                 Verb::Probe => true,
             };
-            if !done {
-                // The peer's window is as large as the own one, against which it was checked.
-                return self.fail(LaneCause::RemoteAccess);
-            }
-            self.settled += u64::from(matches!(verb, Verb::Put { .. }));
+            settled += u64::from(matches!(verb, Verb::Put { .. }));
+        }
+        if sink.finish() && well {
+            self.settled += settled;
+        } else {
+            // The peer's window is as large as the own one, against which it was checked.
+            self.fail(LaneCause::RemoteAccess);
         }
     }
 }

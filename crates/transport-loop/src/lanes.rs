@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ep_core::layout::Layout;
 use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
-use ep_core::transport::{Lanes, Place};
+use ep_core::transport::{DevicePlace, Lanes, Place, WindowMemory};
 use ep_core::{Error, Fault, LaneCause, Rank};
 use zerocopy::IntoBytes;
 
@@ -14,6 +14,7 @@ use crate::memory::Memory;
 use crate::network::{Network, Settings};
 use crate::offer::Offer;
 use crate::pace::Pace;
+use crate::window::Window;
 
 /// The lanes of one rank over a network made of software.
 #[derive(Debug)]
@@ -30,12 +31,12 @@ pub struct LoopLanes {
 }
 
 impl LoopLanes {
-    pub(crate) fn open(settings: Settings, network: Arc<Network>, place: Place<'_>) -> Result<Self, Error> {
-        let Place { me, layout, window } = place;
-        let memory = Memory::of(window, layout.window_bytes()).map_err(|error| {
-            let what = format_args!("the mapping of rank {me}'s window for the loop");
-            Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
-        })?;
+    pub(crate) fn open(settings: Settings, network: Arc<Network>, place: DevicePlace<'_>) -> Result<Self, Error> {
+        let DevicePlace { me, layout, window } = place;
+        let window = match window {
+            WindowMemory::Device { copies: Some(copies), .. } => Window::Device(Arc::clone(copies)),
+            _ => Window::Host(mapped(place.on_host("the loop")?)?),
+        };
         let links = place.peers(settings.far_lanes()).map(|(to, kinds)| {
             let lane = |kind| Lane::new(LaneId { peer: to, kind }, settings.depth);
             Link::new(to, kinds.into_iter().map(lane).collect())
@@ -43,7 +44,7 @@ impl LoopLanes {
         let links: Vec<_> = links.collect();
         let peers = links.iter().map(|_| None).collect();
         let own =
-            Arc::new(End { me, memory, up: RwLock::new(None), out_free: Mutex::new(0), in_free: Mutex::new(0), links });
+            Arc::new(End { me, window, up: RwLock::new(None), out_free: Mutex::new(0), in_free: Mutex::new(0), links });
         let number = network.add(&own);
         Ok(Self { own, number, network, pace: settings.pace, cells: cells_of(layout), connection: 0, peers })
     }
@@ -52,7 +53,8 @@ impl LoopLanes {
         Offer {
             network: self.network.id.into(),
             end: self.number.into(),
-            bytes: self.own.memory.bytes().into(),
+            bytes: self.own.window.bytes().into(),
+            device: u32::from(matches!(self.own.window, Window::Device(_))).into(),
             connection: self.connection.into(),
         }
     }
@@ -96,6 +98,15 @@ impl LoopLanes {
     }
 }
 
+/// A window in memory of the host.
+fn mapped(place: Place<'_>) -> Result<Memory, Error> {
+    let Place { me, layout, window } = place;
+    Memory::of(window, layout.window_bytes()).map_err(|error| {
+        let what = format_args!("the mapping of rank {me}'s window for the loop");
+        Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
+    })
+}
+
 /// Where cells lie: those of lanes, and those that announce rows of kernels.
 fn cells_of(layout: &Layout) -> Vec<Span> {
     let cells = layout.regions().into_iter().filter(|region| region.name.ends_with("cells"));
@@ -132,7 +143,7 @@ impl Lanes for LoopLanes {
 
     fn put(&mut self, lane: LaneId, from: Span, to: Offset) -> Result<Option<Ticket>, Fault> {
         if from.len > 0 {
-            let bytes = self.own.memory.bytes();
+            let bytes = self.own.window.bytes();
             from.within(bytes)?;
             to.span(from.len).within(bytes)?;
         }
@@ -143,7 +154,7 @@ impl Lanes for LoopLanes {
     }
 
     fn raise(&mut self, lane: LaneId, at: Offset, bits: u64) -> Result<bool, Fault> {
-        at.span(8).within(self.own.memory.bytes())?;
+        at.span(8).within(self.own.window.bytes())?;
         let is_cell = |cells: &Span| cells.offset.0 <= at.0 && at.0 + 8 <= cells.end();
         if !at.0.is_multiple_of(8) || !self.cells.iter().any(is_cell) {
             return Err(Fault::NotOffered { verb: "publish to no cell", lane });

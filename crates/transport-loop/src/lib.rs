@@ -50,6 +50,10 @@
 //! | F8 | spans are checked when a verb is accepted |
 //! | F9 | the reads of a rank come before its publish of the credit, which is carried out later |
 //!
+//! Windows lie in memory of the host, or all in memory of devices whose backend moves the bytes
+//! ([`WindowCopies`](ep_core::transport::WindowCopies)): then a lane's verbs are asked of it in their order, and have ended before a flush is
+//! through.
+//!
 //! # Faults
 //!
 //! [`Loop::lose`] and [`Loop::delay`] plant them, at any time and from any thread, for one direction between two ranks.
@@ -71,6 +75,7 @@ mod offer;
 mod pace;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use lanes::LoopLanes;
 pub use network::Loop;

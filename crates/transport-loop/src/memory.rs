@@ -1,4 +1,4 @@
-//! The windows of ranks: the one module with unsafe code.
+//! Windows of ranks in memory of the host: the one module with unsafe code.
 //!
 //! Other ranks write these pages, so nobody ever holds a reference to bytes of them: payload is copied between raw pointers,
 //! cells are atomics. The protocol orders the accesses (rules F3, F5, F9).

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ep_core::layout::Queues;
-use ep_core::transport::{Place, Transport};
+use ep_core::transport::{DevicePlace, Place, Transport, WindowMemory};
 use ep_core::{Error, Rank};
 
 use crate::end::End;
@@ -242,6 +242,11 @@ impl Transport for Loop {
     }
 
     fn open(&self, place: Place<'_>) -> Result<LoopLanes, Error> {
+        let Place { me, layout, window } = place;
+        self.open_for_device(DevicePlace { me, layout, window: WindowMemory::File(window) })
+    }
+
+    fn open_for_device(&self, place: DevicePlace<'_>) -> Result<LoopLanes, Error> {
         LoopLanes::open(self.settings, Arc::clone(&self.network), place)
     }
 }

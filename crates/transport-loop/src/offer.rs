@@ -16,6 +16,8 @@ pub(crate) struct Offer {
     pub(crate) end: U64,
     /// Of its window.
     pub(crate) bytes: U64,
+    /// 1: that lies in memory of a device.
+    pub(crate) device: U32,
     /// Which of its connections.
     pub(crate) connection: U32,
 }
@@ -33,6 +35,14 @@ impl Offer {
         }
         if theirs.bytes != self.bytes {
             return refuse(&format_args!("its window has {} bytes, this one {}", theirs.bytes, self.bytes));
+        }
+        if theirs.device != self.device {
+            let name = |offer: &Self| if offer.device == 0 { "the host" } else { "a device" };
+            return refuse(&format_args!(
+                "its window lies in memory of {}, this one of {}",
+                name(&theirs),
+                name(&self)
+            ));
         }
         Ok(theirs)
     }

@@ -105,7 +105,7 @@ where
     }
 
     fn open(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, Error> {
-        let lanes = self.transport.open(place.on_host("a proxy")?)?;
+        let lanes = self.transport.open_for_device(place)?;
         let DevicePlace { me, layout, .. } = place;
         let queue = |lane| self.transport.far_lanes().queue(layout, me, lane);
         let of_peer = |(peer, kinds): (_, Vec<_>)| kinds.into_iter().map(move |kind| LaneId { peer, kind });

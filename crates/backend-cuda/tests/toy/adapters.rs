@@ -40,7 +40,7 @@ impl Cards {
         let library = unsafe { Library::from(soft_hca::symbol) }.expect("it has all functions");
         for (me, window) in (0..).zip(windows) {
             let settings = Settings::new().relaxed_ordering(true).devices([self.fabric.card(me as usize).name()]);
-            let memory = WindowMemory::Device { address: window.base as u64, dmabuf: None };
+            let memory = WindowMemory::Device { address: window.base as u64, dmabuf: None, copies: None };
             let place = DevicePlace { me: Rank(me), layout: &self.layout, window: memory };
             self.lanes.push(Ibgda::new(library.clone(), HostDevice, settings).open(place)?);
         }

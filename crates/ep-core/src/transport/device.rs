@@ -13,13 +13,15 @@
 //!  recover:         offer --> connect: states begin anew
 //! ```
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::Place;
 use crate::error::{Error, Fault};
 use crate::layout::{Layout, Queues};
-use crate::port::{LaneId, LaneKind, Scope};
+use crate::port::{LaneId, LaneKind, Offset, Scope, Span};
 use crate::topology::Rank;
 
 /// The text with which kernels are compiled so that they post to a transport's lanes.
@@ -49,7 +51,35 @@ pub enum WindowMemory<'a> {
         address: u64,
         /// By which an adapter may register it, where the driver gives one.
         dmabuf: Option<BorrowedFd<'a>>,
+        /// By which the host moves its bytes, where the backend lets it.
+        copies: Option<&'a Arc<dyn WindowCopies>>,
     },
+}
+
+/// A window in memory of a device, for transports whose host moves the bytes. What is enqueued here is carried out in its order, and may be
+/// under way until [`finish`](Self::finish) returns.
+pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
+    /// [`Layout::window_bytes`].
+    fn bytes(&self) -> u64;
+
+    /// Copies `from`, a span of the window `source`, to `to` in this one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a span that leaves a window, and for a window of another kind of device; [`Error::Broken`] with what the driver
+    /// refused.
+    fn pull(&self, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error>;
+
+    /// Stores `bits` in the cell at `at`, at once, after all that was copied here before.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull).
+    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error>;
+
+    /// Returns when all is done: sources have been read, and kernels see it.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] with what the driver said.
+    fn finish(&self) -> Result<(), Error>;
 }
 
 /// Where the lanes of a rank on a device begin.

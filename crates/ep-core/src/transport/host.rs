@@ -17,6 +17,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
+use super::DevicePlace;
 use crate::error::{Error, Fault};
 use crate::layout::{Layout, Queues};
 use crate::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
@@ -54,6 +55,15 @@ pub trait Transport {
     /// # Errors
     /// [`Error::Invalid`] and [`Error::Unsupported`], with what was looked for, what was found and what is missing.
     fn open(&self, place: Place<'_>) -> Result<Self::Lanes, Error>;
+
+    /// The same for a rank on a device, for which a thread of the host posts. A window in the device's memory is refused, unless the
+    /// transport says otherwise.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); [`Error::Unsupported`] for the window.
+    fn open_for_device(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, Error> {
+        self.open(place.on_host("a proxy")?)
+    }
 }
 
 /// The lanes of one rank to ranks of other nodes: one for each queue, named after the first lane that the queue carries

@@ -8,7 +8,7 @@
 mod device;
 mod host;
 
-pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, WindowMemory};
+pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, WindowCopies, WindowMemory};
 pub use host::{Lanes, NoLanes, NoTransport, Place, Transport};
 
 use crate::layout::{Layout, Queues};

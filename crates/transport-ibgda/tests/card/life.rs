@@ -159,7 +159,7 @@ fn memory_is_shown_by_descriptor_else_by_address_else_it_is_the_hosts() {
         let fabric = Fabric::builder(2, Link::Ethernet).running();
         plan(&fabric);
         let window = WithFiles.memory(layout.window_bytes() as usize, Home::Device).unwrap();
-        let memory = WindowMemory::Device { address: window.address(), dmabuf: window.dmabuf() };
+        let memory = WindowMemory::Device { address: window.address(), dmabuf: window.dmabuf(), copies: None };
         let settings = Settings::new().devices([fabric.card(0).name()]);
         let place = DevicePlace { me: Rank(0), layout: &layout, window: memory };
         let mut lanes = Ibgda::new(library(), WithFiles, settings).open(place).unwrap();

@@ -7,7 +7,7 @@ use ep_core::device::FarStatus;
 use ep_core::transport::{DeviceLanes as _, Lanes as _};
 use ep_loop::Loop;
 
-use super::pair::{LONG, Pair};
+use super::pair::{Home, LONG, Pair};
 use super::*;
 use crate::args::Posts;
 use crate::build::{self, Cache, Source};
@@ -45,7 +45,7 @@ impl Gpu {
     }
 
     fn pair(&self, network: Loop, log_slots: u32) -> Pair<Loop, PinnedFifos> {
-        Pair::with(network, log_slots, |bytes| PinnedFifos::new(&self.stream, bytes))
+        Pair::with(network, log_slots, Home::Host, |bytes| PinnedFifos::new(&self.stream, bytes))
     }
 
     /// How it ended, and the nanoseconds that it took.

@@ -17,7 +17,7 @@ use ep_core::{Error, Fault, LaneCause, Layout, Rank, Settings, Shape, Topology};
 use ep_loop::{Loop, LoopLanes};
 
 use self::device::Device;
-use self::pair::{A, B, LONG, Pair, QUEUES, Traffic};
+use self::pair::{A, B, End, Home, LONG, Pair, QUEUES, Traffic};
 use super::command::Command;
 use super::fifo::Taker;
 use super::{HostMemory, Proxy};
@@ -75,6 +75,31 @@ fn what_a_device_posts_arrives_intact() {
         while !pair.ends.iter_mut().all(|end| end.lanes.drain(Scope::All)) {}
         assert_eq!(pair.ends[0].lanes.broken(B), None);
     }
+}
+
+/// The same with windows in memory of devices, whose backend moves the bytes, and takes its time for it.
+#[test]
+fn what_a_device_posts_arrives_intact_in_memory_of_devices() {
+    let Some(device) = Device::usual() else { return };
+    for (seed, network, log_slots, staged) in [(21, network(), 0, 1), (22, network(), 9, 2), (23, late(), 3, 4)] {
+        let pair = Pair::with(network, log_slots, Home::Device, HostMemory::new);
+        let wrong = traffic(Traffic { seed, staged, ..TRAFFIC }, &pair, device);
+        assert_eq!(wrong, "", "seed {seed}");
+        assert_eq!(pair.ends[0].lanes.broken(B), None);
+    }
+}
+
+/// One rank's window on the host, the other's on a device: refused by both, by name.
+#[test]
+fn windows_of_two_homes_do_not_meet() {
+    let network = network();
+    let mut ends =
+        [(A, Home::Host), (B, Home::Device)].map(|(me, home)| End::new(me, network.clone(), 1, home, HostMemory::new));
+    let offers: Vec<_> = ends.iter_mut().map(|end| Some(end.lanes.offer().unwrap())).collect();
+    let refused = ends.each_mut().map(|end| end.lanes.connect(&offers).unwrap_err().to_string());
+    assert!(refused[0].contains("rank 1 over the loop"), "{refused:?}");
+    assert!(refused[0].contains("its window lies in memory of a device, this one of the host"), "{refused:?}");
+    assert!(refused[1].contains("its window lies in memory of the host, this one of a device"), "{refused:?}");
 }
 
 /// Lanes that share a queue of the transport have a FIFO each: the thread is the poster of the queue.
@@ -376,10 +401,10 @@ fn windows_of_devices_are_refused_by_name() {
     let topology = Topology::new(2, 1).unwrap();
     let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().unwrap();
     let layout = Layout::new(&shape, &topology, &Settings::auto(&shape, &topology)).unwrap();
-    let window = WindowMemory::Device { address: 4096, dmabuf: None };
+    let window = WindowMemory::Device { address: 4096, dmabuf: None, copies: None };
     let refused = Proxy::new(network(), HostMemory::new).open(DevicePlace { me: A, layout: &layout, window });
     let refused = refused.map(drop).unwrap_err().to_string();
-    assert!(refused.starts_with("a window in device memory over a proxy is not supported"), "{refused}");
+    assert!(refused.starts_with("a window in device memory over the loop is not supported"), "{refused}");
     let deep = Proxy::new(network(), HostMemory::new).log_slots(17).map(drop).unwrap_err().to_string();
     assert!(deep.contains("is 17, allowed: 0 to 16"), "{deep}");
 }

@@ -1,15 +1,17 @@
 //! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network between them.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ep_core::device::FarStatus;
 use ep_core::layout::Queues;
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Transport, WindowMemory};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Transport, WindowCopies, WindowMemory};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -31,6 +33,47 @@ pub(super) struct Window {
     file: OwnedFd,
     base: NonNull<u8>,
     bytes: u64,
+    own: Weak<Self>,
+    /// What was asked for of the device's memory, and not done yet.
+    asked: Mutex<Vec<Asked>>,
+}
+
+/// What a host asks of the memory of a device.
+#[derive(Debug)]
+enum Asked {
+    Copy { source: Arc<Window>, from: Span, to: Offset },
+    Raise { at: Offset, bits: u64 },
+}
+
+/// A window in memory of a device that takes its time: nothing is done before it must be.
+impl WindowCopies for Window {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn pull(&self, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error> {
+        let source = (source as &dyn Any).downcast_ref::<Self>().and_then(|window| window.own.upgrade());
+        let source = source.ok_or_else(|| Error::invalid("a window", "another one", "one of this kind"))?;
+        self.asked.lock().expect("no panic").push(Asked::Copy { source, from, to });
+        Ok(())
+    }
+
+    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
+        self.asked.lock().expect("no panic").push(Asked::Raise { at, bits });
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        thread::yield_now();
+        let mut asked = self.asked.lock().expect("no panic");
+        for asked in asked.drain(..) {
+            match asked {
+                Asked::Copy { source, from, to } => self.write(to, &source.read(from)),
+                Asked::Raise { at, bits } => self.word(at).store(bits, Ordering::Release),
+            }
+        }
+        Ok(())
+    }
 }
 
 // SAFETY: an address range of the process. Tests touch bytes as the protocol orders them, and cells as atomics.
@@ -39,14 +82,15 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    fn new(bytes: u64) -> Self {
+    fn new(bytes: u64) -> Arc<Self> {
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&file, bytes).expect("memory");
         fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
         let (protection, len) = (ProtFlags::READ | ProtFlags::WRITE, bytes as usize);
         // SAFETY: the system chooses a free range; the file is sealed against shrinking.
         let base = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) }.expect("mapped");
-        Self { file, base: NonNull::new(base.cast()).expect("not null"), bytes }
+        let base = NonNull::new(base.cast()).expect("not null");
+        Arc::new_cyclic(|own| Self { file, base, bytes, own: Weak::clone(own), asked: Mutex::default() })
     }
 
     fn at(&self, span: Span) -> *mut u8 {
@@ -67,9 +111,13 @@ impl Window {
         bytes
     }
 
-    pub(super) fn cell(&self, at: Offset) -> u64 {
+    fn word(&self, at: Offset) -> &AtomicU64 {
         // SAFETY: eight aligned bytes inside, which are touched by atomics only.
-        unsafe { AtomicU64::from_ptr(self.at(at.span(8)).cast()) }.load(Ordering::Acquire)
+        unsafe { AtomicU64::from_ptr(self.at(at.span(8)).cast()) }
+    }
+
+    pub(super) fn cell(&self, at: Offset) -> u64 {
+        self.word(at).load(Ordering::Acquire)
     }
 
     /// Waits until a cell is at least so much; false when the time is up.
@@ -97,8 +145,15 @@ pub(super) struct End<L: Lanes + 'static, M: Reached + 'static = HostMemory> {
     pub(super) me: Rank,
     /// Before the window: the proxy writes it.
     pub(super) lanes: ProxyLanes<L, M>,
-    pub(super) window: Window,
+    pub(super) window: Arc<Window>,
     pub(super) layout: Layout,
+}
+
+/// Where windows lie, as transports are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Home {
+    Host,
+    Device,
 }
 
 impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
@@ -107,6 +162,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
         me: Rank,
         transport: T,
         log_slots: u32,
+        home: Home,
         take: impl Fn(usize) -> Result<M, Error>,
     ) -> Self {
         let topology = Topology::new(2, 1).expect("two nodes");
@@ -115,7 +171,11 @@ impl<L: Lanes + 'static, M: Reached + 'static> End<L, M> {
         let layout = Layout::new(&shape, &topology, &settings).expect("a layout");
         let window = Window::new(layout.window_bytes());
         let proxy = Proxy::new(transport, take).log_slots(log_slots).expect("within limits");
-        let memory = WindowMemory::File(window.file.as_fd());
+        let copies = Arc::clone(&window) as Arc<dyn WindowCopies>;
+        let memory = match home {
+            Home::Host => WindowMemory::File(window.file.as_fd()),
+            Home::Device => WindowMemory::Device { address: 4096, dmabuf: None, copies: Some(&copies) },
+        };
         let lanes = proxy.open(DevicePlace { me, layout: &layout, window: memory }).expect("opened");
         Self { me, lanes, window, layout }
     }
@@ -152,13 +212,13 @@ pub(super) struct Pair<T: Transport<Lanes: 'static>, M: Reached + 'static = Host
 
 impl<T: Transport<Lanes: 'static> + Clone> Pair<T> {
     pub(super) fn new(transport: T, log_slots: u32) -> Self {
-        Self::with(transport, log_slots, HostMemory::new)
+        Self::with(transport, log_slots, Home::Host, HostMemory::new)
     }
 }
 
 impl<T: Transport<Lanes: 'static> + Clone, M: Reached + 'static> Pair<T, M> {
-    pub(super) fn with(transport: T, log_slots: u32, take: impl Fn(usize) -> Result<M, Error>) -> Self {
-        let mut pair = Self { ends: [A, B].map(|me| End::new(me, transport.clone(), log_slots, &take)) };
+    pub(super) fn with(transport: T, log_slots: u32, home: Home, take: impl Fn(usize) -> Result<M, Error>) -> Self {
+        let mut pair = Self { ends: [A, B].map(|me| End::new(me, transport.clone(), log_slots, home, &take)) };
         pair.meet();
         pair
     }

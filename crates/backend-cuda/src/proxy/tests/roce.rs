@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use ep_roce::Roce;
 
-use super::pair::End;
+use super::pair::{End, Home};
 use super::*;
 
 type RoceEnd = End<ep_roce::RoceLanes>;
@@ -27,7 +27,7 @@ fn end(me: Rank, log_slots: u32) -> RoceEnd {
     let named = named.or_else(|| Some(env::var("SOFTROCE_DEVICES").ok()?.replace(',', "/")));
     let named = named.expect("RDMA devices: SOFTROCE_DEVICES or EP_ROCE_DEVICES; see ci/softroce/run");
     let settings = ep_roce::Settings::new().devices(named.parse().expect("names of devices"));
-    End::new(me, Roce::new(settings), log_slots, HostMemory::new)
+    End::new(me, Roce::new(settings), log_slots, Home::Host, HostMemory::new)
 }
 
 /// A rank's part in the exchange of offers, by lines of text.
