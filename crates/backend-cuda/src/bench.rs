@@ -87,7 +87,7 @@ pub fn run(plan: &Plan, shapes: &[Blocks]) -> Result<Vec<Times>, Error> {
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
     let ranks = (0..plan.ranks)
         .zip(&devices)
-        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None))
+        .map(|(rank, device)| RankDevice::new(device, &layout, Rank(rank), &node, options, None, None))
         .collect::<Result<Vec<_>, _>>()?;
     drop(node);
     let results = on_threads(ranks, |rank, me, barrier| one(plan, shapes, rank, me, barrier))?;

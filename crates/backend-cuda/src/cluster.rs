@@ -1,5 +1,6 @@
 //! Ranks on the GPUs of this host, in one process.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
@@ -7,11 +8,13 @@ use std::time::Duration;
 
 use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
 use ep_core::memory::Estimate;
-use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
+use ep_core::transport::Transport;
+use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
+use crate::far::{ByProxy, Network};
 use crate::kernels::Kernels;
 use crate::memory;
 use crate::node::Node;
@@ -31,9 +34,20 @@ pub struct Builder {
     priority: i32,
     wait_for_kernels: bool,
     checks: Option<Checks>,
+    network: Option<Arc<dyn Network>>,
 }
 
 impl Builder {
+    /// How ranks reach those of other nodes: a thread of the host for each rank posts to `network` what kernels ask for. Needed for topologies of
+    /// several nodes, and opened for those only.
+    pub fn far<T>(mut self, network: T) -> Self
+    where
+        T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
+    {
+        self.network = Some(Arc::new(ByProxy(network)));
+        self
+    }
+
     /// How the windows are cut. Automatic: [`Settings::auto`].
     pub const fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
@@ -101,10 +115,15 @@ impl Builder {
         let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref())?;
+            let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
+            let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });
-        Ok(Cluster { endpoints: endpoints.collect::<Result<_, Error>>()? })
+        let endpoints = endpoints.collect::<Result<Vec<_>, Error>>()?;
+        let far = || endpoints.iter().filter_map(CudaEndpoint::far);
+        let offers = far().map(|far| far.lanes().offer().map(Some)).collect::<Result<Vec<_>, _>>()?;
+        far().try_for_each(|far| far.lanes().connect(&offers))?;
+        Ok(Cluster { endpoints })
     }
 
     /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
@@ -125,6 +144,12 @@ impl Builder {
                 format_args!("{}, the processes", member.world()),
             ));
         }
+        if self.topology.nodes() > 1 {
+            return Err(Error::unsupported(
+                "several nodes of GPUs in processes",
+                "ranks that are threads of one process",
+            ));
+        }
         let layout = self.layout(&shape)?;
         let gpus = self.chosen_gpus(me.0..me.0 + 1)?;
         let device = Device::open(gpus[0])?;
@@ -132,10 +157,10 @@ impl Builder {
         check_low(&device, &layout)?;
         memory::admit(std::slice::from_ref(&device), &memory::of_window(&layout))?;
         // Before the ranks wait for each other: it may take long.
-        Kernels::of(&device, self.checks.is_some())?;
+        Kernels::of(&device, self.checks.is_some(), None)?;
         let deadline = Duration::from_nanos(layout.settings().deadline().0);
         let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
-        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref())?;
+        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref(), None)?;
         Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
     }
 
@@ -148,14 +173,32 @@ impl Builder {
     }
 
     fn layout(&self, shape: &Shape) -> Result<Layout, Error> {
-        if self.topology.nodes() != 1 {
-            return Err(Error::unsupported("more than one node", "a transport between nodes; use one node"));
-        }
         if shape.element() == Element::Int8 {
             return Err(Error::invalid("element of the rows", shape.element(), "bf16 or fp8 on GPUs"));
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
+        if self.topology.nodes() > 1 {
+            self.check_nodes(&settings)?;
+        }
         Layout::new(shape, &self.topology, &settings)?.with_kernels()
+    }
+
+    /// What ranks of several nodes cannot do yet.
+    fn check_nodes(&self, settings: &Settings) -> Result<(), Error> {
+        if self.network.is_none() {
+            return Err(Error::unsupported("several nodes on GPUs", "a network between them: Builder::far"));
+        }
+        match settings.placement() {
+            Placement::Ring => {}
+            Placement::Direct => tracing::warn!("over several nodes of GPUs no row is placed: all go through rings"),
+            Placement::Pulled => {
+                return Err(Error::unsupported("outboxes over several nodes on GPUs", "rings, or one node"));
+            }
+        }
+        if settings.low_latency() {
+            return Err(Error::unsupported("low latency over several nodes on GPUs", "one node, or throughput mode"));
+        }
+        Ok(())
     }
 
     /// The GPU of each of some ranks.
@@ -207,7 +250,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of `topology`, which has one node.
+    /// Starts a cluster of `topology`. One of several nodes needs [`Builder::far`].
     pub const fn builder(topology: Topology) -> Builder {
         Builder {
             topology,
@@ -218,6 +261,7 @@ impl Cluster {
             priority: 0,
             wait_for_kernels: false,
             checks: None,
+            network: None,
         }
     }
 

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ep_core::transport::DeviceSource;
+
 use crate::build::{self, Cache, PULL_WIDTHS, Source, Target};
 use crate::driver::{Device, Kernel, Module};
 use crate::error::CudaError;
@@ -23,30 +25,33 @@ pub(crate) struct Kernels {
     pub(crate) low_dispatch: Kernel,
     pub(crate) low_combine: Kernel,
     pub(crate) low_mask: Kernel,
+    /// In place of `combine`, where there are several nodes.
+    pub(crate) offer_none: Option<Kernel>,
     /// By width, ascending.
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
 
-/// By GPU, and whether they are built for tests.
-type Loaded = HashMap<(usize, bool), Arc<Kernels>>;
+/// By GPU, whether they are built for tests, and the text of the lanes between nodes.
+type Loaded = HashMap<(usize, bool, Option<String>), Arc<Kernels>>;
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
 
 impl Kernels {
-    /// The kernels of a GPU, compiled where they must be, and loaded when they are asked for the first time in this process; those for tests where `tests`.
-    pub(crate) fn of(device: &Arc<Device>, tests: bool) -> Result<Arc<Self>, CudaError> {
+    /// The kernels of a GPU, compiled where they must be, and loaded when they are asked for the first time in this process; those for tests where `tests`;
+    /// with `lanes` to other nodes, where there are such.
+    pub(crate) fn of(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Arc<Self>, CudaError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        let key = (device.ordinal(), tests);
+        let key = (device.ordinal(), tests, lanes.map(|lanes| lanes.text.clone()));
         if let Some(kernels) = loaded.get(&key) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = Arc::new(Self::load(device, tests)?);
+        let kernels = Arc::new(Self::load(device, tests, lanes)?);
         loaded.insert(key, Arc::clone(&kernels));
         Ok(kernels)
     }
 
-    fn load(device: &Arc<Device>, tests: bool) -> Result<Self, CudaError> {
+    fn load(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Self, CudaError> {
         let (cache, arch) = (Cache::of_user(), device.arch());
         let targets = build::targets(&arch).into_iter().map(|target| target.for_tests(tests));
         let codes = build::codes(&cache, targets.collect())?;
@@ -63,21 +68,25 @@ impl Kernels {
             let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
             Ok::<_, CudaError>((width, load(target, device.shared_memory())?))
         };
+        // Those that reach other nodes.
+        let far = |source: Source| lanes.and_then(|lanes| source.between_nodes(&arch, lanes));
+        let moving = |source| load(far(source).unwrap_or_else(|| Target::new(source, &arch)), device.shared_memory());
         let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
             positions: plain(Source::Positions)?,
             members: plain(Source::Members)?,
-            counts: plain(Source::Counts)?,
+            counts: moving(Source::Counts)?,
             dispatch: large(Source::Dispatch)?,
             unpack: plain(Source::Unpack)?,
             offer: plain(Source::Offer)?,
-            dispatch_ring: plain(Source::DispatchRing)?,
-            combine_ring: large(Source::CombineRing)?,
+            dispatch_ring: moving(Source::DispatchRing)?,
+            combine_ring: moving(Source::CombineRing)?,
             dispatch_pulled: large(Source::DispatchPulled)?,
             combine_pulled: large(Source::CombinePulled)?,
             low_dispatch: large(Source::LowDispatch)?,
             low_combine: load(Target::new(Source::LowCombine, &arch), device.shared_memory() / 4)?,
             low_mask: plain(Source::LowMask)?,
+            offer_none: far(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
     }

@@ -77,6 +77,7 @@ mod checks;
 mod cluster;
 mod endpoint;
 mod error;
+mod far;
 mod kernels;
 mod members;
 mod memory;

@@ -1,5 +1,7 @@
 //! The windows of all ranks of a node, as one rank's GPU reaches them.
 
+mod copies;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,6 +11,8 @@ use ep_core::{Layout, Rank, RankSet};
 
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
+
+pub(crate) use copies::Copies;
 
 /// What windows are filled with where they are poisoned: cells of no generation, operations of no row.
 const POISON: u8 = 0xee;

@@ -20,14 +20,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use ep_core::device::{Local, RankView, Report, Task, block_roles};
 use ep_core::layout::{KernelWindow, Kind, PIECES};
 use ep_core::port::Duty;
-use ep_core::{Layout, Rank, RankSet};
+use ep_core::topology::Reach;
+use ep_core::transport::{DevicePlace, WindowCopies, WindowMemory};
+use ep_core::{Error, Layout, Rank, RankSet};
 
-use crate::args::{self, DISPATCH_WARPS, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
+use crate::args::{self, DISPATCH_WARPS, EXIT_BYTES, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
 use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scratch, Stream};
 use crate::error::CudaError;
+use crate::far::{Far, Network};
 use crate::kernels::Kernels;
-use crate::node::Node;
+use crate::node::{Copies, Node};
 use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
@@ -105,6 +108,9 @@ impl Call {
     }
 }
 
+/// Where kernels are told that the window of a rank of another node lies: it takes part, and no store reaches it.
+const BEYOND: u64 = 1;
+
 /// Where an `EpLocal` has the generation.
 const GENERATION: usize = offset_of!(Local, generation);
 
@@ -140,6 +146,8 @@ pub(crate) struct RankDevice {
     first_op: AtomicU64,
     /// None where the settings leave low latency out.
     low: Option<LowDevice>,
+    /// Lanes to other nodes, where there are such. Given up before the windows: the network moves their bytes.
+    pub(crate) far: Option<Far>,
     /// Of kernels built for tests.
     pub(crate) test: Option<TestDevice>,
     /// Where arrays of no numbers lie: an address of 0 would say that there is none.
@@ -163,7 +171,8 @@ impl RankDevice {
         node: &Arc<Node>,
         options: Options,
         checks: Option<&Checks>,
-    ) -> Result<Self, CudaError> {
+        network: Option<&dyn Network>,
+    ) -> Result<Self, Error> {
         let Options { blocks, low_blocks, priority } = options;
         let presence = Presence::new(device);
         let stream = Stream::new(device, priority)?;
@@ -195,9 +204,17 @@ impl RankDevice {
             far: 0,
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
+        let far = network.map(|network| {
+            let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
+            let window = WindowMemory::Device { address: node.address(me), dmabuf: None, copies: Some(&copies) };
+            Far::new(network.open(DevicePlace { me, layout, window }, &stream)?, layout, &stream)
+        });
+        let far = far.transpose()?;
+        let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
-            kernels: Kernels::of(device, test.is_some())?,
+            far,
+            kernels: Kernels::of(device, test.is_some(), network.map(Network::source).as_ref())?,
             test,
             counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,
             tally: memory(Tally::bytes(ranks, local_experts))?,
@@ -233,7 +250,12 @@ impl RankDevice {
 
     /// Takes note of which ranks take part. Waits.
     pub(crate) fn connect(&self, mask: &RankSet) -> Result<(), CudaError> {
-        let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
+        let topology = self.layout.topology();
+        let address = |rank| match topology.reach(Rank(self.view.me), rank) {
+            _ if mask.contains(rank) => 0,
+            Reach::Far => BEYOND,
+            Reach::Own | Reach::Near => self.node.address(rank),
+        };
         let bytes: Vec<u8> = self.node.ranks().flat_map(|rank| address(rank).to_le_bytes()).collect();
         if let Some(low) = &self.low {
             low.connect(&self.stream, &bytes)?;
@@ -371,7 +393,12 @@ impl RankDevice {
     pub(crate) unsafe fn dispatch_ring(&self, call: Call, args: &args::DispatchRing) -> Result<(), CudaError> {
         let args = &self.with_roles(args);
         // SAFETY: as the caller promises; the roles are this value's.
-        unsafe { self.launch(self.kernels.dispatch_ring, self.for_roles(args.role_count, 0), call, args) }
+        unsafe { self.launch(self.kernels.dispatch_ring, self.for_roles(args.role_count, self.exits()), call, args) }
+    }
+
+    /// Bytes of shared memory that forwarders of a block keep track of their exits in.
+    fn exits(&self) -> u32 {
+        if self.far.is_some() { RING_WARPS * self.view.w.ranks_per_node * EXIT_BYTES } else { 0 }
     }
 
     /// A warp for each role.

@@ -156,6 +156,10 @@ TWIN int cuMemcpy2DAsync_v2(const Copy2D* copy, Stream* stream) {
     });
     return kSuccess;
 }
+TWIN int cuStreamWriteValue64_v2(Stream* stream, std::uint64_t at, std::uint64_t value, unsigned) {
+    stream_of(stream).enqueue([=] { __atomic_store_n((std::uint64_t*)at, value, __ATOMIC_RELEASE); });
+    return kSuccess;
+}
 TWIN int cuMemsetD8Async(std::uint64_t at, unsigned char byte, std::size_t bytes, Stream* stream) {
     stream_of(stream).enqueue([=] { std::memset((void*)at, byte, bytes); });
     return kSuccess;

@@ -39,10 +39,10 @@ pub fn run_member(plan: &Plan, shapes: &[Blocks], member: &Arc<Member>) -> Resul
     let device = devices(plan.ranks)?.swap_remove(me.index());
     memory::admit(slice::from_ref(&device), &plan.footprint()?)?;
     // Before the ranks wait for each other: it may take long.
-    Kernels::of(&device, false)?;
+    Kernels::of(&device, false, None)?;
     let node = Node::met(&device, &layout, member, WITHIN, false)?;
     let options = Options { blocks: 1, low_blocks: 1, priority: 0 };
-    let rank = RankDevice::new(&device, &layout, me, &node, options, None)?;
+    let rank = RankDevice::new(&device, &layout, me, &node, options, None, None)?;
     drop(node);
     rank.prepare(&[Source::Meet, Source::Ceiling])?;
     let times = one(plan, shapes, rank, me.0, &Met(member))?;

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::cache::{self, Key};
 use super::{ALL, Cache, Target, code, compile, is_whole, side_by_side, targets};
 use crate::error::CudaError;
+use crate::proxy;
 
 /// Compiles all that a GPU of `arch` is given into a folder, which a program names by [`come_from`](super::come_from).
 ///
@@ -29,7 +30,9 @@ pub fn ship(folder: &Path, arch: &str) -> Result<(), CudaError> {
 /// # Errors
 /// As [`compile`].
 pub fn fill(cache: &Cache, arch: &str, tests: bool) -> Result<(), CudaError> {
-    let plain = ALL.into_iter().flat_map(|source| source.variants(arch).into_iter().chain(source.between_nodes(arch)));
+    let plain = ALL
+        .into_iter()
+        .flat_map(|source| source.variants(arch).into_iter().chain(source.between_nodes(arch, &proxy::source())));
     let wanted: Vec<Target> = match tests {
         true => plain.flat_map(|target| [target.clone().for_tests(true), target]).collect(),
         false => plain.collect(),

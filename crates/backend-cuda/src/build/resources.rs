@@ -63,7 +63,7 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
 pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
     let mut all = Vec::new();
     for source in ALL {
-        for target in source.variants(arch).into_iter().chain(source.between_nodes(arch)) {
+        for target in source.variants(arch).into_iter().chain(source.between_nodes(arch, &crate::proxy::source())) {
             // Those between nodes take long, and a toy device has their checks.
             if target.far.is_none() {
                 compile(&target.clone().for_tests(true))?;

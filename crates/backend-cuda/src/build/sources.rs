@@ -1,5 +1,7 @@
 //! The kernel files, and the headers they include.
 
+use ep_core::transport::DeviceSource;
+
 use super::Target;
 use crate::{args, proxy};
 
@@ -18,6 +20,8 @@ pub enum Source {
     Unpack,
     /// Headers of offered rows.
     Offer,
+    /// Saying that none are offered, between nodes.
+    OfferNone,
     /// Rows through rings.
     DispatchRing,
     /// Sums of pulled rows.
@@ -45,13 +49,14 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 18] = [
+pub const ALL: [Source; 19] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
     Source::Offer,
+    Source::OfferNone,
     Source::DispatchRing,
     Source::Combine,
     Source::CombineRing,
@@ -98,6 +103,7 @@ sources! {
     Dispatch: "throughput/dispatch.cu" "ep_dispatch_kernel";
     Unpack: "throughput/unpack.cu" "ep_unpack_kernel";
     Offer: "throughput/offer.cu" "ep_offer_kernel";
+    OfferNone: "throughput/offer_none.cu" "ep_offer_none_kernel";
     DispatchRing: "throughput/dispatch_ring.cu" "ep_dispatch_ring_kernel";
     Combine: "throughput/combine.cu" "ep_combine_kernel";
     CombineRing: "throughput/combine_ring.cu" "ep_combine_ring_kernel";
@@ -123,17 +129,16 @@ impl Source {
         }
     }
 
-    /// What it is compiled to for ranks of several nodes, where a proxy posts for the device.
-    #[cfg(feature = "workshop")]
-    pub fn between_nodes(self, arch: &str) -> Option<Target> {
-        let moves = matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing);
-        moves.then(|| Target::new(self, arch).over(&proxy::source()))
+    /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
+    pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
+        let moves = matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing | Self::OfferNone);
+        moves.then(|| Target::new(self, arch).over(lanes))
     }
 }
 
 /// Everything that a GPU of an architecture is given before it is used: all kernels but those of tests and measurements.
 pub fn targets(arch: &str) -> Vec<Target> {
-    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts];
+    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts, Source::OfferNone];
     ALL.into_iter().filter(|source| !others.contains(source)).flat_map(|source| source.variants(arch)).collect()
 }
 

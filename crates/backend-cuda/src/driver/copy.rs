@@ -67,6 +67,19 @@ impl Stream {
         check("cuMemcpyDtoHAsync", code).and(ended)
     }
 
+    /// Stores a word of device memory at once, behind everything enqueued, enqueued.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// Eight aligned bytes of memory lie at `at`, which work of this stream may write to until this has ended.
+    pub(crate) unsafe fn store(&self, at: u64, bits: u64) -> Result<(), CudaError> {
+        self.device().bind()?;
+        // SAFETY: as the caller promises.
+        check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(self.raw(), at, bits, 0) })
+    }
+
     /// Copies `rows` rows of `width` bytes between device memories with their own strides, enqueued.
     ///
     /// # Errors

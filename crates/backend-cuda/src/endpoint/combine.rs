@@ -79,6 +79,7 @@ impl CudaEndpoint {
             rings: KernelRings::from(&rings),
             source_token: kept.source_token.address(),
             tokens_of: plan.tokens_of(),
+            fanout: plan.fanout(),
             ..args::CombineRing::default()
         };
         if pulled {
@@ -109,6 +110,9 @@ impl CudaEndpoint {
     /// The block that peers may pull from: where the rows lie, or one that they are copied to if there is room, which is returned
     /// beside it.
     fn offer(&self, y: &Rows, handle: &Handle) -> (Option<Block>, Option<Arc<Held>>) {
+        if self.far().is_some() {
+            return (None, None);
+        }
         if let Some(block) = y.lease().and_then(|lease| lease.block_in(self.desk.arena())) {
             return (Some(block), None);
         }

@@ -59,8 +59,12 @@ impl CudaEndpoint {
             let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
             return Err(Error::unsupported(what, "topk_idx, device_counts and worst_rows, or a cached dispatch"));
         }
+        if self.far().is_some() && (capture.is_some() || options.device_counts) {
+            let what = if capture.is_some() { "a captured dispatch" } else { "counts that stay on the device" };
+            return Err(Error::unsupported(format_args!("{what} over several nodes"), "counts that the host hears of"));
+        }
         let (stream, ranks) = (Arc::clone(self.stream()), self.topology().ranks());
-        let plan = DevicePlan::new(&stream, tokens, ranks, self.shape().experts())?;
+        let mut plan = DevicePlan::new(&stream, tokens, ranks, self.shape().experts())?;
         let counts = match options.device_counts {
             true => Some(Counts::<Self> {
                 rows: Array::new(&stream, 1)?,
@@ -85,6 +89,9 @@ impl CudaEndpoint {
         let call = self.start(kind, &rings, plan.address(), capture.is_some());
         let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
         let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
+        if let Some(exchange) = told.as_ref().filter(|_| self.far().is_some()) {
+            plan.fan_out(self.topology(), self.desk.rank(), exchange)?;
+        }
         let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.desk.rank()));
         let mut expert_counts = Vec::new();
         if let Some(exchange) = &told {
@@ -166,6 +173,11 @@ impl CudaEndpoint {
         let received = self.received(landing, sources, Handle::of_backend(replay), event);
         self.keep_received(capture.as_ref(), x, &received)?;
         Ok(received)
+    }
+
+    /// Whether rows may be placed where they are to lie: not by those who come from another node.
+    fn places(&self) -> bool {
+        self.settings().placement() == Placement::Direct && self.far().is_none()
     }
 
     /// How the memory is cut that an operation moves its rows through, and whether that is outboxes: where its dispatch went through those
@@ -295,7 +307,7 @@ impl CudaEndpoint {
     /// Takes memory for what comes.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
-        if self.settings().placement() == Placement::Direct && !batch.pulled {
+        if self.places() && !batch.pulled {
             *self.desk.granted() = self.desk.arena().take(&row, batch.room);
         }
         let stream = Arc::clone(self.stream());
@@ -321,7 +333,7 @@ impl CudaEndpoint {
 
     /// Enqueues the kernels of a batch whose counts are known.
     fn move_rows(&mut self, batch: &Batch<'_>, landing: &Landing) -> Result<(), Error> {
-        let direct = self.settings().placement() == Placement::Direct;
+        let direct = self.places();
         let fresh = batch.call.kind != Kind::CachedDispatch;
         let plan = batch.plan;
         let (topk_idx, topk_weights) = batch.choices;
@@ -349,6 +361,9 @@ impl CudaEndpoint {
             out_rank,
             tokens: batch.tokens,
             notes: direct.into(),
+            matrix: plan.matrix(),
+            tokens_of: plan.tokens_of(),
+            fanout: plan.fanout(),
             ..args::DispatchRing::default()
         };
         if batch.pulled {

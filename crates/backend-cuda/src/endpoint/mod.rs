@@ -41,6 +41,7 @@ use zerocopy::IntoBytes as _;
 
 use crate::checks::TestDevice;
 use crate::driver::{self, Capture, Scratch};
+use crate::far::Far;
 use crate::rank::{Call, RankDevice};
 #[cfg(feature = "workshop")]
 pub use checks::CrashFlag;
@@ -132,6 +133,11 @@ impl CudaEndpoint {
             look_at: Instant::now(),
             device: Arc::new(device),
         }
+    }
+
+    /// Its lanes to other nodes.
+    pub(crate) fn far(&self) -> Option<&Far> {
+        self.device.far.as_ref()
     }
 
     #[cfg(feature = "workshop")]

@@ -28,6 +28,14 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
+        if let Some(offer_none) = self.kernels.offer_none {
+            let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+            // SAFETY: as the caller promises, for both.
+            return unsafe {
+                self.launch(offer_none, shape, call, args)?;
+                self.combine_ring(call, args)
+            };
+        }
         // A rank alone has no peers that pull.
         let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
         let pulling = self.pulling_warps(self.blocks).min(COMBINE_WARPS - copiers);

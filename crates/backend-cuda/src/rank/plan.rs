@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use ep_core::device::PlanHead;
+use ep_core::plan::Exchange;
+use ep_core::{Rank, Topology};
 
 use crate::driver::{Scratch, Stream};
 use crate::error::CudaError;
@@ -15,6 +17,9 @@ pub(crate) struct DevicePlan {
     /// `EpPlan`; then u32 matrix `[ranks, ranks]`, first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`, choices of
     /// each expert `[experts]`, and choices received of each local expert.
     numbers: Scratch,
+    /// Over several nodes: u64 `[nodes]`, where the arrays lie that say to which ranks of this node a token of that node's rank on this rail goes; then the arrays,
+    /// i32 `[tokens, ranks of a node]`.
+    fanout: Option<Scratch>,
     ranks: u32,
     tokens: u32,
     experts: u32,
@@ -30,10 +35,33 @@ impl DevicePlan {
         Ok(Self {
             position: Scratch::of(stream, tokens as usize, wide * 4)?,
             numbers: Scratch::new(stream, PLAN_BYTES as usize + 4 * numbers)?,
+            fanout: None,
             ranks,
             tokens,
             experts,
         })
+    }
+
+    /// Takes memory for what `me` learns of the rows that it fans out.
+    pub(crate) fn fan_out(&mut self, topology: &Topology, me: Rank, exchange: &Exchange) -> Result<(), CudaError> {
+        let (nodes, width) = (topology.nodes() as usize, topology.ranks_per_node() as usize);
+        let gate = |node| Rank((node * width + me.index() % width) as u32);
+        let sizes: Vec<usize> = (0..nodes).map(|node| 4 * exchange.tokens(gate(node)) as usize * width).collect();
+        let memory = Scratch::new(self.position.stream(), 8 * nodes + sizes.iter().sum::<usize>())?;
+        let mut next = memory.address() + 8 * nodes as u64;
+        let mut places = Vec::with_capacity(8 * nodes);
+        for size in sizes {
+            places.extend_from_slice(&next.to_le_bytes());
+            next += size as u64;
+        }
+        memory.write(0, &places)?;
+        self.fanout = Some(memory);
+        Ok(())
+    }
+
+    /// Where the table of what is fanned out lies; 0 on one node.
+    pub(crate) fn fanout(&self) -> u64 {
+        self.fanout.as_ref().map_or(0, Scratch::address)
     }
 
     /// Words of its numbers, from the one at an address on. Waits.

@@ -13,6 +13,7 @@ use ep_core::incident::Incident;
 use ep_core::{Error, Layout, Nanos};
 use ep_cuda::checks::Checks;
 use ep_cuda::{Builder, Cluster, CrashFlag, CudaEndpoint};
+use ep_loop::Loop;
 
 /// Why nothing runs here.
 pub fn absent() -> Option<&'static str> {
@@ -55,6 +56,7 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
         None => setup.settings,
     };
     let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
+    let builder = builder.far(Loop::new());
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {
