@@ -60,7 +60,10 @@ EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole&
     EpAt to;
     if (!ep_open_rings(r, a, sources, routes, source, channel, began)) return;
     if (!ep_outlet_open(r, ring, source, track, began) || !ep_outlet_slot(r, rings, ring, began, &to)) return;
-    if (lane == 0) ep_put_message(to, ep_header(r, rows, 0));
+    if (lane == 0) {
+        ep_put_message(to, ep_header(r, rows, 0));
+        ep_tally_far(r, 2, source, rows);
+    }
     ep_outlet_push(r, rings, ring);
     ep_u32 number = 0;
     for (ep_u32 token = begin; token < end; ++token) {

@@ -120,7 +120,11 @@ EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpS
         const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
         ep_inlet_begin(r, route.ring);
         if (!ep_inlet_await(r, rings, route.ring, began)) { right = false; continue; }
-        right &= ep_check_header(r, ep_read_opening(ep_inlet_slot(r, rings, route.ring)), rank);
+        const EpOpHeader opening = ep_read_opening(ep_inlet_slot(r, rings, route.ring));
+        right &= ep_check_header(r, opening, rank);
+#ifdef EP_FAR_H
+        if (ep_is_beyond(r, rank)) ep_tally_far(r, 3, rank, opening.rows);
+#endif
         ep_inlet_pop(r, rings, route.ring, true);
     }
     return ep_warp_all(right);

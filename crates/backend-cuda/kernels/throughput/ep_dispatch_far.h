@@ -42,7 +42,10 @@ EP_DEV bool ep_open_far(const EpRank& r, const EpDispatchRingArgs& a, const EpRi
     }
     EpAt at;
     if (!ep_outlet_slot(r, rings, ring, began, &at)) return false;
-    if (lane == 0) ep_put_message(at, ep_header(r, tokens, 0));
+    if (lane == 0) {
+        ep_put_message(at, ep_header(r, tokens, 0));
+        ep_tally_far(r, 0, node + r.me % r.w.ranks_per_node, tokens);
+    }
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         EpShare share;
         ep_count_share(r, positions, node + local, begin, end, &share.first, &share.rows);
@@ -253,6 +256,7 @@ EP_DEV void ep_forward(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
     if (lane == 0) ep_inlet_begin(r, f.inlet);
     const ep_u32 rows = ep_forward_open(r, a, far, f, role.track);
     if (rows == EP_FULL) return;
+    if (lane == 0) ep_tally_far(r, 1, source, rows);
     ep_i32* fanout = (ep_i32*)((const ep_u64*)a.fanout)[source / r.w.ranks_per_node];
     const ep_u32 tokens = ((const ep_u32*)a.tokens_of)[source];
     const ep_u32 end = ep_channel_first(tokens, a.rings.channels, role.channel + 1);

@@ -26,6 +26,13 @@ EP_DEV EpRings ep_rings_of(const EpRank& r, const EpRings& rings, ep_u32 track) 
 
 #ifdef EP_FAR_H
 
+/* Counts rows of a ring between nodes on a line of EpRank.tally (ep_count_op); their other ends do not stand in what all ranks told. By one thread. */
+EP_DEV void ep_tally_far(const EpRank& r, ep_u32 line, ep_u32 peer, ep_u32 rows) {
+    if (r.tally == 0) return;
+    ep_u64* sum = (ep_u64*)r.tally + line * r.w.ranks + peer;
+    for (ep_u64 seen = 0, was; (was = ep_atomic_replace(sum, seen, seen + rows)) != seen;) seen = was;
+}
+
 /* What has been staged of a ring: slots, ever. */
 struct EpStaged {
     ep_u64 free;   /* staging memory up to here may be written */

@@ -62,7 +62,11 @@ EP_DEV void ep_count_op(const EpRank& r) {
     ep_u64* tally = (ep_u64*)r.tally + (back ? 2 * ranks : 0);
 #pragma unroll 1
     for (ep_u32 peer = ep_thread(); peer < ranks; peer += ep_threads()) {
-        const ep_u32 there = matrix[r.me * ranks + peer], here = matrix[peer * ranks + r.me];
+        /* Rows of rings between nodes are counted where they are (ep_tally_far). Within a node a rank passes on what came along its rail. */
+        if (ep_is_beyond(r, peer)) continue;
+        ep_u64 there = 0, here = 0;
+        for (ep_u32 rail = r.me % r.w.ranks_per_node; rail < ranks; rail += r.w.ranks_per_node) there += matrix[rail * ranks + peer];
+        for (ep_u32 rail = peer % r.w.ranks_per_node; rail < ranks; rail += r.w.ranks_per_node) here += matrix[rail * ranks + r.me];
         tally[peer] += back ? here : there;
         tally[ranks + peer] += back ? there : here;
     }
