@@ -114,8 +114,10 @@ impl Builder {
         memory::admit(&devices, &memory::of_window(&layout))?;
         let node = Node::here(&devices, &layout, self.poisons())?;
         let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
+        let offers = Arc::default();
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
-            let network = self.network.as_deref().filter(|_| self.topology.nodes() > 1);
+            let network =
+                self.network.as_deref().filter(|_| self.topology.nodes() > 1).map(|network| (network, &offers));
             let device = RankDevice::new(device, &layout, me, &node, options, self.checks.as_ref(), network)?;
             Ok(CudaEndpoint::new(device, me, peers.clone(), self.wait_for_kernels))
         });

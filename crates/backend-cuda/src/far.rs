@@ -1,11 +1,12 @@
 //! Networks between nodes, as ranks on GPUs take them: over a proxy.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_core::port::{LaneId, LaneKind};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport as _, Transport};
-use ep_core::{Error, Layout, Rank};
+use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{DeviceMemory, Stream};
 use crate::proxy::{PinnedFifos, Proxy, source};
@@ -36,22 +37,66 @@ where
     }
 }
 
+/// What ranks give, `[ranks]`.
+pub(crate) type Given = Vec<Option<Vec<u8>>>;
+
+/// Where ranks that are threads of this process leave their offers after an agreement.
+#[derive(Debug, Default)]
+pub(crate) struct Offers(Mutex<BTreeMap<(u16, Step), Given>>);
+
+/// What all ranks do before any goes on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Step {
+    Offer,
+    Connect,
+}
+
+impl Offers {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<(u16, Step), Given>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What `me` gives in a generation.
+    pub(crate) fn give(&self, generation: u16, step: Step, me: Rank, ranks: u32, given: Vec<u8>) {
+        let mut all = self.all();
+        // Nobody goes back to a generation before the last.
+        all.retain(|(of, _), _| of + 1 >= generation);
+        all.entry((generation, step)).or_insert_with(|| vec![None; ranks as usize])[me.index()] = Some(given);
+    }
+
+    /// What all but `mask` gave, or one who has not yet.
+    pub(crate) fn taken(&self, generation: u16, step: Step, mask: &RankSet) -> Result<Given, Rank> {
+        let all = self.all();
+        let given = all.get(&(generation, step)).cloned().unwrap_or_default();
+        match (0..).map(Rank).zip(&given).find(|(rank, given)| given.is_none() && !mask.contains(*rank)) {
+            Some((missing, _)) => Err(missing),
+            None => Ok(given),
+        }
+    }
+}
+
 /// A rank's lanes, and the table by which kernels find them: u64 `[ranks, lanes]`, where each one's state lies, 0 where there is none.
 #[derive(Debug)]
 pub(crate) struct Far {
     lanes: Mutex<Box<dyn DeviceLanes>>,
     table: DeviceMemory,
+    pub(crate) offers: Arc<Offers>,
 }
 
 impl Far {
-    pub(crate) fn new(lanes: Box<dyn DeviceLanes>, layout: &Layout, stream: &Stream) -> Result<Self, Error> {
+    pub(crate) fn new(
+        lanes: Box<dyn DeviceLanes>,
+        offers: Arc<Offers>,
+        layout: &Layout,
+        stream: &Stream,
+    ) -> Result<Self, Error> {
         let kinds = LaneKind::count(layout.tracks());
         let of_peer = |peer: Rank| (0..kinds).map(move |index| LaneId { peer, kind: LaneKind::from_index(index) });
         let states = layout.topology().all().flat_map(of_peer).map(|lane| lanes.state(lane).unwrap_or(0));
         let bytes: Vec<u8> = states.flat_map(u64::to_le_bytes).collect();
         let table = DeviceMemory::zeroed(stream, bytes.len())?;
         table.write(stream, 0, &bytes)?;
-        Ok(Self { lanes: Mutex::new(lanes), table })
+        Ok(Self { lanes: Mutex::new(lanes), table, offers })
     }
 
     /// What the host does with them: no kernel posts meanwhile where that must not be.

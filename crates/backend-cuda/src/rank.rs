@@ -28,7 +28,7 @@ use crate::args::{self, DISPATCH_WARPS, EXIT_BYTES, PLACE_BYTES, POSITION_BLOCKS
 use crate::checks::{Checks, TestDevice};
 use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scratch, Stream};
 use crate::error::CudaError;
-use crate::far::{Far, Network};
+use crate::far::{Far, Network, Offers};
 use crate::kernels::Kernels;
 use crate::node::{Copies, Node};
 use counts::COUNTS_HEADER;
@@ -171,7 +171,7 @@ impl RankDevice {
         node: &Arc<Node>,
         options: Options,
         checks: Option<&Checks>,
-        network: Option<&dyn Network>,
+        network: Option<(&dyn Network, &Arc<Offers>)>,
     ) -> Result<Self, Error> {
         let Options { blocks, low_blocks, priority } = options;
         let presence = Presence::new(device);
@@ -204,17 +204,18 @@ impl RankDevice {
             far: 0,
         };
         let low = LowDevice::new(&stream, layout, low_blocks)?;
-        let far = network.map(|network| {
+        let far = network.map(|(network, offers)| {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
             let window = WindowMemory::Device { address: node.address(me), dmabuf: None, copies: Some(&copies) };
-            Far::new(network.open(DevicePlace { me, layout, window }, &stream)?, layout, &stream)
+            let lanes = network.open(DevicePlace { me, layout, window }, &stream)?;
+            Far::new(lanes, Arc::clone(offers), layout, &stream)
         });
         let far = far.transpose()?;
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
             far,
-            kernels: Kernels::of(device, test.is_some(), network.map(Network::source).as_ref())?,
+            kernels: Kernels::of(device, test.is_some(), network.map(|(network, _)| network.source()).as_ref())?,
             test,
             counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,
             tally: memory(Tally::bytes(ranks, local_experts))?,

@@ -1,9 +1,17 @@
 //! Going on after a failure: a new generation without the ranks that were given up.
 
+use std::time::{Duration, Instant};
+
 use ep_core::machine::Proposal;
-use ep_core::{Endpoint as _, Error, RankSet};
+use ep_core::port::Scope;
+use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, RankSet};
 
 use super::CudaEndpoint;
+use crate::far::{Given, Step};
+use crate::rank::RankDevice;
+
+/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut.
+const DRAIN: u64 = 32;
 
 impl CudaEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
@@ -26,11 +34,53 @@ impl CudaEndpoint {
                 .filter(|&rank| !self.desk.mask().contains(rank))
                 .try_for_each(|rank| self.device.low_mask(rank))?;
         }
+        self.reconnect(agreement.generation, &agreement.mask).await?;
         self.device.restart(agreement.generation, agreement.op)?;
         self.device.connect(&agreement.mask)?;
         self.low.restart(&agreement.mask);
         self.noticed = RankSet::new();
         self.desk.enter(agreement);
         Ok(())
+    }
+
+    /// Connects the lanes to other nodes anew, but not to ranks of `mask`: nothing of the generation before arrives any more. No kernel of this rank runs.
+    async fn reconnect(&mut self, generation: u16, mask: &RankSet) -> Result<(), Error> {
+        if self.far().is_none() {
+            return Ok(());
+        }
+        let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0 / DRAIN));
+        self.until(|device| {
+            let Some(far) = &device.far else { return Ok(Some(())) };
+            let mut lanes = far.lanes();
+            if began.elapsed() >= allowed {
+                lanes.cut(Scope::All);
+            }
+            Ok(lanes.drain(Scope::All).then_some(()))
+        })
+        .await?;
+        let offer = self.far().map(|far| far.lanes().offer()).transpose()?.unwrap_or_default();
+        let offers = self.gather(generation, Step::Offer, mask, offer).await?;
+        self.far().map_or(Ok(()), |far| far.lanes().connect(&offers))?;
+        // Nobody posts before all are connected.
+        self.gather(generation, Step::Connect, mask, Vec::new()).await.map(drop)
+    }
+
+    /// What all ranks but those of `mask` give.
+    async fn gather(&mut self, generation: u16, step: Step, mask: &RankSet, own: Vec<u8>) -> Result<Given, Error> {
+        let (me, ranks, op) = (self.desk.rank(), self.topology().ranks(), self.desk.next_op());
+        let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0));
+        self.far().inspect(|far| far.offers.give(generation, step, me, ranks, own));
+        let given = |device: &RankDevice| {
+            let Some(far) = &device.far else { return Ok(Some(Given::new())) };
+            match far.offers.taken(generation, step, mask) {
+                Ok(given) => Ok(Some(given)),
+                Err(missing) if began.elapsed() > allowed => {
+                    let fault = Fault::PeerGone { peer: missing, phase: Phase::Recovery };
+                    Err(Failure { op, culprit: missing, reporter: me, fault }.into())
+                }
+                Err(_) => Ok(None),
+            }
+        };
+        self.until(given).await
     }
 }
