@@ -48,11 +48,26 @@ EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep
             ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, peer));
 }
 
+/* What rank has said that it waits for, by its alarm; this rank by what it has told the others. */
+EP_DEV ep_u32 ep_wait_of(const EpRank& r, ep_u32 rank, ep_u64 op) {
+    if (rank == r.me) return ep_wait_of_key(r.w.ranks, rank, op, *(volatile ep_u64*)&ep_local(r)->told);
+    const ep_u64 alarm = ep_takes_part(r, rank) ? ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+    return ep_wait_of_alarm(r.w.ranks, rank, op, alarm);
+}
+
+/* What this rank tells of its foremost wait: between nodes, where not everybody hears everybody, what that comes from. */
+EP_DEV ep_u64 ep_told_of(const EpRank& r, ep_u64 op, ep_u64 front) {
+    if (ep_one_node(r) || front == 0) return front;
+    const ep_u32 wait = ep_wait_of_key(r.w.ranks, r.me, op, front);
+    if (wait == EP_NO_WAIT) return front;
+    return ep_key_of_wait(op, ep_wait_origin(r.w.ranks, r.me, wait, [&](ep_u32 rank) { return ep_wait_of(r, rank, op); }));
+}
+
 /* This rank waits long: tells the others, unless they know. */
 EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     EpLocal* local = ep_local(r);
     ep_atomic_max(&local->foremost, ep_wait_key(op, phase, peer));
-    const ep_u64 front = *(volatile ep_u64*)&local->foremost;
+    const ep_u64 front = ep_told_of(r, op, *(volatile ep_u64*)&local->foremost);
     volatile ep_u64* told = &local->told;
     if (front == 0 || front == *told || !ep_try_speaking(r)) return;
     if (front != *told && !ep_failed(r)) {
@@ -66,13 +81,6 @@ EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
 EP_DEV void ep_unsuspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     const ep_u64 key = ep_wait_key(op, phase, peer);
     if (*(volatile ep_u64*)&ep_local(r)->foremost == key) ep_atomic_replace(&ep_local(r)->foremost, key, (ep_u64)0);
-}
-
-/* What rank has said that it waits for, by its alarm; this rank by what it has told the others. */
-EP_DEV ep_u32 ep_wait_of(const EpRank& r, ep_u32 rank, ep_u64 op) {
-    if (rank == r.me) return ep_wait_of_key(r.w.ranks, rank, op, *(volatile ep_u64*)&ep_local(r)->told);
-    const ep_u64 alarm = ep_takes_part(r, rank) ? ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
-    return ep_wait_of_alarm(r.w.ranks, rank, op, alarm);
 }
 
 /* Reports a failure, once a rank, and tells all peers whom this rank has given up on. */
