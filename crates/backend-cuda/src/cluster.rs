@@ -190,12 +190,8 @@ impl Builder {
         if self.network.is_none() {
             return Err(Error::unsupported("several nodes on GPUs", "a network between them: Builder::far"));
         }
-        match settings.placement() {
-            Placement::Ring => {}
-            Placement::Direct => tracing::warn!("over several nodes of GPUs no row is placed: all go through rings"),
-            Placement::Pulled => {
-                return Err(Error::unsupported("outboxes over several nodes on GPUs", "rings, or one node"));
-            }
+        if settings.placement() == Placement::Direct {
+            tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
         }
         if settings.low_latency() {
             return Err(Error::unsupported("low latency over several nodes on GPUs", "one node, or throughput mode"));

@@ -2,7 +2,7 @@
 //! oracle says.
 //!
 //! The toy is a processor of CPU threads (`device/machine.h`) with words (`device/ep_device.h`) and near verbs (`device/ep_near.h`) of its own.
-//! Everything else that its program is made of is what GPUs run: `counts.cu`, `dispatch_ring.cu`, `combine_ring.cu` and the headers they include. A word
+//! Everything else that its program is made of is what GPUs run: `counts.cu`, `dispatch_ring.cu`, `combine_ring.cu`, `offer_none.cu` and the headers they include. A word
 //! of CUDA in any of these does not compile. Needs a C++ compiler and nothing else.
 
 mod adapters;

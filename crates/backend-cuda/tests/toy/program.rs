@@ -53,7 +53,7 @@ pub(crate) fn refusal(mutation: Mutation) -> Option<String> {
 
 /// The files of the program by name: the kernels' own, and in place of what is the GPU's the toy's.
 fn files(nodes: Nodes) -> Vec<(&'static str, String)> {
-    let kernels = [Source::Counts, Source::DispatchRing, Source::CombineRing];
+    let kernels = [Source::Counts, Source::DispatchRing, Source::CombineRing, Source::OfferNone];
     let kernels =
         kernels.map(|source| (source.name().rsplit('/').next().unwrap_or_default(), source.text().to_owned()));
     // In place of the GPU's headers of the same names, and what is the toy's own.

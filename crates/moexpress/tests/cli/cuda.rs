@@ -1,6 +1,6 @@
 //! `moexpress run --backend cuda` where no GPU is visible, and what it cannot do anywhere.
 
-use crate::moexpress;
+use crate::{moexpress, moexpress_with_env};
 
 #[test]
 fn without_a_gpu_it_says_what_is_missing() {
@@ -34,4 +34,26 @@ fn bench_names_what_it_needs() {
     assert!(refusal.contains("libcuda.so.1") || refusal.contains("GPU"), "{refusal}");
     assert!(moexpress("bench --backend sim").refusal().contains("moexpress run --schedule timed"));
     assert!(moexpress("bench --backend cuda --multiprocessors 8,0").refusal().contains("invalid value '0'"));
+}
+
+/// GPUs made of software, of two nodes, and what is refused there.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[test]
+fn gpus_of_several_nodes_over_the_loop() {
+    let Ok(twin) = ep_cuda_twin::Twin::build() else {
+        assert!(std::env::var_os("CI").is_none(), "the twin of a GPU is not built");
+        return eprintln!("NOT RUN: g++ is needed");
+    };
+    let cache = tempfile::tempdir().unwrap();
+    let [library, cache] = [twin.folder(), cache.path()].map(|path| path.to_str().unwrap());
+    let environment = [("LD_LIBRARY_PATH", library), ("EP_CUDA_CACHE", cache)];
+    let layer = "--ranks-per-node 2 --tokens 9 --experts 8 --topk 3 --hidden 64";
+    let two = |more: &str| moexpress_with_env(&format!("run --backend cuda --nodes 2 {layer} {more}"), &environment);
+    let run = two("--far loop --far-latency 20us --channels 1 --slots 4 --json").json();
+    assert_eq!(run["verified"], true);
+    assert!(run["rows_far"].as_u64() > Some(0), "{run}");
+    assert!(two("--far loop --mode low-latency").refusal().contains("low latency over several nodes on GPUs"));
+    assert!(two("--far loop --placement pulled").refusal().contains("nodes is 2, allowed: 1 with pulled placement"));
+    assert!(two("").refusal().contains("nodes with --backend cuda is 2, allowed: 1; more with --far loop"));
+    assert!(two("--far roce").refusal().contains("--far with --backend cuda is roce, allowed: loop"));
 }

@@ -6,6 +6,7 @@
 #include "counts.cu"
 #include "dispatch_ring.cu"
 #include "combine_ring.cu"
+#include "offer_none.cu"
 
 namespace toy {
 /* Of all ranks. */
@@ -259,13 +260,6 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     return a;
 }
 
-/* What ep_combine_kernel does before the rings' kernel where nothing can be pulled: this rank offers no block. */
-EP_KERNEL(32) offer_nothing(EP_GIVEN(EpRank) r) {
-    if (ep_block_any(ep_closed(r))) return;
-    ep_send_notes(r, EP_NO_BASE, 0, 0, ep_threads(), ep_now());
-    if (ep_thread() == 0) ep_local(r)->rings = 1;
-}
-
 /* A rank's rounds, one launch after the other, whatever the others are at. */
 void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
     const EpWindow& w = rank.view.w;
@@ -287,7 +281,7 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
         launch(blocks(dispatch.role_count), EP_RING_WARPS, EP_RING_WARPS * w.ranks_per_node * EP_EXIT_BYTES,
                [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
-        launch(1, 1, 0, [&] { offer_nothing(r); });
+        launch(1, 1, 0, [&] { ep_offer_none_kernel(r, combine); });
         const std::size_t pool = w.ranks * (EP_SOURCE_BYTES + EP_RING_WARPS * EP_ROUTE_BYTES);
         launch(blocks(combine.role_count), EP_RING_WARPS, pool,
                [&] { ep_combine_ring_kernel(r, combine); });

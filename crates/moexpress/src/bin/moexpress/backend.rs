@@ -70,8 +70,11 @@ pub(crate) struct Job<'a> {
     /// The same where it was given.
     #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there is no transport"))]
     pub(crate) asked_far_lanes: Option<Queues>,
-    /// What carries rows between nodes, of CPU ranks.
-    #[cfg_attr(not(all(feature = "host", target_os = "linux")), expect(dead_code, reason = "there are no CPU ranks"))]
+    /// What carries rows between nodes, of CPU ranks and GPUs.
+    #[cfg_attr(
+        not(any(feature = "cuda", all(feature = "host", target_os = "linux"))),
+        expect(dead_code, reason = "the simulator has a network of its own")
+    )]
     pub(crate) far: Option<&'a FarArgs>,
     /// The place of this process, where every rank is one.
     #[cfg_attr(

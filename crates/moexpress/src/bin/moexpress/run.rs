@@ -276,8 +276,11 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
             return Err(Error::invalid(format_args!("--backend with {option}"), name_of(args.backend), "sim"));
         }
     }
-    if args.far.far.is_some() && args.backend != Backend::Host {
-        return Err(Error::invalid("--backend with --far", name_of(args.backend), "host"));
+    if args.far.far.is_some() && !matches!(args.backend, Backend::Host | Backend::Cuda) {
+        return Err(Error::invalid("--backend with --far", name_of(args.backend), "host or cuda"));
+    }
+    if args.far.far == Some(Far::Roce) && args.backend == Backend::Cuda {
+        return Err(Error::invalid("--far with --backend cuda", "roce", "loop"));
     }
     if let (Some(far), Some((option, of))) = (args.far.far, args.far.misplaced()) {
         return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), name_of(of)));
@@ -330,6 +333,11 @@ fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
             "nodes with --backend host",
             nodes,
             "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network",
+        )),
+        (nodes @ 2.., _) if args.backend == Backend::Cuda && args.far.far.is_none() => Err(Error::invalid(
+            "nodes with --backend cuda",
+            nodes,
+            "1; more with --far loop, which pretends to be a network",
         )),
         _ => Ok(()),
     }

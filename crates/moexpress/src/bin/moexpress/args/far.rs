@@ -6,10 +6,10 @@ use clap::{Args, ValueEnum};
 
 use super::{number, parse_duration};
 
-/// What lies between nodes, with `--backend host`.
+/// What lies between nodes, with `--backend host` or `cuda`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct FarArgs {
-    /// With --backend host: what carries rows between nodes
+    /// With --backend host or cuda: what carries rows between nodes
     #[arg(long, value_enum, value_name = "TRANSPORT")]
     pub(crate) far: Option<Far>,
     /// With --far roce: the devices of a node's ranks, those of different nodes with / between: auto, mlx5_0,mlx5_1,
