@@ -80,12 +80,14 @@ impl Offers {
 pub(crate) struct Far {
     lanes: Mutex<Box<dyn DeviceLanes>>,
     table: DeviceMemory,
+    source: DeviceSource,
     pub(crate) offers: Arc<Offers>,
 }
 
 impl Far {
     pub(crate) fn new(
         lanes: Box<dyn DeviceLanes>,
+        source: DeviceSource,
         offers: Arc<Offers>,
         layout: &Layout,
         stream: &Stream,
@@ -96,12 +98,17 @@ impl Far {
         let bytes: Vec<u8> = states.flat_map(u64::to_le_bytes).collect();
         let table = DeviceMemory::zeroed(stream, bytes.len())?;
         table.write(stream, 0, &bytes)?;
-        Ok(Self { lanes: Mutex::new(lanes), table, offers })
+        Ok(Self { lanes: Mutex::new(lanes), table, source, offers })
     }
 
     /// What the host does with them: no kernel posts meanwhile where that must not be.
     pub(crate) fn lanes(&self) -> MutexGuard<'_, Box<dyn DeviceLanes>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What kernels are compiled with.
+    pub(crate) const fn source(&self) -> &DeviceSource {
+        &self.source
     }
 
     /// Where the table lies.

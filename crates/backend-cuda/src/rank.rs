@@ -208,14 +208,14 @@ impl RankDevice {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
             let window = WindowMemory::Device { address: node.address(me), dmabuf: None, copies: Some(&copies) };
             let lanes = network.open(DevicePlace { me, layout, window }, &stream)?;
-            Far::new(lanes, Arc::clone(offers), layout, &stream)
+            Far::new(lanes, network.source(), Arc::clone(offers), layout, &stream)
         });
         let far = far.transpose()?;
         let view = RankView { far: far.as_ref().map_or(0, Far::address), ..view };
         let this = Self {
             low,
+            kernels: Kernels::of(device, test.is_some(), far.as_ref().map(Far::source))?,
             far,
-            kernels: Kernels::of(device, test.is_some(), network.map(|(network, _)| network.source()).as_ref())?,
             test,
             counts: Mapped::zeroed(device, COUNTS_HEADER + 4 * (2 * ranks + ranks * ranks + local_experts) + 8)?,
             tally: memory(Tally::bytes(ranks, local_experts))?,

@@ -71,8 +71,33 @@ EP_DEV EpSaw ep_wait_probe(const EpRank& r, const EpStep& step, ep_u64 deadline)
     }
 }
 
-EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, ep_u64 deadline, ep_u8* stage) {
+#ifdef EP_FAR_H
+/* A put to another node; what it saw is its ticket. By the thread that posts. */
+EP_DEV EpSaw ep_put_beyond(const EpRank& r, const EpStep& step, ep_u64 deadline) {
     EpSaw saw = {EP_SAW_DONE, 0, 0};
+    const EpFar lane = ep_far_lane(r, step.peer, step.lane);
+    if (ep_far_put(lane, step.from, step.to, step.len, deadline, &saw.value) != EP_FAR_OK) saw.status = EP_SAW_TIMEOUT;
+    return saw;
+}
+/* A flush of all that the steps before it have put on its lane. */
+EP_DEV EpSaw ep_flush_beyond(const EpRank& r, const EpStep* step, const EpSaw* saw, ep_u32 before, ep_u64 deadline) {
+    for (ep_u32 back = 1; back <= before; ++back) {
+        const EpStep& put = *(step - back);
+        if (put.verb != EP_VERB_PUT || put.peer != step->peer || put.lane != step->lane) continue;
+        const ep_u32 status = ep_far_flush(ep_far_lane(r, put.peer, put.lane), (saw - back)->value, deadline);
+        return EpSaw{status == EP_FAR_OK ? EP_SAW_DONE : EP_SAW_TIMEOUT, 0, 0};
+    }
+    return EpSaw{EP_SAW_DONE, 0, 0};
+}
+#else
+EP_DEV EpSaw ep_put_beyond(const EpRank&, const EpStep&, ep_u64) { return EpSaw{EP_SAW_DONE, 0, 0}; }
+EP_DEV EpSaw ep_flush_beyond(const EpRank&, const EpStep*, const EpSaw*, ep_u32, ep_u64) { return EpSaw{EP_SAW_DONE, 0, 0}; }
+#endif
+
+/* A step, of which there are so many `before` it in its script; `saws` is where it tells what it saw. */
+EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, const EpSaw* saws, ep_u32 before, ep_u64 deadline, ep_u8* stage) {
+    EpSaw saw = {EP_SAW_DONE, 0, 0};
+    const bool beyond = ep_is_beyond(r, step.peer);
     const bool reads = step.verb == EP_VERB_READ || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
     const bool writes = step.verb == EP_VERB_WRITE || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
     if (reads && !ep_inside(r, step.from, step.len)) return EpSaw{EP_SAW_OUTSIDE_FROM, 0, 0};
@@ -84,7 +109,10 @@ EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, ep_u64 deadline, 
                 *(volatile ep_u8*)(own + step.to + i) = (ep_u8)step.fill;
             break;
         case EP_VERB_READ: ep_copy_bytes((ep_u8*)step.out, ep_at(r, r.me, step.from), step.len); break;
-        case EP_VERB_PUT: ep_put(ep_at(r, step.peer, step.to), step.to, own + step.from, step.len, stage); break;
+        case EP_VERB_PUT:
+            if (!beyond) ep_put(ep_at(r, step.peer, step.to), step.to, own + step.from, step.len, stage);
+            else if (threadIdx.x == 0) saw = ep_put_beyond(r, step, deadline);
+            break;
         case EP_VERB_GET: ep_copy_bytes(own + step.to, ep_at(r, step.peer, step.from), step.len); break;
         case EP_VERB_PUBLISH:
             ep_complete_puts();
@@ -97,7 +125,10 @@ EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, ep_u64 deadline, 
             if (threadIdx.x == 0) saw = ep_wait_probe(r, step, deadline);
             break;
         case EP_VERB_PEEK: saw.value = ep_peek(r, step.peer, step.lane, EP_COUNTER_PROBE); break;
-        default: ep_complete_puts(); break;
+        default:
+            ep_complete_puts();
+            if (beyond && threadIdx.x == 0) saw = ep_flush_beyond(r, &step, saws, before, deadline);
+            break;
     }
     return saw;
 }
@@ -108,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) ep_probe_kernel(const __gri
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     const ep_u64 deadline = ep_now() + ((const ep_u64*)a.allowed)[blockIdx.x];
     for (ep_u32 at = first_of[blockIdx.x]; at < first_of[blockIdx.x + 1]; ++at) {
-        const EpSaw saw = ep_take_step(r, ((const EpStep*)a.steps)[at], deadline, stage);
+        const EpSaw* saws = (const EpSaw*)a.saw + at;
+        const EpSaw saw = ep_take_step(r, ((const EpStep*)a.steps)[at], saws, at - first_of[blockIdx.x], deadline, stage);
         if (threadIdx.x == 0) ((EpSaw*)a.saw)[at] = saw;
         __syncthreads();
     }

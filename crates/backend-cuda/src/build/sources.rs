@@ -131,7 +131,8 @@ impl Source {
 
     /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
-        let moves = matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing | Self::OfferNone);
+        let moves =
+            matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing | Self::OfferNone | Self::Probe);
         moves.then(|| Target::new(self, arch).over(lanes))
     }
 }

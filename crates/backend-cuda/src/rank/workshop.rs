@@ -12,8 +12,8 @@ use crate::driver::{Kernel, Launch};
 use crate::error::CudaError;
 use crate::kernels::loaded;
 
-/// By GPU, whether they are built for tests, and name.
-type Others = BTreeMap<(usize, bool, &'static str), Kernel>;
+/// By GPU, whether they are built for tests, name, and the text of the lanes between nodes.
+type Others = BTreeMap<(usize, bool, &'static str, Option<String>), Kernel>;
 
 static OTHERS: Mutex<Others> = Mutex::new(BTreeMap::new());
 
@@ -22,11 +22,12 @@ impl RankDevice {
     fn other(&self, source: Source) -> Result<Kernel, CudaError> {
         let (device, tests) = (self.stream.device(), self.test.is_some());
         let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (device.ordinal(), tests, source.name());
+        let far = self.far.as_ref().and_then(|far| source.between_nodes(&device.arch(), far.source()));
+        let key = (device.ordinal(), tests, source.name(), far.as_ref().and_then(|target| target.far.clone()));
         if let Some(kernel) = others.get(&key) {
             return Ok(*kernel);
         }
-        let target = Target::new(source, &device.arch()).for_tests(tests);
+        let target = far.unwrap_or_else(|| Target::new(source, &device.arch())).for_tests(tests);
         let kernel = loaded(device, &target, &code(&Cache::of_user(), &target)?, 0)?;
         others.insert(key, kernel);
         Ok(kernel)
