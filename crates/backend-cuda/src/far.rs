@@ -60,7 +60,7 @@ impl Offers {
     pub(crate) fn give(&self, generation: u16, step: Step, me: Rank, ranks: u32, given: Vec<u8>) {
         let mut all = self.all();
         // Nobody goes back to a generation before the last.
-        all.retain(|(of, _), _| of + 1 >= generation);
+        all.retain(|(of, _), _| of.saturating_add(1) >= generation);
         all.entry((generation, step)).or_insert_with(|| vec![None; ranks as usize])[me.index()] = Some(given);
     }
 

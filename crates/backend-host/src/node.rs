@@ -64,20 +64,22 @@ impl Node {
         within: Duration,
     ) -> Result<(), Error> {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(old) = own.take() else { return Ok(()) };
-        let new = window::copy(&old, layout.window_bytes()).unwrap_or_else(|error| {
+        let Some(old) = own.as_ref() else { return Ok(()) };
+        let copied = window::copy(old, layout.window_bytes()).inspect_err(|error| {
             tracing::warn!(%error, rank = member.rank().0, ?lost, "a window stays where ranks that were lost can write: there is no memory for another");
-            old
         });
-        let new = own.insert(new);
-        let given = exchange(layout, lost, new, member, within)?.given;
-        for (rank, given) in layout.topology().all().zip(given) {
-            let Some(window) = self.window(rank).filter(|_| !lost.contains(rank)) else { continue };
-            if let Some(given) = &given {
-                window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;
-            }
-            let file = given.as_ref().unwrap_or(new);
-            window.replace(file.as_fd()).map_err(|error| not_mapped(layout, rank, error))?;
+        let copied = copied.ok();
+        let given = exchange(layout, lost, copied.as_ref().unwrap_or(old), member, within)?.given;
+        for (rank, given) in layout.topology().all().zip(&given) {
+            let (Some(window), Some(given)) = (self.window(rank), given) else { continue };
+            window::check(given, layout.window_bytes()).map_err(|why| of_rank(rank, why))?;
+            window.replace(given.as_fd()).map_err(|error| not_mapped(layout, rank, error))?;
+        }
+        // Until it lies in the old one's place, the old one is what the next attempt copies.
+        if let Some(copied) = copied {
+            let me = member.rank();
+            self.own(me).replace(copied.as_fd()).map_err(|error| not_mapped(layout, me, error))?;
+            *own = Some(copied);
         }
         Ok(())
     }

@@ -59,9 +59,9 @@ impl CudaEndpoint {
             let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
             return Err(Error::unsupported(what, "topk_idx, device_counts and worst_rows, or a cached dispatch"));
         }
-        if self.far().is_some() && (capture.is_some() || options.device_counts) {
-            let what = if capture.is_some() { "a captured dispatch" } else { "counts that stay on the device" };
-            return Err(Error::unsupported(format_args!("{what} over several nodes"), "counts that the host hears of"));
+        if self.far().is_some() && options.device_counts {
+            let what = "counts that stay on the device over several nodes";
+            return Err(Error::unsupported(what, "counts that the host hears of"));
         }
         let (stream, ranks) = (Arc::clone(self.stream()), self.topology().ranks());
         let mut plan = DevicePlan::new(&stream, tokens, ranks, self.shape().experts())?;
