@@ -17,7 +17,7 @@
 //! | `EP_CUDA_TWIN_SEED` | what the order of lanes is drawn from |
 //! | `CXX` | the compiler; g++ where it is not set |
 //!
-//! What it has not, it refuses and says on stderr: graphs, memory of other processes. Its time is not that of a GPU.
+//! What it has not, it refuses and says on stderr: graphs, for one. Its time is not that of a GPU.
 //!
 //! For Linux on x86-64.
 

@@ -2,8 +2,10 @@
 //! text, on threads of a CPU. Needs g++.
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
-//! keep the processor busy, too, and all planted faults.
+//! keep the processor busy, too, all planted faults, and the suite with ranks that are processes.
 
+#[path = "../common/apart.rs"]
+mod apart;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
@@ -12,6 +14,7 @@ mod planted;
 use std::env;
 use std::process::ExitCode;
 
+use apart::Apart;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
 use ep_conformance::script::{Script, Seen};
@@ -117,5 +120,6 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    suite.with(planted.collect()).run()
+    let suite = suite.with(planted.collect());
+    if all() { suite.run_with_processes(Apart::default()) } else { suite.run() }
 }
