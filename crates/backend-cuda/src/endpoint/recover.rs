@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use ep_bootstrap::Peers;
 use ep_core::machine::Proposal;
 use ep_core::port::Scope;
 use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, RankSet};
 
 use super::CudaEndpoint;
+use crate::error::CudaError;
 use crate::far::{Given, Step};
 use crate::rank::RankDevice;
 
@@ -69,6 +71,9 @@ impl CudaEndpoint {
     async fn gather(&mut self, generation: u16, step: Step, mask: &RankSet, own: Vec<u8>) -> Result<Given, Error> {
         let (me, ranks, op) = (self.desk.rank(), self.topology().ranks(), self.desk.next_op());
         let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0));
+        if let Peers::Processes(member) = &self.peers {
+            return Ok(member.all_gather(&own, allowed).map_err(CudaError::meeting)?);
+        }
         self.far().inspect(|far| far.offers.give(generation, step, me, ranks, own));
         let given = |device: &RankDevice| {
             let Some(far) = &device.far else { return Ok(Some(Given::new())) };

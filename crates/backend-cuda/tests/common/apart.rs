@@ -8,13 +8,16 @@ use ep_bootstrap::Member;
 use ep_conformance::processes::{Place, Processes};
 use ep_conformance::{Requirement, Setup};
 use ep_cuda::{CrashFlag, CudaEndpoint};
+use ep_loop::Loop;
 
 use crate::common;
 
 /// One rank, in a process of its own.
 #[derive(Default)]
 pub(crate) struct Apart {
-    crash: Mutex<Option<CrashFlag>>,
+    pub(crate) crash: Mutex<Option<CrashFlag>>,
+    /// Whether several nodes are tried, too.
+    pub(crate) nodes: bool,
 }
 
 impl Processes for Apart {
@@ -29,8 +32,13 @@ impl Processes for Apart {
         match what {
             Requirement::Incidents => Some("late and lost messages would take real time: they come with threads"),
             Requirement::ManyRanks => Some("sixteen processes would take turns on a GPU"),
+            Requirement::Nodes if self.nodes => None,
             _ => common::lacks(what),
         }
+    }
+
+    fn campaign(&self) -> u32 {
+        4
     }
 
     fn seeds(&self, most: u64) -> u64 {
@@ -46,6 +54,7 @@ impl Processes for Apart {
         };
         let member = Arc::new(member.map_err(|error| error.to_string())?);
         let builder = common::builder(setup, None, None).map_err(|error| error.to_string())?;
+        let builder = builder.far(Loop::new().between_processes());
         let endpoint = builder.join(setup.shape, &member).map_err(|error| error.to_string())?;
         *self.crash.lock().unwrap_or_else(PoisonError::into_inner) = Some(endpoint.crash_flag());
         Ok((endpoint, member))
