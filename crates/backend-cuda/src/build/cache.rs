@@ -288,7 +288,7 @@ mod tests {
     fn nothing_but_the_file_stays_behind() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().to_owned());
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| cache.store(&key("sm_90a", (13, 0)), &[7; 10_000]).unwrap());
             }
