@@ -33,7 +33,9 @@ where
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
-        Ok(Box::new(Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes)).open(place)?))
+        let proxy = Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes));
+        let proxy = proxy.beside(stream.device().pci().unwrap_or_default());
+        Ok(Box::new(proxy.open(place)?))
     }
 }
 

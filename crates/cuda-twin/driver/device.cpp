@@ -94,6 +94,7 @@ TWIN int cuDeviceGetAttribute(int* value, int attribute, int) {
         case 16: *value = kMultiprocessors; break;
         case 75: *value = kMajor; break;
         case 76: *value = kMinor; break;
+        case 33: case 34: case 50: *value = 0; break; /* its place on the PCI bus: the host's own */
         case 97: *value = kSharedMemory; break;
         default: return refuse("such attribute of a GPU");
     }
