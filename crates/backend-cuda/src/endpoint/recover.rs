@@ -12,9 +12,6 @@ use crate::error::CudaError;
 use crate::far::{Given, Step};
 use crate::rank::RankDevice;
 
-/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut.
-const DRAIN: u64 = 32;
-
 impl CudaEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
         let proposal = self.desk.propose(mask)?;
@@ -50,11 +47,11 @@ impl CudaEndpoint {
         if self.far().is_none() {
             return Ok(());
         }
-        let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0 / DRAIN));
+        let began = Instant::now();
         self.until(|device| {
             let Some(far) = &device.far else { return Ok(Some(())) };
             let mut lanes = far.lanes();
-            if began.elapsed() >= allowed {
+            if began.elapsed() >= far.drains {
                 lanes.cut(Scope::All);
             }
             Ok(lanes.drain(Scope::All).then_some(()))

@@ -61,6 +61,8 @@ fn gpus_of_several_nodes_over_the_loop() {
     let job = "--tokens 9 --experts 8 --topk 3 --hidden 64 --far loop --channels 1 --slots 4 --json";
     let program = env!("CARGO_BIN_EXE_moexpress");
     let launch = format!("launch -n 4 --nodes 2 -- {program} run --backend cuda --processes {job}");
-    let run = moexpress_with_env(&launch, &environment).json();
+    let said = moexpress_with_env(&launch, &environment).success();
+    let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
+    let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
     assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
 }
