@@ -131,6 +131,11 @@ impl Backend for Cuda {
         seeds(most)
     }
 
+    /// A rank of several nodes has two streams, and a GPU some 30 queues: with more ranks a kernel waits behind one that waits for it.
+    fn largest(&self) -> (u32, u32) {
+        (2, 4)
+    }
+
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
     where
         T: Travels,
