@@ -15,9 +15,7 @@ use crate::common;
 /// One rank, in a process of its own.
 #[derive(Default)]
 pub(crate) struct Apart {
-    pub(crate) crash: Mutex<Option<CrashFlag>>,
-    /// Whether several nodes are tried, too.
-    pub(crate) nodes: bool,
+    crash: Mutex<Option<CrashFlag>>,
 }
 
 impl Processes for Apart {
@@ -32,7 +30,6 @@ impl Processes for Apart {
         match what {
             Requirement::Incidents => Some("late and lost messages would take real time: they come with threads"),
             Requirement::ManyRanks => Some("sixteen processes would take turns on a GPU"),
-            Requirement::Nodes if self.nodes => None,
             _ => common::lacks(what),
         }
     }

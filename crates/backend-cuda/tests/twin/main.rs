@@ -71,7 +71,6 @@ impl Backend for OnTwin {
             Requirement::LowLatency if !all() => {
                 Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
             }
-            Requirement::Nodes => None,
             _ => common::lacks(what),
         }
     }
@@ -134,6 +133,5 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    let apart = Apart { nodes: true, ..Apart::default() };
-    suite.with(planted.collect()).run_with_processes_for(apart, |name| all() || APART.contains(&name))
+    suite.with(planted.collect()).run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }
