@@ -104,6 +104,11 @@ impl Identifier {
     }
 }
 
+/// Whether a request carries its bytes itself, `most` at most: a core copies them, so they do not lie in a device.
+const fn travels_inside(opcode: u32, source: Place, bytes: u32, most: u32) -> bool {
+    bytes <= most && opcode != sys::WR_FETCH_ADD && !source.apart
+}
+
 /// One lane.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -225,9 +230,7 @@ impl Lane {
             self.post();
         }
         let Some(pair) = &self.pair else { return };
-        // A core copies what a request carries itself.
-        let fits = bytes <= pair.inline && opcode != sys::WR_FETCH_ADD && !source.apart;
-        let inline = if fits { sys::SEND_INLINE } else { 0 };
+        let inline = if travels_inside(opcode, source, bytes, pair.inline) { sys::SEND_INLINE } else { 0 };
         let at = self.account.gathered();
         self.entries[at] = Sge { addr: source.address, length: bytes, lkey: source.key };
         let mut request = SendRequest::zeroed();
@@ -429,6 +432,13 @@ mod tests {
     use ep_core::port::LaneKind;
 
     use super::*;
+
+    #[test]
+    fn a_core_copies_nothing_that_lies_in_a_device() {
+        let inside = |opcode, apart, bytes| travels_inside(opcode, Place { apart, ..Place::default() }, bytes, 64);
+        assert!(inside(sys::WR_RDMA_WRITE, false, 64) && !inside(sys::WR_RDMA_WRITE, false, 65));
+        assert!(!inside(sys::WR_RDMA_WRITE, true, 8) && !inside(sys::WR_FETCH_ADD, false, 8));
+    }
 
     #[test]
     fn identifiers_survive_the_adapter() {
