@@ -1,15 +1,25 @@
-//! Networks between nodes, as ranks on GPUs take them: over a proxy.
+//! Networks between nodes, as ranks on GPUs take them: over a proxy, or posted to by kernels.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use ep_core::port::{LaneId, LaneKind};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport as _, Transport};
+use ep_core::layout::Queues;
+use ep_core::port::{LaneId, LaneKind, Scope};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, Transport, WindowMemory};
 use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{DeviceMemory, Stream};
+use crate::posting::{PostingGpu, dmabuf_of};
 use crate::proxy::{PinnedFifos, Proxy, source};
+
+/// Tells kernels that were compiled with one text from those of another, or of the same with other constants.
+pub(crate) fn key(source: &DeviceSource) -> String {
+    let DeviceSource { text, defines, .. } = source;
+    defines.iter().fold(text.clone(), |key, (name, value)| format!("{key}\n{name}={value}"))
+}
 
 /// A network, whatever kind it is of.
 pub(crate) trait Network: fmt::Debug + Send + Sync {
@@ -34,6 +44,46 @@ where
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
         Ok(Box::new(Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes)).open(place)?))
+    }
+}
+
+/// One that kernels post to themselves: what its text is, and how it is made for a rank and its GPU.
+pub(crate) struct Posted<F> {
+    pub(crate) source: DeviceSource,
+    pub(crate) make: F,
+}
+
+impl<F> fmt::Debug for Posted<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Posted").finish_non_exhaustive()
+    }
+}
+
+impl<T, F> Network for Posted<F>
+where
+    T: DeviceTransport<Lanes: 'static>,
+    F: Fn(Rank, PostingGpu) -> T + Send + Sync,
+{
+    fn source(&self) -> DeviceSource {
+        self.source.clone()
+    }
+
+    fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
+        let device = stream.device();
+        let network = (self.make)(place.me, PostingGpu::new(device)?);
+        if network.far_lanes() != Queues::PER_ROLE {
+            let what = "lanes of GPUs between nodes that share a queue";
+            return Err(Error::unsupported(what, "a queue for each role: no kernel collects what several roles post"));
+        }
+        if network.source() != self.source {
+            return Err(Error::unsupported("kernels that post by another text", "the settings that the text is of"));
+        }
+        let WindowMemory::Device { address, copies, .. } = place.window else {
+            return Ok(Box::new(network.open(place)?));
+        };
+        let dmabuf = dmabuf_of(device, address, place.layout.window_bytes());
+        let window = WindowMemory::Device { address, dmabuf: dmabuf.as_ref().map(|file| file.as_fd()), copies };
+        Ok(Box::new(network.open(DevicePlace { window, ..place })?))
     }
 }
 
@@ -106,6 +156,14 @@ impl Far {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Lets what kernels posted arrive, at most for so long: lanes that end hold on to nothing. No kernel of this rank runs.
+    pub(crate) fn settle(&self, allowed: Duration) {
+        let began = Instant::now();
+        while !self.lanes().drain(Scope::All) && began.elapsed() < allowed {
+            std::thread::yield_now();
+        }
+    }
+
     /// What kernels are compiled with.
     pub(crate) const fn source(&self) -> &DeviceSource {
         &self.source
@@ -114,5 +172,21 @@ impl Far {
     /// Where the table lies.
     pub(crate) const fn address(&self) -> u64 {
         self.table.address()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_one_text_with_other_constants_are_others() {
+        let source = |batch: &str| DeviceSource {
+            text: "text".into(),
+            defines: vec![("BATCH", batch.to_owned())],
+            state_bytes: 64,
+        };
+        assert_eq!(key(&source("1")), key(&source("1")));
+        assert_ne!(key(&source("1")), key(&source("2")));
     }
 }

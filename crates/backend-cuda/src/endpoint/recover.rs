@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ep_core::machine::Proposal;
 use ep_core::port::Scope;
-use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, RankSet};
+use ep_core::{Endpoint as _, Error, Failure, Fault, Nanos, Phase, RankSet};
 
 use super::CudaEndpoint;
 use crate::far::{Given, Step};
@@ -12,6 +12,11 @@ use crate::rank::RankDevice;
 
 /// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut.
 const DRAIN: u64 = 32;
+
+/// How long that is.
+pub(super) const fn draining(deadline: Nanos) -> Duration {
+    Duration::from_nanos(deadline.0 / DRAIN)
+}
 
 impl CudaEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
@@ -48,7 +53,7 @@ impl CudaEndpoint {
         if self.far().is_none() {
             return Ok(());
         }
-        let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0 / DRAIN));
+        let (began, allowed) = (Instant::now(), draining(self.settings().deadline()));
         self.until(|device| {
             let Some(far) = &device.far else { return Ok(Some(())) };
             let mut lanes = far.lanes();

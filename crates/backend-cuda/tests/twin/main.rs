@@ -4,6 +4,8 @@
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
 //! keep the processor busy, too, and all planted faults.
 
+mod adapters;
+mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
@@ -12,6 +14,7 @@ mod planted;
 use std::env;
 use std::process::ExitCode;
 
+use adapters::OnAdapters;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
 use ep_conformance::script::{Script, Seen};
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
+    let suite = suite.on_those("adapters", Requirement::Nodes, OnAdapters { absent, all: all() });
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_there = |plant: Plant| if all() { plant != Plant::PlacedOffByOne } else { FOUND.contains(&plant) };
     let faults = planted::FAULTS.into_iter().filter(|fault| is_there(fault.plant));
@@ -117,5 +121,5 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    suite.with(planted.collect()).run()
+    suite.with(planted.collect()).with(broken::trials(absent)).run()
 }

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use ep_core::port::{Cell, Counter, LaneKind, Offset, Scope};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, WindowMemory};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Home, PostingDevice, PostingMemory, WindowMemory};
 use ep_core::{Error, Layout, Rank};
-use ep_ibgda::{Device, Home, HostDevice, Ibgda, Memory, Settings};
+use ep_ibgda::{HostDevice, Ibgda, Settings};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use soft_hca::{Fabric, Link, Model, Mood};
@@ -101,8 +101,8 @@ impl Drop for FileMemory {
     }
 }
 
-// SAFETY: the mapping lives until the value is dropped, and the descriptor is of the same pages.
-unsafe impl Memory for FileMemory {
+// The mapping lives until the value is dropped, and the descriptor is of the same pages.
+impl PostingMemory for FileMemory {
     fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
@@ -116,8 +116,8 @@ unsafe impl Memory for FileMemory {
     }
 }
 
-// SAFETY: memory of the process, as `HostDevice` has it.
-unsafe impl Device for WithFiles {
+// Memory of the process, as `HostDevice` has it.
+impl PostingDevice for WithFiles {
     type Memory = FileMemory;
 
     fn identity(&self) -> u64 {
