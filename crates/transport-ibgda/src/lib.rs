@@ -65,6 +65,7 @@ mod library;
 mod offer;
 mod settings;
 mod state;
+mod survey;
 mod sys;
 
 pub use device::{HostDevice, HostMemory};
@@ -73,3 +74,4 @@ pub use lanes::{Ibgda, IbgdaLanes};
 pub use library::Library;
 pub use settings::{Doorbell, Settings};
 pub use state::source;
+pub use survey::{Adapter, survey};

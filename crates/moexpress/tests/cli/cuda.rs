@@ -54,6 +54,21 @@ fn gpus_of_several_nodes_over_the_loop() {
     assert!(run["rows_far"].as_u64() > Some(0), "{run}");
     assert!(two("--far loop --mode low-latency").refusal().contains("low latency over several nodes on GPUs"));
     assert!(two("--far loop --placement pulled").refusal().contains("nodes is 2, allowed: 1 with pulled placement"));
-    assert!(two("").refusal().contains("nodes with --backend cuda is 2, allowed: 1; more with --far loop"));
-    assert!(two("--far roce").refusal().contains("--far with --backend cuda is roce, allowed: loop"));
+    assert!(two("").refusal().contains("nodes with --backend cuda is 2, allowed: 1; more with --far ibgda"));
+    assert!(two("--far roce").refusal().contains("--far with --backend cuda is roce, allowed: ibgda or loop"));
+    // Only on a machine without adapters: with them it might run.
+    if std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count) == 0 {
+        let refusal = two("--far ibgda").refusal();
+        let named =
+            ["libibverbs.so.1 cannot be loaded", "libmlx5.so.1 cannot be loaded", "there is no mlx5 adapter here"];
+        assert!(named.iter().any(|what| refusal.contains(what)), "{refusal}");
+    }
+    assert!(
+        two("--far ibgda --far-devices mlx5_0/mlx5_1").refusal().contains("allowed: auto, or names: mlx5_0,mlx5_1")
+    );
+    assert!(two("--far ibgda --far-ack-timeout 30").refusal().contains("ack timeout is 30, allowed: 1 to 18"));
+    assert!(two("--far ibgda --far-mtu 1024").refusal().contains("--far with --far-mtu is ibgda, allowed: roce"));
+    assert!(two("--far loop --far-ack-timeout 9").refusal().contains("is loop, allowed: roce or ibgda"));
+    let host = moexpress_with_env(&format!("run --backend host --nodes 2 {layer} --far ibgda"), &environment);
+    assert!(host.refusal().contains("--backend with --far ibgda is host, allowed: cuda: kernels post"));
 }

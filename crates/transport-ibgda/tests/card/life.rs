@@ -186,6 +186,23 @@ fn memory_is_shown_by_descriptor_else_by_address_else_it_is_the_hosts() {
 }
 
 #[test]
+fn a_survey_opens_each_adapter_and_gives_it_back() {
+    let lesser = Model { atomics: false, ..Model::new(Link::Ethernet) };
+    let fabrics =
+        [Model::new(Link::InfiniBand), lesser].map(|model| Fabric::builder(1, model.link).model(model).stepped());
+    let found = ep_ibgda::survey(&library()).expect("adapters");
+    let names: Vec<String> = fabrics.iter().map(|fabric| fabric.card(0).name()).collect();
+    // Those of other tests may be there, too.
+    assert!(found.iter().flatten().any(|adapter| adapter.name == names[0] && adapter.relaxed_ordering), "{found:?}");
+    let refused = found.iter().filter_map(|found| found.as_ref().err()).map(ToString::to_string);
+    assert!(
+        refused.into_iter().any(|why| why.contains(&names[1]) && why.contains("fetch-add of 8 bytes")),
+        "{found:?}"
+    );
+    assert!(fabrics.iter().all(|fabric| fabric.card(0).objects() == 0 && fabric.complaints().is_empty()));
+}
+
+#[test]
 fn what_a_card_lacks_is_named() {
     let refused = |change: &dyn Fn(&mut Model)| {
         let mut model = Model::new(Link::Ethernet);

@@ -280,10 +280,14 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
         return Err(Error::invalid("--backend with --far", name_of(args.backend), "host or cuda"));
     }
     if args.far.far == Some(Far::Roce) && args.backend == Backend::Cuda {
-        return Err(Error::invalid("--far with --backend cuda", "roce", "loop"));
+        return Err(Error::invalid("--far with --backend cuda", "roce", "ibgda or loop"));
+    }
+    if args.far.far == Some(Far::Ibgda) && args.backend != Backend::Cuda {
+        return Err(Error::invalid("--backend with --far ibgda", name_of(args.backend), "cuda: kernels post"));
     }
     if let (Some(far), Some((option, of))) = (args.far.far, args.far.misplaced()) {
-        return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), name_of(of)));
+        let allowed: Vec<String> = of.iter().copied().map(name_of).collect();
+        return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), allowed.join(" or ")));
     }
     if args.far.far == Some(Far::Loop) && args.processes {
         return Err(Error::invalid("--far with --processes", "loop, which joins threads", "roce"));
@@ -337,7 +341,7 @@ fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
         (nodes @ 2.., _) if args.backend == Backend::Cuda && args.far.far.is_none() => Err(Error::invalid(
             "nodes with --backend cuda",
             nodes,
-            "1; more with --far loop, which pretends to be a network",
+            "1; more with --far ibgda, where there are mlx5 adapters, or --far loop, which pretends to be a network",
         )),
         _ => Ok(()),
     }

@@ -4,6 +4,7 @@ use ep_cuda::{Builder, Cluster};
 use futures_executor::block_on;
 
 use super::{Job, Ran, processes, rank};
+use crate::args::Far;
 use crate::failure::Failure;
 
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
@@ -25,6 +26,14 @@ fn builder(job: &Job<'_>) -> Result<Builder, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings).wait_for_kernels(true);
     match job.far.filter(|args| args.far.is_some()) {
         None => Ok(builder),
+        #[cfg(all(feature = "ibgda", target_os = "linux"))]
+        Some(args) if args.far == Some(Far::Ibgda) => {
+            super::posted::over(builder, args, job.asked_far_lanes).map_err(Failure::bad_input)
+        }
+        #[cfg(not(all(feature = "ibgda", target_os = "linux")))]
+        Some(args) if args.far == Some(Far::Ibgda) => {
+            Err(Failure::bad_input("--far ibgda: this program was built without the feature ibgda"))
+        }
         #[cfg(all(feature = "host", target_os = "linux"))]
         Some(args) => {
             let network = super::far::looped(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
