@@ -57,6 +57,8 @@ pub enum Requirement {
     LowLatency,
     /// The backend has several nodes.
     Nodes,
+    /// The backend has low latency between nodes.
+    FarLowLatency,
     /// The backend can make every incident happen.
     Incidents,
     /// The backend can slow ranks down and end them so that their peers notice it: [`Incident::Starve`], [`Incident::Exit`]

@@ -82,7 +82,7 @@ impl Backend for Twin {
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("units are for low latency, which has no kernels yet"),
-            Requirement::LowLatency => Some("there are no kernels of low latency yet"),
+            Requirement::LowLatency | Requirement::FarLowLatency => Some("there are no kernels of low latency yet"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
             Requirement::Suspensions => {
                 Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")

@@ -15,6 +15,8 @@
 //!
 //! - A FIFO has one writer, a thread of the device, and one reader. Neither has a lock or an atomic addition.
 //! - A command that is written in halves is not taken: each of its words has the phase of its round.
+//! - A put is taken when a bell rings behind it: that of a publish, of a flush, or of a quarter of the FIFO. What the device did
+//!   before is visible then.
 //! - A slot is never overwritten before it was taken: the writer has credit for what the proxy said it took.
 //! - The proxy posts a lane's commands in their order, and a publish reaches the transport after all puts before it (F3).
 //! - `settled` covers a put when the transport's flush of it is through, no earlier (F5).

@@ -33,6 +33,7 @@ impl Processes for Apart {
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
             Requirement::Incidents => Some("late and lost messages would take real time: they come with threads"),
+            Requirement::Nodes => Some("processes are of one node: the loop is between ranks of one process"),
             Requirement::ManyRanks => Some("sixteen processes would take turns on a GPU"),
             _ => common::lacks(what),
         }

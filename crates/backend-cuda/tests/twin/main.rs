@@ -61,7 +61,6 @@ impl Backend for OnTwin {
             Requirement::LowLatency if !all() => {
                 Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
             }
-            Requirement::Nodes => None,
             _ => common::lacks(what),
         }
     }

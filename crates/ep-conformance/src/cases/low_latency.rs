@@ -16,7 +16,7 @@ use crate::verify::Observed;
 use crate::workload::{Batch, RoutingKind};
 
 const LOW: &[Requirement] = &[Requirement::LowLatency];
-const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes];
+const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
 const INCIDENTS: &[Requirement] = &[Requirement::LowLatency, Requirement::Incidents];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
