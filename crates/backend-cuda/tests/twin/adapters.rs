@@ -75,8 +75,7 @@ impl Backend for OnAdapters {
             Requirement::Incidents if !self.all => {
                 Some("lost and late messages are told from a busy processor by time alone: EP_TWIN_ALL=1 runs them")
             }
-            Requirement::LowLatency => Some("low latency over several nodes of GPUs is refused"),
-            Requirement::Nodes => None,
+            Requirement::ManyNodes => Some("one thread drives the adapters of all ranks"),
             _ => common::lacks(what),
         }
     }
