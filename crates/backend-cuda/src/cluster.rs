@@ -9,15 +9,16 @@ use std::thread;
 
 use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
-use ep_core::transport::Transport;
+use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
 use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
-use crate::far::{ByProxy, Network};
+use crate::far::{ByProxy, Network, Posted};
 use crate::memory;
 use crate::node::Node;
+use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low};
@@ -45,6 +46,20 @@ impl Builder {
         T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
     {
         self.network = Some(Arc::new(ByProxy(network)));
+        self
+    }
+
+    /// The same without the host: kernels post themselves. `source` is the text that they are compiled with, `network` makes the transport of a
+    /// rank whose GPU it is given; all of it has that text, and a queue for each role.
+    pub fn posted<T>(
+        mut self,
+        source: DeviceSource,
+        network: impl Fn(Rank, PostingGpu) -> T + Send + Sync + 'static,
+    ) -> Self
+    where
+        T: DeviceTransport<Lanes: 'static> + 'static,
+    {
+        self.network = Some(Arc::new(Posted { source, make: network }));
         self
     }
 
@@ -150,7 +165,10 @@ impl Builder {
     /// What ranks of several nodes cannot do yet.
     fn check_nodes(&self, settings: &Settings) -> Result<(), Error> {
         if self.network.is_none() {
-            return Err(Error::unsupported("several nodes on GPUs", "a network between them: Builder::far"));
+            return Err(Error::unsupported(
+                "several nodes on GPUs",
+                "a network between them: Builder::far, Builder::posted",
+            ));
         }
         if settings.placement() == Placement::Direct {
             tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
@@ -214,7 +232,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of `topology`. One of several nodes needs [`Builder::far`].
+    /// Starts a cluster of `topology`. One of several nodes needs [`Builder::far`] or [`Builder::posted`].
     pub const fn builder(topology: Topology) -> Builder {
         Builder {
             topology,

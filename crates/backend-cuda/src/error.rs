@@ -54,6 +54,11 @@ pub enum CudaError {
         /// The driver's name for the error.
         code: String,
     },
+    /// The driver does not let kernels reach an adapter's registers.
+    #[error(
+        "the driver maps no adapter's registers for kernels (error 800): load it with NVreg_RegistryDwords=\"PeerMappingOverride=1;\""
+    )]
+    Register,
     /// Bytes outside of a block of memory; nothing was touched.
     #[error("{len} bytes from byte {at} on lie outside of memory of {bytes} bytes")]
     Beyond {
@@ -122,6 +127,7 @@ impl From<CudaError> for ep_core::Error {
             | CudaError::NoSuchDevice { .. }
             | CudaError::TooOld { .. }
             | CudaError::NoPeerAccess { .. }
+            | CudaError::Register
             | CudaError::Capturing { .. } => Self::unsupported("the CUDA backend", error),
         }
     }

@@ -1,17 +1,25 @@
-//! Networks between nodes, as ranks on GPUs take them: over a proxy.
+//! Networks between nodes, as ranks on GPUs take them: over a proxy, or posted to by kernels.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use ep_core::layout::Queues;
 use ep_core::port::{LaneId, LaneKind, Scope};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport as _, Transport};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, Transport, WindowMemory};
 use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{DeviceMemory, Stream};
+use crate::posting::{PostingGpu, dmabuf_of};
 use crate::proxy::{PinnedFifos, Proxy, source};
+
+/// Tells kernels that were compiled with one text from those of another, or of the same with other constants.
+pub(crate) fn key(source: &DeviceSource) -> String {
+    let DeviceSource { text, defines, .. } = source;
+    defines.iter().fold(text.clone(), |key, (name, value)| format!("{key}\n{name}={value}"))
+}
 
 /// A network, whatever kind it is of.
 pub(crate) trait Network: fmt::Debug + Send + Sync {
@@ -38,6 +46,46 @@ where
         let proxy = Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes));
         let proxy = proxy.beside(stream.device().pci().unwrap_or_default());
         Ok(Box::new(proxy.open(place)?))
+    }
+}
+
+/// One that kernels post to themselves: what its text is, and how it is made for a rank and its GPU.
+pub(crate) struct Posted<F> {
+    pub(crate) source: DeviceSource,
+    pub(crate) make: F,
+}
+
+impl<F> fmt::Debug for Posted<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Posted").finish_non_exhaustive()
+    }
+}
+
+impl<T, F> Network for Posted<F>
+where
+    T: DeviceTransport<Lanes: 'static>,
+    F: Fn(Rank, PostingGpu) -> T + Send + Sync,
+{
+    fn source(&self) -> DeviceSource {
+        self.source.clone()
+    }
+
+    fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
+        let device = stream.device();
+        let network = (self.make)(place.me, PostingGpu::new(device)?);
+        if network.far_lanes() != Queues::PER_ROLE {
+            let what = "lanes of GPUs between nodes that share a queue";
+            return Err(Error::unsupported(what, "a queue for each role: no kernel collects what several roles post"));
+        }
+        if network.source() != self.source {
+            return Err(Error::unsupported("kernels that post by another text", "the settings that the text is of"));
+        }
+        let WindowMemory::Device { address, copies, .. } = place.window else {
+            return Ok(Box::new(network.open(place)?));
+        };
+        let dmabuf = dmabuf_of(device, address, place.layout.window_bytes());
+        let window = WindowMemory::Device { address, dmabuf: dmabuf.as_ref().map(|file| file.as_fd()), copies };
+        Ok(Box::new(network.open(DevicePlace { window, ..place })?))
     }
 }
 
@@ -116,6 +164,14 @@ impl Far {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Lets what kernels posted arrive, for as long as lanes may hold on to it. No kernel of this rank runs.
+    pub(crate) fn settle(&self) {
+        let began = Instant::now();
+        while !self.lanes().drain(Scope::All) && began.elapsed() < self.drains {
+            std::thread::yield_now();
+        }
+    }
+
     /// What kernels are compiled with.
     pub(crate) const fn source(&self) -> &DeviceSource {
         &self.source
@@ -127,12 +183,18 @@ impl Far {
     }
 }
 
-impl Drop for Far {
-    fn drop(&mut self) {
-        // What kernels posted last is for ranks that may be waiting for it still.
-        let until = Instant::now() + self.drains;
-        while !self.lanes().drain(Scope::All) && Instant::now() < until {
-            thread::yield_now();
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_one_text_with_other_constants_are_others() {
+        let source = |batch: &str| DeviceSource {
+            text: "text".into(),
+            defines: vec![("BATCH", batch.to_owned())],
+            state_bytes: 64,
+        };
+        assert_eq!(key(&source("1")), key(&source("1")));
+        assert_ne!(key(&source("1")), key(&source("2")));
     }
 }

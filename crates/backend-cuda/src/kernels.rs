@@ -8,6 +8,7 @@ use ep_core::transport::DeviceSource;
 use crate::build::{self, Cache, PULL_WIDTHS, Source, Target};
 use crate::driver::{Device, Kernel, Module};
 use crate::error::CudaError;
+use crate::far;
 
 /// All kernels of one GPU.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Kernels {
     combine: [(u32, Kernel); PULL_WIDTHS.len()],
 }
 
-/// By GPU, whether they are built for tests, and the text of the lanes between nodes.
+/// By GPU, whether they are built for tests, and the key of the lanes between nodes.
 type Loaded = HashMap<(usize, bool, Option<String>), Arc<Kernels>>;
 
 static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
@@ -42,7 +43,7 @@ impl Kernels {
     pub(crate) fn of(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Arc<Self>, CudaError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = loaded.get_or_insert_default();
-        let key = (device.ordinal(), tests, lanes.map(|lanes| lanes.text.clone()));
+        let key = (device.ordinal(), tests, lanes.map(far::key));
         if let Some(kernels) = loaded.get(&key) {
             return Ok(Arc::clone(kernels));
         }
@@ -69,8 +70,9 @@ impl Kernels {
             Ok::<_, CudaError>((width, load(target, device.shared_memory())?))
         };
         // Those that reach other nodes.
-        let far = |source: Source| lanes.and_then(|lanes| source.between_nodes(&arch, lanes));
-        let moving = |source| load(far(source).unwrap_or_else(|| Target::new(source, &arch)), device.shared_memory());
+        let between = |source: Source| lanes.and_then(|lanes| source.between_nodes(&arch, lanes));
+        let moving =
+            |source| load(between(source).unwrap_or_else(|| Target::new(source, &arch)), device.shared_memory());
         let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
             positions: plain(Source::Positions)?,
@@ -86,7 +88,7 @@ impl Kernels {
             low_dispatch: large(Source::LowDispatch)?,
             low_combine: load(Target::new(Source::LowCombine, &arch), device.shared_memory() / 4)?,
             low_mask: plain(Source::LowMask)?,
-            offer_none: far(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
+            offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })
     }

@@ -39,7 +39,8 @@
 //!   kernels/       near verbs, throughput, low latency, checks, measurements
 //!        |               by ep_args.h, and by ep_core::device's headers: the same structs and numbers on both sides
 //!   driver, build  the driver and NVRTC, safely; compiled kernels on disk
-//!   proxy          lanes between nodes that a thread of the host posts to; no endpoint uses them yet
+//!   proxy          lanes between nodes that a thread of the host posts to
+//!   posting        what lanes need of a GPU that its kernels post to
 //! ```
 //!
 //! The feature `workshop` publishes what the project's own tests and measurements need of the inside: the kernels' build,
@@ -82,6 +83,7 @@ mod kernels;
 mod members;
 mod memory;
 mod node;
+mod posting;
 mod rank;
 
 pub use build::{absent_names as kernels_absent, come_from as kernels_come_from, version as nvrtc_version};
@@ -95,3 +97,4 @@ pub use endpoint::{
 };
 pub use error::CudaError;
 pub use members::{Members, MembersOf};
+pub use posting::{PostingGpu, QueueMemory};

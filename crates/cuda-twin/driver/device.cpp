@@ -96,6 +96,8 @@ TWIN int cuDeviceGetAttribute(int* value, int attribute, int) {
         case 76: *value = kMinor; break;
         case 33: case 34: case 50: *value = 0; break; /* its place on the PCI bus: the host's own */
         case 97: *value = kSharedMemory; break;
+        case 118: *value = 100; break; /* What an adapter writes is in order for kernels of the GPU. */
+        case 124: *value = 1; break;   /* There are descriptors of its memory (adapter.cpp). */
         default: return refuse("such attribute of a GPU");
     }
     return kSuccess;

@@ -21,6 +21,8 @@ enum Result {
     kPeerAccessAlreadyEnabled = 704,
     kNotFound = 500,
     kNotReady = 600,
+    kAlreadyRegistered = 712,
+    kNotRegistered = 713,
     kLaunchTooLarge = 720,
     kNotSupported = 801,
 };

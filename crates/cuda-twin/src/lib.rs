@@ -43,9 +43,10 @@ const OWN: [(&str, &str); 3] = [
     ("ep_bulk.h", include_str!("../device/ep_bulk.h")),
 ];
 /// The text of both libraries.
-const DRIVER: [(&str, &str); 6] = [
+const DRIVER: [(&str, &str); 7] = [
     ("driver.h", include_str!("../driver/driver.h")),
     ("stream.h", include_str!("../driver/stream.h")),
+    ("adapter.cpp", include_str!("../driver/adapter.cpp")),
     ("device.cpp", include_str!("../driver/device.cpp")),
     ("stream.cpp", include_str!("../driver/stream.cpp")),
     ("module.cpp", include_str!("../driver/module.cpp")),
@@ -57,7 +58,7 @@ const FLAGS: &str =
     "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique -w";
 /// The libraries, by the names by which they are opened, and what they are made of.
 const LIBRARIES: [(&str, &[&str]); 2] =
-    [("libcuda.so", &["device.cpp", "stream.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
+    [("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
 
 /// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
 pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";

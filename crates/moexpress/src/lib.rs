@@ -70,6 +70,9 @@ pub use ep_roce as roce;
 #[cfg(feature = "cuda")]
 pub use ep_cuda as cuda;
 
+#[cfg(all(feature = "ibgda", target_os = "linux"))]
+pub use ep_ibgda as ibgda;
+
 #[cfg(feature = "ascend")]
 pub use ep_ascend as ascend;
 

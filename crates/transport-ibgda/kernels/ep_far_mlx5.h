@@ -20,6 +20,9 @@
 #define EP_MLX5_FETCH_ADD 0x12u
 /* Asks for a completion. */
 #define EP_MLX5_COMPLETE 0x08u
+/* An element that failed: at its own adapter, or at the peer's. */
+#define EP_MLX5_FAILED 13u
+#define EP_MLX5_FAILED_THERE 14u
 #define EP_MLX5_INVALID 15u
 /* Of ep_mlx5_look alone: it has not completed. */
 #define EP_MLX5_UNDER_WAY 0xffu
@@ -33,11 +36,15 @@ EP_DEV EpUnit ep_mlx5_unit(ep_u32 a, ep_u32 b, ep_u32 c, ep_u32 d) {
 /* Two words of 32 bits of one of 64, the upper first, and two more words. */
 EP_DEV EpUnit ep_mlx5_wide(ep_u64 a, ep_u32 c, ep_u32 d) { return ep_mlx5_unit((ep_u32)(a >> 32), (ep_u32)a, c, d); }
 
+/* The end of an element's completion, counter 16 | signature 8 | opcode 4 | 3 | owner 1, written last: nothing else is read of one. */
+EP_DEV ep_u32 ep_mlx5_end(const EpMlx5* q, ep_u64 index) {
+    const ep_u64 place = index & ((1ull << q->log_slots) - 1);
+    return ep_mlx5_big(ep_ld_acquire4((const ep_u8*)(q->completions + 64 * place + 60)));
+}
+
 /* Whether an element has completed: EP_FAR_OK, EP_FAR_BROKEN or EP_MLX5_UNDER_WAY. */
 EP_DEV ep_u32 ep_mlx5_look(EpMlx5* q, ep_u64 index) {
-    const ep_u64 place = index & ((1ull << q->log_slots) - 1);
-    /* counter 16 | signature 8 | opcode 4 | 3 | owner 1, written last: nothing else is read of a completion. */
-    const ep_u32 end = ep_mlx5_big(ep_ld_acquire4((const ep_u8*)(q->completions + 64 * place + 60)));
+    const ep_u32 end = ep_mlx5_end(q, index);
     const ep_u32 opcode = end >> 4 & 15, round = (ep_u32)(index >> q->log_slots);
     if (((end ^ round) & 1) != 0 || opcode == EP_MLX5_INVALID) return EP_MLX5_UNDER_WAY;
     if (opcode == 0 && end >> 16 == (ep_u32)(index & 0xffff)) return EP_FAR_OK;
@@ -113,10 +120,14 @@ EP_DEV ep_u32 ep_mlx5_refuse(EpMlx5* q) {
     return EP_FAR_REFUSED;
 }
 
+/* By any thread, so what is read of the state may be old: only an error is taken for news. After one all that follows fails, so the last element
+ * that the adapter was told of shows it, whoever reads its completion otherwise. */
 EP_DEV ep_u32 ep_far_poll(EpFar lane) {
     EpMlx5* q = ep_mlx5(lane);
-    const ep_u64 completed = q->completed;
-    if (q->status == EP_FAR_OK && completed < q->posted) ep_mlx5_look(q, completed);
+    const ep_u64 rung = q->rung;
+    if (q->status != EP_FAR_OK || rung == 0) return (ep_u32)q->status;
+    const ep_u32 opcode = ep_mlx5_end(q, rung - 1) >> 4 & 15;
+    if (opcode == EP_MLX5_FAILED || opcode == EP_MLX5_FAILED_THERE) q->status = EP_FAR_BROKEN;
     return (ep_u32)q->status;
 }
 

@@ -1,80 +1,11 @@
-//! What a transport needs of the device whose kernels post: memory, a way to look at it, and the doorbell's page.
+//! The host as a device whose kernels post.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use ep_core::Error;
-
-/// Where memory lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Home {
-    /// On the device.
-    Device,
-    /// On the host, mapped for the device at an address that the host uses, too.
-    Host,
-}
-
-/// A device whose kernels post. A backend has one for each rank.
-///
-/// # Safety
-/// Memory is as [`Memory`] says. What [`read`](Self::read) and [`write`](Self::write) are given is an address of the device; they touch those
-/// bytes and no others. Where [`map_register`](Self::map_register) says that a page lies, a store of the device of eight aligned bytes
-/// reaches the page whole.
-pub unsafe trait Device: Clone + Send + Sync + fmt::Debug + 'static {
-    /// Memory that the device reaches.
-    type Memory: Memory;
-
-    /// A number that values of the same device have, and others do not: a page is mapped once for each device.
-    fn identity(&self) -> u64;
-
-    /// So many bytes, zero, beginning at a multiple of 64 KiB.
-    ///
-    /// # Errors
-    /// [`Error::Broken`] with what the system refused, [`Error::Unsupported`] where there is none of the kind.
-    fn memory(&self, bytes: usize, home: Home) -> Result<Self::Memory, Error>;
-
-    /// Reads bytes at an address of the device. Kernels may run, and are not waited for.
-    ///
-    /// # Errors
-    /// [`Error::Broken`] with what the system refused.
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error>;
-
-    /// Writes bytes at an address of the device. On return they are there for kernels and adapters.
-    ///
-    /// # Errors
-    /// [`Error::Broken`] with what the system refused.
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error>;
-
-    /// Maps a page of an adapter's registers for the device: its address there.
-    ///
-    /// # Errors
-    /// [`Error::Broken`] with what the system refused, and what allows it (NVIDIA: the driver's `PeerMappingOverride`).
-    fn map_register(&self, page: NonNull<u8>, bytes: usize) -> Result<u64, Error>;
-
-    /// Ends that. No kernel posts.
-    fn unmap_register(&self, page: NonNull<u8>);
-}
-
-/// Memory that a device reaches.
-///
-/// # Safety
-/// For as long as the value lives, [`bytes`](Self::bytes) bytes lie at [`address`](Self::address) for the device. They may be registered with
-/// an adapter by [`dmabuf`](Self::dmabuf), or by that address where the system's drivers know it.
-pub unsafe trait Memory: Send + Sync + fmt::Debug {
-    /// Where it lies for the device.
-    fn address(&self) -> u64;
-
-    /// Its size.
-    fn bytes(&self) -> usize;
-
-    /// By which an adapter may register it, where the driver gives one.
-    fn dmabuf(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
+use ep_core::transport::{Home, PostingDevice, PostingMemory};
 
 /// The host itself, for devices that are threads of this process: all memory is host memory, and pages lie where they lie.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,8 +30,8 @@ impl Drop for HostMemory {
     }
 }
 
-// SAFETY: the allocation lives until the value is dropped, at the same address for all threads.
-unsafe impl Memory for HostMemory {
+// The allocation lives until the value is dropped, at the same address for all threads.
+impl PostingMemory for HostMemory {
     fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
@@ -110,8 +41,8 @@ unsafe impl Memory for HostMemory {
     }
 }
 
-// SAFETY: addresses of the device are those of the process, which `read` and `write` touch by atomics, and a page lies where it lies.
-unsafe impl Device for HostDevice {
+// Addresses of the device are those of the process, which `read` and `write` touch by atomics, and a page lies where it lies.
+impl PostingDevice for HostDevice {
     type Memory = HostMemory;
 
     fn identity(&self) -> u64 {

@@ -7,9 +7,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::card::{Place, Queue, State};
 use crate::completion::{self, BYTES, Outcome};
-use crate::device::Device;
 use crate::error::Error;
 use crate::state::QueueState;
+use ep_core::transport::PostingDevice;
 
 /// Refused by the text of the verbs: what was posted reaches out of the window, or is no cell.
 const REFUSED: u64 = FarStatus::Refused as u64;
@@ -45,7 +45,7 @@ impl Lane {
     }
 
     /// What its state and its completions say. Kernels may run.
-    pub(crate) fn progress<D: Device>(&self, device: &D) -> Progress {
+    pub(crate) fn progress<D: PostingDevice>(&self, device: &D) -> Progress {
         if let Some(cause) = self.closed {
             return self.broken(cause);
         }
@@ -58,7 +58,7 @@ impl Lane {
         }
     }
 
-    fn read<D: Device>(&self, device: &D) -> Result<Progress, ep_core::Error> {
+    fn read<D: PostingDevice>(&self, device: &D) -> Result<Progress, ep_core::Error> {
         let mut bytes = [0; size_of::<QueueState>()];
         device.read(self.state_at, &mut bytes)?;
         let state = QueueState::read_from_bytes(&bytes).expect("its size");
@@ -86,7 +86,7 @@ impl Lane {
         Ok(Progress::UnderWay)
     }
 
-    fn outcome<D: Device>(&self, device: &D, index: u64, log_slots: u32) -> Result<Outcome, ep_core::Error> {
+    fn outcome<D: PostingDevice>(&self, device: &D, index: u64, log_slots: u32) -> Result<Outcome, ep_core::Error> {
         let place = index & ((1 << log_slots) - 1);
         let mut entry = [0; BYTES];
         device.read(self.completions_at + place * BYTES as u64, &mut entry)?;
@@ -105,7 +105,7 @@ impl Lane {
     }
 
     /// Ends its queue: what it held never arrives, and nothing of this rank is read for it any more. Kernels are told.
-    pub(crate) fn close<D: Device>(&mut self, device: &D, cause: LaneCause) {
+    pub(crate) fn close<D: PostingDevice>(&mut self, device: &D, cause: LaneCause) {
         if let Some(queue) = self.queue.take() {
             // A queue that has failed, or whose adapter is gone, need not be failed: it is destroyed either way.
             if let Err(error) = queue.fail() {
@@ -121,7 +121,7 @@ impl Lane {
     }
 
     /// Writes its state: kernels may post.
-    pub(crate) fn begin<D: Device>(&mut self, device: &D, state: &QueueState) -> Result<(), Error> {
+    pub(crate) fn begin<D: PostingDevice>(&mut self, device: &D, state: &QueueState) -> Result<(), Error> {
         let refused =
             |error: ep_core::Error| Error::Device { what: "writing the state of a lane", why: error.to_string() };
         device.write(self.state_at, state.as_bytes()).map_err(refused)?;

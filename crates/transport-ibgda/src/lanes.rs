@@ -9,7 +9,6 @@ use ep_core::{Fault, LaneCause, Layout, Rank};
 use crate::card::{
     Capabilities, Chosen, Connection, Domain, Part, Place, Queue, Region, Register, Storage, Way, choose,
 };
-use crate::device::{Device, Home, Memory};
 use crate::error::Error;
 use crate::lane::{Lane, Progress};
 use crate::library::Library;
@@ -17,13 +16,14 @@ use crate::offer::{End, Header, Offer};
 use crate::settings::Settings;
 use crate::state::QueueState;
 use crate::sys;
+use ep_core::transport::{Home, PostingDevice, PostingMemory};
 
 /// The lanes of one rank that its device drives.
 ///
 /// When it is dropped, the device's way to the doorbell ends first, then the queue pairs, their completion queues and the page that they name, then
 /// the adapter lets go of all memory, and last the memory ends.
 #[derive(Debug)]
-pub struct IbgdaLanes<D: Device> {
+pub struct IbgdaLanes<D: PostingDevice> {
     lanes: Vec<Lane>,
     register: Register<D>,
     window: Region,
@@ -46,7 +46,7 @@ fn refused(what: &'static str) -> impl Fn(ep_core::Error) -> Error {
     move |error| Error::Device { what, why: error.to_string() }
 }
 
-impl<D: Device> IbgdaLanes<D> {
+impl<D: PostingDevice> IbgdaLanes<D> {
     /// Opens the adapter of a rank, registers its window, makes its lanes' memory. Connects nothing.
     pub(crate) fn open(
         library: &Library,
@@ -333,7 +333,7 @@ fn random_psn() -> u32 {
         & 0xff_ffff
 }
 
-impl<D: Device> DeviceLanes for IbgdaLanes<D> {
+impl<D: PostingDevice> DeviceLanes for IbgdaLanes<D> {
     fn offer(&mut self) -> Result<Vec<u8>, ep_core::Error> {
         let me = self.me;
         self.renew().map(|offer| offer.to_bytes()).map_err(|error| error.on(me))
@@ -373,7 +373,7 @@ impl<D: Device> DeviceLanes for IbgdaLanes<D> {
     }
 }
 
-impl<D: Device> Drop for IbgdaLanes<D> {
+impl<D: PostingDevice> Drop for IbgdaLanes<D> {
     fn drop(&mut self) {
         self.register.unmap();
         self.lanes.iter_mut().for_each(|lane| lane.close(&self.device, LaneCause::Cut));
@@ -388,14 +388,14 @@ pub struct Ibgda<D> {
     settings: Settings,
 }
 
-impl<D: Device> Ibgda<D> {
+impl<D: PostingDevice> Ibgda<D> {
     /// With these functions ([`Library::open`]), for this device, with these settings. Opens nothing yet.
     pub const fn new(library: Library, device: D, settings: Settings) -> Self {
         Self { library, device, settings }
     }
 }
 
-impl<D: Device> ep_core::transport::DeviceTransport for Ibgda<D> {
+impl<D: PostingDevice> ep_core::transport::DeviceTransport for Ibgda<D> {
     type Lanes = IbgdaLanes<D>;
 
     fn far_lanes(&self) -> Queues {

@@ -49,7 +49,7 @@
 //!
 //! # Where to go next
 //!
-//! - [`Settings`] has every option with its default; [`Device`] is what a backend gives.
+//! - [`Settings`] has every option with its default; [`PostingDevice`](ep_core::transport::PostingDevice) is what a backend gives.
 //! - `kernels/ep_far_mlx5.h`: what kernels do, step by step.
 //! - [`ep_core::transport`]: what any transport must do.
 #![cfg(target_os = "linux")]
@@ -65,11 +65,13 @@ mod library;
 mod offer;
 mod settings;
 mod state;
+mod survey;
 mod sys;
 
-pub use device::{Device, Home, HostDevice, HostMemory, Memory};
+pub use device::{HostDevice, HostMemory};
 pub use error::Error;
 pub use lanes::{Ibgda, IbgdaLanes};
 pub use library::Library;
 pub use settings::{Doorbell, Settings};
 pub use state::source;
+pub use survey::{Adapter, survey};

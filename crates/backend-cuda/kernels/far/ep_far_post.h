@@ -32,9 +32,14 @@ EP_DEV ep_u32 ep_far_culprit(const EpRank& r, ep_u32 peer, ep_u32 status) {
     return status == EP_FAR_STALLED || status == EP_FAR_GONE || status == EP_FAR_REFUSED ? r.me : peer;
 }
 
-/* What is known to be wrong with a lane to a rank. */
-EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer, ep_u32 lane) {
-    return ep_is_beyond(r, peer) ? ep_far_poll(ep_far_lane(r, peer, lane)) : EP_FAR_OK;
+/* What is known to be wrong with the lanes to a rank: with that of its watch, and with one more, drawn anew each time. Whoever only posts to a lane may
+ * never look at it again. */
+EP_DEV ep_u32 ep_far_trouble(const EpRank& r, ep_u32 peer) {
+    if (!ep_is_beyond(r, peer)) return EP_FAR_OK;
+    const ep_u32 status = ep_far_poll(ep_far_lane(r, peer, EP_LANE_WATCH));
+    const ep_u32 drawn = (ep_u32)(ep_now() * 0x9e3779b97f4a7c15ull >> 40) % ep_lane_count(r.w.tracks);
+    const EpFar other = ep_far_lane(r, peer, drawn);
+    return status != EP_FAR_OK || other.state == 0 ? status : ep_far_poll(other);
 }
 
 #else
@@ -43,7 +48,7 @@ EP_DEV bool ep_one_node(const EpRank&) { return true; }
 EP_DEV bool ep_is_beyond(const EpRank&, ep_u32) { return false; }
 EP_DEV void ep_far_raise(const EpRank&, ep_u32, ep_u32, ep_u64, ep_u64) {}
 EP_DEV ep_u32 ep_far_culprit(const EpRank&, ep_u32 peer, ep_u32) { return peer; }
-EP_DEV ep_u32 ep_far_trouble(const EpRank&, ep_u32, ep_u32) { return 0; }
+EP_DEV ep_u32 ep_far_trouble(const EpRank&, ep_u32) { return 0; }
 
 #endif
 

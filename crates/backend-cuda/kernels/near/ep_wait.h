@@ -30,7 +30,7 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
             asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
         }
     }
-    const ep_u32 trouble = status == 0 ? ep_far_trouble(r, writer, EP_LANE_WATCH) : 0;
+    const ep_u32 trouble = status == 0 ? ep_far_trouble(r, writer) : 0;
     if (trouble != 0) {
         status = EP_STATUS_LANE;
         field = trouble;

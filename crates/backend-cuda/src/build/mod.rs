@@ -19,7 +19,7 @@ pub use cache::{Cache, come_from};
 pub(crate) use cubin::is_whole;
 pub use nvrtc::version;
 #[cfg(feature = "workshop")]
-pub use resources::{Resources, check, resources};
+pub use resources::{Resources, check, check_over, resources};
 #[cfg(feature = "workshop")]
 pub use shipped::absent;
 pub use shipped::absent_names;

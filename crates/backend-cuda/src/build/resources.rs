@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::cubin::{name_at, sections, u16_at, u32_at};
-use super::{ALL, CudaError, compile, is_whole};
+use ep_core::transport::DeviceSource;
+
+use super::{ALL, CudaError, Source, Target, compile, is_whole, side_by_side};
 
 /// Registers and memory of one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,19 +70,36 @@ pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
             if target.far.is_none() {
                 compile(&target.clone().for_tests(true))?;
             }
-            let cubin = compile(&target)?;
-            let said = |log: String| CudaError::Compile { kernel: source.name(), arch: arch.to_owned(), log };
-            is_whole(&cubin).map_err(|problem| said(problem.to_owned()))?;
-            for (kernel, needs) in resources(&cubin).map_err(|problem| said(problem.to_owned()))? {
-                if needs.local_memory > 0 {
-                    return Err(said(format!("{kernel} uses {} bytes of local memory", needs.local_memory)));
-                }
-                let far = target.far.is_some().then_some("over lanes between nodes");
-                let defines = target.defines.iter().map(String::as_str);
-                let variant: Vec<_> = [kernel.as_str()].into_iter().chain(defines).chain(far).collect();
-                all.push((variant.join(" "), needs));
-            }
+            all.extend(needs(&target)?);
         }
+    }
+    Ok(all)
+}
+
+/// The same of kernels that reach other nodes, over lanes with this text.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_over(arch: &str, lanes: &DeviceSource) -> Result<Vec<(String, Resources)>, CudaError> {
+    let posts = Target::new(Source::Posts, arch).over(lanes);
+    let targets: Vec<_> = ALL.iter().filter_map(|source| source.between_nodes(arch, lanes)).chain([posts]).collect();
+    Ok(side_by_side::each(&targets, needs)?.into_iter().flatten().collect())
+}
+
+/// What the kernels of one compilation need.
+fn needs(target: &Target) -> Result<Vec<(String, Resources)>, CudaError> {
+    let cubin = compile(target)?;
+    let said = |log| CudaError::Compile { kernel: target.source.name(), arch: target.arch.clone(), log };
+    is_whole(&cubin).map_err(|problem| said(problem.to_owned()))?;
+    let mut all = Vec::new();
+    for (kernel, needs) in resources(&cubin).map_err(|problem| said(problem.to_owned()))? {
+        if needs.local_memory > 0 {
+            return Err(said(format!("{kernel} uses {} bytes of local memory", needs.local_memory)));
+        }
+        let far = target.far.is_some().then_some("over lanes between nodes");
+        let defines = target.defines.iter().map(String::as_str);
+        let variant: Vec<_> = [kernel.as_str()].into_iter().chain(defines).chain(far).collect();
+        all.push((variant.join(" "), needs));
     }
     Ok(all)
 }

@@ -59,12 +59,7 @@ impl Device {
         let mut device = 0;
         // SAFETY: the driver is open; `device` is written to.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: as above.
-            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
-            Ok::<_, CudaError>(u32::try_from(value).unwrap_or(0))
-        };
+        let attribute = |attribute| read_attribute(device, attribute);
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if major < 8 {
@@ -99,6 +94,15 @@ impl Device {
             imports: Mutex::default(),
             events: Mutex::default(),
         })
+    }
+
+    /// An attribute of it; 0 for a negative one.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub(super) fn attribute(&self, attribute: Attribute) -> Result<u32, CudaError> {
+        // Devices are their ordinals.
+        read_attribute(self.ordinal as i32, attribute)
     }
 
     /// Makes its context that of the calling thread.
@@ -190,6 +194,13 @@ impl Device {
             code => check("cuCtxEnablePeerAccess", code),
         }
     }
+}
+
+fn read_attribute(device: sys::CUdevice, attribute: Attribute) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: the driver is open; `value` is written to.
+    check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
+    Ok(u32::try_from(value).unwrap_or(0))
 }
 
 /// A pool of a GPU's memory that keeps what is given back, since returning it to the system would synchronise, and that never

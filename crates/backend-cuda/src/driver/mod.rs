@@ -1,5 +1,6 @@
 //! The driver, safely: devices, streams, events, memory, modules. Opened at run time; nothing here panics without it.
 
+mod adapter;
 mod copy;
 mod device;
 mod graph;

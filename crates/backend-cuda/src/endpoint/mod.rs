@@ -316,6 +316,8 @@ impl Drop for CudaEndpoint {
     fn drop(&mut self) {
         // Its kernels end first: what they publish counts.
         let _ = self.device.stream.synchronize();
+        // What it published is with the others before they learn that it is gone.
+        self.far().inspect(|far| far.settle());
         self.device.node.strike(self.desk.rank());
         self.peers.leave(self.desk.rank());
     }

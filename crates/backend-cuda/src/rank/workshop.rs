@@ -10,9 +10,10 @@ use crate::args;
 use crate::build::{Cache, Source, Target, code};
 use crate::driver::{Kernel, Launch};
 use crate::error::CudaError;
+use crate::far::key;
 use crate::kernels::loaded;
 
-/// By GPU, whether they are built for tests, name, and the text of the lanes between nodes.
+/// By GPU, whether they are built for tests, name, and the key of the lanes between nodes.
 type Others = BTreeMap<(usize, bool, &'static str, Option<String>), Kernel>;
 
 static OTHERS: Mutex<Others> = Mutex::new(BTreeMap::new());
@@ -23,13 +24,18 @@ impl RankDevice {
         let (device, tests) = (self.stream.device(), self.test.is_some());
         let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
         let far = self.far.as_ref().and_then(|far| source.between_nodes(&device.arch(), far.source()));
-        let key = (device.ordinal(), tests, source.name(), far.as_ref().and_then(|target| target.far.clone()));
-        if let Some(kernel) = others.get(&key) {
+        let which = (
+            device.ordinal(),
+            tests,
+            source.name(),
+            self.far.as_ref().filter(|_| far.is_some()).map(|far| key(far.source())),
+        );
+        if let Some(kernel) = others.get(&which) {
             return Ok(*kernel);
         }
         let target = far.unwrap_or_else(|| Target::new(source, &device.arch())).for_tests(tests);
         let kernel = loaded(device, &target, &code(&Cache::of_user(), &target)?, 0)?;
-        others.insert(key, kernel);
+        others.insert(which, kernel);
         Ok(kernel)
     }
 

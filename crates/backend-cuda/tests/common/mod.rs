@@ -141,19 +141,32 @@ impl Backend for Cuda {
         T: Travels,
         F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
     {
-        let ran = self.cluster(setup)?.run(async |endpoint| {
-            let crash = endpoint.crash_flag();
-            befall(user(endpoint), crash, is_noticed(setup)).await
-        });
-        ran.map_err(|error| error.to_string())
+        run_on(self.cluster(setup)?, setup, user)
     }
 
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).and_then(|layout| self.window(layout));
-        let layout = layout.map_err(|error| error.to_string())?;
-        let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
-        let logs = self.cluster(setup)?.probe(&translated).map_err(|error| error.to_string())?;
-        let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, layout.window_bytes()));
-        Ok(scripts.iter().zip(&logs).map(seen).collect())
+        probe_on(&self.cluster(setup)?, setup, scripts)
     }
+}
+
+/// Runs `user` on the ranks of a cluster as a case wants it.
+pub fn run_on<T: Send, F>(cluster: Cluster, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
+where
+    F: AsyncFn(CudaEndpoint) -> T + Send + Sync,
+{
+    let ran = cluster.run(async |endpoint| {
+        let crash = endpoint.crash_flag();
+        befall(user(endpoint), crash, is_noticed(setup)).await
+    });
+    ran.map_err(|error| error.to_string())
+}
+
+/// Runs scripts of verbs on the devices of a cluster.
+pub fn probe_on(cluster: &Cluster, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+    let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).and_then(Layout::with_kernels);
+    let bytes = layout.map_err(|error| error.to_string())?.window_bytes();
+    let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
+    let logs = cluster.probe(&translated).map_err(|error| error.to_string())?;
+    let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, bytes));
+    Ok(scripts.iter().zip(&logs).map(seen).collect())
 }

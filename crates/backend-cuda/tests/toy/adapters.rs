@@ -119,3 +119,12 @@ fn a_rank_beyond_adapters_that_is_not_there_is_blamed() {
     assert!(reports[..3].iter().all(|report| report.status != 0 && report.culprit == 3), "{reports:?}");
     assert_eq!(complaints, []);
 }
+
+/// The kernels that post, by the compiler that GPUs' hosts have: none uses local memory.
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_that_post_compile_for_gpus() {
+    let lanes = ep_ibgda::source(&Settings::new());
+    let kernels = ep_cuda::build::check_over("sm_90a", &lanes).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(kernels.len(), 6, "{kernels:?}");
+}

@@ -4,8 +4,10 @@
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
 //! keep the processor busy, too, all planted faults, and the whole suite with ranks that are processes, of which some cases are run always.
 
+mod adapters;
 #[path = "../common/apart.rs"]
 mod apart;
+mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
@@ -14,6 +16,7 @@ mod planted;
 use std::env;
 use std::process::ExitCode;
 
+use adapters::OnAdapters;
 use apart::Apart;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
+    let suite = suite.on_those("adapters", Requirement::Nodes, OnAdapters { absent, all: all() });
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_there = |plant: Plant| if all() { plant != Plant::PlacedOffByOne } else { FOUND.contains(&plant) };
     let faults = planted::FAULTS.into_iter().filter(|fault| is_there(fault.plant));
@@ -133,5 +137,6 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    suite.with(planted.collect()).run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
+    let suite = suite.with(planted.collect()).with(broken::trials(absent));
+    suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }

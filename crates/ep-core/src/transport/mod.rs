@@ -3,13 +3,15 @@
 //! | where ranks run | who posts | a network offers |
 //! |---|---|---|
 //! | on CPUs | the rank's thread | [`Transport`], [`Lanes`] |
-//! | on a device | a warp of a kernel | [`DeviceTransport`], [`DeviceLanes`] |
+//! | on a device | a warp of a kernel | [`DeviceTransport`], [`DeviceLanes`]; of the device it may need [`PostingDevice`] |
 
 mod device;
 mod host;
+mod posting;
 
 pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, WindowCopies, WindowMemory};
 pub use host::{Lanes, NoLanes, NoTransport, Place, Transport};
+pub use posting::{Home, PostingDevice, PostingMemory};
 
 use crate::layout::{Layout, Queues};
 use crate::port::LaneKind;

@@ -65,4 +65,19 @@ fn gpus_of_several_nodes_over_the_loop() {
     let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
     let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
     assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
+    // Only on a machine without adapters: with them it might run.
+    if std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count) == 0 {
+        let refusal = two("--far ibgda").refusal();
+        let named =
+            ["libibverbs.so.1 cannot be loaded", "libmlx5.so.1 cannot be loaded", "there is no mlx5 adapter here"];
+        assert!(named.iter().any(|what| refusal.contains(what)), "{refusal}");
+    }
+    assert!(
+        two("--far ibgda --far-devices mlx5_0/mlx5_1").refusal().contains("allowed: auto, or names: mlx5_0,mlx5_1")
+    );
+    assert!(two("--far ibgda --far-ack-timeout 30").refusal().contains("ack timeout is 30, allowed: 1 to 18"));
+    assert!(two("--far ibgda --far-mtu 1024").refusal().contains("--far with --far-mtu is ibgda, allowed: roce"));
+    assert!(two("--far loop --far-ack-timeout 9").refusal().contains("is loop, allowed: roce or ibgda"));
+    let host = moexpress_with_env(&format!("run --backend host --nodes 2 {layer} --far ibgda"), &environment);
+    assert!(host.refusal().contains("--backend with --far ibgda is host, allowed: cuda: kernels post"));
 }

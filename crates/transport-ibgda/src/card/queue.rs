@@ -4,9 +4,9 @@ use super::port::{Gid, Port};
 use super::storage::{PAGE, Storage};
 use super::{Context, Domain, Object, Register};
 use crate::command::{Message, Opcode, cq, qp};
-use crate::device::Device;
 use crate::error::Error;
 use crate::sys;
+use ep_core::transport::PostingDevice;
 
 /// The path's state when there is only one path: "migrated".
 const PM_MIGRATED: u64 = 3;
@@ -215,7 +215,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Both, in memory at `place`: no elements, no completions.
-    pub(crate) fn new<D: Device>(
+    pub(crate) fn new<D: PostingDevice>(
         domain: &Domain,
         register: &Register<D>,
         storage: &Storage<D::Memory>,

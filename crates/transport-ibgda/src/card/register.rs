@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Context;
-use crate::device::Device;
 use crate::error::Error;
 use crate::sys;
+use ep_core::transport::PostingDevice;
 
 /// Bytes of a page of registers.
 const PAGE: usize = 4096;
@@ -25,16 +25,16 @@ fn pages() -> MutexGuard<'static, Pages> {
 
 /// A page that stays mapped for a device as long as the value lives.
 #[derive(Debug)]
-struct Mapped<D: Device> {
+struct Mapped<D: PostingDevice> {
     device: D,
     page: NonNull<u8>,
     address: u64,
 }
 
 // SAFETY: a page is known by its address, which any thread may tell the device's driver.
-unsafe impl<D: Device> Send for Mapped<D> {}
+unsafe impl<D: PostingDevice> Send for Mapped<D> {}
 
-impl<D: Device> Mapped<D> {
+impl<D: PostingDevice> Mapped<D> {
     fn new(device: &D, page: NonNull<u8>) -> Result<Self, Error> {
         let mut pages = pages();
         let key = (device.identity(), page.as_ptr() as usize);
@@ -55,7 +55,7 @@ impl<D: Device> Mapped<D> {
     }
 }
 
-impl<D: Device> Drop for Mapped<D> {
+impl<D: PostingDevice> Drop for Mapped<D> {
     fn drop(&mut self) {
         let mut pages = pages();
         let key = (self.device.identity(), self.page.as_ptr() as usize);
@@ -71,7 +71,7 @@ impl<D: Device> Drop for Mapped<D> {
 
 /// A page of an adapter's registers (UAR), and where the device has it.
 #[derive(Debug)]
-pub(crate) struct Register<D: Device> {
+pub(crate) struct Register<D: PostingDevice> {
     /// None once the device may ring no more.
     mapped: Option<Mapped<D>>,
     owned: Owned,
@@ -94,7 +94,7 @@ impl Drop for Owned {
     }
 }
 
-impl<D: Device> Register<D> {
+impl<D: PostingDevice> Register<D> {
     pub(crate) fn new(context: &Context, device: &D) -> Result<Self, Error> {
         let allocate = context.library().mlx5dv_devx_alloc_uar();
         // A page of the one kind is not to be had in every virtual machine.
@@ -137,7 +137,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::device::{Home, HostDevice, HostMemory};
+    use crate::device::{HostDevice, HostMemory};
+    use ep_core::transport::Home;
 
     static MAPPED: AtomicU32 = AtomicU32::new(0);
     static UNMAPPED: AtomicU32 = AtomicU32::new(0);
@@ -146,8 +147,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Strict;
 
-    // SAFETY: the host's own memory, as `HostDevice` has it.
-    unsafe impl Device for Strict {
+    impl PostingDevice for Strict {
         type Memory = HostMemory;
 
         fn identity(&self) -> u64 {

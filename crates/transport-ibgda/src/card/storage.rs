@@ -6,9 +6,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use super::{Context, Domain, Part, Region, Way};
-use crate::device::{Device, Home, Memory};
 use crate::error::Error;
 use crate::sys;
+use ep_core::transport::{Home, PostingDevice, PostingMemory};
 
 /// Bytes of a page as adapters count: what begins in memory of queues begins at a multiple.
 pub(super) const PAGE: u64 = 4096;
@@ -26,7 +26,7 @@ struct Umem {
 unsafe impl Send for Umem {}
 
 impl Umem {
-    fn new(context: &Context, memory: &impl Memory, way: Way<'_>) -> Result<Self, Error> {
+    fn new(context: &Context, memory: &impl PostingMemory, way: Way<'_>) -> Result<Self, Error> {
         let (library, access) = (context.library(), sys::ACCESS_LOCAL_WRITE);
         let (call, raw) = match way {
             Way::Dmabuf(file) => {
@@ -95,9 +95,9 @@ pub(crate) struct Storage<M> {
     pub(crate) description: String,
 }
 
-impl<M: Memory> Storage<M> {
+impl<M: PostingMemory> Storage<M> {
     /// At least so many bytes, the best kind that is to be had.
-    pub(crate) fn new<D: Device<Memory = M>>(domain: &Domain, device: &D, bytes: u64) -> Result<Self, Error> {
+    pub(crate) fn new<D: PostingDevice<Memory = M>>(domain: &Domain, device: &D, bytes: u64) -> Result<Self, Error> {
         let bytes = (bytes as usize).next_multiple_of(GRANULE);
         let mut why = Vec::new();
         for kind in [Kind::Dmabuf, Kind::PeerMemory, Kind::Host] {
@@ -114,7 +114,7 @@ impl<M: Memory> Storage<M> {
         Err(Error::Memory { what: "memory of queues", device, why: why.join("; ") })
     }
 
-    fn of<D: Device<Memory = M>>(domain: &Domain, device: &D, bytes: usize, kind: Kind) -> Result<Self, Error> {
+    fn of<D: PostingDevice<Memory = M>>(domain: &Domain, device: &D, bytes: usize, kind: Kind) -> Result<Self, Error> {
         let home = if kind == Kind::Host { Home::Host } else { Home::Device };
         let refused = |error: ep_core::Error| Error::Device { what: "taking memory", why: error.to_string() };
         let memory = device.memory(bytes, home).map_err(refused)?;

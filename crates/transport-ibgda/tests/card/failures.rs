@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use ep_core::device::FarStatus;
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Scope, Span};
-use ep_core::transport::DeviceLanes;
+use ep_core::transport::{DeviceLanes, PostingDevice};
 use ep_core::{Fault, LaneCause, Layout, Rank};
-use ep_ibgda::{Device, HostDevice, Settings};
+use ep_ibgda::{HostDevice, Settings};
 use soft_hca::{Fabric, Link, Mood};
 
 use crate::life::{drained, talk};
@@ -19,13 +19,19 @@ fn quick() -> Settings {
     Settings::new().ack_timeout(8).and_then(|settings| settings.retries(3)).expect("settings")
 }
 
+/// Where a lane's state has the number of elements that have completed.
+const COMPLETED: u64 = 144;
+
 fn data(layout: &Layout) -> LaneKind {
     LaneKind::Data(layout.far_track(0))
 }
 
 /// The queue pair of a lane, as its state names it.
 fn pair(member: &Member, peer: u32, kind: LaneKind) -> u32 {
-    assert!(ep_ibgda::source(&Settings::new()).text.contains("__builtin_offsetof(EpMlx5, number) == 120"));
+    let text = ep_ibgda::source(&Settings::new()).text;
+    for (field, at) in [("number", 120), ("completed", COMPLETED)] {
+        assert!(text.contains(&format!("__builtin_offsetof(EpMlx5, {field}) == {at}")));
+    }
     let mut number = [0; 4];
     HostDevice.read(member.state(peer, kind) + 120, &mut number).unwrap();
     u32::from_ne_bytes(number)
@@ -84,6 +90,32 @@ fn each_syndrome_breaks_its_lane_and_no_other_and_is_named() {
     }
     connect(&mut members, &[]).unwrap();
     talk(&verbs, &layout, &members, 3);
+}
+
+/// Whoever only publishes reads no completion: its lane is looked at by a thread that waits for something else, and that knows of old states.
+#[test]
+fn a_poll_finds_errors_behind_what_nobody_flushed_and_takes_nothing_else_for_one() {
+    let Some(verbs) = Verbs::new(&Settings::new(), None) else { return };
+    let layout = layout(2);
+    let fabric = Fabric::builder(2, Link::Ethernet).mood(Mood::hostile()).seed(6).running();
+    let mut members = connected(&fabric, &layout, &quick()).unwrap();
+    let kind = data(&layout);
+    let (state, cell) = (members[0].state(1, kind), layout.cell(Cell::new(Rank(0), kind, Counter::Tail), 1));
+    let publish = |value| assert_eq!(verbs.publish(state, cell, value, SOON), FarStatus::Ok);
+    // Twice as many as there are places: the first place has another element's completion.
+    (1..=600).for_each(publish);
+    drained(&mut members);
+    HostDevice.write(state + COMPLETED, &0u64.to_ne_bytes()).unwrap();
+    assert_eq!(verbs.poll(state), FarStatus::Ok, "of a state that is read late");
+    connect(&mut members, &[]).unwrap();
+    (1..=5).for_each(publish);
+    fabric.card(0).break_element(pair(&members[0], 1, kind), 3, 0x13);
+    (6..=12).for_each(publish);
+    let began = Instant::now();
+    while verbs.poll(state) == FarStatus::Ok {
+        assert!(began.elapsed() < SOON, "nobody noticed");
+    }
+    assert_eq!(verbs.poll(state), FarStatus::Broken);
 }
 
 #[test]

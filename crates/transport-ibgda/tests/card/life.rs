@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use ep_core::port::{Cell, Counter, LaneKind, Offset, Scope};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, WindowMemory};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Home, PostingDevice, PostingMemory, WindowMemory};
 use ep_core::{Error, Layout, Rank};
-use ep_ibgda::{Device, Home, HostDevice, Ibgda, Memory, Settings};
+use ep_ibgda::{HostDevice, Ibgda, Settings};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use soft_hca::{Fabric, Link, Model, Mood};
@@ -101,8 +101,8 @@ impl Drop for FileMemory {
     }
 }
 
-// SAFETY: the mapping lives until the value is dropped, and the descriptor is of the same pages.
-unsafe impl Memory for FileMemory {
+// The mapping lives until the value is dropped, and the descriptor is of the same pages.
+impl PostingMemory for FileMemory {
     fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }
@@ -116,8 +116,8 @@ unsafe impl Memory for FileMemory {
     }
 }
 
-// SAFETY: memory of the process, as `HostDevice` has it.
-unsafe impl Device for WithFiles {
+// Memory of the process, as `HostDevice` has it.
+impl PostingDevice for WithFiles {
     type Memory = FileMemory;
 
     fn identity(&self) -> u64 {
@@ -183,6 +183,23 @@ fn memory_is_shown_by_descriptor_else_by_address_else_it_is_the_hosts() {
     });
     assert!(last.contains("window by its address") && last.contains("queues in host memory"), "{last}");
     assert!(last.contains("nvidia-peermem is not loaded"), "{last}");
+}
+
+#[test]
+fn a_survey_opens_each_adapter_and_gives_it_back() {
+    let lesser = Model { atomics: false, ..Model::new(Link::Ethernet) };
+    let fabrics =
+        [Model::new(Link::InfiniBand), lesser].map(|model| Fabric::builder(1, model.link).model(model).stepped());
+    let found = ep_ibgda::survey(&library()).expect("adapters");
+    let names: Vec<String> = fabrics.iter().map(|fabric| fabric.card(0).name()).collect();
+    // Those of other tests may be there, too.
+    assert!(found.iter().flatten().any(|adapter| adapter.name == names[0] && adapter.relaxed_ordering), "{found:?}");
+    let refused = found.iter().filter_map(|found| found.as_ref().err()).map(ToString::to_string);
+    assert!(
+        refused.into_iter().any(|why| why.contains(&names[1]) && why.contains("fetch-add of 8 bytes")),
+        "{found:?}"
+    );
+    assert!(fabrics.iter().all(|fabric| fabric.card(0).objects() == 0 && fabric.complaints().is_empty()));
 }
 
 #[test]

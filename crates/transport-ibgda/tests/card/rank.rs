@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use ep_core::device::FarStatus;
 use ep_core::port::{LaneId, LaneKind, Offset, Span};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, WindowMemory};
+use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Home, PostingDevice, PostingMemory, WindowMemory};
 use ep_core::{Layout, Placement, Rank, Shape, Topology};
-use ep_ibgda::{Device, Home, HostDevice, HostMemory, Ibgda, IbgdaLanes, Library, Memory, Settings};
+use ep_ibgda::{HostDevice, HostMemory, Ibgda, IbgdaLanes, Library, Settings};
 use soft_hca::Fabric;
 
 use crate::common::{Mutation, compile};

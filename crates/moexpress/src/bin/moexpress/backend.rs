@@ -30,6 +30,8 @@ mod far;
 mod gather;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod host;
+#[cfg(all(feature = "ibgda", target_os = "linux"))]
+mod posted;
 #[cfg(any(feature = "cuda", feature = "host"))]
 mod processes;
 mod sim;

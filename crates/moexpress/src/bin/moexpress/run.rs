@@ -279,8 +279,12 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.far.far.is_some() && !matches!(args.backend, Backend::Host | Backend::Cuda) {
         return Err(Error::invalid("--backend with --far", name_of(args.backend), "host or cuda"));
     }
+    if args.far.far == Some(Far::Ibgda) && args.backend != Backend::Cuda {
+        return Err(Error::invalid("--backend with --far ibgda", name_of(args.backend), "cuda: kernels post"));
+    }
     if let (Some(far), Some((option, of))) = (args.far.far, args.far.misplaced()) {
-        return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), name_of(of)));
+        let allowed: Vec<String> = of.iter().copied().map(name_of).collect();
+        return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), allowed.join(" or ")));
     }
     if args.far.far == Some(Far::Loop) && args.processes && args.backend != Backend::Cuda {
         return Err(Error::invalid("--far with --processes", "loop, which joins threads, or GPUs of one host", "roce"));
@@ -326,11 +330,16 @@ fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
         (1, Some(option)) => {
             Err(Error::invalid(format_args!("nodes with {option}"), 1, "2 or more: nothing is far on one node"))
         }
-        (nodes @ 2.., _) if matches!(args.backend, Backend::Host | Backend::Cuda) && args.far.far.is_none() => {
-            let what = format_args!("nodes with --backend {}", name_of(args.backend));
-            let allowed = "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network";
-            Err(Error::invalid(what, nodes, allowed))
-        }
+        (nodes @ 2.., _) if args.backend == Backend::Host && args.far.far.is_none() => Err(Error::invalid(
+            "nodes with --backend host",
+            nodes,
+            "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network",
+        )),
+        (nodes @ 2.., _) if args.backend == Backend::Cuda && args.far.far.is_none() => Err(Error::invalid(
+            "nodes with --backend cuda",
+            nodes,
+            "1; more with --far roce, which carries rows between them, --far ibgda, where kernels post to mlx5 adapters, or --far loop, which pretends to be a network",
+        )),
         _ => Ok(()),
     }
 }

@@ -12,24 +12,24 @@ pub(crate) struct FarArgs {
     /// With --backend host or cuda: what carries rows between nodes
     #[arg(long, value_enum, value_name = "TRANSPORT")]
     pub(crate) far: Option<Far>,
-    /// With --far roce: the devices of a node's ranks, those of different nodes with / between: auto, mlx5_0,mlx5_1,
-    /// mlx5_0:2, 10.9.0.1/10.9.0.2 [default: auto]
+    /// With --far roce or ibgda: the devices of a node's ranks: auto, mlx5_0,mlx5_1; with roce those of different nodes
+    /// with / between: mlx5_0:2, 10.9.0.1/10.9.0.2 [default: auto]
     #[arg(long, value_name = "LIST", requires = "far")]
     pub(crate) far_devices: Option<String>,
     /// With --far roce: how the other end learns that rows have come: ordered-write, fetch-add, counting [default: as the
     /// device can]
     #[arg(long, value_name = "HOW", requires = "far")]
     pub(crate) far_signal: Option<String>,
-    /// With --far roce: an adapter repeats what is not answered after 4.096 us x 2^N [default: 14]
+    /// With --far roce or ibgda: an adapter repeats what is not answered after 4.096 us x 2^N [default: 14]
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_ack_timeout: Option<u32>,
     /// With --far roce: bytes of a packet's payload, at most [default: the ports']
     #[arg(long, value_name = "BYTES", requires = "far")]
     pub(crate) far_mtu: Option<u32>,
-    /// With --far roce: DSCP and ECN of all packets, as one byte [default: 0]
+    /// With --far roce or ibgda: DSCP and ECN of all packets, as one byte [default: 0]
     #[arg(long, value_name = "BYTE", requires = "far")]
     pub(crate) far_traffic_class: Option<u8>,
-    /// With --far roce: service level of all packets, 0 to 15 [default: 0]
+    /// With --far roce or ibgda: service level of all packets, 0 to 15 [default: 0]
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
     /// With --far loop: GB/s of each rank's card, in and out [default: as fast as cores copy]
@@ -41,19 +41,23 @@ pub(crate) struct FarArgs {
 }
 
 impl FarArgs {
-    /// An option that was given and belongs to another transport, and that one.
-    pub(crate) fn misplaced(&self) -> Option<(&'static str, Far)> {
+    /// An option that was given and belongs to other transports, and these.
+    pub(crate) fn misplaced(&self) -> Option<(&'static str, &'static [Far])> {
+        const ROCE: &[Far] = &[Far::Roce];
+        const RDMA: &[Far] = &[Far::Roce, Far::Ibgda];
+        const LOOP: &[Far] = &[Far::Loop];
         let given = [
-            ("--far-devices", Far::Roce, self.far_devices.is_some()),
-            ("--far-signal", Far::Roce, self.far_signal.is_some()),
-            ("--far-ack-timeout", Far::Roce, self.far_ack_timeout.is_some()),
-            ("--far-mtu", Far::Roce, self.far_mtu.is_some()),
-            ("--far-traffic-class", Far::Roce, self.far_traffic_class.is_some()),
-            ("--far-service-level", Far::Roce, self.far_service_level.is_some()),
-            ("--far-rate", Far::Loop, self.far_rate.is_some()),
-            ("--far-latency", Far::Loop, self.far_latency.is_some()),
+            ("--far-devices", RDMA, self.far_devices.is_some()),
+            ("--far-signal", ROCE, self.far_signal.is_some()),
+            ("--far-ack-timeout", RDMA, self.far_ack_timeout.is_some()),
+            ("--far-mtu", ROCE, self.far_mtu.is_some()),
+            ("--far-traffic-class", RDMA, self.far_traffic_class.is_some()),
+            ("--far-service-level", RDMA, self.far_service_level.is_some()),
+            ("--far-rate", LOOP, self.far_rate.is_some()),
+            ("--far-latency", LOOP, self.far_latency.is_some()),
         ];
-        let misplaced = given.into_iter().find(|&(_, of, given)| given && self.far != Some(of));
+        let misplaced =
+            given.into_iter().find(|&(_, of, given)| given && !self.far.is_some_and(|far| of.contains(&far)));
         misplaced.map(|(option, of, _)| (option, of))
     }
 }
@@ -63,6 +67,8 @@ impl FarArgs {
 pub(crate) enum Far {
     /// RDMA over Ethernet or InfiniBand
     Roce,
+    /// RDMA that kernels of GPUs post to mlx5 adapters themselves
+    Ibgda,
     /// None: copies between threads of this process, or processes of this host with GPUs, at a set rate and latency, for tests
     Loop,
 }

@@ -1,12 +1,10 @@
 //! GPUs as a backend: every rank a thread of this process, or a process of its own.
 
-#[cfg(all(feature = "host", target_os = "linux"))]
 use ep_core::Error;
 use ep_cuda::{Builder, Cluster};
 use futures_executor::block_on;
 
 use super::{Job, Ran, processes, rank};
-#[cfg(all(feature = "host", target_os = "linux"))]
 use crate::args::{Far, FarArgs};
 use crate::failure::Failure;
 
@@ -29,25 +27,29 @@ fn builder(job: &Job<'_>) -> Result<Builder, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings).wait_for_kernels(true);
     match job.far {
         None => Ok(builder),
-        #[cfg(all(feature = "host", target_os = "linux"))]
         Some(args) => over(job, args, builder).map_err(Failure::bad_input),
-        #[cfg(not(all(feature = "host", target_os = "linux")))]
-        Some(_) => Err(Failure::bad_input("--far: this program was built without the feature host")),
     }
 }
 
 /// With the network that the arguments name.
-#[cfg(all(feature = "host", target_os = "linux"))]
 fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Error> {
     match args.far {
         None => Ok(builder),
+        #[cfg(all(feature = "ibgda", target_os = "linux"))]
+        Some(Far::Ibgda) => super::posted::over(builder, args, job.asked_far_lanes),
+        #[cfg(all(feature = "roce", target_os = "linux"))]
+        Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
+        #[cfg(all(feature = "host", target_os = "linux"))]
         Some(Far::Loop) => {
             let network = super::far::looped(args, job.asked_far_lanes)?;
             Ok(builder.far(if job.launched.is_some() { network.between_processes() } else { network }))
         }
-        #[cfg(feature = "roce")]
-        Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
-        #[cfg(not(feature = "roce"))]
-        Some(Far::Roce) => Err(Error::unsupported("--far roce", "a program that was built with the feature roce")),
+        #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]
+        Some(far) => {
+            let name = crate::args::name_of(far);
+            let feature = if matches!(far, Far::Loop) { "host" } else { &name };
+            let needed = format_args!("a program that was built with the feature {feature}");
+            Err(Error::unsupported(format_args!("--far {name} on {} nodes", job.topology.nodes()), needed))
+        }
     }
 }

@@ -6,6 +6,8 @@ mod ascend;
 mod host;
 #[cfg(feature = "cuda")]
 mod nvidia;
+#[cfg(all(feature = "ibgda", target_os = "linux"))]
+mod posted;
 mod rdma;
 
 use std::fmt::Write;
@@ -125,6 +127,8 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<String, Failure> {
         ("RDMA", rdma::look(&system)),
         #[cfg(feature = "cuda")]
         ("NVIDIA", nvidia::look(&system)),
+        #[cfg(all(feature = "ibgda", target_os = "linux"))]
+        ("RDMA that GPUs post", posted::look(&system)),
         ("Ascend", ascend::look(&system)),
     ];
     Ok(if args.json { format!("{}\n", as_json(&parts)) } else { as_text(&parts) })

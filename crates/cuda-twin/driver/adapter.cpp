@@ -1,0 +1,53 @@
+/*
+ * adapter.cpp: what adapters of a network need of a GPU: descriptors of its memory, and their registers mapped for it.
+ */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <set>
+
+#include "driver.h"
+
+namespace twin {
+namespace {
+
+constexpr unsigned kPortable = 1, kDeviceMap = 2, kIoMemory = 4;
+constexpr int kDmabuf = 1;
+constexpr std::size_t kPage = 4096;
+
+/* Pages of registers that are mapped. */
+std::mutex mutex;
+std::set<const void*> registers;
+
+} /* namespace */
+} /* namespace twin */
+
+using namespace twin;
+
+/* A page is mapped for kernels where it lies. It is mapped once, and as memory of a device. */
+TWIN int cuMemHostRegister_v2(void* at, std::size_t bytes, unsigned flags) {
+    if (flags != (kPortable | kDeviceMap | kIoMemory) || bytes != kPage) return refuse("such memory of others");
+    std::lock_guard<std::mutex> lock(mutex);
+    return registers.insert(at).second ? kSuccess : kAlreadyRegistered;
+}
+TWIN int cuMemHostUnregister(void* at) {
+    std::lock_guard<std::mutex> lock(mutex);
+    return registers.erase(at) == 1 ? kSuccess : kNotRegistered;
+}
+
+/* A file of the pages, which take its place: nobody else uses them meanwhile. */
+TWIN int cuMemGetHandleForAddressRange(void* handle, std::uint64_t at, std::size_t bytes, int kind, unsigned long long flags) {
+    if (kind != kDmabuf || flags != 0 || at % kPage || bytes % kPage || bytes == 0) return kInvalidValue;
+    const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
+    if (file < 0) return kOutOfMemory;
+    const bool is_whole = write(file, (const void*)at, bytes) == (ssize_t)bytes;
+    const int how = MAP_SHARED | MAP_FIXED;
+    if (!is_whole || mmap((void*)at, bytes, PROT_READ | PROT_WRITE, how, file, 0) == MAP_FAILED) {
+        close(file);
+        return kOutOfMemory;
+    }
+    *(int*)handle = file;
+    return kSuccess;
+}
