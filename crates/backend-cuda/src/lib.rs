@@ -1,4 +1,4 @@
-//! Ranks on the NVIDIA GPUs of one host, over NVLink: threads of one process, or processes.
+//! Ranks on NVIDIA GPUs: threads of one process, or processes; over NVLink, and between nodes over any transport of hosts.
 //!
 //! The roles are kernels. They are compiled by NVRTC when they are first needed and kept on disk; driver and NVRTC
 //! are opened at run time, so this crate builds anywhere and says by name what is missing.
@@ -39,7 +39,7 @@
 //!   kernels/       near verbs, throughput, low latency, checks, measurements
 //!        |               by ep_args.h, and by ep_core::device's headers: the same structs and numbers on both sides
 //!   driver, build  the driver and NVRTC, safely; compiled kernels on disk
-//!   proxy          lanes between nodes that a thread of the host posts to
+//!   far, proxy     lanes between nodes that a thread of the host posts to
 //!   posting        what lanes need of a GPU that its kernels post to
 //! ```
 //!
