@@ -79,6 +79,15 @@ pub enum Requirement {
     Int8,
 }
 
+/// How far the low latency of a backend goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LowLatencyReach {
+    /// Why it does not go over several nodes, where the backend has some; none where it does.
+    pub nodes: Option<&'static str>,
+    /// Whether it makes rows of FP8. Where it does not, they are refused.
+    pub fp8: bool,
+}
+
 /// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that
 /// others have told, or that saw others go.
 pub(crate) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
@@ -121,6 +130,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;
+
+    /// How far low latency goes here, where there is some.
+    fn low_latency(&self) -> LowLatencyReach {
+        LowLatencyReach { nodes: None, fp8: true }
+    }
 
     /// The windows of this backend for `layout`: with regions behind it, where its roles are kernels.
     ///

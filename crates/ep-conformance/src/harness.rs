@@ -120,7 +120,9 @@ fn trial<B: Backend>(prefix: &str, backend: &Arc<B>, case: Case<B>) -> Trial {
 
 /// Why a case cannot run.
 fn lack<B: Backend>(backend: &B, case: &Case<B>) -> Option<&'static str> {
-    backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)))
+    let lacks = backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)));
+    let is_low_over_nodes = [Requirement::LowLatency, Requirement::Nodes].iter().all(|need| case.needs.contains(need));
+    lacks.or_else(|| backend.low_latency().nodes.filter(|_| is_low_over_nodes))
 }
 
 fn skip_or(

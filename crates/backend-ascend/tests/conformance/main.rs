@@ -8,7 +8,7 @@ mod common;
 use ep_ascend::twin::{Host, Library, Machine, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
 use ep_conformance::script::{Script, Seen};
-use ep_conformance::{Backend, Requirement, Setup, Travels};
+use ep_conformance::{Backend, LowLatencyReach, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Layout};
@@ -81,19 +81,21 @@ impl Backend for Twin {
             Requirement::ManyNodes => Some("the kernels have up to four servers"),
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
-            Requirement::Units => Some("units are for low latency, which has no kernels yet"),
-            Requirement::LowLatency => Some("there are no kernels of low latency yet"),
+            Requirement::Units => Some("lanes carry no units"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
-            Requirement::Suspensions => {
-                Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
-            }
+            Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
             | Requirement::Incidents
             | Requirement::Int8
+            | Requirement::LowLatency
             | Requirement::ManyRanks
             | Requirement::Nodes => None,
         }
+    }
+
+    fn low_latency(&self) -> LowLatencyReach {
+        LowLatencyReach { nodes: Some("low latency has no kernels between servers yet"), fp8: false }
     }
 
     fn campaign(&self) -> u32 {
