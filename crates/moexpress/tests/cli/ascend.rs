@@ -15,11 +15,10 @@ fn the_twin_moves_a_layer_and_a_seed_repeats_it() {
 
 #[test]
 fn the_twin_moves_a_layer_in_low_latency() {
-    let layer = "run --backend ascend --twin --mode low-latency --ranks-per-node 2 --tokens 3 --hidden 40 --experts 6 --topk 2 --json";
-    for dtype in ["bf16", "int8"] {
-        let report = moexpress(&format!("{layer} --dtype {dtype}")).json();
-        assert_eq!(report["verified"], true, "{report}");
-    }
+    let layer =
+        "run --backend ascend --twin --mode low-latency --ranks-per-node 2 --tokens 3 --hidden 40 --experts 6 --topk 2";
+    let report = moexpress(&format!("{layer} --dtype int8 --json")).json();
+    assert_eq!(report["verified"], true, "{report}");
 }
 
 #[test]
@@ -43,7 +42,6 @@ fn what_npus_do_not_do_is_refused() {
         "run --backend ascend --twin --mode low-latency --nodes 2",
         "--backend with --mode low-latency over several nodes is ascend",
     );
-    says("run --backend ascend --twin --mode low-latency --tokens 2 --dtype fp8", "low-latency rows of fp8 on NPUs");
     says("run --backend host --twin", "--backend with --twin is host, allowed: ascend");
     says(
         "run --backend ascend --twin --nodes 5 --ranks-per-node 1 --experts 10 --tokens 3",
