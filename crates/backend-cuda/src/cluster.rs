@@ -1,12 +1,13 @@
 //! Ranks on the GPUs of this host, in one process.
 
+mod join;
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-use ep_bootstrap::{LocalMeeting, Member, Peers, joined};
+use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
 use ep_core::transport::Transport;
 use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
@@ -15,7 +16,6 @@ use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
 use crate::far::{ByProxy, Network};
-use crate::kernels::Kernels;
 use crate::memory;
 use crate::node::Node;
 #[cfg(feature = "workshop")]
@@ -128,44 +128,6 @@ impl Builder {
         Ok(Cluster { endpoints })
     }
 
-    /// One rank of ranks that are processes of this host, all of which call this with the same shape and settings: that of
-    /// `member`. Its GPU is the one named in [`gpus`](Self::gpus), automatically that with its number; all GPUs of the ranks must be
-    /// visible to all. Returns when all ranks have met; may take the settings' deadline, and a minute at least: ranks may have to
-    /// compile kernels first.
-    ///
-    /// Processes that share a GPU take turns on it, milliseconds each: for tests only.
-    ///
-    /// # Errors
-    /// Those of [`build`](Self::build); [`Error::Unsupported`] with the rank that did not come, or has other settings.
-    pub fn join(self, shape: Shape, member: &Arc<Member>) -> Result<CudaEndpoint, Error> {
-        let (me, ranks) = (member.rank(), self.topology.ranks());
-        if member.world() != ranks {
-            return Err(Error::invalid(
-                "ranks of the topology",
-                ranks,
-                format_args!("{}, the processes", member.world()),
-            ));
-        }
-        if self.topology.nodes() > 1 {
-            return Err(Error::unsupported(
-                "several nodes of GPUs in processes",
-                "ranks that are threads of one process",
-            ));
-        }
-        let layout = self.layout(&shape)?;
-        let gpus = self.chosen_gpus(me.0..me.0 + 1)?;
-        let device = Device::open(gpus[0])?;
-        let options = self.options(std::slice::from_ref(&device), 1)?;
-        check_low(&device, &layout)?;
-        memory::admit(std::slice::from_ref(&device), &memory::of_window(&layout))?;
-        // Before the ranks wait for each other: it may take long.
-        Kernels::of(&device, self.checks.is_some(), None)?;
-        let deadline = Duration::from_nanos(layout.settings().deadline().0);
-        let node = Node::met(&device, &layout, member, deadline, self.poisons())?;
-        let rank = RankDevice::new(&device, &layout, me, &node, options, self.checks.as_ref(), None)?;
-        Ok(CudaEndpoint::new(rank, me, Peers::Processes(Arc::clone(member)), self.wait_for_kernels))
-    }
-
     /// About what one rank takes of its GPU before its first call, whether it has as much or not. No GPU is needed.
     ///
     /// # Errors
@@ -201,11 +163,7 @@ impl Builder {
 
     /// The GPU of each of some ranks.
     fn chosen_gpus(&self, ranks: Range<u32>) -> Result<Vec<usize>, Error> {
-        let present = driver::devices()?;
-        if present == 0 {
-            let needs = "a GPU; none is visible (CUDA_VISIBLE_DEVICES limits them)";
-            return Err(Error::unsupported("the CUDA backend", needs));
-        }
+        let present = present()?;
         let wanted = ranks.len();
         let gpus = self.gpus.clone().unwrap_or_else(|| ranks.map(|rank| rank as usize % present).collect());
         if gpus.len() != wanted {
@@ -226,6 +184,14 @@ impl Builder {
             }
         }
         Ok(Options { blocks, low_blocks, priority: self.priority })
+    }
+}
+
+/// GPUs that are visible; none is refused.
+fn present() -> Result<usize, Error> {
+    match driver::devices()? {
+        0 => Err(Error::unsupported("the CUDA backend", "a GPU; none is visible (CUDA_VISIBLE_DEVICES limits them)")),
+        present => Ok(present),
     }
 }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use ep_core::port::{LaneId, LaneKind};
+use ep_core::port::{LaneId, LaneKind, Scope};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport as _, Transport};
 use ep_core::{Error, Layout, Rank, RankSet};
 
@@ -33,7 +35,9 @@ where
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
-        Ok(Box::new(Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes)).open(place)?))
+        let proxy = Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes));
+        let proxy = proxy.beside(stream.device().pci().unwrap_or_default());
+        Ok(Box::new(proxy.open(place)?))
     }
 }
 
@@ -82,7 +86,12 @@ pub(crate) struct Far {
     table: DeviceMemory,
     source: DeviceSource,
     pub(crate) offers: Arc<Offers>,
+    /// How long the lanes may take to get rid of what they hold.
+    pub(crate) drains: Duration,
 }
+
+/// Of an operation's deadline.
+const DRAIN: u64 = 32;
 
 impl Far {
     pub(crate) fn new(
@@ -98,7 +107,8 @@ impl Far {
         let bytes: Vec<u8> = states.flat_map(u64::to_le_bytes).collect();
         let table = DeviceMemory::zeroed(stream, bytes.len())?;
         table.write(stream, 0, &bytes)?;
-        Ok(Self { lanes: Mutex::new(lanes), table, source, offers })
+        let drains = Duration::from_nanos(layout.settings().deadline().0 / DRAIN);
+        Ok(Self { lanes: Mutex::new(lanes), table, source, offers, drains })
     }
 
     /// What the host does with them: no kernel posts meanwhile where that must not be.
@@ -114,5 +124,15 @@ impl Far {
     /// Where the table lies.
     pub(crate) const fn address(&self) -> u64 {
         self.table.address()
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        // What kernels posted last is for ranks that may be waiting for it still.
+        let until = Instant::now() + self.drains;
+        while !self.lanes().drain(Scope::All) && Instant::now() < until {
+            thread::yield_now();
+        }
     }
 }

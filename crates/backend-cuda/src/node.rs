@@ -1,24 +1,27 @@
 //! The windows of all ranks of a node, as one rank's GPU reaches them.
 
 mod copies;
+mod hosts;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ep_bootstrap::Member;
-use ep_core::{Layout, Rank, RankSet};
+use ep_core::topology::Reach;
+use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{Device, DeviceMemory, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
 
 pub(crate) use copies::Copies;
+pub(crate) use hosts::number_here;
 
 /// What windows are filled with where they are poisoned: cells of no generation, operations of no row.
 const POISON: u8 = 0xee;
 
 /// How long ranks wait for each other at least when they meet: a process may have to open its GPU and compile kernels first.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The window of one rank.
 #[derive(Debug)]
@@ -29,10 +32,11 @@ enum Window {
     There(Imported),
 }
 
-/// The windows of all ranks, zeroed at first.
+/// The windows that this process reaches, zeroed at first.
 #[derive(Debug)]
 pub(crate) struct Node {
-    windows: Vec<Window>,
+    /// `[ranks]`: none for ranks of other nodes, where ranks are processes.
+    windows: Vec<Option<Window>>,
     /// Ranks that are threads, and of which it is known that they do nothing any more.
     gone: Vec<AtomicBool>,
     /// Where the ranks are processes: how they tell each other, and how long that may take.
@@ -47,43 +51,51 @@ impl Node {
                 from.reach(to)?;
             }
         }
-        let windows = devices.iter().map(|device| Ok(Window::Here(window(device, layout, poison)?)));
+        let windows = devices.iter().map(|device| Ok(Some(Window::Here(window(device, layout, poison)?))));
         let gone = devices.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(Arc::new(Self { windows: windows.collect::<Result<_, CudaError>>()?, gone, met: None }))
     }
 
-    /// Of ranks that are processes: this one's on `device`, those of the others as they name them.
+    /// Of ranks that are processes: this one's on `device`, those of its node's others as they name them.
     pub(crate) fn met(
         device: &Arc<Device>,
         layout: &Layout,
         member: &Arc<Member>,
         within: Duration,
         poison: bool,
-    ) -> Result<Arc<Self>, CudaError> {
+    ) -> Result<Arc<Self>, Error> {
         let own = window(device, layout, poison)?;
-        let hash = layout.hash(&layout.settings().rings());
-        let told = [&hash.to_le_bytes()[..], &own.handle()?.to_bytes()].concat();
         let patience = within.max(PATIENCE);
-        let all = member.all_gather(&told, patience).map_err(CudaError::meeting)?;
+        let all = member.all_gather(&own.handle()?.to_bytes(), patience).map_err(CudaError::meeting)?;
         let mut own = Some(own);
-        let windows = (0..).map(Rank).zip(all).map(|(rank, told)| {
-            if rank == member.rank() {
-                return own.take().map(Window::Here).ok_or(CudaError::Meeting { problem: "a rank came twice".into() });
-            }
-            Ok(Window::There(Imported::open(device, read(rank, told.as_deref(), hash)?)?))
+        let windows = layout.topology().all().zip(all).map(|(rank, told)| -> Result<_, Error> {
+            Ok(match layout.topology().reach(member.rank(), rank) {
+                Reach::Own => own.take().map(Window::Here),
+                Reach::Near => Some(Window::There(theirs(device, rank, told.as_deref())?)),
+                Reach::Far => None,
+            })
         });
-        let windows = windows.collect::<Result<_, CudaError>>();
+        let windows = windows.collect::<Result<_, _>>();
         // Nobody begins before all reach all: a rank that cannot is told to the others by its absence here.
         let node = Self { windows: windows?, gone: Vec::new(), met: Some((Arc::clone(member), within)) };
         member.barrier(patience).map_err(CudaError::meeting)?;
         Ok(Arc::new(node))
     }
 
-    /// Where kernels see the window of `rank`.
+    /// Where kernels see the window of `rank`; nowhere, 0, where it is a process of another node.
     pub(crate) fn address(&self, rank: Rank) -> u64 {
         match &self.windows[rank.index()] {
-            Window::Here(memory) => memory.address(),
-            Window::There(memory) => memory.address(),
+            Some(Window::Here(memory)) => memory.address(),
+            Some(Window::There(memory)) => memory.address(),
+            None => 0,
+        }
+    }
+
+    /// What other processes of this host open the window of `rank` by.
+    pub(crate) fn handle(&self, rank: Rank) -> Result<MemoryHandle, CudaError> {
+        match &self.windows[rank.index()] {
+            Some(Window::Here(memory)) => memory.handle(),
+            _ => Err(CudaError::Meeting { problem: format!("the window of rank {rank} is of another process") }),
         }
     }
 
@@ -127,20 +139,22 @@ fn window(device: &Arc<Device>, layout: &Layout, poison: bool) -> Result<DeviceM
     Ok(window)
 }
 
-/// What `rank` told: the hash of its layout, which must be `hash`, and its window.
-fn read(rank: Rank, told: Option<&[u8]>, hash: u64) -> Result<MemoryHandle, CudaError> {
+/// The window that `rank`, a process of this host, names so.
+fn theirs(device: &Arc<Device>, rank: Rank, told: Option<&[u8]>) -> Result<Imported, Error> {
+    let handle = handle_of(rank, told)?;
+    Imported::open(device, handle).map_err(|error| {
+        let needs =
+            "all GPUs of a node visible to each of its ranks, which run on one host, in one container, as one user";
+        Error::unsupported(format_args!("the window of rank {rank} ({error})"), needs)
+    })
+}
+
+/// What `rank` told.
+fn handle_of(rank: Rank, told: Option<&[u8]>) -> Result<MemoryHandle, CudaError> {
     let problem = |problem: String| CudaError::Meeting { problem };
     let told = told.ok_or_else(|| problem(format!("rank {rank} was given up")))?;
-    let (Some(theirs), Some(handle)) = (told.first_chunk::<8>(), told.get(8..).and_then(|rest| rest.try_into().ok()))
-    else {
-        return Err(problem(format!("rank {rank} told {} bytes, expected {}", told.len(), 8 + MemoryHandle::BYTES)));
-    };
-    let theirs = u64::from_le_bytes(*theirs);
-    if theirs != hash {
-        let what = "shape, topology or settings differ";
-        return Err(problem(format!("{what}: the hash of rank {rank} is {theirs:016x}, the own {hash:016x}")));
-    }
-    Ok(MemoryHandle::from_bytes(handle))
+    let wrong = |_| problem(format!("rank {rank} told {} bytes, expected {}", told.len(), MemoryHandle::BYTES));
+    Ok(MemoryHandle::from_bytes(told.try_into().map_err(wrong)?))
 }
 
 #[cfg(test)]
@@ -149,11 +163,10 @@ mod tests {
 
     #[test]
     fn what_others_tell_is_checked() {
-        let told = [&7u64.to_le_bytes()[..], &[3; MemoryHandle::BYTES]].concat();
-        assert_eq!(read(Rank(1), Some(&told), 7).unwrap().to_bytes(), [3; MemoryHandle::BYTES]);
-        let complaint = |told: Option<&[u8]>, hash| read(Rank(1), told, hash).unwrap_err().to_string();
-        assert!(complaint(Some(&told), 8).contains("rank 1 is 0000000000000007, the own 0000000000000008"));
-        assert!(complaint(Some(&told[..79]), 7).contains("79 bytes, expected 80"));
-        assert!(complaint(None, 7).contains("rank 1 was given up"));
+        let told = [3; MemoryHandle::BYTES];
+        assert_eq!(handle_of(Rank(1), Some(&told)).unwrap().to_bytes(), told);
+        let complaint = |told: Option<&[u8]>| handle_of(Rank(1), told).unwrap_err().to_string();
+        assert!(complaint(Some(&told[..71])).contains("71 bytes, expected 72"));
+        assert!(complaint(None).contains("rank 1 was given up"));
     }
 }

@@ -1,12 +1,16 @@
 /*
- * device.cpp: GPUs, contexts, memory. Device memory is memory of the process, at the same addresses for all.
+ * device.cpp: GPUs, contexts, memory. Device memory is memory of the process, at the same addresses for all its GPUs. What lives long
+ * is a file in memory, which other processes of the user may map, too.
  */
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "stream.h"
 
@@ -29,10 +33,31 @@ int contexts[64];
 /* What nobody has written, and what nobody may read any more. */
 constexpr int kFresh = 0xe7, kGone = 0xd9;
 
-/* The sizes of what was taken of the pools. */
+/* What lives long: a file, and where it is mapped. */
+struct Block {
+    int file;
+    std::size_t bytes;
+};
+
+/* Of the maps below. */
 std::mutex mutex;
+/* What was allocated here, and what of other processes is mapped here, by address. */
+std::map<std::uint64_t, Block> blocks, imports;
+/* The sizes of what was taken of the pools. */
 std::map<std::uint64_t, std::size_t> taken;
 std::uint64_t pooled = 0;
+
+bool map(int file, std::size_t bytes, std::uint64_t* at) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    *at = (std::uint64_t)memory;
+    return memory != MAP_FAILED;
+}
+
+/* CUipcMemHandle: here a process, its descriptor of a block, and the block's size. */
+struct Handle {
+    std::uint64_t process, file, bytes, reserved[5];
+};
+static_assert(sizeof(Handle) == 64, "as the driver's");
 
 } /* namespace */
 } /* namespace twin */
@@ -69,6 +94,7 @@ TWIN int cuDeviceGetAttribute(int* value, int attribute, int) {
         case 16: *value = kMultiprocessors; break;
         case 75: *value = kMajor; break;
         case 76: *value = kMinor; break;
+        case 33: case 34: case 50: *value = 0; break; /* its place on the PCI bus: the host's own */
         case 97: *value = kSharedMemory; break;
         default: return refuse("such attribute of a GPU");
     }
@@ -92,11 +118,16 @@ TWIN int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
     return kSuccess;
 }
 TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
+    if (bytes > kMemory) return kOutOfMemory;
+    const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
     /* The system gives pages when they are written. */
-    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* memory = bytes > kMemory ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, how, -1, 0);
-    *at = (std::uint64_t)memory;
-    return memory == MAP_FAILED ? kOutOfMemory : kSuccess;
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0 || !map(file, bytes, at)) {
+        if (file >= 0) close(file);
+        return kOutOfMemory;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    blocks[*at] = {file, bytes};
+    return kSuccess;
 }
 TWIN int cuMemHostAlloc(void** at, std::size_t bytes, unsigned) {
     *at = bytes > kMemory ? nullptr : std::aligned_alloc(4096, (bytes + 4095) & ~4095ull);
@@ -147,9 +178,31 @@ TWIN int cuMemFreeAsync(std::uint64_t at, Stream* stream) {
 
 /* ---- memory of other processes ---- */
 
-struct IpcHandle {
-    char reserved[64];
-};
-TWIN int cuIpcGetMemHandle(IpcHandle*, std::uint64_t) { return refuse("memory for other processes"); }
-TWIN int cuIpcOpenMemHandle_v2(std::uint64_t*, IpcHandle, unsigned) { return refuse("memory of other processes"); }
-TWIN int cuIpcCloseMemHandle(std::uint64_t) { return refuse("memory of other processes"); }
+TWIN int cuIpcGetMemHandle(Handle* handle, std::uint64_t at) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = blocks.find(at);
+    if (found == blocks.end()) return kInvalidValue;
+    *handle = {(std::uint64_t)getpid(), (std::uint64_t)found->second.file, found->second.bytes, {}};
+    return kSuccess;
+}
+TWIN int cuIpcOpenMemHandle_v2(std::uint64_t* at, Handle handle, unsigned) {
+    /* As the driver: not in the process that it is of. */
+    if (handle.process == (std::uint64_t)getpid()) return kInvalidValue;
+    const std::string path = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) return kInvalidValue;
+    const bool there = map(file, handle.bytes, at);
+    close(file);
+    if (!there) return kOutOfMemory;
+    std::lock_guard<std::mutex> lock(mutex);
+    imports[*at] = {-1, handle.bytes};
+    return kSuccess;
+}
+TWIN int cuIpcCloseMemHandle(std::uint64_t at) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = imports.find(at);
+    if (found == imports.end()) return kInvalidValue;
+    munmap((void*)at, found->second.bytes);
+    imports.erase(found);
+    return kSuccess;
+}

@@ -30,7 +30,6 @@ bool Stream::is_idle() {
 }
 void Stream::retire(Stream* stream) {
     stream->thread_.detach();
-    /* Its thread may be through, and have freed it, as soon as the mutex is free. */
     std::lock_guard<std::mutex> lock(stream->mutex_);
     stream->ends_ = true;
     stream->more_.notify_one();

@@ -15,13 +15,14 @@
 //! |---|---|
 //! | `EP_CUDA_TWIN_GPUS` | GPUs that it shows; 4 where it is not set |
 //! | `EP_CUDA_TWIN_SEED` | what the order of lanes is drawn from |
+//! | `EP_CUDA_TWIN_BUILT` | the folder of a twin that another process has built: [`Twin::start`] loads that one |
 //! | `CXX` | the compiler; g++ where it is not set |
 //!
-//! What it has not, it refuses and says on stderr: graphs, memory of other processes. Its time is not that of a GPU.
+//! What it has not, it refuses and says on stderr: graphs, for one. Its time is not that of a GPU.
 //!
 //! For Linux on x86-64.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, io};
 
@@ -58,9 +59,16 @@ const FLAGS: &str =
 const LIBRARIES: [(&str, &[&str]); 2] =
     [("libcuda.so", &["device.cpp", "stream.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
 
-/// The twin, in a folder of its own. Its compiler needs it for as long as kernels are compiled.
+/// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
+pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";
+
+/// The twin, in a folder. Its compiler needs it for as long as kernels are compiled.
 #[derive(Debug)]
-pub struct Twin(TempDir);
+pub struct Twin {
+    folder: PathBuf,
+    /// Where it was built here.
+    _own: Option<TempDir>,
+}
 
 impl Twin {
     /// Builds it.
@@ -81,15 +89,18 @@ impl Twin {
         write(&folder.path().join("driver"), &DRIVER)?;
         LIBRARIES.iter().try_for_each(|(name, sources)| link(folder.path(), name, sources))?;
         prepare(&folder.path().join("device"))?;
-        Ok(Self(folder))
+        Ok(Self { folder: folder.path().to_owned(), _own: Some(folder) })
     }
 
-    /// Builds it, and loads it into this process, for as long as that lives.
+    /// Builds it, unless another process [has](BUILT), and loads it into this process, for as long as that lives.
     ///
     /// # Errors
     /// As [`Twin::build`]; and where a library cannot be loaded.
     pub fn start() -> io::Result<Self> {
-        let twin = Self::build()?;
+        let twin = match env::var_os(BUILT) {
+            Some(folder) => Self { folder: folder.into(), _own: None },
+            None => Self::build()?,
+        };
         for (name, _) in LIBRARIES {
             let path = twin.folder().join(name);
             // SAFETY: the libraries are those just built; what they do when they are loaded is to make some empty maps.
@@ -102,7 +113,7 @@ impl Twin {
 
     /// Where the libraries lie: on `LD_LIBRARY_PATH`, they are those of a process.
     pub fn folder(&self) -> &Path {
-        self.0.path()
+        &self.folder
     }
 }
 

@@ -57,6 +57,8 @@ pub enum Requirement {
     LowLatency,
     /// The backend has several nodes.
     Nodes,
+    /// The backend has low latency between nodes.
+    FarLowLatency,
     /// The backend can make every incident happen.
     Incidents,
     /// The backend can slow ranks down and end them so that their peers notice it: [`Incident::Starve`], [`Incident::Exit`]
@@ -77,15 +79,6 @@ pub enum Requirement {
     ManyNodes,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).
     Int8,
-}
-
-/// How far the low latency of a backend goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LowLatencyReach {
-    /// Why it does not go over several nodes, where the backend has some; none where it does.
-    pub nodes: Option<&'static str>,
-    /// Whether it makes rows of FP8. Where it does not, they are refused.
-    pub fp8: bool,
 }
 
 /// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that
@@ -131,9 +124,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;
 
-    /// How far low latency goes here, where there is some.
-    fn low_latency(&self) -> LowLatencyReach {
-        LowLatencyReach { nodes: None, fp8: true }
+    /// Whether low latency makes rows of FP8. Where it does not, they are refused.
+    fn makes_fp8(&self) -> bool {
+        true
     }
 
     /// The windows of this backend for `layout`: with regions behind it, where its roles are kernels.

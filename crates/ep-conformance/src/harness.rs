@@ -74,13 +74,19 @@ impl Suite {
     }
 
     /// Runs all cases, then all cases again, called `processes::...`, with ranks that are processes of this program.
-    pub fn run_with_processes<P: Processes>(mut self, processes: P) -> ExitCode {
+    pub fn run_with_processes<P: Processes>(self, processes: P) -> ExitCode {
+        self.run_with_processes_for(processes, |_| true)
+    }
+
+    /// The same where only cases of some names are run with processes.
+    pub fn run_with_processes_for<P: Processes>(mut self, processes: P, takes: impl Fn(&str) -> bool) -> ExitCode {
         if processes::is_rank() {
             return processes::serve(processes);
         }
         let apart = InProcesses { backend: processes, session: None };
         let pool = Arc::new(Pool::default());
-        self.0.extend(cases::all().into_iter().map(|case| trial_in_processes(&apart, &pool, &case)));
+        let taken = cases::all().into_iter().filter(|case| takes(case.name));
+        self.0.extend(taken.map(|case| trial_in_processes(&apart, &pool, &case)));
         self.run()
     }
 }
@@ -120,9 +126,7 @@ fn trial<B: Backend>(prefix: &str, backend: &Arc<B>, case: Case<B>) -> Trial {
 
 /// Why a case cannot run.
 fn lack<B: Backend>(backend: &B, case: &Case<B>) -> Option<&'static str> {
-    let lacks = backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)));
-    let is_low_over_nodes = [Requirement::LowLatency, Requirement::Nodes].iter().all(|need| case.needs.contains(need));
-    lacks.or_else(|| backend.low_latency().nodes.filter(|_| is_low_over_nodes))
+    backend.absent().or_else(|| case.needs.iter().find_map(|&need| backend.lacks(need)))
 }
 
 fn skip_or(

@@ -68,7 +68,7 @@ pub mod workload;
 pub mod zombie;
 
 #[cfg(feature = "suite")]
-pub use backend::{Backend, LowLatencyReach, Requirement, Setup, Travels};
+pub use backend::{Backend, Requirement, Setup, Travels};
 
 /// Makes the suite of a backend the `main` of a test target; with `processes`, a [`processes::Processes`], every case runs again with
 /// ranks that are processes.

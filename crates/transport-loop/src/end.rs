@@ -1,10 +1,11 @@
 //! Where one rank's window is reached, and the lanes that lead from it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ep_core::{LaneCause, Rank};
 
+use crate::gate::Gate;
 use crate::lane::Lane;
 use crate::network::Network;
 use crate::window::Window;
@@ -13,12 +14,12 @@ use crate::window::Window;
 pub(crate) struct End {
     pub(crate) me: Rank,
     pub(crate) window: Window,
-    /// Which of its connections is up; none: nothing arrives. Whoever copies into the window holds it meanwhile.
-    pub(crate) up: RwLock<Option<u32>>,
+    /// Which of its connections is up; none: nothing arrives.
+    pub(crate) gate: Gate,
     /// When the card's way out, and its way in, are free.
     pub(crate) out_free: Mutex<u64>,
     pub(crate) in_free: Mutex<u64>,
-    /// One for each rank that it has lanes to.
+    /// One for each rank that it has lanes to; none of a rank of another process.
     pub(crate) links: Vec<Link>,
 }
 
@@ -39,9 +40,8 @@ pub(crate) struct State {
 }
 
 impl End {
-    /// The connection that is up from now on. On return nothing of an earlier one arrives any more.
-    pub(crate) fn set_up(&self, connection: Option<u32>) {
-        *self.up.write().unwrap_or_else(PoisonError::into_inner) = connection;
+    pub(crate) const fn new(me: Rank, window: Window, gate: Gate, links: Vec<Link>) -> Self {
+        Self { me, window, gate, out_free: Mutex::new(0), in_free: Mutex::new(0), links }
     }
 
     pub(crate) fn link(&self, to: Rank) -> Option<&Link> {
@@ -86,11 +86,12 @@ impl State {
             self.lanes.iter_mut().for_each(|lane| lane.give_up(before));
             return;
         }
-        let up = sink.up.read().unwrap_or_else(PoisonError::into_inner);
-        if up.is_none() || *up != self.connection {
-            self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));
-            return;
+        let pass = sink.gate.enter(source.me, self.connection);
+        if let Some(pass) = &pass {
+            self.lanes.iter_mut().for_each(|lane| lane.deliver(&source.window, &sink.window, now, pass));
         }
-        self.lanes.iter_mut().for_each(|lane| lane.deliver(&source.window, &sink.window, now));
+        if !pass.is_some_and(|pass| pass.is_valid()) {
+            self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));
+        }
     }
 }

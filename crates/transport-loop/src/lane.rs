@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use ep_core::port::{LaneId, Offset, Span};
 use ep_core::{Fault, LaneCause};
 
+use crate::gate::Pass;
 use crate::window::Window;
 
 /// A verb under way, and when it arrives.
@@ -108,11 +109,14 @@ impl Lane {
         }
     }
 
-    /// Carries out what is due: from the window of the rank that posted it to that of the peer.
-    pub(crate) fn deliver(&mut self, source: &Window, sink: &Window, now: u64) {
+    /// Carries out what is due, as long as `pass` is valid: from the window of the rank that posted it to that of the peer.
+    pub(crate) fn deliver(&mut self, source: &Window, sink: &Window, now: u64, pass: &Pass<'_>) {
         let mut settled = 0;
         let mut well = true;
-        while well && let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now) {
+        while well
+            && pass.is_valid()
+            && let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now)
+        {
             well = match verb {
                 Verb::Put { from, to } => sink.pull(source, from, to),
                 Verb::Raise { at, bits } => sink.raise(at, bits),

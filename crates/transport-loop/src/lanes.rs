@@ -1,6 +1,7 @@
 //! One rank's lanes: its end of the network, and the ends of its peers.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::process;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use ep_core::layout::Layout;
 use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
@@ -9,6 +10,7 @@ use ep_core::{Error, Fault, LaneCause, Rank};
 use zerocopy::IntoBytes;
 
 use crate::end::{End, Link};
+use crate::gate::{Gate, Page};
 use crate::lane::{Lane, Verb};
 use crate::memory::Memory;
 use crate::network::{Network, Settings};
@@ -25,6 +27,7 @@ pub struct LoopLanes {
     pace: Pace,
     /// Where cells lie.
     cells: Vec<Span>,
+    ranks: u32,
     connection: u32,
     /// As connected, in the order of the links; none: it takes no part.
     peers: Vec<Option<Arc<End>>>,
@@ -43,20 +46,38 @@ impl LoopLanes {
         });
         let links: Vec<_> = links.collect();
         let peers = links.iter().map(|_| None).collect();
-        let own =
-            Arc::new(End { me, window, up: RwLock::new(None), out_free: Mutex::new(0), in_free: Mutex::new(0), links });
-        let number = network.add(&own);
-        Ok(Self { own, number, network, pace: settings.pace, cells: cells_of(layout), connection: 0, peers })
+        let ranks = layout.topology().ranks();
+        let (gate, token) = gate(&settings, &window, ranks)?;
+        let own = Arc::new(End::new(me, window, gate, links));
+        let number = token.unwrap_or_else(|| network.add(&own));
+        Ok(Self { own, number, network, pace: settings.pace, cells: cells_of(layout), ranks, connection: 0, peers })
     }
 
     pub(crate) fn my_offer(&self) -> Offer {
+        let (network, process, gate) = match &self.own.gate {
+            Gate::Threads(_) => (self.network.id, 0, 0),
+            Gate::Processes(page) => (0, process::id(), page.file()),
+        };
         Offer {
-            network: self.network.id.into(),
+            network: network.into(),
             end: self.number.into(),
             bytes: self.own.window.bytes().into(),
             device: u32::from(matches!(self.own.window, Window::Device(_))).into(),
             connection: self.connection.into(),
+            process: process.into(),
+            gate: gate.into(),
         }
+    }
+
+    /// The end of a rank of another process, whose window is called `name`.
+    fn reach(&self, rank: Rank, offer: &Offer, name: &[u8]) -> Result<End, Error> {
+        let Window::Device(own) = &self.own.window else { return Err(no_devices()) };
+        let (process, gate) = (offer.process.get(), offer.gate.get());
+        let page = Page::open(process, gate, self.ranks, offer.end.get()).map_err(|error| {
+            let what = format_args!("rank {rank} over the loop: process {process}, {error}");
+            Error::unsupported(what, "ranks on one host, in one container, of one user; for several hosts use RoCE")
+        })?;
+        Ok(End::new(rank, Window::Device(own.open(name)?), Gate::Processes(page), Vec::new()))
     }
 
     /// Does something with a lane that is not broken.
@@ -98,6 +119,26 @@ impl LoopLanes {
     }
 }
 
+fn no_devices() -> Error {
+    Error::unsupported("the loop between processes of CPU ranks", "ranks on GPUs, or RoCE, or ranks that are threads")
+}
+
+/// The gate of a rank; between processes with what tells it from others.
+fn gate(settings: &Settings, window: &Window, ranks: u32) -> Result<(Gate, Option<u64>), Error> {
+    if !settings.processes {
+        return Ok((Gate::Threads(RwLock::new(None)), None));
+    }
+    if matches!(window, Window::Host(_)) {
+        return Err(no_devices());
+    }
+    let failed = |error: &dyn std::fmt::Display| {
+        Error::broken("the loop's memory between processes", error, "let the system have more memory, and descriptors")
+    };
+    let token = getrandom::u64().map_err(|error| failed(&error))?;
+    let page = Page::new(ranks, token).map_err(|error| failed(&error))?;
+    Ok((Gate::Processes(page), Some(token)))
+}
+
 /// A window in memory of the host.
 fn mapped(place: Place<'_>) -> Result<Memory, Error> {
     let Place { me, layout, window } = place;
@@ -115,7 +156,7 @@ fn cells_of(layout: &Layout) -> Vec<Span> {
 
 impl Lanes for LoopLanes {
     fn offer(&mut self) -> Result<Vec<u8>, Error> {
-        self.own.set_up(None);
+        self.own.gate.set_up(None);
         for link in &self.own.links {
             let mut state = link.lock();
             state.connection = None;
@@ -123,21 +164,35 @@ impl Lanes for LoopLanes {
         }
         self.peers.iter_mut().for_each(|peer| *peer = None);
         self.connection += 1;
-        Ok(self.my_offer().as_bytes().to_vec())
+        let name = match (&self.own.gate, &self.own.window) {
+            (Gate::Processes(_), Window::Device(window)) => window.name()?,
+            _ => Vec::new(),
+        };
+        Ok([self.my_offer().as_bytes(), &name].concat())
     }
 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
         let mine = self.my_offer();
-        for (link, peer) in self.own.links.iter().zip(&mut self.peers) {
-            let Some(told) = offers.get(link.to.index()).and_then(Option::as_deref) else { continue };
-            let theirs = mine.fitting(link.to, told)?;
-            let Some(end) = self.network.end(theirs.end.get()) else { continue };
-            *peer = Some(end);
-            let mut state = link.lock();
-            state.connection = Some(theirs.connection.get());
-            state.lanes.iter_mut().for_each(|lane| lane.renew(None));
+        let mut peers = Vec::with_capacity(self.own.links.len());
+        for link in &self.own.links {
+            let Some(told) = offers.get(link.to.index()).and_then(Option::as_deref) else {
+                peers.push(None);
+                continue;
+            };
+            let (theirs, name) = mine.fitting(link.to, told)?;
+            let end = match &self.own.gate {
+                Gate::Threads(_) => self.network.end(theirs.end.get()),
+                Gate::Processes(_) => Some(Arc::new(self.reach(link.to, &theirs, name)?)),
+            };
+            if end.is_some() {
+                let mut state = link.lock();
+                state.connection = Some(theirs.connection.get());
+                state.lanes.iter_mut().for_each(|lane| lane.renew(None));
+            }
+            peers.push(end);
         }
-        self.own.set_up(Some(self.connection));
+        self.peers = peers;
+        self.own.gate.set_up(Some(self.connection));
         Ok(())
     }
 
@@ -209,7 +264,7 @@ impl Lanes for LoopLanes {
 impl Drop for LoopLanes {
     fn drop(&mut self) {
         // Whoever posts here finds no answer; nothing that was posted here is carried on.
-        self.own.set_up(None);
+        self.own.gate.set_up(None);
         self.own.links.iter().for_each(|link| link.lock().lanes.iter_mut().for_each(|lane| lane.fail(LaneCause::Cut)));
         self.network.remove(self.number);
     }

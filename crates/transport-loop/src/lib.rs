@@ -67,6 +67,7 @@
 #![cfg(target_os = "linux")]
 
 mod end;
+mod gate;
 mod lane;
 mod lanes;
 mod memory;

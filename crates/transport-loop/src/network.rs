@@ -31,6 +31,7 @@ pub(crate) struct Settings {
     far_lanes: Queues,
     pub(crate) pace: Pace,
     pub(crate) depth: usize,
+    pub(crate) processes: bool,
 }
 
 /// What clones share.
@@ -85,8 +86,17 @@ impl Loop {
             planted: AtomicBool::new(false),
             faults: Mutex::default(),
         };
-        let settings = Settings { far_lanes: Queues::ROWS_WITH_CREDIT, pace: Pace::default(), depth: 256 };
+        let settings =
+            Settings { far_lanes: Queues::ROWS_WITH_CREDIT, pace: Pace::default(), depth: 256, processes: false };
         Self { settings, network: Arc::new(network) }
+    }
+
+    /// Between ranks that are processes of one host and one user, each with a loop of its own, of the same settings; their windows lie in memory
+    /// of devices. A card's way in is then that from each of its peers, and faults are planted in the process that posts.
+    #[must_use]
+    pub const fn between_processes(mut self) -> Self {
+        self.settings.processes = true;
+        self
     }
 
     /// Which lanes share a queue.

@@ -10,9 +10,9 @@ type U64 = zerocopy::little_endian::U64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Offer {
-    /// Which network, by chance: no other one has the same number.
+    /// Which network, by chance: no other one has the same number. 0: one between processes.
     pub(crate) network: U64,
-    /// Which end in it.
+    /// Which end in it; between processes, what tells its gate from others.
     pub(crate) end: U64,
     /// Of its window.
     pub(crate) bytes: U64,
@@ -20,18 +20,24 @@ pub(crate) struct Offer {
     pub(crate) device: U32,
     /// Which of its connections.
     pub(crate) connection: U32,
+    /// Between processes: the rank's, and its descriptor of the gate. The name of the window follows.
+    pub(crate) process: U32,
+    pub(crate) gate: U32,
 }
 
 impl Offer {
-    /// As `rank` told it; refused where it is for another network or another layout than `mine`.
-    pub(crate) fn fitting(self, rank: Rank, told: &[u8]) -> Result<Self, Error> {
+    /// As `rank` told it, and what its window is called; refused where it is for another network or another layout than `mine`.
+    pub(crate) fn fitting(self, rank: Rank, told: &[u8]) -> Result<(Self, &[u8]), Error> {
         let refuse =
             |why: &dyn std::fmt::Display| Err(Error::unsupported(format_args!("rank {rank} over the loop"), why));
-        let Ok(theirs) = Self::read_from_bytes(told) else {
+        let Ok((theirs, name)) = Self::read_from_prefix(told) else {
             return refuse(&format_args!("its offer has {} bytes, expected {}", told.len(), size_of::<Self>()));
         };
         if theirs.network != self.network {
-            return refuse(&"it joins threads of one process, which have clones of one Loop; for processes use RoCE");
+            return refuse(
+                &"it joins threads of one process, which have clones of one Loop, or processes of one host with GPUs, all of \
+                  which say so (Loop::between_processes); for others use RoCE",
+            );
         }
         if theirs.bytes != self.bytes {
             return refuse(&format_args!("its window has {} bytes, this one {}", theirs.bytes, self.bytes));
@@ -44,6 +50,6 @@ impl Offer {
                 name(&self)
             ));
         }
-        Ok(theirs)
+        Ok((theirs, name))
     }
 }

@@ -311,7 +311,7 @@ fn offers_of_other_networks_and_windows_are_refused_by_rank() {
         Err(error @ Error::Unsupported { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     };
-    assert!(refusal(vec![1]).contains("rank 2 over the loop is not supported: its offer has 1 bytes, expected 32"));
+    assert!(refusal(vec![1]).contains("rank 2 over the loop is not supported: its offer has 1 bytes, expected 40"));
     let theirs = other.of(B).offer().unwrap();
     assert!(refusal(theirs).contains("rank 2 over the loop is not supported: it joins threads of one process"));
     let mut offer = other.of(B).my_offer();

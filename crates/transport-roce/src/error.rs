@@ -59,6 +59,20 @@ pub enum Error {
         /// What may help.
         hint: &'static str,
     },
+    /// Memory of a GPU could not be registered.
+    #[error(
+        "{device} cannot register memory of the GPU: {error}; load the module nvidia_peermem (modprobe nvidia_peermem), which comes with \
+         NVIDIA's driver, after the adapter's own"
+    )]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The host has no way to the GPU's memory, which it must write when lanes are connected anew.
+    #[error("the window lies in memory of a device whose backend does not let the host write it")]
+    NoCopies,
     /// Memory could not be mapped.
     #[error("{what} cannot be mapped: {error}")]
     Map {

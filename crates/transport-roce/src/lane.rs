@@ -27,6 +27,8 @@ const LAST: u64 = 1;
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) key: u32,
+    /// No core reads it: it is memory of a device.
+    pub(crate) apart: bool,
 }
 
 /// What each lane has of the scratch region: slots for what it sends (as deep as its queue), one for what atomics return, and
@@ -100,6 +102,11 @@ impl Identifier {
         };
         (self.lane as u64) << 44 | ((self.connection & 0xf_ffff) as u64) << 24 | event
     }
+}
+
+/// Whether a request carries its bytes itself, `most` at most: a core copies them, so they do not lie in a device.
+const fn travels_inside(opcode: u32, source: Place, bytes: u32, most: u32) -> bool {
+    bytes <= most && opcode != sys::WR_FETCH_ADD && !source.apart
 }
 
 /// One lane.
@@ -223,7 +230,7 @@ impl Lane {
             self.post();
         }
         let Some(pair) = &self.pair else { return };
-        let inline = if bytes <= pair.inline && opcode != sys::WR_FETCH_ADD { sys::SEND_INLINE } else { 0 };
+        let inline = if travels_inside(opcode, source, bytes, pair.inline) { sys::SEND_INLINE } else { 0 };
         let at = self.account.gathered();
         self.entries[at] = Sge { addr: source.address, length: bytes, lkey: source.key };
         let mut request = SendRequest::zeroed();
@@ -266,7 +273,7 @@ impl Lane {
         while done < bytes {
             let part = (bytes - done).min(longest);
             let place = Place { address: source.address + done, ..source };
-            let Place { address, key } = self.target;
+            let Place { address, key, .. } = self.target;
             let remote = Remote { addr: address + to + done, add_or_key: key.into(), ..Remote::default() };
             self.gather(opcode, place, part as u32, remote);
             self.writes += 1;
@@ -277,7 +284,7 @@ impl Lane {
 
     /// Sends a write of no bytes, which its peer's adapter acknowledges and nobody else notices.
     pub(crate) fn probe(&mut self) {
-        let Place { address, key } = self.target;
+        let Place { address, key, .. } = self.target;
         let remote = Remote { addr: address, add_or_key: key.into(), ..Remote::default() };
         self.gather(sys::WR_RDMA_WRITE, Place::default(), 0, remote);
         self.post();
@@ -299,6 +306,7 @@ impl Lane {
                     let returned = Place {
                         address: scratch.memory().address() + self.scratch.returned(),
                         key: scratch.local_key(),
+                        apart: false,
                     };
                     let remote = Remote { key_of_atomic: key, ..to(bits - before) };
                     self.gather(sys::WR_FETCH_ADD, returned, 8, remote);
@@ -334,7 +342,7 @@ impl Lane {
                 place.store(word.to_le(), std::sync::atomic::Ordering::Relaxed);
             }
         }
-        Place { address: scratch.memory().address() + offset, key: scratch.local_key() }
+        Place { address: scratch.memory().address() + offset, key: scratch.local_key(), apart: false }
     }
 
     fn post_receive(&mut self, slot: u32, scratch: &Region) {
@@ -424,6 +432,13 @@ mod tests {
     use ep_core::port::LaneKind;
 
     use super::*;
+
+    #[test]
+    fn a_core_copies_nothing_that_lies_in_a_device() {
+        let inside = |opcode, apart, bytes| travels_inside(opcode, Place { apart, ..Place::default() }, bytes, 64);
+        assert!(inside(sys::WR_RDMA_WRITE, false, 64) && !inside(sys::WR_RDMA_WRITE, false, 65));
+        assert!(!inside(sys::WR_RDMA_WRITE, true, 8) && !inside(sys::WR_FETCH_ADD, false, 8));
+    }
 
     #[test]
     fn identifiers_survive_the_adapter() {

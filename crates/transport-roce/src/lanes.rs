@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ep_core::layout::Queues;
 use ep_core::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
-use ep_core::transport::{Lanes, Place as Start};
+use ep_core::transport::{DevicePlace, Lanes, Place as Start, WindowCopies, WindowMemory};
 use ep_core::{Fault, LaneCause, Layout, Rank, topology::Reach};
 
 use crate::device::{Chosen, choose};
@@ -37,6 +37,8 @@ pub struct RoceLanes {
     /// before the rows that it announces (rule F3).
     cells: Region,
     cells_at: Span,
+    /// Where the window lies in memory of a device: how the host writes it.
+    copies: Option<Arc<dyn WindowCopies>>,
     completions: Completions,
     domain: Domain,
     chosen: Chosen,
@@ -55,13 +57,25 @@ pub struct RoceLanes {
 }
 
 /// How one rank's cells are raised, and why so.
-fn choose_signal(settings: &Settings, atomics: bool, device: &str) -> Result<(Signal, &'static str), Error> {
+fn choose_signal(
+    settings: &Settings,
+    atomics: bool,
+    on_device: bool,
+    device: &str,
+) -> Result<(Signal, &'static str), Error> {
     let refuse = |limit: &str| {
         let (value, device, limit) =
             (settings.signal.map_or_else(String::new, |signal| signal.to_string()), device, limit);
         Err(Error::Setting { what: "signal", value, device: device.to_owned(), limit: limit.to_owned() })
     };
     match settings.signal {
+        // The receiver's core raises the cells there.
+        Some(Signal::Counting) if on_device => {
+            refuse("ordered-write or fetch-add, as the window lies in memory of a GPU")
+        }
+        None if on_device && !atomics && settings.relaxed => {
+            refuse("memory without relaxed ordering: it has no atomics")
+        }
         None => Ok(automatic(atomics, settings.relaxed)),
         Some(Signal::FetchAdd) if !atomics => refuse("ordered-write or counting, as it has no atomics"),
         Some(Signal::OrderedWrite) if settings.relaxed => {
@@ -73,13 +87,15 @@ fn choose_signal(settings: &Settings, atomics: bool, device: &str) -> Result<(Si
 
 impl RoceLanes {
     /// Opens the device of a rank, registers its window, connects nothing.
-    pub(crate) fn open(settings: &Settings, start: Start<'_>) -> Result<Self, Error> {
-        let Start { me, layout, window } = start;
+    pub(crate) fn open(settings: &Settings, start: DevicePlace<'_>) -> Result<Self, Error> {
+        let DevicePlace { me, layout, window } = start;
+        let (memory, copies) = memory_of(window, layout.window_bytes() as usize)?;
         let (topology, local) = (layout.topology(), layout.topology().local_of(me));
         let chosen = choose(&settings.devices.of(topology.node_of(me).0, local), local)?;
         let attributes = chosen.context.attributes()?;
         let device = chosen.context.name();
-        let (signal, why) = choose_signal(settings, attributes.atomic_cap != sys::ATOMIC_NONE, device)?;
+        let (signal, why) =
+            choose_signal(settings, attributes.atomic_cap != sys::ATOMIC_NONE, copies.is_some(), device)?;
         let description = format!("{}; signal {signal}: {why}", chosen.reason);
         tracing::info!(rank = me.0, "{description}");
 
@@ -102,15 +118,13 @@ impl RoceLanes {
 
         let domain = Domain::new(&chosen.context)?;
         let completions = Completions::new(&chosen.context, entries as u32)?;
-        let map = |what| move |error| Error::Map { what, error };
-        let mapped = Memory::of(window, layout.window_bytes() as usize).map_err(map("the window"))?;
-        let mapped = Arc::new(mapped);
+        let mapped = Arc::new(memory);
         let cells_at = cells_of(layout);
         let part = cells_at.offset.0 as usize..cells_at.end() as usize;
         let cells = Region::of_part(&domain, Arc::clone(&mapped), part, access(Part::Cells, signal, settings.relaxed))?;
         let window = Region::new(&domain, mapped, access(Part::Rows, signal, settings.relaxed))?;
         let bytes = (lanes.len() as u64 * each).max(SLOT);
-        let staged = Memory::anonymous(bytes as usize).map_err(map("memory for short messages"))?;
+        let staged = Memory::anonymous(bytes as usize).map_err(map_failed("memory for short messages"))?;
         let scratch = Region::new(&domain, Arc::new(staged), sys::ACCESS_LOCAL_WRITE)?;
         let atomics = |most: i32| most.clamp(1, ATOMICS) as u8;
         Ok(Self {
@@ -120,6 +134,7 @@ impl RoceLanes {
             window,
             cells,
             cells_at,
+            copies,
             completions,
             domain,
             atomics_in: atomics(attributes.max_qp_rd_atom),
@@ -146,12 +161,13 @@ impl RoceLanes {
     }
 
     /// New queue pairs for all lanes, and what others need to know.
-    fn renew(&mut self) -> Result<Offer, Error> {
+    fn renew(&mut self) -> Result<Offer, ep_core::Error> {
+        let me = self.me;
         self.lanes.iter_mut().for_each(|lane| lane.close(LaneCause::Flushed));
         // What the ended queue pairs have left there would take room.
         self.poll();
         if self.connection > 0 {
-            self.zero_far_cells();
+            self.zero_far_cells()?;
         }
         self.connection += 1;
         let port = &self.chosen.port;
@@ -172,8 +188,10 @@ impl RoceLanes {
         let receive = if self.signal == Signal::Counting { self.settings.receives } else { 0 };
         let mut ends = Vec::with_capacity(self.lanes.len());
         for (lane, psn) in self.lanes.iter_mut().zip(&mut self.psns) {
-            let pair = QueuePair::new(&self.domain, &self.completions, Depths { send: depth, receive, inline })?;
-            pair.init(port, access(Part::Cells, self.signal, false))?;
+            let failed = |error: Error| error.on(me);
+            let depths = Depths { send: depth, receive, inline };
+            let pair = QueuePair::new(&self.domain, &self.completions, depths).map_err(failed)?;
+            pair.init(port, access(Part::Cells, self.signal, false)).map_err(failed)?;
             *psn = random_psn();
             ends.push(End::new(lane.id.peer, lane.id.kind, pair.number(), *psn));
             lane.begin(pair, self.connection, &self.scratch);
@@ -182,17 +200,21 @@ impl RoceLanes {
     }
 
     /// Cells that far ranks write, of both generations' banks: fetch-adds count from zero. Nothing arrives now.
-    fn zero_far_cells(&self) {
+    fn zero_far_cells(&self) -> Result<(), ep_core::Error> {
         let topology = self.layout.topology();
-        for writer in topology.all().filter(|&rank| topology.reach(self.me, rank) == Reach::Far) {
-            for span in [0, 1].map(|generation| self.layout.cells_of(writer, generation)) {
-                for at in (span.offset.0..span.end()).step_by(8) {
+        let far = topology.all().filter(|&rank| topology.reach(self.me, rank) == Reach::Far);
+        let spans = far.flat_map(|writer| [0, 1].map(|generation| self.layout.cells_of(writer, generation)));
+        for at in spans.flat_map(|span| (span.offset.0..span.end()).step_by(8)) {
+            match &self.copies {
+                Some(copies) => copies.raise(Offset(at), 0)?,
+                None => {
                     if let Some(word) = self.window.memory().word(at) {
                         word.store(0, Ordering::Release);
                     }
                 }
             }
         }
+        self.copies.as_ref().map_or(Ok(()), |copies| copies.finish())
     }
 
     fn join(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), Error> {
@@ -246,7 +268,7 @@ impl RoceLanes {
                 atomics_in: self.atomics_in,
             };
             let lane = &mut self.lanes[index];
-            lane.target = Place { address: window.get(), key: remote_key.get() };
+            lane.target = Place { address: window.get(), key: remote_key.get(), apart: false };
             lane.cells_key = cells_key.get();
             if let Some(pair) = &lane.pair {
                 pair.connect(&self.chosen.port, self.chosen.gid.index, &path)?;
@@ -312,6 +334,22 @@ fn fault(lane: &Lane) -> Option<Fault> {
     lane.broken.map(|cause| Fault::LaneBroken { lane: lane.id, cause })
 }
 
+fn map_failed(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |error| Error::Map { what, error }
+}
+
+/// The window, and how the host writes it where that is memory of a device.
+fn memory_of(window: WindowMemory<'_>, bytes: usize) -> Result<(Memory, Option<Arc<dyn WindowCopies>>), Error> {
+    match window {
+        WindowMemory::File(file) => Ok((Memory::of(file, bytes).map_err(map_failed("the window"))?, None)),
+        WindowMemory::Device { copies: None, .. } => Err(Error::NoCopies),
+        WindowMemory::Device { address, copies: Some(copies), .. } => {
+            let memory = Memory::of_device(address, bytes).map_err(map_failed("the window of a device"))?;
+            Ok((memory, Some(Arc::clone(copies))))
+        }
+    }
+}
+
 /// Refuses more than a device has.
 fn limit(what: &'static str, value: u64, most: i32, device: &str) -> Result<(), Error> {
     if value <= most.max(0) as u64 {
@@ -351,8 +389,7 @@ fn random_psn() -> u32 {
 
 impl Lanes for RoceLanes {
     fn offer(&mut self) -> Result<Vec<u8>, ep_core::Error> {
-        let me = self.me;
-        self.renew().map(|offer| offer.to_bytes()).map_err(|error| error.on(me))
+        self.renew().map(|offer| offer.to_bytes())
     }
 
     fn connect(&mut self, offers: &[Option<Vec<u8>>]) -> Result<(), ep_core::Error> {
@@ -375,7 +412,9 @@ impl Lanes for RoceLanes {
         if !self.room("put", lane, requests as u32)? {
             return Ok(None);
         }
-        let source = Place { address: self.window.memory().address() + from.offset.0, key: self.window.local_key() };
+        let memory = self.window.memory();
+        let address = memory.address() + from.offset.0;
+        let source = Place { address, key: self.window.local_key(), apart: memory.is_of_device() };
         let lane = self.lane("put", lane)?;
         let ticket = lane.put(source, from.len, to.0, longest);
         fault(lane).map_or(Ok(Some(Ticket(ticket))), Err)
@@ -456,6 +495,13 @@ impl ep_core::transport::Transport for Roce {
     }
 
     fn open(&self, place: Start<'_>) -> Result<RoceLanes, ep_core::Error> {
+        let Start { me, layout, window } = place;
+        self.open_for_device(DevicePlace { me, layout, window: WindowMemory::File(window) })
+    }
+
+    /// A window in memory of a device is registered by its address, which needs a driver's module between it and the adapter
+    /// (`nvidia_peermem`).
+    fn open_for_device(&self, place: DevicePlace<'_>) -> Result<RoceLanes, ep_core::Error> {
         RoceLanes::open(&self.settings, place).map_err(|error| error.on(place.me))
     }
 }
@@ -463,6 +509,18 @@ impl ep_core::transport::Transport for Roce {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_core_would_raise_is_refused_in_memory_of_a_device() {
+        let counting = Settings::new().signal(Signal::Counting);
+        let said = choose_signal(&counting, true, true, "mlx5_0").unwrap_err().to_string();
+        assert!(said.contains("signal is counting") && said.contains("lies in memory of a GPU"), "{said}");
+        assert_eq!(choose_signal(&counting, true, false, "mlx5_0").unwrap().0, Signal::Counting);
+        let relaxed = Settings { relaxed: true, ..Settings::new() };
+        assert!(choose_signal(&relaxed, false, true, "mlx5_0").is_err(), "it would count");
+        assert_eq!(choose_signal(&Settings::new(), false, true, "mlx5_0").unwrap().0, Signal::OrderedWrite);
+        assert!(Memory::of_device(0x1000, 64).unwrap().word(0).is_none(), "no core touches it");
+    }
 
     /// With relaxed ordering a write may pass a write, and an atomic into such memory may pass writes, too.
     #[test]

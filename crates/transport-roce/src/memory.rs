@@ -11,11 +11,13 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// Mapped memory.
+/// Memory that an adapter knows by its address.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: NonNull<u8>,
     bytes: usize,
+    /// Mapped here. Otherwise it is a device's, and no core touches it.
+    mapped: bool,
 }
 
 // SAFETY: an address range of the process, which belongs to no thread; it is used through raw pointers and atomics only.
@@ -52,7 +54,18 @@ impl Memory {
 
     fn from_raw(base: *mut std::ffi::c_void, bytes: usize) -> io::Result<Self> {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes })
+        Ok(Self { base, bytes, mapped: true })
+    }
+
+    /// Memory of a device, which its owner keeps for as long as this lives.
+    pub(crate) fn of_device(address: u64, bytes: usize) -> io::Result<Self> {
+        let base = NonNull::new(address as *mut u8).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Self { base, bytes, mapped: false })
+    }
+
+    /// Whether it is a device's.
+    pub(crate) const fn is_of_device(&self) -> bool {
+        !self.mapped
     }
 
     pub(crate) const fn bytes(&self) -> usize {
@@ -64,9 +77,10 @@ impl Memory {
         self.base.as_ptr() as u64
     }
 
-    /// The eight bytes at `at`; none where no whole and aligned ones lie inside.
+    /// The eight bytes at `at`; none where no whole and aligned ones lie inside, and in memory of a device.
     pub(crate) fn word(&self, at: u64) -> Option<&AtomicU64> {
-        let inside = at.is_multiple_of(8) && at.checked_add(8).is_some_and(|end| end <= self.bytes as u64);
+        let inside =
+            self.mapped && at.is_multiple_of(8) && at.checked_add(8).is_some_and(|end| end <= self.bytes as u64);
         // SAFETY: eight aligned bytes of the mapping (which starts at a page), that live as long as `self` and that this process
         // touches by atomic operations only.
         inside.then(|| unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at as usize).cast()) })
@@ -75,6 +89,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.mapped {
+            return;
+        }
         // SAFETY: mapped with this length; nothing borrows from `self` any more, and regions of it end before it does.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }

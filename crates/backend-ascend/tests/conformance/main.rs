@@ -8,7 +8,7 @@ mod common;
 use ep_ascend::twin::{Host, Library, Machine, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
 use ep_conformance::script::{Script, Seen};
-use ep_conformance::{Backend, LowLatencyReach, Requirement, Setup, Travels};
+use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Layout};
@@ -82,6 +82,7 @@ impl Backend for Twin {
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("lanes carry no units"),
+            Requirement::FarLowLatency => Some("low latency has no kernels between servers yet"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
             Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
@@ -94,8 +95,8 @@ impl Backend for Twin {
         }
     }
 
-    fn low_latency(&self) -> LowLatencyReach {
-        LowLatencyReach { nodes: Some("low latency has no kernels between servers yet"), fp8: false }
+    fn makes_fp8(&self) -> bool {
+        false
     }
 
     fn campaign(&self) -> u32 {

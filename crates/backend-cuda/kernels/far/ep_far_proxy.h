@@ -4,14 +4,16 @@
  * taken by the proxy in order.
  *
  *   first word   phase 1 | kind 2 | offset in the own window, or of the cell 42 | low 19 bits of the length, or of the value
- *   second word  phase 1 | of a put: 2 unused, high 19 bits of the length, offset in the peer's window 42
- *                          of a publish: 18 unused, high 45 bits of the value
+ *   second word  phase 1 | bell 1 | of a put: 1 unused, high 19 bits of the length, offset in the peer's window 42
+ *                                   of a publish: 17 unused, high 45 bits of the value
  *
  *   phase   the top bit of both words: 1 in the first round of the FIFO, 0 in the second, and so on. The proxy takes a command when both
  *           words have the phase of its round, so one that is written in halves is not taken; zeroed memory is none
+ *   bell    the proxy takes commands up to one with a bell: a put has none, as a fence for each would wait until the one before has crossed the
+ *           bus. A publish has one, a flush rings that of the last put, and so does every quarter of the FIFO, so that there is credit again
  *   credit  a slot is written when the proxy has said that it took what lay there (EpFifoAnswers.taken)
  *   ticket  of a put: the number of commands up to it, ever; its source was read when EpFifoAnswers.settled has reached that
- *   F3      what the poster has seen or done comes before the command: one ep_fence_sys, then the words in one store. The proxy posts in order
+ *   F3      what the poster has seen or done comes before the bell: one ep_fence_sys and then the words in one store, or a release. The proxy posts in order
  */
 
 #define EP_FIFO_OFFSET_BITS 42
@@ -19,6 +21,7 @@
 #define EP_FIFO_LENGTH_BITS 38
 #define EP_FIFO_KIND_SHIFT 61
 #define EP_FIFO_PHASE 63
+#define EP_FIFO_BELL (1ull << 62)
 #define EP_FIFO_PUT 1ull
 #define EP_FIFO_PUBLISH 2ull
 
@@ -40,8 +43,12 @@ EP_DEV ep_u32 ep_fifo_await(EpFar lane, const ep_u64* word, ep_u64 at_least, ep_
     }
 }
 
-/* Writes a command into the next slot, once there is credit for it. */
-EP_DEV ep_u32 ep_fifo_post(EpFar lane, ep_u64 kind, ep_u64 offset, ep_u64 low, ep_u64 second, ep_u64 until) {
+EP_DEV ep_u64* ep_fifo_slot(const EpFifo* fifo, ep_u64 index) {
+    return (ep_u64*)(fifo->commands + 16 * (index & ((1ull << fifo->log_slots) - 1)));
+}
+
+/* Writes a command into the next slot, once there is credit for it; `bell`: everything up to it may be taken. */
+EP_DEV ep_u32 ep_fifo_post(EpFar lane, bool bell, ep_u64 kind, ep_u64 offset, ep_u64 low, ep_u64 second, ep_u64 until) {
     EpFifo* fifo = ep_fifo(lane);
     const ep_u64 index = fifo->issued, slots = 1ull << fifo->log_slots;
     if (index - fifo->taken >= slots) {
@@ -51,11 +58,22 @@ EP_DEV ep_u32 ep_fifo_post(EpFar lane, ep_u64 kind, ep_u64 offset, ep_u64 low, e
     }
     const ep_u64 phase = (~(index >> fifo->log_slots) & 1) << EP_FIFO_PHASE;
     const ep_u64 first = kind << EP_FIFO_KIND_SHIFT | offset << EP_FIFO_LOW_BITS | low;
-    ep_u64* slot = (ep_u64*)(fifo->commands + 16 * (index & (slots - 1)));
-    ep_fence_sys();
+    ep_u64* slot = ep_fifo_slot(fifo, index);
+    if (bell || (4 * (index + 1) & (slots - 1)) == 0) {
+        ep_fence_sys();
+        second |= EP_FIFO_BELL;
+    }
     ep_st_relaxed2(slot, first | phase, second | phase);
     fifo->issued = index + 1;
+    fifo->silent = second & EP_FIFO_BELL ? 0 : second | phase;
     return EP_FAR_OK;
+}
+
+/* Rings the bell of the last command, where it has none. Its slot is not taken before. */
+EP_DEV void ep_fifo_ring(EpFifo* fifo) {
+    if (fifo->silent == 0) return;
+    ep_st_release(ep_fifo_slot(fifo, fifo->issued - 1) + 1, fifo->silent | EP_FIFO_BELL);
+    fifo->silent = 0;
 }
 
 EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u64 until, ep_u64* ticket) {
@@ -64,7 +82,7 @@ EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u6
     if (bytes == 0) return EP_FAR_OK;
     if ((from | to) >> EP_FIFO_OFFSET_BITS != 0 || bytes >> EP_FIFO_LENGTH_BITS != 0) return EP_FAR_REFUSED;
     const ep_u64 low = bytes & ((1ull << EP_FIFO_LOW_BITS) - 1), high = bytes >> EP_FIFO_LOW_BITS;
-    const ep_u32 status = ep_fifo_post(lane, EP_FIFO_PUT, from, low, high << EP_FIFO_OFFSET_BITS | to, until);
+    const ep_u32 status = ep_fifo_post(lane, false, EP_FIFO_PUT, from, low, high << EP_FIFO_OFFSET_BITS | to, until);
     if (status == EP_FAR_OK) *ticket = fifo->put = fifo->issued;
     return status;
 }
@@ -72,11 +90,12 @@ EP_DEV ep_u32 ep_far_put(EpFar lane, ep_u64 from, ep_u64 to, ep_u64 bytes, ep_u6
 EP_DEV ep_u32 ep_far_publish(EpFar lane, ep_u64 cell, ep_u64 bits, ep_u64 until) {
     if (cell >> EP_FIFO_OFFSET_BITS != 0) return EP_FAR_REFUSED;
     const ep_u64 low = bits & ((1ull << EP_FIFO_LOW_BITS) - 1);
-    return ep_fifo_post(lane, EP_FIFO_PUBLISH, cell, low, bits >> EP_FIFO_LOW_BITS, until);
+    return ep_fifo_post(lane, true, EP_FIFO_PUBLISH, cell, low, bits >> EP_FIFO_LOW_BITS, until);
 }
 
 EP_DEV ep_u32 ep_far_flush(EpFar lane, ep_u64 ticket, ep_u64 until) {
     const EpFifoAnswers* answers = ep_fifo_answers(ep_fifo(lane));
+    ep_fifo_ring(ep_fifo(lane));
     ep_u64 seen;
     const ep_u32 status = ep_fifo_await(lane, &answers->settled, ticket, until, &seen);
     if (status != EP_FAR_TIMEOUT) return status;

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
@@ -15,6 +17,11 @@ use crate::error::CudaError;
 /// Begins every file: what it is, and the version of its form.
 const MAGIC: &[u8; 8] = b"epcubin1";
 const DIGEST: usize = 32;
+
+/// How long another process may take to compile a kernel before this one does, too.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Time between two looks at whether it has.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Kernels that come with the program.
 static SHIPPED: OnceLock<PathBuf> = OnceLock::new();
@@ -114,9 +121,43 @@ impl Cache {
         load(self.folder.as_ref()?, key)
     }
 
+    /// Lets one process of a host, and one thread of it, make what is stored under a key; others wait, as long as it lives and does not take
+    /// too long. Dropped, the next one has it.
+    pub(super) fn claim(&self, key: &Key) -> Claim {
+        Claim(self.folder.as_ref().and_then(|folder| claim(folder, key, PATIENCE)))
+    }
+
     /// Stores code. Readers see the whole file or none.
     pub(super) fn store(&self, key: &Key, cubin: &[u8]) -> Result<(), CudaError> {
         self.folder.as_ref().map_or(Ok(()), |folder| store(folder, key, cubin))
+    }
+}
+
+/// The right to make something: a locked file, and where it lies. None where files cannot be locked, or whoever has it took too long.
+#[derive(Debug)]
+pub(super) struct Claim(Option<(fs::File, PathBuf)>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some((_, path)) = &self.0 {
+            // Whoever has opened it gets it next, and finds what was made.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Locks a file for a key, within so long.
+fn claim(folder: &Path, key: &Key, within: Duration) -> Option<(fs::File, PathBuf)> {
+    fs::create_dir_all(folder).ok()?;
+    let path = folder.join(format!("{}.lock", key.0));
+    let file = fs::File::options().create(true).truncate(false).write(true).open(&path).ok()?;
+    let until = Instant::now() + within;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Some((file, path)),
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(PAUSE),
+            Err(_) => return None,
+        }
     }
 }
 
@@ -220,10 +261,34 @@ mod tests {
     }
 
     #[test]
+    fn one_at_a_time_makes_what_is_missing_and_whoever_waits_too_long_makes_it_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned());
+        let key = key("sm_90a", (13, 0));
+        let made = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let _claim = cache.claim(&key);
+                    if cache.load(&key).is_none() {
+                        made.fetch_add(1, Ordering::Relaxed);
+                        thread::sleep(Duration::from_millis(20));
+                        cache.store(&key, b"code").unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the code");
+        let _held = claim(folder.path(), &key, Duration::ZERO).unwrap();
+        assert!(claim(folder.path(), &key, Duration::from_millis(1)).is_none());
+    }
+
+    #[test]
     fn nothing_but_the_file_stays_behind() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path().to_owned());
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| cache.store(&key("sm_90a", (13, 0)), &[7; 10_000]).unwrap());
             }

@@ -16,6 +16,8 @@ pub struct Device {
     capability: (u32, u32),
     multiprocessors: u32,
     shared_memory: u32,
+    /// Of the PCI bus, as the system writes it; none where the driver does not tell.
+    pci: Option<String>,
     /// Of stream-ordered memory.
     pool: sys::CUmemoryPool,
     pub(crate) kept: Mutex<super::memory::Kept>,
@@ -70,6 +72,15 @@ impl Device {
         }
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let shared_memory = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let place = [
+            Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+            Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+            Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+        ];
+        let pci = match place.map(attribute) {
+            [Ok(domain), Ok(bus), Ok(device)] => Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0")),
+            _ => None,
+        };
         let mut context = std::ptr::null_mut();
         // SAFETY: `context` is written to. It is never released: kept memory lives in it.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
@@ -81,6 +92,7 @@ impl Device {
             capability: (major, minor),
             multiprocessors,
             shared_memory,
+            pci,
             pool: pool(device)?,
             kept: Mutex::default(),
             beside: Mutex::default(),
@@ -133,6 +145,11 @@ impl Device {
         let used = pooled(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).bytes();
         Ok((free as u64).saturating_add(kept).saturating_add(held.saturating_sub(used)))
+    }
+
+    /// Where it is on the PCI bus, as the system writes it; none where the driver does not tell.
+    pub(crate) fn pci(&self) -> Option<&str> {
+        self.pci.as_deref()
     }
 
     /// Streaming multiprocessors.

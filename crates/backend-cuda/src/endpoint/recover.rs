@@ -2,16 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use ep_bootstrap::Peers;
 use ep_core::machine::Proposal;
 use ep_core::port::Scope;
 use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, RankSet};
 
 use super::CudaEndpoint;
+use crate::error::CudaError;
 use crate::far::{Given, Step};
 use crate::rank::RankDevice;
-
-/// Of an operation's deadline: how long lanes between nodes may take to get rid of what they hold before they are cut.
-const DRAIN: u64 = 32;
 
 impl CudaEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
@@ -48,11 +47,11 @@ impl CudaEndpoint {
         if self.far().is_none() {
             return Ok(());
         }
-        let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0 / DRAIN));
+        let began = Instant::now();
         self.until(|device| {
             let Some(far) = &device.far else { return Ok(Some(())) };
             let mut lanes = far.lanes();
-            if began.elapsed() >= allowed {
+            if began.elapsed() >= far.drains {
                 lanes.cut(Scope::All);
             }
             Ok(lanes.drain(Scope::All).then_some(()))
@@ -69,6 +68,9 @@ impl CudaEndpoint {
     async fn gather(&mut self, generation: u16, step: Step, mask: &RankSet, own: Vec<u8>) -> Result<Given, Error> {
         let (me, ranks, op) = (self.desk.rank(), self.topology().ranks(), self.desk.next_op());
         let (began, allowed) = (Instant::now(), Duration::from_nanos(self.settings().deadline().0));
+        if let Peers::Processes(member) = &self.peers {
+            return Ok(member.all_gather(&own, allowed).map_err(CudaError::meeting)?);
+        }
         self.far().inspect(|far| far.offers.give(generation, step, me, ranks, own));
         let given = |device: &RankDevice| {
             let Some(far) = &device.far else { return Ok(Some(Given::new())) };

@@ -1,4 +1,4 @@
-//! Windows of this process as a network made of software moves their bytes: by the GPU's copy engines.
+//! Windows as a network made of software moves their bytes: by the GPU's copy engines.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,32 +8,53 @@ use ep_core::transport::WindowCopies;
 use ep_core::{Error, Rank};
 
 use super::Node;
-use crate::driver::{Device, Stream};
+use crate::driver::{Device, Imported, MemoryHandle, Stream};
 use crate::error::CudaError;
 
-/// A rank's window, and a stream of its GPU beside those of kernels.
+/// A rank's window, and a stream beside those of kernels.
 #[derive(Debug)]
 pub(crate) struct Copies {
-    node: Arc<Node>,
-    rank: Rank,
+    at: At,
     bytes: u64,
     stream: Arc<Stream>,
+}
+
+/// Where the window lies.
+#[derive(Debug)]
+enum At {
+    /// In memory of this process.
+    Here(Arc<Node>, Rank),
+    /// In memory of another one.
+    There(Imported),
 }
 
 impl Copies {
     /// Of `rank`, whose window of so many bytes lies on `device`.
     pub(crate) fn new(node: &Arc<Node>, rank: Rank, device: &Arc<Device>, bytes: u64) -> Result<Self, CudaError> {
-        Ok(Self { node: Arc::clone(node), rank, bytes, stream: Stream::new(device, 0)? })
+        Ok(Self { at: At::Here(Arc::clone(node), rank), bytes, stream: Stream::new(device, 0)? })
     }
 
     /// Where a span of the window lies.
     fn at(&self, span: Span) -> Result<u64, Error> {
         let outside = |_| {
-            let limit = format_args!("inside of its window of {} bytes", self.bytes);
-            Error::invalid(format_args!("a span of rank {}", self.rank), format_args!("{span:?}"), limit)
+            let limit = format_args!("inside of it: {} bytes", self.bytes);
+            Error::invalid(format_args!("a span of a window of {self}"), format_args!("{span:?}"), limit)
         };
         span.within(self.bytes).map_err(outside)?;
-        Ok(self.node.address(self.rank) + span.offset.0)
+        let base = match &self.at {
+            At::Here(node, rank) => node.address(*rank),
+            At::There(window) => window.address(),
+        };
+        Ok(base + span.offset.0)
+    }
+}
+
+impl std::fmt::Display for Copies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.at {
+            At::Here(_, rank) => write!(f, "rank {rank}"),
+            At::There(_) => f.write_str("another process"),
+        }
     }
 }
 
@@ -47,12 +68,13 @@ impl WindowCopies for Copies {
             return Err(Error::invalid(
                 "a window to copy from",
                 format_args!("{source:?}"),
-                "one on a GPU of this process",
+                "one on a GPU of this host",
             ));
         };
         let (from, to, bytes) = (source.at(from)?, self.at(to.span(from.len))?, from.len as usize);
-        // SAFETY: both ranges lie in windows, whose memory stays for as long as the process lives. The protocol excludes that somebody else writes the one
-        // or touches the other; what does so nevertheless makes wrong rows and harms no memory.
+        // SAFETY: both ranges lie in windows, whose memory stays for as long as the process lives; of another process, as long as its mapping,
+        // which this value holds. The protocol excludes that somebody else writes the one or touches the other; what does so nevertheless makes
+        // wrong rows and harms no memory.
         Ok(unsafe { self.stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
     }
 
@@ -64,5 +86,29 @@ impl WindowCopies for Copies {
 
     fn finish(&self) -> Result<(), Error> {
         Ok(self.stream.synchronize()?)
+    }
+
+    fn name(&self) -> Result<Vec<u8>, Error> {
+        match &self.at {
+            At::Here(node, rank) => Ok(node.handle(*rank)?.to_bytes().to_vec()),
+            At::There(_) => Err(Error::invalid("a window to name", self, "one of this process")),
+        }
+    }
+
+    fn open(&self, name: &[u8]) -> Result<Arc<dyn WindowCopies>, Error> {
+        let Ok(handle) = name.try_into() else {
+            let limit = format_args!("{}", MemoryHandle::BYTES);
+            return Err(Error::invalid("bytes of a window's name", name.len(), limit));
+        };
+        let device = self.stream.device();
+        let window = Imported::open(device, MemoryHandle::from_bytes(handle))?;
+        Ok(Arc::new(Self { at: At::There(window), bytes: self.bytes, stream: Stream::new(device, 0)? }))
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        // Before another process' memory is given back.
+        let _ = self.stream.synchronize();
     }
 }

@@ -7,6 +7,8 @@ const LOW_BITS: u32 = 19;
 const KIND_SHIFT: u32 = 61;
 /// The top bit of either word.
 const PHASE: u64 = 1 << 63;
+/// Of the second word: everything up to this command may be taken.
+const BELL: u64 = 1 << 62;
 const PUT: u64 = 1;
 const PUBLISH: u64 = 2;
 
@@ -40,6 +42,11 @@ pub const fn is_whole(words: [u64; 2], phase: bool) -> bool {
     words[0] & PHASE == wanted && words[1] & PHASE == wanted
 }
 
+/// Whether a command has a bell.
+pub const fn rings(words: [u64; 2]) -> bool {
+    words[1] & BELL != 0
+}
+
 const fn low(word: u64, bits: u32) -> u64 {
     word & ((1 << bits) - 1)
 }
@@ -47,7 +54,7 @@ const fn low(word: u64, bits: u32) -> u64 {
 impl Command {
     /// What two words say, whatever their phase; none where that is no command.
     pub const fn of(words: [u64; 2]) -> Option<Self> {
-        let [first, second] = [words[0] & !PHASE, words[1] & !PHASE];
+        let [first, second] = [words[0] & !PHASE, words[1] & !(PHASE | BELL)];
         let (offset, piece) = (Offset(low(first >> LOW_BITS, OFFSET_BITS)), low(first, LOW_BITS));
         match first >> KIND_SHIFT {
             PUT => {

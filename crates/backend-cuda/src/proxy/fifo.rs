@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use ep_core::device::FarStatus;
 use ep_core::{Error, c_struct};
 
-use super::command::{is_whole, phase};
+use super::command::{is_whole, phase, rings};
 use super::memory::{Reached, word};
 
 c_struct! {
@@ -25,8 +25,10 @@ c_struct! {
         pub put: u64,
         /// EpFifoAnswers.taken, as last seen.
         pub taken: u64,
+        /// The second word of the last command, where it has no bell; zero.
+        pub silent: u64,
         /// Zero.
-        pub rest: [u64; 2],
+        pub rest: u64,
     }
 }
 
@@ -54,6 +56,10 @@ pub(super) struct Taker {
     log_slots: u32,
     /// Commands taken, ever.
     next: u64,
+    /// Commands seen: no bell is before the last of them, of those that were not taken.
+    seen: u64,
+    /// Commands up to the last bell seen.
+    rung: u64,
 }
 
 impl Taker {
@@ -64,7 +70,7 @@ impl Taker {
     }
 
     pub(super) const fn new(at: usize, log_slots: u32) -> Self {
-        Self { at, log_slots, next: 0 }
+        Self { at, log_slots, next: 0, seen: 0, rung: 0 }
     }
 
     const fn answers(&self) -> usize {
@@ -85,7 +91,7 @@ impl Taker {
     /// # Errors
     /// As [`Reached::write_state`].
     pub(super) fn reset<M: Reached>(&mut self, memory: &M) -> Result<(), Error> {
-        self.next = 0;
+        (self.next, self.seen, self.rung) = (0, 0, 0);
         for at in (self.at..self.at + Self::bytes(self.log_slots)).step_by(8) {
             word(memory, at).store(0, Ordering::Relaxed);
         }
@@ -100,28 +106,58 @@ impl Taker {
         self.next
     }
 
-    /// The words of the next command, once all of it is there.
+    /// The words of the next command, once it and the bell behind it are there.
     pub(super) fn take<M: Reached>(&mut self, memory: &M) -> Option<[u64; 2]> {
-        let words = self.peek(memory);
-        let whole = is_whole(words, phase(self.next, self.log_slots));
-        self.next += u64::from(whole);
-        whole.then_some(words)
+        if self.next == self.rung {
+            self.listen(memory);
+        }
+        let taken = (self.next < self.rung).then(|| self.words(memory, self.next));
+        self.next += u64::from(taken.is_some());
+        taken
+    }
+
+    /// The same by one who hears no bells: a planted fault.
+    #[cfg(test)]
+    pub(super) fn take_unheard<M: Reached>(&mut self, memory: &M) -> Option<[u64; 2]> {
+        let taken = self.whole(memory, self.next);
+        self.next += u64::from(taken.is_some());
+        taken
     }
 
     /// The same by one who looks at the first word alone: a planted fault.
     #[cfg(test)]
     pub(super) fn take_by_half<M: Reached>(&mut self, memory: &M) -> Option<[u64; 2]> {
-        let words = self.peek(memory);
+        let words = self.words(memory, self.next);
         let half = is_whole([words[0]; 2], phase(self.next, self.log_slots));
         self.next += u64::from(half);
         half.then_some(words)
     }
 
-    /// What lies in the slot of the next command.
-    fn peek<M: Reached>(&self, memory: &M) -> [u64; 2] {
-        let slot = self.next & ((1 << self.log_slots) - 1);
+    /// Looks for the next bell. That of the last command may ring later than it is written.
+    fn listen<M: Reached>(&mut self, memory: &M) {
+        self.seen = self.seen.max(self.next);
+        let mut last = self.whole(memory, self.seen);
+        while let Some(words) = last {
+            if rings(words) {
+                self.rung = self.seen + 1;
+                return;
+            }
+            last = self.whole(memory, self.seen + 1);
+            self.seen += u64::from(last.is_some());
+        }
+    }
+
+    /// The words of a command, once both are there.
+    fn whole<M: Reached>(&self, memory: &M, index: u64) -> Option<[u64; 2]> {
+        let words = self.words(memory, index);
+        is_whole(words, phase(index, self.log_slots)).then_some(words)
+    }
+
+    /// What lies in the slot of a command.
+    fn words<M: Reached>(&self, memory: &M, index: u64) -> [u64; 2] {
+        let slot = index & ((1 << self.log_slots) - 1);
         let at = self.commands() + COMMAND * slot as usize;
-        // What the device did before it wrote either word is visible when that word was seen.
+        // What the device did before it rang is visible when the second word was seen with its bell.
         [0, 8].map(|part| word(memory, at + part).load(Ordering::Acquire))
     }
 

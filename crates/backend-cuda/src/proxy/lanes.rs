@@ -8,6 +8,7 @@ use ep_core::port::{LaneId, Scope};
 use ep_core::transport::{DeviceLanes, Lanes};
 use ep_core::{Error, Fault, LaneCause, Rank};
 
+use super::cores::Cores;
 use super::fifo::Taker;
 use super::lane::Lane;
 use super::memory::Reached;
@@ -29,6 +30,7 @@ impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
         all: Vec<(LaneId, LaneId)>,
         log_slots: u32,
         take: &impl Fn(usize) -> Result<M, Error>,
+        cores: Cores,
     ) -> Result<Self, Error> {
         let each = Taker::bytes(log_slots);
         let lane = |(number, (id, queue))| Lane::new(id, queue, Taker::new(number * each, log_slots));
@@ -36,7 +38,10 @@ impl<L: Lanes + 'static, M: Reached + 'static> ProxyLanes<L, M> {
         let memory = take(each * lanes.len().max(1))?;
         let shared = Arc::new(Shared::new(transport, lanes, memory));
         let run = Arc::clone(&shared);
-        let thread = thread::Builder::new().name(format!("proxy of rank {me}")).spawn(move || run.run());
+        let thread = thread::Builder::new().name(format!("proxy of rank {me}")).spawn(move || {
+            cores.keep();
+            run.run();
+        });
         let thread = thread.map_err(|error| {
             Error::broken(
                 format_args!("the proxy's thread of rank {me}"),

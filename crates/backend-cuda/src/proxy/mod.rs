@@ -15,6 +15,8 @@
 //!
 //! - A FIFO has one writer, a thread of the device, and one reader. Neither has a lock or an atomic addition.
 //! - A command that is written in halves is not taken: each of its words has the phase of its round.
+//! - A put is taken when a bell rings behind it: that of a publish, of a flush, or of a quarter of the FIFO. What the device did
+//!   before is visible then.
 //! - A slot is never overwritten before it was taken: the writer has credit for what the proxy said it took.
 //! - The proxy posts a lane's commands in their order, and a publish reaches the transport after all puts before it (F3).
 //! - `settled` covers a put when the transport's flush of it is through, no earlier (F5).
@@ -26,9 +28,10 @@
 //! # The thread
 //!
 //! One for each rank. It looks at all FIFOs in turn, and waits busily while commands come; after a thousand turns in which
-//! nothing moved it yields at each. Calls of the control plane take the lanes from it for as long as they last.
+//! nothing moved it yields at each. It stays on cores beside the GPU where the system says which those are. Calls of the control plane take the lanes from it for as long as they last.
 
 pub mod command;
+mod cores;
 mod fifo;
 mod lane;
 mod lanes;
@@ -53,6 +56,7 @@ use ep_core::device::FarStatus;
 #[cfg(doc)]
 use ep_core::transport::DeviceLanes;
 
+use cores::Cores;
 use fifo::{Fifo, FifoAnswers};
 
 /// Slots of a FIFO, as the power of two.
@@ -60,17 +64,25 @@ const LOG_SLOTS: u32 = 9;
 
 /// A transport of hosts that a thread drives for a device, whose memory for FIFOs `take` gives: pinned and mapped, where that
 /// is a GPU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Proxy<T, F> {
     transport: T,
     take: F,
     log_slots: u32,
+    cores: Cores,
 }
 
 impl<T: Transport, M: Reached + 'static, F: Fn(usize) -> Result<M, Error>> Proxy<T, F> {
     /// Over `transport`; FIFOs of 512 commands lie in what `take` gives for so many bytes.
     pub const fn new(transport: T, take: F) -> Self {
-        Self { transport, take, log_slots: LOG_SLOTS }
+        Self { transport, take, log_slots: LOG_SLOTS, cores: Cores::none() }
+    }
+
+    /// With its thread on cores beside the device that has this place on the PCI bus, where the system knows which they are.
+    #[must_use]
+    pub fn beside(mut self, pci: &str) -> Self {
+        self.cores = Cores::beside(pci);
+        self
     }
 
     /// With FIFOs of `2^log_slots` commands.
@@ -110,7 +122,7 @@ where
         let queue = |lane| self.transport.far_lanes().queue(layout, me, lane);
         let of_peer = |(peer, kinds): (_, Vec<_>)| kinds.into_iter().map(move |kind| LaneId { peer, kind });
         let all = place.peers(self.far_lanes()).flat_map(of_peer).map(|lane| (lane, queue(lane))).collect();
-        ProxyLanes::open(lanes, me, all, self.log_slots, &self.take)
+        ProxyLanes::open(lanes, me, all, self.log_slots, &self.take, self.cores.clone())
     }
 }
 

@@ -28,7 +28,8 @@ pub fn absent() -> Option<&'static str> {
 /// What ranks on GPUs lack, be they threads or processes.
 pub fn lacks(what: Requirement) -> Option<&'static str> {
     match what {
-        Requirement::Nodes | Requirement::ManyNodes => Some("one node; there is no transport between nodes yet"),
+        Requirement::FarLowLatency => Some("no kernel has low latency between nodes yet"),
+        Requirement::ManyNodes => Some("each node has a proxy's thread for each rank"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
         Requirement::Units => Some("no kernel stores units yet"),
@@ -39,6 +40,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         | Requirement::Incidents
         | Requirement::LowLatency
         | Requirement::ManyRanks
+        | Requirement::Nodes
         | Requirement::Scripts => None,
     }
 }
@@ -127,6 +129,11 @@ impl Backend for Cuda {
 
     fn seeds(&self, most: u64) -> u64 {
         seeds(most)
+    }
+
+    /// A rank of several nodes has two streams, and a GPU some 30 queues: with more ranks a kernel waits behind one that waits for it.
+    fn largest(&self) -> (u32, u32) {
+        (2, 4)
     }
 
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>

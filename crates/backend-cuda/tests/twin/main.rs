@@ -2,8 +2,10 @@
 //! text, on threads of a CPU. Needs g++.
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
-//! keep the processor busy, too, and all planted faults.
+//! keep the processor busy, too, all planted faults, and the whole suite with ranks that are processes, of which some cases are run always.
 
+#[path = "../common/apart.rs"]
+mod apart;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
@@ -12,6 +14,7 @@ mod planted;
 use std::env;
 use std::process::ExitCode;
 
+use apart::Apart;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
 use ep_conformance::script::{Script, Seen};
@@ -19,7 +22,7 @@ use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::{Error, Layout, Nanos};
 use ep_cuda::CudaEndpoint;
 use ep_cuda::checks::{Checks, Plant};
-use ep_cuda_twin::Twin;
+use ep_cuda_twin::{BUILT, Twin};
 use libtest_mimic::Trial;
 
 /// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
@@ -33,6 +36,16 @@ const FOUND: [Plant; 6] = [
     Plant::WrongBank,
     Plant::PositionOffByOne,
     Plant::RoundedTooEarly,
+];
+
+/// Cases that ranks run, too, which are processes: they reach each other's memory, meet, and leave.
+const APART: [&str; 6] = [
+    "engine_bias_and_weights",
+    "bounds_ranks_that_do_different_things_find_out",
+    "bounds_what_a_rank_said_before_it_ended_explains_its_end",
+    "nodes_two_of_two",
+    "nodes_cached_pulled_and_recut",
+    "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
 ];
 
 /// Whether all is run.
@@ -58,7 +71,6 @@ impl Backend for OnTwin {
             Requirement::LowLatency if !all() => {
                 Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
             }
-            Requirement::Nodes => None,
             _ => common::lacks(what),
         }
     }
@@ -107,6 +119,10 @@ fn run_case(name: &str, checks: Checks) -> Result<(), String> {
 fn main() -> ExitCode {
     // Lives as long as kernels are compiled.
     let twin = Twin::start();
+    if let Ok(twin) = &twin {
+        // SAFETY: no other thread runs yet.
+        unsafe { env::set_var(BUILT, twin.folder()) };
+    }
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
@@ -117,5 +133,5 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    suite.with(planted.collect()).run()
+    suite.with(planted.collect()).run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }

@@ -1,5 +1,8 @@
 //! Zombies on GPUs: a rank's process is stopped at a random moment, with kernels under way and calls yet to be launched. The others give
-//! it up and recover, and it goes on: no row of theirs is wrong, and nobody else is blamed.
+//! it up and recover, and it goes on: no row of theirs is wrong, and nobody else is blamed. Over several nodes, with the loop between them,
+//! processes are killed, too, and a node is lost as a whole.
+//!
+//! Where no GPU is visible, a process of several nodes is killed on GPUs made of software; `EP_TWIN_ALL=1` stops one, too.
 //!
 //! `EP_ZOMBIES` says how often in each mode, `EP_SEED` is the first seed, `EP_TIME_FACTOR` stretches all times. The test binary runs
 //! itself again as each rank; ranks that share a GPU take turns on it and need a factor.
@@ -8,12 +11,14 @@ mod rank;
 
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
 use ep_bootstrap::MeetingPlace;
+use ep_cuda_twin::{BUILT, Twin};
 use libtest_mimic::{Arguments, Trial};
 use rand::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -27,9 +32,28 @@ const RETURN: Duration = Duration::from_millis(60);
 /// More than anything takes that works: kernels are compiled, too.
 const LONG: Duration = Duration::from_secs(120);
 
-const CASES: [(&str, &str); 2] = [
-    ("a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_low_latency", rank::LOW_LATENCY),
-    ("a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_throughput_mode", rank::THROUGHPUT),
+/// What is done to a rank.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    name: &'static str,
+    plan: &'static str,
+    /// Killed, or stopped and let go on.
+    kills: bool,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        name: "a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_low_latency",
+        plan: rank::LOW_LATENCY,
+        kills: false,
+    },
+    Case {
+        name: "a_gpu_rank_that_goes_on_after_it_was_given_up_harms_nobody_in_throughput_mode",
+        plan: rank::THROUGHPUT,
+        kills: false,
+    },
+    Case { name: "a_killed_gpu_rank_takes_its_node_along_and_the_others_go_on", plan: rank::NODES, kills: true },
+    Case { name: "a_gpu_rank_that_goes_on_after_its_node_was_given_up_harms_nobody", plan: rank::NODES, kills: false },
 ];
 
 /// A number of the environment.
@@ -55,10 +79,11 @@ impl Drop for Started {
 }
 
 impl Started {
-    fn new(place: Place, plan: &str) -> Result<Self, String> {
+    fn new(place: Place, plan: &str, twin: Option<&Path>) -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(program);
         command.env(PLAN, plan).envs(place.variables()).stdout(Stdio::piped());
+        command.envs(twin.map(|folder| (BUILT, folder)));
         let mut process = command.spawn().map_err(|error| error.to_string())?;
         let (says, said) = channel();
         let out = process.stdout.take().ok_or("no output of a rank")?;
@@ -81,9 +106,9 @@ impl Started {
     }
 }
 
-/// Where all ranks but one say the same.
-fn all_say(ranks: &[Started], but: Option<usize>, word: &str) -> Result<(), String> {
-    for (rank, started) in ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != but) {
+/// Where all of some ranks say the same.
+fn all_say<'a>(ranks: impl IntoIterator<Item = (usize, &'a Started)>, word: &str) -> Result<(), String> {
+    for (rank, started) in ranks {
         let said = started.hear()?;
         if said != word {
             return Err(format!("rank {rank} said `{said}`, expected `{word}`"));
@@ -92,8 +117,8 @@ fn all_say(ranks: &[Started], but: Option<usize>, word: &str) -> Result<(), Stri
     Ok(())
 }
 
-/// Stops one of `world` ranks and lets it go on, by the draws of one seed.
-fn haunt(world: u32, seed: u64, plan: &str) -> Result<(), String> {
+/// Stops or kills one of `world` ranks, by the draws of one seed.
+fn haunt(case: Case, world: u32, seed: u64, twin: Option<&Path>) -> Result<(), String> {
     let mut draws = Xoshiro256PlusPlus::seed_from_u64(seed);
     let victim = draws.random_range(0..world as usize);
     let [stopped, gone_on] = [MOMENT, RETURN]
@@ -104,26 +129,42 @@ fn haunt(world: u32, seed: u64, plan: &str) -> Result<(), String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
     let address: SocketAddr = listener.local_addr().map_err(|error| error.to_string())?;
     let _place = MeetingPlace::hold(listener, world, None).map_err(|error| error.to_string())?;
-    let start = |rank| Started::new(Place { rank, world, address }, plan);
+    let start = |rank| Started::new(Place { rank, world, address }, case.plan, twin);
     let ranks: Vec<_> = (0..world).map(start).collect::<Result<_, _>>()?;
-    all_say(&ranks, None, "at work").map_err(told)?;
+    // Whoever shares a node with the victim is given up with it.
+    let node = |rank: usize| if case.plan == rank::NODES { rank / (world as usize / 2) } else { rank };
+    let all = || ranks.iter().enumerate();
+    let others = || all().filter(|&(rank, _)| rank != victim);
+    let survivors = || all().filter(|&(rank, _)| node(rank) != node(victim));
+    all_say(all(), "at work").map_err(told)?;
     thread::sleep(stopped);
-    ranks[victim].signal(Signal::STOP)?;
-    all_say(&ranks, Some(victim), &format!("lost {victim}")).map_err(told)?;
-    all_say(&ranks, Some(victim), "recovered").map_err(told)?;
+    ranks[victim].signal(if case.kills { Signal::KILL } else { Signal::STOP })?;
+    all_say(others(), &format!("lost {victim}")).map_err(told)?;
+    all_say(survivors(), "recovered").map_err(told)?;
     thread::sleep(gone_on);
-    ranks[victim].signal(Signal::CONT)?;
-    all_say(&ranks, Some(victim), "verified").map_err(told)?;
-    // Whomever it blames itself: it is told that the others have gone on.
-    let masked = format!("rank {victim} was masked out by the other ranks");
-    match [ranks[victim].hear().map_err(told)?, ranks[victim].said.recv().unwrap_or_default()] {
-        said if said.contains(&masked) => Ok(()),
-        said => Err(told(format!("it said {said:?}"))),
+    if !case.kills {
+        ranks[victim].signal(Signal::CONT)?;
     }
+    all_say(survivors(), "verified").map_err(told)?;
+    // Whomever it blames itself: it is told that the others have gone on.
+    for (rank, lost) in all().filter(|&(rank, _)| node(rank) == node(victim) && !(case.kills && rank == victim)) {
+        let masked = format!("rank {rank} was masked out by the other ranks");
+        let said = lost.hear().map_err(told)?;
+        if said.contains(&masked) {
+            continue;
+        }
+        match lost.hear() {
+            Ok(next) if rank == victim && next.contains(&masked) => {}
+            next => return Err(told(format!("rank {rank} said {said:?}, then {next:?}"))),
+        }
+    }
+    Ok(())
 }
 
 fn main() -> ExitCode {
     if let Ok(plan) = std::env::var(PLAN) {
+        // Of the program that started this one, where it has a twin.
+        let _twin = std::env::var_os(BUILT).map(|_| Twin::start().expect("the twin that was built"));
         rank::act(&plan);
         return ExitCode::SUCCESS;
     }
@@ -133,16 +174,29 @@ fn main() -> ExitCode {
         Ok(_) => ep_cuda::build::version().err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),
     };
+    let twin = absent.as_ref().map(|_| Twin::build());
+    assert!(
+        !matches!(twin, Some(Err(_))) || std::env::var_os("CI").is_none(),
+        "the twin of a GPU does not start: {twin:?}"
+    );
+    let twin = twin.and_then(Result::ok);
+    let on_twin = twin.as_ref().map(|twin| twin.folder().to_owned());
     let world = if gpus.is_ok_and(|gpus| gpus >= 4) { 4 } else { 3 };
-    let trial = |(name, plan): (&str, &'static str)| match absent.clone() {
-        Some(reason) => {
-            let kind = format!("skipped: {reason}");
-            Trial::test(name, move || Err(reason.into())).with_kind(kind).with_ignored_flag(true)
+    let trial = |case: Case| {
+        let nodes = case.plan == rank::NODES;
+        let takes = on_twin.is_some() && nodes && (case.kills || std::env::var_os("EP_TWIN_ALL").is_some());
+        let (world, on_twin) = (if nodes { 4 } else { world }, on_twin.clone());
+        match absent.clone().filter(|_| !takes) {
+            Some(reason) => {
+                let kind = format!("skipped: {reason}");
+                Trial::test(case.name, move || Err(reason.into())).with_kind(kind).with_ignored_flag(true)
+            }
+            None => Trial::test(case.name, move || {
+                let first = number("EP_SEED", 1);
+                let often = number("EP_ZOMBIES", if on_twin.is_some() { 1 } else { 4 });
+                (first..first + often).try_for_each(|seed| Ok(haunt(case, world, seed, on_twin.as_deref())?))
+            }),
         }
-        None => Trial::test(name, move || {
-            let first = number("EP_SEED", 1);
-            (first..first + number("EP_ZOMBIES", 4)).try_for_each(|seed| Ok(haunt(world, seed, plan)?))
-        }),
     };
     let mut arguments = Arguments::from_args();
     // Moments are of ranks that have the GPUs to themselves.

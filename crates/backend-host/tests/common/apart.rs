@@ -53,6 +53,7 @@ where
             | Requirement::LowLatency
             | Requirement::Int8
             | Requirement::ManyRanks
+            | Requirement::FarLowLatency
             | Requirement::ManyNodes
             | Requirement::Scripts => None,
         }

@@ -69,6 +69,7 @@ where
             | Requirement::LowLatency
             | Requirement::Int8
             | Requirement::ManyRanks
+            | Requirement::FarLowLatency
             | Requirement::ManyNodes
             | Requirement::Scripts => None,
         }

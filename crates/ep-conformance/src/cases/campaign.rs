@@ -61,12 +61,11 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
 
 fn low<B: Backend>(backend: &B) -> Result<(), String> {
     let (nodes, ranks) = largest(backend);
-    let reach = backend.low_latency();
-    let nodes = if reach.nodes.is_some() { 1 } else { nodes };
+    let nodes = if backend.lacks(Requirement::FarLowLatency).is_some() { 1 } else { nodes };
     let int8 = backend.lacks(Requirement::Int8).is_none();
     let strategy = low_latency::scenarios(nodes, ranks, haunted(backend)).prop_map(move |mut scenario| {
         scenario.element = known(scenario.element, int8);
-        if matches!(scenario.element, Element::Fp8(_)) && !reach.fp8 {
+        if matches!(scenario.element, Element::Fp8(_)) && !backend.makes_fp8() {
             scenario.element = Element::Bf16;
         }
         scenario

@@ -16,7 +16,7 @@ use crate::verify::Observed;
 use crate::workload::{Batch, RoutingKind};
 
 const LOW: &[Requirement] = &[Requirement::LowLatency];
-const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes];
+const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
 const INCIDENTS: &[Requirement] = &[Requirement::LowLatency, Requirement::Incidents];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -97,7 +97,7 @@ fn bf16_rows<B: Backend>(backend: &B) -> Verdict {
 
 /// Where FP8 cannot be made, it is refused, and nothing has moved.
 fn scalings<B: Backend>(backend: &B) -> Verdict {
-    let makes = backend.low_latency().fp8;
+    let makes = backend.makes_fp8();
     let all = Element::ALL.into_iter().filter(|&element| !matches!(element, Element::Bf16 | Element::Int8));
     all.into_iter()
         .try_for_each(|element| if makes { rows_of(backend, element) } else { refused_rows(backend, element) })

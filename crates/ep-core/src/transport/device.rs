@@ -80,6 +80,23 @@ pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::Broken`] with what the driver said.
     fn finish(&self) -> Result<(), Error>;
+
+    /// By which other processes of this host [`open`](Self::open) it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where they cannot; [`Error::Broken`] with what the driver refused.
+    fn name(&self) -> Result<Vec<u8>, Error> {
+        Err(Error::unsupported("a window of a device for other processes", "ranks that are threads of one process"))
+    }
+
+    /// The window of the same size that another process of this host [names](Self::name) so.
+    ///
+    /// # Errors
+    /// As [`name`](Self::name).
+    fn open(&self, name: &[u8]) -> Result<Arc<dyn WindowCopies>, Error> {
+        let _ = name;
+        Err(Error::unsupported("a window of a device of another process", "ranks that are threads of one process"))
+    }
 }
 
 /// Where the lanes of a rank on a device begin.

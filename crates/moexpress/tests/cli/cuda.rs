@@ -54,6 +54,15 @@ fn gpus_of_several_nodes_over_the_loop() {
     assert!(run["rows_far"].as_u64() > Some(0), "{run}");
     assert!(two("--far loop --mode low-latency").refusal().contains("low latency over several nodes on GPUs"));
     assert!(two("--far loop --placement pulled").refusal().contains("nodes is 2, allowed: 1 with pulled placement"));
-    assert!(two("").refusal().contains("nodes with --backend cuda is 2, allowed: 1; more with --far loop"));
-    assert!(two("--far roce").refusal().contains("--far with --backend cuda is roce, allowed: loop"));
+    assert!(two("").refusal().contains("nodes with --backend cuda is 2, allowed: 1; more with --far roce"));
+    let rdma = two("--far roce --far-devices nowhere_0").refusal();
+    assert!(rdma.contains("RoCE on rank 0 is not supported: "), "{rdma}");
+    // Each rank a process, which the launcher tells its node.
+    let job = "--tokens 9 --experts 8 --topk 3 --hidden 64 --far loop --channels 1 --slots 4 --json";
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let launch = format!("launch -n 4 --nodes 2 -- {program} run --backend cuda --processes {job}");
+    let said = moexpress_with_env(&launch, &environment).success();
+    let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
+    let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
+    assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
 }

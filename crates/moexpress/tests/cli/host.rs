@@ -160,7 +160,10 @@ fn what_the_loop_cannot_do_is_refused() {
     assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
     let (code, _, complaint) = launched(2, "--far loop");
     assert_eq!(code, Some(2), "{complaint}");
-    assert!(complaint.contains("--far with --processes is loop, which joins threads, allowed: roce"), "{complaint}");
+    assert!(
+        complaint.contains("--far with --processes is loop, which joins threads, or GPUs of one host, allowed: roce"),
+        "{complaint}"
+    );
 }
 
 #[test]

@@ -35,6 +35,7 @@ impl Backend for Timed {
             | Requirement::LowLatency
             | Requirement::Int8
             | Requirement::ManyRanks
+            | Requirement::FarLowLatency
             | Requirement::ManyNodes
             | Requirement::Scripts => None,
             Requirement::Incidents | Requirement::Departures | Requirement::Suspensions => {

@@ -82,13 +82,17 @@ impl Region {
         let (library, pd) = (context.library(), domain.raw());
         let (address, bytes) = (memory.address() + part.start as u64, part.len());
         let raw = if access & sys::ACCESS_RELAXED_ORDERING == 0 {
-            // SAFETY: the memory is mapped, and lives as long as the region.
+            // SAFETY: the memory is mapped, and lives as long as the region; a device's is looked for by the kernel, which refuses what is none.
             unsafe { (library.ibv_reg_mr)(pd, address as *mut _, bytes, access as c_int) }
         } else {
             // SAFETY: as above.
             unsafe { (library.ibv_reg_mr_iova2)(pd, address as *mut _, bytes, address, access) }
         };
-        Ok(Self { raw: context.made("ibv_reg_mr", raw)?, domain: domain.clone(), memory })
+        let raw = context.made("ibv_reg_mr", raw).map_err(|error| match error {
+            Error::Call { device, error, .. } if memory.is_of_device() => Error::DeviceMemory { device, error },
+            other => other,
+        })?;
+        Ok(Self { raw, domain: domain.clone(), memory })
     }
 
     pub(crate) fn memory(&self) -> &Memory {

@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Ticket};
-use ep_core::transport::{Lanes, Place, Transport};
-use ep_core::{Fault, Layout, Rank, Shape, Topology};
+use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span, Ticket};
+use ep_core::transport::{DevicePlace, Lanes, Place, Transport, WindowCopies, WindowMemory};
+use ep_core::{Error, Fault, Layout, Rank, Shape, Topology};
 use ep_roce::{Roce, RoceLanes, Settings};
 
 /// More than anything takes that works, or that breaks.
@@ -50,6 +51,20 @@ impl Bench {
         let lanes = (0..).map(Rank).zip(&windows).map(open).collect();
         let arena = layout.arena().offset.0;
         Self { layout, windows, lanes, arena }
+    }
+
+    /// Two connected ranks with one channel, whose windows are memory of a device: lanes are told its address, and no file.
+    pub(crate) fn on_devices(settings: &Settings) -> Self {
+        let mut bench = Self::open(2, 1, settings);
+        let open = |(me, window): (Rank, &File)| {
+            let copies: Arc<dyn WindowCopies> = Arc::new(Copies(window.try_clone().unwrap()));
+            let window = WindowMemory::Device { address: mapped(window), dmabuf: None, copies: Some(&copies) };
+            Roce::new(settings.clone()).open_for_device(DevicePlace { me, layout: &bench.layout, window })
+        };
+        let lanes = (0..).map(Rank).zip(&bench.windows).map(|end| open(end).unwrap()).collect();
+        bench.lanes = lanes;
+        bench.connect();
+        bench
     }
 
     /// Two connected ranks with one channel.
@@ -162,6 +177,39 @@ impl Drop for Link {
     fn drop(&mut self) {
         Self::tc("del dev DEV root");
     }
+}
+
+/// How the host writes a window that it is not told to read.
+#[derive(Debug)]
+struct Copies(File);
+
+impl WindowCopies for Copies {
+    fn bytes(&self) -> u64 {
+        self.0.metadata().unwrap().len()
+    }
+
+    fn pull(&self, _: &dyn WindowCopies, _: Span, _: Offset) -> Result<(), Error> {
+        Err(Error::unsupported("a copy between windows", "an adapter"))
+    }
+
+    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
+        self.0.write_all_at(&bits.to_le_bytes(), at.0).unwrap();
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Where a window lies for its adapter. It stays mapped.
+fn mapped(window: &File) -> u64 {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let bytes = window.metadata().unwrap().len() as usize;
+    // SAFETY: the system chooses a free range of addresses.
+    let base =
+        unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, window, 0) };
+    base.unwrap() as u64
 }
 
 /// A window as backends make them: a file in memory.

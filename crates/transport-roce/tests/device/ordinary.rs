@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
     vec![
         ("f1_writes_of_all_sizes_change_exactly_the_bytes_named", exact),
         ("f3_rows_are_there_when_their_value_is_with_each_signal", signals),
+        ("f3_rows_in_memory_of_a_device_are_there_when_their_value_is", on_devices),
         ("f3_rows_of_relaxed_order_are_there_when_their_value_is", relaxed),
         ("f4_on_a_link_that_loses_packets_every_value_counts_once", lossy),
         ("f3_signals_without_room_inside_requests", staged),
@@ -50,6 +51,23 @@ fn exact(devices: &str) {
             assert_eq!(seen[32..32 + len], sent, "{signal}, {len} bytes");
             bench.flush(0, lane, ticket);
         }
+    }
+}
+
+/// The window is known by its address alone. Short rows are fetched, too, and connecting anew begins with cells of zero.
+fn on_devices(devices: &str) {
+    for signal in [Signal::OrderedWrite, Signal::FetchAdd] {
+        let mut bench = Bench::on_devices(&with(devices, signal));
+        stream(&mut bench, 100);
+        let (lane, a) = (bench.rows(1), bench.arena);
+        let cell = bench.cell(0, lane.kind);
+        bench.connect();
+        assert_eq!(bench.value(1, cell), 0, "{signal}");
+        bench.write(0, a, &pattern(5, 16));
+        bench.put(0, lane, a, 16, a);
+        bench.raise(0, lane, cell, 1);
+        bench.await_value(1, cell, 1);
+        assert_eq!(bench.read(1, a, 16), pattern(5, 16), "{signal}");
     }
 }
 

@@ -149,6 +149,59 @@ fn commands_are_taken_as_they_were_written() {
     assert_eq!(fifo.take(&memory), None);
 }
 
+/// What is taken, by `take`, after each of: three puts, the put that fills a quarter, a put, a publish, a put, its flush, its flush again.
+fn taken(device: &Device, take: fn(&mut Taker, &HostMemory) -> Option<[u64; 2]>) -> Vec<Vec<Command>> {
+    let memory = HostMemory::new(Taker::bytes(4)).unwrap();
+    let mut fifo = Taker::new(0, 4);
+    fifo.reset(&memory).unwrap();
+    // SAFETY: this thread alone posts, and the memory lives.
+    let lane = unsafe { device.poster(fifo.state(&memory)) };
+    let put = |from| assert_eq!(lane.put([from, 0, 1], LONG), Ok(from + 1));
+    let flush = || assert_eq!(lane.flush(7, Duration::ZERO), FarStatus::Stalled, "nobody answers");
+    let steps: [&dyn Fn(); 7] = [
+        &|| (0..3).for_each(put),
+        &|| put(3),
+        &|| put(4),
+        &|| assert_eq!(lane.publish(0, 7, LONG), FarStatus::Ok),
+        &|| put(6),
+        &flush,
+        &flush,
+    ];
+    let mut all = || std::iter::from_fn(|| take(&mut fifo, &memory).and_then(Command::of)).collect();
+    steps.map(|step| (step(), all()).1).into()
+}
+
+/// F3: a put is taken when what was done before it is known to be visible: behind the bell of a publish, of a flush, of a quarter of the FIFO.
+#[test]
+fn puts_wait_for_a_bell() {
+    let Some(device) = Device::usual() else { return };
+    let put = |from| Command::Put { from: Offset(from).span(1), to: Offset(0) };
+    let behind_bells = [
+        vec![],
+        vec![put(0), put(1), put(2), put(3)],
+        vec![],
+        vec![put(4), Command::Publish { at: Offset(0), bits: 7 }],
+        vec![],
+        vec![put(6)],
+        vec![],
+    ];
+    assert_eq!(taken(device, Taker::take), behind_bells);
+    assert_ne!(taken(device, Taker::take_unheard), behind_bells, "a planted fault: no bell is heard");
+}
+
+/// Where no quarter rings, a FIFO full of puts is never taken.
+#[test]
+fn planted_silence_of_quarters_is_caught() {
+    let Some(device) = Device::with(Some(("bell || (4 * (index + 1) & (slots - 1)) == 0", "bell"))) else { return };
+    let puts = |device: &Device| {
+        let pair = Pair::new(network(), 4);
+        let ([lane, _], at) = (pair.posters(device), pair.ends[0].arena().0);
+        (0..40).find_map(|_| lane.put([at, at, 8], Duration::from_millis(300)).err())
+    };
+    assert_eq!(puts(&device), Some(FarStatus::Stalled));
+    assert_eq!(puts(Device::usual().expect("g++ was there")), None);
+}
+
 /// F6: a proxy that takes nothing ends verbs by their deadline, by name; once it goes on, so do they.
 #[test]
 fn a_proxy_that_stalls_is_named_at_the_deadline() {

@@ -279,14 +279,11 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.far.far.is_some() && !matches!(args.backend, Backend::Host | Backend::Cuda) {
         return Err(Error::invalid("--backend with --far", name_of(args.backend), "host or cuda"));
     }
-    if args.far.far == Some(Far::Roce) && args.backend == Backend::Cuda {
-        return Err(Error::invalid("--far with --backend cuda", "roce", "loop"));
-    }
     if let (Some(far), Some((option, of))) = (args.far.far, args.far.misplaced()) {
         return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), name_of(of)));
     }
-    if args.far.far == Some(Far::Loop) && args.processes {
-        return Err(Error::invalid("--far with --processes", "loop, which joins threads", "roce"));
+    if args.far.far == Some(Far::Loop) && args.processes && args.backend != Backend::Cuda {
+        return Err(Error::invalid("--far with --processes", "loop, which joins threads, or GPUs of one host", "roce"));
     }
     if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
@@ -329,16 +326,11 @@ fn check_far(args: &RunArgs, topology: &Topology) -> Result<(), Error> {
         (1, Some(option)) => {
             Err(Error::invalid(format_args!("nodes with {option}"), 1, "2 or more: nothing is far on one node"))
         }
-        (nodes @ 2.., _) if args.backend == Backend::Host && args.far.far.is_none() => Err(Error::invalid(
-            "nodes with --backend host",
-            nodes,
-            "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network",
-        )),
-        (nodes @ 2.., _) if args.backend == Backend::Cuda && args.far.far.is_none() => Err(Error::invalid(
-            "nodes with --backend cuda",
-            nodes,
-            "1; more with --far loop, which pretends to be a network",
-        )),
+        (nodes @ 2.., _) if matches!(args.backend, Backend::Host | Backend::Cuda) && args.far.far.is_none() => {
+            let what = format_args!("nodes with --backend {}", name_of(args.backend));
+            let allowed = "1; more with --far roce, which carries rows between them, or --far loop, which pretends to be a network";
+            Err(Error::invalid(what, nodes, allowed))
+        }
         _ => Ok(()),
     }
 }

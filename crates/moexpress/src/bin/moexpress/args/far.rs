@@ -63,6 +63,6 @@ impl FarArgs {
 pub(crate) enum Far {
     /// RDMA over Ethernet or InfiniBand
     Roce,
-    /// None: copies between threads of this process, at a set rate and latency, for tests
+    /// None: copies between threads of this process, or processes of this host with GPUs, at a set rate and latency, for tests
     Loop,
 }

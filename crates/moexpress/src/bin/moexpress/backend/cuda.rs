@@ -1,9 +1,13 @@
 //! GPUs as a backend: every rank a thread of this process, or a process of its own.
 
+#[cfg(all(feature = "host", target_os = "linux"))]
+use ep_core::Error;
 use ep_cuda::{Builder, Cluster};
 use futures_executor::block_on;
 
 use super::{Job, Ran, processes, rank};
+#[cfg(all(feature = "host", target_os = "linux"))]
+use crate::args::{Far, FarArgs};
 use crate::failure::Failure;
 
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
@@ -23,14 +27,27 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>
 
 fn builder(job: &Job<'_>) -> Result<Builder, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings).wait_for_kernels(true);
-    match job.far.filter(|args| args.far.is_some()) {
+    match job.far {
         None => Ok(builder),
         #[cfg(all(feature = "host", target_os = "linux"))]
-        Some(args) => {
-            let network = super::far::looped(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
-            Ok(builder.far(network))
-        }
+        Some(args) => over(job, args, builder).map_err(Failure::bad_input),
         #[cfg(not(all(feature = "host", target_os = "linux")))]
-        Some(_) => Err(Failure::bad_input("--far loop: this program was built without the feature host")),
+        Some(_) => Err(Failure::bad_input("--far: this program was built without the feature host")),
+    }
+}
+
+/// With the network that the arguments name.
+#[cfg(all(feature = "host", target_os = "linux"))]
+fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Error> {
+    match args.far {
+        None => Ok(builder),
+        Some(Far::Loop) => {
+            let network = super::far::looped(args, job.asked_far_lanes)?;
+            Ok(builder.far(if job.launched.is_some() { network.between_processes() } else { network }))
+        }
+        #[cfg(feature = "roce")]
+        Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
+        #[cfg(not(feature = "roce"))]
+        Some(Far::Roce) => Err(Error::unsupported("--far roce", "a program that was built with the feature roce")),
     }
 }

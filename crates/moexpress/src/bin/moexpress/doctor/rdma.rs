@@ -149,7 +149,7 @@ fn peer_memory(system: &System) -> Finding {
         None => Finding::limited(
             "GPU memory for RDMA",
             "no module nvidia_peermem",
-            "RDMA into GPU memory where the driver and card cannot share it by dma-buf",
+            "--backend cuda --far roce, which has RDMA write memory of GPUs: modprobe nvidia_peermem, after the adapter's driver",
         ),
     }
 }
@@ -220,6 +220,17 @@ mod tests {
         let short = port(&short);
         assert_eq!(short.standing, Standing::Limited);
         assert!(short.seen.contains("1024 for RDMA"), "{}", short.seen);
+    }
+
+    #[test]
+    fn what_rdma_into_memory_of_gpus_needs_is_told() {
+        let (folder, system) = system("4: ACTIVE", "RoCE v2", "9000");
+        let memory = || look(&system).into_iter().find(|finding| finding.what == "GPU memory for RDMA").unwrap();
+        let without = memory();
+        assert_eq!(without.standing, Standing::Limited);
+        assert!(without.prevents.unwrap().contains("modprobe nvidia_peermem"));
+        fs::create_dir_all(folder.path().join("sys/module/nvidia_peermem")).unwrap();
+        assert_eq!(memory().standing, Standing::Good);
     }
 
     #[test]

@@ -1,0 +1,225 @@
+//! The way into a rank's window: which of its connections is up, and who is copying there.
+//!
+//! A rank that closes its gate knows on return that nothing of an earlier connection arrives any more.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+use std::{io, process, thread};
+
+use ep_core::Rank;
+use ep_core::port::Offset;
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open};
+use rustix::process::{Pid, test_kill_process};
+
+use crate::memory::Memory;
+
+/// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) enum Gate {
+    /// Among threads. Whoever copies into the window holds it meanwhile.
+    Threads(RwLock<Option<u32>>),
+    /// Among processes.
+    Processes(Page),
+}
+
+/// Memory that the processes of a host share: a word that tells it from others, the connection that is up (0: none), and for each rank the
+/// process by which it is copying (0: it is not).
+#[derive(Debug)]
+pub(crate) struct Page {
+    memory: Memory,
+    /// Of the rank whose gate it is: by which others open it.
+    file: Option<OwnedFd>,
+}
+
+const TOKEN: u64 = 0;
+const UP: u64 = 1;
+const COPYING: u64 = 2;
+
+impl Page {
+    fn bytes(ranks: u32) -> u64 {
+        8 * (COPYING + u64::from(ranks))
+    }
+
+    /// One of so many ranks.
+    pub(crate) fn new(ranks: u32, token: u64) -> io::Result<Self> {
+        let file = memfd_create("moexpress loop", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, Self::bytes(ranks))?;
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: Some(file) };
+        page.set(TOKEN, token);
+        Ok(page)
+    }
+
+    /// That of another process of this host.
+    pub(crate) fn open(process: u32, file: u32, ranks: u32, token: u64) -> io::Result<Self> {
+        let path = format!("/proc/{process}/fd/{file}");
+        let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: None };
+        if page.get(TOKEN) != token {
+            return Err(io::Error::other("it is another process: that of the rank runs on another host"));
+        }
+        Ok(page)
+    }
+
+    /// Its descriptor in this process.
+    pub(crate) fn file(&self) -> u32 {
+        self.file.as_ref().map_or(0, |file| file.as_raw_fd().unsigned_abs())
+    }
+
+    fn get(&self, word: u64) -> u64 {
+        self.memory.cell(Offset(8 * word)).map_or(0, |cell| cell.load(SeqCst))
+    }
+
+    fn set(&self, word: u64, value: u64) {
+        if let Some(cell) = self.memory.cell(Offset(8 * word)) {
+            cell.store(value, SeqCst);
+        }
+    }
+
+    /// Returns when nobody copies any more; one who does not end it is left behind, and named in the log.
+    fn wait(&self) {
+        let until = Instant::now() + PATIENCE;
+        for rank in 0..self.memory.bytes() / 8 - COPYING {
+            loop {
+                let process = self.get(COPYING + rank);
+                if process == 0 || !lives(process) {
+                    break;
+                }
+                if Instant::now() > until {
+                    tracing::warn!(rank, process, "a process stands in the middle of a copy and is left behind");
+                    break;
+                }
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Whether there is such a process.
+fn lives(process: u64) -> bool {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+impl Gate {
+    /// The connection that is up from now on.
+    pub(crate) fn set_up(&self, connection: Option<u32>) {
+        match self {
+            Self::Threads(up) => *up.write().unwrap_or_else(PoisonError::into_inner) = connection,
+            Self::Processes(page) => {
+                page.set(UP, connection.unwrap_or(0).into());
+                page.wait();
+            }
+        }
+    }
+
+    /// Lets `rank` copy by `connection`; none where that is not up.
+    pub(crate) fn enter(&self, rank: Rank, connection: Option<u32>) -> Option<Pass<'_>> {
+        let pass = match self {
+            Self::Threads(up) => Pass::Thread { up: up.read().unwrap_or_else(PoisonError::into_inner), connection },
+            Self::Processes(page) => {
+                // Before the look at what is up: whoever closes the gate looks in the other order.
+                page.set(COPYING + u64::from(rank.0), process::id().into());
+                Pass::Process { page, rank, connection }
+            }
+        };
+        pass.is_valid().then_some(pass)
+    }
+}
+
+/// Somebody copies.
+#[derive(Debug)]
+pub(crate) enum Pass<'a> {
+    Thread { up: RwLockReadGuard<'a, Option<u32>>, connection: Option<u32> },
+    Process { page: &'a Page, rank: Rank, connection: Option<u32> },
+}
+
+impl Pass<'_> {
+    /// Whether the connection is up still. A process asks before each copy, so that one that stood still goes on with none.
+    pub(crate) fn is_valid(&self) -> bool {
+        match self {
+            Self::Thread { up, connection } => connection.is_some() && **up == *connection,
+            Self::Process { page, connection, .. } => {
+                connection.is_some_and(|connection| page.get(UP) == u64::from(connection))
+            }
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if let Self::Process { page, rank, .. } = self {
+            page.set(COPYING + u64::from(rank.0), 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn other(page: &Page) -> Page {
+        Page::open(process::id(), page.file(), 2, 7).unwrap()
+    }
+
+    #[test]
+    fn who_enters_by_an_earlier_connection_is_kept_out() {
+        let own = Page::new(2, 7).unwrap();
+        let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
+        assert!(theirs.enter(Rank(1), Some(1)).is_none(), "nothing is up");
+        own.set_up(Some(1));
+        let pass = theirs.enter(Rank(1), Some(1)).unwrap();
+        assert!(pass.is_valid() && theirs.enter(Rank(0), Some(2)).is_none());
+        drop(pass);
+        own.set_up(None);
+        assert!(theirs.enter(Rank(1), Some(1)).is_none());
+    }
+
+    #[test]
+    fn a_gate_is_closed_when_the_copy_under_way_has_ended_and_for_one_that_never_does_it_waits_a_while() {
+        let own = Page::new(2, 7).unwrap();
+        let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
+        own.set_up(Some(1));
+        let pass = theirs.enter(Rank(1), Some(1)).unwrap();
+        let ended = Instant::now() + Duration::from_millis(50);
+        thread::scope(|scope| {
+            let closer = scope.spawn(|| {
+                own.set_up(None);
+                Instant::now()
+            });
+            thread::sleep(ended.saturating_duration_since(Instant::now()));
+            assert!(!closer.is_finished(), "closed in the middle of a copy");
+            drop(pass);
+            assert!(closer.join().unwrap() >= ended);
+        });
+        own.set_up(Some(2));
+        let pass = theirs.enter(Rank(1), Some(2)).unwrap();
+        let began = Instant::now();
+        own.set_up(None);
+        assert!(began.elapsed() >= PATIENCE && !pass.is_valid());
+    }
+
+    #[test]
+    fn a_process_that_ended_in_the_middle_of_a_copy_is_not_waited_for() {
+        let own = Page::new(2, 7).unwrap();
+        let mut child = process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        own.set(COPYING, child.id().into());
+        let (gate, began) = (Gate::Processes(own), Instant::now());
+        gate.set_up(None);
+        assert!(began.elapsed() < PATIENCE);
+    }
+
+    #[test]
+    fn a_page_of_another_process_is_refused() {
+        let own = Page::new(2, 7).unwrap();
+        let said = |file, token| Page::open(process::id(), file, 2, token).unwrap_err().to_string();
+        assert!(said(own.file(), 8).contains("another process"));
+        assert!(Page::open(process::id(), own.file(), 3, 7).is_err(), "it is shorter");
+        assert!(said(u32::MAX >> 1, 7).contains("No such file"));
+    }
+}
