@@ -14,7 +14,7 @@
 /* Tokens of a piece: their choices and positions fit. */
 #define EP_SHARE_TOKENS 64u
 #define EP_SHARE_CHOICES_BYTES (EP_SHARE_TOKENS * EP_TOPK * 8)
-#define EP_SHARE_POSITION_BYTES (EP_SHARE_TOKENS * EP_NEAR * 4)
+#define EP_SHARE_POSITION_BYTES (EP_SHARE_TOKENS * EP_RANKS * 4)
 /* Rows to each rank, choices of each expert, and 1 + the first token whose choices are wrong. */
 #define EP_MOST_TOLD (EP_MOST_COUNTS + 8)
 #define EP_TOLD_BYTES (EP_MOST_TOLD * 4)
@@ -24,7 +24,7 @@ static_assert(EP_POSITIONS_BYTES + EP_COMMON_BYTES <= EP_UB_BYTES, "the buffers 
 struct EpPart {
     EpBytes choices, position, told, others;
     ep_u32 begin, end; /* tokens */
-    ep_u32 rows[EP_NEAR];
+    ep_u32 rows[EP_RANKS];
 };
 
 EP_DEV LocalTensor<uint32_t> ep_words(const EpBytes& ub) { return ub.ReinterpretCast<uint32_t>(); }

@@ -218,6 +218,64 @@ c_enum! {
         ExplainedFirst = 102,
         /// A rank that has failed ends before the card has sent its verdict.
         VerdictUnposted = 103,
+        /// Rows of low latency are put to banks that are still read.
+        LowBankUnasked = 104,
+        /// A rank says that it has received before it has read.
+        LowReceivedEarly = 105,
+        /// Rows are put to the bank of the other parity.
+        LowWrongBank = 106,
+        /// An arrival is published before its rows are put.
+        LowToldEarly = 107,
+        /// An arrival is published before the cores have landed that share its rows.
+        LowHelpersUnawaited = 108,
+        /// A word of another core is read from the cache, without a clean.
+        LowStaleWord = 109,
+        /// A core tells what it has counted of received rows before that has landed.
+        LowCountsEarly = 110,
+        /// A core places received rows without those of the shares before.
+        LowSharesUnawaited = 111,
+        /// Headers bear no generation.
+        LowNoGeneration = 112,
+        /// A source that has not come is taken for one that sends nothing.
+        LowArrivalUnawaited = 113,
+        /// An arrival says one row more.
+        LowOneMore = 114,
+        /// What an arrival brings is not compared.
+        LowKindUnchecked = 115,
+        /// A rank does not hear that it was masked.
+        LowMaskUnheard = 116,
+        /// Verdicts of throughput mode are not heard in low latency.
+        LowVerdictUnheard = 117,
+        /// A rank does not say for whom it waits in low latency.
+        LowSilent = 118,
+        /// No wait of low latency ends when time is up.
+        LowNoDeadline = 119,
+        /// Rows of low latency are stored in whole blocks of 32 bytes.
+        LowWholeBlocks = 120,
+        /// Only the first piece of a long row is sent.
+        LowFirstPiece = 121,
+        /// What lies between codes and scale is sent as it is.
+        LowPadLeft = 122,
+        /// The header of a result is stored before the scalar unit has written it.
+        LowResultHeaderFlag = 123,
+        /// All results of a rank for a token go to one slot.
+        LowOneColumn = 124,
+        /// A rank sums its experts' results without weights.
+        LowWeightsLost = 125,
+        /// A weighted addend is loaded before the one before it in the buffer was used.
+        LowAddendReused = 126,
+        /// A weighted addend is used before it was loaded.
+        LowAddendFlag = 127,
+        /// A weighted sum uses what the instruction before has not yet written.
+        LowStepBarrier = 128,
+        /// A weighted sum is stored before it was rounded.
+        LowSumFlag = 129,
+        /// A step of a weighted sum is rounded twice.
+        LowRoundedTwice = 130,
+        /// An infinity in a weighted sum becomes no number.
+        LowInfinitiesLost = 131,
+        /// What a step of a weighted sum lacks is rounded to nearest, and then once more.
+        LowNotOdd = 132,
     }
 }
 
@@ -462,6 +520,109 @@ c_struct! {
     }
 }
 
+c_enum! {
+    /// What became of a rank in a sending half of low latency.
+    pub enum LowState = "EP_LOW" {
+        /// All was put and announced.
+        Sent = 1,
+        /// Its bank was not free in time.
+        Late = 2,
+        /// It goes on without this rank.
+        Masked = 3,
+        /// It does nothing any more.
+        Gone = 4,
+    }
+}
+
+c_struct! {
+    /// What the receiver of a low-latency dispatch keeps of a row, before the row's picks: one for each of its choices.
+    pub struct LowRow = "EpLowRow" {
+        /// Token at its source.
+        pub token: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+c_struct! {
+    /// What it keeps of a choice.
+    pub struct LowPick = "EpLowPick" {
+        /// Row in [local experts, ranks * max_tokens]; -1 where the expert is another rank's.
+        pub place: i32,
+        /// Its weight.
+        pub weight: f32,
+    }
+}
+
+c_struct! {
+    /// Parameters of the kernels of low latency: what a half does not use is 0. EpLaunch.r has windows, an EpLocal and a report of low latency's own.
+    pub struct Low = "EpLowArgs" {
+        /// Rank and roles.
+        pub launch: Launch,
+        /// The operation, counted from 1 in each generation.
+        pub op: u64,
+        /// Number of this launch, larger than those before; never 0.
+        pub ticket: u64,
+        /// Rows, x_stride bytes apart: bf16 [tokens, hidden] of a dispatch, [local experts, ranks * max_tokens, hidden] of a combine.
+        pub x: u64,
+        /// Bytes from one row of x to the next.
+        pub x_stride: u64,
+        /// i64 [tokens, topk]: experts over all ranks, or -1.
+        pub topk_idx: u64,
+        /// f32 [tokens, topk], or 0: weights of 1. Of a combine's receiving half: weights of the choices.
+        pub topk_weights: u64,
+        /// i32 [tokens, ranks]: positions, -1 where a token does not go.
+        pub position: u64,
+        /// u32 [2, ranks]: rows to each rank, and choices of its experts, each expert once a token. Out, of a dispatch's sending half.
+        pub counted: u64,
+        /// Out, of a sending half: u32 [ranks], EP_LOW_...; 0 for ranks that nothing was to be sent to.
+        pub state: u64,
+        /// Out: of a dispatch [local experts, ranks * max_tokens] rows as they travelled, of a combine bf16 [tokens, hidden]. 0: the operation is skipped.
+        pub out: u64,
+        /// Bytes from one row of a combine's results to the next.
+        pub out_stride: u64,
+        /// Out: i32 [local experts].
+        pub expert_counts: u64,
+        /// Out: i64 [local experts, ranks]: first << 32 | rows.
+        pub segments: u64,
+        /// Out: i32 [local experts, ranks * max_tokens].
+        pub source_token: u64,
+        /// u32 [2, ranks]: rows, and choices of this rank's experts, of each source; then [ranks, max_tokens] EpLowRow with EpLowPick [topk]. Out, of a
+        /// dispatch's receiving half.
+        pub records: u64,
+        /// u64 [4 * ranks]: what cores tell each other, and in which launch.
+        pub words: u64,
+        /// u32 [4 * ranks, local experts]: rows of each share.
+        pub counts: u64,
+        /// Out: u64: the last launch that went well.
+        pub done: u64,
+        /// What the operation is: EP_LOW_DISPATCH, ...
+        pub kind: u32,
+        /// Tokens of the batch.
+        pub tokens: u32,
+        /// The ranks that something is to be sent to, as bits.
+        pub to: u32,
+        /// Not 0 in a receiving half.
+        pub receives: u32,
+        /// Not 0: a wait that lasts until the deadline is a failure. 0 where a rank that is late is left to the receiving half.
+        pub judges: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_low_tell_kernel.
+    pub struct LowTell = "EpLowTellArgs" {
+        /// Rank and roles; as in throughput mode.
+        pub launch: Launch,
+        /// The ranks that low latency goes on without, as bits.
+        pub masked: u32,
+        /// 1 + the rank that this one blames; 0 for none.
+        pub culprit: u32,
+    }
+}
+
 const OPENS: &str = "/*
  * ep_args.h: what the kernels take: their parameters, and numbers that host and kernels must agree on.
  *
@@ -487,6 +648,11 @@ pub(crate) fn header() -> String {
         Dispatch::declaration(),
         Combine::declaration(),
         Quantize::declaration(),
+        LowState::declaration(),
+        LowRow::declaration(),
+        LowPick::declaration(),
+        Low::declaration(),
+        LowTell::declaration(),
     ];
     [OPENS, &parts.concat(), "\n#endif\n"].concat()
 }

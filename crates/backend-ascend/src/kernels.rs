@@ -10,8 +10,16 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_counts.h", include_str!("../kernels/ep_counts.h")),
         ("ep_far_send.h", include_str!("../kernels/ep_far_send.h")),
         ("ep_fill.h", include_str!("../kernels/ep_fill.h")),
+        ("ep_fma.h", include_str!("../kernels/ep_fma.h")),
         ("ep_forward.h", include_str!("../kernels/ep_forward.h")),
         ("ep_gather.h", include_str!("../kernels/ep_gather.h")),
+        ("ep_low.h", include_str!("../kernels/ep_low.h")),
+        ("ep_low_control.h", include_str!("../kernels/ep_low_control.h")),
+        ("ep_low_play.h", include_str!("../kernels/ep_low_play.h")),
+        ("ep_low_receive.h", include_str!("../kernels/ep_low_receive.h")),
+        ("ep_low_reduce.h", include_str!("../kernels/ep_low_reduce.h")),
+        ("ep_low_return.h", include_str!("../kernels/ep_low_return.h")),
+        ("ep_low_send.h", include_str!("../kernels/ep_low_send.h")),
         ("ep_mail.h", include_str!("../kernels/ep_mail.h")),
         ("ep_npu.h", include_str!("../kernels/ep_npu.h")),
         ("ep_play.h", include_str!("../kernels/ep_play.h")),
@@ -32,12 +40,15 @@ pub fn headers() -> Vec<(&'static str, String)> {
 }
 
 /// The kernels' files, by name.
-pub fn sources() -> [(&'static str, &'static str); 5] {
+pub fn sources() -> [(&'static str, &'static str); 8] {
     [
         ("positions.cpp", include_str!("../kernels/positions.cpp")),
         ("counts.cpp", include_str!("../kernels/counts.cpp")),
         ("dispatch.cpp", include_str!("../kernels/dispatch.cpp")),
         ("combine.cpp", include_str!("../kernels/combine.cpp")),
         ("quantize.cpp", include_str!("../kernels/quantize.cpp")),
+        ("low_dispatch.cpp", include_str!("../kernels/low_dispatch.cpp")),
+        ("low_combine.cpp", include_str!("../kernels/low_combine.cpp")),
+        ("low_tell.cpp", include_str!("../kernels/low_tell.cpp")),
     ]
 }

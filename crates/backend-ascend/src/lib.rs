@@ -1,4 +1,4 @@
-//! Ranks on the Ascend 910B NPUs (Atlas A2) of one server, in throughput mode, and a CPU twin of them that runs the very same kernels.
+//! Ranks on the Ascend 910B NPUs (Atlas A2) of one server, in both modes, and a CPU twin of them that runs the very same kernels.
 //!
 //! No NPU has run this yet. Everything is proven on the twin: a device that does what the documents promise and nothing else, hostile by seed.
 //!
@@ -56,7 +56,7 @@
 //! - A call checks its input, launches its kernels and ends when they have. It never blocks its thread: one thread runs all ranks by turns.
 //! - What a launch uses is kept until it has ended, whatever becomes of the call.
 //!
-//! **Missing**: queues between servers on NPUs (the twin has them), agreement on who failed over several servers, ranks that are processes, low latency, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
+//! **Missing**: queues between servers on NPUs (the twin has them), agreement on who failed over several servers, ranks that are processes, low latency between servers, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
 
 pub mod args;
 mod cluster;
@@ -70,7 +70,7 @@ mod roles;
 pub mod twin;
 
 pub use cluster::{Builder, Cluster};
-pub use endpoint::{Array, AscendEndpoint, Rows};
+pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, Rows};
 pub use kernels::{headers, sources};
 pub use limits::{MOST_NEAR, MOST_RANKS, check};
 pub use roles::Roles;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ep_core::layout::KernelWindow;
+use ep_core::port::Offset;
 use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::Queue;
@@ -37,6 +38,11 @@ impl Node {
     /// Where kernels see the window of `rank`.
     pub(crate) fn address(&self, rank: Rank) -> u64 {
         self.windows[rank.index()].address()
+    }
+
+    /// A word of the window of `rank`. Nothing of that rank runs.
+    pub(crate) fn word(&self, rank: Rank, at: Offset) -> Result<u64, AscendError> {
+        Ok(self.windows[rank.index()].values::<u64>(at.0 as usize, 1)?[0])
     }
 
     /// A new queue from a rank to its peer at node `node`, with the words that it publishes from behind the window.

@@ -2,6 +2,8 @@
 //!
 //! Nothing here waits. Who calls keeps what launches name until they have ended.
 
+mod low;
+
 use std::mem::offset_of;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +14,11 @@ use ep_core::{Error, Layout, Rank, RankSet, Rings};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::Roles;
-use crate::args::{Combine, Counts, Dispatch, Launch, Line, Positions, Quantize, Queue, mail_words};
+use crate::args::{Combine, Counts, Dispatch, Launch, Line, Low, Positions, Quantize, Queue, mail_words};
 use crate::driver::{AscendError, Device, Event, Kernel, Memory, Stream};
 use crate::node::Node;
+pub(crate) use low::Half;
+use low::LowDevice;
 
 /// Nanoseconds of a tick of the device's counter.
 const NANOS_PER_TICK: u32 = 20;
@@ -27,13 +31,32 @@ struct Kernels {
     dispatch: Kernel,
     combine: Kernel,
     quantize: Kernel,
+    low_send: Kernel,
+    low_receive: Kernel,
+    low_return: Kernel,
+    low_reduce: Kernel,
+    low_tell: Kernel,
 }
 
 impl Kernels {
     fn load(device: &Device, path: &Path) -> Result<Self, AscendError> {
         let names = ["ep_positions_kernel", "ep_counts_kernel", "ep_dispatch", "ep_combine", "ep_quantize_kernel"];
         let [positions, counts, dispatch, combine, quantize] = Kernel::load(device, path, names)?;
-        Ok(Self { positions, counts, dispatch, combine, quantize })
+        let names = ["ep_low_send_kernel", "ep_low_receive_kernel", "ep_low_return_kernel", "ep_low_reduce_kernel"];
+        let [low_send, low_receive, low_return, low_reduce] = Kernel::load(device, path, names)?;
+        let [low_tell] = Kernel::load(device, path, ["ep_low_tell_kernel"])?;
+        Ok(Self {
+            positions,
+            counts,
+            dispatch,
+            combine,
+            quantize,
+            low_send,
+            low_receive,
+            low_return,
+            low_reduce,
+            low_tell,
+        })
     }
 }
 
@@ -80,6 +103,8 @@ pub(crate) struct RankDevice {
     tickets: u64,
     /// Parameters of the launches of a call: three at most, one behind the other.
     args: [Memory; 3],
+    /// None where the communicator has no low latency.
+    low: Option<LowDevice>,
     /// What does not change within a generation.
     view: RankView,
     /// The windows of all ranks. Last: others write into this one's until they have ended, too.
@@ -101,7 +126,7 @@ impl RankDevice {
         let memory = |bytes| Memory::zeroed(device, bytes);
         let (cores, told) = (options.roles.cores() as usize, ranks + layout.shape().experts() as usize + 1);
         let args = |bytes| Memory::new(device, bytes);
-        let rows = size_of::<Dispatch>().max(size_of::<Combine>()).max(size_of::<Quantize>());
+        let rows = size_of::<Dispatch>().max(size_of::<Combine>()).max(size_of::<Quantize>()).max(size_of::<Low>());
         let view = RankView {
             w: KernelWindow::from(layout),
             allowed: layout.settings().deadline().0,
@@ -121,6 +146,7 @@ impl RankDevice {
             ready: memory(8 * cores)?,
             tickets: 0,
             args: [args(size_of::<Positions>())?, args(size_of::<Counts>())?, args(rows)?],
+            low: LowDevice::new(device, layout, cores)?,
             layout: layout.clone(),
             node: Arc::clone(node),
             stream,
@@ -149,6 +175,7 @@ impl RankDevice {
         let address = |rank| if mask.contains(rank) { 0 } else { self.node.address(rank) };
         let windows: Vec<u64> = self.node.ranks().map(address).collect();
         self.windows.write(0, windows.as_bytes())?;
+        self.low.as_ref().map_or(Ok(()), |low| low.restart(generation, &windows))?;
         self.connect(mask)?;
         self.view = RankView {
             windows: self.windows.address(),
@@ -182,6 +209,7 @@ impl RankDevice {
 
     /// Lets kernels that wait for `rank` know that it does nothing any more. They may be running.
     pub(crate) fn notice_gone(&self, rank: Rank) -> Result<(), AscendError> {
+        self.low.as_ref().map_or(Ok(()), |low| low.notice_gone(rank))?;
         self.local.write(Local::gone(rank), &1u32.to_le_bytes())
     }
 
@@ -206,10 +234,14 @@ impl RankDevice {
 
     /// The first token whose choices are wrong, as the launches that have ended found; none where all are right. It is told once.
     pub(crate) fn bad_token(&self) -> Result<Option<u32>, AscendError> {
+        Self::bad_token_in(&self.local)
+    }
+
+    fn bad_token_in(local: &Memory) -> Result<Option<u32>, AscendError> {
         let at = offset_of!(Local, bad_token);
-        let first = self.local.values::<u32>(at, 1)?[0].checked_sub(1);
+        let first = local.values::<u32>(at, 1)?[0].checked_sub(1);
         if first.is_some() {
-            self.local.write(at, &[0; 4])?;
+            local.write(at, &[0; 4])?;
         }
         Ok(first)
     }

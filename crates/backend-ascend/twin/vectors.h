@@ -115,6 +115,42 @@ __aicore__ inline void Muls(const LocalTensor<T>& dst, const LocalTensor<T>& src
     twin_of::issue_binary("Muls", dst, src, src, count, [by = scalarValue](T a, T) { return (T)(a * by); });
 }
 
+template <typename T>
+__aicore__ inline void Sub(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    static_assert(twin_of::kAdds<T>, "Sub takes float, int32_t and int16_t here, and never bfloat16_t");
+    twin_of::issue_binary("Sub", dst, src0, src1, count, [](T a, T b) { return (T)(a - b); });
+}
+
+template <typename T>
+__aicore__ inline void Mul(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    static_assert(twin_of::kAdds<T>, "Mul takes float, int32_t and int16_t here, and never bfloat16_t");
+    twin_of::issue_binary("Mul", dst, src0, src1, count, [](T a, T b) { return (T)(a * b); });
+}
+
+template <typename T> __aicore__ inline void Adds(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
+    static_assert(twin_of::kAdds<T>, "Adds takes float, int32_t and int16_t here, and never bfloat16_t");
+    twin_of::issue_binary("Adds", dst, src, src, count, [by = scalarValue](T a, T) { return (T)(a + by); });
+}
+
+template <typename T>
+__aicore__ inline void Or(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+    static_assert(std::is_same_v<T, int16_t> || std::is_same_v<T, uint16_t>, "Or takes int16_t and uint16_t");
+    twin_of::issue_binary("Or", dst, src0, src1, count, [](T a, T b) { return (T)(a | b); });
+}
+
+template <typename T> __aicore__ inline void Not(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {
+    static_assert(std::is_same_v<T, int16_t> || std::is_same_v<T, uint16_t>, "Not takes int16_t and uint16_t");
+    twin_of::issue_binary("Not", dst, src, src, count, [](T a, T) { return (T)~a; });
+}
+
+/* Of a signed type the sign comes in, of an unsigned one zeros. */
+template <typename T>
+__aicore__ inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
+    static_assert(std::is_same_v<T, int32_t> || std::is_same_v<T, uint32_t>, "ShiftRight takes int32_t and uint32_t here");
+    if ((uint32_t)scalarValue > 32) twin::own().fault("limits", "ShiftRight by %u, at most 32", (uint32_t)scalarValue);
+    twin_of::issue_binary("ShiftRight", dst, src, src, count, [by = scalarValue](T a, T) { return (T)(a >> by); });
+}
+
 template <typename T, typename U>
 __aicore__ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, const uint32_t count) {
     twin::own().call("Cast");

@@ -124,6 +124,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Why a case that needs `what` cannot run here; none when it can.
     fn lacks(&self, what: Requirement) -> Option<&'static str>;
 
+    /// Whether low latency makes rows of FP8. Where it does not, they are refused.
+    fn makes_fp8(&self) -> bool {
+        true
+    }
+
     /// The windows of this backend for `layout`: with regions behind it, where its roles are kernels.
     ///
     /// # Errors

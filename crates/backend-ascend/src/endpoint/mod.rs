@@ -9,6 +9,7 @@
 //! | cached dispatch | dispatch |
 //! | combine | combine |
 //! | [`AscendEndpoint::quantize`] | quantize |
+//! | halves of low latency | [`low_latency`] |
 //!
 //! Rows always go through rings: with direct placement, too, which is a hint. There is no memory that peers could pull from.
 
@@ -35,6 +36,8 @@ use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankS
 
 use crate::driver::{AscendError, Event, Table};
 use crate::rank::RankDevice;
+use low_latency::LowHalves;
+pub use low_latency::{Combining, Dispatching, LowHandle};
 pub use rows::{Array, Rows};
 
 /// How much longer than the kernels the host waits before it takes the device for gone. A kernel ends by itself at twice the time allowed.
@@ -54,6 +57,7 @@ pub struct AscendEndpoint {
     in_use: Vec<Arc<dyn Any>>,
     /// `[nodes]`: slots along the rail that operations of this generation filled and emptied, as far as they were counted.
     counted: Vec<[u64; 2]>,
+    low: LowHalves,
     /// Ranks of which the kernels of this generation have been told that they are gone.
     noticed: RankSet,
 }
@@ -73,6 +77,7 @@ impl AscendEndpoint {
     pub(crate) fn new(device: RankDevice, me: Rank, peers: Peers) -> Self {
         let layout = device.layout();
         let nodes = layout.topology().nodes() as usize;
+        let low = LowHalves::new(layout.topology().ranks(), &RankSet::new());
         Self {
             desk: Desk::new(layout.clone(), me),
             stats: Stats::new(layout),
@@ -81,6 +86,7 @@ impl AscendEndpoint {
             is_running: false,
             running: None,
             in_use: Vec::new(),
+            low,
             counted: vec![[0; 2]; nodes],
             noticed: RankSet::new(),
         }

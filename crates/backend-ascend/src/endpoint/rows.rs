@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ep_core::Error;
 use ep_core::engine::{Extent, Scalar};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::{Device, Memory};
 
@@ -130,6 +130,14 @@ impl<T: Scalar> Array<T> {
             }
         }
         Ok(values)
+    }
+
+    /// The first `count` of them.
+    pub(crate) fn first(&self, count: usize) -> Result<Vec<T>, Error>
+    where
+        T: FromBytes + IntoBytes + Clone,
+    {
+        Ok(self.memory.values(0, count)?)
     }
 
     /// Refuses numbers of another device.

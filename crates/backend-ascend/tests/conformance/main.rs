@@ -81,19 +81,22 @@ impl Backend for Twin {
             Requirement::ManyNodes => Some("the kernels have up to four servers"),
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
-            Requirement::Units => Some("units are for low latency, which has no kernels yet"),
-            Requirement::LowLatency | Requirement::FarLowLatency => Some("there are no kernels of low latency yet"),
+            Requirement::Units => Some("lanes carry no units"),
+            Requirement::FarLowLatency => Some("low latency has no kernels between servers yet"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
-            Requirement::Suspensions => {
-                Some("there are no kernels of low latency yet, and the twin cannot stop a rank for a while")
-            }
+            Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
             | Requirement::Incidents
             | Requirement::Int8
+            | Requirement::LowLatency
             | Requirement::ManyRanks
             | Requirement::Nodes => None,
         }
+    }
+
+    fn makes_fp8(&self) -> bool {
+        false
     }
 
     fn campaign(&self) -> u32 {

@@ -2,7 +2,7 @@
 
 use ep_ascend::args::Plant;
 use ep_ascend::twin::{Host, Machine};
-use ep_ascend::{AscendEndpoint, Cluster};
+use ep_ascend::{AscendEndpoint, Cluster, Roles};
 use ep_conformance::drive::{Round, round, upload};
 use ep_conformance::verify::{self, Observed};
 use ep_conformance::workload::{Batch, Workload};
@@ -219,4 +219,28 @@ fn endpoints_without_a_plant_do_as_they_must() {
         }
     }
     assert_eq!(found(Story::Many, 1, 0), None, "many tokens");
+}
+
+/// More ranks than a server may have, and more tokens than a core looks at together.
+#[test]
+fn positions_are_found_for_all_ranks_of_several_servers() {
+    let topology = Topology::new(3, 6).expect("a topology");
+    let shape = Shape::builder().experts(18).topk(1).hidden(16).max_tokens(300).build().expect("a shape");
+    let settings = Settings::builder(&shape, &topology).channels(1).slots(64).low_latency(false).build();
+    let mut tokens = vec![0; 18];
+    tokens[7] = 300;
+    let batches = Workload::new(shape, tokens).seed(5).batches().expect("batches");
+    let world = World::new(shape, topology, RankSet::new()).expect("a world");
+    let session = Host::install(Machine::new(library(), 5, 18, 6).expect("a machine"), "Ascend910B3").expect("a twin");
+    let roles = Roles { senders: 1, coordinators: 2, forwarders: 1, forwarder_coordinators: 0, receivers: 1 };
+    let builder = Cluster::builder(topology, library().path()).settings(settings.expect("settings")).roles(roles);
+    let cluster = builder.build(&session.table(), shape).expect("a cluster");
+    let ran = cluster.run(async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let how = Round { return_weights: true, ..Round::default() };
+        Ok::<_, Error>(round(&mut ep, &world, batch, &how).await?.0)
+    });
+    assert_eq!(session.fault(), None);
+    let observed: Vec<Observed> = ran.into_iter().map(|ran| ran.unwrap_or_else(|error| panic!("{error}"))).collect();
+    verify::run(&world, &batches, &observed).unwrap_or_else(|mismatch| panic!("{mismatch}"));
 }

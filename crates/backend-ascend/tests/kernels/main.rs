@@ -8,6 +8,7 @@ mod failures;
 mod hosted;
 mod job;
 mod left;
+mod low;
 mod planted;
 mod quantize;
 mod servers;

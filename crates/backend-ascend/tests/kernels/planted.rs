@@ -8,7 +8,7 @@ use ep_core::layout::Mismatch;
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
 use crate::servers::servers;
-use crate::{blame, hosted, job, left, library, quantize, rings};
+use crate::{blame, hosted, job, left, library, low, quantize, rings};
 
 /// Seeds that are tried until one catches.
 const SEEDS: u64 = 12;
@@ -214,6 +214,8 @@ fn every_plant_is_in_the_table() {
             || hosted::PLANTED.iter().any(|(other, ..)| other == plant)
             || quantize::PLANTED.iter().any(|(other, _)| other == plant)
             || left::PLANTED == *plant
+            || low::PLANTED.iter().any(|(other, ..)| other == plant)
+            || low::ROUNDED.contains(plant)
     };
     let missing: Vec<_> = Plant::ALL.iter().filter(|plant| !is_planted(plant)).collect();
     assert!(missing.is_empty(), "{missing:?}");

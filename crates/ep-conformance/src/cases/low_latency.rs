@@ -25,6 +25,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_both_forms", LOW, both_forms::<B> as fn(&B) -> _),
         case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
         case("low_latency_over_nodes_is_a_full_mesh", NODES, over_nodes::<B>),
+        case("low_latency_bf16_rows", LOW, bf16_rows::<B>),
         case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
         case("low_latency_int8_rows", &[Requirement::LowLatency, Requirement::Int8], int8_rows::<B>),
         case("low_latency_full_batches_and_empty_ones", LOW, full_and_empty::<B>),
@@ -90,11 +91,33 @@ fn over_nodes<B: Backend>(backend: &B) -> Verdict {
     })
 }
 
+fn bf16_rows<B: Backend>(backend: &B) -> Verdict {
+    rows_of(backend, Element::Bf16)
+}
+
+/// Where FP8 cannot be made, it is refused, and nothing has moved.
 fn scalings<B: Backend>(backend: &B) -> Verdict {
-    Element::ALL
-        .into_iter()
-        .filter(|&element| element != Element::Int8)
-        .try_for_each(|element| rows_of(backend, element))
+    let makes = backend.makes_fp8();
+    let all = Element::ALL.into_iter().filter(|&element| !matches!(element, Element::Bf16 | Element::Int8));
+    all.into_iter()
+        .try_for_each(|element| if makes { rows_of(backend, element) } else { refused_rows(backend, element) })
+}
+
+fn refused_rows<B: Backend>(backend: &B, element: Element) -> Verdict {
+    let scenario = Scenario { element, ..scenario(3, 5) };
+    let setup = scenario.setup().map_err(text)?;
+    let batches = scenario.batches(setup.shape, 0).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
+        let said = ep.send_dispatch(&x, &routing).await.err();
+        Ok((said, ep.stats().peers.iter().map(|peer| peer.rows_sent).sum::<u64>()))
+    })?;
+    for (rank, (said, sent)) in finished(outcomes)?.into_iter().enumerate() {
+        let is_named = matches!(&said, Some(Error::Unsupported { what, .. }) if what.contains(&element.to_string()));
+        ensure(is_named && sent == 0, || format!("rank {rank}: {element}: {said:?}, {sent} rows sent"))?;
+    }
+    Ok(())
 }
 
 fn int8_rows<B: Backend>(backend: &B) -> Verdict {

@@ -59,7 +59,9 @@ fn low_latency<B: Backend>(backend: &B) -> Verdict {
             ahead: (seed + at).is_multiple_of(2),
             twice: false,
         };
-        let nodes = if seed % 5 == 4 && backend.lacks(Requirement::Nodes).is_none() { 2 } else { 1 };
+        let has_nodes =
+            [Requirement::Nodes, Requirement::FarLowLatency].iter().all(|&need| backend.lacks(need).is_none());
+        let nodes = if seed % 5 == 4 && has_nodes { 2 } else { 1 };
         let scenario = low_scenario::Scenario {
             seed,
             nodes,

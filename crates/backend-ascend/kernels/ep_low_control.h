@@ -1,0 +1,145 @@
+/*
+ * ep_low_control.h: the control core of a launch of low latency: it alone reports, says for whom this rank waits, and tells that all was received.
+ *
+ * A rank that waits long, or is waited for, says to all for whom; whoever gives up follows that chain to the one who waits for nobody. Nothing is
+ * poisoned: the host says what becomes of a failure. A verdict of throughput mode, or of a rank that recovers, ends the launch.
+ */
+#ifndef EP_LOW_CONTROL_H
+#define EP_LOW_CONTROL_H
+#include "ep_low.h"
+
+/* What the control core keeps in a launch. */
+struct EpLowWatch {
+    ep_u64 foremost; /* of the cores' waits the one nearest to the cause (ep_wait_key); 0 for none */
+    ep_u32 waiting;  /* the core that has it */
+    ep_u32 serial;   /* words said, ever */
+    ep_u32 said;     /* 1 + the rank that this one has last said it waits for, launches before included; 0: none */
+};
+
+/* Whom a rank has said that it waits for; itself where nobody. */
+EP_DEV ep_u32 ep_low_named(const EpCore& c, ep_u32 rank) {
+    const ep_u64 said = ep_peek(c, rank, EP_LANE_WATCH, EP_COUNTER_WAITING);
+    const ep_u32 named = (ep_u32)(said & 0xffff);
+    return said == 0 || named >= c.launch.r.w.ranks ? rank : named;
+}
+
+/* The end of the chain of those who wait for each other, which begins with `first`. */
+EP_DEV ep_u32 ep_low_culprit(const EpCore& c, ep_u32 first) {
+    ep_u64 seen = 1ull << c.launch.r.me | 1ull << first;
+    ep_u32 last = first;
+    for (;;) {
+        const ep_u32 next = ep_low_named(c, last);
+        if ((seen >> next & 1) != 0 || !ep_takes_part(c, next)) return last;
+        seen |= 1ull << next;
+        last = next;
+    }
+}
+
+/* Says to all that this rank waits for another; for itself: that it goes on. */
+EP_DEV void ep_low_say(EpCore& c, EpLowWatch& k, ep_u32 rank) {
+    const EpRank& r = c.launch.r;
+    ++k.serial;
+    k.said = rank == r.me ? 0 : rank + 1;
+    ep_store_word(c, EP_LOCAL(c, serial), k.serial, 4);
+    ep_store_word(c, EP_LOCAL(c, told), k.said, 8);
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(c, other))
+            ep_publish(c, other, EP_LANE_WATCH, EP_COUNTER_WAITING, (ep_u64)k.serial << 16 | rank);
+}
+
+/* Reports, and stops the rank's cores. */
+EP_DEV void ep_low_fail(EpCore& c, ep_u32 status, const EpDetail& detail, ep_u32 culprit) {
+    c.failed = true;
+    const EpReport report = {0, detail.phase, detail.peer, detail.lane, c.op, detail.seen, detail.awaited, ep_waited(c), detail.field, culprit};
+    const uint64_t* words = (const uint64_t*)&report;
+    for (ep_u32 i = 1; i < sizeof(EpReport) / 8; ++i) ep_store_word(c, c.launch.r.report + i * 8, words[i], 8);
+    ep_store_word(c, c.launch.r.report, (ep_u64)detail.phase << 32 | status, 8);
+    ep_store_word(c, EP_LOCAL(c, failed), 1, 4);
+}
+
+/* What the line of a core says of its wait, or of what it refuses. */
+EP_DEV void ep_low_read_detail(EpDetail& detail, const EpCore& c, ep_u32 core) {
+    uint32_t* words = (uint32_t*)&detail;
+    for (ep_u32 i = 0; i < sizeof(EpDetail) / 4; ++i) words[i] = ep_fresh<uint32_t>(EP_LINE(c, core, detail) + 4 * i);
+}
+
+/* Looks at the lines of all cores: whether all have ended. */
+EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k) {
+    bool all = true;
+    k.foremost = 0;
+    for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
+        if (core == c.number) continue;
+        const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
+        all &= ended;
+        if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
+        const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
+        const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));
+        if (status != 0) {
+            EpDetail detail;
+            ep_low_read_detail(detail, c, core);
+            ep_low_fail(c, status, detail, status == EP_STATUS_TIMEOUT ? ep_low_culprit(c, detail.peer) : detail.peer);
+        } else if (!ended && wait > k.foremost) {
+            k.foremost = wait;
+            k.waiting = core;
+        }
+    }
+    return all;
+}
+
+/* Listens to the verdicts of ranks that have failed in throughput mode, or recover. */
+EP_DEV void ep_low_listen(EpCore& c) {
+    for (ep_u32 other = 0; other < c.launch.r.w.ranks && !c.failed; ++other) {
+        if (!ep_is_neighbour(c, other) || EP_PLANTED(c, LOW_VERDICT_UNHEARD)) continue;
+        const ep_u64 alarm = ep_peek(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        if (ep_alarm_serial(alarm) == 0 || !ep_alarm_verdict(alarm)) continue;
+        EpDetail detail = {};
+        detail.peer = other;
+        ep_low_fail(c, EP_STATUS_ABORTED, detail, ep_alarm_peer(alarm));
+    }
+}
+
+/* Some core waits long: says for whom, when it is late or when this rank is waited for, and gives up when time is up. */
+EP_DEV void ep_low_judge(EpCore& c, const EpLowArgs& a, EpLowWatch& k) {
+    const EpRank& r = c.launch.r;
+    const ep_u64 waited = ep_waited(c);
+    const ep_u32 peer = ep_key_peer(k.foremost);
+    if (waited < r.allowed / 2) return;
+    bool speaks = waited >= r.allowed / 4 * 3;
+    for (ep_u32 other = 0; other < r.w.ranks && !speaks; ++other)
+        speaks = other != r.me && ep_takes_part(c, other) && ep_low_named(c, other) == r.me;
+    if (speaks && k.said != peer + 1 && peer != r.me && !EP_PLANTED(c, LOW_SILENT)) ep_low_say(c, k, peer);
+    if (!a.judges || waited < r.allowed || EP_PLANTED(c, LOW_NO_DEADLINE)) return;
+    EpDetail detail;
+    ep_low_read_detail(detail, c, k.waiting);
+    /* The core may have taken it back meanwhile. */
+    if (ep_fresh<uint64_t>(EP_LINE(c, k.waiting, wait)) == k.foremost) ep_low_fail(c, EP_STATUS_TIMEOUT, detail, ep_low_culprit(c, peer));
+}
+
+/* Tells all ranks that this one has read what they gave it. */
+EP_DEV void ep_low_received(EpCore& c) {
+    const EpRank& r = c.launch.r;
+    for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
+        if (peer != r.me && ep_takes_part(c, peer)) ep_publish(c, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, c.op);
+}
+
+EP_DEV void ep_low_control(EpCore& c, const EpLowArgs& a) {
+    EpLowWatch k = {};
+    k.serial = ep_fresh<uint32_t>(EP_LOCAL(c, serial));
+    k.said = (ep_u32)ep_fresh<uint64_t>(EP_LOCAL(c, told));
+    if (a.receives && EP_PLANTED(c, LOW_RECEIVED_EARLY)) ep_low_received(c);
+    while (!ep_low_look(c, k)) {
+        if (!c.failed) ep_low_listen(c);
+        if (!c.failed && k.foremost != 0) ep_low_judge(c, a, k);
+        /* The other cores end by themselves by then. */
+        if (ep_waited(c) / 2 > c.launch.r.allowed) {
+            if (!c.failed) ep_low_fail(c, EP_STATUS_TIMEOUT, EpDetail{c.launch.r.me, 0, 0, 0, 0, 0}, c.launch.r.me);
+            return;
+        }
+    }
+    if (c.failed) return;
+    if (a.receives) ep_low_received(c);
+    if (k.said != 0) ep_low_say(c, k, c.launch.r.me);
+    ep_store_word(c, a.done, a.ticket, 8);
+}
+
+#endif

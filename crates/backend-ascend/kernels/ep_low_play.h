@@ -1,0 +1,25 @@
+/*
+ * ep_low_play.h: what a core does in a launch of low latency, by its number: the first coordinator is the control core, all others work alike.
+ */
+#ifndef EP_LOW_PLAY_H
+#define EP_LOW_PLAY_H
+#include "ep_low_control.h"
+
+/* Plays the part of this core. `Half` says what the others do (work), in kBytes of the UB. */
+template <class Half> EP_DEV void ep_low_play(GM_ADDR args) {
+    TPipe pipe;
+    TBuf<TPosition::VECCALC> common, role;
+    pipe.InitBuffer(common, EP_COMMON_BYTES);
+    EpLowArgs a;
+    ep_load_struct(a, (ep_u64)args);
+    EpCore c;
+    if (!ep_begin(c, a.launch, common.Get<uint64_t>())) return;
+    c.op = a.op;
+    c.mark = a.ticket;
+    if (c.number == c.launch.roles.senders) return ep_low_control(c, a);
+    pipe.InitBuffer(role, Half::kBytes);
+    Half::work(c, a, role.Get<uint8_t>());
+    ep_end(c);
+}
+
+#endif

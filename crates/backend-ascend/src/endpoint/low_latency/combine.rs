@@ -1,0 +1,75 @@
+//! Low latency: a combine.
+
+use std::sync::Arc;
+
+use ep_core::engine::Ready;
+use ep_core::engine::low_latency::LowCombined;
+use ep_core::layout::LowKind;
+use ep_core::{Endpoint as _, Error, LowLatency as _};
+
+use super::super::{Array, AscendEndpoint, Rows};
+use super::halves::Work;
+use super::{Combining, Inner, LowHandle};
+use crate::args::Low;
+
+/// Bytes of a result before its payload.
+const RESULT_HEADER: u64 = 16;
+
+impl AscendEndpoint {
+    /// Of `[2, ranks]` what counts in this form: rows, or choices.
+    fn of_form(&self, kind: LowKind, counted: &[u32]) -> Vec<u32> {
+        let ranks = self.topology().ranks() as usize;
+        match kind {
+            LowKind::PerChoice => counted[ranks..2 * ranks].to_vec(),
+            LowKind::PerRank | LowKind::Dispatch => counted[..ranks].to_vec(),
+        }
+    }
+
+    fn low_result_bytes(&self) -> u64 {
+        RESULT_HEADER + self.shape().result_bytes()
+    }
+
+    pub(super) async fn low_send_combine(
+        &mut self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+    ) -> Result<Combining, Error> {
+        self.check_low_send()?;
+        self.check_low_handle(handle)?;
+        let Inner { routed, records, received, .. } = &*handle.inner;
+        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        self.desk.check_weights(topk_weights.map(Array::len), routed.topk_idx.len())?;
+        let most = self.layout().low_expert_rows()?;
+        self.desk.check_results("y", y.extent(), if received.iter().all(|&rows| rows == 0) { 0 } else { most })?;
+        let device = self.device.device();
+        y.check_home("y", device)?;
+        topk_weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", device))?;
+        let args = Low {
+            x: y.address(),
+            x_stride: y.row_bytes() as u64,
+            topk_weights: topk_weights.map_or(0, Array::address),
+            records: records.address(),
+            ..routed.args()
+        };
+        let weights = topk_weights.map(Array::memory);
+        let memory = [y.memory(), records.memory()].into_iter().chain(routed.memory()).chain(weights).collect();
+        let sent = self.low_send(Work::new(kind, args, memory), |_| Ok(())).await?;
+        let flight = sent.map_err(|token| Error::invalid("token of a combine", token, "none that is wrong"))?;
+        let returned = self.of_form(kind, received);
+        self.count_low(self.low_result_bytes(), |rank| (returned[rank.index()].into(), 0));
+        let owed = self.of_form(kind, &routed.counted.to_vec()?);
+        Ok(Combining { flight, routed: Arc::clone(routed), owed })
+    }
+
+    pub(super) async fn low_receive_combine(&mut self, sent: &Combining) -> Result<LowCombined<Self>, Error> {
+        let Combining { flight, routed, owed } = sent;
+        let row = self.shape().result_bytes() as usize;
+        let x = Rows::new(self.device.device(), routed.tokens, row)?;
+        // An address of 0 would skip the operation; memory of no bytes has one, too.
+        let args = Low { out: x.address(), out_stride: row as u64, ..flight.work().args };
+        self.low_take(flight, args, vec![x.memory()]).await?;
+        self.count_low(self.low_result_bytes(), |rank| (0, owed[rank.index()].into()));
+        Ok(LowCombined { x, event: Ready })
+    }
+}
