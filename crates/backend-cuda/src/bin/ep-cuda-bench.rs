@@ -1,5 +1,5 @@
 //! Times of the kernels, and whether what they bring is right (exit code 1 where it is not): `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
-//! [SMs,SMs,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
+//! [SMs,SMs,...] [tokens,tokens,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
 //! [tokens]`, and of calls by way of outboxes: `ep-cuda-bench pulled [ranks] [tokens] [SMs,SMs,...] [slots,slots,...] [steps,...]`. With `peers` no row stays at home.
 
 use std::process::ExitCode;
@@ -96,13 +96,18 @@ fn pulled(mut words: impl Iterator<Item = String>) -> ExitCode {
 /// Low latency; 0 blocks are as many as a GPU has multiprocessors, or a rank's share of them. More do not run all at a time.
 fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
     let ranks = words.next().and_then(|word| word.parse().ok()).unwrap_or(4);
-    let list = words.next().unwrap_or_else(|| "0".into());
+    let mut numbers = |default: &str| -> Vec<u32> {
+        let list = words.next().unwrap_or_else(|| default.into());
+        list.split(',').filter_map(|word| word.parse().ok()).collect()
+    };
+    let (counts, tokens) = (numbers("0"), numbers("1,128"));
+    let max_tokens = tokens.iter().copied().max().unwrap_or(1).max(128);
     let mut right = true;
-    for blocks in list.split(',').filter_map(|word| word.parse().ok()) {
+    for blocks in counts {
         for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
             let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
-            let plan = LowPlan { ranks, max_tokens: 128, hidden, topk, experts, element, blocks, repetitions };
-            match run_low(&plan, &[1, 128]) {
+            let plan = LowPlan { ranks, max_tokens, hidden, topk, experts, element, blocks, repetitions };
+            match run_low(&plan, &tokens) {
                 Ok(times) => {
                     print!("{}", low_table(&plan, &times));
                     right &= times.iter().all(|times| times.wrong == 0);
