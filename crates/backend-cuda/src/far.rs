@@ -72,7 +72,11 @@ where
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
         let device = stream.device();
-        let network = (self.make)(place.me, PostingGpu::new(device)?);
+        let WindowMemory::Device { address, copies, .. } = place.window else {
+            return Err(Error::unsupported("kernels that post for a window in memory of the host", "one on a GPU"));
+        };
+        let bytes = place.layout.window_bytes();
+        let network = (self.make)(place.me, PostingGpu::new(device, address, bytes)?);
         if network.far_lanes() != Queues::PER_ROLE {
             let what = "lanes of GPUs between nodes that share a queue";
             return Err(Error::unsupported(what, "a queue for each role: no kernel collects what several roles post"));
@@ -80,10 +84,7 @@ where
         if network.source() != self.source {
             return Err(Error::unsupported("kernels that post by another text", "the settings that the text is of"));
         }
-        let WindowMemory::Device { address, copies, .. } = place.window else {
-            return Ok(Box::new(network.open(place)?));
-        };
-        let dmabuf = dmabuf_of(device, address, place.layout.window_bytes());
+        let dmabuf = dmabuf_of(device, address, bytes);
         let window = WindowMemory::Device { address, dmabuf: dmabuf.as_ref().map(|file| file.as_fd()), copies };
         Ok(Box::new(network.open(DevicePlace { window, ..place })?))
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ep_core::Error;
 use ep_core::transport::{Home, PostingDevice, PostingMemory};
@@ -12,24 +12,56 @@ use crate::driver::{Device, DeviceMemory, Mapped, Stream};
 /// Where memory of queues begins: at a multiple of it. Drivers pin and name no smaller pieces of a GPU's memory.
 const GRANULE: usize = 1 << 16;
 
+/// Where memory begins that a transport may look at, and its bytes.
+#[derive(Debug, Default)]
+struct Known(Mutex<Vec<(u64, u64)>>);
+
+impl Known {
+    fn add(&self, address: u64, bytes: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
+    }
+
+    fn remove(&self, address: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|&(known, _)| known != address);
+    }
+
+    /// Does something with `len` bytes at an address that lie in one of them, which stays meanwhile.
+    fn within<T>(&self, address: u64, len: usize, act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = |&(begin, bytes): &(u64, u64)| {
+            address.checked_sub(begin).and_then(|at| at.checked_add(len as u64)).is_some_and(|end| end <= bytes)
+        };
+        if !all.iter().any(holds) {
+            let value = format_args!("{len} bytes at {address:#x}");
+            return Err(Error::invalid("memory of a rank's GPU", value, "bytes of its window or of its queues"));
+        }
+        act()
+    }
+}
+
 /// The GPU of a rank, for [`Builder::posted`](crate::Builder::posted).
 #[derive(Clone, Debug)]
 pub struct PostingGpu {
     /// Beside that of the rank's kernels, which may run.
     stream: Arc<Stream>,
+    known: Arc<Known>,
 }
 
 impl PostingGpu {
+    /// Of a rank whose window of so many bytes begins there, and stays as long as the process.
+    ///
     /// # Errors
     /// [`Error::Unsupported`] for a GPU that sees a signal before what an adapter wrote earlier.
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, Error> {
+    pub(crate) fn new(device: &Arc<Device>, window: u64, bytes: u64) -> Result<Self, Error> {
         if !device.orders_writes()? {
             return Err(Error::unsupported(
                 format_args!("an adapter that writes to GPU {}", device.ordinal()),
                 "a GPU that orders these writes for its own kernels (GPU_DIRECT_RDMA_WRITES_ORDERING); `--far loop` needs none",
             ));
         }
-        Ok(Self { stream: Stream::new(device, 0)? })
+        let known = Arc::new(Known::default());
+        known.add(window, bytes);
+        Ok(Self { stream: Stream::new(device, 0)?, known })
     }
 }
 
@@ -39,6 +71,13 @@ pub struct QueueMemory {
     place: Place,
     address: u64,
     bytes: usize,
+    known: Arc<Known>,
+}
+
+impl Drop for QueueMemory {
+    fn drop(&mut self) {
+        self.known.remove(self.address);
+    }
 }
 
 #[derive(Debug)]
@@ -76,13 +115,17 @@ impl PostingDevice for PostingGpu {
         let room = bytes.checked_next_multiple_of(GRANULE).filter(|&room| room > 0).ok_or_else(limit)?;
         let more = room.checked_add(GRANULE).ok_or_else(limit)?;
         let aligned = |address: u64| address.next_multiple_of(GRANULE as u64);
+        let made = |place, address| {
+            self.known.add(address, bytes as u64);
+            QueueMemory { place, address, bytes, known: Arc::clone(&self.known) }
+        };
         match home {
             Home::Device => {
                 let memory = DeviceMemory::zeroed(&self.stream, more)?;
                 self.stream.synchronize()?;
                 let address = aligned(memory.address());
                 let dmabuf = self.stream.device().dmabuf(address, room as u64);
-                Ok(QueueMemory { place: Place::Device { _memory: memory, dmabuf }, address, bytes })
+                Ok(made(Place::Device { _memory: memory, dmabuf }, address))
             }
             Home::Host => {
                 let memory = Mapped::zeroed(self.stream.device(), more)?;
@@ -91,21 +134,25 @@ impl PostingDevice for PostingGpu {
                     return Err(Error::unsupported(what, "unified addressing, which every system of 64 bits has"));
                 }
                 let address = aligned(memory.address());
-                Ok(QueueMemory { place: Place::Host { _memory: memory }, address, bytes })
+                Ok(made(Place::Host { _memory: memory }, address))
             }
         }
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.stream.device().bind()?;
-        // SAFETY: memory of the window or of a queue, by the caller's word; others may write it, and whole words stay whole.
-        Ok(unsafe { self.stream.download(address, into) }?)
+        self.known.within(address, into.len(), || {
+            self.stream.device().bind()?;
+            // SAFETY: memory of the window or of a queue, which stays meanwhile; others may write it, and whole words stay whole.
+            Ok(unsafe { self.stream.download(address, into) }?)
+        })
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.stream.device().bind()?;
-        // SAFETY: as above.
-        Ok(unsafe { self.stream.upload(address, bytes) }?)
+        self.known.within(address, bytes.len(), || {
+            self.stream.device().bind()?;
+            // SAFETY: as above.
+            Ok(unsafe { self.stream.upload(address, bytes) }?)
+        })
     }
 
     fn map_register(&self, page: NonNull<u8>, bytes: usize) -> Result<u64, Error> {
@@ -120,4 +167,28 @@ impl PostingDevice for PostingGpu {
 /// A descriptor of a rank's window, where the driver gives one: of all of its pages.
 pub(crate) fn dmabuf_of(device: &Arc<Device>, address: u64, bytes: u64) -> Option<OwnedFd> {
     device.dmabuf(address, bytes.checked_next_multiple_of(4096)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_windows_and_queues_that_live_are_looked_at() {
+        let known = Known::default();
+        known.add(0x1000, 0x100);
+        known.add(0x4000, 0x10);
+        let asked = |address, len| known.within(address, len, || Ok(())).map_err(|error| error.to_string());
+        assert_eq!([asked(0x1000, 0x100), asked(0x10f8, 8), asked(0x4000, 0)], [Ok(()), Ok(()), Ok(())]);
+        for (address, len) in
+            [(0xfff, 2), (0x1000, 0x101), (0x10f9, 8), (0x2000, 1), (u64::MAX, 8), (0x1001, usize::MAX)]
+        {
+            assert!(
+                asked(address, len).is_err_and(|said| said.contains("its window or of its queues")),
+                "{address:#x}"
+            );
+        }
+        known.remove(0x4000);
+        assert!(asked(0x4000, 8).is_err(), "given back");
+    }
 }
