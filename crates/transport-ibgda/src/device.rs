@@ -15,40 +15,23 @@ static GIVEN: Ranges = Ranges::new();
 pub struct HostDevice;
 
 impl HostDevice {
-    /// Reads memory of the process that others may write: whole aligned words stay whole.
+    /// Memory of the process that somebody else allocated, for as long as what this returns lives.
     ///
     /// # Safety
-    /// The bytes live meanwhile, and all who touch them do so by atomics, or are devices.
-    pub unsafe fn load(address: u64, into: &mut [u8]) {
-        if address.is_multiple_of(8) && into.len().is_multiple_of(8) {
-            for (at, word) in (address..).step_by(8).zip(into.as_chunks_mut::<8>().0) {
-                // SAFETY: as the caller says, an aligned word.
-                *word = unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Ordering::Acquire).to_ne_bytes();
-            }
-            return;
-        }
-        for (at, byte) in (address..).zip(into) {
-            // SAFETY: as the caller says.
-            *byte = unsafe { AtomicU8::from_ptr(at as *mut u8) }.load(Ordering::Acquire);
-        }
+    /// The bytes live that long, and who else touches them meanwhile does so by atomics, or is a device.
+    pub unsafe fn lend(address: u64, bytes: u64) -> Lent {
+        GIVEN.add(address, bytes);
+        Lent(address)
     }
+}
 
-    /// Writes memory of the process that others may read: whole aligned words stay whole.
-    ///
-    /// # Safety
-    /// As of [`HostDevice::load`].
-    pub unsafe fn store(address: u64, bytes: &[u8]) {
-        if address.is_multiple_of(8) && bytes.len().is_multiple_of(8) {
-            for (at, &word) in (address..).step_by(8).zip(bytes.as_chunks::<8>().0) {
-                // SAFETY: as the caller says, an aligned word.
-                unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(u64::from_ne_bytes(word), Ordering::Release);
-            }
-            return;
-        }
-        for (at, &byte) in (address..).zip(bytes) {
-            // SAFETY: as the caller says.
-            unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(byte, Ordering::Release);
-        }
+/// Memory that [`HostDevice`] may read and write, by [`HostDevice::lend`].
+#[derive(Debug)]
+pub struct Lent(u64);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        GIVEN.remove(self.0);
     }
 }
 
@@ -106,16 +89,34 @@ impl PostingDevice for HostDevice {
 
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         GIVEN.within(address, into.len(), || {
-            // SAFETY: memory that was given and stays meanwhile; who uses it by its address does so by atomics.
-            unsafe { Self::load(address, into) };
+            if address.is_multiple_of(8) && into.len().is_multiple_of(8) {
+                for (at, word) in (address..).step_by(8).zip(into.as_chunks_mut::<8>().0) {
+                    // SAFETY: memory that was given and stays meanwhile, whole aligned words; who uses it by address does so by atomics.
+                    *word = unsafe { AtomicU64::from_ptr(at as *mut u64) }.load(Ordering::Acquire).to_ne_bytes();
+                }
+                return Ok(());
+            }
+            for (at, byte) in (address..).zip(into) {
+                // SAFETY: as above, bytes.
+                *byte = unsafe { AtomicU8::from_ptr(at as *mut u8) }.load(Ordering::Acquire);
+            }
             Ok(())
         })
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         GIVEN.within(address, bytes.len(), || {
-            // SAFETY: as above.
-            unsafe { Self::store(address, bytes) };
+            if address.is_multiple_of(8) && bytes.len().is_multiple_of(8) {
+                for (at, &word) in (address..).step_by(8).zip(bytes.as_chunks::<8>().0) {
+                    // SAFETY: as above.
+                    unsafe { AtomicU64::from_ptr(at as *mut u64) }.store(u64::from_ne_bytes(word), Ordering::Release);
+                }
+                return Ok(());
+            }
+            for (at, &byte) in (address..).zip(bytes) {
+                // SAFETY: as above, bytes.
+                unsafe { AtomicU8::from_ptr(at as *mut u8) }.store(byte, Ordering::Release);
+            }
             Ok(())
         })
     }

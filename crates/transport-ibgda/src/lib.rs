@@ -68,7 +68,7 @@ mod state;
 mod survey;
 mod sys;
 
-pub use device::{HostDevice, HostMemory};
+pub use device::{HostDevice, HostMemory, Lent};
 pub use error::Error;
 pub use lanes::{Ibgda, IbgdaLanes};
 pub use library::Library;

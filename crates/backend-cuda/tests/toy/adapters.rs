@@ -9,7 +9,7 @@ use std::path::Path;
 use ep_core::port::{LaneId, LaneKind};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, WindowMemory};
 use ep_core::{Layout, Rank};
-use ep_ibgda::{HostDevice, Ibgda, IbgdaLanes, Library, Settings};
+use ep_ibgda::{HostDevice, Ibgda, IbgdaLanes, Lent, Library, Settings};
 use soft_hca::{Fabric, Link, Mood};
 
 use crate::job::{Job, reports};
@@ -30,6 +30,7 @@ type Run = unsafe extern "C" fn(*const c_char, *const c_char, MakeLanes, *mut c_
 struct Cards {
     // Lanes end before their cards.
     lanes: Vec<IbgdaLanes<HostDevice>>,
+    windows: Vec<Lent>,
     fabric: Fabric,
     layout: Layout,
 }
@@ -40,6 +41,8 @@ impl Cards {
         let library = unsafe { Library::from(soft_hca::symbol) }.expect("it has all functions");
         for (me, window) in (0..).zip(windows) {
             let settings = Settings::new().relaxed_ordering(true).devices([self.fabric.card(me as usize).name()]);
+            // SAFETY: the program's window of that rank, which lives until it asks for the end of the lanes.
+            self.windows.push(unsafe { HostDevice::lend(window.base as u64, window.bytes) });
             let memory = WindowMemory::Device { address: window.base as u64, dmabuf: None, copies: None };
             let place = DevicePlace { me: Rank(me), layout: &self.layout, window: memory };
             self.lanes.push(Ibgda::new(library.clone(), HostDevice, settings).open(place)?);
@@ -63,6 +66,7 @@ unsafe extern "C" fn make_lanes(cards: *mut c_void, windows: *const Window, far:
     let cards = unsafe { &mut *cards.cast::<Cards>() };
     if windows.is_null() {
         cards.lanes.clear();
+        cards.windows.clear();
         return;
     }
     let ranks = cards.layout.topology().ranks() as usize;
@@ -84,7 +88,7 @@ fn run(program: &Program, job: &Job) -> (Vec<u8>, Vec<soft_hca::Complaint>) {
     let layout = job.layout();
     let ranks = layout.topology().ranks() as u8;
     let fabric = Fabric::builder(ranks, Link::Ethernet).mood(Mood::hostile()).seed(job.seed).running();
-    let mut cards = Cards { lanes: Vec::new(), fabric, layout };
+    let mut cards = Cards { lanes: Vec::new(), windows: Vec::new(), fabric, layout };
     // SAFETY: just compiled, and ended before it is unloaded.
     let library = unsafe { libloading::Library::new(at("program")) }.expect("the program loads");
     // SAFETY: the function has this signature.

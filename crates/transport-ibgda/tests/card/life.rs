@@ -7,7 +7,7 @@ use std::time::Duration;
 use ep_core::port::{Cell, Counter, LaneKind, Offset, Scope};
 use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Home, PostingDevice, PostingMemory, WindowMemory};
 use ep_core::{Error, Layout, Rank};
-use ep_ibgda::{HostDevice, Ibgda, Settings};
+use ep_ibgda::{HostDevice, Ibgda, Lent, Settings};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use soft_hca::{Fabric, Link, Model, Mood};
@@ -87,6 +87,7 @@ struct FileMemory {
     base: NonNull<u8>,
     bytes: usize,
     file: OwnedFd,
+    lent: Option<Lent>,
 }
 
 // SAFETY: a mapping of the process, used by address.
@@ -96,6 +97,7 @@ unsafe impl Sync for FileMemory {}
 
 impl Drop for FileMemory {
     fn drop(&mut self) {
+        self.lent = None;
         // SAFETY: mapped with this length, and given up by all.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
@@ -132,19 +134,18 @@ impl PostingDevice for WithFiles {
         let base = unsafe {
             mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
         };
-        Ok(FileMemory { base: NonNull::new(base.expect("a mapping").cast()).expect("an address"), bytes, file })
+        let base: NonNull<u8> = NonNull::new(base.expect("a mapping").cast()).expect("an address");
+        // SAFETY: mapped until the memory is dropped, and used by devices alone.
+        let lent = Some(unsafe { HostDevice::lend(base.as_ptr() as u64, bytes as u64) });
+        Ok(FileMemory { base, bytes, file, lent })
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        // SAFETY: memory of the test, which the adapter alone touches beside it.
-        unsafe { HostDevice::load(address, into) };
-        Ok(())
+        HostDevice.read(address, into)
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        // SAFETY: as above.
-        unsafe { HostDevice::store(address, bytes) };
-        Ok(())
+        HostDevice.write(address, bytes)
     }
 
     fn map_register(&self, page: NonNull<u8>, bytes: usize) -> Result<u64, Error> {
