@@ -173,16 +173,15 @@ EP_DEV EpLowWay ep_low_way(const EpCore& c, const EpLowArgs& a, ep_u32 peer, ep_
     const ep_u64 base = far ? ep_low_staging_of(c, a, peer) - ep_low_part(r.w, ep_low_put_op(c), r.me) : ep_window(c, peer);
     return EpLowWay{base, peer, share, 0, far};
 }
-/* Tells the core that posts what is staged. */
+/* Tells the core that posts what is staged. All of it has landed: the word of the last row's offset was awaited behind it. */
 EP_DEV void ep_low_way_tell(EpCore& c, const EpLowArgs& a, const EpLowWay& way) {
-    if (!EP_PLANTED(c, LOW_FAR_STAGED_EARLY)) ep_landed(c);
-    ep_store_word(c, ep_low_mail_staged(a, way.share), a.ticket << 32 | way.put, 8);
+    ep_store_word(c, ep_low_mail_staged(a, way.share), a.ticket << 32 | (way.put + (EP_PLANTED(c, LOW_FAR_ONE_MORE) ? 1 : 0)), 8);
 }
 /* A row was put whose place is `offset` of a window. */
 EP_DEV void ep_low_way_push(EpCore& c, const EpLowArgs& a, EpLowWay& way, ep_u64 offset) {
     if (way.far) ep_store_word(c, ep_low_list(c, a, way.share) + (ep_u64)way.put * 8, offset, 8);
     ++way.put;
-    if (way.far && (way.put % 8 == 0 || EP_PLANTED(c, LOW_FAR_STAGED_EARLY))) ep_low_way_tell(c, a, way);
+    if (way.far && way.put % 8 == 0) ep_low_way_tell(c, a, way);
 }
 
 /* Writes a header into the UB. `column`: of a result its own; of a row 0. */

@@ -278,8 +278,8 @@ c_enum! {
         LowNotOdd = 132,
         /// Staging memory of low latency is filled anew before the card has acknowledged what was posted out of it.
         LowFarStagingEarly = 133,
-        /// A row is told to the core that posts before it has landed in the staging memory.
-        LowFarStagedEarly = 134,
+        /// A core tells of one row more than it has staged.
+        LowFarOneMore = 134,
         /// An arrival goes to another server before its rows.
         LowFarArrivalFirst = 135,
         /// An arrival goes to another server when the first of its rows' cores has staged its own.
