@@ -2,49 +2,22 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ep_core::Error;
-use ep_core::transport::{Home, PostingDevice, PostingMemory};
+use ep_core::transport::{Home, PostingDevice, PostingMemory, Ranges};
 
 use crate::driver::{Device, DeviceMemory, Mapped, Stream};
 
 /// Where memory of queues begins: at a multiple of it. Drivers pin and name no smaller pieces of a GPU's memory.
 const GRANULE: usize = 1 << 16;
 
-/// Where memory begins that a transport may look at, and its bytes.
-#[derive(Debug, Default)]
-struct Known(Mutex<Vec<(u64, u64)>>);
-
-impl Known {
-    fn add(&self, address: u64, bytes: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((address, bytes));
-    }
-
-    fn remove(&self, address: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|&(known, _)| known != address);
-    }
-
-    /// Does something with `len` bytes at an address that lie in one of them, which stays meanwhile.
-    fn within<T>(&self, address: u64, len: usize, act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = |&(begin, bytes): &(u64, u64)| {
-            address.checked_sub(begin).and_then(|at| at.checked_add(len as u64)).is_some_and(|end| end <= bytes)
-        };
-        if !all.iter().any(holds) {
-            let value = format_args!("{len} bytes at {address:#x}");
-            return Err(Error::invalid("memory of a rank's GPU", value, "bytes of its window or of its queues"));
-        }
-        act()
-    }
-}
-
 /// The GPU of a rank, for [`Builder::posted`](crate::Builder::posted).
 #[derive(Clone, Debug)]
 pub struct PostingGpu {
     /// Beside that of the rank's kernels, which may run.
     stream: Arc<Stream>,
-    known: Arc<Known>,
+    known: Arc<Ranges>,
 }
 
 impl PostingGpu {
@@ -59,7 +32,7 @@ impl PostingGpu {
                 "a GPU that orders these writes for its own kernels (GPU_DIRECT_RDMA_WRITES_ORDERING); `--far loop` needs none",
             ));
         }
-        let known = Arc::new(Known::default());
+        let known = Arc::new(Ranges::new());
         known.add(window, bytes);
         Ok(Self { stream: Stream::new(device, 0)?, known })
     }
@@ -71,7 +44,7 @@ pub struct QueueMemory {
     place: Place,
     address: u64,
     bytes: usize,
-    known: Arc<Known>,
+    known: Arc<Ranges>,
 }
 
 impl Drop for QueueMemory {
@@ -167,28 +140,4 @@ impl PostingDevice for PostingGpu {
 /// A descriptor of a rank's window, where the driver gives one: of all of its pages.
 pub(crate) fn dmabuf_of(device: &Arc<Device>, address: u64, bytes: u64) -> Option<OwnedFd> {
     device.dmabuf(address, bytes.checked_next_multiple_of(4096)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_windows_and_queues_that_live_are_looked_at() {
-        let known = Known::default();
-        known.add(0x1000, 0x100);
-        known.add(0x4000, 0x10);
-        let asked = |address, len| known.within(address, len, || Ok(())).map_err(|error| error.to_string());
-        assert_eq!([asked(0x1000, 0x100), asked(0x10f8, 8), asked(0x4000, 0)], [Ok(()), Ok(()), Ok(())]);
-        for (address, len) in
-            [(0xfff, 2), (0x1000, 0x101), (0x10f9, 8), (0x2000, 1), (u64::MAX, 8), (0x1001, usize::MAX)]
-        {
-            assert!(
-                asked(address, len).is_err_and(|said| said.contains("its window or of its queues")),
-                "{address:#x}"
-            );
-        }
-        known.remove(0x4000);
-        assert!(asked(0x4000, 8).is_err(), "given back");
-    }
 }

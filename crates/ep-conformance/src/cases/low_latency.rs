@@ -16,7 +16,6 @@ use crate::verify::Observed;
 use crate::workload::{Batch, RoutingKind};
 
 const LOW: &[Requirement] = &[Requirement::LowLatency];
-const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
 const INCIDENTS: &[Requirement] = &[Requirement::LowLatency, Requirement::Incidents];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -24,7 +23,6 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         case("low_latency_both_forms", LOW, both_forms::<B> as fn(&B) -> _),
         case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
-        case("low_latency_over_nodes_is_a_full_mesh", NODES, over_nodes::<B>),
         case("low_latency_bf16_rows", LOW, bf16_rows::<B>),
         case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
         case("low_latency_int8_rows", &[Requirement::LowLatency, Requirement::Int8], int8_rows::<B>),
@@ -68,7 +66,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
 }
 
 /// Checks a scenario under several seeds of the backend's freedom.
-fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
+pub(super) fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
     (0..backend.seeds(3)).try_for_each(|more| {
         let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
         let compared = scenario.check(backend).map_err(|error| format!("seed {}: {error}", scenario.seed))?;
@@ -83,12 +81,6 @@ fn both_forms<B: Backend>(backend: &B) -> Verdict {
 
 fn odd_ranks<B: Backend>(backend: &B) -> Verdict {
     [3, 5, 7].into_iter().try_for_each(|ranks| check(backend, &scenario(ranks, 9)))
-}
-
-fn over_nodes<B: Backend>(backend: &B) -> Verdict {
-    [(2, 2), (3, 1), (2, 3), (4, 2)].into_iter().try_for_each(|(nodes, ranks)| {
-        check(backend, &Scenario { nodes, turns: vec![Turn { ahead: true, ..TURN }; 3], ..scenario(nodes * ranks, 8) })
-    })
 }
 
 fn bf16_rows<B: Backend>(backend: &B) -> Verdict {
@@ -229,7 +221,10 @@ pub(super) struct Layer {
 }
 
 pub(super) fn layer(ranks: u32, tokens: u32, seed: u64) -> Result<Layer, Error> {
-    let scenario = Scenario { seed, ..scenario(ranks, tokens) };
+    layer_of(Scenario { seed, ..scenario(ranks, tokens) })
+}
+
+pub(super) fn layer_of(scenario: Scenario) -> Result<Layer, Error> {
     let mut setup = scenario.setup()?;
     let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true).deadline(deadline());
     setup.settings = settings.build()?;

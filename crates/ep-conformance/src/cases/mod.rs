@@ -6,6 +6,7 @@ mod engine;
 mod failures;
 mod fixture;
 mod low_latency;
+mod low_nodes;
 mod memory;
 mod misuse;
 mod modes;
@@ -30,6 +31,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(failures::cases());
     all.extend(modes::cases());
     all.extend(low_latency::cases());
+    all.extend(low_nodes::cases());
     all.extend(zombies::cases());
     all.extend(misuse::cases());
     all.extend(nodes::cases());

@@ -170,12 +170,11 @@ impl Desk {
         Ok(result?)
     }
 
-    /// What this rank proposes after a failure: to go on without those that it lost before, and without `given_up`, with all ranks of
-    /// their nodes where there are several. A node that lost a rank has lost a rail, and what the others would send along it.
+    /// Who takes no part where `given_up` do not: a node leaves as a whole. With those of before.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a rank that does not exist, or when no generation is left; [`Error::Excluded`] for this rank.
-    pub fn propose(&self, given_up: &RankSet) -> Result<Proposal, Error> {
+    /// [`Error::Invalid`] for a rank that does not exist.
+    pub fn lost_with(&self, given_up: &RankSet) -> Result<RankSet, Error> {
         let topology = self.topology();
         if let Some(rank) = given_up.iter().find(|rank| rank.0 >= topology.ranks()) {
             return Err(Error::invalid("rank of the mask", rank, format_args!("0 to {}", topology.ranks() - 1)));
@@ -185,6 +184,16 @@ impl Desk {
             1 => mask.extend(given_up),
             _ => given_up.iter().for_each(|rank| mask.extend(&topology.ranks_of(topology.node_of(rank)).collect())),
         }
+        Ok(mask)
+    }
+
+    /// What this rank proposes after a failure: to go on without those that it lost before, and without `given_up`, with all ranks of
+    /// their nodes where there are several. A node that lost a rank has lost a rail, and what the others would send along it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rank that does not exist, or when no generation is left; [`Error::Excluded`] for this rank.
+    pub fn propose(&self, given_up: &RankSet) -> Result<Proposal, Error> {
+        let mask = self.lost_with(given_up)?;
         if mask.contains(self.me) {
             return Err(Error::Excluded { rank: self.me });
         }

@@ -12,6 +12,11 @@ use crate::topology::{Rank, RankSet};
 
 impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
+        let lost = self.desk.lost_with(mask)?;
+        if let Some(culprit) = self.blamed().filter(|&culprit| lost.contains(culprit)) {
+            // This rank may leave with the culprit's node, and be missed before the culprit is.
+            self.warn(culprit).await;
+        }
         let mut proposal = self.desk.propose(mask)?;
         if self.desk.settings().low_latency_units() {
             // The next operation's number is more than any rank's tags so far: those of a half that failed or was dropped, too.
@@ -20,9 +25,6 @@ impl<M: Machine> Engine<M> {
         // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
         if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
             self.machine.reset(Scope::All).await;
-        }
-        if let Some(culprit) = self.low.failed.filter(|&culprit| proposal.mask.contains(culprit)) {
-            self.warn(culprit).await;
         }
         self.desk.hold_granted();
         let deadline = self.machine.now() + self.desk.settings().deadline();
@@ -54,13 +56,19 @@ impl<M: Machine> Engine<M> {
         Ok(())
     }
 
+    /// Whom this rank blames for a failure of which somebody who waits for it has not heard from it: one of low latency, or any where
+    /// low latency reaches more ranks than throughput mode's verdicts do.
+    fn blamed(&self) -> Option<Rank> {
+        let anywhere = || self.desk.poisoned.filter(|_| self.desk.settings().low_latency());
+        self.low.failed.or_else(|| anywhere().map(|failure| failure.culprit))
+    }
+
     /// Low latency failed here, which nobody else need know; but this rank gives up whom it blames, and who waits for it waits in
     /// vain. (To rejoin gives up nobody: all come to that when they are through with what they do.)
     async fn warn(&mut self, culprit: Rank) {
         let deadline = self.machine.now() + Nanos(self.desk.settings().deadline().0 / 32);
         let (op, generation) = (self.desk.op, self.desk.generation);
         let mut port = self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline });
-        let Neighbours { near, rail } = &self.neighbours;
-        self.vigil.warn(self.desk.me, near.iter().chain(rail).copied(), &mut port, op, culprit).await;
+        self.vigil.warn(self.desk.me, &self.low.peers, &mut port, op, culprit).await;
     }
 }

@@ -46,22 +46,15 @@ impl Vigil {
         self.publish(operation.me, operation.neighbours(), port, verdict, wait).await;
     }
 
-    /// Tells `neighbours` that `me` blames `culprit`, and goes on with them by a recovery only.
-    pub(crate) async fn warn(
-        &mut self,
-        me: Rank,
-        neighbours: impl Iterator<Item = Rank>,
-        port: &mut impl Port,
-        op: u64,
-        culprit: Rank,
-    ) {
-        self.publish(me, neighbours, port, true, Wait { op, phase: Phase::Alarm, peer: culprit }).await;
+    /// Tells `peers` that `me` blames `culprit`, and goes on with them by a recovery only.
+    pub(crate) async fn warn(&mut self, me: Rank, peers: &[Rank], port: &mut impl Port, op: u64, culprit: Rank) {
+        self.publish(me, peers.iter().copied(), port, true, Wait { op, phase: Phase::Alarm, peer: culprit }).await;
     }
 
     async fn publish(
         &mut self,
         me: Rank,
-        neighbours: impl Iterator<Item = Rank>,
+        peers: impl Iterator<Item = Rank>,
         port: &mut impl Port,
         verdict: bool,
         wait: Wait,
@@ -74,7 +67,7 @@ impl Vigil {
         let (op, phase, peer) = (Alarm::op_bits(wait.op), wait.phase, wait.peer);
         let alarm = Alarm { serial: self.serial, verdict, op, phase, peer };
         let cell = Cell::new(me, LaneKind::Watch, Counter::Alarm);
-        for peer in neighbours {
+        for peer in peers {
             let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell, alarm.encode()).await;
         }
     }

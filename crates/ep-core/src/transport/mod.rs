@@ -8,10 +8,12 @@
 mod device;
 mod host;
 mod posting;
+mod ranges;
 
 pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, WindowCopies, WindowMemory};
 pub use host::{Lanes, NoLanes, NoTransport, Place, Transport};
 pub use posting::{Home, PostingDevice, PostingMemory};
+pub use ranges::Ranges;
 
 use crate::layout::{Layout, Queues};
 use crate::port::LaneKind;

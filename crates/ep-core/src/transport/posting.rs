@@ -19,7 +19,8 @@ pub enum Home {
 /// A device whose kernels post. A backend has one for each rank.
 ///
 /// Who implements it vouches for it, as a transport hands these addresses to adapters: memory is as [`PostingMemory`] says. What
-/// [`read`](Self::read) and [`write`](Self::write) are given is an address of the device; they touch those bytes and no others. Where
+/// [`read`](Self::read) and [`write`](Self::write) are given is an address of the device; they touch those bytes and no others, and
+/// refuse memory that is not the rank's ([`Ranges`](super::Ranges)). Where
 /// [`map_register`](Self::map_register) says that a page lies, a store of the device of eight aligned bytes reaches the page whole.
 pub trait PostingDevice: Clone + Send + Sync + fmt::Debug + 'static {
     /// Memory that the device reaches.
@@ -34,16 +35,16 @@ pub trait PostingDevice: Clone + Send + Sync + fmt::Debug + 'static {
     /// [`Error::Broken`] with what the system refused, [`Error::Unsupported`] where there is none of the kind.
     fn memory(&self, bytes: usize, home: Home) -> Result<Self::Memory, Error>;
 
-    /// Reads bytes at an address of the device. Kernels may run, and are not waited for.
+    /// Reads bytes of the window or of memory that this device gave. Kernels may run, and are not waited for.
     ///
     /// # Errors
-    /// [`Error::Broken`] with what the system refused.
+    /// [`Error::Invalid`] for other bytes, [`Error::Broken`] with what the system refused.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error>;
 
-    /// Writes bytes at an address of the device. On return they are there for kernels and adapters.
+    /// Writes bytes of the window or of memory that this device gave. On return they are there for kernels and adapters.
     ///
     /// # Errors
-    /// [`Error::Broken`] with what the system refused.
+    /// [`Error::Invalid`] for other bytes, [`Error::Broken`] with what the system refused.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error>;
 
     /// Maps a page of an adapter's registers for the device: its address there.

@@ -24,8 +24,8 @@ use crate::plant::Plant;
 use crate::port::{Nanos, Scope};
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, lookout, receive_tokens, reduce_results,
-    return_results, send_tokens, skip,
+    Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, last_words, lookout, receive_tokens,
+    reduce_results, return_results, send_tokens, skip,
 };
 use crate::topology::{Rank, RankSet};
 use handle::{Inner, Routed, Work};
@@ -41,7 +41,7 @@ pub(super) struct Low {
     /// The ranks that take no part, and those masked here.
     mask: RankSet,
     /// The other ranks, ascending.
-    peers: Vec<Rank>,
+    pub(super) peers: Vec<Rank>,
     outbox: Outbox,
     voice: Voice,
     /// Whom the last half named, if it failed.
@@ -110,8 +110,6 @@ impl<M: Machine> Engine<M> {
             me: self.desk.me,
             mask: &self.low.mask,
             peers: &self.low.peers,
-            near: &self.neighbours.near,
-            rail: &self.neighbours.rail,
             vigil: &self.vigil,
             op,
             serials: self.low.serials,
@@ -236,6 +234,7 @@ impl<M: Machine> Engine<M> {
                     Ok(value)
                 }
                 Err(fault) => {
+                    let fault = last_words(&call, fault);
                     let reporter = if let Fault::Aborted { reporter, .. } = fault { reporter } else { self.desk.me };
                     let culprit = culprit(&call, &fault);
                     word = call.word(culprit);

@@ -35,6 +35,11 @@ const fn named(value: u64) -> Option<Rank> {
 }
 
 impl<M: Machine> Call<'_, M> {
+    /// The next alarm of every rank that takes part.
+    fn alarms(&self) -> impl Iterator<Item = Need> {
+        self.peers.iter().filter(|&&peer| !self.mask.contains(peer)).map(|&peer| self.vigil.next_alarm(peer))
+    }
+
     fn watch_port(&self, deadline: Nanos) -> M::Port {
         let Self { op, generation, .. } = *self;
         self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline })
@@ -71,7 +76,7 @@ pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -
     let early = call.started + Nanos(step.0 / EARLY);
     let _ = call.watch_port(early).wait_any(&[never]).await;
     let mut needs = vec![never];
-    needs.extend(call.neighbours().filter(|&peer| !call.mask.contains(peer)).map(|peer| call.vigil.next_alarm(peer)));
+    needs.extend(call.alarms());
     let mut look = call.started + Nanos(step.0 * STEPS / 2);
     while look < call.deadline {
         if let Some(verdict) = listen(call, &mut needs, look).await {
@@ -94,6 +99,25 @@ pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -
     }
 }
 
+/// What `fault` is about, when it is that a peer is gone, or goes on without this rank: the verdict about another rank that a peer has
+/// spread, if one has. It may have said why before.
+pub(crate) fn last_words<M: Machine>(call: &Call<'_, M>, fault: Fault) -> Fault {
+    if fault.gone().is_none() && !matches!(fault, Fault::MaskedBy { .. }) {
+        return fault;
+    }
+    let port = call.watch_port(call.deadline);
+    let about_others = |fault: &Fault| fault.peer() != Some(call.me);
+    let mut said =
+        call.alarms().filter_map(|need| verdict(need.cell.writer, port.peek(need.cell))).filter(about_others);
+    said.next().unwrap_or(fault)
+}
+
+/// What an alarm of `reporter` ends, if it is a verdict.
+fn verdict(reporter: Rank, value: u64) -> Option<Fault> {
+    let alarm = Alarm::decode(value).filter(|alarm| alarm.verdict)?;
+    Some(Fault::Aborted { reporter, culprit: alarm.peer })
+}
+
 /// Listens to alarms until `until`, and returns a verdict.
 async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Nanos) -> Option<Fault> {
     let mut port = call.watch_port(until);
@@ -101,8 +125,8 @@ async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Na
         match port.wait_any(needs).await {
             Ok(at) => {
                 let (reporter, value) = (needs[at].cell.writer, port.peek(needs[at].cell));
-                if let Some(alarm) = Alarm::decode(value).filter(|alarm| alarm.verdict) {
-                    return Some(Fault::Aborted { reporter, culprit: alarm.peer });
+                if let Some(verdict) = verdict(reporter, value) {
+                    return Some(verdict);
                 }
                 // A suspicion of throughput mode: who waits there is told by others.
                 needs[at].at_least = value + 1;

@@ -32,7 +32,7 @@ use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) use faults::{Faults, deliver};
-pub(crate) use lookout::{Voice, culprit, lookout};
+pub(crate) use lookout::{Voice, culprit, last_words, lookout};
 pub(crate) use outbox::Outbox;
 pub(crate) use receiver::{Intake, Pick, Row, receive_tokens, skip};
 pub(crate) use reducer::{Asked, reduce_results};
@@ -56,10 +56,7 @@ pub(crate) struct Call<'a, M> {
     pub(crate) mask: &'a RankSet,
     /// The other ranks, ascending.
     pub(crate) peers: &'a [Rank],
-    /// Those of them that alarms come from: of the own node, and of the rail.
-    pub(crate) near: &'a [Rank],
-    pub(crate) rail: &'a [Rank],
-    /// What was heard of them.
+    /// The alarms heard of them.
     pub(crate) vigil: &'a Vigil,
     /// Counted from 1 in each generation.
     pub(crate) op: u64,
@@ -79,10 +76,6 @@ impl<M: Machine> Call<'_, M> {
         let Self { op, generation, deadline, .. } = *self;
         let port = self.machine.port(Opening { role: Role::new(duty), op, generation, deadline });
         Attended::new(port, &self.board, op)
-    }
-
-    fn neighbours(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.near.iter().chain(self.rail).copied()
     }
 
     /// What the headers of this operation's rows have.

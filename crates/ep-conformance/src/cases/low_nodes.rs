@@ -1,0 +1,92 @@
+//! Low latency over several nodes: every rank writes to every other.
+
+use ep_core::incident::Incident;
+use ep_core::reference::{Weighing, World};
+use ep_core::{Error, Failure, Fault, LowLatency, Rank, RankSet};
+
+use super::fixture::{Verdict, ensure, text};
+use super::low_latency::{Layer, TURN, check, layer_of, scenario};
+use crate::backend::{Backend, Requirement};
+use crate::drive;
+use crate::harness::Case;
+use crate::low_latency::scenario::{Scenario, Turn};
+use crate::low_latency::{Seen, round, verify};
+use crate::workload::Batch;
+
+const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
+const LEAVING: &[Requirement] =
+    &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Departures];
+
+pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, needs, body| Case { name, needs, body };
+    vec![
+        case("low_latency_over_nodes_is_a_full_mesh", NODES, full_mesh::<B> as fn(&B) -> _),
+        case("low_latency_over_nodes_who_leaves_with_its_lost_rank_is_not_blamed", LEAVING, leaves_along::<B>),
+    ]
+}
+
+fn full_mesh<B: Backend>(backend: &B) -> Verdict {
+    [(2, 2), (3, 1), (2, 3), (4, 2)].into_iter().try_for_each(|(nodes, ranks)| {
+        check(backend, &Scenario { nodes, turns: vec![Turn { ahead: true, ..TURN }; 3], ..scenario(nodes * ranks, 8) })
+    })
+}
+
+/// What a rank did: how it failed, and what it saw after it had recovered.
+type Story = (Option<Failure>, Result<Seen, Error>);
+
+/// Rounds, of both modes in turn or of low latency alone, until one fails; then one more without whom that names.
+async fn live<E: LowLatency>(ep: &mut E, layer: &Layer, both: bool) -> Story {
+    let batch = &layer.batches[ep.rank().index()];
+    let mut rounds = 0u32;
+    let failed = loop {
+        let outcome = if !both || rounds.is_multiple_of(2) {
+            round(ep, &layer.world, batch, Weighing::AtSource).await.err()
+        } else {
+            drive::round(ep, &layer.world, batch, &drive::Round::default()).await.err()
+        };
+        rounds += 1;
+        if rounds == 60 || outcome.is_some() {
+            break outcome;
+        }
+    };
+    let failure = failed.and_then(|error| error.failure().copied());
+    let after = match ep.recover(&failure.map(|failure| failure.culprit).into_iter().collect()).await {
+        Ok(()) => round(ep, &layer.world, batch, Weighing::AtExperts).await,
+        Err(error) => Err(error),
+    };
+    (failure, after)
+}
+
+/// Rank 3 of two nodes of two is lost. Rank 2 learns that its node leaves, and ends at once, perhaps before the others have missed
+/// anybody: all name rank 3, and what ranks 0 and 1 do without that node is right. (Or those two are so early that rank 2 hears from
+/// them that they go on without it.)
+fn leaves_along<B: Backend>(backend: &B) -> Verdict {
+    let unnoticed = backend.lacks(Requirement::Incidents).is_none();
+    let both = |seed| [(seed, true), (seed, false)];
+    for (seed, noticed) in (0..backend.seeds(60)).flat_map(both).filter(|&(_, noticed)| noticed || unnoticed) {
+        let named = |what: &str| format!("seed {seed}, noticed {noticed}: {what}");
+        let layer = layer_of(Scenario { seed, nodes: 2, ..scenario(4, 6) }).map_err(text)?;
+        let crash = Incident::Crash { rank: Rank(3), after: 7 * seed, noticed };
+        let setup = layer.setup.clone().incident(crash).incident(Incident::Exit { rank: Rank(2) });
+        // Who is missed by the clock alone must be waited for in one mode: neither hears the other's suspicions.
+        let outcomes = backend.run(&setup, async |mut ep| live(&mut ep, &layer, noticed).await)?;
+        let mut seen = vec![Seen::default(); 4];
+        for (rank, outcome) in outcomes.into_iter().enumerate().take(3) {
+            let (failure, after) = outcome.ok_or_else(|| named(&format!("rank {rank} did not finish")))?;
+            let told = |failure: Failure| rank == 2 && matches!(failure.fault, Fault::MaskedBy { .. });
+            let right = failure.is_some_and(|failure| failure.culprit == Rank(3) || told(failure));
+            ensure(right, || named(&format!("rank {rank} failed with {failure:?}")))?;
+            match after {
+                Ok(last) if rank < 2 => seen[rank] = last,
+                Err(Error::Excluded { rank: Rank(2) }) if rank == 2 => {}
+                other => return Err(named(&format!("rank {rank} went on with {other:?}"))),
+            }
+        }
+        let mask: RankSet = [Rank(2), Rank(3)].into_iter().collect();
+        let left = World::new(setup.shape, setup.topology, mask).map_err(text)?;
+        let mut batches = layer.batches;
+        batches[2..].fill(Batch::default());
+        verify::run(&left, &batches, Weighing::AtExperts, &seen).map_err(|error| named(&text(error)))?;
+    }
+    Ok(())
+}
