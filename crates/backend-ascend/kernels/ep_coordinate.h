@@ -47,7 +47,7 @@ EP_DEV void ep_peer_open(EpCore& c, EpPeer& p, ep_u32 node, const EpBytes& ub) {
     const EpRank& r = c.launch.r;
     p.node = node;
     p.rank = ep_on_rail(c, node, r.me);
-    ep_queue_open(p.queue, c.launch.queues + (ep_u64)node * sizeof(EpQueue), ub);
+    ep_queue_open(p.queue, c.launch.queues + (ep_u64)p.rank * sizeof(EpQueue), ub);
     for (ep_u32 what = 0; what < EP_MAIL_NODE; ++what) p.said[what] = ep_fresh<uint64_t>(ep_mail_of_said(c, node, what));
     for (ep_u32 channel = 0; channel < c.launch.rings.channels; ++channel) {
         EpHandOver& h = p.of[channel];

@@ -1,27 +1,30 @@
 /*
- * ep_low.h: low latency within a server: what its kernels have in common. The roles are those of ep_core::roles::low_latency; each half of an operation
+ * ep_low.h: low latency: what its kernels have in common. The roles are those of ep_core::roles::low_latency; each half of an operation
  * is a launch of its own, whose number, and whose ranks, the host says.
  *
  *   shares   what goes to a rank, or comes from one, is a core's; where there are cores enough, up to four share it. A core may have several shares,
  *            but then nobody shares with it: so no two cores wait for each other
  *   banks    rows may be put once the reader's Received is at least op - 2
  *   arrival  the cell of the bank, Even or Odd: kind and number of rows. Published by the first of a rank's cores when all of them have landed
+ *   far      what goes to a rank of another server is staged, and posted by the coordinator that holds the queue to that rank (ep_low_post.h)
  *   words    by which cores of a rank tell each other: ticket of the launch and a number, each with one writer
  *   end      Received = op, published by the control core when all cores have ended (ep_low_control.h)
  */
 #ifndef EP_LOW_H
 #define EP_LOW_H
+#include "ep_mail.h"
 #include "ep_rows.h"
 
 /* Cores that share what concerns a rank, at most. */
 #define EP_LOW_HELPERS 4u
 
-/* All cores but the control core work. */
-EP_DEV ep_u32 ep_low_workers() { return (ep_u32)GetBlockNum() - 1; }
-EP_DEV ep_u32 ep_low_worker(const EpCore& c) { return c.number < c.launch.roles.senders ? c.number : c.number - 1; }
+/* Cores that do not work: the control core, and over several servers those that post (ep_low_post.h). */
+EP_DEV ep_u32 ep_low_apart(const EpCore& c) { return c.launch.r.w.nodes > 1 ? c.launch.roles.coordinators : 1; }
+EP_DEV ep_u32 ep_low_workers(const EpCore& c) { return (ep_u32)GetBlockNum() - ep_low_apart(c); }
+EP_DEV ep_u32 ep_low_worker(const EpCore& c) { return c.number < c.launch.roles.senders ? c.number : c.number - ep_low_apart(c); }
 /* Cores that share what concerns a rank. */
 EP_DEV ep_u32 ep_low_each(const EpCore& c) {
-    const ep_u32 each = ep_low_workers() / c.launch.r.w.ranks;
+    const ep_u32 each = ep_low_workers(c) / c.launch.r.w.ranks;
     return each == 0 ? 1 : each > EP_LOW_HELPERS ? EP_LOW_HELPERS : each;
 }
 EP_DEV ep_u32 ep_low_shares(const EpCore& c) { return c.launch.r.w.ranks * ep_low_each(c); }
@@ -48,10 +51,45 @@ EP_DEV bool ep_low_await_word(EpCore& c, const EpLowArgs& a, ep_u32 share, ep_u3
     }
 }
 
+/* ---- between servers: what cores hand to those that post, and these to them. Every word has one writer ---- */
+
+/* A share: slots that it has staged in this launch. A rank: the launch in which its staging memory is free; what it was told of this rank's waits, and of
+   what this rank has received. The rank: what it waits for, and has received; the launch of which nothing more comes. */
+EP_DEV ep_u64 ep_low_mail(const EpLowArgs& a, ep_u64 word) { return a.mail + word * 8; }
+EP_DEV ep_u64 ep_low_mail_staged(const EpLowArgs& a, ep_u32 share) { return ep_low_mail(a, share); }
+EP_DEV ep_u64 ep_low_mail_of(const EpCore& c, const EpLowArgs& a, ep_u32 what, ep_u32 rank) {
+    return ep_low_mail(a, (ep_u64)(EP_LOW_HELPERS + what) * c.launch.r.w.ranks + rank);
+}
+#define EP_LOW_MAIL_FREE 0u
+#define EP_LOW_MAIL_SAID_WAITING 1u
+#define EP_LOW_MAIL_SAID_RECEIVED 2u
+EP_DEV ep_u64 ep_low_mail_own(const EpCore& c, const EpLowArgs& a, ep_u32 what) { return ep_low_mail_of(c, a, 3, what); }
+#define EP_LOW_MAIL_WAITING 0u
+#define EP_LOW_MAIL_RECEIVED 1u
+#define EP_LOW_MAIL_OVER 2u
+
+/* Staging memory for what goes to a rank of another server: laid out as this rank's part of a bank there, so nothing of it is reused within an operation. */
+EP_DEV ep_u64 ep_low_staging_of(const EpCore& c, const EpLowArgs& a, ep_u32 peer) {
+    const EpWindow& w = c.launch.r.w;
+    const ep_u32 before = peer < c.launch.r.me ? peer : peer - w.ranks_per_node;
+    return a.staging + (ep_u64)before * w.low_part_slots * w.low_result_bytes;
+}
+/* The offsets of what a share has staged, in the order in which it has. */
+EP_DEV ep_u64 ep_low_list(const EpCore& c, const EpLowArgs& a, ep_u32 share) {
+    return a.posts + (ep_u64)share * c.launch.r.w.max_tokens * c.launch.r.w.low_columns * 8;
+}
+
 /* ---- banks ---- */
 
 /* A bank that is still read. */
 #define EP_LOW_WAITING 0u
+
+/* Whether what was staged before for a rank of another server has been read: the card has acknowledged all that was posted before this launch. What goes to
+   a rank that is gone nobody reads. */
+EP_DEV bool ep_low_is_free(EpCore& c, const EpLowArgs& a, ep_u32 peer) {
+    return ep_is_near(c, peer) || EP_PLANTED(c, LOW_FAR_STAGING_EARLY) || ep_fresh<uint64_t>(ep_low_mail_of(c, a, EP_LOW_MAIL_FREE, peer)) == a.ticket ||
+           ep_fresh<uint32_t>(ep_gone_at(c.launch.r.local, peer)) != 0;
+}
 
 /* Whether this operation's bank at a rank may be filled: EP_LOW_SENT where it may. `gives_up`: the rest is looked at, too; what the rank did before
    it went is there, so it is looked at first. */
@@ -60,7 +98,7 @@ EP_DEV ep_u32 ep_low_bank(EpCore& c, const EpLowArgs& a, ep_u32 peer, bool gives
     const bool gone = gives_up && ep_fresh<uint32_t>(ep_gone_at(c.launch.r.local, peer)) != 0;
     const ep_u64 seen = ep_peek(c, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
     if (seen == EP_MASKED) return EP_LOW_MASKED;
-    if (seen + 2 >= c.op) return EP_LOW_SENT;
+    if (seen + 2 >= c.op && ep_low_is_free(c, a, peer)) return EP_LOW_SENT;
     if (gone) return EP_LOW_GONE;
     return gives_up && !a.judges && ep_waited(c) >= c.launch.r.allowed ? EP_LOW_LATE : EP_LOW_WAITING;
 }
@@ -122,6 +160,29 @@ EP_DEV ep_u32 ep_low_own_stamp(const EpCore& c) {
 }
 /* Where this rank's part of this operation's bank begins is by parity: a fault takes the other. */
 EP_DEV ep_u64 ep_low_put_op(const EpCore& c) { return c.op + (EP_PLANTED(c, LOW_WRONG_BANK) ? 1 : 0); }
+
+/* Where a share puts what it has for a rank: into the rank's bank; or into staging memory, from which another core posts it. */
+struct EpLowWay {
+    ep_u64 base; /* the place of the window's first byte */
+    ep_u32 peer, share, put;
+    bool far;
+};
+EP_DEV EpLowWay ep_low_way(const EpCore& c, const EpLowArgs& a, ep_u32 peer, ep_u32 share) {
+    const EpRank& r = c.launch.r;
+    const bool far = !ep_is_near(c, peer);
+    const ep_u64 base = far ? ep_low_staging_of(c, a, peer) - ep_low_part(r.w, ep_low_put_op(c), r.me) : ep_window(c, peer);
+    return EpLowWay{base, peer, share, 0, far};
+}
+/* Tells the core that posts what is staged. All of it has landed: the word of the last row's offset was awaited behind it. */
+EP_DEV void ep_low_way_tell(EpCore& c, const EpLowArgs& a, const EpLowWay& way) {
+    ep_store_word(c, ep_low_mail_staged(a, way.share), a.ticket << 32 | (way.put + (EP_PLANTED(c, LOW_FAR_ONE_MORE) ? 1 : 0)), 8);
+}
+/* A row was put whose place is `offset` of a window. */
+EP_DEV void ep_low_way_push(EpCore& c, const EpLowArgs& a, EpLowWay& way, ep_u64 offset) {
+    if (way.far) ep_store_word(c, ep_low_list(c, a, way.share) + (ep_u64)way.put * 8, offset, 8);
+    ++way.put;
+    if (way.far && way.put % 8 == 0) ep_low_way_tell(c, a, way);
+}
 
 /* Writes a header into the UB. `column`: of a result its own; of a row 0. */
 EP_DEV void ep_low_write_header(const EpCore& c, const EpBytes& ub, ep_u32 token, ep_u32 column) {

@@ -1,5 +1,6 @@
 /*
- * ep_low_control.h: the control core of a launch of low latency: it alone reports, says for whom this rank waits, and tells that all was received.
+ * ep_low_control.h: the control core of a launch of low latency: it alone reports, says for whom this rank waits, and tells that all was received:
+ * to ranks of other servers by the cores that post (ep_low_post.h).
  *
  * A rank that waits long, or is waited for, says to all for whom; whoever gives up follows that chain to the one who waits for nobody. Nothing is
  * poisoned: the host says what becomes of a failure. A verdict of throughput mode, or of a rank that recovers, ends the launch.
@@ -36,15 +37,16 @@ EP_DEV ep_u32 ep_low_culprit(const EpCore& c, ep_u32 first) {
 }
 
 /* Says to all that this rank waits for another; for itself: that it goes on. */
-EP_DEV void ep_low_say(EpCore& c, EpLowWatch& k, ep_u32 rank) {
+EP_DEV void ep_low_say(EpCore& c, const EpLowArgs& a, EpLowWatch& k, ep_u32 rank) {
     const EpRank& r = c.launch.r;
     ++k.serial;
     k.said = rank == r.me ? 0 : rank + 1;
     ep_store_word(c, EP_LOCAL(c, serial), k.serial, 4);
     ep_store_word(c, EP_LOCAL(c, told), k.said, 8);
+    const ep_u64 word = (ep_u64)k.serial << 16 | rank;
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
-        if (other != r.me && ep_takes_part(c, other))
-            ep_publish(c, other, EP_LANE_WATCH, EP_COUNTER_WAITING, (ep_u64)k.serial << 16 | rank);
+        if (other != r.me && ep_is_near(c, other) && ep_takes_part(c, other)) ep_publish(c, other, EP_LANE_WATCH, EP_COUNTER_WAITING, word);
+    if (r.w.nodes > 1) ep_store_word(c, ep_low_mail_own(c, a, EP_LOW_MAIL_WAITING), word, 8);
 }
 
 /* Reports, and stops the rank's cores. */
@@ -63,14 +65,15 @@ EP_DEV void ep_low_read_detail(EpDetail& detail, const EpCore& c, ep_u32 core) {
     for (ep_u32 i = 0; i < sizeof(EpDetail) / 4; ++i) words[i] = ep_fresh<uint32_t>(EP_LINE(c, core, detail) + 4 * i);
 }
 
-/* Looks at the lines of all cores: whether all have ended. */
-EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k) {
+/* Looks at the lines of all cores: whether all have ended, but for those that post where these need not have. */
+EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k, bool all_of_them) {
     bool all = true;
     k.foremost = 0;
     for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
         if (core == c.number) continue;
         const bool ended = ep_fresh<uint64_t>(EP_LINE(c, core, ended)) == c.mark;
-        all &= ended;
+        const bool posts = core > c.number && core < c.number + ep_low_apart(c);
+        all &= ended || (posts && !all_of_them);
         if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
         const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
         const ep_u64 wait = ep_fresh<uint64_t>(EP_LINE(c, core, wait));
@@ -89,7 +92,7 @@ EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k) {
 /* Listens to the verdicts of ranks that have failed in throughput mode, or recover. */
 EP_DEV void ep_low_listen(EpCore& c) {
     for (ep_u32 other = 0; other < c.launch.r.w.ranks && !c.failed; ++other) {
-        if (!ep_is_neighbour(c, other) || EP_PLANTED(c, LOW_VERDICT_UNHEARD)) continue;
+        if (other == c.launch.r.me || !ep_takes_part(c, other) || EP_PLANTED(c, LOW_VERDICT_UNHEARD)) continue;
         const ep_u64 alarm = ep_peek(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM);
         if (ep_alarm_serial(alarm) == 0 || !ep_alarm_verdict(alarm)) continue;
         EpDetail detail = {};
@@ -107,7 +110,7 @@ EP_DEV void ep_low_judge(EpCore& c, const EpLowArgs& a, EpLowWatch& k) {
     bool speaks = waited >= r.allowed / 4 * 3;
     for (ep_u32 other = 0; other < r.w.ranks && !speaks; ++other)
         speaks = other != r.me && ep_takes_part(c, other) && ep_low_named(c, other) == r.me;
-    if (speaks && k.said != peer + 1 && peer != r.me && !EP_PLANTED(c, LOW_SILENT)) ep_low_say(c, k, peer);
+    if (speaks && k.said != peer + 1 && peer != r.me && !EP_PLANTED(c, LOW_SILENT)) ep_low_say(c, a, k, peer);
     if (!a.judges || waited < r.allowed || EP_PLANTED(c, LOW_NO_DEADLINE)) return;
     EpDetail detail;
     ep_low_read_detail(detail, c, k.waiting);
@@ -116,30 +119,43 @@ EP_DEV void ep_low_judge(EpCore& c, const EpLowArgs& a, EpLowWatch& k) {
 }
 
 /* Tells all ranks that this one has read what they gave it. */
-EP_DEV void ep_low_received(EpCore& c) {
+EP_DEV void ep_low_received(EpCore& c, const EpLowArgs& a) {
     const EpRank& r = c.launch.r;
     for (ep_u32 peer = 0; peer < r.w.ranks; ++peer)
-        if (peer != r.me && ep_takes_part(c, peer)) ep_publish(c, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, c.op);
+        if (peer != r.me && ep_is_near(c, peer) && ep_takes_part(c, peer)) ep_publish(c, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, c.op);
+    if (r.w.nodes > 1) ep_store_word(c, ep_low_mail_own(c, a, EP_LOW_MAIL_RECEIVED), c.op, 8);
+}
+
+/* Attends to the rank's cores until all have ended, those that post too (`all`) or not; whether they have. */
+EP_DEV bool ep_low_attend(EpCore& c, const EpLowArgs& a, EpLowWatch& k, bool all) {
+    while (!ep_low_look(c, k, all)) {
+        if (!c.failed && !all) ep_low_listen(c);
+        if (!c.failed && !all && k.foremost != 0) ep_low_judge(c, a, k);
+        /* The other cores end by themselves by then. */
+        if (ep_waited(c) / 2 > c.launch.r.allowed) {
+            if (!c.failed) ep_low_fail(c, EP_STATUS_TIMEOUT, EpDetail{c.launch.r.me, 0, 0, 0, 0, 0}, c.launch.r.me);
+            return false;
+        }
+    }
+    return true;
 }
 
 EP_DEV void ep_low_control(EpCore& c, const EpLowArgs& a) {
     EpLowWatch k = {};
     k.serial = ep_fresh<uint32_t>(EP_LOCAL(c, serial));
     k.said = (ep_u32)ep_fresh<uint64_t>(EP_LOCAL(c, told));
-    if (a.receives && EP_PLANTED(c, LOW_RECEIVED_EARLY)) ep_low_received(c);
-    while (!ep_low_look(c, k)) {
-        if (!c.failed) ep_low_listen(c);
-        if (!c.failed && k.foremost != 0) ep_low_judge(c, a, k);
-        /* The other cores end by themselves by then. */
-        if (ep_waited(c) / 2 > c.launch.r.allowed) {
-            if (!c.failed) ep_low_fail(c, EP_STATUS_TIMEOUT, EpDetail{c.launch.r.me, 0, 0, 0, 0, 0}, c.launch.r.me);
-            return;
-        }
+    if (a.receives && EP_PLANTED(c, LOW_RECEIVED_EARLY)) ep_low_received(c, a);
+    const bool ended = ep_low_attend(c, a, k, false);
+    if (ended && !c.failed) {
+        if (a.receives) ep_low_received(c, a);
+        if (k.said != 0) ep_low_say(c, a, k, c.launch.r.me);
     }
-    if (c.failed) return;
-    if (a.receives) ep_low_received(c);
-    if (k.said != 0) ep_low_say(c, k, c.launch.r.me);
-    ep_store_word(c, a.done, a.ticket, 8);
+    if (c.launch.r.w.nodes > 1) {
+        /* What was said last is theirs to post. */
+        ep_store_word(c, ep_low_mail_own(c, a, EP_LOW_MAIL_OVER), a.ticket, 8);
+        if (!ep_low_attend(c, a, k, true)) return;
+    }
+    if (ended && !c.failed) ep_store_word(c, a.done, a.ticket, 8);
 }
 
 #endif

@@ -1,9 +1,11 @@
 /*
- * ep_low_play.h: what a core does in a launch of low latency, by its number: the first coordinator is the control core, all others work alike.
+ * ep_low_play.h: what a core does in a launch of low latency, by its number: the first coordinator is the control core, over several servers the
+ * other coordinators post, all others work alike.
  */
 #ifndef EP_LOW_PLAY_H
 #define EP_LOW_PLAY_H
 #include "ep_low_control.h"
+#include "ep_low_post.h"
 
 /* Plays the part of this core. `Half` says what the others do (work), in kBytes of the UB. */
 template <class Half> EP_DEV void ep_low_play(GM_ADDR args) {
@@ -17,8 +19,13 @@ template <class Half> EP_DEV void ep_low_play(GM_ADDR args) {
     c.op = a.op;
     c.mark = a.ticket;
     if (c.number == c.launch.roles.senders) return ep_low_control(c, a);
-    pipe.InitBuffer(role, Half::kBytes);
-    Half::work(c, a, role.Get<uint8_t>());
+    if (c.number > c.launch.roles.senders && c.number < c.launch.roles.senders + ep_low_apart(c)) {
+        pipe.InitBuffer(role, EP_LOW_POST_BYTES);
+        ep_low_post(c, a, role.Get<uint8_t>());
+    } else {
+        pipe.InitBuffer(role, Half::kBytes);
+        Half::work(c, a, role.Get<uint8_t>());
+    }
     ep_end(c);
 }
 

@@ -206,7 +206,7 @@ EP_DEV void ep_low_receive(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
     s.counts = ub[EP_ROWS_BYTES].ReinterpretCast<uint32_t>();
     s.others = ub[EP_ROWS_BYTES + EP_LOW_TABLE_BYTES].ReinterpretCast<uint32_t>();
     s.segments = ub[EP_ROWS_BYTES + 2 * EP_LOW_TABLE_BYTES].ReinterpretCast<int64_t>();
-    const ep_u32 workers = ep_low_workers(), shares = ep_low_shares(c), own = ep_low_worker(c);
+    const ep_u32 workers = ep_low_workers(c), shares = ep_low_shares(c), own = ep_low_worker(c);
     bool right = true;
     for (ep_u32 share = own; share < shares && right; share += workers) {
         right = ep_low_count_share(c, a, s, share);

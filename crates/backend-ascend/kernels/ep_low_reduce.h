@@ -107,7 +107,7 @@ EP_DEV void ep_low_reduce(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
     EpFma sum;
     ep_open_fma(sum, ub[32]);
     if (ep_low_await_results(c, a) && a.out != 0)
-        for (ep_u32 token = ep_low_worker(c); token < a.tokens; token += ep_low_workers()) {
+        for (ep_u32 token = ep_low_worker(c); token < a.tokens; token += ep_low_workers(c)) {
             EpLowFound found;
             if (!ep_low_find(c, a, ub, token, found)) break;
             ep_low_sum(c, a, sum, token, found);

@@ -86,23 +86,24 @@ struct EpLowResults {
     const EpLowArgs& a;
     EpLowReturner& s;
     EP_DEV void count(ep_u32) const {}
-    EP_DEV ep_u32 put(ep_u32 peer, ep_u32 nth) const {
+    EP_DEV ep_u32 put(EpLowWay& way) const {
         const EpWindow& w = c.launch.r.w;
+        const ep_u32 peer = way.peer, nth = way.share % ep_low_each(c);
         const ep_u32 rows = ep_at<uint32_t>(a.records, peer), last = ep_low_first(c, rows, nth + 1);
-        ep_u32 results = 0;
         for (ep_u32 row = ep_low_first(c, rows, nth); row < last; ++row) {
             EpLowKept kept;
             ep_low_load_kept(c, a, s, peer, row, kept);
             const ep_u32 columns = a.kind == EP_LOW_PER_RANK ? (kept.picks > 0 ? 1 : 0) : kept.picks;
-            for (ep_u32 column = 0; column < columns; ++column, ++results) {
+            for (ep_u32 column = 0; column < columns; ++column) {
                 const ep_u64 slot = ep_low_result(w, ep_low_put_op(c), c.launch.r.me, kept.token, EP_PLANTED(c, LOW_ONE_COLUMN) ? 0 : column);
-                const ep_u64 to = ep_window(c, peer) + slot, payload = to + w.low_result_header_bytes;
+                const ep_u64 to = way.base + slot, payload = to + w.low_result_header_bytes;
                 ep_low_put_result_header(c, s, to, kept.token, column);
                 if (a.kind == EP_LOW_PER_RANK) ep_low_put_sum(c, a, s, payload, kept);
                 else ep_low_put_choice(c, a, s, payload, kept.place[column]);
+                ep_low_way_push(c, a, way, slot);
             }
         }
-        return results;
+        return way.put;
     }
 };
 

@@ -20,6 +20,9 @@ struct EpLowSender {
 
 /* A core's word: what it had for a rank was not put. */
 #define EP_LOW_LEFT 0xffffffffu
+/* The same of a rank of another server, and why: EP_LOW_LATE or what comes behind it. */
+EP_DEV ep_u32 ep_low_left_for(ep_u32 state) { return EP_LOW_LEFT - state; }
+EP_DEV ep_u32 ep_low_why_left(ep_u32 word) { return word >= EP_LOW_LEFT - EP_LOW_GONE ? EP_LOW_LEFT - word : EP_LOW_SENT; }
 
 /* The ranks that a core serves. */
 struct EpLowTurns {
@@ -28,6 +31,11 @@ struct EpLowTurns {
 
 /* A share's rank: another first for every rank, so that not all serve the same. */
 EP_DEV ep_u32 ep_low_peer(const EpCore& c, ep_u32 share) { return (share / ep_low_each(c) + c.launch.r.me + 1) % c.launch.r.w.ranks; }
+/* A rank's first share. */
+EP_DEV ep_u32 ep_low_share(const EpCore& c, ep_u32 peer) {
+    const ep_u32 ranks = c.launch.r.w.ranks;
+    return (peer + ranks - c.launch.r.me - 1) % ranks * ep_low_each(c);
+}
 
 /* Writes a row's header and choices, as all ranks name experts. An expert that is named again gets the row once. */
 EP_DEV void ep_low_write_row_header(const EpCore& c, const EpLowArgs& a, const EpBytes& ub, ep_u32 token) {
@@ -80,16 +88,16 @@ EP_DEV void ep_low_put_row(EpCore& c, const EpLowArgs& a, EpLowSender& s, ep_u32
 }
 
 /* Puts a share's rows to a rank; how many. */
-EP_DEV ep_u32 ep_low_put_rows(EpCore& c, const EpLowArgs& a, EpLowSender& s, ep_u32 peer, ep_u32 nth) {
+EP_DEV ep_u32 ep_low_put_rows(EpCore& c, const EpLowArgs& a, EpLowSender& s, EpLowWay& way) {
     const EpWindow& w = c.launch.r.w;
-    ep_u32 rows = 0;
     for (ep_u32 token = 0; token < a.tokens; ++token) {
-        const ep_i32 position = ep_at<int32_t>(a.position, (ep_u64)token * w.ranks + peer);
-        if (position < 0 || (ep_u32)position % ep_low_each(c) != nth) continue;
-        ep_low_put_row(c, a, s, token, ep_window(c, peer) + ep_low_row(w, ep_low_put_op(c), c.launch.r.me, (ep_u32)position));
-        ++rows;
+        const ep_i32 position = ep_at<int32_t>(a.position, (ep_u64)token * w.ranks + way.peer);
+        if (position < 0 || (ep_u32)position % ep_low_each(c) != way.share % ep_low_each(c)) continue;
+        const ep_u64 row = ep_low_row(w, ep_low_put_op(c), c.launch.r.me, (ep_u32)position);
+        ep_low_put_row(c, a, s, token, way.base + row);
+        ep_low_way_push(c, a, way, row);
     }
-    return rows;
+    return way.put;
 }
 
 /* Counts what goes to a rank: rows, and choices of its experts, each expert once a token. */
@@ -110,10 +118,16 @@ EP_DEV void ep_low_count(EpCore& c, const EpLowArgs& a, ep_u32 peer) {
    of them have landed. */
 template <class Half> EP_DEV void ep_low_serve(EpCore& c, const EpLowArgs& a, const Half& half, ep_u32 share, ep_u32 peer) {
     const ep_u32 each = ep_low_each(c), nth = share % each;
-    if (EP_PLANTED(c, LOW_TOLD_EARLY) && a.kind == EP_LOW_DISPATCH && peer != c.launch.r.me)
+    if (EP_PLANTED(c, LOW_TOLD_EARLY) && a.kind == EP_LOW_DISPATCH && peer != c.launch.r.me && ep_is_near(c, peer))
         ep_low_announce(c, a, peer, ep_fresh<uint32_t>(a.counted + peer * 4));
-    ep_u32 rows = half.put(peer, nth);
+    EpLowWay way = ep_low_way(c, a, peer, share);
+    ep_u32 rows = half.put(way);
     ep_landed(c);
+    /* The rest is said by the core that posts. */
+    if (way.far) {
+        ep_low_way_tell(c, a, way);
+        return ep_low_tell(c, a, share, rows);
+    }
     if (nth != 0) return ep_low_tell(c, a, share, rows);
     for (ep_u32 other = 1; other < each; ++other) {
         ep_u32 more = 0;
@@ -130,13 +144,14 @@ EP_DEV void ep_low_give_up(EpCore& c, const EpLowArgs& a, ep_u32 share, ep_u32 p
     if (a.judges)
         return ep_stop(c, state == EP_LOW_MASKED ? EP_STATUS_MASKED : EP_STATUS_GONE,
                        EpDetail{peer, EP_PHASE_BANK, EP_LANE_LOW_DONE, 0, 0, c.op - 2});
-    if (share % ep_low_each(c) == 0) ep_store_word(c, a.state + peer * 4, state, 4);
+    if (!ep_is_near(c, peer)) ep_low_tell(c, a, share, ep_low_left_for(state));
+    else if (share % ep_low_each(c) == 0) ep_store_word(c, a.state + peer * 4, state, 4);
     else ep_low_tell(c, a, share, EP_LOW_LEFT);
 }
 
 /* Serves the ranks of this core's shares as their banks become free. */
 template <class Half> EP_DEV void ep_low_serve_all(EpCore& c, const EpLowArgs& a, const Half& half) {
-    const ep_u32 workers = ep_low_workers(), shares = ep_low_shares(c);
+    const ep_u32 workers = ep_low_workers(c), shares = ep_low_shares(c);
     EpLowTurns turns;
     for (ep_u32 share = ep_low_worker(c), i = 0; share < shares; share += workers, ++i) {
         const ep_u32 peer = ep_low_peer(c, share);
@@ -172,7 +187,7 @@ struct EpLowTokens {
     const EpLowArgs& a;
     EpLowSender& s;
     EP_DEV void count(ep_u32 peer) const { ep_low_count(c, a, peer); }
-    EP_DEV ep_u32 put(ep_u32 peer, ep_u32 nth) const { return ep_low_put_rows(c, a, s, peer, nth); }
+    EP_DEV ep_u32 put(EpLowWay& way) const { return ep_low_put_rows(c, a, s, way); }
 };
 
 EP_DEV void ep_low_send(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {

@@ -1,5 +1,5 @@
 /*
- * ep_low_return_kernel, ep_low_reduce_kernel: the halves of a low-latency combine within a server.
+ * ep_low_return_kernel, ep_low_reduce_kernel: the halves of a low-latency combine.
  *
  *   launch   as those of a dispatch
  *   memory   UB: 161,280 bytes of a returner (ep_low_return.h), 94,240 of a reducer (ep_low_reduce.h), and 96 of every core

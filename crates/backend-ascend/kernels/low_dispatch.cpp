@@ -1,7 +1,7 @@
 /*
- * ep_low_send_kernel, ep_low_receive_kernel: the halves of a low-latency dispatch within a server. In front of the first goes ep_positions_kernel.
+ * ep_low_send_kernel, ep_low_receive_kernel: the halves of a low-latency dispatch. In front of the first goes ep_positions_kernel.
  *
- *   launch   one block a vector core, all resident (batch mode): a control core, and others alike
+ *   launch   one block a vector core, all resident (batch mode): a control core, over several servers those that post, and others alike
  *   memory   UB: 173,568 bytes of a sender (ep_low_send.h), 132,608 of a receiver (ep_low_receive.h), and 96 of every core
  *   takes    the address of an EpLowArgs
  */

@@ -276,6 +276,22 @@ c_enum! {
         LowInfinitiesLost = 131,
         /// What a step of a weighted sum lacks is rounded to nearest, and then once more.
         LowNotOdd = 132,
+        /// Staging memory of low latency is filled anew before the card has acknowledged what was posted out of it.
+        LowFarStagingEarly = 133,
+        /// A core tells of one row more than it has staged.
+        LowFarOneMore = 134,
+        /// An arrival goes to another server before its rows.
+        LowFarArrivalFirst = 135,
+        /// An arrival goes to another server when the first of its rows' cores has staged its own.
+        LowFarHelpersUnawaited = 136,
+        /// A message to another server carries a row's header without its payload.
+        LowFarCut = 137,
+        /// For whom this rank waits is not told to other servers.
+        LowFarSilent = 138,
+        /// What this rank has received is not told to other servers.
+        LowFarUnreceived = 139,
+        /// A rank of another server is not told that it is masked.
+        LowFarMaskUntold = 140,
     }
 }
 
@@ -298,7 +314,7 @@ c_struct! {
         pub lines: u64,
         /// Over several servers u64: what cores hand to coordinators ([`mail_words`]), zero at first and in each generation.
         pub mail: u64,
-        /// EpQueue [nodes]: the queue to the rail peer of each; the own node's is none.
+        /// EpQueue [ranks]: the queue to each rank of another server that this one posts to, in both modes: one a rank.
         pub queues: u64,
     }
 }
@@ -341,6 +357,12 @@ c_struct! {
 pub const fn mail_words(nodes: u32, channels: u32) -> usize {
     // EP_MAIL_RING for each ring, EP_MAIL_NODE twice for each server, and the end.
     nodes as usize * channels as usize * 7 + 2 * nodes as usize * 4 + 1
+}
+
+/// Words of [`Low::mail`], of so many ranks.
+pub const fn low_mail_words(ranks: usize) -> usize {
+    // A word for each share, three for each rank, and three of the rank's own.
+    (4 + 3) * ranks + 3
 }
 
 c_struct! {
@@ -594,6 +616,12 @@ c_struct! {
         pub words: u64,
         /// u32 [4 * ranks, local experts]: rows of each share.
         pub counts: u64,
+        /// Over several servers: memory that the card knows, for what goes to each of their ranks as much as a rank's part of a bank.
+        pub staging: u64,
+        /// Over several servers u64 [4 * ranks, max_tokens * columns]: offsets in a window of what each share has staged.
+        pub posts: u64,
+        /// Over several servers u64 ([`low_mail_words`]): what cores hand to those that post, zero at first and in each generation.
+        pub mail: u64,
         /// Out: u64: the last launch that went well.
         pub done: u64,
         /// What the operation is: EP_LOW_DISPATCH, ...

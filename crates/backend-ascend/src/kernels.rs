@@ -16,6 +16,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_low.h", include_str!("../kernels/ep_low.h")),
         ("ep_low_control.h", include_str!("../kernels/ep_low_control.h")),
         ("ep_low_play.h", include_str!("../kernels/ep_low_play.h")),
+        ("ep_low_post.h", include_str!("../kernels/ep_low_post.h")),
         ("ep_low_receive.h", include_str!("../kernels/ep_low_receive.h")),
         ("ep_low_reduce.h", include_str!("../kernels/ep_low_reduce.h")),
         ("ep_low_return.h", include_str!("../kernels/ep_low_return.h")),

@@ -45,8 +45,17 @@ impl Node {
         Ok(self.windows[rank.index()].values::<u64>(at.0 as usize, 1)?[0])
     }
 
-    /// A new queue from a rank to its peer at node `node`, with the words that it publishes from behind the window.
-    pub(crate) fn queue(&self, from: Rank, to: Rank, node: u32, layout: &Layout) -> Result<Queue, AscendError> {
+    /// Where kernels see the staging memory of low latency of `rank`, behind its window and words; 0 where there is none.
+    pub(crate) fn staging(&self, rank: Rank, layout: &Layout) -> Result<u64, AscendError> {
+        if self.keys.is_empty() {
+            return Ok(0);
+        }
+        let window = &self.windows[rank.index()];
+        Ok(window.address() + layout.window_bytes() + words(layout, network(window)?.depth))
+    }
+
+    /// A new queue from a rank to another, with the words that it publishes from behind the window.
+    pub(crate) fn queue(&self, from: Rank, to: Rank, layout: &Layout) -> Result<Queue, AscendError> {
         let window = &self.windows[from.index()];
         let network = network(window)?;
         let peer = self.windows[to.index()].device().ordinal();
@@ -65,7 +74,7 @@ impl Node {
             tail: view.tail,
             completions: view.completions,
             completions_taken: view.completions_taken,
-            words: window.address() + layout.window_bytes() + u64::from(node * network.depth) * 8,
+            words: window.address() + layout.window_bytes() + u64::from(to.0 * network.depth) * 8,
         })
     }
 
@@ -114,11 +123,23 @@ fn keys(window: &Memory) -> Result<(u32, u32), AscendError> {
     Ok((key(false)?, key(true)?))
 }
 
-/// A window, and over several servers the words that queues publish from. Its cells begin as 0; all else is what the device happens to hold.
+/// Bytes of the words that queues publish from, one queue for each rank.
+fn words(layout: &Layout, depth: u32) -> u64 {
+    u64::from(layout.topology().ranks()) * u64::from(depth) * 8
+}
+
+/// Bytes of the staging memory of low latency: for each rank of another server as much as a rank's part of a bank.
+fn staging(layout: &Layout) -> u64 {
+    let topology = layout.topology();
+    let far = u64::from(topology.ranks() - topology.ranks_per_node());
+    far * layout.low_part(1, Rank(0)).len
+}
+
+/// A window, and over several servers the words that queues publish from and the staging memory of low latency. Its cells begin as 0; all else is what the device happens to hold.
 fn window(device: &Arc<Device>, layout: &Layout) -> Result<Memory, AscendError> {
-    let nodes = layout.topology().nodes();
-    let words = device.table().network.filter(|_| nodes > 1).map_or(0, |network| u64::from(nodes * network.depth) * 8);
-    let bytes = usize::try_from(layout.window_bytes() + words).unwrap_or(usize::MAX);
+    let network = device.table().network.filter(|_| layout.topology().nodes() > 1);
+    let behind = network.map_or(0, |network| words(layout, network.depth).saturating_add(staging(layout)));
+    let bytes = usize::try_from(layout.window_bytes().saturating_add(behind)).unwrap_or(usize::MAX);
     let window = Memory::of_peers(device, bytes)?;
     let (from, to) = cells(&KernelWindow::from(layout));
     window.fill_part(from as usize, (to - from) as usize, 0)?;

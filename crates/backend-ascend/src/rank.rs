@@ -141,12 +141,12 @@ impl RankDevice {
             cursors: memory(16 * ranks * layout.tracks() as usize)?,
             lines: memory(size_of::<Line>() * cores)?,
             mail: memory(8 * mail_words(layout.topology().nodes(), view.w.channels))?,
-            queues: memory(size_of::<Queue>() * layout.topology().nodes() as usize)?,
+            queues: memory(size_of::<Queue>() * ranks)?,
             told: memory(4 * cores * told)?,
             ready: memory(8 * cores)?,
             tickets: 0,
             args: [args(size_of::<Positions>())?, args(size_of::<Counts>())?, args(rows)?],
-            low: LowDevice::new(device, layout, cores)?,
+            low: LowDevice::new(device, layout, cores, node.staging(me, layout)?)?,
             layout: layout.clone(),
             node: Arc::clone(node),
             stream,
@@ -189,17 +189,30 @@ impl RankDevice {
         Ok(())
     }
 
-    /// Opens a queue to the peer on this rank's rail at each other server that takes part.
+    /// Opens a queue to each rank of another server that takes part and that this one speaks to: its rail peers, and with low latency all.
     fn connect(&self, mask: &RankSet) -> Result<(), AscendError> {
         let (topology, me) = (self.layout.topology(), Rank(self.view.me));
-        for node in topology.all_nodes() {
-            let peer = topology.rank_at(node, topology.local_of(me));
-            if node != topology.node_of(me) && !mask.contains(peer) {
-                let queue = self.node.queue(me, peer, node.0, &self.layout)?;
-                self.queues.write(size_of::<Queue>() * node.index(), queue.as_bytes())?;
-            }
+        let is_spoken_to = |peer: Rank| {
+            let is_peer = topology.local_of(peer) == topology.local_of(me) || self.low.is_some();
+            is_peer && topology.node_of(peer) != topology.node_of(me) && !mask.contains(peer)
+        };
+        self.open_queues(topology.all().filter(|&peer| is_spoken_to(peer)))
+    }
+
+    /// New queues to these ranks of other servers.
+    fn open_queues(&self, peers: impl Iterator<Item = Rank>) -> Result<(), AscendError> {
+        let me = Rank(self.view.me);
+        for peer in peers {
+            let queue = self.node.queue(me, peer, &self.layout)?;
+            self.queues.write(size_of::<Queue>() * peer.index(), queue.as_bytes())?;
         }
         Ok(())
+    }
+
+    /// New queues to those ranks of other servers that are given up, after [`RankDevice::disconnect`]: by them they learn of it.
+    pub(crate) fn connect_lost(&self, lost: &RankSet) -> Result<(), AscendError> {
+        let (topology, me) = (self.layout.topology(), Rank(self.view.me));
+        self.open_queues(lost.iter().filter(|&rank| topology.node_of(rank) != topology.node_of(me)))
     }
 
     /// Ends the queues to other servers: nothing that was posted arrives any more. Nothing of this rank runs.

@@ -21,8 +21,10 @@ impl AscendEndpoint {
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         // Who is given up and alive finds out at once, wherever it waits in the generation that the others leave.
         let lost: RankSet = agreement.mask.iter().filter(|&rank| !self.desk.mask().contains(rank)).collect();
-        if self.layout().settings().low_latency() && self.topology().nodes() == 1 && !lost.is_empty() {
+        if self.layout().settings().low_latency() && !lost.is_empty() {
+            self.device.connect_lost(&lost)?;
             self.low_tell(&lost, None).await?;
+            self.device.disconnect()?;
         }
         self.device.restart(agreement.generation, agreement.op, &agreement.mask)?;
         self.low = LowHalves::new(self.topology().ranks(), &agreement.mask);

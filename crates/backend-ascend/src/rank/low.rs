@@ -10,7 +10,7 @@ use ep_core::{Error, Layout, Rank, RankSet};
 use zerocopy::IntoBytes;
 
 use super::{Call, RankDevice};
-use crate::args::{Launch, Line, Low, LowTell, Positions};
+use crate::args::{Launch, Line, Low, LowTell, Positions, low_mail_words};
 use crate::driver::{AscendError, Device, Memory};
 
 /// Cores that share what concerns a rank, at most: `EP_LOW_HELPERS` of the kernels.
@@ -27,6 +27,11 @@ pub(super) struct LowDevice {
     lines: Memory,
     words: Memory,
     counts: Memory,
+    /// What goes to other servers: where of a window each share's rows belong, and what cores hand to those that post.
+    posts: Memory,
+    mail: Memory,
+    /// The address of the staging memory; 0 within a server.
+    staging: u64,
     state: Memory,
     done: Memory,
     /// Launches.
@@ -34,12 +39,18 @@ pub(super) struct LowDevice {
 }
 
 impl LowDevice {
-    /// None where the layout has no room for low latency, or its kernels do not reach all ranks.
-    pub(super) fn new(device: &Arc<Device>, layout: &Layout, cores: usize) -> Result<Option<Self>, AscendError> {
-        if !layout.settings().low_latency() || layout.topology().nodes() > 1 {
+    /// None where the layout has no room for low latency. `staging`: where this rank's staging memory is.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        layout: &Layout,
+        cores: usize,
+        staging: u64,
+    ) -> Result<Option<Self>, AscendError> {
+        if !layout.settings().low_latency() {
             return Ok(None);
         }
         let ranks = layout.topology().ranks() as usize;
+        let results = (layout.shape().max_tokens() * layout.low_columns()) as usize;
         let memory = |bytes| Memory::zeroed(device, bytes);
         Ok(Some(Self {
             local: memory(Local::bytes(ranks))?,
@@ -48,6 +59,9 @@ impl LowDevice {
             lines: memory(size_of::<Line>() * cores)?,
             words: memory(8 * HELPERS * ranks)?,
             counts: memory(4 * HELPERS * ranks * layout.local_experts() as usize)?,
+            posts: memory(if staging == 0 { 8 } else { 8 * HELPERS * ranks * results })?,
+            mail: memory(8 * low_mail_words(ranks))?,
+            staging,
             state: memory(4 * ranks)?,
             done: memory(8)?,
             tickets: 0,
@@ -56,7 +70,7 @@ impl LowDevice {
 
     /// Begins a generation with these windows.
     pub(super) fn restart(&self, generation: u16, windows: &[u64]) -> Result<(), AscendError> {
-        [&self.local, &self.report].into_iter().try_for_each(|memory| memory.fill(0))?;
+        [&self.local, &self.report, &self.mail].into_iter().try_for_each(|memory| memory.fill(0))?;
         self.local.write(offset_of!(Local, generation), &u32::from(generation).to_le_bytes())?;
         self.windows.write(0, windows.as_bytes())
     }
@@ -89,7 +103,9 @@ impl Half {
 
 impl RankDevice {
     fn low(&self) -> Result<&LowDevice, Error> {
-        self.low.as_ref().ok_or_else(|| Error::unsupported("low latency on NPUs", "ranks of one server"))
+        self.low
+            .as_ref()
+            .ok_or_else(|| Error::unsupported("low latency", "a communicator whose settings say low_latency(true)"))
     }
 
     /// What a launch of low latency is given, which may take `allowed` nanoseconds.
@@ -137,6 +153,9 @@ impl RankDevice {
             state: low.state.address(),
             words: low.words.address(),
             counts: low.counts.address(),
+            staging: low.staging,
+            posts: low.posts.address(),
+            mail: low.mail.address(),
             done: low.done.address(),
             ..args
         };

@@ -82,11 +82,11 @@ impl Backend for Twin {
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("lanes carry no units"),
-            Requirement::FarLowLatency => Some("low latency has no kernels between servers yet"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
             Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
+            | Requirement::FarLowLatency
             | Requirement::Incidents
             | Requirement::Int8
             | Requirement::LowLatency

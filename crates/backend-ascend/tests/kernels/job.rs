@@ -214,14 +214,14 @@ impl Job {
         layout.window_bytes() + u64::from(self.nodes * DEPTH) * 8
     }
 
-    /// The queues of a rank to its rail peers.
+    /// `[ranks]`: the queues of a rank to its rail peers.
     fn queues(&self, machine: &mut Machine, rank: u32, windows: &[u64]) -> Result<Vec<Queue>, TwinError> {
         let (each, bytes) = (self.ranks / self.nodes, self.registered(&self.layout()));
         let own = windows[rank as usize];
         let source_key = machine.key(rank, own, bytes, false)?;
-        let to = |node: u32| {
-            let peer = node * each + rank % each;
-            if peer == rank {
+        let to = |peer: u32| {
+            let node = peer / each;
+            if peer == rank || peer % each != rank % each {
                 return Ok(Queue::default());
             }
             let view = machine.queue(rank, peer, DEPTH, self.polls)?;
@@ -243,7 +243,7 @@ impl Job {
                 words: own + bytes - u64::from((self.nodes - node) * DEPTH) * 8,
             })
         };
-        (0..self.nodes).map(to).collect()
+        (0..self.ranks).map(to).collect()
     }
 
     /// Where a rank keeps what it has passed on: an array for each server.

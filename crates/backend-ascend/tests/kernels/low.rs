@@ -13,8 +13,8 @@ use ep_core::{Element, Endpoint as _, Error, Fault, LowLatency as _, Nanos, Rank
 use crate::{FEW, library};
 
 /// Seeds that are tried until one catches.
-const SEEDS: u64 = 8;
-const RANKS: u32 = 3;
+pub(crate) const SEEDS: u64 = 8;
+pub(crate) const RANKS: u32 = 3;
 /// Ticks of a turn in which nothing moves.
 const HURRY: u64 = 20;
 /// Time allowed to an operation, where waits last.
@@ -33,6 +33,8 @@ pub(crate) enum Story {
     Int8,
     /// Dispatches, of which the next is sent before the last is received; rank 0 takes its time before each.
     Ahead,
+    /// Dispatches of few long rows, each sent right behind another.
+    Close,
     /// Rank 0 dispatches where the others combine.
     OtherKind,
     /// Rank 0 goes on without rank 2, which finds out.
@@ -51,6 +53,7 @@ impl Story {
     fn shape(self) -> Shape {
         let hidden = match self {
             Self::Long => 24_000,
+            Self::Close => 4_000,
             Self::Int8 => 20,
             _ => 72,
         };
@@ -72,7 +75,12 @@ type Told = Result<Vec<(Weighing, Seen)>, Error>;
 
 /// Lets the other ranks go on meanwhile.
 async fn linger() {
-    let mut left = 60;
+    linger_for(60).await;
+}
+
+/// The same for so many turns.
+async fn linger_for(turns: u32) {
+    let mut left = turns;
     std::future::poll_fn(|context| {
         left -= 1;
         context.waker().wake_by_ref();
@@ -113,6 +121,15 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
             }
             return Ok(vec![(Weighing::AtSource, last)]);
         }
+        Story::Close => {
+            for _ in 0..2 {
+                let sent = [ep.send_dispatch(&x, &routing).await?, ep.send_dispatch(&x, &routing).await?];
+                for sent in &sent {
+                    ep.receive_dispatch(sent).await?;
+                }
+            }
+            return Ok(vec![(Weighing::AtSource, round(ep, world, batch, Weighing::AtSource).await?)]);
+        }
         Story::OtherKind => {
             let got = ep.low_latency_dispatch(&x, &routing).await?;
             if me == 0 {
@@ -127,6 +144,8 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
         Story::Masked => {
             round(ep, world, batch, Weighing::AtSource).await?;
             if me == 0 {
+                // The others have sent by then: who is masked finds out where it waits for rows.
+                linger_for(20).await;
                 ep.mask_rank(Rank(2)).await?;
             }
             ep.low_latency_dispatch(&x, &routing).await?;
@@ -206,17 +225,24 @@ fn is_as_told(story: Story, told: &[Told]) -> bool {
     }
 }
 
-/// What was wrong with what ranks did; nothing where all is as it must be.
+/// What was wrong with what ranks of one server did; nothing where all is as it must be.
 fn found(story: Story, seed: u64, plant: u32) -> Option<String> {
-    let topology = Topology::new(1, RANKS).expect("a topology");
+    found_over(Topology::new(1, RANKS).expect("a topology"), story.roles(), story, seed, plant)
+}
+
+/// The same of three ranks of any servers, with these cores.
+pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u64, plant: u32) -> Option<String> {
     let shape = story.shape();
     let allowed =
         if matches!(story, Story::Long | Story::Ahead | Story::Left) { Nanos(10 * ALLOWED.0) } else { ALLOWED };
     let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(allowed).build();
     let settings = settings.expect("settings");
-    let batches = Workload::new(shape, vec![9; RANKS as usize]).seed(seed).batches().expect("batches");
+    let batches = Workload::new(shape, vec![if story == Story::Close { 2 } else { 9 }; RANKS as usize])
+        .seed(seed)
+        .batches()
+        .expect("batches");
     let world = World::new(shape, topology, RankSet::new()).expect("a world");
-    let machine = Machine::new(library(), seed, RANKS, RANKS).expect("a machine");
+    let machine = Machine::new(library(), seed, RANKS, topology.ranks_per_node()).expect("a machine");
     let session = Host::install(machine, "Ascend910B3").expect("the thread's only twin");
     let layout = ep_core::Layout::new(&shape, &topology, &settings).expect("a layout");
     let befalls = session.befall(|machine| {
@@ -227,7 +253,7 @@ fn found(story: Story, seed: u64, plant: u32) -> Option<String> {
         }
     });
     befalls.expect("a rank of the machine");
-    let builder = Cluster::builder(topology, library().path()).settings(settings).roles(story.roles()).plant(plant);
+    let builder = Cluster::builder(topology, library().path()).settings(settings).roles(roles).plant(plant);
     let cluster = builder.build(&session.table(), shape).expect("a cluster");
     // Nobody else leaves before all have ended.
     let ran = cluster.run(async |mut ep| {
@@ -239,7 +265,7 @@ fn found(story: Story, seed: u64, plant: u32) -> Option<String> {
     if let Some(fault) = session.fault() {
         return Some(fault);
     }
-    if !matches!(story, Story::Rounds | Story::Wide | Story::Long | Story::Int8 | Story::Ahead) {
+    if !matches!(story, Story::Rounds | Story::Wide | Story::Long | Story::Int8 | Story::Ahead | Story::Close) {
         return (!is_as_told(story, &told)).then(|| format!("failure: {told:?}"));
     }
     let mut errors: Vec<String> =
@@ -257,7 +283,7 @@ fn found(story: Story, seed: u64, plant: u32) -> Option<String> {
 }
 
 /// A planted fault, the story that shows it, and what must be said of it.
-type Planted = (Plant, Story, &'static [&'static str]);
+pub(crate) type Planted = (Plant, Story, &'static [&'static str]);
 
 pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LowBankUnasked, Story::Ahead, &["oracle: ", "refused: "]),

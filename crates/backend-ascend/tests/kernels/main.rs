@@ -9,6 +9,7 @@ mod hosted;
 mod job;
 mod left;
 mod low;
+mod low_far;
 mod planted;
 mod quantize;
 mod servers;

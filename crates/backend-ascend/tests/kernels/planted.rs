@@ -8,7 +8,7 @@ use ep_core::layout::Mismatch;
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
 use crate::servers::servers;
-use crate::{blame, hosted, job, left, library, low, quantize, rings};
+use crate::{blame, hosted, job, left, library, low, low_far, quantize, rings};
 
 /// Seeds that are tried until one catches.
 const SEEDS: u64 = 12;
@@ -215,6 +215,7 @@ fn every_plant_is_in_the_table() {
             || quantize::PLANTED.iter().any(|(other, _)| other == plant)
             || left::PLANTED == *plant
             || low::PLANTED.iter().any(|(other, ..)| other == plant)
+            || low_far::PLANTED.iter().any(|(other, ..)| other == plant)
             || low::ROUNDED.contains(plant)
     };
     let missing: Vec<_> = Plant::ALL.iter().filter(|plant| !is_planted(plant)).collect();

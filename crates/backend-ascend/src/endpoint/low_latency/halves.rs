@@ -92,22 +92,10 @@ impl AscendEndpoint {
         Call { kind: Kind::Dispatch, rings: self.layout().settings().rings(), replayed: 0 }
     }
 
-    /// Refuses several servers.
-    pub(super) fn check_servers(&self) -> Result<(), Error> {
-        match self.topology().nodes() {
-            1 => Ok(()),
-            nodes => {
-                let needs = format_args!("ranks of one server, not of {nodes}: there are no kernels between servers");
-                Err(Error::unsupported("low latency on NPUs", needs))
-            }
-        }
-    }
-
     /// Refuses to send when that cannot be.
     pub(super) fn check_low_send(&self) -> Result<(), Error> {
         self.desk.ready()?;
         self.layout().check_low_latency()?;
-        self.check_servers()?;
         if self.layout().settings().low_latency_units() {
             return Err(Error::unsupported("low latency as units", "lanes that carry units, which NPUs' do not"));
         }

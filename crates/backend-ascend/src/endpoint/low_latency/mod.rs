@@ -1,4 +1,4 @@
-//! Low latency within a server: fixed slots in two banks, sending and receiving apart.
+//! Low latency, within a server and between servers: fixed slots in two banks, sending and receiving apart.
 //!
 //! Each half is a launch, which the call waits for. A peer that fails fails nothing but what involves it: a sending half leaves out a rank
 //! whose bank is not free in time, and the receiving half tries again. For that it reads the rows once more: write to them after the
@@ -10,7 +10,7 @@
 //! | a combine is sent, received | return; reduce |
 //! | a rank is masked | tell |
 //!
-//! Between servers there are no kernels, and rows of FP8 no instructions: both are refused by name.
+//! For rows of FP8 there are no instructions: they are refused by name.
 
 mod combine;
 mod dispatch;
@@ -124,7 +124,7 @@ impl LowLatency for AscendEndpoint {
 
     async fn mask_rank(&mut self, rank: Rank) -> Result<(), Error> {
         self.desk.check_mask(rank)?;
-        self.check_servers()?;
+        self.layout().check_low_latency()?;
         if self.low.mask.contains(rank) {
             return Ok(());
         }

@@ -314,9 +314,6 @@ fn check_ascend(args: &RunArgs) -> Result<(), Error> {
     let refused = |with: &str, allowed| Err(Error::invalid(with, name_of(args.backend), allowed));
     match args.backend {
         Backend::Ascend if args.processes => refused("--backend with --processes", "host or cuda"),
-        Backend::Ascend if args.mode == Mode::LowLatency && args.topology.nodes > 1 => {
-            refused("--backend with --mode low-latency over several nodes", "sim or host")
-        }
         Backend::Sim | Backend::Host | Backend::Cuda if args.twin => refused("--backend with --twin", "ascend"),
         _ => Ok(()),
     }
