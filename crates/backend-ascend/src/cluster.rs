@@ -1,4 +1,4 @@
-//! Ranks on the NPUs of one server, in one process.
+//! Ranks on NPUs, in one process.
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ fn the_twin_moves_a_layer_and_a_seed_repeats_it() {
 #[test]
 fn the_twin_moves_a_layer_in_low_latency() {
     let layer =
-        "run --backend ascend --twin --mode low-latency --ranks-per-node 2 --tokens 3 --hidden 40 --experts 6 --topk 2";
+        "run --backend ascend --twin --mode low-latency --ranks-per-node 2 --tokens 3 --hidden 40 --experts 8 --topk 2";
     for servers in ["--dtype int8", "--nodes 2"] {
         let report = moexpress(&format!("{layer} {servers} --json")).json();
         assert_eq!(report["verified"], true, "{report}");
