@@ -7,13 +7,15 @@ use super::{AscendEndpoint, LowHalves};
 
 impl AscendEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
-        let proposal = self.desk.propose(mask)?;
+        let given_up = self.desk.lost_with(mask)?;
         // Whatever still runs ends by its deadline: then nothing of this rank reads or writes a window any more.
         self.ended().await?;
         // Low latency failed here, which nobody else need know; but this rank gives up whom it blames, and who waits for it waits in vain.
-        if let Some(culprit) = self.low.failed.filter(|&culprit| proposal.mask.contains(culprit)) {
+        // It may leave with the culprit's server, and be missed before the culprit is.
+        if let Some(culprit) = self.low.failed.filter(|&culprit| given_up.contains(culprit)) {
             self.low_tell(&RankSet::new(), Some(culprit)).await?;
         }
+        let proposal = self.desk.propose(mask)?;
         self.device.disconnect()?;
         let op = proposal.op.max(self.device.ops_done()? + 1);
         // Who comes last has waited for its launches.

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use ep_core::device::{Local, RankView, Report};
-use ep_core::layout::{LowKind, value_in};
+use ep_core::layout::{Alarm, LowKind, value_in};
 use ep_core::port::{Cell, Counter, LaneKind};
 use ep_core::{Error, Layout, Rank, RankSet};
 use zerocopy::IntoBytes;
@@ -192,10 +192,21 @@ impl RankDevice {
 
     /// What `rank` has last said of its waits: every word is more than the one before.
     pub(crate) fn low_word(&self, rank: Rank, generation: u16) -> Result<u64, Error> {
+        self.said(rank, Counter::Waiting, generation)
+    }
+
+    /// Whom `rank` gives up, if it has told its verdict.
+    pub(crate) fn low_verdict(&self, rank: Rank, generation: u16) -> Result<Option<Rank>, Error> {
+        let alarm = Alarm::decode(self.said(rank, Counter::Alarm, generation)?);
+        Ok(alarm.filter(|alarm| alarm.verdict).map(|alarm| alarm.peer))
+    }
+
+    /// A cell of `rank`'s watch lane to this one.
+    fn said(&self, rank: Rank, counter: Counter, generation: u16) -> Result<u64, Error> {
         if rank.0 == self.view.me {
             return Ok(0);
         }
-        let cell = self.layout.cell(Cell::new(rank, LaneKind::Watch, Counter::Waiting), generation);
+        let cell = self.layout.cell(Cell::new(rank, LaneKind::Watch, counter), generation);
         Ok(value_in(generation, self.node.word(Rank(self.view.me), cell)?))
     }
 

@@ -39,6 +39,8 @@ pub(crate) enum Story {
     OtherKind,
     /// Rank 0 goes on without rank 2, which finds out.
     Masked,
+    /// The same when the others have sent: who is masked finds out where it waits for rows.
+    MaskedLate,
     /// Rank 0 fails in throughput mode, where the others wait for it in low latency.
     OtherMode,
     /// What rank 2 sends to rank 1 is lost: rank 0 waits for rank 1, which waits for rank 2.
@@ -141,11 +143,12 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
                 ep.low_latency_combine(&y, &got.handle, weights.as_ref()).await?;
             }
         }
-        Story::Masked => {
+        Story::Masked | Story::MaskedLate => {
             round(ep, world, batch, Weighing::AtSource).await?;
             if me == 0 {
-                // The others have sent by then: who is masked finds out where it waits for rows.
-                linger_for(20).await;
+                if story == Story::MaskedLate {
+                    linger_for(20).await;
+                }
                 ep.mask_rank(Rank(2)).await?;
             }
             ep.low_latency_dispatch(&x, &routing).await?;
@@ -211,7 +214,7 @@ fn is_as_told(story: Story, told: &[Told]) -> bool {
                     || matches!(fault(rank), Some(Fault::Timeout { .. } | Fault::PeerGone { .. }))
             }) && matches!(fault(1), Some(Fault::Mismatch { field: "kind of the low-latency operation", .. }))
         }
-        Story::Masked => told[0].is_ok() && fault(2) == Some(Fault::MaskedBy { peer: Rank(0) }),
+        Story::Masked | Story::MaskedLate => told[0].is_ok() && fault(2) == Some(Fault::MaskedBy { peer: Rank(0) }),
         Story::OtherMode => (1..3).all(|rank| matches!(fault(rank), Some(Fault::Aborted { reporter: Rank(0), .. }))),
         Story::Left => told.iter().all(Result::is_ok),
         Story::Chain => culprit(0) == Some(Rank(2)) && culprit(1) == Some(Rank(2)),
@@ -298,7 +301,7 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LowArrivalUnawaited, Story::Rounds, &["oracle: ", "refused: "]),
     (Plant::LowOneMore, Story::Rounds, &["refused: "]),
     (Plant::LowKindUnchecked, Story::OtherKind, &["failure: "]),
-    (Plant::LowMaskUnheard, Story::Masked, &["failure: "]),
+    (Plant::LowMaskUnheard, Story::MaskedLate, &["failure: "]),
     (Plant::LowVerdictUnheard, Story::OtherMode, &["failure: "]),
     (Plant::LowSilent, Story::Chain, &["failure: "]),
     (Plant::LowNoDeadline, Story::Absent, &["failure: "]),
@@ -325,7 +328,8 @@ fn each_fault_in_low_latency_is_caught_by_what_it_breaks() {
 
 #[test]
 fn low_latency_without_a_plant_does_as_it_must() {
-    let some = [Story::Rounds, Story::Wide, Story::Int8, Story::Ahead, Story::OtherKind, Story::Masked];
+    let some =
+        [Story::Rounds, Story::Wide, Story::Int8, Story::Ahead, Story::OtherKind, Story::Masked, Story::MaskedLate];
     for story in some.into_iter().chain([Story::OtherMode, Story::Chain, Story::Absent, Story::Left]) {
         for seed in 1..=SEEDS / 2 {
             assert_eq!(found(story, seed, 0), None, "{story:?}, seed {seed}");

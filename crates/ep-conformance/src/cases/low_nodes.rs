@@ -1,5 +1,8 @@
 //! Low latency over several nodes: every rank writes to every other.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use ep_core::incident::Incident;
 use ep_core::reference::{Weighing, World};
 use ep_core::{Error, Failure, Fault, LowLatency, Rank, RankSet};
@@ -34,11 +37,25 @@ fn full_mesh<B: Backend>(backend: &B) -> Verdict {
 /// What a rank did: how it failed, and what it saw after it had recovered.
 type Story = (Option<Failure>, Result<Seen, Error>);
 
+/// Lets the other ranks go on meanwhile.
+async fn linger() {
+    let mut left = 100;
+    poll_fn(|context| {
+        left -= 1;
+        context.waker().wake_by_ref();
+        if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
 /// Rounds, of both modes in turn or of low latency alone, until one fails; then one more without whom that names.
 async fn live<E: LowLatency>(ep: &mut E, layer: &Layer, both: bool) -> Story {
     let batch = &layer.batches[ep.rank().index()];
     let mut rounds = 0u32;
     let failed = loop {
+        if both && ep.rank().0 < 2 {
+            linger().await;
+        }
         let outcome = if !both || rounds.is_multiple_of(2) {
             round(ep, &layer.world, batch, Weighing::AtSource).await.err()
         } else {
@@ -63,7 +80,8 @@ async fn live<E: LowLatency>(ep: &mut E, layer: &Layer, both: bool) -> Story {
 fn leaves_along<B: Backend>(backend: &B) -> Verdict {
     let unnoticed = backend.lacks(Requirement::Incidents).is_none();
     let both = |seed| [(seed, true), (seed, false)];
-    for (seed, noticed) in (0..backend.seeds(60)).flat_map(both).filter(|&(_, noticed)| noticed || unnoticed) {
+    // The fourth is the first for which NPUs' kernels have blamed rank 2.
+    for (seed, noticed) in (0..backend.seeds(60).max(4)).flat_map(both).filter(|&(_, noticed)| noticed || unnoticed) {
         let named = |what: &str| format!("seed {seed}, noticed {noticed}: {what}");
         let layer = layer_of(Scenario { seed, nodes: 2, ..scenario(4, 6) }).map_err(text)?;
         let crash = Incident::Crash { rank: Rank(3), after: 7 * seed, noticed };

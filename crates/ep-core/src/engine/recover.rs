@@ -13,6 +13,10 @@ use crate::topology::{Rank, RankSet};
 impl<M: Machine> Engine<M> {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
         let lost = self.desk.lost_with(mask)?;
+        // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
+        if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
+            self.machine.reset(Scope::All).await;
+        }
         if let Some(culprit) = self.blamed().filter(|&culprit| lost.contains(culprit)) {
             // This rank may leave with the culprit's node, and be missed before the culprit is.
             self.warn(culprit).await;
@@ -21,10 +25,6 @@ impl<M: Machine> Engine<M> {
         if self.desk.settings().low_latency_units() {
             // The next operation's number is more than any rank's tags so far: those of a half that failed or was dropped, too.
             proposal.op = proposal.op.max(self.low.serial() + 1);
-        }
-        // An operation whose future was dropped has stopped nothing. (Others have, and what they said last is on its way.)
-        if matches!(self.desk.poisoned, Some(Failure { fault: Fault::Abandoned, .. })) {
-            self.machine.reset(Scope::All).await;
         }
         self.desk.hold_granted();
         let deadline = self.machine.now() + self.desk.settings().deadline();

@@ -220,10 +220,26 @@ impl AscendEndpoint {
                     continue;
                 }
             }
+            let failure = self.last_words(failure)?;
             self.low.failed = Some(failure.culprit);
             tracing::warn!(%failure, "low-latency operation failed");
             return Err(failure.into());
         }
+    }
+
+    /// What a failure is about, when it is that a peer is gone, or goes on without this rank: the verdict about another rank that a peer
+    /// has told, if one has. It may have said why before.
+    fn last_words(&self, failure: Failure) -> Result<Failure, Error> {
+        if failure.fault.gone().is_none() && !matches!(failure.fault, Fault::MaskedBy { .. }) {
+            return Ok(failure);
+        }
+        for reporter in self.low_ranks().iter() {
+            let said = self.device.low_verdict(reporter, self.desk.generation())?;
+            if let Some(culprit) = said.filter(|&culprit| culprit != self.desk.rank()) {
+                return Ok(Failure { culprit, reporter, fault: Fault::Aborted { reporter, culprit }, ..failure });
+            }
+        }
+        Ok(failure)
     }
 
     async fn low_try(&mut self, op: u64, work: &Work, args: Low, memory: &[Arc<dyn Any>]) -> Result<(), Error> {
