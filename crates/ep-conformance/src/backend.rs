@@ -82,11 +82,12 @@ pub enum Requirement {
 }
 
 /// What every rank returned. Where some failed, the error that says most: of a rank that found out by itself, before those of ranks that
-/// others have told, or that saw others go.
+/// others have told, or that saw others go. A lane that broke says little more: whoever fails leaves, and its lanes break.
 pub(crate) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec<T>, String> {
-    let told = |error: &Error| {
-        let fault = error.failure().map(|failure| failure.fault);
-        matches!(fault, Some(Fault::Aborted { .. } | Fault::PeerGone { .. }))
+    let weight = |error: &Error| match error.failure().map(|failure| failure.fault) {
+        Some(Fault::Aborted { .. } | Fault::PeerGone { .. }) => 0,
+        Some(Fault::LaneBroken { .. }) => 1,
+        _ => 2,
     };
     let mut all = Vec::with_capacity(outcomes.len());
     let mut worst: Option<(u32, String)> = None;
@@ -96,7 +97,7 @@ pub(crate) fn finished<T>(outcomes: Vec<Option<Result<T, Error>>>) -> Result<Vec
                 all.push(value);
                 continue;
             }
-            Some(Err(error)) => (if told(&error) { 0 } else { 2 }, format!("rank {rank}: {error}")),
+            Some(Err(error)) => (weight(&error), format!("rank {rank}: {error}")),
             None => (1, format!("rank {rank} did not finish")),
         };
         if worst.as_ref().is_none_or(|(heaviest, _)| weight > *heaviest) {
@@ -171,4 +172,25 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// As [`Backend::run`].
     fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String>;
+}
+
+#[cfg(test)]
+mod tests {
+    use ep_core::error::LaneCause;
+    use ep_core::port::{LaneId, LaneKind};
+    use ep_core::{Failure, Rank};
+
+    use super::*;
+
+    #[test]
+    fn of_failures_the_one_is_told_that_its_rank_found_out_by_itself() {
+        let lane = LaneId { peer: Rank(1), kind: LaneKind::Control };
+        let failed = |fault| Some(Err(Error::Failed(Failure { op: 1, culprit: Rank(1), reporter: Rank(0), fault })));
+        let told = failed(Fault::Aborted { reporter: Rank(1), culprit: Rank(2) });
+        let broken = failed(Fault::LaneBroken { lane, cause: LaneCause::Flushed });
+        let found = failed(Fault::Mismatch { field: "operation of a row", mine: 1, theirs: 2, peer: Rank(1) });
+        let said = |outcomes: &[Option<Result<(), Error>>]| finished(outcomes.to_vec()).unwrap_err();
+        assert!(said(&[told.clone(), broken.clone(), Some(Ok(()))]).starts_with("rank 1: "));
+        assert!(said(&[told, broken, Some(Ok(())), found]).starts_with("rank 3: "));
+    }
 }

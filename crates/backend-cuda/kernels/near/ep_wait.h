@@ -32,6 +32,8 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     }
     const ep_u32 trouble = status == 0 ? ep_far_trouble(r, writer) : 0;
     if (trouble != 0) {
+        /* As above: lanes to a rank break when it leaves. */
+        if (ep_look(r, cell) >= awaited) return false;
         status = EP_STATUS_LANE;
         field = trouble;
         culprit = ep_far_culprit(r, writer, trouble);

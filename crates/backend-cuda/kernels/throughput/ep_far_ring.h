@@ -46,9 +46,10 @@ EP_DEV EpStaged ep_staged_at(const EpRank& r, ep_u64 count, ep_u64 began) {
     return EpStaged{count, count, count, 0, 0, began + ep_gives_up_after(r.allowed, r.w.ranks, r.me)};
 }
 
-/* A lane does not go on. */
+/* Whether a lane goes on. That of a peer that is done with the operation may break: it needs nothing more, and may have left. */
 EP_DEV bool ep_far_is_well(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 status, ep_u64 slots) {
     if (status == EP_FAR_OK) return true;
+    if (status == EP_FAR_BROKEN && ep_peek(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE) >= ep_op(r)) return true;
     ep_fail(r, EP_STATUS_LANE, EP_PHASE_CREDIT, peer, ep_far_culprit(r, peer, status), lane, 0, slots, 0, status);
     return false;
 }
