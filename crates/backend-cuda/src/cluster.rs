@@ -173,9 +173,6 @@ impl Builder {
         if settings.placement() == Placement::Direct {
             tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
         }
-        if settings.low_latency() {
-            return Err(Error::unsupported("low latency over several nodes on GPUs", "one node, or throughput mode"));
-        }
         Ok(())
     }
 

@@ -99,16 +99,21 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
         if (!goes) choice = EpChoice{-1, 0.0f};
         ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
         if (goes && s.state[rank] == EP_PEER_NOW)
-            s.place[rank] = ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
+            s.place[rank] = ep_is_beyond(r, rank)
+                                ? ep_low_staged_row(r, rank, token)
+                                : ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
     }
     if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op)));
     __syncwarp();
 }
 
-/* Says that a row is where it goes. By the last warp. */
-EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
-    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
-        if (ep_is_somewhere(s.place[rank])) ep_low_raise(r, op, rank, token);
+/* Says that a row is where it goes, and counts it where it is staged. `early`: a planted fault, within the node. By the last warp. */
+EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, bool early) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
+        if (!ep_is_somewhere(s.place[rank])) continue;
+        if (!ep_is_beyond(r, rank)) ep_low_raise(r, op, rank, token);
+        else if (!early) ep_low_staged_one(r, op, rank);
+    }
 }
 
 /* Puts the rows of a share's tokens to the ranks that are free. `first`: the first time, when choices are looked at unless they were, and
@@ -124,7 +129,7 @@ EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const E
         if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
         ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
         if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-            ep_low_raise_all(r, s, op, token);
+            ep_low_raise_all(r, s, op, token, true);
             ep_be_slow();
         }
         __syncthreads();
@@ -138,7 +143,7 @@ EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const E
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
         const bool bad = begins && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong);
         if (__syncthreads_or(bad)) return true;
-        if (last_warp) ep_low_raise_all(r, s, op, token);
+        if (last_warp) ep_low_raise_all(r, s, op, token, false);
     }
     return false;
 }

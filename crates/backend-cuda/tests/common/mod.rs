@@ -28,7 +28,6 @@ pub fn absent() -> Option<&'static str> {
 /// What ranks on GPUs lack, be they threads or processes.
 pub fn lacks(what: Requirement) -> Option<&'static str> {
     match what {
-        Requirement::FarLowLatency => Some("no kernel has low latency between nodes yet"),
         Requirement::ManyNodes => Some("each node has a proxy's thread for each rank"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
@@ -36,6 +35,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::Departures
+        | Requirement::FarLowLatency
         | Requirement::Get
         | Requirement::Incidents
         | Requirement::LowLatency
