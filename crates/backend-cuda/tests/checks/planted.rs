@@ -58,7 +58,11 @@ pub(crate) const FAULTS: [Fault; 20] = [
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarStagingEarly, "low_latency_over_nodes_two_operations_in_flight", WRONG_LOW_ROW),
-    fault(Plant::LowFarReceivedEarly, "low_latency_over_nodes_two_operations_in_flight", WRONG_LOW_ROW),
+    fault(
+        Plant::LowFarReceivedEarly,
+        "low_latency_over_nodes_two_operations_in_flight",
+        &["number of the low-latency operation", "low-latency row", "recv_x", "combined_x"],
+    ),
     fault(Plant::LowFarMaskUntold, "low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", &["Timeout", "waited"]),
 ];
 

@@ -6,6 +6,7 @@ mod scripts;
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use ep_conformance::script::{Script, Seen};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
@@ -58,7 +59,9 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
         None => setup.settings,
     };
     let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
-    let builder = builder.far(Loop::new());
+    // In kernels for tests sources are read late, so that one that is written again too early is found.
+    let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
+    let builder = builder.far(Loop::new().latency(lateness)?);
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {
