@@ -142,14 +142,18 @@ struct EpLowFar {
     ep_u32 rows; /* Rows of a dispatch to it. */
     ep_u32 posting; /* Not 0 while a thread posts to the lane of its rows. */
     ep_u32 busy; /* Not 0: puts may still read what is staged for it. */
+    ep_u32 status; /* What became of the posts of this launch: EP_FAR_... */
+    ep_u32 reserved; /* Zero. */
 };
-static_assert(sizeof(EpLowFar) == 32, "EpLowFar");
+static_assert(sizeof(EpLowFar) == 40, "EpLowFar");
 static_assert(__builtin_offsetof(EpLowFar, posted) == 0, "EpLowFar.posted");
 static_assert(__builtin_offsetof(EpLowFar, ticket) == 8, "EpLowFar.ticket");
 static_assert(__builtin_offsetof(EpLowFar, counted) == 16, "EpLowFar.counted");
 static_assert(__builtin_offsetof(EpLowFar, rows) == 20, "EpLowFar.rows");
 static_assert(__builtin_offsetof(EpLowFar, posting) == 24, "EpLowFar.posting");
 static_assert(__builtin_offsetof(EpLowFar, busy) == 28, "EpLowFar.busy");
+static_assert(__builtin_offsetof(EpLowFar, status) == 32, "EpLowFar.status");
+static_assert(__builtin_offsetof(EpLowFar, reserved) == 36, "EpLowFar.reserved");
 
 /* The beginning of a handle's numbers; u32 matrix[ranks, ranks] follows: rows from source to destination. */
 struct EpPlan {

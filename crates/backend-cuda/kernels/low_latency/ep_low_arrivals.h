@@ -11,7 +11,7 @@ EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell,
     const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
     if (!masked && !ep_low_vain(r, source, began)) return false;
     const bool gone = ep_low_is_gone(r, source);
-    const ep_u32 trouble = ep_far_trouble(r, source);
+    const ep_u32 trouble = ep_low_far_trouble(r, source);
     /* Who is gone, or has masked this rank, may have delivered before. */
     const ep_u64 seen = ep_look(r, cell);
     if (seen >= due) return false;

@@ -30,7 +30,7 @@ EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool tells) {
 /* A rank was not sent all, because its bank was not free. */
 EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 began) {
     const bool gone = ep_low_is_gone(r, peer);
-    const ep_u32 trouble = ep_far_trouble(r, peer);
+    const ep_u32 trouble = ep_low_far_trouble(r, peer);
     const ep_u32 status = gone ? EP_STATUS_GONE : trouble != 0 ? EP_STATUS_LANE : EP_STATUS_TIMEOUT;
     const ep_u32 culprit = gone ? peer : trouble != 0 ? ep_far_culprit(r, peer, trouble) : ep_low_culprit(r, peer);
     ep_low_fail(r, op, status, EP_PHASE_BANK, peer, culprit, EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2,

@@ -94,7 +94,11 @@ EP_DEV bool ep_low_count_staged(const EpRank& r, ep_u32 peer, ep_u32 more, ep_u3
 /* For the next launch. By all threads of the last block. */
 EP_DEV void ep_low_count_anew(const EpRank& r) {
     if (ep_one_node(r)) return;
-    EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) ep_low_far_of(r, peer)->counted = 0;
+    EP_SHORT for (ep_u32 peer = threadIdx.x; peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        EpLowFar* far = ep_low_far_of(r, peer);
+        far->counted = 0;
+        *(volatile ep_u32*)&far->status = EP_FAR_OK;
+    }
 }
 
 /* A span of a part, as a poster puts it. */
@@ -146,6 +150,7 @@ EP_DEV void ep_low_post(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep
         status = ep_low_post_arrival(r, op, kind, peer, results, until);
     far->ticket = ticket;
     if (status == EP_FAR_OK) *(volatile ep_u64*)&far->posted = op;
+    *(volatile ep_u32*)&far->status = status;
     ep_low_end_posting(far);
     if (status != EP_FAR_OK) ep_low_skip(r, peer);
 }
@@ -180,8 +185,16 @@ EP_DEV void ep_low_receive_early(const EpRank& r, ep_u64 op) {
 
 /* ---- who waits ---- */
 
+/* What is wrong with the lanes to a rank, as far as it is known: EP_FAR_... */
+EP_RARE ep_u32 ep_low_far_trouble(const EpRank& r, ep_u32 peer) {
+    if (!ep_is_beyond(r, peer)) return EP_FAR_OK;
+    const ep_u32 posted = *(const volatile ep_u32*)&ep_low_far_of(r, peer)->status;
+    if (posted != EP_FAR_OK) return posted;
+    const ep_u32 rows = ep_far_poll(ep_far_lane(r, peer, EP_LANE_LOW_ROWS));
+    return rows != EP_FAR_OK ? rows : ep_far_trouble(r, peer);
+}
 /* Whether a wait for a rank is vain for other reasons than time: a lane to it does not go on, or somebody gives up another rank. */
-EP_RARE bool ep_low_is_cut(const EpRank& r, ep_u32 peer) { return ep_far_trouble(r, peer) != EP_FAR_OK || ep_low_verdict(r) != 0; }
+EP_RARE bool ep_low_is_cut(const EpRank& r, ep_u32 peer) { return ep_low_far_trouble(r, peer) != EP_FAR_OK || ep_low_verdict(r) != 0; }
 
 #else
 
@@ -195,6 +208,7 @@ EP_DEV void ep_low_count_anew(const EpRank&) {}
 EP_DEV void ep_low_receive_early(const EpRank&, ep_u64) {}
 EP_DEV void ep_low_staged_one(const EpRank&, ep_u64, ep_u32) {}
 EP_DEV void ep_low_staged_all(const EpRank&, ep_u64, ep_u32, ep_u32) {}
+EP_DEV ep_u32 ep_low_far_trouble(const EpRank&, ep_u32) { return 0; }
 EP_DEV bool ep_low_is_cut(const EpRank&, ep_u32) { return false; }
 
 #endif

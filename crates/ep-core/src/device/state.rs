@@ -123,6 +123,10 @@ c_struct! {
         pub posting: u32,
         /// Not 0: puts may still read what is staged for it.
         pub busy: u32,
+        /// What became of the posts of this launch: EP_FAR_...
+        pub status: u32,
+        /// Zero.
+        pub reserved: u32,
     }
 }
 
