@@ -81,7 +81,8 @@ impl Builder {
         self
     }
 
-    /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one.
+    /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one; over several nodes a
+    /// sixteenth less, so that a network made of software can copy beside them.
     pub const fn low_latency_multiprocessors(mut self, count: u32) -> Self {
         self.low_latency_multiprocessors = Some(count);
         self
@@ -191,7 +192,9 @@ impl Builder {
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
-        let low_blocks = self.low_latency_multiprocessors.unwrap_or(most);
+        // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
+        let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
+        let low_blocks = self.low_latency_multiprocessors.unwrap_or((most - spared).max(1).min(most));
         for (what, blocks) in [("multiprocessors of a rank", blocks), ("multiprocessors of low latency", low_blocks)] {
             if blocks < 1 || blocks > most {
                 let limit = format_args!("1 to {most}, with {sharing} ranks on a GPU");
