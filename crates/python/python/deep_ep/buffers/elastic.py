@@ -105,11 +105,11 @@ class ElasticBuffer(NotOffered):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        meeting = Meeting(group, timeout=timeout)
+        self._meeting = meeting = Meeting(group, timeout=timeout)
         self.group, self.rank_idx, self.num_ranks = group, meeting.rank, meeting.world
-        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
         self._calls = Elastic(self._communicators, Members(self.num_ranks))
 
@@ -191,12 +191,12 @@ class ElasticBuffer(NotOffered):
         return hints.queue_pairs(sms, self.num_allocated_qps, self.allow_hybrid_mode)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """Hosts, and ranks of each: one host."""
-        return 1, self.num_ranks
+        """Nodes, and ranks of each."""
+        return self._meeting.nodes, self._meeting.ranks_per_node
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Domains between which rows would go in two steps, and ranks of each: one domain."""
-        return 1, self.num_ranks
+        """Domains between which rows go in two steps, and ranks of each: the nodes, or one where ``allow_hybrid_mode`` is False."""
+        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     # Order.
 
