@@ -65,7 +65,9 @@ class Ranks:
         store = os.path.join(tempfile.mkdtemp(), "store")
         for rank in range(self.world):
             mine, theirs = _context.Pipe()
-            process = _context.Process(target=_work, args=(rank, self.world, self.ranks_per_node, store, theirs), daemon=True)
+            process = _context.Process(
+                target=_work, args=(rank, self.world, self.ranks_per_node, store, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)

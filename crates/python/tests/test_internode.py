@@ -63,7 +63,10 @@ class Trial:
         allowed = torch.zeros(self.tokens, self.nodes, dtype=torch.bool).scatter_(1, best, True)
         allowed = allowed.repeat_interleave(self.experts // self.nodes, 1)
         self.topk_idx = scores.masked_fill(~allowed, 0).topk(self.topk).indices
-        self.weights = {True: torch.randn(self.tokens, self.topk), False: torch.full((self.tokens, self.topk), self.rank)}
+        self.weights = {
+            True: torch.randn(self.tokens, self.topk),
+            False: torch.full((self.tokens, self.topk), self.rank),
+        }
         self.weights = {random: weights.float() for random, weights in self.weights.items()}
         local = self.experts // self.world
         self.in_rank = torch.stack([(self.topk_idx // local == rank).any(1) for rank in range(self.world)], 1)
@@ -268,7 +271,9 @@ def check_handle(rank: int, world: int) -> None:
     for gate in gates:
         rows = of_node[gate][:, node].nonzero()[:, 0].tolist()
         mine = members[gate][rows, node * size : (node + 1) * size]
-        through += zip(*[numbered(column, [channels[gate][row] for row in rows]) for column in mine.T.tolist()], strict=True)
+        through += zip(
+            *[numbered(column, [channels[gate][row] for row in rows]) for column in mine.T.tolist()], strict=True
+        )
     assert [tuple(row) for row in handle[9].tolist()] == through
     assert all(one.dtype == torch.int32 for number, one in enumerate(handle) if number not in (0, 7))
     buffer.destroy()

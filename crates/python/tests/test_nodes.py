@@ -195,7 +195,9 @@ def check_elastic(rank: int, world: int) -> None:
     received = [
         oracle.gathered([each.x for each in all_batches], oracle.arrived(LAYER, all_batches, r)) for r in range(world)
     ]
-    assert torch.equal(x, received[rank]) and torch.equal(idx, rows.topk_idx) and torch.equal(weights, rows.topk_weights)
+    assert (
+        torch.equal(x, received[rank]) and torch.equal(idx, rows.topk_idx) and torch.equal(weights, rows.topk_weights)
+    )
     assert torch.equal(buffer.dispatch(batch.x, handle=handle)[0], x)
     results = [one * (other + 1) / 3 for other, one in enumerate(received)]
     sums = buffer.combine(results[rank], handle)[0]

@@ -45,17 +45,21 @@ class InternodeHandle(DispatchHandle):
         return handle
 
     def _handed_over(self, index: int, held: Any) -> Any:
-        return held if held is not None else (
-            self._rdma_channel_prefix,
-            self._channel_prefix,
-            self._recv_rdma_channel_prefix,
-            self._recv_rdma_rank_prefix_sum,
-            self._recv_channel_prefix,
-            self._recv_rank_prefix_sum,
-            self._recv_src_meta,
-            self._send_rdma_head,
-            self._send_nvl_head,
-        )[index - 1]()
+        return (
+            held
+            if held is not None
+            else (
+                self._rdma_channel_prefix,
+                self._channel_prefix,
+                self._recv_rdma_channel_prefix,
+                self._recv_rdma_rank_prefix_sum,
+                self._recv_channel_prefix,
+                self._recv_rank_prefix_sum,
+                self._recv_src_meta,
+                self._send_rdma_head,
+                self._send_nvl_head,
+            )[index - 1]()
+        )
 
     @property
     def _nodes(self) -> int:

@@ -41,7 +41,6 @@ class Members:
         native.compute(stream, batch, numbers.data_ptr(), in_rank.data_ptr())
         return numbers[:ranks], numbers[ranks:], in_rank
 
-
     def of_nodes(self, in_rank: torch.Tensor) -> torch.Tensor | None:
         """int32 ``[nodes]``: tokens for each node, counted once a node; None on one."""
         if self.nodes == 1:
