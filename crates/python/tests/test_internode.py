@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+from moexpress import errors
 
 NODES = [(2, 2)]
 if "MOEXPRESS_INTERNODE" in os.environ:
@@ -281,6 +282,40 @@ def check_handle(rank: int, world: int) -> None:
 
 def test_handles_over_nodes_say_where_each_row_went(two_nodes: conftest.Ranks) -> None:
     two_nodes.run(check_handle)
+
+
+class Silent:
+    """A native handle of a backend that does not tell what passed through a rank, as GPUs do not."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("rail_"):
+            raise errors.Unsupported("what passed through this rank is not supported")
+        return getattr(self.native, name)
+
+
+def check_silent(rank: int, world: int) -> None:
+    buffer, all_batches = make_buffer(), batches()
+    rows = received_by_all(all_batches)
+    handle = dispatched(buffer, all_batches[rank])[4]
+    whole, native = list(handle), handle.routing.native
+    handle.routing.native = Silent(native)
+    parts = list(handle)
+    for index in (3, 4, 9):
+        assert parts[index].numel() == 0
+        with pytest.raises(NotImplementedError, match="what passed through this rank"):
+            handle[index]
+    assert all(torch.equal(parts[index], whole[index]) for index in (0, 1, 2, 5, 6, 7, 8))
+    handle.routing.native = native
+    sums = oracle.combined(LAYER, all_batches, rank, rows)
+    assert torch.equal(buffer.combine(rows[rank], parts)[0], sums)  # type: ignore[arg-type]
+    buffer.destroy()
+
+
+def test_handles_are_taken_apart_where_a_backend_tells_less(two_nodes: conftest.Ranks) -> None:
+    two_nodes.run(check_silent)
 
 
 def check_remade(rank: int, world: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from moexpress import errors
 
 from ._handles import DispatchHandle, Known, Parts, Routing
 
@@ -23,6 +25,9 @@ class InternodeHandle(DispatchHandle):
     - recv_src_meta uint8 ``[rows, 8]``: int32 node that the row came from, and int32 with the bit of this rank's place in its node;
     - send_rdma_head int32 ``[tokens, nodes]``: the token's number among those of its channel to the node, or -1;
     - send_nvl_head int32 ``[rows that passed, local]``: the row's number among those of its node and channel to the rank, or -1.
+
+    What passed through a rank GPUs do not tell their host: there recv_rdma_channel_prefix_matrix, recv_rdma_rank_prefix_sum and send_nvl_head raise
+    :class:`moexpress.errors.Unsupported`, and are empty where the tuple is taken apart.
     """
 
     source_rank: torch.Tensor
@@ -43,6 +48,14 @@ class InternodeHandle(DispatchHandle):
         handle.routing, handle.known, handle.local = routing, known, ranks_per_node
         handle.source_rank, handle.source_token = source
         return handle
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(len(self)):
+            try:
+                yield self[index]
+            except errors.Unsupported:
+                # Whoever saves a handle's tensors is to have the others.
+                yield torch.empty(0, dtype=torch.int32, device=self.source_rank.device)
 
     def _handed_over(self, index: int, held: Any) -> Any:
         return (
