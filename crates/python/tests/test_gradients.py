@@ -23,8 +23,8 @@ def scaled(x: torch.Tensor, topk_idx: torch.Tensor, weights: torch.Tensor, facto
     return (x.float() * total).bfloat16()
 
 
-def check_gradients(rank: int, world: int) -> None:
-    layer = oracle.Layer(world, 2 * world, 3, 64)
+def check_gradients(rank: int, world: int, ranks_per_node: int | None = None) -> None:
+    layer = oracle.Layer(world, 2 * world, 3, 64, ranks_per_node)
     all_batches = oracle.batches(layer, [20, 0, 13, 7][:world], seed=4)
     target = [
         torch.randn(each.x.shape, generator=torch.Generator().manual_seed(9 + r)) for r, each in enumerate(all_batches)
@@ -79,6 +79,10 @@ def sums_of(all_batches: list[oracle.Batch], rank: int, layer: oracle.Layer, fac
 
 def test_gradients_are_those_of_one_process(ranks: Any) -> None:
     ranks.run(check_gradients)
+
+
+def test_gradients_over_nodes_are_those_of_one_process(two_nodes: Any) -> None:
+    two_nodes.run(check_gradients, 2)
 
 
 def test_the_example_trains_as_one_process_does() -> None:

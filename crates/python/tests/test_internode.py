@@ -45,6 +45,7 @@ class Trial:
     tokens: int = 48
     hidden: int = 256
     topk: int = 8
+    where: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.rank)
@@ -78,6 +79,14 @@ class Trial:
         self.arriving, self.of_experts = self.per_rank.clone(), self.per_expert.clone()
         dist.all_reduce(self.arriving)
         dist.all_reduce(self.of_experts)
+        self.inputs = {
+            kind: tuple(part.to(self.where) for part in x) if isinstance(x, tuple) else x.to(self.where)
+            for kind, x in self.inputs.items()
+        }
+        self.weights = {random: weights.to(self.where) for random, weights in self.weights.items()}
+        self.topk_idx, self.in_rank = self.topk_idx.to(self.where), self.in_rank.to(self.where)
+        self.per_rank, self.per_node = self.per_rank.to(self.where), self.per_node.to(self.where)
+        self.per_expert = self.per_expert.to(self.where)
 
 
 def check_layout(trial: Trial, buffer: deep_ep.Buffer) -> None:
@@ -135,7 +144,7 @@ def check_way(trial: Trial, buffer: deep_ep.Buffer, kind: str, chosen: bool, def
         if defer:
             event.current_stream_wait()
         assert nothing == [None] * 4 and torch.equal(plain(again), rows)
-    bias = torch.ones(trial.tokens, trial.hidden).bfloat16(), torch.randn(trial.tokens, trial.hidden).bfloat16()
+    bias = tuple(make(trial.tokens, trial.hidden).bfloat16().to(trial.where) for make in (torch.ones, torch.randn))
     sums, summed, event = buffer.combine(rows, handle, local_weights, bias=bias, **options())
     if defer:
         event.current_stream_wait()
@@ -148,8 +157,8 @@ def check_way(trial: Trial, buffer: deep_ep.Buffer, kind: str, chosen: bool, def
         assert calc_diff(summed, expected) < 1e-9
 
 
-def check_as_deep_ep(rank: int, world: int, nodes: int) -> int:
-    trial, buffer, ways = Trial(rank, world, nodes), make_buffer(), 0
+def check_as_deep_ep(rank: int, world: int, nodes: int, **sizes: Any) -> int:
+    trial, buffer, ways = Trial(rank, world, nodes, **sizes), make_buffer(), 0
     runtime = buffer.runtime
     size = world // nodes
     assert (runtime.get_num_rdma_ranks(), runtime.get_rdma_rank()) == (nodes, rank // size)

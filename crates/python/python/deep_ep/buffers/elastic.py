@@ -44,8 +44,8 @@ class ElasticBuffer(NotOffered):
         num_cpu_bytes: only 0: there is no storage on the host.
         num_max_tokens_per_rank: bound on the tokens of each rank, for dispatches that name no other.
         hidden, num_topk, use_fp8_dispatch: for the default of ``num_bytes``.
-        deterministic, allow_hybrid_mode, sl_idx: accepted, without effect: the order is always the same; there is one domain, and no
-            network.
+        deterministic, sl_idx: accepted, without effect: the order is always the same.
+        allow_hybrid_mode: what :meth:`get_logical_domain_size` says of several nodes; without other effect.
         allow_multiple_reduction: whether the results of a token's experts on one rank are summed there and travel as one row. Without,
             each comes back by itself, and sums are rounded once: as many combines as a token has choices.
         prefer_overlap_with_compute: what :meth:`get_theoretical_num_sms` recommends: fewer multiprocessors, or more.
@@ -171,7 +171,7 @@ class ElasticBuffer(NotOffered):
 
         Args:
             num_scaleout_topk: only 0.
-            rdma_gbs: accepted: there is no network.
+            rdma_gbs: accepted, without effect.
             nvlink_gbs: of a GPU's links; 0 to look.
             sm_read_gbs, sm_write_gbs: of a multiprocessor.
         """
@@ -186,7 +186,7 @@ class ElasticBuffer(NotOffered):
         return hints.multiprocessors(self.num_ranks, experts, topk, links, sm_read_gbs, sm_write_gbs, overlap, device)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for a call of so many multiprocessors. Nothing takes them: there is no network."""
+        """Queue pairs for a call of so many multiprocessors. Nothing takes them."""
         sms = limits.number("num_sms", num_sms)
         return hints.queue_pairs(sms, self.num_allocated_qps, self.allow_hybrid_mode)
 
