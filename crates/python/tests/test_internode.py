@@ -45,7 +45,7 @@ class Trial:
     tokens: int = 48
     hidden: int = 256
     topk: int = 8
-    where: torch.device = torch.device("cpu")
+    where: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.rank)
