@@ -28,7 +28,7 @@ LAYER = oracle.Layer(world=4, experts=8, topk=2, hidden=256, ranks_per_node=2)
 
 def told(*ranks: tuple[str, int | None], local: int | None = None, asked: int | None = None) -> list[dict[str, Any]]:
     """What ranks told: host, and node by the launcher."""
-    return [{"host": host, "node": node, "local": local, "asked": asked, "address": None} for host, node in ranks]
+    return [{"host": host, "node": node, "local": local, "asked": asked} for host, node in ranks]
 
 
 def test_nodes_are_what_was_asked_for_or_the_launcher_says_or_hosts() -> None:

@@ -87,10 +87,11 @@ class Meeting:
 
         places = gather(_nodes.told(self.rank, ranks_per_node))
         self.ranks_per_node = _nodes.agreed(places)
+        host = _nodes.meeting_host(places, gather)
         place, told = None, {}
         if self.rank == 0:
             try:
-                place = _native.Place(_nodes.meeting_host(places))
+                place = _native.Place(host)
                 told = {"address": place.address, "secret": place.secret}
             except (OSError, errors.Error) as error:  # told to the others, so that nobody waits
                 told = {"error": str(error)}

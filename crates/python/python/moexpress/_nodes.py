@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from . import _limits, errors
@@ -14,7 +15,7 @@ SOMEWHERE = "192.0.2.1"
 
 def told(rank: int, ranks_per_node: int | None) -> dict[str, Any]:
     """What a rank of the group tells the others. What is wrong is told, too, so that nobody waits."""
-    place: dict[str, Any] = {"host": host(), "asked": ranks_per_node, "node": None, "local": None, "address": None}
+    place: dict[str, Any] = {"host": host(), "asked": ranks_per_node, "node": None, "local": None}
     try:
         if ranks_per_node is not None:
             place["asked"] = _limits.number("ranks_per_node", ranks_per_node, 1)
@@ -24,7 +25,6 @@ def told(rank: int, ranks_per_node: int | None) -> dict[str, Any]:
             if world is not None and world % local:
                 raise errors.InvalidArgument(f"LOCAL_WORLD_SIZE is {local}, allowed: a divisor of WORLD_SIZE, {world}")
             place["node"] = (rank if launched is None else launched) // local
-        place["address"] = _address_towards(os.environ.get("MASTER_ADDR") or SOMEWHERE)
     except errors.InvalidArgument as error:
         place["error"] = str(error)
     return place
@@ -80,13 +80,13 @@ def _in_blocks(nodes: list[Any]) -> int:
     return sizes[0]
 
 
-def meeting_host(everybody: list[dict[str, Any]]) -> str | None:
-    """The address of rank 0's host by which the others reach it; None where all are on that host. Rank 0 asks."""
-    here = everybody[0]["host"]
-    elsewhere = next((place for place in everybody if place["host"] != here), None)
+def meeting_host(everybody: list[dict[str, Any]], gather: Callable[[str | None], list[str | None]]) -> str | None:
+    """The address of rank 0's host by which the others reach it, on rank 0; None where all are on that host. All ranks call it."""
+    elsewhere = next((rank for rank, place in enumerate(everybody) if place["host"] != everybody[0]["host"]), None)
     if elsewhere is None:
         return None
-    return _address_towards(elsewhere["address"] or SOMEWHERE) or everybody[0]["address"]
+    addresses = gather(_address_towards(os.environ.get("MASTER_ADDR") or SOMEWHERE))
+    return _address_towards(addresses[elsewhere] or SOMEWHERE) or addresses[0]
 
 
 def host() -> str:
