@@ -25,7 +25,7 @@ pub(crate) fn named(options: &Options, topology: &Topology) -> Result<Option<Far
         return Ok(None);
     }
     let devices = options.far_devices.as_deref();
-    let far = match options.far.as_deref().unwrap_or("roce") {
+    let far = match options.far.as_str() {
         "loop" => Far::Loop(Loop::new().between_processes()),
         "roce" => Far::Roce(roce(devices)?),
         "ibgda" => Far::Ibgda(posted(devices)?),

@@ -41,7 +41,7 @@ pub(crate) struct Options {
     pub(crate) slots: Option<u32>,
     pub(crate) outboxes: Option<u32>,
     pub(crate) ranks_per_node: u32,
-    pub(crate) far: Option<String>,
+    pub(crate) far: String,
     pub(crate) far_devices: Option<String>,
     pub(crate) gpu: usize,
     pub(crate) multiprocessors: u32,

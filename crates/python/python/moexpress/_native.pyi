@@ -37,7 +37,7 @@ class _Options(TypedDict):
     slots: int | None
     outboxes: int | None
     ranks_per_node: int
-    far: str | None
+    far: str
     far_devices: str | None
     gpu: int
     multiprocessors: int
