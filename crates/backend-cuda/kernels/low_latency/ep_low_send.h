@@ -20,10 +20,16 @@ EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, 
     return choice;
 }
 
-/* What a thread has of a token before it is that token's turn: its choice, and the first two units of 16 bytes of the row. */
+/* Units of 16 bytes of a row that a thread has before it is the row's turn. Between nodes there are registers for one. */
+#ifdef EP_FAR_H
+#define EP_LOW_AHEAD 1u
+#else
+#define EP_LOW_AHEAD 2u
+#endif
+/* What a thread has of a token before it is that token's turn: its choice, and the first units of the row. */
 struct EpLowAhead {
     EpChoice choice;
-    int4 v[2];
+    int4 v[EP_LOW_AHEAD];
 };
 EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
     const ep_u32 columns = (r.w.hidden + 7) / 8;
@@ -31,7 +37,7 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
     EpLowAhead ahead;
     ahead.choice = ep_low_load_choice(r, a, token);
 #pragma unroll
-    for (ep_u32 i = 0; i < 2; ++i) {
+    for (ep_u32 i = 0; i < EP_LOW_AHEAD; ++i) {
         const ep_u32 at = i * EP_LOW_THREADS + threadIdx.x;
         ahead.v[i] = token < a.tokens && at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
     }
@@ -54,8 +60,8 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
     EP_SHORT for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
         const ep_u32 at = base + tid;
-        int4 v = base == 0 ? ahead.v[0] : ahead.v[1];
-        if (base >= 2 * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+        int4 v = base == 0 ? ahead.v[0] : ahead.v[EP_LOW_AHEAD - 1];
+        if (base >= EP_LOW_AHEAD * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
         if (r.w.element == EP_ELEMENT_BF16) {
             if (at < columns) ep_st16(payload + (ep_u64)at * 16, v);
             continue;
