@@ -10,7 +10,7 @@ use std::thread;
 use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
 use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
-use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
@@ -169,9 +169,6 @@ impl Builder {
                 "several nodes on GPUs",
                 "a network between them: Builder::far, Builder::posted",
             ));
-        }
-        if settings.placement() == Placement::Direct {
-            tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
         }
         if settings.low_latency() {
             return Err(Error::unsupported("low latency over several nodes on GPUs", "one node, or throughput mode"));

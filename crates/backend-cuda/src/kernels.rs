@@ -79,7 +79,7 @@ impl Kernels {
             members: plain(Source::Members)?,
             counts: moving(Source::Counts)?,
             dispatch: large(Source::Dispatch)?,
-            unpack: plain(Source::Unpack)?,
+            unpack: moving(Source::Unpack)?,
             offer: plain(Source::Offer)?,
             dispatch_ring: moving(Source::DispatchRing)?,
             combine_ring: moving(Source::CombineRing)?,

@@ -245,6 +245,10 @@ c_enum! {
         MaskOfAnotherNode = 19,
         /// Between nodes: the own node's sum is not rounded.
         PartialNotRounded = 20,
+        /// Between nodes: a forwarder places rows one position too high.
+        ForwardedOffByOne = 21,
+        /// Between nodes: a forwarder says that rows are placed before they are.
+        ForwardedEarly = 22,
     }
 }
 
