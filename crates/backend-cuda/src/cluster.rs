@@ -10,7 +10,7 @@ use std::thread;
 use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
 use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
-use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
@@ -158,21 +158,18 @@ impl Builder {
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         if self.topology.nodes() > 1 {
-            self.check_nodes(&settings)?;
+            self.check_nodes()?;
         }
         Layout::new(shape, &self.topology, &settings)?.with_kernels()
     }
 
-    /// What ranks of several nodes cannot do yet.
-    fn check_nodes(&self, settings: &Settings) -> Result<(), Error> {
+    /// Ranks of several nodes reach each other over a network.
+    fn check_nodes(&self) -> Result<(), Error> {
         if self.network.is_none() {
             return Err(Error::unsupported(
                 "several nodes on GPUs",
                 "a network between them: Builder::far, Builder::posted",
             ));
-        }
-        if settings.placement() == Placement::Direct {
-            tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
         }
         Ok(())
     }

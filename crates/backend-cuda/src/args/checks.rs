@@ -253,6 +253,10 @@ c_enum! {
         LowFarReceivedEarly = 23,
         /// Low latency between nodes: a rank that is masked is not told.
         LowFarMaskUntold = 24,
+        /// Between nodes: a forwarder places rows one position too high.
+        ForwardedOffByOne = 25,
+        /// Between nodes: a forwarder says that rows are placed before they are.
+        ForwardedEarly = 26,
     }
 }
 

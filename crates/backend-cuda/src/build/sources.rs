@@ -135,10 +135,13 @@ impl Source {
 
     /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
-        let moves =
-            matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing | Self::OfferNone | Self::Probe);
-        let low = matches!(self, Self::LowDispatch | Self::LowCombine | Self::LowMask | Self::LowLastWords);
-        (moves || low).then(|| Target::new(self, arch).over(lanes))
+        use Source::{
+            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, OfferNone, Probe, Unpack,
+        };
+        // A rank that fails tells those of other nodes, too.
+        let speaks = matches!(self, Counts | DispatchRing | Unpack | CombineRing | OfferNone | Probe);
+        let low = matches!(self, LowDispatch | LowCombine | LowMask | LowLastWords);
+        (speaks || low).then(|| Target::new(self, arch).over(lanes))
     }
 }
 
@@ -162,13 +165,13 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 38] = headers! {
+const HEADERS: [(&str, &str); 39] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
-        "ep_pieces.h" "ep_ring.h";
+        "ep_pieces.h" "ep_place_far.h" "ep_ring.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
         "ep_low_far_results.h" "ep_low_headers.h"
         "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_shares.h" "ep_low_watch.h";

@@ -31,7 +31,10 @@ const WRONG_LOW_ROW: &[&str] = &[
     "combined_x",
 ];
 
-pub(crate) const FAULTS: [Fault; 20] = [
+/// Rows that are placed within nodes, of two of two ranks.
+const BETWEEN: &str = "nodes_two_of_two";
+
+pub(crate) const FAULTS: [Fault; 23] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -40,6 +43,9 @@ pub(crate) const FAULTS: [Fault; 20] = [
     fault(Plant::PositionOffByOne, "engine_ranks_that_are_no_power_of_two", &["position of a row"]),
     fault(Plant::PlacedOffByOne, "memory_output_in_the_window_is_pulled", &[WRONG_ROWS]),
     fault(Plant::PlacedEarly, "memory_output_in_the_window_is_pulled", &["operation of a row", "of a row is", "recv"]),
+    fault(Plant::PlacedEarly, BETWEEN, &["operation of a row"]),
+    fault(Plant::ForwardedEarly, BETWEEN, &["operation of a row"]),
+    fault(Plant::ForwardedOffByOne, BETWEEN, &["position of a row"]),
     fault(
         Plant::NotWaitingForPulls,
         "memory_output_is_the_callers_again_when_combine_returns",
