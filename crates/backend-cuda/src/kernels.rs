@@ -82,7 +82,7 @@ impl Kernels {
             members: plain(Source::Members)?,
             counts: moving(Source::Counts, device.shared_memory())?,
             dispatch: large(Source::Dispatch)?,
-            unpack: moving(Source::Unpack)?,
+            unpack: moving(Source::Unpack, 0)?,
             offer: plain(Source::Offer)?,
             dispatch_ring: moving(Source::DispatchRing, device.shared_memory())?,
             combine_ring: moving(Source::CombineRing, device.shared_memory())?,
