@@ -124,8 +124,8 @@ impl Board {
     }
 
     /// Whom to blame for a timeout of rank `me`, given everything that was said: by this rank too, whatever it waits for
-    /// by now, so that all judge by the same. `hears` tells whose suspicions come to this rank.
-    pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
+    /// by now, so that all judge by the same. `hears(rank, peer)` tells whether the suspicions of `peer` come to `rank`, or to this one.
+    pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank, Rank) -> bool, timeout: Wait) -> Rank {
         let mut waits = self.suspicions();
         waits.retain(|&(reporter, _)| reporter != me);
         waits.push((me, self.reported.get().unwrap_or(timeout)));
@@ -146,7 +146,7 @@ mod tests {
     fn a_rank_that_waits_itself_is_not_the_culprit() {
         let board = Board::new(3);
         board.suspect(Rank(1), wait(4, Phase::Rows, 2));
-        assert_eq!(board.culprit(Rank(0), |_| true, wait(5, Phase::Counts, 1)), Rank(2));
+        assert_eq!(board.culprit(Rank(0), |_, _| true, wait(5, Phase::Counts, 1)), Rank(2));
     }
 
     #[test]
@@ -156,9 +156,9 @@ mod tests {
         sender.suspect(Rank(1), data);
         let receiver = Board::new(2);
         receiver.suspect(Rank(0), credit);
-        assert_eq!(sender.culprit(Rank(0), |_| true, credit), Rank(0));
-        assert_eq!(receiver.culprit(Rank(1), |_| true, data), Rank(0));
-        assert_eq!(Board::new(2).culprit(Rank(1), |_| true, data), Rank(0));
+        assert_eq!(sender.culprit(Rank(0), |_, _| true, credit), Rank(0));
+        assert_eq!(receiver.culprit(Rank(1), |_, _| true, data), Rank(0));
+        assert_eq!(Board::new(2).culprit(Rank(1), |_, _| true, data), Rank(0));
     }
 
     /// Ranks 0 and 1 pass on to each other what ranks 2 and 3 of the other node send; rank 2 is stuck, and rank 3 waits for it.
@@ -178,7 +178,7 @@ mod tests {
         board.suspect(Rank(1), wait(4, Phase::Rows, 0));
         assert_eq!((board.report(Rank(0), true), board.report(Rank(0), true)), (Some(far), None));
         board.suspect(Rank(1), wait(4, Phase::Rows, 3));
-        assert_eq!(board.culprit(Rank(0), |rank| rank != Rank(3), far), Rank(2));
+        assert_eq!(board.culprit(Rank(0), |_, peer| peer != Rank(3), far), Rank(2));
         board.suspect(Rank(2), wait(4, Phase::Rows, 0));
         assert_eq!(
             board.report(Rank(0), true),
@@ -203,10 +203,28 @@ mod tests {
         }
     }
 
+    /// Two nodes of five; rank 9 is suspended. Ranks 0 to 3 wait for each other, as each passes on rows that do not come. Rank 0 does not
+    /// hear rank 9, but ranks 4 and 5 would have heard it.
+    #[test]
+    fn a_silence_that_its_neighbours_vouch_for_is_nearer_to_the_cause_than_a_circle() {
+        let topology = crate::Topology::new(2, 5).unwrap();
+        let hears = |rank, peer| [Rank(0), rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
+        let board = Board::new(10);
+        for (rank, peer) in [(1, 2), (2, 1), (3, 1), (4, 9), (5, 9)] {
+            board.suspect(Rank(rank), wait(1, Phase::Rows, peer));
+        }
+        let timeout = wait(1, Phase::Rows, 1);
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(9));
+        board.forget(Rank(4));
+        board.suspect(Rank(5), wait(1, Phase::Rows, 4));
+        board.suspect(Rank(3), wait(1, Phase::Rows, 9));
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(4), "rank 3 says so by hearsay");
+    }
+
     /// Ranks 0 and 1 are one node, 2 and 3 the other: rank 0 does not hear rank 3.
     #[test]
     fn a_rank_that_cannot_be_heard_is_not_taken_for_one_that_waits_for_nobody() {
-        let hears = |rank: Rank| rank != Rank(3);
+        let hears = |_, peer: Rank| peer != Rank(3);
         let board = Board::new(4);
         board.suspect(Rank(1), wait(5, Phase::Rows, 3));
         board.suspect(Rank(2), wait(4, Phase::Rows, 0));

@@ -186,7 +186,8 @@ pub(crate) async fn verdict<M: Machine>(
         Fault::Timeout { phase, peer, .. } => match await_turn(operation, vigil).await {
             Some((culprit, reporter)) => (culprit, reporter),
             None => {
-                let hears = |rank| operation.neighbours().any(|neighbour| neighbour == rank);
+                let topology = operation.layout.topology();
+                let hears = |rank, peer| [me, rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
                 (operation.board.culprit(me, hears, Wait { op: operation.op, phase, peer }), me)
             }
         },
