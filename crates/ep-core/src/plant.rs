@@ -66,6 +66,10 @@ pub enum Plant {
     SecondPosterOfControl,
     /// A coordinator sends counts that the control role has not handed over.
     CountsUnasked,
+    /// A rank that pulls rows does not look whether their owner has gone on without it.
+    PulledFromAnotherGeneration,
+    /// What a rank waits for in one mode is not heard by those who wait in the other.
+    DeafToTheOtherMode,
 }
 
 /// The fault that tests planted, if any. Without the feature `plant` there is none, and it takes no room.

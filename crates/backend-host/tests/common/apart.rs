@@ -55,6 +55,7 @@ where
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes
+            | Requirement::ModesHeard
             | Requirement::Scripts => None,
         }
     }
