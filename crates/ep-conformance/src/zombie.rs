@@ -14,8 +14,7 @@ use crate::workload::Batch;
 
 /// Times that a rank comes to recover before it gives up a rank that does not come: the others may still wait for their deadlines.
 const PATIENCE: u32 = 3;
-/// How often each rank plays.
-pub(crate) const PLAYS: usize = 2;
+const PLAYS: usize = 2;
 
 /// A rank that is suspended, and how many verbs it does before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

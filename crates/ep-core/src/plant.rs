@@ -66,8 +66,6 @@ pub enum Plant {
     SecondPosterOfControl,
     /// A coordinator sends counts that the control role has not handed over.
     CountsUnasked,
-    /// A rank that pulls rows does not look whether their owner has gone on without it.
-    PulledFromAnotherGeneration,
     /// What a rank waits for in one mode is not heard by those who wait in the other.
     DeafToTheOtherMode,
 }

@@ -2,7 +2,7 @@
 
 use ep_core::plant::Plant;
 use ep_core::ring::Geometry;
-use ep_core::{Error, Placement, Rank, Rings};
+use ep_core::{Error, Placement, Rings};
 
 use super::fixture::{Layer, TURN, Verdict, ensure, layer, pulled, scenario, text};
 use super::low_latency as low;
@@ -11,17 +11,14 @@ use super::memory::{hold_leases, overwrite_output};
 use super::misuse;
 use super::nodes::over;
 use super::overflow::{overflow_then_rings, roomy};
-use super::zombies::pull_on;
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
 use crate::low_latency::scenario::{self as low_latency, Turn};
 use crate::scenario::Scenario;
-use crate::zombie::Zombie;
 
 /// Seeds that a planted fault may hide from before it counts as missed.
 const SEEDS: u64 = 40;
 
-const HAUNTED: &[Requirement] = &[Requirement::Plants, Requirement::Suspensions, Requirement::Get];
 const MODES: &[Requirement] =
     &[Requirement::Plants, Requirement::Incidents, Requirement::ModesHeard, Requirement::LowLatency];
 
@@ -35,11 +32,6 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_position_off_by_one_is_caught", position::<B>),
         case("planted_errors_on_outboxes_are_caught", outboxes::<B>),
         case("planted_rings_over_outboxes_are_caught", over_outboxes::<B>),
-        Case {
-            name: "planted_pulling_from_another_generation_is_caught",
-            needs: HAUNTED,
-            body: another_generation::<B>,
-        },
         Case { name: "planted_deafness_to_the_other_mode_is_caught", needs: MODES, body: deaf::<B> },
         case("planted_skipped_flush_is_caught", skipped_flush::<B>),
         case("planted_reuse_without_done_is_caught", without_done::<B>),
@@ -133,15 +125,6 @@ fn outboxes<B: Backend>(backend: &B) -> Verdict {
 fn over_outboxes<B: Backend>(backend: &B) -> Verdict {
     let case = |layer| overflow_then_rings(backend, layer);
     seen_wrong_in(Plant::RingsOverOutboxes, roomy, case, &["race", "of a row is", "other rows"])
-}
-
-/// A zombie takes what its peers lay for others when they have gone on without it for rows of its own.
-fn another_generation<B: Backend>(backend: &B) -> Verdict {
-    hunt(Plant::PulledFromAnotherGeneration, &["recv_x"], |seed| {
-        let zombie = Zombie { rank: Rank(seed as u32 % 4), after: 20 + 2 * seed };
-        let setup = layer(4, 1, seed, Placement::Pulled).map(|layer| zombie.haunt(&layer.setup));
-        (setup, move |setup: &Setup| pull_on(backend, setup, seed))
-    })
 }
 
 /// Who waits in throughput mode blames a rank that waits in low latency.

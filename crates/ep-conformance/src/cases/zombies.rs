@@ -2,33 +2,25 @@
 //!
 //! `EP_ZOMBIES` says how many of each case, `EP_SEED` the first; 10,000 is what a release is checked with.
 
-use std::cell::{Cell, RefCell};
-
-use ep_core::reference::{Weighing, World};
-use ep_core::{Endpoint, Placement, Rank, RankSet};
+use ep_core::Rank;
+use ep_core::reference::Weighing;
 
 use super::fixture::{self, Verdict, text};
 use super::low_latency::{self as low, persist, survived};
 use super::nodes::over;
-use crate::arrival::Arrival;
-use crate::backend::{Backend, Requirement, Setup};
-use crate::drive::upload;
+use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
 use crate::low_latency::scenario::{self as low_scenario, Turn};
 use crate::scenario::Scenario;
-use crate::verify::{self, Observed};
-use crate::workload::{Batch, Workload};
-use crate::zombie::{PLAYS, Zombie, live};
+use crate::zombie::Zombie;
 
 const THROUGHPUT: &[Requirement] = &[Requirement::Suspensions];
-const PULLED: &[Requirement] = &[Requirement::Suspensions, Requirement::Get];
 const LOW: &[Requirement] = &[Requirement::Suspensions, Requirement::LowLatency];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     vec![
         case("zombie_in_throughput_mode_harms_nobody", THROUGHPUT, throughput::<B> as fn(&B) -> _),
-        case("zombie_that_pulls_rows_gets_those_of_its_operation", PULLED, pulling::<B>),
         case("zombie_in_low_latency_harms_nobody", LOW, low_latency::<B>),
         case("zombie_that_was_masked_in_low_latency_harms_nobody", LOW, masked::<B>),
     ]
@@ -56,64 +48,6 @@ fn throughput<B: Backend>(backend: &B) -> Verdict {
         let rounds = vec![crate::scenario::Turn { pull, ..fixture::TURN }; 2];
         let scenario = Scenario { seed, rounds, zombie: Some(zombie), ..scenario };
         scenario.check(backend).map_err(|error| format!("seed {seed}, {zombie:?}: {error}"))?;
-    }
-    Ok(())
-}
-
-/// Rows lie in outboxes, which their owners use again when they have given up the zombie: each dispatch that ends well, a zombie's too,
-/// has brought the rows of its own operation.
-fn pulling<B: Backend>(backend: &B) -> Verdict {
-    for (seed, zombie) in zombies(backend, 4, 160) {
-        let layer = fixture::layer(4, 1, seed, Placement::Pulled).map_err(text)?;
-        pull_on(backend, &zombie.haunt(&layer.setup), seed)
-            .map_err(|error| format!("seed {seed}, {zombie:?}: {error}"))?;
-    }
-    Ok(())
-}
-
-/// Dispatches of each play.
-const DISPATCHES: usize = 2;
-
-/// A dispatch that ended well: the ranks that took no part, which of all dispatches it was, and what it brought.
-type Brought = (Vec<u32>, usize, Observed);
-
-/// Plays dispatches whose rows are all different, and compares what each brought.
-pub(super) fn pull_on<B: Backend>(backend: &B, setup: &Setup, seed: u64) -> Verdict {
-    let tokens = vec![1; setup.topology.ranks() as usize];
-    let batches = |at: usize| Workload::new(setup.shape, tokens.clone()).seed(seed + 1000 * at as u64).batches();
-    let batches: Vec<_> = (0..PLAYS * DISPATCHES).map(batches).collect::<Result<_, _>>().map_err(text)?;
-    let outcomes = backend.run(setup, async |mut ep| {
-        let brought: RefCell<Vec<Brought>> = RefCell::default();
-        let plays = Cell::new(0..PLAYS * DISPATCHES);
-        let story = live(&mut ep, async |ep: &mut B::Endpoint| {
-            let mut left = plays.take();
-            let mine: Vec<usize> = left.by_ref().take(DISPATCHES).collect();
-            plays.set(left);
-            for at in mine {
-                let (x, routing) = upload(ep, &batches[at][ep.rank().index()])?;
-                let got = ep.dispatch(&x, &routing).await?;
-                let mask = ep.mask().iter().map(|rank| rank.0).collect();
-                brought.borrow_mut().push((mask, at, Observed::of_dispatch(ep, &got)?));
-            }
-            Ok(())
-        });
-        let story = story.await;
-        (story, brought.into_inner())
-    })?;
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        let (_, brought) = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
-        for (mask, at, observed) in brought {
-            let mask: RankSet = mask.into_iter().map(Rank).collect();
-            let present = |(rank, batch): (u32, &Batch)| match mask.contains(Rank(rank)) {
-                true => Batch::default(),
-                false => batch.clone(),
-            };
-            let present: Vec<Batch> = (0..).zip(&batches[at]).map(present).collect();
-            let world = World::new(setup.shape, setup.topology, mask).map_err(text)?;
-            let expected = Arrival::expected(&world, &present);
-            verify::dispatched(&world, &expected[rank..=rank], &[observed])
-                .map_err(|mismatch| format!("dispatch {at} of rank {rank}: {mismatch}"))?;
-        }
     }
     Ok(())
 }

@@ -69,9 +69,7 @@ impl Links {
         }
         let out = |peer| each(tracks(peer), |track| Producer::new(layout.geometry(&cut, track)));
         let inn = |peer| each(tracks(peer), |track| Consumer::new(layout.geometry(&cut, track)));
-        // Where there are outboxes, too, a peer's may still be read by a rank that was given up.
-        let known = layout.settings().outboxes().is_none().then_some(cut);
-        Self { cut: known, out: topology.all().map(out).collect(), inn: topology.all().map(inn).collect() }
+        Self { cut: Some(cut), out: topology.all().map(out).collect(), inn: topology.all().map(inn).collect() }
     }
 
     /// Where the rings with `peer`, of this rail, stand on each channel of a call.
@@ -106,8 +104,7 @@ impl Links {
 
     /// Cuts the rings anew for an operation that asks for another cut: once all rings into a peer are empty. Outboxes are cut anew by
     /// every operation, as those of a dispatch and of a combine share their memory; they are empty when it has ended. Where they share it
-    /// with rings, too, a peer's outbox is when the peer is done with the operation before, or has begun the first of a generation: others
-    /// may be slower than this rank.
+    /// with rings, too, a peer's outbox is when the peer is done with the operation before: others may be slower than this rank.
     pub(super) async fn cut<M: Machine>(&mut self, operation: &Operation<'_, M>) -> Result<(), Fault> {
         let pulled = operation.pulled;
         if !pulled && self.cut == Some(operation.rings) {
@@ -122,12 +119,7 @@ impl Links {
         };
         for peer in operation.neighbours() {
             if !pulled && self.cut.is_none() && !operation.plants(Plant::RingsOverOutboxes) {
-                let (done, opening) = (Cell::new(peer, LaneKind::Control, Counter::Done), operation.op << 3);
-                match operation.op > operation.first_op {
-                    true => port.wait(done, operation.op - 1).await?,
-                    // It has come to this generation, and says so where its outboxes are.
-                    false => port.wait(Cell::new(peer, LaneKind::Watch, Counter::Opening), opening).await?,
-                }
+                port.wait(Cell::new(peer, LaneKind::Control, Counter::Done), operation.op - 1).await?;
             }
             for (track, ring) in self.out[peer.index()].iter_mut() {
                 if !ring.is_empty() {

@@ -6,7 +6,7 @@ use crate::error::{Error, Failure, Fault};
 use crate::layout::LowKind;
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
-use crate::port::{Duty, Nanos, Port, Role, Scope};
+use crate::port::{Duty, Nanos, Role, Scope};
 use crate::roles::Vigil;
 use crate::topology::{Rank, RankSet};
 
@@ -53,20 +53,7 @@ impl<M: Machine> Engine<M> {
         self.links = None;
         self.low = Low::new(layout, self.desk.rank(), mask, [serials, self.low.serial()]);
         self.vigil = Vigil::new(layout.topology().ranks() as usize);
-        self.renew_outboxes()
-    }
-
-    /// Says that what lies in this rank's outboxes is of another generation from now on: who was given up may still pull from there.
-    fn renew_outboxes(&self) -> Result<(), Error> {
-        let (op, generation, me) = (self.desk.op, self.desk.generation, self.desk.me);
-        if !self.desk.settings().has_outboxes() {
-            return Ok(());
-        }
-        let mut port =
-            self.machine.port(Opening { role: Role::new(Duty::Control), op, generation, deadline: self.machine.now() });
-        let at = self.desk.layout.outbox_generation(me).offset;
-        let failed = |fault| Error::Failed(Failure { op, culprit: me, reporter: me, fault });
-        port.write(at, &u64::from(generation).to_le_bytes()).map_err(failed)
+        Ok(())
     }
 
     /// Whom this rank blames for a failure of which somebody who waits for it has not heard from it: one of low latency, or any where

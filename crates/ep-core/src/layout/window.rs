@@ -317,11 +317,6 @@ impl Layout {
         self.notes_outbox.plus(u64::from(peer.0) * NOTE_BYTES).span(NOTE_BYTES)
     }
 
-    /// Where the window of `owner` says of which generation its outboxes are: in the place of a note to itself.
-    pub fn outbox_generation(&self, owner: Rank) -> Span {
-        self.note_outbox(owner).offset.span(size_of::<u64>() as u64)
-    }
-
     /// A slot of the ring on `track` from `writer`, in the reader's window, when the writer's part is cut as `rings`.
     #[inline]
     pub fn ring_slot(&self, writer: Rank, rings: &Rings, track: u16, slot: u32) -> Span {

@@ -135,10 +135,7 @@ impl<'a, 'o, M: Machine> Control<'a, 'o, M> {
     /// Tells every rank of the node where rows for this one are to be placed, or where the rows from here lie: in
     /// `block`. No block: through the ring.
     pub(crate) async fn notes(&mut self, block: Option<&Block>) -> Result<(), Fault> {
-        let Operation { layout, op, me, near, generation, pulled, .. } = *self.operation;
-        if pulled {
-            self.port.write(layout.outbox_generation(me).offset, &u64::from(generation).to_le_bytes())?;
-        }
+        let Operation { layout, op, me, near, .. } = *self.operation;
         for &peer in near {
             let note = Note {
                 opening: self.operation.header(block.map_or(0, Block::rows), 0),

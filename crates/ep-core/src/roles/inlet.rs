@@ -93,7 +93,7 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
     /// The row has been read: its slot may be filled again.
     pub(crate) async fn release(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         match self.ring.pop() {
-            Some(head) => self.give_back(port, head).await,
+            Some(head) => self.publish(port, head).await,
             None => Ok(()),
         }
     }
@@ -101,7 +101,7 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
     /// Returns the credit that is still pending.
     pub(crate) async fn return_credit(&mut self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
         match self.ring.pending() {
-            Some(head) => self.give_back(port, head).await,
+            Some(head) => self.publish(port, head).await,
             None => Ok(()),
         }
     }
@@ -132,28 +132,6 @@ impl<'a, 'o, M: Machine> Inlet<'a, 'o, M> {
             theirs: overrun.seen,
             peer: self.peer,
         })
-    }
-
-    async fn give_back(&mut self, port: &mut Attended<M::Port>, head: u64) -> Result<(), Fault> {
-        if self.operation.pulled && !self.operation.plants(Plant::PulledFromAnotherGeneration) {
-            self.check_generation(port).await?;
-        }
-        self.publish(port, head).await
-    }
-
-    /// Looks whether the rows that were pulled were still those of this operation: their owner says that it has gone on before it, or
-    /// anybody else, writes there anew. It may have given this rank up, which learns it by a verdict, or by its deadline. Before
-    /// the credit of these rows: with it their owner ends the operation, and may recover when nothing has failed.
-    async fn check_generation(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
-        let Operation { layout, generation, .. } = self.operation;
-        let landing = layout.pull_slot(self.track, self.peer, 0).offset;
-        self.pull(port, layout.outbox_generation(self.peer), landing).await?;
-        let mut said = [0; size_of::<u64>()];
-        port.read(landing, &mut said)?;
-        if u64::from_le_bytes(said) == u64::from(*generation) {
-            return Ok(());
-        }
-        port.wait_any(&[Need { cell: self.tail(), at_least: u64::MAX }]).await.map(drop)
     }
 
     async fn publish(&mut self, port: &mut Attended<M::Port>, head: u64) -> Result<(), Fault> {
