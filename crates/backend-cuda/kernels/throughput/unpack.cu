@@ -13,10 +13,14 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
     if (ep_closed(r)) return;
     /* The dispatch has ended: its number is ops_done. */
     const ep_u32 op = (ep_u32)ep_local(r)->ops_done;
+    /* A thread's items are `step` apart; divisions of 64 bits would be calls. */
     const ep_u32 received = first_of[ranks], parts = 1 + topk, step = gridDim.x * blockDim.x;
-    const ep_u64 items = (ep_u64)a.rows * parts;
-    for (ep_u64 item = blockIdx.x * blockDim.x + threadIdx.x; item < items; item += step) {
-        const ep_u32 row = (ep_u32)(item / parts), part = (ep_u32)(item % parts);
+    const ep_u32 begin = blockIdx.x * blockDim.x + threadIdx.x, rows = step / parts, rest = step - rows * parts;
+    ep_u32 part = begin % parts, carry = 0;
+    /* The first row that does not belong there. */
+    ep_u32 wrong = EP_SAME, wrong_source = 0, mine = 0, theirs = 0;
+    for (ep_u64 at_row = begin / parts; at_row < a.rows; at_row += rows + carry) {
+        const ep_u32 row = (ep_u32)at_row;
         const ep_u8* header = ep_own(r) + ep_block_header(r.w, a.base, a.rows, row);
         if (part == 0) {
             EpRowHeader own = {0xffffffffu, 0xffffffffu, 0, op};
@@ -29,11 +33,16 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
                 ep_u32 source = 0;
                 while (source + 1 < ranks && first_of[source + 1] <= row) ++source;
                 const ep_u32 position = row - first_of[source];
-                EpDifference d = {EP_SAME, 0, 0};
-                if (own.op != op) d = EpDifference{EP_FIELD_ROW_OP, op, own.op};
-                else if (own.source_rank != source) d = EpDifference{EP_FIELD_ROW_SOURCE, source, own.source_rank};
-                else if (own.position != position) d = EpDifference{EP_FIELD_ROW_POSITION, position, own.position};
-                ep_is_same(r, source, d);
+                ep_u32 field = EP_SAME;
+                if (own.op != op) field = EP_FIELD_ROW_OP;
+                else if (own.source_rank != source) field = EP_FIELD_ROW_SOURCE;
+                else if (own.position != position) field = EP_FIELD_ROW_POSITION;
+                if (field != EP_SAME && wrong == EP_SAME) {
+                    wrong = field;
+                    wrong_source = source;
+                    mine = field == EP_FIELD_ROW_OP ? op : field == EP_FIELD_ROW_SOURCE ? source : position;
+                    theirs = field == EP_FIELD_ROW_OP ? own.op : field == EP_FIELD_ROW_SOURCE ? own.source_rank : own.position;
+                }
             }
             ((ep_u32*)a.source_rank)[row] = own.source_rank;
             ((ep_u32*)a.source_token)[row] = own.source_token;
@@ -44,5 +53,9 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
             ((ep_i64*)a.topk_idx)[at] = choice.expert;
             ((float*)a.topk_weights)[at] = choice.weight;
         }
+        part += rest;
+        carry = part >= parts;
+        part -= carry * parts;
     }
+    if (wrong != EP_SAME) ep_fail_mismatch(r, wrong_source, wrong, mine, theirs);
 }
