@@ -4,19 +4,22 @@
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
 //! keep the processor busy, too, all planted faults, and the whole suite with ranks that are processes, of which some cases are run always.
 
-mod adapters;
 #[path = "../common/apart.rs"]
 mod apart;
+#[path = "../common/broken.rs"]
 mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
 mod planted;
+#[path = "../common/posted.rs"]
+mod posted;
+#[path = "../common/striped.rs"]
+mod striped;
 
 use std::env;
 use std::process::ExitCode;
 
-use adapters::OnAdapters;
 use apart::Apart;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
@@ -25,8 +28,10 @@ use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::{Error, Layout, Nanos};
 use ep_cuda::CudaEndpoint;
 use ep_cuda::checks::{Checks, Plant};
+use ep_cuda::hca::Pace;
 use ep_cuda_twin::{BUILT, Twin};
 use libtest_mimic::Trial;
+use posted::{Cards, Posted};
 
 /// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
 const DEADLINE: Nanos = Nanos::from_secs(6);
@@ -129,7 +134,12 @@ fn main() -> ExitCode {
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
-    let suite = suite.on_those("adapters", Requirement::Nodes, OnAdapters { absent, all: all() });
+    // A block of the twin is a thread of the processor, and its warps take turns on that.
+    let played = Cards::Played(Pace { warps: 3, ..Pace::default() });
+    let suite = [("adapters", Cards::Soft), ("played", played)].into_iter().fold(suite, |suite, (name, cards)| {
+        let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
+        suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
+    });
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_there = |plant: Plant| if all() { plant != Plant::PlacedOffByOne } else { FOUND.contains(&plant) };
     let faults = planted::FAULTS.into_iter().filter(|fault| is_there(fault.plant));
@@ -137,6 +147,6 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    let suite = suite.with(planted.collect()).with(broken::trials(absent));
+    let suite = suite.with(planted.collect());
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }
