@@ -67,6 +67,7 @@ impl Player {
         let kernel = kernel_of(device)?;
         let state = DeviceMemory::zeroed(&stream, size_of::<HcaState>())?;
         let halt = Mapped::zeroed(device, 8)?;
+        stream.synchronize()?;
         Ok(Self { stream, kernel, pace, state, halt, told: None, running: None, has_news: false })
     }
 
@@ -79,7 +80,9 @@ impl Player {
         let last = vec![0u64; places.len() * self.pace.multiprocessors as usize];
         let put = |bytes: &[u8]| {
             let memory = DeviceMemory::zeroed(&self.stream, bytes.len().max(8))?;
-            memory.write(&self.stream, 0, bytes).map(|()| memory)
+            memory.write(&self.stream, 0, bytes)?;
+            // Also where there is nothing to write: whoever takes the memory after this must not find it zeroed later.
+            self.stream.synchronize().map(|()| memory)
         };
         self.told = Some(Told {
             queues: put(tables.queues.as_bytes())?,

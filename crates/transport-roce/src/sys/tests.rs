@@ -5,7 +5,6 @@ use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Remote;
 use super::own::*;
 
 /// The header: that of this machine, or below the directory that `EP_VERBS_INCLUDE` names.
@@ -166,7 +165,7 @@ fn structures_and_numbers_are_those_of_the_header() {
 #[cfg(feature = "ibverbs")]
 #[test]
 fn structures_and_numbers_are_those_of_the_bindings() {
-    use crate::sys::{bound, own};
+    use crate::sys::{Remote, bound, own};
 
     macro_rules! same {
         (size $($kind:ident),*) => {$(
