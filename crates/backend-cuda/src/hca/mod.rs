@@ -183,11 +183,7 @@ impl Carrier {
     /// Looks after players until told to end.
     fn keep(&self, fabric: &Fabric, ends: &AtomicBool) {
         while !ends.load(Ordering::Relaxed) {
-            let kept = if self.is_stale.load(Ordering::Acquire) {
-                fabric.hand_over(|work| self.take(&work))
-            } else {
-                self.players().iter_mut().try_for_each(|player| player.look(&self.registers))
-            };
+            let kept = self.look().unwrap_or_else(|| fabric.hand_over(|work| self.take(&work)));
             if let Err(error) = kept {
                 // Who posts hears nothing any more, and ends by its deadline.
                 tracing::error!(%error, "adapters that GPUs play do nothing any more");
@@ -197,10 +193,21 @@ impl Carrier {
         }
     }
 
-    /// What there is to do now. The fabric is locked, so nothing changes meanwhile.
-    fn take(&self, work: &Work) -> Result<(), CudaError> {
-        self.is_stale.store(false, Ordering::Release);
+    /// Has players look; none where what they were told may be wrong. `halt` says so under the same lock: none is launched after it has returned.
+    fn look(&self) -> Option<Result<(), CudaError>> {
         let mut players = self.players();
+        let is_known = !self.is_stale.load(Ordering::Acquire);
+        is_known.then(|| players.iter_mut().try_for_each(|player| player.look(&self.registers)))
+    }
+
+    /// What there is to do now. The fabric is locked, so nothing changes meanwhile. While a kernel runs that was to stop, its tables stay, and all
+    /// is taken later.
+    fn take(&self, work: &Work) -> Result<(), CudaError> {
+        let mut players = self.players();
+        if players.iter().any(Player::runs) {
+            return Ok(());
+        }
+        self.is_stale.store(false, Ordering::Release);
         (0..).zip(players.iter_mut()).try_for_each(|(card, player)| player.take(card, work, &self.registers))
     }
 }

@@ -148,6 +148,11 @@ impl Player {
         Ok(())
     }
 
+    /// A launch of it has not ended, as far as is known.
+    pub(super) const fn runs(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// Stops it, and waits until it has.
     pub(super) fn stop(&mut self) {
         let Some(end) = &self.running else { return };

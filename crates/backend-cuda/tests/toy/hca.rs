@@ -67,7 +67,10 @@ fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
         (("else if (q->syndrome != 0) ep_hca_flush", "else if (false) ep_hca_flush"), "completion 3 is of"),
         (("e.opcode, 0, EP_HCA_FLUSHED)", "e.opcode, 0, q->syndrome)"), "not 5"),
         (("q->produced += ahead;", "q->produced = index;"), "does not come"),
-        (("e.add = ep_hca_wide(segment[2].x, segment[2].y)", "e.add = ep_hca_big(segment[2].x)"), "the cell is 0, and was 0"),
+        (
+            ("e.add = ep_hca_wide(segment[2].x, segment[2].y)", "e.add = ep_hca_big(segment[2].x)"),
+            "the cell is 0, and was 0",
+        ),
     ];
     for (mutation, expected) in mutations {
         let Some(program) = program(Some(mutation)) else { return };
