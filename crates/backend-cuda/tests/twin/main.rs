@@ -2,7 +2,8 @@
 //! text, on threads of a CPU. Needs g++.
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
-//! keep the processor busy, too, all planted faults, and the whole suite with ranks that are processes, of which some cases are run always.
+//! keep the processor busy, too, all planted faults, and what is run in part otherwise: the whole suite with ranks that are processes, and cases of
+//! several nodes over adapters that GPUs play.
 
 #[path = "../common/apart.rs"]
 mod apart;
@@ -54,6 +55,18 @@ const APART: [&str; 6] = [
     "nodes_two_of_two",
     "nodes_cached_pulled_and_recut",
     "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+];
+
+/// Cases that run over adapters, too, which GPUs play: rules of far lanes, rows and results, what breaks, who leaves.
+const PLAYED: [&str; 8] = [
+    "far_f3_who_sees_the_value_sees_the_puts_before_it",
+    "far_f9_a_read_before_credit_is_safe_from_what_follows",
+    "nodes_two_of_two",
+    "nodes_in_odd_numbers",
+    "nodes_cached_pulled_and_recut",
+    "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+    "an_error_completion_names_the_peer",
+    "rows_stripe_over_as_many_lanes_as_there_are_channels",
 ];
 
 /// Whether all is run.
@@ -140,6 +153,7 @@ fn main() -> ExitCode {
         let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
         suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
     });
+    let suite = suite.only(|name| all() || name.strip_prefix("played::").is_none_or(|name| PLAYED.contains(&name)));
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_there = |plant: Plant| if all() { plant != Plant::PlacedOffByOne } else { FOUND.contains(&plant) };
     let faults = planted::FAULTS.into_iter().filter(|fault| is_there(fault.plant));
