@@ -79,7 +79,7 @@ impl Adapters {
 pub struct Posted {
     pub absent: Option<&'static str>,
     pub cards: Cards,
-    /// Whether messages may come late, or never.
+    /// Whether messages may come late, or never, and cases run whose limits a busy processor does not keep.
     pub incidents: bool,
 }
 
@@ -111,6 +111,9 @@ impl Backend for Posted {
         match what {
             Requirement::Incidents if !self.incidents => {
                 Some("lost and late messages are told from a busy processor by time alone: EP_TWIN_ALL=1 runs them")
+            }
+            Requirement::LowLatency if !self.incidents => {
+                Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
             }
             Requirement::ManyNodes => Some("one thread drives, or one GPU plays, the adapters of many ranks"),
             _ => common::lacks(what),
