@@ -65,11 +65,12 @@ mod endpoint;
 mod kernels;
 mod limits;
 mod node;
+pub mod probe;
 mod rank;
 mod roles;
 pub mod twin;
 
-pub use cluster::{Builder, Cluster};
+pub use cluster::{Builder, Cluster, block_on};
 pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, Rows};
 pub use kernels::{headers, sources};
 pub use limits::{MOST_NEAR, MOST_RANKS, check};
