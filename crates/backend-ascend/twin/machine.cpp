@@ -71,7 +71,7 @@ bool Machine::allow(uint64_t at, const int32_t* processes, uint64_t count) {
 uint64_t Machine::map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor) {
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process, descriptor);
-    const int file = open(path, O_RDWR | O_CLOEXEC);
+    const int file = ::open(path, O_RDWR | O_CLOEXEC);
     struct stat found;
     if (file < 0 || fstat(file, &found) != 0 || (uint64_t)found.st_size != padded(bytes) + kProcesses) return 0;
     auto memory = mapped(file, (uint64_t)found.st_size);

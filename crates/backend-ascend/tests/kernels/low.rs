@@ -7,6 +7,7 @@ use ep_conformance::drive;
 use ep_conformance::low_latency::{Seen, Weighing, results, round, upload, verify, weights};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::low_latency::LowRouting;
+use ep_core::port::{Cell, Counter, LaneKind};
 use ep_core::reference::World;
 use ep_core::{Element, Endpoint as _, Error, Fault, LowLatency as _, Nanos, Rank, RankSet, Settings, Shape, Topology};
 
@@ -49,6 +50,8 @@ pub(crate) enum Story {
     LateChain,
     /// Nothing comes of rank 2.
     Absent,
+    /// The same, and ranks 0 and 1 wait for each other, too, as what they send each other is lost.
+    Mutual,
     /// Rank 2 ends right after a sending half: the others receive what it has sent.
     Ends,
     /// Rank 2 leaves, and rank 1 takes its time: whoever has failed, has masked rank 2 and waits again blames nobody.
@@ -70,7 +73,7 @@ impl Story {
 
     const fn roles(self) -> Roles {
         match self {
-            Self::Wide | Self::Left => Roles { senders: 4, receivers: 4, ..FEW },
+            Self::Wide | Self::Left | Self::Mutual => Roles { senders: 4, receivers: 4, ..FEW },
             _ => FEW,
         }
     }
@@ -171,7 +174,7 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
                 ep.receive_dispatch(&sent).await?;
             }
         }
-        Story::Absent | Story::Left if me == 2 => {}
+        Story::Absent | Story::Mutual | Story::Left if me == 2 => {}
         Story::Ends if me == 2 => {
             ep.send_dispatch(&x, &routing).await?;
         }
@@ -194,7 +197,7 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
                 ep.low_latency_dispatch(&x, &routing).await?;
             }
         }
-        Story::OtherMode | Story::Absent | Story::Ends => {
+        Story::OtherMode | Story::Absent | Story::Mutual | Story::Ends => {
             let sent = ep.send_dispatch(&x, &routing).await?;
             ep.receive_dispatch(&sent).await?;
         }
@@ -229,7 +232,7 @@ fn is_as_told(story: Story, told: &[Told]) -> bool {
         Story::Masked | Story::MaskedLate => told[0].is_ok() && fault(2) == Some(Fault::MaskedBy { peer: Rank(0) }),
         Story::OtherMode => (1..3).all(|rank| matches!(fault(rank), Some(Fault::Aborted { reporter: Rank(0), .. }))),
         Story::Left | Story::Ends => told.iter().all(Result::is_ok),
-        Story::Chain | Story::LateChain => culprit(0) == Some(Rank(2)) && culprit(1) == Some(Rank(2)),
+        Story::Chain | Story::LateChain | Story::Mutual => culprit(0) == Some(Rank(2)) && culprit(1) == Some(Rank(2)),
         Story::Absent => (0..2).all(|rank| match fault(rank) {
             Some(Fault::Timeout { waited, .. }) => {
                 culprit(rank) == Some(Rank(2)) && waited < Nanos(ALLOWED.0 / 16 * 17)
@@ -264,6 +267,10 @@ pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u
         machine.hurry(HURRY);
         match story {
             Story::Chain | Story::LateChain => machine.block((2, 1), 0..layout.window_bytes(), 0, None),
+            Story::Mutual => [(0, 1), (1, 0)].into_iter().try_for_each(|(from, to)| {
+                let cell = layout.cell(Cell::new(Rank(from), LaneKind::LowRows, Counter::Tail), 1).0;
+                machine.block((from, to), cell / 64 * 64..cell / 64 * 64 + 64, 0, None)
+            }),
             _ => Ok(()),
         }
     });
@@ -317,6 +324,7 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LowVerdictUnheard, Story::OtherMode, &["failure: "]),
     (Plant::LowSilent, Story::Chain, &["failure: "]),
     (Plant::LowAskedTooEarly, Story::LateChain, &["failure: "]),
+    (Plant::LowExplainedFirst, Story::Mutual, &["failure: "]),
     (Plant::LowNoDeadline, Story::Absent, &["failure: "]),
     (Plant::LowWholeBlocks, Story::Rounds, &["floor: "]),
     (Plant::LowFirstPiece, Story::Long, &["oracle: "]),
@@ -350,6 +358,7 @@ fn low_latency_without_a_plant_does_as_it_must() {
         Story::Absent,
         Story::Left,
         Story::Ends,
+        Story::Mutual,
     ]) {
         for seed in 1..=SEEDS / 2 {
             assert_eq!(found(story, seed, 0), None, "{story:?}, seed {seed}");
