@@ -6,7 +6,8 @@ namespace twin {
 namespace {
 /* Turns by which an instruction is late at most. */
 constexpr uint64_t kStall = 1000;
-thread_local Core* running = nullptr;
+/* Few bytes: there is room beside those of the program, and no call is needed to find them. */
+thread_local Core* running __attribute__((tls_model("initial-exec"))) = nullptr;
 
 bool clash(const Span& a, const Span& b) {
     return a.ub == b.ub && (a.writes || b.writes) && a.at < b.at + b.bytes && b.at < a.at + a.bytes;

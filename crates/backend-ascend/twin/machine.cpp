@@ -157,7 +157,10 @@ unsigned char* Machine::reach(Core& core, const char* call, uint64_t at, uint64_
     return region.memory.get() + offset;
 }
 
-void Machine::launch(uint32_t rank, Launch launch) { streams_[rank].push_back(launch); }
+void Machine::launch(uint32_t rank, Launch launch) {
+    streams_[rank].push_back(launch);
+    stale_ = true;
+}
 
 void Machine::start_next(uint32_t rank) {
     if (!running_[rank].empty() || is_ending_[rank] || streams_[rank].empty()) return;
@@ -176,6 +179,7 @@ bool Machine::copies(uint32_t rank) {
 
 void Machine::stop_for_a_while(uint32_t rank) {
     goes_on_at_[rank] = ~0ull;
+    stale_ = true;
     for (auto& core : running_[rank]) core->stop();
     network.suspend(rank);
 }
@@ -193,6 +197,7 @@ void Machine::wake() {
             next_goes_on_at_ = std::min(next_goes_on_at_, goes_on_at_[rank]);
         } else if (goes_on_at_[rank] != 0) {
             goes_on_at_[rank] = 0;
+            stale_ = true;
             network.go_on(rank);
         }
     }
@@ -210,6 +215,7 @@ void Machine::pass_idle_time(uint64_t ticks) {
 
 void Machine::fall(uint32_t rank) {
     fallen_[rank] = true;
+    stale_ = true;
     for (auto& core : running_[rank]) core->stop();
     running_[rank].clear();
     streams_[rank].clear();
@@ -261,22 +267,28 @@ void Machine::pass_time() {
 
 void Machine::end_launch(uint32_t rank) {
     is_ending_[rank] = late_[rank] != 0;
+    stale_ = true;
     if (!is_ending_[rank]) ++launches_ended_[rank];
 }
 
 int Machine::run(uint64_t turns) { return run_until(turns, 0, ~0ull); }
+
+void Machine::look_who_is_busy() {
+    stale_ = false;
+    busy_.clear();
+    for (uint32_t rank = 0; rank < running_.size(); ++rank) {
+        if (is_suspended(rank)) continue;
+        start_next(rank);
+        if (!running_[rank].empty()) busy_.push_back(rank);
+    }
+}
 
 int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
     for (uint64_t turn = 0; turn < turns; ++turn) {
         if (faulty()) return 1;
         if (launches_ended_[awaited] >= launches) return 0;
         wake();
-        busy_.clear();
-        for (uint32_t rank = 0; rank < running_.size(); ++rank) {
-            if (is_suspended(rank)) continue;
-            start_next(rank);
-            if (!running_[rank].empty()) busy_.push_back(rank);
-        }
+        if (stale_) look_who_is_busy();
         if (busy_.empty() && under_way_.empty() && network.is_idle()) return 0;
         pass_time();
         network.step();

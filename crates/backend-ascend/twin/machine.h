@@ -294,6 +294,7 @@ public:
 private:
     uint64_t place(uint32_t rank, uint64_t bytes, Reach reach, std::shared_ptr<unsigned char> memory);
     void start_next(uint32_t rank);
+    void look_who_is_busy();
     void pass_time();
     void end_launch(uint32_t rank);
     void fall(uint32_t rank);
@@ -320,7 +321,8 @@ private:
     uint64_t next_address_;
     std::vector<std::deque<Launch>> streams_;
     std::vector<std::vector<std::unique_ptr<Core>>> running_; /* by rank */
-    std::vector<uint32_t> busy_;                              /* ranks that have some, in this turn */
+    std::vector<uint32_t> busy_;                              /* ranks that have some, and are not suspended */
+    bool stale_ = true;                                       /* busy_ may have to change */
     uint32_t starved_rank_ = ~0u, starved_core_ = ~0u;
     uint64_t starved_until_ = 0, stuck_ = 0;
     std::vector<Way> ways_;

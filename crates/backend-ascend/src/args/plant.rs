@@ -299,5 +299,7 @@ c_enum! {
         LowFarUndrained = 146,
         /// Waits of low latency for ranks that wait themselves count like others.
         LowExplainedFirst = 147,
+        /// A core that comes when its rank has failed does not say that it has ended.
+        LateUntold = 148,
     }
 }

@@ -83,7 +83,7 @@ impl Story {
 type Told = Result<Vec<(Weighing, Seen)>, Error>;
 
 /// Lets the other ranks go on meanwhile.
-async fn linger() {
+pub(crate) async fn linger() {
     linger_for(60).await;
 }
 

@@ -21,7 +21,7 @@ pub(in crate::endpoint) struct LowHalves {
     pub(super) mask: RankSet,
     /// Whom the last half named, if it failed.
     pub(in crate::endpoint) failed: Option<Rank>,
-    /// Whether queues to other servers may still have to do what a sending half has posted.
+    /// Whether queues to other servers may still have to do what a half has posted.
     undrained: bool,
     /// `[ranks]`: the last word for which a rank was waited for once more.
     words: Vec<u64>,
@@ -147,8 +147,6 @@ impl AscendEndpoint {
         match self.device.low_failure(ticket, me)? {
             None => {
                 self.desk.set_poisoned(None);
-                // A receiving half ends when all is there.
-                self.low.undrained &= args.receives == 0;
                 Ok(())
             }
             Some(Ok(error)) => {
@@ -280,8 +278,8 @@ impl AscendEndpoint {
         self.ended().await
     }
 
-    /// Lets a launch wait for what sending halves have posted to other servers: who leaves before it is there would be missed. What this rank
-    /// launched before has ended.
+    /// Lets a launch wait for what halves have posted to other servers: who leaves, or closes its queues, before it is there would be missed. What this
+    /// rank launched before has ended.
     pub(in crate::endpoint) fn low_drain(&mut self) -> Result<(), Error> {
         if !std::mem::take(&mut self.low.undrained) {
             return Ok(());
