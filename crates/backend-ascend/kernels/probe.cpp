@@ -5,7 +5,8 @@
  *   launch   a block for each script of the rank, co-resident with those of the other ranks
  *   memory   windows; the steps, what they saw and what reads copied in memory of the own NPU. UB: EP_ROWS_BYTES and a queue's
  *   rules    within a server a put is copies through the UB, and a publish waits until they have landed; between servers both are elements of
- *            the queue to the peer, which one script of a rank may hold. A step that fails does not end the script
+ *            the queue to the peer, which one script of a rank may hold. A step that fails does not end the script. What steps saw is told at the
+ *            end: to tell it waits for the copies before
  *   takes    the address of an EpProbeArgs
  */
 #include "ep_roce.h"
@@ -140,13 +141,15 @@ extern "C" __global__ __aicore__ void ep_probe_kernel(GM_ADDR args) {
     p.deadline = ep_at<uint64_t>(a.allowed, c.number);
     const ep_u32 first = ep_at<uint32_t>(a.first_of, c.number), last = ep_at<uint32_t>(a.first_of, c.number + 1);
     EpTicket puts[EP_RANKS] = {};
+    EpSaw saws[EP_PROBE_STEPS];
     for (ep_u32 at = first; at < last; ++at) {
         EpStep step;
         ep_load_struct(step, a.steps + (ep_u64)at * sizeof(EpStep));
         const EpSaw saw = ep_probe_step(c, p, step, puts[step.peer]);
         if (step.verb == EP_VERB_PUT && saw.status == EP_SAW_DONE) puts[step.peer] = EpTicket{(ep_u32)saw.value, true};
-        ep_probe_tell(c, a.saw + (ep_u64)at * sizeof(EpSaw), saw);
+        saws[at - first] = saw;
     }
     ep_landed(c);
+    for (ep_u32 at = first; at < last; ++at) ep_probe_tell(c, a.saw + (ep_u64)at * sizeof(EpSaw), saws[at - first]);
     ep_close_buffers(c);
 }

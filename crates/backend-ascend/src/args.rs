@@ -10,6 +10,7 @@ use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
 use ep_core::layout::KernelRings;
 use ep_core::{c_enum, c_struct};
 
+use crate::probe::MOST_STEPS;
 use crate::{MOST_NEAR, MOST_RANKS, Roles};
 pub use plant::Plant;
 
@@ -402,7 +403,7 @@ const OPENS: &str = "/*
 /// The header `ep_args.h`.
 pub(crate) fn header() -> String {
     let parts = [
-        format!("#define EP_NEAR {MOST_NEAR}u\n#define EP_RANKS {MOST_RANKS}u\n"),
+        format!("#define EP_NEAR {MOST_NEAR}u\n#define EP_RANKS {MOST_RANKS}u\n#define EP_PROBE_STEPS {MOST_STEPS}u\n"),
         Plant::declaration(),
         Roles::declaration(),
         Launch::declaration(),

@@ -15,6 +15,9 @@ use crate::rank::{Call, RankDevice};
 /// How much longer than its kernel a script is waited for, in nanoseconds.
 const GRACE: u64 = 1_000_000_000;
 
+/// Steps of a script, at most: `EP_PROBE_STEPS` of the kernel.
+pub(crate) const MOST_STEPS: u32 = 128;
+
 /// The kernel that executes scripts: a file's name and text.
 pub const fn source() -> (&'static str, &'static str) {
     ("probe.cpp", include_str!("../kernels/probe.cpp"))
@@ -46,6 +49,9 @@ enum State {
 /// Runs all scripts at the same time: `[scripts][steps]`, none for those of ranks that crashed.
 pub(crate) fn run(ranks: &[&RankDevice], scripts: &[Script]) -> Result<Vec<Option<Vec<Saw>>>, Error> {
     check(scripts, ranks.len() as u32)?;
+    if let Some(long) = scripts.iter().map(|script| script.steps.len()).find(|&steps| steps > MOST_STEPS as usize) {
+        return Err(Error::invalid("steps of a script", long, format_args!("up to {MOST_STEPS}")));
+    }
     let all = ranks.iter().enumerate().map(|(me, rank)| Loaded::new(rank, Rank(me as u32), scripts));
     let mut all = all.collect::<Result<Vec<_>, AscendError>>()?;
     all.iter_mut().try_for_each(Loaded::launch)?;

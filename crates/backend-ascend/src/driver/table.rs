@@ -153,7 +153,7 @@ table! {
 /// Libraries of CANN, and what each is needed for.
 pub const LIBRARIES: [(&str, &str); 2] = [
     ("libascendcl.so", "devices, memory, streams, launches"),
-    ("libhccl.so", "the way between servers, whose context is not read yet"),
+    ("libhccl.so", "the way between servers, which nothing asks it for yet"),
 ];
 
 /// Nanoseconds since the first look.
