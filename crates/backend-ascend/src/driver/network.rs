@@ -35,6 +35,9 @@ pub struct QueueView {
     pub reserved: u32,
 }
 
+/// Makes queues from a device to the ranks `peers`, of those on `devices`, of which it is that of rank `me`; gives a context's address.
+pub type Connect = fn(device: u32, devices: &[u32], me: u32, peers: &[u32]) -> Result<u64, Code>;
+
 /// Functions by which a host connects its devices with those of other servers. Devices are named by their ordinals.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
@@ -42,8 +45,8 @@ pub struct Network {
     pub depth: u32,
     /// Makes memory of a device known to its card, and to those of its peers, as a source and as a target.
     pub register: fn(device: u32, at: u64, bytes: u64) -> Result<(), Code>,
-    /// New queues from a device to some ranks: the device address of a context that has them. `devices`: of each rank; `me`: the device's.
-    pub connect: fn(device: u32, devices: &[u32], me: u32, peers: &[u32]) -> Result<u64, Code>,
+    /// New queues from a device to some ranks: the device address of a context that has them.
+    pub connect: Connect,
     /// Ends all queues of a device, and their contexts: nothing that was posted arrives any more.
     pub close: fn(device: u32) -> Result<(), Code>,
 }
