@@ -270,3 +270,35 @@ fn window(device: &Arc<Device>, layout: &Layout) -> Result<Memory, AscendError> 
 const fn cells(w: &KernelWindow) -> (u64, u64) {
     (w.cells, w.counts)
 }
+
+#[cfg(test)]
+mod tests {
+    use ep_core::{Settings, Shape, Topology};
+
+    use super::*;
+
+    const DEPTH: u32 = 8;
+
+    /// What a rank's window takes of a device that has a way to other servers.
+    fn parts(nodes: u32, low_latency: bool) -> (u64, Estimate) {
+        let shape = Shape::builder().experts(4).topk(2).hidden(64).max_tokens(16).build().unwrap();
+        let topology = Topology::new(nodes, 4 / nodes).unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        let network =
+            Network { depth: DEPTH, register: |_, _, _| Ok(()), connect: |_, _, _, _| Ok(0), close: |_| Ok(()) };
+        let table = Table { network: Some(network), ..Table::empty("none", || 0) };
+        let part = if low_latency { layout.low_part(1, Rank(0)).len } else { 0 };
+        (part, estimate(&layout, &table))
+    }
+
+    #[test]
+    fn what_lies_behind_a_window_counts() {
+        let (part, both) = parts(2, true);
+        assert!(part > 0);
+        let words = u64::from(4 * DEPTH * 8);
+        assert_eq!(both.parts()[1..], [("words of queues", words), ("staging memory of low latency", 2 * part)]);
+        assert_eq!(parts(2, false).1.parts()[1..], [("words of queues", words)]);
+        assert_eq!(parts(1, true).1.parts().len(), 1);
+    }
+}
