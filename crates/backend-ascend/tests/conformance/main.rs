@@ -8,7 +8,6 @@ use std::process::ExitCode;
 mod common;
 mod zombies;
 
-use ep_ascend::args::Plant;
 use ep_ascend::twin::{Host, Library, Machine, Session, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
 use ep_conformance::harness::{Suite, cases};
@@ -18,7 +17,7 @@ use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Error, Layout};
 
-use common::befall;
+use common::{IN_CASES, befall};
 use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
 
@@ -194,25 +193,13 @@ impl Twin {
     }
 }
 
-/// Faults of the kernels, the case that must fail of each, and what it must say.
-const PLANTED: [(Plant, &str, &str); 8] = [
-    (Plant::ProbePublishedEarly, "f3_who_sees_the_value_sees_the_puts_before_it", "a round's bytes"),
-    (Plant::ProbePublishedEarly, "f1_a_put_changes_exactly_the_bytes_named", "the range"),
-    (Plant::ProbeFlushedEarly, "far_f5_a_flushed_source_may_be_overwritten", "what was put"),
-    (Plant::ProbeUnchecked, "f8_ranges_outside_the_window_are_refused", "bounds"),
-    (Plant::ProbeGoneUnheard, "f7_a_lost_peer_fails_only_what_involves_it", "noticed true"),
-    (Plant::LowSilent, "zombie_in_low_latency_harms_nobody", "blames another than"),
-    (Plant::Silent, "zombie_in_throughput_mode_harms_nobody", "blames another than"),
-    (Plant::StaleCell, "f4_cells_never_fall_and_values_may_repeat", "waited"),
-];
-
 /// Seeds that are tried until one catches a fault.
 const PLANTED_SEEDS: u64 = 40;
 
 /// Each of these faults is caught by its case.
 fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
     let kernels = Twin::new(0, &["EP_TEST"]);
-    for (plant, name, said) in PLANTED {
+    for (plant, name, said) in IN_CASES {
         let twin = Twin { library: kernels.library.clone(), seeds: PLANTED_SEEDS, plant: plant as u32 };
         let case = cases::<Twin>().into_iter().find(|case| case.name == name);
         let case = case.ok_or_else(|| format!("there is no case {name}"))?;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use ep_ascend::twin::{Library, Machine, Reach, TwinError};
 
-const SEEDS: u64 = 8;
+const SEEDS: u64 = 24;
 const TURNS: u64 = 3_000_000;
 const DEPTH: u32 = 8;
 /// Two laps and a half of the queue.
