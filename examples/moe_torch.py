@@ -2,6 +2,10 @@
 
     python examples/moe_torch.py --ranks 4 --steps 30
 
+Under a launcher that sets what torchrun does, each process is one rank, of one node or several:
+
+    MOEXPRESS_FAR=loop moexpress launch -n 4 --nodes 2 -- python examples/moe_torch.py
+
 Each rank has a share of the tokens and of the experts. A router chooses two experts for each token; `moexpress` takes the token's row to
 them and brings the weighted sum of their results back, and in the backward pass the gradients, the other way round. The single process
 does the same arithmetic without communication, so the losses of both agree.
@@ -73,7 +77,7 @@ def parts() -> tuple[Trunk, nn.ModuleList]:
     return Trunk(), nn.ModuleList(Expert() for _ in range(EXPERTS))
 
 
-def train_rank(rank: int, ranks: int, steps: int, store: str, losses: list[float]) -> None:
+def train_rank(rank: int, ranks: int, steps: int, meet: str, losses: torch.Tensor) -> None:
     """One rank: its tokens, its experts, a copy of the trunk."""
     torch.set_num_threads(1)
     trunk, every_expert = parts()
@@ -82,7 +86,7 @@ def train_rank(rank: int, ranks: int, steps: int, store: str, losses: list[float
     # Before the group: torch's first optimiser keeps what groups there are, and gloo's threads that still hold a tensor when the
     # interpreter ends abort the process (pytorch/pytorch#179291).
     optimiser = torch.optim.SGD([*trunk.parameters(), *experts.parameters()], lr=0.5)
-    dist.init_process_group("gloo", init_method=f"file://{store}", world_size=ranks, rank=rank)
+    dist.init_process_group("gloo", init_method=meet, world_size=ranks, rank=rank)
     with Communicator(experts=EXPERTS, topk=TOPK, hidden=HIDDEN, device="cpu") as communicator:
         for step in range(steps):
             x, classes = batch(step, rank)
@@ -151,15 +155,24 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4, help="CPU processes; a divisor of 8 (default: 4)")
     parser.add_argument("--steps", type=int, default=30, help="of training (default: 30)")
     options = parser.parse_args()
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if launched:
+        options.ranks = int(os.environ["WORLD_SIZE"])
     if options.ranks < 1 or EXPERTS % options.ranks:
         parser.error(f"--ranks is {options.ranks}, allowed: a divisor of the {EXPERTS} experts")
     if not 1 <= options.steps <= MAX_STEPS:
         parser.error(f"--steps is {options.steps}, allowed: 1 to {MAX_STEPS}")
     losses = torch.zeros(options.steps).share_memory_()
-    store = os.path.join(tempfile.mkdtemp(), "store")
-    mp.start_processes(
-        train_rank, (options.ranks, options.steps, store, losses), nprocs=options.ranks, start_method="spawn"
-    )
+    if launched:
+        rank = int(os.environ["RANK"])
+        train_rank(rank, options.ranks, options.steps, "env://", losses)
+        if rank > 0:
+            return
+    else:
+        meet = "file://" + os.path.join(tempfile.mkdtemp(), "store")
+        mp.start_processes(
+            train_rank, (options.ranks, options.steps, meet, losses), nprocs=options.ranks, start_method="spawn"
+        )
     torch.set_num_threads(1)
     alone = train_alone(options.ranks, options.steps)
     furthest = max(abs(a - b) for a, b in zip(losses.tolist(), alone, strict=True))

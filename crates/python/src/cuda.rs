@@ -17,7 +17,9 @@ use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, 
 
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
+use crate::far;
 use crate::guard::Own;
+use crate::join::Options;
 use crate::rank::{Calls, Rank};
 use crate::room::{LowRoom, Owner};
 
@@ -26,20 +28,21 @@ const ALIGN: usize = 16;
 /// Bytes of a scale, or a pack of them, in a tensor.
 const SCALE: usize = 4;
 
-/// Makes a rank. `multiprocessors`: 0 for the automatic choice.
+/// Makes a rank.
 pub(crate) fn join(
     shape: Shape,
     topology: Topology,
     settings: Settings,
-    gpu: usize,
-    multiprocessors: u32,
+    options: &Options,
     member: &Arc<ep_bootstrap::Member>,
 ) -> Result<Box<dyn Calls>, Error> {
     let layout = Layout::new(&shape, &topology, &settings)?;
-    let mut builder = Cluster::builder(topology).settings(settings).gpus(vec![gpu]);
-    if multiprocessors > 0 {
-        builder = builder.multiprocessors(multiprocessors);
+    let mut builder = Cluster::builder(topology).settings(settings).gpus(vec![options.gpu]);
+    // 0: the automatic choice.
+    if options.multiprocessors > 0 {
+        builder = builder.multiprocessors(options.multiprocessors);
     }
+    let builder = far::between_gpus(builder, far::named(options, &topology)?)?;
     let endpoint = builder.join(shape, member)?;
     Ok(Box::new(Rank::new(endpoint, layout)))
 }

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,8 +27,8 @@ pub(crate) struct Endpoint {
     rank: Own<Turns<Box<dyn Calls>>>,
     /// No other endpoint of this process has it.
     id: u64,
-    me: u32,
-    ranks: u32,
+    me: Rank,
+    topology: Topology,
 }
 
 /// Endpoints made by this process.
@@ -110,12 +111,13 @@ impl Endpoint {
     #[new]
     fn new(py: Python<'_>, meeting: &Meeting, backend: String, sizes: Sizes, options: Options) -> PyResult<Self> {
         let member = meeting.member(py)?;
-        let (me, ranks, seconds) = (member.rank().0, member.world(), options.seconds);
+        let (me, ranks, seconds) = (member.rank(), member.world(), options.seconds);
         let plan = Plan::new(&sizes, ranks, &options).map_err(|error| of(py, &error))?;
+        let topology = plan.topology();
         let joined = aside(py, move || join(&backend, plan, &options, member))?;
         let rank = joined.map_err(|error| of(py, &error))?;
         let rank = Own::new(Turns::new(rank, within(seconds)));
-        Ok(Self { rank, id: MADE.fetch_add(1, Ordering::Relaxed), me, ranks })
+        Ok(Self { rank, id: MADE.fetch_add(1, Ordering::Relaxed), me, topology })
     }
 
     /// See `moexpress.Communicator.dispatch`.
@@ -131,7 +133,7 @@ impl Endpoint {
         let dispatched = self.call_on(py, "dispatch", order, |rank, go_on| unsafe {
             rank.dispatch(&x, &routing, &options.into(), go_on)
         })?;
-        Ok(Dispatched::new(dispatched, self.me, self.ranks))
+        Ok(Dispatched::new(dispatched, self.me, self.topology))
     }
 
     /// See `moexpress.Communicator.redispatch`.
@@ -140,7 +142,7 @@ impl Endpoint {
         // SAFETY: as in `dispatch`.
         let dispatched =
             self.call_on(py, "redispatch", order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
-        Ok(Dispatched::new(dispatched, self.me, self.ranks))
+        Ok(Dispatched::new(dispatched, self.me, self.topology))
     }
 
     /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows; `bias` at most two addresses.

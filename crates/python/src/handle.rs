@@ -3,21 +3,22 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-use moexpress::plan::{Exchange, Plan};
-use moexpress::{Rank, engine};
+use moexpress::plan::{Exchange, Plan, tokens_by_node};
+use moexpress::{Rank, Topology, engine};
 use pyo3::prelude::*;
 
 use crate::error::{invalid, of};
 use crate::guard::Own;
+use crate::rail::{self, Passed};
 
 /// Replays the routing of a dispatch: for combine, and for cached dispatch.
 #[pyclass(frozen, module = "moexpress._native")]
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     pub(crate) inner: engine::Handle,
-    /// The endpoint's rank and their number.
-    pub(crate) me: u32,
-    pub(crate) ranks: u32,
+    /// The endpoint's rank, and where all of them are.
+    pub(crate) me: Rank,
+    pub(crate) topology: Topology,
 }
 
 impl Handle {
@@ -32,7 +33,17 @@ impl Handle {
     }
 
     fn all(&self) -> impl Iterator<Item = Rank> + use<> {
-        (0..self.ranks).map(Rank)
+        self.topology.all()
+    }
+
+    const fn ranks(&self) -> u32 {
+        self.topology.ranks()
+    }
+
+    /// What passed through this rank on its way to ranks of its node.
+    fn passed(&self, py: Python<'_>) -> PyResult<Passed> {
+        let passed = || Passed::of(&self.inner, &self.topology, self.me);
+        py.detach(passed).map_err(|error| of(py, &error))
     }
 }
 
@@ -85,7 +96,7 @@ impl Handle {
 
     /// Writes int32 `[ranks, ranks]`: rows that rank `column` gets from ranks 0 to `row`.
     fn rank_prefix(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<()> {
-        check(py, len, self.ranks, self.ranks)?;
+        check(py, len, self.ranks(), self.ranks())?;
         let exchange = self.exchange(py)?;
         let upto = |source: Rank, to: Rank| (exchange.first_row(source, to) + exchange.rows(source, to)) as i32;
         let all = self.all().flat_map(|source| self.all().map(move |to| upto(source, to))).collect();
@@ -94,7 +105,7 @@ impl Handle {
 
     /// Writes int32 `[ranks, channels]`: rows of channels 0 to `column` to rank `row`, each channel a share of the tokens.
     fn channel_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
-        check(py, len, self.ranks, channels)?;
+        check(py, len, self.ranks(), channels)?;
         let share = share(self.inner.tokens(), channels);
         let plan = self.plan(py)?;
         let upto = |to: Rank, channel: u32| {
@@ -113,8 +124,8 @@ impl Handle {
         address: usize,
         len: usize,
     ) -> PyResult<()> {
-        check(py, len, self.ranks, channels)?;
-        let (exchange, me) = (self.exchange(py)?, Rank(self.me));
+        check(py, len, self.ranks(), channels)?;
+        let (exchange, me) = (self.exchange(py)?, self.me);
         // SAFETY: the caller names a contiguous int32 tensor of the received rows.
         let tokens = unsafe { slice::<i32>(source_token, exchange.received(me) as usize) };
         let before = |source: Rank, channel: u32| {
@@ -128,26 +139,58 @@ impl Handle {
 
     /// Writes int32 `[tokens, ranks]`: the row's number among those of its channel to the rank, -1 where the token does not go.
     fn send_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
-        check(py, len, self.inner.tokens(), self.ranks)?;
+        check(py, len, self.inner.tokens(), self.ranks())?;
         let share = share(self.inner.tokens(), channels).max(1);
         let plan = self.plan(py)?;
-        let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks as usize];
+        let mut heads = vec![-1; self.inner.tokens() as usize * self.ranks() as usize];
         for to in self.all() {
             let (mut channel, mut number) = (0, 0);
             for &token in plan.sent_to(to) {
                 let of = u64::from(token) / share;
                 number = if of == channel { number } else { 0 };
                 channel = of;
-                heads[token as usize * self.ranks as usize + to.index()] = number;
+                heads[token as usize * self.ranks() as usize + to.index()] = number;
                 number += 1;
             }
         }
         fill(py, address, heads)
     }
+
+    /// Writes int32 `[nodes, channels]`: tokens of channels 0 to `column` that go to node `row`.
+    fn node_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.topology.nodes(), channels)?;
+        let plan = self.plan(py)?;
+        fill(py, address, rail::prefix(&tokens_by_node(&plan, &self.topology), |_| plan.tokens(), channels))
+    }
+
+    /// Writes int32 `[tokens, nodes]`: the token's number among those of its channel to the node, -1 where it does not go there.
+    fn node_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.inner.tokens(), self.topology.nodes())?;
+        let plan = self.plan(py)?;
+        fill(py, address, rail::heads(&tokens_by_node(&plan, &self.topology), plan.tokens(), channels))
+    }
+
+    /// Rows that passed through this rank on their way to ranks of its node, those of its own batch among them.
+    fn rail_rows(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.passed(py)?.rows())
+    }
+
+    /// Writes int32 `[nodes, channels]`: of these rows, those that came from node `row` by channels 0 to `column`.
+    fn rail_prefix(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        check(py, len, self.topology.nodes(), channels)?;
+        fill(py, address, self.passed(py)?.prefix(channels))
+    }
+
+    /// Writes int32 `[rows, ranks of a node]`: the row's number among those of its node and channel to the rank, -1 where it does not go.
+    fn rail_head(&self, py: Python<'_>, channels: u32, address: usize, len: usize) -> PyResult<()> {
+        let passed = self.passed(py)?;
+        check(py, len, passed.rows() as u32, self.topology.ranks_per_node())?;
+        fill(py, address, passed.heads(channels))
+    }
 }
 
 /// Tokens of each channel but the last.
-fn share(tokens: u32, channels: u32) -> u64 {
+pub(crate) fn share(tokens: u32, channels: u32) -> u64 {
     u64::from(tokens.div_ceil(channels.max(1)))
 }
 

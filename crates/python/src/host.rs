@@ -5,15 +5,18 @@ use std::sync::{Arc, Mutex};
 
 use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
 use moexpress::engine::{Buffer, Engine, HostRows, Lease, Scalar};
-use moexpress::host::{Machine, Window, block_on_while};
+use moexpress::host::{Builder, Cluster, Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
 use moexpress::port::Span;
 use moexpress::room::zeroed;
-use moexpress::{Endpoint as _, Error, Layout, LowLatency as _};
+use moexpress::transport::{Lanes, Transport};
+use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
+use crate::far::Far;
 use crate::handle::slice;
+use crate::rank::{Calls, Rank};
 use crate::room::{LowRoom, Owner};
 
 /// Bytes of a scale, or a pack of them, in a tensor.
@@ -72,7 +75,35 @@ impl Parts {
     }
 }
 
-fn parts(engine: &Engine<Machine>) -> Parts {
+/// Makes a rank, with `far` between nodes.
+pub(crate) fn join(
+    shape: Shape,
+    topology: Topology,
+    settings: Settings,
+    far: Option<Far>,
+    member: &Arc<ep_bootstrap::Member>,
+) -> Result<Box<dyn Calls>, Error> {
+    let builder = Cluster::builder(topology).settings(settings);
+    match far {
+        None => joined(builder, shape, member),
+        Some(Far::Loop(network)) => joined(builder.far(network), shape, member),
+        Some(Far::Roce(network)) => joined(builder.far(network), shape, member),
+        Some(Far::Ibgda(_)) => {
+            Err(Error::invalid("far", "ibgda", "roce or loop on CPUs: kernels of GPUs post by ibgda"))
+        }
+    }
+}
+
+fn joined<T>(builder: Builder<T>, shape: Shape, member: &Arc<ep_bootstrap::Member>) -> Result<Box<dyn Calls>, Error>
+where
+    T: Transport<Lanes: 'static>,
+{
+    let endpoint = builder.join(shape, member)?;
+    let layout = endpoint.layout().clone();
+    Ok(Box::new(Rank::new(endpoint, layout)))
+}
+
+fn parts<L: Lanes>(engine: &Engine<Machine<L>>) -> Parts {
     Parts::of(engine.layout().row(), engine.layout().shape().hidden())
 }
 
@@ -83,7 +114,7 @@ fn dense(rows: &HostRows<Window>, row_bytes: usize) -> Result<&[u8], Error> {
     }
 }
 
-impl Backend for Engine<Machine> {
+impl<L: Lanes + 'static> Backend for Engine<Machine<L>> {
     unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error> {
         let count = rows.rows as usize;
         let Some(scales) = &rows.scales else {

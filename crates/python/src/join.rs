@@ -7,8 +7,9 @@ use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Sha
 use pyo3::prelude::*;
 
 use crate::error::of;
+use crate::far;
 use crate::meeting::within;
-use crate::rank::{Calls, Rank};
+use crate::rank::Calls;
 
 /// Of what, and how much of it.
 #[derive(Clone, Copy, Debug, FromPyObject)]
@@ -39,6 +40,9 @@ pub(crate) struct Options {
     pub(crate) channels: Option<u32>,
     pub(crate) slots: Option<u32>,
     pub(crate) outboxes: Option<u32>,
+    pub(crate) ranks_per_node: u32,
+    pub(crate) far: String,
+    pub(crate) far_devices: Option<String>,
     pub(crate) gpu: usize,
     pub(crate) multiprocessors: u32,
 }
@@ -54,7 +58,7 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(sizes: &Sizes, ranks: u32, options: &Options) -> Result<Self, Error> {
         let shape = sizes.shape(element(&options.element)?)?;
-        let topology = Topology::new(1, ranks)?;
+        let topology = topology(ranks, options.ranks_per_node)?;
         let nanos = u64::try_from(within(options.seconds).as_nanos()).unwrap_or(u64::MAX);
         let mut settings = Settings::builder(&shape, &topology)
             .placement(placement(&options.placement)?)
@@ -74,6 +78,18 @@ impl Plan {
         }
         Ok(Self { shape, topology, settings: settings.build()? })
     }
+
+    pub(crate) const fn topology(&self) -> Topology {
+        self.topology
+    }
+}
+
+/// Nodes of so many ranks each.
+fn topology(ranks: u32, ranks_per_node: u32) -> Result<Topology, Error> {
+    if ranks_per_node == 0 || !ranks.is_multiple_of(ranks_per_node) {
+        return Err(Error::invalid("ranks_per_node", ranks_per_node, format_args!("a divisor of {ranks}, the ranks")));
+    }
+    Topology::new(ranks / ranks_per_node, ranks_per_node)
 }
 
 fn element(name: &str) -> Result<Element, Error> {
@@ -104,12 +120,8 @@ pub(crate) fn join(
 ) -> Result<Box<dyn Calls>, Error> {
     let Plan { shape, topology, settings } = plan;
     match backend {
-        "host" => {
-            let endpoint = moexpress::host::Cluster::builder(topology).settings(settings).join(shape, &member)?;
-            let layout = endpoint.layout().clone();
-            Ok(Box::new(Rank::new(endpoint, layout)))
-        }
-        "cuda" => crate::cuda::join(shape, topology, settings, options.gpu, options.multiprocessors, &member),
+        "host" => crate::host::join(shape, topology, settings, far::named(options, &topology)?, &member),
+        "cuda" => crate::cuda::join(shape, topology, settings, options, &member),
         _ => Err(Error::invalid("backend", backend, "host, cuda")),
     }
 }

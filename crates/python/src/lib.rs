@@ -25,7 +25,8 @@
 //! | `host`, `cuda` | its two implementations |
 //! | `rank` | the calls of one rank, the same text for both |
 //! | `endpoint`, `results`, `handle`, `members`, `meeting` | Python's classes |
-//! | `join` | names and numbers of Python, made into an endpoint |
+//! | `join`, `far` | names and numbers of Python, made into an endpoint, and a transport between its nodes |
+//! | `rail` | where rows are between two nodes, as DeepEP's handles tell it |
 //! | `turns` | one call of a rank at a time |
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
 //! | `error` | errors of the engine, as Python's exceptions |
@@ -44,12 +45,14 @@ mod cuda;
 mod dlpack;
 mod endpoint;
 mod error;
+mod far;
 mod guard;
 mod handle;
 mod host;
 mod join;
 mod meeting;
 mod members;
+mod rail;
 mod rank;
 mod results;
 mod room;

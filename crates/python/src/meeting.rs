@@ -12,7 +12,8 @@ use pyo3::types::PyBytes;
 use crate::error::{closed, of_meeting};
 use crate::guard::{Own, aside};
 
-/// A meeting place that rank 0 opens: a port of the loopback interface, and a secret to be told to the other ranks.
+/// A meeting place that rank 0 opens: a port of the loopback interface or of an address that other hosts reach, and a secret to be told
+/// to the other ranks.
 #[pyclass(frozen, module = "moexpress._native")]
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -27,10 +28,11 @@ pub(crate) struct Place {
 
 #[pymethods]
 impl Place {
-    /// Opens it at a port that the system chooses.
+    /// Opens it at a port that the system chooses. `host`: an address of this host; None for the loopback interface.
     #[new]
-    fn new(py: Python<'_>) -> PyResult<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+    #[pyo3(signature = (host=None))]
+    fn new(py: Python<'_>, host: Option<&str>) -> PyResult<Self> {
+        let listener = TcpListener::bind((host.unwrap_or("127.0.0.1"), 0))?;
         let address = listener.local_addr()?.to_string();
         let secret = Secret::generate().map_err(|error| of_meeting(py, &error))?.to_hex();
         Ok(Self { listener: Mutex::new(Some(listener)), address, secret })

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 
 use crate::dlpack::Tensor;
@@ -37,8 +38,8 @@ struct Parts {
 }
 
 impl Dispatched {
-    /// Of rank `me` of `ranks`.
-    pub(crate) fn new(dispatched: rank::Dispatched, me: u32, ranks: u32) -> Self {
+    /// Of rank `me`.
+    pub(crate) fn new(dispatched: rank::Dispatched, me: Rank, topology: Topology) -> Self {
         let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
             dispatched;
         let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
@@ -52,7 +53,7 @@ impl Dispatched {
             device_rows,
             device_counts,
         };
-        Self { parts: Mutex::new(parts), rows, expert_counts, handle: Handle { inner: handle, me, ranks } }
+        Self { parts: Mutex::new(parts), rows, expert_counts, handle: Handle { inner: handle, me, topology } }
     }
 
     fn take<'py>(

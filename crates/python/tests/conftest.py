@@ -30,12 +30,16 @@ class Outcome:
     trace: str = ""
 
 
-def _work(rank: int, world: int, store: str, pipe: Any) -> None:
+def _work(rank: int, world: int, ranks_per_node: int | None, store: str, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     os.environ["MOEXPRESS_TIMEOUT"] = "20"
+    if ranks_per_node is not None:
+        # As torchrun, or `moexpress launch --nodes`, tells them.
+        told = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": ranks_per_node}
+        os.environ.update({name: str(number) for name, number in told.items()}, MOEXPRESS_FAR="loop")
     dist.init_process_group("gloo", init_method=f"file://{store}", world_size=world, rank=rank)
     while True:
         try:
@@ -50,10 +54,10 @@ def _work(rank: int, world: int, store: str, pipe: Any) -> None:
 
 
 class Ranks:
-    """A group of processes."""
+    """A group of processes. ``ranks_per_node``: on several nodes, over the loop."""
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, world: int, ranks_per_node: int | None = None) -> None:
+        self.world, self.ranks_per_node = world, ranks_per_node
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
 
@@ -61,7 +65,9 @@ class Ranks:
         store = os.path.join(tempfile.mkdtemp(), "store")
         for rank in range(self.world):
             mine, theirs = _context.Pipe()
-            process = _context.Process(target=_work, args=(rank, self.world, store, theirs), daemon=True)
+            process = _context.Process(
+                target=_work, args=(rank, self.world, self.ranks_per_node, store, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -108,7 +114,7 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
 
-_groups: dict[int, Ranks] = {}
+_groups: dict[int | tuple[int, int], Ranks] = {}
 
 
 @pytest.fixture(params=[2, 4], ids=["2 ranks", "4 ranks"])
@@ -133,6 +139,17 @@ def two() -> Ranks:
 def four() -> Ranks:
     """Four ranks."""
     return _groups.setdefault(4, Ranks(4))
+
+
+def on_nodes(nodes: int, ranks_per_node: int) -> Ranks:
+    """Nodes of so many ranks."""
+    return _groups.setdefault((nodes, ranks_per_node), Ranks(nodes * ranks_per_node, ranks_per_node))
+
+
+@pytest.fixture
+def two_nodes() -> Ranks:
+    """Two nodes of two ranks."""
+    return on_nodes(2, 2)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,6 +24,14 @@ class Layer:
     experts: int
     topk: int
     hidden: int
+    ranks_per_node: int | None = None
+    """None: one node."""
+
+    @property
+    def nodes(self) -> list[list[int]]:
+        """The ranks of each node."""
+        size = self.ranks_per_node or self.world
+        return [list(range(first, first + size)) for first in range(0, self.world, size)]
 
     @property
     def local(self) -> int:
@@ -99,15 +107,18 @@ def combined(
     bias: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The sums of the tokens of ``rank``, where ``results[r]`` are the rows that rank ``r`` returns: bias first, then ranks
-    ascending, in f32, rounded once."""
+    ascending, in f32, rounded once; over several nodes bias first, then nodes ascending, each node's sum rounded before."""
     batch = all_batches[rank]
     total = torch.zeros(batch.x.shape)
     for number, one in enumerate(bias or []):
         total = one.float() if number == 0 else total + one.float()
-    for other in range(layer.world):
-        rows = arrived(layer, all_batches, other)
-        mine = rows.source_rank == rank
-        added = torch.zeros_like(total)
-        added[rows.source_token[mine].long()] = results[other][mine].float()
-        total = total + added
+    for node in layer.nodes:
+        partial = total if len(layer.nodes) == 1 else torch.zeros(batch.x.shape)
+        for other in node:
+            rows = arrived(layer, all_batches, other)
+            mine = rows.source_rank == rank
+            added = torch.zeros_like(partial)
+            added[rows.source_token[mine].long()] = results[other][mine].float()
+            partial = partial + added
+        total = partial if len(layer.nodes) == 1 else total + partial.bfloat16().float()
     return total.bfloat16()

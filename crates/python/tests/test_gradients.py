@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +25,8 @@ def scaled(x: torch.Tensor, topk_idx: torch.Tensor, weights: torch.Tensor, facto
     return (x.float() * total).bfloat16()
 
 
-def check_gradients(rank: int, world: int) -> None:
-    layer = oracle.Layer(world, 2 * world, 3, 64)
+def check_gradients(rank: int, world: int, ranks_per_node: int | None = None) -> None:
+    layer = oracle.Layer(world, 2 * world, 3, 64, ranks_per_node)
     all_batches = oracle.batches(layer, [20, 0, 13, 7][:world], seed=4)
     target = [
         torch.randn(each.x.shape, generator=torch.Generator().manual_seed(9 + r)) for r, each in enumerate(all_batches)
@@ -79,6 +81,30 @@ def sums_of(all_batches: list[oracle.Batch], rank: int, layer: oracle.Layer, fac
 
 def test_gradients_are_those_of_one_process(ranks: Any) -> None:
     ranks.run(check_gradients)
+
+
+def test_gradients_over_nodes_are_those_of_one_process(two_nodes: Any) -> None:
+    two_nodes.run(check_gradients, 2)
+
+
+def test_the_example_trains_on_two_nodes_under_a_launcher() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, EXAMPLE, "--steps", "8"],
+            env={**os.environ, **told, "RANK": str(rank), "MOEXPRESS_FAR": "loop"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, said
+    assert "largest difference" in said[0] and "4 ranks" in said[0], said
 
 
 def test_the_example_trains_as_one_process_does() -> None:

@@ -63,15 +63,18 @@ impl Link {
         self.busy.store(true, Ordering::Relaxed);
     }
 
-    /// Carries out what is due from `source` to `sink`. `mine`: by the rank that posts here; others leave alone what is in use.
-    pub(crate) fn carry(&self, network: &Network, source: &End, sink: &End, mine: bool) {
+    /// Carries out what is due from `source` to `sink`. `mine`: by the rank that posts here; others leave alone what is in use. Whether something
+    /// is under way still.
+    pub(crate) fn carry(&self, network: &Network, source: &End, sink: &End, mine: bool) -> bool {
         if !self.busy.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
         let state = if mine { Some(self.lock()) } else { self.state.try_lock().ok() };
-        let Some(mut state) = state else { return };
+        let Some(mut state) = state else { return true };
         state.carry(network, source, sink);
-        self.busy.store(state.lanes.iter().any(|lane| !lane.is_idle()), Ordering::Relaxed);
+        let busy = state.lanes.iter().any(|lane| !lane.is_idle());
+        self.busy.store(busy, Ordering::Relaxed);
+        busy
     }
 }
 

@@ -10,10 +10,10 @@ use std::{io, process, thread};
 
 use ep_core::Rank;
 use ep_core::port::Offset;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::{Pid, test_kill_process};
 
-use crate::memory::Memory;
+use crate::memory::{self, Memory};
 
 /// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -56,9 +56,7 @@ impl Page {
 
     /// That of another process of this host.
     pub(crate) fn open(process: u32, file: u32, ranks: u32, token: u64) -> io::Result<Self> {
-        let path = format!("/proc/{process}/fd/{file}");
-        let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: None };
+        let page = Self { memory: memory::of_process(process, file, Self::bytes(ranks))?, file: None };
         if page.get(TOKEN) != token {
             return Err(io::Error::other("it is another process: that of the rank runs on another host"));
         }

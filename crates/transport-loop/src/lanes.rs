@@ -9,14 +9,14 @@ use ep_core::transport::{DevicePlace, Lanes, Place, WindowMemory};
 use ep_core::{Error, Fault, LaneCause, Rank};
 use zerocopy::IntoBytes;
 
+use crate::carrier::Carrier;
 use crate::end::{End, Link};
 use crate::gate::{Gate, Page};
 use crate::lane::{Lane, Verb};
-use crate::memory::Memory;
 use crate::network::{Network, Settings};
 use crate::offer::Offer;
 use crate::pace::Pace;
-use crate::window::Window;
+use crate::window::{self, File, Window};
 
 /// The lanes of one rank over a network made of software.
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub struct LoopLanes {
     connection: u32,
     /// As connected, in the order of the links; none: it takes no part.
     peers: Vec<Option<Arc<End>>>,
+    /// Where nobody else carries what this rank posts: it is a process, and no proxy makes progress for it.
+    carrier: Option<Carrier>,
 }
 
 impl LoopLanes {
@@ -38,7 +40,7 @@ impl LoopLanes {
         let DevicePlace { me, layout, window } = place;
         let window = match window {
             WindowMemory::Device { copies: Some(copies), .. } => Window::Device(Arc::clone(copies)),
-            _ => Window::Host(mapped(place.on_host("the loop")?)?),
+            _ => Window::Host(mapped(place.on_host("the loop")?, settings.processes)?),
         };
         let links = place.peers(settings.far_lanes()).map(|(to, kinds)| {
             let lane = |kind| Lane::new(LaneId { peer: to, kind }, settings.depth);
@@ -47,10 +49,15 @@ impl LoopLanes {
         let links: Vec<_> = links.collect();
         let peers = links.iter().map(|_| None).collect();
         let ranks = layout.topology().ranks();
-        let (gate, token) = gate(&settings, &window, ranks)?;
+        let (gate, token) = gate(&settings, ranks)?;
         let own = Arc::new(End::new(me, window, gate, links));
         let number = token.unwrap_or_else(|| network.add(&own));
-        Ok(Self { own, number, network, pace: settings.pace, cells: cells_of(layout), ranks, connection: 0, peers })
+        let alone = settings.processes && matches!(own.window, Window::Host(_));
+        let carrier = alone.then(|| Carrier::start(Arc::clone(&own), Arc::clone(&network))).transpose();
+        let carrier = carrier
+            .map_err(|error| Error::broken("a thread of the loop", error, "raise the limit of threads (ulimit -u)"))?;
+        let (pace, cells) = (settings.pace, cells_of(layout));
+        Ok(Self { own, number, network, pace, cells, ranks, connection: 0, peers, carrier })
     }
 
     pub(crate) fn my_offer(&self) -> Offer {
@@ -71,13 +78,12 @@ impl LoopLanes {
 
     /// The end of a rank of another process, whose window is called `name`.
     fn reach(&self, rank: Rank, offer: &Offer, name: &[u8]) -> Result<End, Error> {
-        let Window::Device(own) = &self.own.window else { return Err(no_devices()) };
         let (process, gate) = (offer.process.get(), offer.gate.get());
         let page = Page::open(process, gate, self.ranks, offer.end.get()).map_err(|error| {
             let what = format_args!("rank {rank} over the loop: process {process}, {error}");
-            Error::unsupported(what, "ranks on one host, in one container, of one user; for several hosts use RoCE")
+            Error::unsupported(what, window::ONE_HOST)
         })?;
-        Ok(End::new(rank, Window::Device(own.open(name)?), Gate::Processes(page), Vec::new()))
+        Ok(End::new(rank, self.own.window.open(process, name)?, Gate::Processes(page), Vec::new()))
     }
 
     /// Does something with a lane that is not broken.
@@ -109,6 +115,23 @@ impl LoopLanes {
         link.set_busy();
     }
 
+    fn set_peers(&mut self, peers: Vec<Option<Arc<End>>>) {
+        if let Some(carrier) = &self.carrier {
+            carrier.connect(peers.clone());
+        }
+        self.peers = peers;
+    }
+
+    /// Carries what is due to a rank, where nobody else does, and leaves the rest to the carrier.
+    fn hand_over(&self, to: Rank) {
+        let Some(carrier) = &self.carrier else { return };
+        for (link, peer) in self.own.links.iter().zip(&self.peers).filter(|(link, _)| link.to == to) {
+            if peer.as_ref().is_some_and(|peer| link.carry(&self.network, &self.own, peer, true)) {
+                carrier.call();
+            }
+        }
+    }
+
     /// Accepts a verb, unless the lane is full.
     fn try_accept(&self, link: &Link, lane: &mut Lane, peer: &End, verb: Verb) -> bool {
         let room = lane.has_room();
@@ -119,17 +142,10 @@ impl LoopLanes {
     }
 }
 
-fn no_devices() -> Error {
-    Error::unsupported("the loop between processes of CPU ranks", "ranks on GPUs, or RoCE, or ranks that are threads")
-}
-
 /// The gate of a rank; between processes with what tells it from others.
-fn gate(settings: &Settings, window: &Window, ranks: u32) -> Result<(Gate, Option<u64>), Error> {
+fn gate(settings: &Settings, ranks: u32) -> Result<(Gate, Option<u64>), Error> {
     if !settings.processes {
         return Ok((Gate::Threads(RwLock::new(None)), None));
-    }
-    if matches!(window, Window::Host(_)) {
-        return Err(no_devices());
     }
     let failed = |error: &dyn std::fmt::Display| {
         Error::broken("the loop's memory between processes", error, "let the system have more memory, and descriptors")
@@ -140,9 +156,9 @@ fn gate(settings: &Settings, window: &Window, ranks: u32) -> Result<(Gate, Optio
 }
 
 /// A window in memory of the host.
-fn mapped(place: Place<'_>) -> Result<Memory, Error> {
+fn mapped(place: Place<'_>, shared: bool) -> Result<File, Error> {
     let Place { me, layout, window } = place;
-    Memory::of(window, layout.window_bytes()).map_err(|error| {
+    File::own(window, layout.window_bytes(), shared).map_err(|error| {
         let what = format_args!("the mapping of rank {me}'s window for the loop");
         Error::broken(what, error, "raise the limit of the address space (ulimit -v), or take a smaller arena")
     })
@@ -162,11 +178,11 @@ impl Lanes for LoopLanes {
             state.connection = None;
             state.lanes.iter_mut().for_each(|lane| lane.renew(Some(LaneCause::Flushed)));
         }
-        self.peers.iter_mut().for_each(|peer| *peer = None);
+        self.set_peers(self.own.links.iter().map(|_| None).collect());
         self.connection += 1;
-        let name = match (&self.own.gate, &self.own.window) {
-            (Gate::Processes(_), Window::Device(window)) => window.name()?,
-            _ => Vec::new(),
+        let name = match &self.own.gate {
+            Gate::Processes(_) => self.own.window.name()?,
+            Gate::Threads(_) => Vec::new(),
         };
         Ok([self.my_offer().as_bytes(), &name].concat())
     }
@@ -191,7 +207,7 @@ impl Lanes for LoopLanes {
             }
             peers.push(end);
         }
-        self.peers = peers;
+        self.set_peers(peers);
         self.own.gate.set_up(Some(self.connection));
         Ok(())
     }
@@ -214,7 +230,10 @@ impl Lanes for LoopLanes {
         if !at.0.is_multiple_of(8) || !self.cells.iter().any(is_cell) {
             return Err(Fault::NotOffered { verb: "publish to no cell", lane });
         }
-        self.on("publish", lane, |link, lane, peer| self.try_accept(link, lane, peer, Verb::Raise { at, bits }))
+        let raised =
+            self.on("publish", lane, |link, lane, peer| self.try_accept(link, lane, peer, Verb::Raise { at, bits }));
+        self.hand_over(lane.peer);
+        raised
     }
 
     fn flush(&mut self, lane: LaneId, upto: Ticket) -> Result<bool, Fault> {

@@ -1,5 +1,5 @@
 //! Lanes between nodes without a network: a [`Transport`](ep_core::transport::Transport) between the windows of ranks that
-//! are threads of one process, by copies, at a set rate and latency.
+//! are threads of one process, or [processes of one host](Loop::between_processes), by copies, at a set rate and latency.
 //!
 //! [`Loop`] is for tests, and for whoever develops or plans without a network card: several nodes run on one machine, as
 //! fast as the network that they are to have. Linux only.
@@ -34,9 +34,12 @@
 //!
 //! # Who carries
 //!
-//! There is no thread. A rank that makes [`progress`](ep_core::transport::Lanes::progress) carries out what is due on the
+//! Among threads there is nobody else. A rank that makes [`progress`](ep_core::transport::Lanes::progress) carries out what is due on the
 //! lanes that lead from it and on those that lead to it. So what was posted arrives by the time at which somebody who
 //! waits could see it, though the rank that posted it does nothing more.
+//!
+//! Among processes only the one that posted can carry. A CPU rank does so when it raises a cell; what is not due yet, a thread of its
+//! process carries later. A GPU's proxy makes progress all the time.
 //!
 //! # How the rules are kept
 //!
@@ -66,6 +69,7 @@
 //! - [`ep_core::transport`]: what any transport must do.
 #![cfg(target_os = "linux")]
 
+mod carrier;
 mod end;
 mod gate;
 mod lane;

@@ -4,13 +4,13 @@
 //! cells are atomics. The protocol orders the accesses (rules F3, F5, F9).
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
 use ep_core::Fault;
 use ep_core::port::{Offset, Span};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{Mode, OFlags, SealFlags, fcntl_get_seals, fstat, open};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A window in the address space of this process.
@@ -24,6 +24,13 @@ pub(crate) struct Memory {
 unsafe impl Send for Memory {}
 // SAFETY: as above. Two copies that touch the same bytes at the same time are what the protocol's rules exclude.
 unsafe impl Sync for Memory {}
+
+/// The first `bytes` bytes of what the descriptor `number` of another process of this host names, as [`Memory::of`] takes it.
+pub(crate) fn of_process(process: u32, number: u32, bytes: u64) -> io::Result<Memory> {
+    let path = format!("/proc/{process}/fd/{number}");
+    let file = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    Memory::of(file.as_fd(), bytes)
+}
 
 impl Memory {
     /// The first `bytes` bytes of a file in memory. One that has not so many, or may lose them, is refused: who touches a

@@ -91,8 +91,8 @@ impl Loop {
         Self { settings, network: Arc::new(network) }
     }
 
-    /// Between ranks that are processes of one host and one user, each with a loop of its own, of the same settings; their windows lie in memory
-    /// of devices. A card's way in is then that from each of its peers, and faults are planted in the process that posts.
+    /// Between ranks that are processes of one host and one user, each with a loop of its own, of the same settings. A card's way in is then that
+    /// from each of its peers, and faults are planted in the process that posts.
     #[must_use]
     pub const fn between_processes(mut self) -> Self {
         self.settings.processes = true;

@@ -35,8 +35,8 @@ impl Offer {
         };
         if theirs.network != self.network {
             return refuse(
-                &"it joins threads of one process, which have clones of one Loop, or processes of one host with GPUs, all of \
-                  which say so (Loop::between_processes); for others use RoCE",
+                &"it joins threads of one process, which have clones of one Loop, or processes of one host, all of which say so \
+                  (Loop::between_processes); for others use RoCE",
             );
         }
         if theirs.bytes != self.bytes {

@@ -331,3 +331,91 @@ fn settings_outside_their_limits_are_refused() {
     assert_eq!(said(Loop::new().latency(long)), "the loop's latency is 61s, allowed: at most 60s");
     assert!(Loop::new().answer_timeout(long).is_err() && Loop::new().delay(A, B, long).is_err());
 }
+
+/// Two ranks of two nodes, each with a loop of its own, as processes have.
+struct Apart {
+    layout: Layout,
+    windows: [OwnedFd; 2],
+    ranks: [LoopLanes; 2],
+}
+
+impl Apart {
+    fn new(network: impl Fn() -> Loop) -> Self {
+        let topology = Topology::new(2, 1).unwrap();
+        let shape = Shape::builder().experts(2).topk(1).hidden(64).max_tokens(4).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).channels(1).low_latency(true).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        let windows = [0, 1].map(|_| window(layout.window_bytes()));
+        let ranks = [0, 1].map(|rank: usize| {
+            let place = Place { me: Rank(rank as u32), layout: &layout, window: windows[rank].as_fd() };
+            network().between_processes().open(place).unwrap()
+        });
+        Self { layout, windows, ranks }
+    }
+
+    fn offers(&mut self) -> Vec<Option<Vec<u8>>> {
+        self.ranks.iter_mut().map(|lanes| Some(lanes.offer().unwrap())).collect()
+    }
+
+    fn meet(&mut self) {
+        let offers = self.offers();
+        self.ranks.iter_mut().for_each(|lanes| lanes.connect(&offers).unwrap());
+    }
+
+    /// Rank 0 raises its cell at rank 1, and does nothing more; what the cell holds within that time.
+    fn raises(&mut self, within: Duration) -> u64 {
+        let cell = Cell { writer: Rank(0), lane: LaneKind::Control, counter: Counter::Counts };
+        let at = self.layout.cell(cell, 0);
+        assert!(self.ranks[0].raise(lane(Rank(1)), at, 5).unwrap());
+        let memory = Memory::of(self.windows[1].as_fd(), self.layout.window_bytes()).unwrap();
+        let until = std::time::Instant::now() + within;
+        loop {
+            let seen = memory.cell(at).unwrap().load(Ordering::Acquire);
+            if seen > 0 || std::time::Instant::now() > until {
+                return seen;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What a raise promises: it arrives though the rank should do nothing more, and nobody else of its process does.
+#[test]
+fn between_processes_what_was_raised_arrives_though_nobody_makes_progress() {
+    for latency in [Duration::ZERO, Duration::from_millis(5)] {
+        let mut apart = Apart::new(|| Loop::new().latency(latency).unwrap());
+        apart.meet();
+        assert_eq!(apart.raises(Duration::from_secs(30)), 5, "{latency:?}");
+        assert!(apart.ranks[0].drain(Scope::All));
+    }
+}
+
+#[test]
+fn between_processes_a_rank_that_connects_anew_is_reached_again_and_not_before() {
+    let mut apart = Apart::new(Loop::new);
+    apart.meet();
+    let offers = apart.offers();
+    apart.ranks[0].connect(&offers).unwrap();
+    assert_eq!(apart.raises(Duration::from_millis(50)), 0, "rank 1 has not connected");
+    assert!(apart.ranks[0].broken(Rank(1)).is_some());
+    apart.meet();
+    assert_eq!(apart.raises(Duration::from_secs(30)), 5);
+}
+
+#[test]
+fn between_processes_windows_that_are_none_are_refused_by_rank() {
+    let mut apart = Apart::new(Loop::new);
+    let offers = apart.offers();
+    let mut refusal = |change: fn(&mut Vec<u8>)| {
+        let mut offers = offers.clone();
+        change(offers[1].as_mut().unwrap());
+        apart.ranks[0].connect(&offers).unwrap_err().to_string()
+    };
+    let length = offers[1].as_ref().unwrap().len();
+    let short = refusal(|offer| offer.truncate(offer.len() - 1));
+    assert!(short.contains("its window's name has 3 bytes, expected 4"), "{short}");
+    // Descriptor 0 is no file in memory of that size.
+    let other = refusal(|offer| offer.splice(offer.len() - 4.., [0; 4]).for_each(drop));
+    assert!(other.contains("the window of process") && other.contains("over the loop"), "{other}");
+    assert_eq!(length, 44);
+}

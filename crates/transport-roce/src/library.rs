@@ -66,7 +66,7 @@ impl Library {
                     Err(_) => {}
                 }
             }
-            Err(Error::Library { why }.to_string())
+            Err(why)
         });
         opened.as_ref().map_err(|why| Error::Library { why: why.clone() })
     }

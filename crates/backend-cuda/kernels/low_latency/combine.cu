@@ -116,16 +116,16 @@ EP_DEV void ep_low_count_rows(const EpRank& r, const EpLowCombineArgs& a) {
     }
 }
 
-/* Puts the results of a share, if there is one. `taken`: ep_low_look_at_shares. `meanwhile` is done while the last of them are on their way. */
+/* Puts the results of a share, if there is one. False where all shares are known to be taken; otherwise others may be left. `meanwhile` is
+   done while the last of them are on their way. */
 template <class F>
-EP_DEV void ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 share, ep_u64 op, bool again, ep_u64 began,
-                                ep_u32* taken, F meanwhile) {
+EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u32 share, ep_u64 op, bool again, ep_u64 early,
+                                ep_u64 began, F meanwhile) {
     const ep_u32 tid = threadIdx.x, warp = tid / 32, ranks = r.w.ranks, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u32* owed = (const ep_u32*)a.records + (a.kind == EP_LOW_PER_RANK ? 0 : ranks);
     ep_u32 *first = ep_low_firsts(r), *states = ep_low_states(r);
     ep_low_open(r, op, again, states);
-    int found = ep_low_look(r, op, owed, states, began, false);
-    *taken = ep_low_look_at_shares(r);
+    int found = ep_low_look(r, op, owed, states, began, false, &early);
     /* The first shares have a row more than the others, where these do not come out even. */
     const ep_u32 each = first[ranks] / gridDim.x, more = first[ranks] - each * gridDim.x;
     /* The header is a row's first unit, and no warp has units of two rows: so what it stores begins where a slot's lines do. */
@@ -157,21 +157,24 @@ EP_DEV void ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
             if (base + EP_LOW_WARPS < to) __syncthreads();
         }
         meanwhile();
+        /* Mostly one meeting of the block says that there is no more to do. */
+        const bool taken = ep_low_look_at_shares(r) != 0, left = ep_low_is_left(r, states);
+        if (!__syncthreads_or(left || !taken)) return false;
         ep_low_finish(r, states);
     }
+    return true;
 }
 
 /* Puts the results of this block's share, if it is `own`, as the first thread knows, and those of blocks that have not begun. */
 template <class F>
-EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, bool own, ep_u64 began,
-                               F meanwhile) {
+EP_DEV void ep_low_return_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, bool again, bool own, ep_u64 early,
+                               ep_u64 began, F meanwhile) {
     ep_low_count_rows(r, a);
     ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
-    EP_SHORT do {
-        ep_u32 taken = 0;
-        ep_low_return_share(r, a, s, share, op, again, began, &taken, meanwhile);
-        share = __syncthreads_and(taken != 0) ? EP_LOW_NO_SHARE : ep_low_take_another(r);
-    } while (share != EP_LOW_NO_SHARE);
+    EP_SHORT while (ep_low_return_share(r, a, s, share, op, again, early, began, meanwhile)) {
+        share = ep_low_take_another(r);
+        if (share == EP_LOW_NO_SHARE) break;
+    }
 }
 
 /* Waits until those that owe results have said how many come, each thread for its own; false after a fault. */
@@ -304,6 +307,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (sends && threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
     ep_low_begin(r, a);
     ep_low_bring_windows(r);
+    const ep_u64 early = ep_low_early(r, a.window);
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
         return;
@@ -314,7 +318,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     __shared__ EpLowBatch sent, summed;
     const EpShareOfRows share = ep_low_share(a.tokens, (ep_u32)(r.w.result_stride / 16), blockIdx.x, gridDim.x);
     if (tries)
-        ep_low_return_rows(r, a, sent, op, !sends, own, began, [&] {
+        ep_low_return_rows(r, a, sent, op, !sends, own, early, began, [&] {
             if (sends && receives) ep_low_load_tokens(r, a, summed, share, share.first);
         });
     if (receives) {
@@ -329,7 +333,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             ep_poison(r, ep_low_own(r) + ep_low_result(r.w, op, item % r.w.ranks, item / r.w.ranks, 0),
                       (ep_u32)(r.w.low_columns * r.w.low_result_bytes));
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, false, last == EP_LOW_LAST_IN_TROUBLE, began);
+    const bool received = ep_low_end(r, op, a.phases, tries, false, last != EP_LOW_LAST, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {

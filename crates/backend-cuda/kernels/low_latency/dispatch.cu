@@ -25,32 +25,44 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const EpLowNow now = ep_low_now(r);
     const bool sends = a.phases & EP_LOW_SEND, receives = a.phases & EP_LOW_RECEIVE;
     EpLowAhead ahead;
-    bool own = true;
+    ep_u64 early = 0;
+    bool own = true, looked = false, bad = false;
     if (sends) {
         if (threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
         ahead = ep_low_begin(r, a);
     }
     ep_low_bring_windows(r);
+    /* While they are under way. */
+    if (sends) {
+        early = ep_low_early(r, a.window);
+        looked = ep_low_looks_soon(r, a);
+        if (looked) bad = ep_low_look_at(r, a, ep_low_sender(r), 0, a.tokens, false, false, nullptr);
+    }
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
         return;
     }
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
     const bool tries = sends || now.late(op);
-    if (tries && !sends && threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
+    if (tries && !sends) {
+        if (threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
+        early = ep_low_early(r, a.window);
+    }
     const EpLowReceiver s = ep_low_receiver(r);
-    bool refused = false;
-    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, own, ahead, began);
+    bool refused = false, counted = false;
+    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, own, looked, bad, ahead, early, began);
     if (receives && !refused) {
         __syncthreads();
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
         if (ep_low_await_all(r, s, op, began)) {
             if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
-            if (blockIdx.x + 1 == gridDim.x) ep_low_count_all(r, a, s, op);
+            counted = blockIdx.x + 1 == gridDim.x;
+            if (counted) ep_low_count_all(r, a, s, op);
         }
     }
-    /* The last block has written what was routed, and the experts' counts. */
-    const ep_u32 last = ep_low_last_block(r, blockIdx.x + 1 == gridDim.x);
+    const ep_u32 last = ep_low_last_block(r, counted);
+    /* Nobody waits for it. */
+    if (counted) ep_low_tally(r, a, 1);
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
@@ -63,20 +75,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             ep_poison(r, header, (ep_u32)r.w.header_bytes);
         }
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, refused, last == EP_LOW_LAST_IN_TROUBLE, began);
-    ep_u64* counters = (ep_u64*)a.counters;
-    /* From here on what the block that counts wrote may be read. */
-    ep_fence_device();
-    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {
-        if (sends && !refused) ep_low_add(counters + rank, __ldcg((const ep_u32*)a.routed + rank));
-        if (received) ep_low_add(counters + r.w.ranks + rank, s.rows[rank]);
-    }
-    if (received)
-        EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.local_experts; e += EP_LOW_THREADS) {
-            const ep_i32 rows = __ldcg((const ep_i32*)a.expert_counts + e);
-            ep_low_add(counters + 4 * r.w.ranks + e, (ep_u64)rows);
-            if (a.stats != 0) atomicAdd((ep_i32*)a.stats + e, rows);
-        }
-    if (received && threadIdx.x == 0) ep_low_add(counters + 4 * r.w.ranks + r.w.local_experts, 1);
+    const bool received = ep_low_end(r, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
+    if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);
 }
 } // namespace ep_low_latency

@@ -33,6 +33,8 @@ EP_DEV ep_u32 ep_low_served() { return EP_LOW_THREADS - 1 - threadIdx.x; }
 /* In EpLow.arrived: something of this launch is to be settled at its end: it failed, a rank was skipped, or something was said. Who comes
    last then knows without looking at anything else. */
 #define EP_LOW_TROUBLE 0x80000000u
+/* The same: a block has counted what came. */
+#define EP_LOW_COUNTED 0x40000000u
 
 EP_DEV EpLow* ep_low_state(const EpRank& r) { return (EpLow*)r.local; }
 EP_DEV ep_u32* ep_low_skipped(const EpRank& r) { return (ep_u32*)ep_low_skipped_at(r.local, 0); }
@@ -79,6 +81,9 @@ EP_DEV void ep_low_raise(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 token) 
     ep_fence_sys();
     ep_raise_fenced(r, peer, EP_LANE_LOW_ROWS, ep_low_at(peer, ep_low_cell(r.w, r.generation, op, r.me, token)), op);
 }
+
+/* Adds to what is counted for the user, without waiting for it. */
+EP_DEV void ep_low_add(ep_u64* counter, ep_u64 more) { atomicAdd((unsigned long long*)counter, (unsigned long long)more); }
 
 /* ---- faults ---- */
 

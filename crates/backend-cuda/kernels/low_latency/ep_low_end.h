@@ -6,22 +6,24 @@
 #include "ep_low_shares.h"
 #include "ep_low_watch.h"
 
-/* What ep_low_last_block says: not the last; the last; the last of a launch with EP_LOW_TROUBLE. */
+/* What ep_low_last_block says: not the last; the last; the last of a launch with EP_LOW_TROUBLE, in which a block has counted or not. */
 #define EP_LOW_NOT_LAST 0u
 #define EP_LOW_LAST 1u
 #define EP_LOW_LAST_IN_TROUBLE 2u
+#define EP_LOW_LAST_IN_TROUBLE_COUNTED 3u
 
-/* Which block comes last. It knows that the others have done with what they read; what those wrote that `tell` it sees after a fence
-   of the GPU; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must call it. */
-EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool tells) {
+/* Which block comes last. It knows that the others have done with what they read; what the one wrote that has `counted` it sees after a
+   fence of the GPU; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must call it. */
+EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool counted) {
     __shared__ ep_u32 last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (tells) ep_fence_device();
-        const ep_u32 before = atomicAdd(&ep_low_state(r)->arrived, 1u);
-        last = (before & ~EP_LOW_TROUBLE) + 1 != gridDim.x                 ? EP_LOW_NOT_LAST
-               : (before & EP_LOW_TROUBLE) || ep_crashed(r) ? EP_LOW_LAST_IN_TROUBLE
-                                                                           : EP_LOW_LAST;
+        if (counted) ep_fence_device();
+        const ep_u32 mine = 1u + (counted ? EP_LOW_COUNTED : 0), all = atomicAdd(&ep_low_state(r)->arrived, mine) + mine;
+        last = (all & ~(EP_LOW_TROUBLE | EP_LOW_COUNTED)) != gridDim.x ? EP_LOW_NOT_LAST
+               : !(all & EP_LOW_TROUBLE) && !ep_crashed(r)             ? EP_LOW_LAST
+               : all & EP_LOW_COUNTED                                  ? EP_LOW_LAST_IN_TROUBLE_COUNTED
+                                                                       : EP_LOW_LAST_IN_TROUBLE;
     }
     __syncthreads();
     return last;
@@ -89,7 +91,4 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     }
     return received;
 }
-
-/* Adds to what is counted for the user, without waiting for it. */
-EP_DEV void ep_low_add(ep_u64* counter, ep_u64 more) { atomicAdd((unsigned long long*)counter, (unsigned long long)more); }
 #endif

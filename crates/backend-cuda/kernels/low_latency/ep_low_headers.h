@@ -35,7 +35,8 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r) {
 }
 
 /* Looks at the choices of `count` tokens from `base` on, a choice a lane: true where one of this lane's is wrong; the least such token
-   goes to `wrong`. `keeps`: of the announcing block, which notes where the tokens go and, if `counts`, how often. By all threads. */
+   goes to `wrong`, where it is given. `keeps`: of the announcing block, which notes where the tokens go and, if `counts`, how often. By all
+   threads. */
 EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 base, ep_u32 count, bool keeps,
                            bool counts, ep_u32* wrong) {
     const ep_u32 lane = threadIdx.x % 32, topk = r.w.topk, width = 32 / topk, in_warp = lane / topk;
@@ -46,10 +47,10 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         const ep_i64 choice = serves ? ((const ep_i64*)a.topk_idx)[(ep_u64)base * topk + token * topk + lane % topk] : -1;
         const ep_u32 expert = (ep_u32)choice;
         const bool names = choice >= 0 && choice < (ep_i64)r.w.experts;
-        /* Choices of the same expert by the same token; lanes without one are alone. */
-        const ep_u32 same = __match_any_sync(EP_FULL, names ? (ep_u64)in_warp << 32 | expert : 1ull << 63 | lane);
+        /* Choices of the same expert by the same token; lanes without one are alone: there are fewer than 2^16 experts and 2^5 tokens. */
+        const ep_u32 same = __match_any_sync(EP_FULL, names ? in_warp * r.w.experts + expert : EP_FULL - lane);
         const bool bad = choice < -1 || choice >= (ep_i64)r.w.experts || (a.repeats == 0 && (same & (same - 1)) != 0);
-        if (bad) atomicMin(wrong, base + token);
+        if (bad && wrong) atomicMin(wrong, base + token);
         any |= bad;
         if (!keeps || !names) continue;
         const ep_u32 rank = ep_rank_of_expert(r.w, expert);
@@ -98,7 +99,7 @@ EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s) {
 /* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
    time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
    nothing is announced. */
-EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first, ep_u32* wrong) {
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)r.w.header_bytes / 16;
     bool bad = false, all = true;
     EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) all &= ep_low_takes_part(rank);
@@ -108,7 +109,7 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
             ep_low_clear(r, s);
             __syncthreads();
         }
-        bad |= ep_low_look_at(r, a, s, base, left, true, first, wrong) && first;
+        bad |= ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;
         __syncthreads();
         EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
             ep_u32 sum = s.rows[rank];
@@ -138,9 +139,20 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
         if (first) {
             ((ep_u32*)a.routed)[rank] = s.rows[rank];
             ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+            ep_low_add((ep_u64*)a.counters + rank, s.rows[rank]);
         }
         s.rows[rank] = 0;
     }
     return false;
+}
+
+/* Whether a block looks at the choices while the launch waits for what it begins with: where one turn is enough, or the block has no row to make.
+   The block with the last share looks when it counts what is sent, the others while their first row is under way. */
+EP_DEV bool ep_low_looks_soon(const EpRank& r, const EpLowDispatchArgs& a) {
+    return blockIdx.x + 1 != gridDim.x && (a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
+}
+/* The same at any other time. True where some are wrong; the least such token goes to `wrong`, where it is given, which lies in shared memory. */
+EP_RARE bool ep_low_looks_wrong(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32* wrong) {
+    return __syncthreads_or(ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong));
 }
 #endif

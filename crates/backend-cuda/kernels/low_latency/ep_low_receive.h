@@ -287,4 +287,23 @@ EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const 
         ((ep_u32*)a.records)[ranks + source] = sum;
     }
 }
+
+/* Adds what ep_low_count_all has found to what is counted for the user. By all threads of a block: of the one that found it, or, after a fence,
+   of the last block, which takes back (`sign` -1) what a launch has counted that failed. */
+EP_DEV void ep_low_tally(const EpRank& r, const EpLowDispatchArgs& a, ep_i32 sign) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
+    ep_u64* counters = (ep_u64*)a.counters;
+    EP_SHORT for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
+        const ep_i32 rows = sign * __ldcg((const ep_i32*)a.expert_counts + e);
+        ep_low_add(counters + 4 * ranks + e, (ep_u64)(ep_i64)rows);
+        if (a.stats != 0) atomicAdd((ep_i32*)a.stats + e, rows);
+    }
+    EP_SHORT for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS)
+        ep_low_add(counters + ranks + source, (ep_u64)((ep_i64)sign * __ldcg((const ep_u32*)a.records + source)));
+    if (tid == 0) ep_low_add(counters + 4 * ranks + local, (ep_u64)(ep_i64)sign);
+}
+EP_RARE void ep_low_untally(const EpRank& r, const EpLowDispatchArgs& a) {
+    ep_fence_device();
+    ep_low_tally(r, a, -1);
+}
 #endif

@@ -88,7 +88,8 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     }
 }
 
-/* Writes a row's header, and says where the row goes: to the slot of its token. By the last warp, whose lanes have the choices. */
+/* Writes a row's header, and says where the row goes: to the slot of its token, at ranks that are free (ep_low_goes_now). By the last warp,
+   whose lanes have the choices. */
 EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice) {
     const ep_u32 k = ep_low_served();
     EP_SHORT for (ep_u32 rank = k; rank < r.w.ranks; rank += 32) s.place[rank] = ep_nowhere();
@@ -98,102 +99,126 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
         const bool goes = rank != EP_FULL && ep_low_takes_part(rank);
         if (!goes) choice = EpChoice{-1, 0.0f};
         ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
-        if (goes && s.state[rank] == EP_PEER_NOW)
+        if (goes)
             s.place[rank] = ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
     }
     if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op)));
     __syncwarp();
 }
 
+EP_DEV bool ep_low_goes_now(const EpLowSender& s, ep_u32 rank) { return ep_is_somewhere(s.place[rank]) && s.state[rank] == EP_PEER_NOW; }
+
 /* Says that a row is where it goes. By the last warp. */
 EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
     EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
-        if (ep_is_somewhere(s.place[rank])) ep_low_raise(r, op, rank, token);
+        if (ep_low_goes_now(s, rank)) ep_low_raise(r, op, rank, token);
 }
 
-/* Puts the rows of a share's tokens to the ranks that are free. `first`: the first time, when choices are looked at unless they were, and
-   the first row has been loaded. By all threads; true where choices are wrong: then no row is announced. */
-EP_DEV bool ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
-                            bool looked, EpLowAhead ahead, ep_u32* wrong) {
+/* How a share, or a turn of it, has ended: choices are wrong, and nothing was announced; nothing was left to put; there may be more to do; all
+   is done, and no share is left. */
+#define EP_SHARE_WRONG 0
+#define EP_SHARE_NOTHING 1
+#define EP_SHARE_MORE 2
+#define EP_SHARE_ALL 3
+
+/* Puts the rows of a share's tokens to the ranks that are free, and of the last share what is said ahead of them. The first row is made before
+   any rank is waited for. `first`: the first time, when that row has been loaded, and choices are looked at unless they were. By all
+   threads. */
+EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
+                           bool looked, EpLowAhead ahead, ep_u64 began, int found) {
     const ep_u32 tid = threadIdx.x, units = (ep_u32)(r.w.wire_bytes / 16);
     const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS;
-    EP_SHORT for (ep_u32 token = share; token < a.tokens; token += gridDim.x) {
-        const bool begins = first && token == share;
-        if (!begins) ahead = ep_low_load_ahead(r, a, token);
-        ep_delay(r, EP_LANE_LOW_ROWS, token);
-        if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
-        ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
+    EP_SHORT for (ep_u32 token = share;; token += gridDim.x) {
+        const bool begins = token == share, is = token < a.tokens;
+        if (!is && !begins) return EP_SHARE_MORE;
+        if (is) {
+            if (!begins || !first) ahead = ep_low_load_ahead(r, a, token);
+            ep_delay(r, EP_LANE_LOW_ROWS, token);
+            if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
+            ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
+        }
+        if (begins) {
+            if (!ep_low_next(r, op, nullptr, s.state, began, found)) return EP_SHARE_NOTHING;
+            if (share + 1 == gridDim.x && ep_low_tell(r, a, s, op, first)) return EP_SHARE_WRONG;
+            if (!is) return EP_SHARE_MORE;
+        }
         if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
             ep_low_raise_all(r, s, op, token);
             ep_be_slow();
         }
-        __syncthreads();
+        if (!begins) __syncthreads();
         EP_SHORT for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
             const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
             EP_SHORT for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
                 const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
-                if (ep_is_somewhere(s.place[rank])) ep_put16(s.place[rank] + (ep_u64)unit * 16, v);
+                if (ep_low_goes_now(s, rank)) ep_put16(s.place[rank] + (ep_u64)unit * 16, v);
             }
         }
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
-        const bool bad = begins && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong);
-        if (__syncthreads_or(bad)) return true;
+        const bool bad = begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
+        if (__syncthreads_or(bad)) return EP_SHARE_WRONG;
         if (last_warp) ep_low_raise_all(r, s, op, token);
     }
-    return false;
 }
 
-/* Sends a share of a dispatch: of tokens, and the last one the headers; none looks at choices only, unless they were `looked` at. True where
-   they are wrong. `taken`: ep_low_look_at_shares. */
-EP_DEV bool ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
-                              bool looked, const EpLowAhead& ahead, ep_u64 began, ep_u32* wrong, ep_u32* taken) {
+/* Sends a share of a dispatch: of tokens, and the last one the headers. */
+EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
+                             bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
     const bool tells = share + 1 == gridDim.x;
-    if (share >= a.tokens && !tells) {
-        *taken = ep_low_look_at_shares(r);
-        return __syncthreads_or(!looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, wrong));
-    }
+    if (share >= a.tokens && !tells) return __syncthreads_or(ep_low_look_at_shares(r) == 0) ? EP_SHARE_MORE : EP_SHARE_ALL;
     if (tells) {
         ep_low_clear(r, s);
         EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
     }
     ep_low_open(r, op, again, s.state);
-    int found = ep_low_look(r, op, nullptr, s.state, began, false);
-    *taken = ep_low_look_at_shares(r);
-    bool bad = false;
-    EP_SHORT for (bool first = !again; !bad && ep_low_next(r, op, nullptr, s.state, began, found); first = false) {
-        if (tells) bad = ep_low_tell(r, a, s, op, first, wrong);
-        if (!bad) bad = ep_low_put_rows(r, a, s, share, op, first, looked || tells, ahead, wrong);
-        if (!bad) ep_low_finish(r, s.state);
+    int found = ep_low_look(r, op, nullptr, s.state, began, false, &early);
+    EP_SHORT for (bool first = !again;; first = false) {
+        const int end = ep_low_put_rows(r, a, s, share, op, first, looked || tells, ahead, began, found);
+        if (end == EP_SHARE_WRONG) return EP_SHARE_WRONG;
+        if (end == EP_SHARE_NOTHING) return EP_SHARE_MORE;
+        /* Mostly one meeting of the block says that there is no more to do. Blocks that begin late have begun by now, so the shares are looked at
+           here, while the last warp waits until its row is there. */
+        const bool taken = ep_low_look_at_shares(r) != 0, left = ep_low_is_left(r, s.state);
+        if (!__syncthreads_or(left || !taken)) return EP_SHARE_ALL;
+        ep_low_finish(r, s.state);
         found = EP_FOUND_WAITING;
     }
-    return bad;
+}
+
+/* The first thing that is wrong of a batch, for whoever gave it. By all threads of one block. */
+EP_RARE void ep_low_refuse_choices(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op) {
+    __shared__ ep_u32 wrong;
+    if (threadIdx.x == 0) wrong = EP_FULL;
+    __syncthreads();
+    ep_low_looks_wrong(r, a, s, &wrong);
+    if (threadIdx.x == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
 }
 
 /* Sends this block's share of a dispatch, if it is `own`, as the first thread knows, and those of blocks that have not begun. True where
-   choices are wrong: then nothing is announced. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, bool own, EpLowAhead ahead,
-                               ep_u64 began) {
-    __shared__ ep_u32 wrong;
-    const ep_u32 tid = threadIdx.x;
+   choices are wrong: then nothing is announced. `looked`: choices were looked at, and a thread knows that has found `bad` ones. */
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, bool own, bool looked, bool bad,
+                               EpLowAhead ahead, ep_u64 early, ep_u64 began) {
     const EpLowSender s = ep_low_sender(r);
-    if (tid == 0) wrong = EP_FULL;
-    ep_u32 share = __syncthreads_and(own) ? blockIdx.x : EP_LOW_NO_SHARE;
-    bool bad, looked = again;
-    EP_SHORT for (;; looked = true) {
-        ep_u32 taken = 0;
-        bad = ep_low_send_share(r, a, s, share, op, again, looked, ahead, began, &wrong, &taken);
-        if (bad || __syncthreads_and(taken != 0)) break;
+    ep_u32 share = blockIdx.x;
+    int end = EP_SHARE_MORE;
+    if (!__syncthreads_and(own && !bad)) {
+        share = EP_LOW_NO_SHARE;
+        if (__syncthreads_or(bad) || (!looked && !again && ep_low_looks_wrong(r, a, s, nullptr))) end = EP_SHARE_WRONG;
+    }
+    EP_SHORT for (; end == EP_SHARE_MORE; looked = true) {
+        end = ep_low_send_share(r, a, s, share, op, again, looked, ahead, early, began);
+        if (end != EP_SHARE_MORE) break;
         share = ep_low_take_another(r);
         if (share == EP_LOW_NO_SHARE) break;
         ahead = ep_low_load_ahead(r, a, share);
     }
-    if (bad) {
-        if (blockIdx.x == 0 && tid == 0) ep_low_fail(r, op, EP_STATUS_BAD_ROUTING, 0, r.me, r.me, 0, wrong, 0, 0, 0);
+    if (end == EP_SHARE_WRONG) {
+        if (blockIdx.x == 0) ep_low_refuse_choices(r, a, s, op);
         return true;
     }
     /* The combine and late rows need the choices: the caller's may be others by then. */
     if (a.kept_idx != 0 && !again)
-        EP_SHORT for (ep_u64 i = (ep_u64)blockIdx.x * EP_LOW_THREADS + tid; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
+        EP_SHORT for (ep_u64 i = (ep_u64)blockIdx.x * EP_LOW_THREADS + threadIdx.x; i < (ep_u64)a.tokens * r.w.topk; i += (ep_u64)gridDim.x * EP_LOW_THREADS)
             ((ep_i64*)a.kept_idx)[i] = ((const ep_i64*)a.topk_idx)[i];
     return false;
 }

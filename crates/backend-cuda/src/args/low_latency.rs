@@ -42,6 +42,8 @@ c_struct! {
         pub(crate) kept_idx: u64,
         /// i32 [local experts], to which expert_counts are added; or 0.
         pub(crate) stats: u64,
+        /// Where the own window begins: what is looked at first need not wait for the list of all windows.
+        pub(crate) window: u64,
         /// Tokens of the batch.
         pub(crate) tokens: u32,
         /// Which halves the launch does: EP_LOW_SEND, EP_LOW_RECEIVE.
@@ -74,6 +76,8 @@ c_struct! {
         pub(crate) out_stride: u64,
         /// As of EpLowDispatchArgs.
         pub(crate) counters: u64,
+        /// As of EpLowDispatchArgs.
+        pub(crate) window: u64,
         /// Tokens of the batch.
         pub(crate) tokens: u32,
         /// EP_LOW_PER_CHOICE or EP_LOW_PER_RANK.

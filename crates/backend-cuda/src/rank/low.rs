@@ -95,6 +95,10 @@ impl RankDevice {
             .ok_or_else(|| CudaError::Driver { call: "low latency", code: "left out of the settings".into() })
     }
 
+    fn own_window(&self) -> u64 {
+        self.node.address(Rank(self.view.me))
+    }
+
     /// # Safety
     /// As [`RankDevice`] says; `args` is the struct that the kernel takes.
     unsafe fn launch_low<A>(&self, kernel: Kernel, shape: Launch, args: &A) -> Result<(), CudaError> {
@@ -109,26 +113,26 @@ impl RankDevice {
         unsafe { kernel.launch(&self.stream, shape, &view, args) }
     }
 
-    /// Halves of a dispatch; `args` without the counters.
+    /// Halves of a dispatch; `args` without counters and window.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn low_dispatch(&self, args: args::LowDispatch) -> Result<(), CudaError> {
         let low = self.low()?;
-        let args = args::LowDispatch { counters: low.counters.address(), ..args };
+        let args = args::LowDispatch { counters: low.counters.address(), window: self.own_window(), ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
         let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
 
-    /// Halves of a combine; `args` without the counters.
+    /// Halves of a combine; `args` without counters and window.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
         let low = self.low()?;
-        let args = args::LowCombine { counters: low.counters.address(), ..args };
+        let args = args::LowCombine { counters: low.counters.address(), window: self.own_window(), ..args };
         let shared_memory = 4 * (5 * self.ranks() + 1);
         let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.

@@ -21,8 +21,6 @@ pub(crate) struct Apart<N> {
     pub(crate) campaign: u32,
     /// Of how many seeds of a case one is run: each run is a meeting of processes, and most seeds change nothing here.
     pub(crate) one_in: u64,
-    /// Why there are no nodes.
-    pub(crate) one_node: Option<&'static str>,
     /// Why nothing can run here.
     pub(crate) absent: Option<&'static str>,
     /// What befalls a rank that has met the others.
@@ -42,13 +40,13 @@ where
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {
-            Requirement::Nodes => self.one_node,
-            Requirement::Coordinators => self.one_node.map(|_| "one node has no lanes between nodes"),
             Requirement::Incidents => Some("late and lost messages would take real time"),
             Requirement::Units => Some("Rust has no atomic of 16 bytes"),
             Requirement::Suspensions => Some("zombies are processes of their own: tests/processes"),
             Requirement::Plants => Some("most planted faults show as races, which only the simulator sees"),
-            Requirement::Departures
+            Requirement::Nodes
+            | Requirement::Coordinators
+            | Requirement::Departures
             | Requirement::Get
             | Requirement::LowLatency
             | Requirement::Int8

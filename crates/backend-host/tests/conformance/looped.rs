@@ -11,6 +11,21 @@ use crate::common::{Host, Network};
 
 pub(crate) struct Loops;
 
+/// The same where ranks are processes.
+pub(crate) struct Apart;
+
+impl Network for Apart {
+    type Transport = Loop;
+
+    fn transport(&self, setup: &Setup) -> Loop {
+        Loops.transport(setup).between_processes()
+    }
+
+    fn far_lanes(&self) -> Queues {
+        Queues::ONE
+    }
+}
+
 impl Network for Loops {
     type Transport = Loop;
 

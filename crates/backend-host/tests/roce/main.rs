@@ -54,7 +54,7 @@ fn main() -> std::process::ExitCode {
         eprintln!("NOT RUN: {absent}; see ci/softroce/run");
     }
     let network = Devices(settings.unwrap_or_default());
-    let apart = Apart { network: network.clone(), campaign: 4, one_in: 16, one_node: None, absent, befall: |_| Ok(()) };
+    let apart = Apart { network: network.clone(), campaign: 4, one_in: 16, absent, befall: |_| Ok(()) };
     // Schedules are the machine's affair here: most seeds change nothing, and an emulated machine is slow.
     let threads = Host { network, campaign: 12, largest: (2, 2), one_in: 3, absent };
     ep_conformance::harness::main_with_processes(|| threads, || apart)

@@ -1,12 +1,13 @@
 //! What a dispatch leaves behind for combine and cached dispatch.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::mark::Mark;
 use crate::error::Error;
-use crate::plan::{Exchange, Plan, Routed};
+use crate::plan::{Exchange, Fanout, Plan, Routed};
 use crate::settings::Rings;
 
 /// Replays the routing of a dispatch. Cheap to clone; valid in the generation that made it.
@@ -53,6 +54,14 @@ pub trait Kept: Any + Debug + Send + Sync {
     /// # Errors
     /// As [`Kept::plan`].
     fn exchange(&self) -> Result<Arc<Exchange>, Error>;
+
+    /// As [`Handle::fanout`].
+    ///
+    /// # Errors
+    /// As [`Kept::plan`]; [`Error::Unsupported`] where the host is not told.
+    fn fanout(&self) -> Result<Vec<Fanout>, Error> {
+        Err(Error::unsupported("what passed through this rank from other nodes", "a backend that tells the host of it"))
+    }
 }
 
 /// What a handle is made of by a backend that implements [`Endpoint`](super::Endpoint) itself, on one node.
@@ -168,6 +177,18 @@ impl Handle {
         match &self.inner.routing {
             Routing::Here(routed) => Ok(Arc::clone(&routed.plan)),
             Routing::Kept(kept) => kept.plan(),
+        }
+    }
+
+    /// `[nodes]`: the rows that came along the rail from each node and were fanned out by this rank; none from its own node. Fetched as
+    /// [`Handle::exchange`].
+    ///
+    /// # Errors
+    /// When it cannot be fetched; [`Error::Unsupported`] where the backend does not tell.
+    pub fn fanout(&self) -> Result<Cow<'_, [Fanout]>, Error> {
+        match &self.inner.routing {
+            Routing::Here(routed) => Ok(Cow::Borrowed(&routed.fanout)),
+            Routing::Kept(kept) => kept.fanout().map(Cow::Owned),
         }
     }
 }

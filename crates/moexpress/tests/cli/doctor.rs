@@ -5,7 +5,7 @@ use crate::moexpress;
 #[test]
 fn every_part_is_looked_at_and_what_is_missing_is_explained() {
     let text = moexpress("doctor").success();
-    for part in ["host", "RDMA", "NVIDIA", "Ascend"] {
+    for part in ["host", "processes", "RDMA", "NVIDIA", "Ascend"] {
         assert!(text.lines().any(|line| line == part), "{text}");
     }
     let findings = moexpress("doctor --json").json();

@@ -18,8 +18,15 @@ fn verified(run: &Value) {
 
 /// What `moexpress launch -n processes -- moexpress run --backend host --processes` says, without the ranks in front.
 fn launched(processes: u32, arguments: &str) -> (Option<i32>, String, String) {
+    launched_on(1, processes, arguments)
+}
+
+/// The same on so many nodes.
+fn launched_on(nodes: u32, processes: u32, arguments: &str) -> (Option<i32>, String, String) {
     let program = env!("CARGO_BIN_EXE_moexpress");
-    let run = format!("launch -n {processes} -- {program} run --backend host --processes {LAYER} {arguments}");
+    let run = format!(
+        "launch -n {processes} --nodes {nodes} -- {program} run --backend host --processes {LAYER} {arguments}"
+    );
     let output = Command::new(program).args(run.split_whitespace()).env_remove("RUST_LOG").output();
     let output = output.expect("the binary runs");
     let text = |bytes: &[u8]| {
@@ -158,12 +165,18 @@ fn what_the_loop_cannot_do_is_refused() {
         refused("--far loop --far-rate fast").contains("'fast' for '--far-rate <GB_S>': allowed: a number more than 0")
     );
     assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
-    let (code, _, complaint) = launched(2, "--far loop");
-    assert_eq!(code, Some(2), "{complaint}");
-    assert!(
-        complaint.contains("--far with --processes is loop, which joins threads, or GPUs of one host, allowed: roce"),
-        "{complaint}"
-    );
+}
+
+/// The same as processes of one host, which carry what they posted themselves.
+#[test]
+fn processes_of_several_nodes_are_verified_over_the_loop() {
+    for more in ["", "--placement direct --far-rate 1 --far-latency 200us", "--mode low-latency"] {
+        let (code, said, complaint) = launched_on(2, 4, &format!("--far loop {more} --json"));
+        assert_eq!(code, Some(0), "{more}: {complaint}");
+        let run = serde_json::from_str::<Value>(&said).expect("rank 0 prints one object");
+        verified(&run);
+        assert!(run["bytes_far"].as_u64().is_some_and(|bytes| bytes > 0), "{run}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""DeepEP's Python interface (V1 and V2, one NVLink domain) over moexpress.
+"""DeepEP's Python interface (V1 and V2) over moexpress.
 
 On CUDA tensors it runs moexpress's GPU kernels, one process a GPU; on CPU tensors, with a gloo group, its CPU backend, so that the same
 model code runs on a laptop. What is not supported raises ``NotImplementedError`` and says what to use instead. ``docs/python.md`` in

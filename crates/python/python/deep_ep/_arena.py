@@ -13,7 +13,8 @@ Where results are kept, those of many layers for the backward pass, the first li
 to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room. After 8, 64, 512, ...
 dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
-On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter.
+On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter. GPUs of
+several nodes place no rows yet, and have neither.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Room:
     rows: int
     """Rows of a batch for which it is made."""
     bytes: int
+    """0: there is none, and all rows go through rings."""
     is_all: bool
     """Whether free memory is the limit, so that a larger one is not to be had."""
 
@@ -88,6 +90,8 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
         ) from None
     received = max(map(sum, to))
     batch = max(received + received // 4, *leasts)
+    if device.type == "cuda" and meeting.nodes > 1:
+        return Room(batch, 0, True)
     limit = min(frees) // SHARE
     there, back = rows.blocks(batch)
     wanted = DISPATCHES * there + RESULTS * back + ALIGN
@@ -152,7 +156,7 @@ class Kept:
 
 def has_outboxes(device: torch.device, room: Room) -> bool:
     """Whether rows go through outboxes, as an arena for them would take too much of the memory."""
-    return room.is_all and device.type == "cuda"
+    return room.is_all and room.bytes > 0 and device.type == "cuda"
 
 
 class Arena:
@@ -172,6 +176,7 @@ class Arena:
                 communicator.window_bytes >> 20,
                 SHARE,
             )
+        self._is_there = room.bytes > 0 and not self.has_outboxes
         there, back = rows.blocks(1 << 20)
         self._row, self._result = there >> 20, back >> 20
         self._kept, self._copies = Kept(), Kept()
@@ -185,7 +190,7 @@ class Arena:
 
     def has_placed(self) -> bool:
         """Whether the rows of the last dispatch lie in it."""
-        if self.has_outboxes:
+        if not self._is_there:
             return False
         rows, _ = self.communicator.through_rings()
         if rows == self._through_rings:
@@ -196,7 +201,7 @@ class Arena:
 
     def look_at_results(self) -> None:
         """After a combine. On CPUs results always return through rings."""
-        if not self._has_said and not self.has_outboxes and self.communicator.device.type == "cuda":
+        if not self._has_said and self._is_there and self.communicator.device.type == "cuda":
             _, results = self.communicator.through_rings()
             if results:
                 self._say(results, "rows of results")

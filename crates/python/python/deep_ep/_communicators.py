@@ -32,10 +32,14 @@ class Communicators:
         meeting: the ranks.
         num_nvl_bytes: hint for the arena's size.
         timeout: seconds that an operation may take.
+        low_ranks_per_node: ranks of a node as low latency sees them: fewer than there are send more rows far.
     """
 
-    def __init__(self, meeting: Meeting, num_nvl_bytes: int, timeout: float) -> None:
+    def __init__(
+        self, meeting: Meeting, num_nvl_bytes: int, timeout: float, low_ranks_per_node: int | None = None
+    ) -> None:
         self.meeting, self.timeout = meeting, timeout
+        self.low_ranks_per_node = low_ranks_per_node
         self.num_nvl_bytes = num_nvl_bytes
         self.multiprocessors = 20
         self._normal: dict[Sizes, Arena] = {}
@@ -125,7 +129,13 @@ class Communicators:
         communicator = self._low.get((rows, max_tokens))
         if communicator is None:
             communicator = self._low[rows, max_tokens] = self._make(
-                device, rows, max_tokens, low_latency=True, placement="ring", arena_bytes=0
+                device,
+                rows,
+                max_tokens,
+                low_latency=True,
+                placement="ring",
+                arena_bytes=0,
+                ranks_per_node=self.low_ranks_per_node,
             )
             for rank in sorted(self.masked):
                 communicator.mask_rank(rank)
@@ -140,7 +150,12 @@ class Communicators:
         return [arena.communicator for arena in self._normal.values()]
 
     def recover(self, mask: Sequence[int]) -> None:
-        """Goes on after a failure, without the ranks of ``mask``. Nobody is masked beyond that."""
+        """Goes on after a failure, without the nodes that have ranks of ``mask``. Nobody is masked beyond that."""
+        size = self.meeting.ranks_per_node
+        if self.meeting.nodes > 1:
+            # Each communicator is to go on without the same ranks, whatever its nodes are.
+            lost = {rank // size for rank in mask}
+            mask = [rank for rank in range(self.meeting.world) if rank // size in lost]
         for communicator in [*self.all_normal(), *self.all_low()]:
             communicator.recover(mask)
         self.masked = set(mask)
@@ -189,6 +204,9 @@ class Communicators:
             )
 
     def _throughput(self, device: torch.device, rows: Sizes, room: Room) -> Communicator:
+        if self.meeting.nodes > 1:
+            placement = "direct" if room.bytes else "ring"
+            return self._make(device, rows, WORST_TOKENS, placement=placement, arena_bytes=room.bytes)
         # On CPUs a copy takes as long whichever way it goes: one channel, as rings have.
         channels = min(self.multiprocessors, OUTBOX_CHANNELS) if device.type == "cuda" else 1
         if _arena.has_outboxes(device, room):

@@ -51,7 +51,7 @@ class EPHandle:
             first choice that is of this rank; the expanded row of each choice, or -1. All of it -1 where no row came.
         dst_buffer_slot_idx: int32 ``[tokens, topk]``: the row's number among those that this rank sends to the choice's rank; -1 where
             an earlier choice of the token goes there, or for a dropped one.
-        token_metadata_at_forward, channel_linked_list: None, as there is one NVLink domain.
+        token_metadata_at_forward, channel_linked_list: None: nothing here needs them, on several nodes either.
     """
 
     def __init__(

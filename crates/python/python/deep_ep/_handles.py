@@ -8,8 +8,9 @@ what the tuple says, as DeepEP does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from moexpress import LowReceived, adapter, errors
@@ -80,14 +81,40 @@ class Routing:
         self.others: dict[str, tuple[Arena, adapter.Handle]] = {}
 
 
-class Handle(_Lazy):
-    """A throughput dispatch's: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks,
-    channels]``, recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``,
-    is_token_in_rank bool ``[tokens, ranks]``, send_head int32 ``[tokens, ranks]``.
-    """
+class DispatchHandle(_Lazy):
+    """A throughput dispatch's, on one node or several."""
 
     routing: Routing
     known: Known[Routing]
+
+    def _filled(self, rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
+        matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
+        fill(matrix.data_ptr(), matrix.numel())
+        return matrix.to(self.routing.arena.communicator.device)
+
+    def _rank_prefix(self) -> torch.Tensor:
+        """int32 ``[ranks, ranks]``: rows that rank ``column`` gets from ranks 0 to ``row``."""
+        ranks = self.routing.arena.communicator.ranks
+        return self._filled(ranks, ranks, self.routing.native.rank_prefix)
+
+    def _channel_prefix(self) -> torch.Tensor:
+        """int32 ``[ranks, channels]``: rows of channels 0 to ``column`` to rank ``row``."""
+        ranks, channels = self.routing.arena.communicator.ranks, self.routing.channels
+        return self._filled(ranks, channels, partial(self.routing.native.channel_prefix, channels))
+
+    def _source_channel_prefix(self, source_token: torch.Tensor) -> torch.Tensor:
+        """int32 ``[ranks, channels]``: where, among the rows of rank ``row``, those of channel ``column`` begin."""
+        native, channels = self.routing.native, self.routing.channels
+        source_token = source_token.cpu()
+        fill = partial(native.source_channel_prefix, channels, source_token.data_ptr())
+        return self._filled(self.routing.arena.communicator.ranks, channels, fill)
+
+
+class Handle(DispatchHandle):
+    """On one node: rank_prefix_matrix int32 ``[ranks, ranks]``, channel_prefix_matrix int32 ``[ranks,
+    channels]``, recv_channel_prefix_matrix int32 ``[ranks, channels]``, recv_src_idx int32 ``[rows]``,
+    is_token_in_rank bool ``[tokens, ranks]``, send_head int32 ``[tokens, ranks]``.
+    """
 
     @classmethod
     def of(cls, routing: Routing, known: Known[Routing], source_token: torch.Tensor, in_rank: torch.Tensor) -> Handle:
@@ -97,53 +124,72 @@ class Handle(_Lazy):
         return handle
 
     def _handed_over(self, index: int, held: Any) -> Any:
-        if index == SOURCE_TOKEN:
+        if index == Parts.ONE_NODE.source:
             # From here on the tuple may be put together again by whoever asks.
             self.known.remember(held, self.routing)
         if held is not None:
             return held
         native, channels = self.routing.native, self.routing.channels
-        ranks = self.routing.arena.communicator.ranks
         if index == 0:
-            return self._filled(ranks, ranks, native.rank_prefix)
+            return self._rank_prefix()
         if index == 1:
-            return self._filled(ranks, channels, partial(native.channel_prefix, channels))
+            return self._channel_prefix()
         if index == 5:
+            ranks = self.routing.arena.communicator.ranks
             return self._filled(native.tokens, ranks, partial(native.send_head, channels))
-        source_token = self[SOURCE_TOKEN]
+        source_token = self[Parts.ONE_NODE.source]
         adapter.check.tensor("recv_src_idx", source_token, torch.int32, (native.rows,), source_token.device)
-        source_token = source_token.cpu()
-        return self._filled(ranks, channels, partial(native.source_channel_prefix, channels, source_token.data_ptr()))
-
-    def _filled(self, rows: int, columns: int, fill: Callable[[int, int], None]) -> torch.Tensor:
-        matrix = torch.empty((rows, columns), dtype=torch.int32, device="cpu")
-        fill(matrix.data_ptr(), matrix.numel())
-        return matrix.to(self.routing.arena.communicator.device)
+        return self._source_channel_prefix(source_token)
 
 
-SOURCE_TOKEN, IN_RANK = 3, 4
-"""Entries of a handle: recv_src_idx, is_token_in_rank."""
+@dataclass(frozen=True)
+class Parts:
+    """What a handle that was put together again is looked at for."""
+
+    entries: int
+    source: int
+    """By the memory of which what is beneath is found again: one row for each received row."""
+    source_name: str
+    source_type: torch.dtype
+    source_shape: tuple[int, ...]
+    """Without the rows."""
+    in_rank: int
+    """is_token_in_rank."""
+
+    ONE_NODE: ClassVar[Parts]
+    SEVERAL_NODES: ClassVar[Parts]
+
+    def of(self, handle: object, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tensor to find it by, and is_token_in_rank. Refuses what is no handle."""
+        kind, entries = type(handle).__name__, self.entries
+        if (
+            not isinstance(handle, Sequence)
+            or len(handle) != entries
+            or not all(isinstance(one, torch.Tensor) for one in handle)
+        ):
+            count = {6: "six", 10: "ten"}[entries]
+            raise errors.InvalidArgument(
+                f"handle is a {kind}, allowed: the tuple that dispatch returned, or its {count} tensors"
+            )
+        source, in_rank = handle[self.source], handle[self.in_rank]
+        _checks.whole(f"handle[{self.source}]", source)
+        _checks.whole(f"handle[{self.in_rank}]", in_rank)
+        if in_rank.dtype != torch.bool or in_rank.dim() != 2 or in_rank.shape[1] != ranks:
+            raise errors.InvalidArgument(
+                f"handle[{self.in_rank}] is {in_rank.dtype} {list(in_rank.shape)}, allowed: is_token_in_rank, torch.bool "
+                f"[tokens, {ranks}]"
+            )
+        if source.dtype != self.source_type or source.shape[1:] != self.source_shape or source.dim() < 1:
+            shape = ", ".join(["rows", *map(str, self.source_shape)])
+            raise errors.InvalidArgument(
+                f"handle[{self.source}] is {source.dtype} {list(source.shape)}, allowed: {self.source_name}, "
+                f"{self.source_type} [{shape}]"
+            )
+        return source, in_rank
 
 
-def parts(handle: object, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """recv_src_idx and is_token_in_rank of a handle that was put together again: refuses what is none."""
-    kind = type(handle).__name__
-    if not isinstance(handle, Sequence) or len(handle) != 6 or not all(isinstance(one, torch.Tensor) for one in handle):
-        raise errors.InvalidArgument(
-            f"handle is a {kind}, allowed: the tuple that dispatch returned, or its six tensors"
-        )
-    source_token, in_rank = handle[SOURCE_TOKEN], handle[IN_RANK]
-    _checks.whole("handle[3]", source_token)
-    _checks.whole("handle[4]", in_rank)
-    if in_rank.dtype != torch.bool or in_rank.dim() != 2 or in_rank.shape[1] != ranks:
-        raise errors.InvalidArgument(
-            f"handle[4] is {in_rank.dtype} {list(in_rank.shape)}, allowed: is_token_in_rank, torch.bool [tokens, {ranks}]"
-        )
-    if source_token.dtype != torch.int32 or source_token.dim() != 1:
-        raise errors.InvalidArgument(
-            f"handle[3] is {source_token.dtype} {list(source_token.shape)}, allowed: recv_src_idx, torch.int32 [rows]"
-        )
-    return source_token, in_rank
+Parts.ONE_NODE = Parts(6, 3, "recv_src_idx", torch.int32, (), 4)
+Parts.SEVERAL_NODES = Parts(10, 7, "recv_src_meta", torch.uint8, (8,), 0)
 
 
 class LowRouting:

@@ -14,10 +14,12 @@ whether the token goes to the rank."""
 
 
 class Members:
-    """Computes them for so many ranks: on GPUs one kernel on the current stream, which no host waits for."""
+    """Computes them for so many ranks, nodes of ``ranks_per_node`` each or else one: on GPUs one kernel on the current stream, which no
+    host waits for."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, ranks_per_node: int | None = None) -> None:
+        self.ranks, self.ranks_per_node = ranks, ranks_per_node or ranks
+        self.nodes = ranks // self.ranks_per_node
         self._of: dict[torch.device, adapter.Members] = {}
 
     @plain
@@ -38,6 +40,12 @@ class Members:
         batch = (topk_idx.data_ptr(), tokens, topk, ranks, experts)
         native.compute(stream, batch, numbers.data_ptr(), in_rank.data_ptr())
         return numbers[:ranks], numbers[ranks:], in_rank
+
+    def of_nodes(self, in_rank: torch.Tensor) -> torch.Tensor | None:
+        """int32 ``[nodes]``: tokens for each node, counted once a node; None on one."""
+        if self.nodes == 1:
+            return None
+        return in_rank.view(-1, self.nodes, self.ranks_per_node).any(2).sum(0, dtype=torch.int32)
 
 
 def _on(device: torch.device) -> adapter.Members:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """One NVLink domain."""
+    """Where this rank is, and a buffer's calls by another name."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
@@ -23,15 +23,15 @@ class Runtime:
 
     def get_num_rdma_ranks(self) -> int:
         """Nodes."""
-        return 1
+        return self._buffer._meeting.nodes
 
     def get_rdma_rank(self) -> int:
         """This node."""
-        return 0
+        return self._buffer.rank // self._buffer._meeting.ranks_per_node
 
     def get_root_rdma_rank(self, get_global: bool) -> int:
-        """The rank of each node that others look for first."""
-        return self._buffer.rank if get_global else 0
+        """The first node; ``get_global``: the rank there on this one's rail."""
+        return self._buffer.rank % self._buffer._meeting.ranks_per_node if get_global else 0
 
     def get_local_device_id(self) -> int:
         """The GPU of this process; 0 on CPUs."""

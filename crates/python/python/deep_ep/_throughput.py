@@ -9,10 +9,11 @@ import torch
 from moexpress import Received, errors
 from moexpress.adapter import limits, plain, tensor_of
 
-from . import _checks, _handles
+from . import _checks
 from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
-from ._handles import Handle, Known, Routing
+from ._handles import DispatchHandle, Handle, Known, Parts, Routing
+from ._internode_handle import InternodeHandle
 from ._members import Members
 from ._scales import Rows
 from ._taking import Rows_t, copy, taken
@@ -36,12 +37,14 @@ class Throughput:
     def __init__(self, communicators: Communicators, members: Members) -> None:
         self.communicators, self.members = communicators, members
         self._known: Known[Routing] = Known()
+        self._parts = Parts.ONE_NODE if members.nodes == 1 else Parts.SEVERAL_NODES
 
     @plain
     def dispatch(
         self,
         x: Rows_t,
         num_tokens_per_rank: torch.Tensor | None,
+        num_tokens_per_rdma_rank: torch.Tensor | None,
         is_token_in_rank: torch.Tensor | None,
         num_tokens_per_expert: torch.Tensor | None,
         topk_idx: torch.Tensor | None,
@@ -64,6 +67,9 @@ class Throughput:
         num_worst_tokens = limits.number("num_worst_tokens", num_worst_tokens, 0, ranks * WORST_TOKENS)
         experts = num_tokens_per_expert.numel()
         _checks.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
+        if num_tokens_per_rdma_rank is not None and self.members.nodes > 1:
+            nodes = (self.members.nodes,)
+            _checks.tensor("num_tokens_per_rdma_rank", num_tokens_per_rdma_rank, torch.int32, nodes, device)
         _checks.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (experts,), device)
         _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
         rows_to, dtype = num_tokens_per_rank.tolist, None
@@ -102,7 +108,7 @@ class Throughput:
                 defer=defer,
             )
         routing = Routing(arena, of, received.handle, num_sms // 2)
-        made = Handle.of(routing, self._known, received.source_token, is_token_in_rank)
+        made = self._handle(routing, received, is_token_in_rank)
         handed, choices = taken(rows, received, arena, defer), received.topk_idx
         if dtype == torch.int32 and choices is not None:
             with arena.communicator.order.behind() if defer else nullcontext():
@@ -132,7 +138,7 @@ class Throughput:
             # Rows of another element type travel in a communicator of their own, which has to learn the routing once.
             known = made.others.get(rows.element)
             if known is None:
-                in_rank = handle[_handles.IN_RANK]  # type: ignore[index]
+                in_rank = handle[self._parts.in_rank]  # type: ignore[index]
                 arena, received_all = self._learn(rows, made.rows, in_rank, defer)
                 made.others[rows.element] = (arena, received_all.handle)
                 handed = taken(rows, received_all, arena, defer)
@@ -158,14 +164,21 @@ class Throughput:
         event = event_after(communicator, True) if defer else EventOverlap()
         return combined.x, combined.topk_weights, event
 
+    def _handle(self, routing: Routing, received: Received, in_rank: torch.Tensor) -> DispatchHandle:
+        """What a dispatch leaves behind."""
+        if self.members.nodes == 1:
+            return Handle.of(routing, self._known, received.source_token, in_rank)
+        source = received.source_rank, received.source_token
+        return InternodeHandle.of(routing, self._known, source, in_rank, self.members.ranks_per_node)
+
     def _routing(self, handle: object, x: object, topk_weights: torch.Tensor | None) -> Routing:
         """What a handle stands for. One that was put together again is found by the memory of its tensors, or learnt
         by a dispatch of the membership that it holds, if they are copies: all ranks come here with handles of the same
         dispatch, and rows ``x``."""
-        if isinstance(handle, Handle):
+        if isinstance(handle, DispatchHandle):
             return handle.routing
-        source_token, in_rank = _handles.parts(handle, self.members.ranks)
-        routing = self._known.find(source_token)
+        source, in_rank = self._parts.of(handle, self.members.ranks)
+        routing = self._known.find(source)
         if routing is None:
             first = x[0] if isinstance(x, tuple) and x else x
             if not isinstance(first, torch.Tensor) or first.dim() != 2:
@@ -176,7 +189,7 @@ class Throughput:
             nothing = torch.zeros((in_rank.shape[0], hidden), dtype=torch.bfloat16, device=in_rank.device)
             received = self._members(arena, nothing, None, in_rank, False)
             routing = Routing(arena, arena.rows, received.handle, 1)
-            self._known.remember(source_token, routing)
+            self._known.remember(source, routing)
         return routing
 
     def _learn(self, rows: Rows, of: Sizes, in_rank: torch.Tensor, defer: bool) -> tuple[Arena, Received]:

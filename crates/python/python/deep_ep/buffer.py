@@ -28,7 +28,10 @@ MOST_BYTES = (1 << 63) - 1
 
 
 class Buffer:
-    """Dispatch and combine of the ranks of a group, with DeepEP's arguments and results.
+    """Dispatch and combine of the ranks of a group, on one node or several, with DeepEP's arguments and results.
+
+    Nodes are those of :class:`moexpress.Meeting`: of ``LOCAL_WORLD_SIZE`` ranks each, or the ranks of a host. ``MOEXPRESS_FAR`` names what
+    carries rows between them, ``roce`` unless it says otherwise.
 
     Sizes are hints; the logger ``deep_ep`` says where larger ones would help. All ranks make the same calls in the same order; the
     first call with sizes that were not seen before makes a communicator for them. Every wait ends: by ``MOEXPRESS_TIMEOUT`` seconds
@@ -40,7 +43,9 @@ class Buffer:
             memory is free; batches for which it has no room go through outboxes.
         num_rdma_bytes: accepted, and not needed.
         low_latency_mode: whether low-latency calls may be made.
-        num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric: accepted, without effect.
+        allow_nvlink_for_low_latency_mode: whether low latency reaches ranks of the own node through their memory. Without, it sends all
+            rows by what carries them between nodes, on one node, too.
+        num_qps_per_rank, allow_mnnvl, use_fabric: accepted, without effect.
         explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods.
         comm: an MPI communicator instead of a group.
@@ -73,8 +78,10 @@ class Buffer:
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
         self.runtime = Runtime(self)
-        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout)
-        self._members = Members(self.group_size)
+        self._meeting = meeting
+        low_ranks_per_node = None if allow_nvlink_for_low_latency_mode else 1
+        self._communicators = Communicators(meeting, self.num_nvl_bytes, timeout, low_ranks_per_node)
+        self._members = Members(self.group_size, meeting.ranks_per_node)
         self._throughput = Throughput(self._communicators, self._members)
         self._low_latency = LowLatency(self._communicators, self.group_size, enable_shrink)
         self._local = LocalMemory(self.num_nvl_bytes, self.num_rdma_bytes)
@@ -136,7 +143,7 @@ class Buffer:
 
     def recover(self, mask: Sequence[int] = ()) -> None:
         """Goes on after a failure, without the ranks of ``mask``: all others call it. What was under way is gone, and handles of before
-        are refused. Not of DeepEP, whose buffers end with the first failure.
+        are refused. Over several nodes those of ``mask`` leave with their nodes. Not of DeepEP, whose buffers end with the first failure.
 
         Raises:
             moexpress.errors.Excluded: the others gave up on this rank.
@@ -193,13 +200,14 @@ class Buffer:
             num_experts: experts in all.
 
         Returns:
-            int32 ``[ranks]`` tokens for each rank; None (tokens for each node); int32 ``[experts]`` tokens for each expert; bool
-            ``[tokens, ranks]`` membership; an event, if asynchronous.
+            int32 ``[ranks]`` tokens for each rank; int32 ``[nodes]`` tokens for each node, or None on one; int32 ``[experts]`` tokens for
+            each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
-        return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
+        per_node = self._members.of_nodes(in_rank)
+        return per_rank, per_node, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
 
     def dispatch(
         self,
@@ -223,8 +231,7 @@ class Buffer:
         Args:
             x: bf16 ``[tokens, hidden]``, or float8_e4m3fn ``[tokens, hidden]`` with scales ``[tokens, scales]``, f32 or int32.
             handle: of an earlier dispatch, whose routing is used again: a cached dispatch. Its tensors in a tuple or list will do.
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: from :meth:`get_dispatch_layout`.
-            num_tokens_per_rdma_rank: ignored.
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: from :meth:`get_dispatch_layout`.
             topk_idx: int64 or int32 ``[tokens, topk]``, with ``topk_weights`` f32 ``[tokens, topk]``: both or neither.
             expert_alignment: counts for each expert are rounded up to a multiple of this.
             num_worst_tokens: rows to make room for, the same on all ranks; then no count comes to the host, and the list of counts is empty.
@@ -246,6 +253,7 @@ class Buffer:
         return self._throughput.dispatch(
             x,
             num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
             is_token_in_rank,
             num_tokens_per_expert,
             topk_idx,
@@ -267,7 +275,8 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Brings rows back and sums them for each token, unweighted, in f32, ranks ascending, rounded to bf16 once.
+        """Brings rows back and sums them for each token, unweighted, in f32, ranks ascending, rounded to bf16 once; over several nodes
+        each node's sum is rounded, too, before it travels.
 
         Args:
             x: bf16 ``[rows, hidden]``, in the order of the received rows.
@@ -285,13 +294,58 @@ class Buffer:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
 
-    def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
-        """Not supported: :meth:`dispatch` serves all ranks of one NVLink domain."""
-        raise errors.Unsupported("internode_dispatch is not supported: use dispatch, among the ranks of one host")
+    def internode_dispatch(
+        self,
+        x: Rows_t,
+        handle: tuple[Any, ...] | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Dispatched:
+        """:meth:`dispatch`, which is the same over several nodes. Refused on one."""
+        self._check_several_nodes("internode_dispatch", "dispatch")
+        return self.dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        )
 
-    def internode_combine(self, *arguments: Any, **named: Any) -> Any:
-        """Not supported: :meth:`combine` serves all ranks of one NVLink domain."""
-        raise errors.Unsupported("internode_combine is not supported: use combine, among the ranks of one host")
+    def internode_combine(
+        self,
+        x: torch.Tensor,
+        handle: tuple[Any, ...],
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """:meth:`combine`, which is the same over several nodes. Refused on one."""
+        self._check_several_nodes("internode_combine", "combine")
+        return self.combine(
+            x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream
+        )
 
     # Low latency.
 
@@ -421,6 +475,12 @@ class Buffer:
         self._low_latency.rejoin()
 
     # Inside.
+
+    def _check_several_nodes(self, name: str, instead: str) -> None:
+        if self._meeting.nodes == 1:
+            raise errors.Unsupported(
+                f"{name} is not supported on one node, where all {self.group_size} ranks are: use {instead}"
+            )
 
     def _check_low_latency_mode(self) -> None:
         if not self.low_latency_mode:

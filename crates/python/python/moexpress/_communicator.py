@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from . import _exit, _limits, _native, errors
+from . import _exit, _far, _limits, _native, errors
+from ._far import Far
 from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch, LowLatency
 from ._meeting import Meeting, default_timeout
@@ -40,17 +41,22 @@ class Communicator:
         device: ``cpu``, or a CUDA device of this host. Default: the current CUDA device if the CUDA backend can run, else ``cpu``.
         low_latency: room for low latency.
         placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings,
-            ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node.
+            ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node only.
         arena_bytes: bytes of the arena. Default: room for two worst batches of ``max_tokens``, at most 1 GiB.
         timeout: seconds that one operation may take, a peer's slow experts included. Default: ``MOEXPRESS_TIMEOUT``, or 100.
         channels, slots: rings of each pair of ranks, and their rows. Default: chosen by size.
         outboxes: with ``direct`` placement: a batch for which some rank's arena has no room goes through outboxes of so many channels, as
-            with ``pulled``, and so do the calls along its handle. Default: none, rows without room go through rings.
+            with ``pulled``, and so do the calls along its handle. Default: none, rows without room go through rings. One node only.
         multiprocessors: of a GPU that kernels occupy. Default: 24.
+        ranks_per_node: ranks of a node; see :class:`Meeting`. Of one that is given, a divisor of its nodes' size: then fewer ranks reach
+            each other's memory than could.
+        far: what carries rows between nodes: ``roce``, ``ibgda`` (GPUs only) or, between processes of one host, ``loop``. Default:
+            ``MOEXPRESS_FAR``, or ``roce``. On one node nothing does.
+        far_devices: the adapters of a node's ranks, in turn: ``mlx5_0,mlx5_1``. Default: ``MOEXPRESS_FAR_DEVICES``, or the nearest.
 
     Raises:
         errors.InvalidArgument: an argument outside its limits, or one that differs between ranks.
-        errors.Unsupported: what is missing: a driver, a GPU.
+        errors.Unsupported: what is missing: a driver, a GPU, an adapter between nodes.
         errors.Broken: what the driver or the system refuses, as memory.
     """
 
@@ -58,6 +64,8 @@ class Communicator:
     """This rank."""
     ranks: int
     """Ranks of the communicator."""
+    ranks_per_node: int
+    """Ranks of each of its nodes."""
     device: torch.device
     """Where its tensors are."""
 
@@ -79,6 +87,9 @@ class Communicator:
         slots: int | None = None,
         outboxes: int | None = None,
         multiprocessors: int | None = None,
+        ranks_per_node: int | None = None,
+        far: Far | None = None,
+        far_devices: str | None = None,
     ) -> None:
         sizes = {"experts": experts, "topk": topk, "hidden": hidden, "max_tokens": max_tokens}
         sizes = {name: _limits.number(name, size, 1, (1 << 31) - 1) for name, size in sizes.items()}
@@ -94,8 +105,14 @@ class Communicator:
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.device = _device(device)
         self._shares_meeting = isinstance(group, Meeting)
-        self.meeting = group if isinstance(group, Meeting) else Meeting(group, timeout=self.timeout)
+        far, far_devices = _far.chosen(far, far_devices)
+        if isinstance(group, Meeting):
+            self.meeting = group
+        else:
+            self.meeting = Meeting(group, timeout=self.timeout, ranks_per_node=ranks_per_node)
         self.rank, self.ranks = self.meeting.rank, self.meeting.world
+        self.ranks_per_node = _of_a_node(ranks_per_node, self.meeting)
+        several = self.ranks_per_node < self.ranks
         self.experts, self.topk, self.hidden, self.max_tokens = experts, topk, hidden, max_tokens
         self.element: Element = element
         self.low_latency = low_latency
@@ -111,25 +128,41 @@ class Communicator:
                 "channels": channels,
                 "slots": slots,
                 "outboxes": outboxes,
+                "ranks_per_node": self.ranks_per_node,
+                "far": far if several else None,
+                "far_devices": far_devices if several else None,
             }
         )
-        self.native = _native.Endpoint(
-            self.meeting._native,
-            "cuda" if self.device.type == "cuda" else "host",
-            sizes,
-            {
-                "element": element,
-                "placement": placement,
-                "arena_bytes": arena_bytes,
-                "low_latency": low_latency,
-                "seconds": self.timeout,
-                "channels": channels,
-                "slots": slots,
-                "outboxes": outboxes,
-                "gpu": self.device.index or 0,
-                "multiprocessors": multiprocessors,
-            },
-        )
+        try:
+            self.native = _native.Endpoint(
+                self.meeting._native,
+                "cuda" if self.device.type == "cuda" else "host",
+                sizes,
+                {
+                    "element": element,
+                    "placement": placement,
+                    "arena_bytes": arena_bytes,
+                    "low_latency": low_latency,
+                    "seconds": self.timeout,
+                    "channels": channels,
+                    "slots": slots,
+                    "outboxes": outboxes,
+                    "ranks_per_node": self.ranks_per_node,
+                    "far": far,
+                    "far_devices": far_devices,
+                    "gpu": self.device.index or 0,
+                    "multiprocessors": multiprocessors,
+                },
+            )
+        except errors.Error as error:
+            if not self._shares_meeting:
+                # The others are not to wait for a rank that does not come.
+                self.meeting.close()
+            if several and far == "roce" and isinstance(error, errors.Unsupported):
+                raise errors.Unsupported(
+                    f"{error}; between ranks of one host far='loop' ({_far.FAR}=loop) needs no adapter"
+                ) from None
+            raise
         shape = Shape(self.ranks, experts, topk, hidden, max_tokens, element, self.device)
         self.local_experts = shape.local_experts
         stream = self.native.stream()
@@ -357,6 +390,17 @@ def _device(device: torch.device | str | None) -> torch.device:
     elif device.type != "cpu":
         raise _limits.invalid("device", device, "cpu or cuda")
     return device
+
+
+def _of_a_node(ranks_per_node: int | None, meeting: Meeting) -> int:
+    """Ranks of a node of a communicator."""
+    if ranks_per_node is None:
+        return meeting.ranks_per_node
+    size = _limits.number("ranks_per_node", ranks_per_node, 1)
+    if meeting.ranks_per_node % size:
+        allowed = f"a divisor of {meeting.ranks_per_node}, the ranks of a node of the meeting"
+        raise _limits.invalid("ranks_per_node", size, allowed)
+    return size
 
 
 def _rank(rank: int, ranks: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from . import _exit, _limits, _native, errors
+from . import _exit, _limits, _native, _nodes, errors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,15 +28,6 @@ def default_timeout() -> float:
     return seconds
 
 
-def _host() -> str:
-    """Names the running system."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 class Meeting:
     """The ranks of a group, met: communicators of the same group may share one.
 
@@ -45,18 +36,29 @@ class Meeting:
             address and a secret once; after that the ranks speak to each other directly.
         comm: an MPI communicator (``Get_rank``, ``Get_size``, ``allgather``) instead.
         timeout: seconds within which all ranks must have come. Default: ``MOEXPRESS_TIMEOUT``, or 100.
+        ranks_per_node: ranks that reach each other's memory, in blocks: a node is on one host. Default: by ``LOCAL_WORLD_SIZE`` and
+            ``RANK``, which torchrun sets; without, the ranks of a host.
 
     Raises:
         errors.MeetingFailed: a rank did not come.
-        errors.Unsupported: the ranks run on several hosts.
+        errors.InvalidArgument: nodes that are not the same size, or not on one host.
     """
 
     rank: int
     """This rank, in the group."""
     world: int
     """Ranks of the group."""
+    ranks_per_node: int
+    """Ranks of each node: rank ``r`` is on node ``r // ranks_per_node``."""
 
-    def __init__(self, group: ProcessGroup | None = None, *, comm: Any = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        comm: Any = None,
+        timeout: float | None = None,
+        ranks_per_node: int | None = None,
+    ) -> None:
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
         self.group = group
         if comm is not None:
@@ -83,25 +85,26 @@ class Meeting:
                 dist.all_gather_object(everybody, told, group=group)
                 return everybody
 
-        place, told = None, {"host": _host()}
+        places = gather(_nodes.told(self.rank, ranks_per_node))
+        self.ranks_per_node = _nodes.agreed(places)
+        host = _nodes.meeting_host(places, gather)
+        place, told = None, {}
         if self.rank == 0:
             try:
-                place = _native.Place()
-                told |= {"address": place.address, "secret": place.secret}
+                place = _native.Place(host)
+                told = {"address": place.address, "secret": place.secret}
             except (OSError, errors.Error) as error:  # told to the others, so that nobody waits
-                told |= {"error": str(error)}
-        everybody = gather(told)
-        first = everybody[0]
+                told = {"error": str(error)}
+        first = gather(told)[0]
         if "error" in first:
             raise errors.MeetingFailed(f"rank 0 could not open a meeting place: {first['error']}")
-        for rank, other in enumerate(everybody):
-            if other["host"] != first["host"]:
-                raise errors.Unsupported(
-                    f"ranks on several hosts are not supported: rank {rank} runs on another one than rank 0; use a group of "
-                    "one host"
-                )
         self._native = _native.Meeting(self.rank, self.world, first["address"], first["secret"], self.timeout, place)
         _exit.remember(self)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the group."""
+        return self.world // self.ranks_per_node
 
     def all_gather(self, told: bytes) -> list[bytes | None]:
         """Gives ``told`` to all ranks and returns what each told; None for a rank that ``recover`` went on without."""

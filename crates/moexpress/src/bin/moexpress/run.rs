@@ -286,9 +286,6 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
         let allowed: Vec<String> = of.iter().copied().map(name_of).collect();
         return Err(Error::invalid(format_args!("--far with {option}"), name_of(far), allowed.join(" or ")));
     }
-    if args.far.far == Some(Far::Loop) && args.processes && args.backend != Backend::Cuda {
-        return Err(Error::invalid("--far with --processes", "loop, which joins threads, or GPUs of one host", "roce"));
-    }
     if args.schedule == Some(Schedule::Timed) {
         if args.elide_payload && args.dump.is_some() {
             return Err(Error::invalid(

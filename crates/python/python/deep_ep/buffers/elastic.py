@@ -44,8 +44,8 @@ class ElasticBuffer(NotOffered):
         num_cpu_bytes: only 0: there is no storage on the host.
         num_max_tokens_per_rank: bound on the tokens of each rank, for dispatches that name no other.
         hidden, num_topk, use_fp8_dispatch: for the default of ``num_bytes``.
-        deterministic, allow_hybrid_mode, sl_idx: accepted, without effect: the order is always the same; there is one domain, and no
-            network.
+        deterministic, sl_idx: accepted, without effect: the order is always the same.
+        allow_hybrid_mode: what :meth:`get_logical_domain_size` says of several nodes; without other effect.
         allow_multiple_reduction: whether the results of a token's experts on one rank are summed there and travel as one row. Without,
             each comes back by itself, and sums are rounded once: as many combines as a token has choices.
         prefer_overlap_with_compute: what :meth:`get_theoretical_num_sms` recommends: fewer multiprocessors, or more.
@@ -105,11 +105,11 @@ class ElasticBuffer(NotOffered):
                 allow_hybrid_mode,
                 allow_multiple_reduction,
             )
-        meeting = Meeting(group, timeout=timeout)
+        self._meeting = meeting = Meeting(group, timeout=timeout)
         self.group, self.rank_idx, self.num_ranks = group, meeting.rank, meeting.world
-        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
-        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
         self._calls = Elastic(self._communicators, Members(self.num_ranks))
 
@@ -171,7 +171,7 @@ class ElasticBuffer(NotOffered):
 
         Args:
             num_scaleout_topk: only 0.
-            rdma_gbs: accepted: there is no network.
+            rdma_gbs: accepted, without effect.
             nvlink_gbs: of a GPU's links; 0 to look.
             sm_read_gbs, sm_write_gbs: of a multiprocessor.
         """
@@ -186,17 +186,17 @@ class ElasticBuffer(NotOffered):
         return hints.multiprocessors(self.num_ranks, experts, topk, links, sm_read_gbs, sm_write_gbs, overlap, device)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """Queue pairs for a call of so many multiprocessors. Nothing takes them: there is no network."""
+        """Queue pairs for a call of so many multiprocessors. Nothing takes them."""
         sms = limits.number("num_sms", num_sms)
         return hints.queue_pairs(sms, self.num_allocated_qps, self.allow_hybrid_mode)
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """Hosts, and ranks of each: one host."""
-        return 1, self.num_ranks
+        """Nodes, and ranks of each."""
+        return self._meeting.nodes, self._meeting.ranks_per_node
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """Domains between which rows would go in two steps, and ranks of each: one domain."""
-        return 1, self.num_ranks
+        """Domains between which rows go in two steps, and ranks of each: the nodes, or one where ``allow_hybrid_mode`` is False."""
+        return self.get_physical_domain_size() if self.allow_hybrid_mode else (1, self.num_ranks)
 
     # Order.
 

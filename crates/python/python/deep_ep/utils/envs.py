@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from moexpress import Meeting
 
 _local_rank = 0
 _seeds = {"local": 0, "global": 0}
@@ -69,13 +70,16 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """Hosts, and ranks of each: one host."""
-    return 1, group.size()
+    """Nodes, and ranks of each, as :class:`moexpress.Meeting` finds them. All ranks call it."""
+    meeting = Meeting(group)
+    meeting.close()
+    return meeting.nodes, meeting.ranks_per_node
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """Domains between which rows would go in two steps, and ranks of each: one domain."""
-    return 1, group.size()
+    """Domains between which rows go in two steps, and ranks of each: the nodes, or one domain without ``allow_hybrid_mode``. All ranks
+    call it."""
+    return get_physical_domain_size(group) if allow_hybrid_mode else (1, group.size())
 
 
 def check_nvlink_connections(group: Any) -> None:

@@ -69,6 +69,6 @@ pub(crate) enum Far {
     Roce,
     /// RDMA that kernels of GPUs post to mlx5 adapters themselves
     Ibgda,
-    /// None: copies between threads of this process, or processes of this host with GPUs, at a set rate and latency, for tests
+    /// None: copies between threads of this process, or processes of this host, at a set rate and latency, for tests
     Loop,
 }

@@ -40,10 +40,7 @@ fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Erro
         #[cfg(all(feature = "roce", target_os = "linux"))]
         Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
         #[cfg(all(feature = "host", target_os = "linux"))]
-        Some(Far::Loop) => {
-            let network = super::far::looped(args, job.asked_far_lanes)?;
-            Ok(builder.far(if job.launched.is_some() { network.between_processes() } else { network }))
-        }
+        Some(Far::Loop) => Ok(builder.far(super::far::looped(args, job.asked_far_lanes, job.launched.is_some())?)),
         #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]
         Some(far) => {
             let name = crate::args::name_of(far);

@@ -14,7 +14,8 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>
         None => run_with(job, builder, step),
         Some(Far::Ibgda) => Err(Failure::bad_input("--far ibgda: kernels post, so it needs --backend cuda")),
         Some(Far::Loop) => {
-            let transport = super::far::looped(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
+            let transport =
+                super::far::looped(args, job.asked_far_lanes, job.launched.is_some()).map_err(Failure::bad_input)?;
             run_with(job, builder.far(transport), step)
         }
         #[cfg(feature = "roce")]

@@ -4,6 +4,7 @@
 
 mod ascend;
 mod host;
+mod launcher;
 #[cfg(feature = "cuda")]
 mod nvidia;
 #[cfg(all(feature = "ibgda", target_os = "linux"))]
@@ -124,6 +125,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<String, Failure> {
     let system = System { root: PathBuf::from("/") };
     let parts = [
         ("host", host::look(&system)),
+        ("processes", launcher::look()),
         ("RDMA", rdma::look(&system)),
         #[cfg(feature = "cuda")]
         ("NVIDIA", nvidia::look(&system)),
