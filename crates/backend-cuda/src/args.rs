@@ -62,7 +62,7 @@ pub(crate) const SOURCE_BYTES: u32 = 32;
 /// Bytes of an `EpRoute`: what a reducer knows of a rank.
 pub(crate) const ROUTE_BYTES: u32 = 64;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
-pub(crate) const EXIT_BYTES: u32 = 96;
+pub(crate) const EXIT_BYTES: u32 = 120;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
 pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.

@@ -10,7 +10,7 @@ use std::thread;
 use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
 use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
-use ep_core::{Element, Error, Layout, Placement, Rank, Settings, Shape, Topology};
+use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
 use crate::checks::Checks;
 use crate::driver::{self, Device};
@@ -81,7 +81,8 @@ impl Builder {
         self
     }
 
-    /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one.
+    /// Multiprocessors that a rank's kernels of low latency occupy. Automatic: all of its GPU, or its share where ranks share one; over several nodes a
+    /// sixteenth less, so that a network made of software can copy beside them.
     pub const fn low_latency_multiprocessors(mut self, count: u32) -> Self {
         self.low_latency_multiprocessors = Some(count);
         self
@@ -157,24 +158,18 @@ impl Builder {
         }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
         if self.topology.nodes() > 1 {
-            self.check_nodes(&settings)?;
+            self.check_nodes()?;
         }
         Layout::new(shape, &self.topology, &settings)?.with_kernels()
     }
 
-    /// What ranks of several nodes cannot do yet.
-    fn check_nodes(&self, settings: &Settings) -> Result<(), Error> {
+    /// Ranks of several nodes reach each other over a network.
+    fn check_nodes(&self) -> Result<(), Error> {
         if self.network.is_none() {
             return Err(Error::unsupported(
                 "several nodes on GPUs",
                 "a network between them: Builder::far, Builder::posted",
             ));
-        }
-        if settings.placement() == Placement::Direct {
-            tracing::warn!("over several nodes of GPUs no row is placed: all go through rings");
-        }
-        if settings.low_latency() {
-            return Err(Error::unsupported("low latency over several nodes on GPUs", "one node, or throughput mode"));
         }
         Ok(())
     }
@@ -194,7 +189,9 @@ impl Builder {
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
-        let low_blocks = self.low_latency_multiprocessors.unwrap_or(most);
+        // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
+        let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
+        let low_blocks = self.low_latency_multiprocessors.unwrap_or((most - spared).max(1).min(most));
         for (what, blocks) in [("multiprocessors of a rank", blocks), ("multiprocessors of low latency", low_blocks)] {
             if blocks < 1 || blocks > most {
                 let limit = format_args!("1 to {most}, with {sharing} ranks on a GPU");

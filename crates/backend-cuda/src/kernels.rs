@@ -26,6 +26,8 @@ pub(crate) struct Kernels {
     pub(crate) low_dispatch: Kernel,
     pub(crate) low_combine: Kernel,
     pub(crate) low_mask: Kernel,
+    /// Where there are several nodes.
+    pub(crate) low_last_words: Option<Kernel>,
     /// In place of `combine`, where there are several nodes.
     pub(crate) offer_none: Option<Kernel>,
     /// By width, ascending.
@@ -54,7 +56,8 @@ impl Kernels {
 
     fn load(device: &Arc<Device>, tests: bool, lanes: Option<&DeviceSource>) -> Result<Self, CudaError> {
         let (cache, arch) = (Cache::of_user(), device.arch());
-        let targets = build::targets(&arch).into_iter().map(|target| target.for_tests(tests));
+        let between = lanes.into_iter().flat_map(|lanes| build::targets_between(&arch, lanes));
+        let targets = build::targets(&arch).into_iter().chain(between).map(|target| target.for_tests(tests));
         let codes = build::codes(&cache, targets.collect())?;
         let load = |target: Target, shared_memory| {
             let target = target.for_tests(tests);
@@ -72,22 +75,23 @@ impl Kernels {
         // Those that reach other nodes.
         let between = |source: Source| lanes.and_then(|lanes| source.between_nodes(&arch, lanes));
         let moving =
-            |source| load(between(source).unwrap_or_else(|| Target::new(source, &arch)), device.shared_memory());
+            |source, shared_memory| load(between(source).unwrap_or_else(|| Target::new(source, &arch)), shared_memory);
         let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
             positions: plain(Source::Positions)?,
             members: plain(Source::Members)?,
-            counts: moving(Source::Counts)?,
+            counts: moving(Source::Counts, device.shared_memory())?,
             dispatch: large(Source::Dispatch)?,
-            unpack: plain(Source::Unpack)?,
+            unpack: moving(Source::Unpack, 0)?,
             offer: plain(Source::Offer)?,
-            dispatch_ring: moving(Source::DispatchRing)?,
-            combine_ring: moving(Source::CombineRing)?,
+            dispatch_ring: moving(Source::DispatchRing, device.shared_memory())?,
+            combine_ring: moving(Source::CombineRing, device.shared_memory())?,
             dispatch_pulled: large(Source::DispatchPulled)?,
             combine_pulled: large(Source::CombinePulled)?,
-            low_dispatch: large(Source::LowDispatch)?,
-            low_combine: load(Target::new(Source::LowCombine, &arch), device.shared_memory() / 4)?,
-            low_mask: plain(Source::LowMask)?,
+            low_dispatch: moving(Source::LowDispatch, device.shared_memory())?,
+            low_combine: moving(Source::LowCombine, device.shared_memory() / 4)?,
+            low_mask: moving(Source::LowMask, 0)?,
+            low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
             combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
         })

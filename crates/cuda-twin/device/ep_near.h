@@ -12,6 +12,9 @@ namespace toy {
 /* The upper 16 bits: 1 + the rank, or kHere for an address of the own memory. The lower 48: the offset. 0: nowhere. */
 constexpr std::uint64_t kHere = 0xffffull << 48, kOffset = ~kHere;
 
+/* Where the host says that the window of a rank of another node lies: it takes part, and no store reaches it. */
+unsigned char* const kBeyond = (unsigned char*)1;
+
 /* Of all ranks, as the launch knows them. EpRank.windows is not read. */
 inline const std::vector<Window>& windows() { return Warp::own().block.windows; }
 
@@ -26,6 +29,7 @@ class EpAt {
         const ep_u64 rank = (bits >> 48) - 1;
         if (rank >= toy::windows().size() || toy::windows()[rank].base == nullptr) toy::broken("no place: %llx", bits);
         const toy::Window& window = toy::windows()[rank];
+        if (window.base == toy::kBeyond) toy::broken("a store into the window of rank %llu, of another node", rank);
         const ep_u64 unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
         if (offset + bytes > window.bytes || offset % unit)
             toy::broken("%llu bytes at %llu of the window of rank %llu", bytes, offset, rank);
@@ -62,8 +66,10 @@ EP_DEV EpAt ep_here(ep_u64 address) { return EpAt(toy::kHere | address); }
 EP_DEV EpAt ep_nowhere() { return EpAt(0); }
 EP_DEV bool ep_is_somewhere(EpAt at) { return at.is_somewhere(); }
 EP_DEV ep_u8* ep_own(const EpRank& r) { return toy::windows()[r.me].base; }
-/* Where a rank's window begins; nowhere where it takes no part. */
-EP_DEV EpAt ep_begin(const EpRank& r, ep_u32 rank) { return ep_takes_part(r, rank) ? ep_at(r, rank, 0) : ep_nowhere(); }
+/* Where a rank's window begins; nowhere where it takes no part. Nothing is stored there where it is of another node. */
+EP_DEV EpAt ep_begin(const EpRank& r, ep_u32 rank) {
+    return ep_takes_part(r, rank) ? EpAt((rank + 1ull) << 48) : ep_nowhere();
+}
 EP_DEV ep_u8* ep_own_of(const EpAt* windows, ep_u32 me) { return windows[me].own(); }
 EP_DEV EpAt ep_shuffle(EpAt at, ep_u32 lane) { return ep_warp_shuffle(at, lane); }
 

@@ -184,6 +184,7 @@ struct EpWindow {
     ep_u64 piece_cells; /* Offset of the cells of pieces. */
     ep_u64 low_cells; /* Offset of the cells of low-latency rows. */
     ep_u64 low_heads; /* Offset of the headers of low-latency rows that travel ahead of them. */
+    ep_u64 low_far; /* Offset of what low latency stages for ranks of other nodes. */
     ep_u64 window_bytes; /* Size of the window. */
     ep_u64 counts_bytes; /* From one counts message to the next. */
     ep_u64 note_bytes; /* From one note to the next. */
@@ -205,6 +206,7 @@ struct EpWindow {
     ep_u64 low_result_bytes; /* From one result slot of low latency to the next. */
     ep_u64 low_staging_bytes; /* From one staging slot of low latency to the next. */
     ep_u64 low_result_header_bytes; /* Header of a result of low latency; its payload follows. */
+    ep_u64 low_far_bytes; /* From what is staged for one rank of another node to what is for the next. */
     ep_u64 near_part_slots; /* Row slots of all rings from one writer of the node. */
     ep_u64 far_part_slots; /* Row slots of all rings from one node. */
     ep_u64 near_staging_part_slots; /* Row slots of the staging memory to one rank of the node. */
@@ -226,7 +228,7 @@ struct EpWindow {
     ep_u32 pull_depth; /* Pulled rows in flight per track and writer. */
     ep_u32 tracks; /* Tracks from one rank to one peer. */
 };
-static_assert(sizeof(EpWindow) == 400, "EpWindow");
+static_assert(sizeof(EpWindow) == 416, "EpWindow");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "EpWindow.cells");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "EpWindow.counts");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "EpWindow.notes");
@@ -244,47 +246,49 @@ static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 104, "EpWindow.arena_
 static_assert(__builtin_offsetof(EpWindow, piece_cells) == 112, "EpWindow.piece_cells");
 static_assert(__builtin_offsetof(EpWindow, low_cells) == 120, "EpWindow.low_cells");
 static_assert(__builtin_offsetof(EpWindow, low_heads) == 128, "EpWindow.low_heads");
-static_assert(__builtin_offsetof(EpWindow, window_bytes) == 136, "EpWindow.window_bytes");
-static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 144, "EpWindow.counts_bytes");
-static_assert(__builtin_offsetof(EpWindow, note_bytes) == 152, "EpWindow.note_bytes");
-static_assert(__builtin_offsetof(EpWindow, header_bytes) == 160, "EpWindow.header_bytes");
-static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 168, "EpWindow.payload_bytes");
-static_assert(__builtin_offsetof(EpWindow, payload_stride) == 176, "EpWindow.payload_stride");
-static_assert(__builtin_offsetof(EpWindow, scales_offset) == 184, "EpWindow.scales_offset");
-static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 192, "EpWindow.scales_bytes");
-static_assert(__builtin_offsetof(EpWindow, scales_stride) == 200, "EpWindow.scales_stride");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 208, "EpWindow.wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, result_bytes) == 216, "EpWindow.result_bytes");
-static_assert(__builtin_offsetof(EpWindow, result_stride) == 224, "EpWindow.result_stride");
-static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 232, "EpWindow.result_wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 240, "EpWindow.slot_bytes");
-static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 248, "EpWindow.pull_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 256, "EpWindow.far_wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 264, "EpWindow.far_slot_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 272, "EpWindow.low_row_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 280, "EpWindow.low_result_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 288, "EpWindow.low_staging_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 296, "EpWindow.low_result_header_bytes");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 304, "EpWindow.near_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 312, "EpWindow.far_part_slots");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 320, "EpWindow.near_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 328, "EpWindow.far_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 336, "EpWindow.nodes");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 340, "EpWindow.ranks");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 344, "EpWindow.ranks_per_node");
-static_assert(__builtin_offsetof(EpWindow, experts) == 348, "EpWindow.experts");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 352, "EpWindow.local_experts");
-static_assert(__builtin_offsetof(EpWindow, topk) == 356, "EpWindow.topk");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 360, "EpWindow.hidden");
-static_assert(__builtin_offsetof(EpWindow, max_tokens) == 364, "EpWindow.max_tokens");
-static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 368, "EpWindow.low_staging_slots");
-static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 372, "EpWindow.low_cells_of_writer");
-static_assert(__builtin_offsetof(EpWindow, low_columns) == 376, "EpWindow.low_columns");
-static_assert(__builtin_offsetof(EpWindow, element) == 380, "EpWindow.element");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 384, "EpWindow.scale_groups");
-static_assert(__builtin_offsetof(EpWindow, channels) == 388, "EpWindow.channels");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 392, "EpWindow.pull_depth");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 396, "EpWindow.tracks");
+static_assert(__builtin_offsetof(EpWindow, low_far) == 136, "EpWindow.low_far");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 144, "EpWindow.window_bytes");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 152, "EpWindow.counts_bytes");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 160, "EpWindow.note_bytes");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 168, "EpWindow.header_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 176, "EpWindow.payload_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 184, "EpWindow.payload_stride");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 192, "EpWindow.scales_offset");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 200, "EpWindow.scales_bytes");
+static_assert(__builtin_offsetof(EpWindow, scales_stride) == 208, "EpWindow.scales_stride");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 216, "EpWindow.wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 224, "EpWindow.result_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 232, "EpWindow.result_stride");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 240, "EpWindow.result_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 248, "EpWindow.slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 256, "EpWindow.pull_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 264, "EpWindow.far_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 272, "EpWindow.far_slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 280, "EpWindow.low_row_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 288, "EpWindow.low_result_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 296, "EpWindow.low_staging_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 304, "EpWindow.low_result_header_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_far_bytes) == 312, "EpWindow.low_far_bytes");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 320, "EpWindow.near_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 328, "EpWindow.far_part_slots");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 336, "EpWindow.near_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 344, "EpWindow.far_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 352, "EpWindow.nodes");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 356, "EpWindow.ranks");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 360, "EpWindow.ranks_per_node");
+static_assert(__builtin_offsetof(EpWindow, experts) == 364, "EpWindow.experts");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 368, "EpWindow.local_experts");
+static_assert(__builtin_offsetof(EpWindow, topk) == 372, "EpWindow.topk");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 376, "EpWindow.hidden");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 380, "EpWindow.max_tokens");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 384, "EpWindow.low_staging_slots");
+static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 388, "EpWindow.low_cells_of_writer");
+static_assert(__builtin_offsetof(EpWindow, low_columns) == 392, "EpWindow.low_columns");
+static_assert(__builtin_offsetof(EpWindow, element) == 396, "EpWindow.element");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 400, "EpWindow.scale_groups");
+static_assert(__builtin_offsetof(EpWindow, channels) == 404, "EpWindow.channels");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 408, "EpWindow.pull_depth");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 412, "EpWindow.tracks");
 
 /* The Rings of a call for a kernel: EpRings of the C header. */
 struct EpRings {
@@ -536,6 +540,16 @@ EP_HD static inline ep_u64 ep_low_cell(const EpWindow& w, ep_u32 generation, ep_
 /* The header of the row at position among those of source; w.header_bytes. The row lies in the slot of its token. */
 EP_HD static inline ep_u64 ep_low_head(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
     return w.low_heads + ((op % 2 * w.ranks + source) * w.max_tokens + position) * w.header_bytes;
+}
+
+/* Where rank me stages in its own window what it has for peer, a rank of another node: laid out as its ep_low_part there. */
+EP_HD static inline ep_u64 ep_low_far(const EpWindow& w, ep_u32 me, ep_u32 peer) {
+    return w.low_far + (peer < me ? peer : peer - w.ranks_per_node) * w.low_far_bytes;
+}
+
+/* And the headers of these rows, as they lie at ep_low_head there. */
+EP_HD static inline ep_u64 ep_low_far_heads(const EpWindow& w, ep_u32 me, ep_u32 peer) {
+    return ep_low_far(w, me, peer) + w.low_part_slots * w.low_result_bytes;
 }
 
 /* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */

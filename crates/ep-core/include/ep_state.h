@@ -117,7 +117,7 @@ struct EpLow {
     ep_u32 said; /* Not 0: something was said and not taken back. */
     ep_u32 late[2]; /* For each bank: whether there are ranks that were not sent all, because their banks were not free in time. */
     ep_u32 generation; /* Generation of the communicator: graphs of an earlier one must not run. */
-    ep_u32 reserved_word; /* Zero. */
+    ep_u32 speaking; /* Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster. */
     ep_u64 reserved; /* Zero. */
 };
 static_assert(sizeof(EpLow) == 64, "EpLow");
@@ -131,8 +131,29 @@ static_assert(__builtin_offsetof(EpLow, voice) == 32, "EpLow.voice");
 static_assert(__builtin_offsetof(EpLow, said) == 36, "EpLow.said");
 static_assert(__builtin_offsetof(EpLow, late) == 40, "EpLow.late");
 static_assert(__builtin_offsetof(EpLow, generation) == 48, "EpLow.generation");
-static_assert(__builtin_offsetof(EpLow, reserved_word) == 52, "EpLow.reserved_word");
+static_assert(__builtin_offsetof(EpLow, speaking) == 52, "EpLow.speaking");
 static_assert(__builtin_offsetof(EpLow, reserved) == 56, "EpLow.reserved");
+
+/* What the kernels of low latency know of a rank of another node, in the rank's own device memory; zero at first, and in each generation. */
+struct EpLowFar {
+    ep_u64 posted; /* The last operation of which everything was posted to it. */
+    ep_u64 ticket; /* Of the last put from what is staged for it. */
+    ep_u32 counted; /* Rows of this launch that are staged for it, and EP_LOW_TOLD less their number once that is known. */
+    ep_u32 rows; /* Rows of a dispatch to it. */
+    ep_u32 posting; /* Not 0 while a thread posts to the lane of its rows. */
+    ep_u32 busy; /* Not 0: puts may still read what is staged for it. */
+    ep_u32 status; /* What became of the posts of this launch: EP_FAR_... */
+    ep_u32 reserved; /* Zero. */
+};
+static_assert(sizeof(EpLowFar) == 40, "EpLowFar");
+static_assert(__builtin_offsetof(EpLowFar, posted) == 0, "EpLowFar.posted");
+static_assert(__builtin_offsetof(EpLowFar, ticket) == 8, "EpLowFar.ticket");
+static_assert(__builtin_offsetof(EpLowFar, counted) == 16, "EpLowFar.counted");
+static_assert(__builtin_offsetof(EpLowFar, rows) == 20, "EpLowFar.rows");
+static_assert(__builtin_offsetof(EpLowFar, posting) == 24, "EpLowFar.posting");
+static_assert(__builtin_offsetof(EpLowFar, busy) == 28, "EpLowFar.busy");
+static_assert(__builtin_offsetof(EpLowFar, status) == 32, "EpLowFar.status");
+static_assert(__builtin_offsetof(EpLowFar, reserved) == 36, "EpLowFar.reserved");
 
 /* The beginning of a handle's numbers; u32 matrix[ranks, ranks] follows: rows from source to destination. */
 struct EpPlan {
@@ -180,7 +201,7 @@ struct EpRank {
     ep_u64 windows; /* Address of an array [ranks]: where the windows lie, the own included; 0 for masked ranks, 1 for those of other nodes. */
     ep_u64 local; /* Address of the EpLocal, in launches of low latency of the EpLow. */
     ep_u64 report; /* Address of the EpReport. */
-    ep_u64 cursors; /* Address of an array [2, ranks, tracks]: slots sent to, and taken from, each ring, ever. */
+    ep_u64 cursors; /* Address of an array [2, ranks, tracks]: slots sent to, and taken from, each ring, ever. In launches of low latency over several nodes of an EpLowFar [ranks]. */
     ep_u64 first_op; /* The first operation of this generation. */
     ep_u64 settings; /* Hash of shape and settings of the call (ep_settings). */
     ep_u64 allowed; /* Nanoseconds that the waits of a kernel may take. */
@@ -193,23 +214,23 @@ struct EpRank {
     ep_u64 test; /* Address of the EpTest in builds for tests; 0 in others. */
     ep_u64 far; /* Address of an array [ranks, lanes]: the EpFar.state of each lane to a rank of another node; 0 for other lanes. */
 };
-static_assert(sizeof(EpRank) == 504, "EpRank");
+static_assert(sizeof(EpRank) == 520, "EpRank");
 static_assert(__builtin_offsetof(EpRank, w) == 0, "EpRank.w");
-static_assert(__builtin_offsetof(EpRank, windows) == 400, "EpRank.windows");
-static_assert(__builtin_offsetof(EpRank, local) == 408, "EpRank.local");
-static_assert(__builtin_offsetof(EpRank, report) == 416, "EpRank.report");
-static_assert(__builtin_offsetof(EpRank, cursors) == 424, "EpRank.cursors");
-static_assert(__builtin_offsetof(EpRank, first_op) == 432, "EpRank.first_op");
-static_assert(__builtin_offsetof(EpRank, settings) == 440, "EpRank.settings");
-static_assert(__builtin_offsetof(EpRank, allowed) == 448, "EpRank.allowed");
-static_assert(__builtin_offsetof(EpRank, plan) == 456, "EpRank.plan");
-static_assert(__builtin_offsetof(EpRank, tally) == 464, "EpRank.tally");
-static_assert(__builtin_offsetof(EpRank, me) == 472, "EpRank.me");
-static_assert(__builtin_offsetof(EpRank, generation) == 476, "EpRank.generation");
-static_assert(__builtin_offsetof(EpRank, kind) == 480, "EpRank.kind");
-static_assert(__builtin_offsetof(EpRank, replays) == 484, "EpRank.replays");
-static_assert(__builtin_offsetof(EpRank, test) == 488, "EpRank.test");
-static_assert(__builtin_offsetof(EpRank, far) == 496, "EpRank.far");
+static_assert(__builtin_offsetof(EpRank, windows) == 416, "EpRank.windows");
+static_assert(__builtin_offsetof(EpRank, local) == 424, "EpRank.local");
+static_assert(__builtin_offsetof(EpRank, report) == 432, "EpRank.report");
+static_assert(__builtin_offsetof(EpRank, cursors) == 440, "EpRank.cursors");
+static_assert(__builtin_offsetof(EpRank, first_op) == 448, "EpRank.first_op");
+static_assert(__builtin_offsetof(EpRank, settings) == 456, "EpRank.settings");
+static_assert(__builtin_offsetof(EpRank, allowed) == 464, "EpRank.allowed");
+static_assert(__builtin_offsetof(EpRank, plan) == 472, "EpRank.plan");
+static_assert(__builtin_offsetof(EpRank, tally) == 480, "EpRank.tally");
+static_assert(__builtin_offsetof(EpRank, me) == 488, "EpRank.me");
+static_assert(__builtin_offsetof(EpRank, generation) == 492, "EpRank.generation");
+static_assert(__builtin_offsetof(EpRank, kind) == 496, "EpRank.kind");
+static_assert(__builtin_offsetof(EpRank, replays) == 500, "EpRank.replays");
+static_assert(__builtin_offsetof(EpRank, test) == 504, "EpRank.test");
+static_assert(__builtin_offsetof(EpRank, far) == 512, "EpRank.far");
 
 /* --- What lies behind the structs: addresses of words of 32 bits. --- */
 

@@ -14,6 +14,7 @@
 #include "ep_low_arrivals.h"
 #include "ep_low_banks.h"
 #include "ep_low_end.h"
+#include "ep_low_far_results.h"
 #include "ep_low_rows.h"
 #include "ep_low_shares.h"
 #include "ep_sum.h"
@@ -66,7 +67,9 @@ EP_DEV void ep_low_load_row(const EpRank& r, const EpLowCombineArgs& a, EpLowBat
     s.count[turn] = __popc(votes);
     s.token[turn] = own.token;
     const bool now = ep_low_states(r)[source] == EP_PEER_NOW;
-    s.place[turn] = now ? ep_low_at(source, ep_low_result(r.w, op, r.me, own.token, 0)) : ep_nowhere();
+    s.place[turn] = !now                      ? ep_nowhere()
+                    : ep_is_beyond(r, source) ? ep_low_staged_result(r, source, own.token)
+                                              : ep_low_at(source, ep_low_result(r.w, op, r.me, own.token, 0));
 }
 
 /* The headers of all results of a row, 16 bytes each. */
@@ -100,10 +103,14 @@ EP_DEV void ep_low_return_unit(const EpRank& r, const EpLowCombineArgs& a, const
     if (a.kind == EP_LOW_PER_RANK) ep_put16(place, ep_sum_round(sum));
 }
 
-/* The rows of a batch are where they go. By threads that serve ranks, each for a row. */
-EP_DEV void ep_low_raise_batch(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u32 base, ep_u32 batch) {
+/* The rows of a batch are where they go, or staged. By threads that serve ranks, each for a row. */
+EP_DEV void ep_low_raise_batch(const EpRank& r, const EpLowCombineArgs& a, const EpLowBatch& s, ep_u64 op, ep_u32 base, ep_u32 batch,
+                               bool early) {
     const ep_u32 turn = ep_low_served();
-    if (turn < batch && ep_is_somewhere(s.place[turn])) ep_low_raise(r, op, ep_low_source(ep_low_firsts(r), base + turn), s.token[turn]);
+    if (turn >= batch || !ep_is_somewhere(s.place[turn])) return;
+    const ep_u32 source = ep_low_source(ep_low_firsts(r), base + turn);
+    if (!ep_is_beyond(r, source)) ep_low_raise(r, op, source, s.token[turn]);
+    else if (!early) ep_low_staged_result_one(r, a, op, source);
 }
 
 /* Received rows before each rank's own, which are the same for all shares. A barrier comes before they are read. */
@@ -142,7 +149,7 @@ EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
             __syncthreads();
             if (tells && base == from) ep_low_announce(r, op, a.kind, owed, false, states);
             if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-                ep_low_raise_batch(r, s, op, base, batch);
+                ep_low_raise_batch(r, a, s, op, base, batch, true);
                 ep_be_slow();
             }
             EP_SHORT for (ep_u32 unit = tid; unit < batch * wide; unit += EP_LOW_THREADS) {
@@ -152,7 +159,7 @@ EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
                 else ep_low_return_unit(r, a, s, turn, (at - 1) * 16);
             }
             __syncthreads();
-            ep_low_raise_batch(r, s, op, base, batch);
+            ep_low_raise_batch(r, a, s, op, base, batch, false);
             /* The batch is read by all until here. */
             if (base + EP_LOW_WARPS < to) __syncthreads();
         }

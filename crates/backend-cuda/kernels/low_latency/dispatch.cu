@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
         if (ep_low_await_all(r, s, op, began)) {
+            ep_low_receive_early(r, op);
             if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
             counted = blockIdx.x + 1 == gridDim.x;
             if (counted) ep_low_count_all(r, a, s, op);

@@ -7,14 +7,15 @@
  *   banks     rows for operation op may be put once the reader's Received is at least op - 2
  *   arrival   Even or Odd, by the parity of op: says how many rows come, ahead of them. In front of a dispatch's lie their headers (heads),
  *             in order, so that receivers find all places while the rows are under way
- *   rows      each has a cell of its own (ep_low_cell), by bank, writer and token, raised to op when the row is there
+ *   rows      each has a cell of its own (ep_low_cell), by bank, writer and token, raised to op when the row is there. Those between nodes have not:
+ *             their arrival comes behind them (ep_low_far.h)
  *   end       Received = op, published to all peers by the block that ends last
  *   F3        a block's stores, a barrier; then one thread: fence.acq_rel.sys and a relaxed store of system scope
  *   F6        every wait ends by the deadline. A fault is reported once, every block runs to its end, and later launches do
  *             nothing until the host has heard of it. Nothing is said to the others, and nothing is poisoned
  *
- * In launches of low latency EpRank.windows has 0 for ranks that are masked here, EpRank.local is the EpLow, and EpRank.report
- * a report of their own.
+ * In launches of low latency EpRank.windows has 0 for ranks that are masked here, EpRank.local is the EpLow, EpRank.report a report of their
+ * own, and EpRank.cursors, of several nodes, the EpLowFar of each rank.
  */
 #ifndef EP_LOW_H
 #define EP_LOW_H
@@ -69,8 +70,13 @@ EP_DEV ep_u64 ep_low_peek(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 co
     return ep_low_value(r, ep_cell(r.w, r.generation, writer, lane, counter));
 }
 
+/* The same as ep_publish, of a rank of another node. */
+EP_RARE void ep_low_publish_far(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    ep_publish(r, peer, lane, counter, value);
+}
 /* Raises a cell at peer, after a fence of the caller's. */
 EP_DEV void ep_low_publish(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 counter, ep_u64 value) {
+    if (ep_is_beyond(r, peer)) return ep_low_publish_far(r, peer, lane, counter, value);
     ep_raise_fenced(r, peer, lane, ep_low_at(peer, ep_cell(r.w, r.generation, r.me, lane, counter)), value);
 }
 
@@ -87,11 +93,37 @@ EP_DEV void ep_low_add(ep_u64* counter, ep_u64 more) { atomicAdd((unsigned long 
 
 /* ---- faults ---- */
 
+/* The verdict about another rank that a rank has told, and above it who that is; 0 for none. Who tells it gives up whom it blames, and comes no more.
+   Low latency of one node tells none. */
+#ifdef EP_FAR_H
+EP_RARE ep_u64 ep_low_verdict(const EpRank& r) {
+    EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) {
+        if (rank == r.me || !ep_low_takes_part(rank)) continue;
+        const ep_u64 alarm = ep_low_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_ALARM);
+        const bool tells = ep_alarm_serial(alarm) != 0 && ep_alarm_verdict(alarm) && ep_alarm_peer(alarm) != r.me;
+        if (tells) return (ep_u64)rank << EP_VALUE_BITS | alarm;
+    }
+    return 0;
+}
+#else
+EP_DEV ep_u64 ep_low_verdict(const EpRank&) { return 0; }
+#endif
+/* Whether a fault is of a wait, which a verdict explains. */
+EP_DEV bool ep_low_is_waiting(ep_u32 status) {
+    return status == EP_STATUS_TIMEOUT || status == EP_STATUS_GONE || status == EP_STATUS_MASKED || status == EP_STATUS_LANE;
+}
+
 /* Reports a fault of op; the first of a launch counts. */
 EP_RARE void ep_low_fail(const EpRank& r, ep_u64 op, ep_u32 status, ep_u32 phase, ep_u32 peer, ep_u32 culprit, ep_u32 lane,
                         ep_u64 seen, ep_u64 awaited, ep_u64 waited, ep_u32 field) {
     if (ep_crashed(r) || atomicCAS(&ep_low_state(r)->failed, 0u, 1u) != 0) return;
     ep_low_trouble(r);
+    const ep_u64 said = ep_low_is_waiting(status) ? ep_low_verdict(r) : 0;
+    if (said != 0) {
+        status = EP_STATUS_ABORTED;
+        peer = (ep_u32)(said >> EP_VALUE_BITS);
+        culprit = ep_alarm_peer(said);
+    }
     ep_report(r, op, status, phase, peer, culprit, lane, seen, awaited, waited, field);
 }
 EP_DEV void ep_low_mismatch(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u32 field, ep_u64 mine, ep_u64 theirs) {

@@ -11,13 +11,14 @@ EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell,
     const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
     if (!masked && !ep_low_vain(r, source, began)) return false;
     const bool gone = ep_low_is_gone(r, source);
+    const ep_u32 trouble = ep_low_far_trouble(r, source);
     /* Who is gone, or has masked this rank, may have delivered before. */
     const ep_u64 seen = ep_look(r, cell);
     if (seen >= due) return false;
     if (ep_low_failed(r)) return true;
-    const ep_u32 status = masked ? EP_STATUS_MASKED : gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
-    const ep_u32 culprit = masked || gone ? source : ep_low_culprit(r, source);
-    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, seen, due, ep_now() - began, 0);
+    const ep_u32 status = masked ? EP_STATUS_MASKED : gone ? EP_STATUS_GONE : trouble != 0 ? EP_STATUS_LANE : EP_STATUS_TIMEOUT;
+    const ep_u32 culprit = masked || gone ? source : trouble != 0 ? ep_far_culprit(r, source, trouble) : ep_low_culprit(r, source);
+    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, seen, due, ep_now() - began, trouble);
     return true;
 }
 
@@ -62,8 +63,9 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
     return false;
 }
 
-/* Waits until writer's row of token is there; false after a fault. By one thread. */
+/* Waits until writer's row of token is there; false after a fault. By one thread. Those of other nodes are there, as their arrival is. */
 EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u64 began) {
+    if (ep_is_beyond(r, writer)) return true;
     return ep_low_await_cell(r, op, writer, ep_low_cell(r.w, r.generation, op, writer, token), op, began) != 0;
 }
 

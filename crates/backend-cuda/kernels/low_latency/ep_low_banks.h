@@ -1,7 +1,7 @@
 /*
  * ep_low_banks.h: the sending halves of low latency: which ranks may be put to, and what is said to them first.
  *
- * A rank whose bank is not free is waited for; the others are served meanwhile.
+ * A rank whose bank is not free is waited for; the others are served meanwhile. Of a rank of another node the staging memory must be free, too.
  */
 #ifndef EP_LOW_BANKS_H
 #define EP_LOW_BANKS_H
@@ -43,7 +43,7 @@ EP_DEV int ep_low_look(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* s
         if (seen == EP_MASKED) {
             state[peer] = EP_PEER_DONE; /* the receiving half says so */
             ep_low_skip(r, peer);
-        } else if (seen + 2 >= op) {
+        } else if (seen + 2 >= op && (due == 0 || ep_low_may_stage(r, op, peer))) {
             if (state[peer] == EP_PEER_LONG_WAITED_FOR) ep_low_came(r, peer);
             state[peer] = EP_PEER_NOW;
             found |= EP_FOUND_NOW;
@@ -77,6 +77,11 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
 EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, const ep_u32* state) {
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (state[peer] != EP_PEER_NOW || (!always && rows[peer] == 0)) continue;
+        if (ep_is_beyond(r, peer)) {
+            /* Of a dispatch alone: who stages results knows how many there are. */
+            if (always) ep_low_staged_all(r, op, peer, rows[peer]);
+            continue;
+        }
         ep_fence_sys();
         ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
                        ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));

@@ -32,8 +32,11 @@ EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool counted) {
 /* A rank was not sent all, because its bank was not free. */
 EP_RARE void ep_low_fail_late(const EpRank& r, ep_u64 op, ep_u32 peer, ep_u64 began) {
     const bool gone = ep_low_is_gone(r, peer);
-    ep_low_fail(r, op, gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT, EP_PHASE_BANK, peer, gone ? peer : ep_low_culprit(r, peer),
-                EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2, ep_now() - began, 0);
+    const ep_u32 trouble = ep_low_far_trouble(r, peer);
+    const ep_u32 status = gone ? EP_STATUS_GONE : trouble != 0 ? EP_STATUS_LANE : EP_STATUS_TIMEOUT;
+    const ep_u32 culprit = gone ? peer : trouble != 0 ? ep_far_culprit(r, peer, trouble) : ep_low_culprit(r, peer);
+    ep_low_fail(r, op, status, EP_PHASE_BANK, peer, culprit, EP_LANE_LOW_DONE, ep_peek(r, peer, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED), op - 2,
+                ep_now() - began, trouble);
 }
 
 /* Settles what a launch in trouble leaves: who is late, and what was said. True when it has failed. By all threads of the last block. */
@@ -74,7 +77,10 @@ EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bo
     const bool rows = tried && !refused;
     const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
     const bool received = (phases & EP_LOW_RECEIVE) && !failed;
-    if (tried) ep_low_free_shares(r);
+    if (tried) {
+        ep_low_free_shares(r);
+        ep_low_count_anew(r);
+    }
     /* The first threads count meanwhile. */
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (received && peer != r.me && ep_low_takes_part(peer)) {

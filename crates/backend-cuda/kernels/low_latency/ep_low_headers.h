@@ -127,7 +127,9 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
                 const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
                 if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
                 const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
-                ep_put16(ep_low_at(rank, ep_low_head(r.w, op, r.me, position) + part * 16), v);
+                const EpAt head = ep_is_beyond(r, rank) ? ep_low_staged_head(r, rank, position)
+                                                        : ep_low_at(rank, ep_low_head(r.w, op, r.me, position));
+                ep_put16(head + part * 16, v);
             }
         }
         bad = __syncthreads_or(bad);

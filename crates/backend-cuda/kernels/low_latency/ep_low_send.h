@@ -20,10 +20,16 @@ EP_DEV EpChoice ep_low_load_choice(const EpRank& r, const EpLowDispatchArgs& a, 
     return choice;
 }
 
-/* What a thread has of a token before it is that token's turn: its choice, and the first two units of 16 bytes of the row. */
+/* Units of 16 bytes of a row that a thread has before it is the row's turn. Between nodes there are registers for one. */
+#ifdef EP_FAR_H
+#define EP_LOW_AHEAD 1u
+#else
+#define EP_LOW_AHEAD 2u
+#endif
+/* What a thread has of a token before it is that token's turn: its choice, and the first units of the row. */
 struct EpLowAhead {
     EpChoice choice;
-    int4 v[2];
+    int4 v[EP_LOW_AHEAD];
 };
 EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
     const ep_u32 columns = (r.w.hidden + 7) / 8;
@@ -31,7 +37,7 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
     EpLowAhead ahead;
     ahead.choice = ep_low_load_choice(r, a, token);
 #pragma unroll
-    for (ep_u32 i = 0; i < 2; ++i) {
+    for (ep_u32 i = 0; i < EP_LOW_AHEAD; ++i) {
         const ep_u32 at = i * EP_LOW_THREADS + threadIdx.x;
         ahead.v[i] = token < a.tokens && at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
     }
@@ -54,8 +60,8 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
     EP_SHORT for (ep_u32 base = 0; base < all; base += EP_LOW_THREADS) {
         const ep_u32 at = base + tid;
-        int4 v = base == 0 ? ahead.v[0] : ahead.v[1];
-        if (base >= 2 * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
+        int4 v = base == 0 ? ahead.v[0] : ahead.v[EP_LOW_AHEAD - 1];
+        if (base >= EP_LOW_AHEAD * EP_LOW_THREADS) v = at < columns ? ep_ld16(x + (ep_u64)at * 16) : make_int4(0, 0, 0, 0);
         if (r.w.element == EP_ELEMENT_BF16) {
             if (at < columns) ep_st16(payload + (ep_u64)at * 16, v);
             continue;
@@ -100,7 +106,9 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
         if (!goes) choice = EpChoice{-1, 0.0f};
         ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
         if (goes)
-            s.place[rank] = ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
+            s.place[rank] = ep_is_beyond(r, rank)
+                                ? ep_low_staged_row(r, rank, token)
+                                : ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
     }
     if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op)));
     __syncwarp();
@@ -108,10 +116,13 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
 
 EP_DEV bool ep_low_goes_now(const EpLowSender& s, ep_u32 rank) { return ep_is_somewhere(s.place[rank]) && s.state[rank] == EP_PEER_NOW; }
 
-/* Says that a row is where it goes. By the last warp. */
-EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token) {
-    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32)
-        if (ep_low_goes_now(s, rank)) ep_low_raise(r, op, rank, token);
+/* Says that a row is where it goes, and counts it where it is staged. `early`: a planted fault, within the node. By the last warp. */
+EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, bool early) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
+        if (!ep_low_goes_now(s, rank)) continue;
+        if (!ep_is_beyond(r, rank)) ep_low_raise(r, op, rank, token);
+        else if (!early) ep_low_staged_one(r, op, rank);
+    }
 }
 
 /* How a share, or a turn of it, has ended: choices are wrong, and nothing was announced; nothing was left to put; there may be more to do; all
@@ -143,7 +154,7 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
             if (!is) return EP_SHARE_MORE;
         }
         if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-            ep_low_raise_all(r, s, op, token);
+            ep_low_raise_all(r, s, op, token, true);
             ep_be_slow();
         }
         if (!begins) __syncthreads();
@@ -157,7 +168,7 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
         const bool bad = begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
         if (__syncthreads_or(bad)) return EP_SHARE_WRONG;
-        if (last_warp) ep_low_raise_all(r, s, op, token);
+        if (last_warp) ep_low_raise_all(r, s, op, token, false);
     }
 }
 

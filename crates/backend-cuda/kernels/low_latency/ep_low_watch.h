@@ -6,7 +6,7 @@
  */
 #ifndef EP_LOW_WATCH_H
 #define EP_LOW_WATCH_H
-#include "ep_low.h"
+#include "ep_low_far.h"
 
 /* Looks after which a wait looks at its rare part, too. */
 #define EP_LOW_LONG 64u
@@ -19,10 +19,12 @@ EP_DEV ep_u32 ep_low_named(const EpRank& r, ep_u32 rank) {
 }
 
 EP_RARE void ep_low_say(const EpRank& r, ep_u32 rank) {
+    ep_low_begin_speaking(r);
     const ep_u64 serial = atomicAdd(&ep_low_state(r)->serial, 1u) + 1ull;
     EP_SHORT for (ep_u32 other = 0; other < r.w.ranks; ++other)
         if (other != r.me && ep_takes_part(r, other))
             ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_WAITING, serial << 16 | rank);
+    ep_low_end_speaking(r);
 }
 
 /* The end of the chain of those who wait for each other, which begins with `first`. */
@@ -43,7 +45,7 @@ EP_RARE ep_u32 ep_low_culprit(const EpRank& r, ep_u32 first) {
    is gone, or the launch has failed. */
 EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     EpLow* low = ep_low_state(r);
-    if (ep_low_failed(r) || ep_low_is_gone(r, peer)) return true;
+    if (ep_low_failed(r) || ep_low_is_gone(r, peer) || ep_low_is_cut(r, peer)) return true;
     const ep_u64 waited = ep_now() - began;
     if (waited < r.allowed / 2 || blockIdx.x != 0) return waited >= r.allowed;
     bool speak = waited >= r.allowed / 4 * 3;

@@ -18,7 +18,7 @@ EP_DEV EpTokens ep_far_tokens(const EpRank& r, const EpCombineRingArgs& a, ep_u3
     t.source = source;
     t.step = r.w.ranks_per_node;
     t.first = r.me - r.me % r.w.ranks_per_node;
-    t.positions = (const ep_i32*)((const ep_u64*)a.fanout)[source / r.w.ranks_per_node];
+    t.positions = ep_fanout_of(r, a.fanout, a.tokens_of, source);
     t.own = EpSource{ep_here(c.y + first * c.y_stride), ep_nowhere(), (ep_u32)c.y_stride, r.w.topk * 4, 0, 0};
     if (c.own_weights) t.own.choices = ep_here(c.own_weights + (ep_u64)first * r.w.topk * 4);
     return t;

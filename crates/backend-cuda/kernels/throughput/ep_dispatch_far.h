@@ -4,17 +4,19 @@
  *   roles    one warp each: far sender to another node's rank of this rail on a channel; forwarder of what such a rank sends on a channel
  *   memory   rings between nodes and within; shared: for each forwarder of the block its rings into the ranks of its node
  *   rules    no circle of waits: the far sender waits for the forwarder, the forwarder for receivers, and these for nobody. A forwarder
- *            that waits has published all that is pending. It reads a row in its slot, and returns the slot when all have it
+ *            that waits has published all that is pending. It reads a row in its slot, and returns the slot when all have it. Where a rank of its
+ *            node granted a block it places the row there (ep_place_far.h), and waits for that rank no more
  */
 #ifndef EP_DISPATCH_FAR_H
 #define EP_DISPATCH_FAR_H
-#include "ep_dispatch_ring.h"
+#include "ep_place_far.h"
 
 /* Where a forwarder's rows leave for one rank of its node. */
 struct EpExit {
     EpOutlet ring;
-    ep_u32 next; /* the position of its next row */
-    ep_u32 left; /* rows that are still to come for it */
+    EpSpot first; /* where its first row of the source is placed; nowhere where the ring brings them */
+    ep_u32 next;  /* the position of its next row */
+    ep_u32 left;  /* rows that are still to come for it */
 };
 static_assert(sizeof(EpExit) <= EP_EXIT_BYTES, "the host makes room for another EpExit");
 
@@ -109,11 +111,16 @@ EP_DEV void ep_exit_keep(EpExit& exit, const EpOutlet& ring) {
     ep_warp_meet();
 }
 
+/* Whether rows leave by the ring: neither for this rank, nor for one that granted a block. */
+EP_DEV bool ep_exit_is_ring(const EpRank& r, const EpExit* exits, ep_u32 local) {
+    return local != r.me % r.w.ranks_per_node && !ep_is_somewhere(exits[local].first.codes);
+}
+
 /* Publishes the tails of all exits: the forwarder is about to wait. */
 EP_DEV void ep_exits_publish(const EpRank& r, const EpRings& rings, EpExit* exits) {
     if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
-        if (local == r.me % r.w.ranks_per_node) continue;
+        if (!ep_exit_is_ring(r, exits, local)) continue;
         EpOutlet ring = exits[local].ring;
         ep_outlet_publish(r, rings, ring);
         ep_exit_keep(exits[local], ring);
@@ -127,6 +134,24 @@ struct EpForwarder {
     ep_u32 source, first; /* whose rows they are; the first rank of this node */
     ep_u64 began;
 };
+
+/* Opens the way to a rank of the node. */
+EP_DEV bool ep_exit_open(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, ep_u32 local, ep_u32 track) {
+    const ep_u32 rank = f.first + local;
+    EpSpot first;
+    if (!ep_find_spot(r, a, f.source, rank, f.began, &first)) return false;
+    if (ep_warp_lane() == 0) f.exits[local].first = first;
+    ep_warp_meet();
+    if (rank != r.me && !ep_exit_is_ring(r, f.exits, local)) ep_plant_placed(r, EP_PLANT_FORWARDED_EARLY, rank, track);
+    if (!ep_exit_is_ring(r, f.exits, local)) return true;
+    EpOutlet ring;
+    EpAt to;
+    if (!ep_outlet_open(r, ring, rank, track, f.began) || !ep_outlet_slot(r, a.rings, ring, f.began, &to)) return false;
+    if (ep_warp_lane() == 0) ep_put_message(to, ep_header(r, f.exits[local].left, f.exits[local].next));
+    ep_outlet_push(r, a.rings, ring);
+    ep_exit_keep(f.exits[local], ring);
+    return true;
+}
 
 /* Takes the slot that opens the ring, and opens the way to every rank of the node. Rows that come, EP_FULL where they do not. */
 EP_DEV ep_u32 ep_forward_open(const EpRank& r, const EpDispatchRingArgs& a, const EpRings& far, EpForwarder& f, ep_u32 track) {
@@ -149,15 +174,8 @@ EP_DEV ep_u32 ep_forward_open(const EpRank& r, const EpDispatchRingArgs& a, cons
     ep_warp_meet();
     ep_poison(r, at, (ep_u32)r.w.far_slot_bytes);
     ep_inlet_pop(r, far, f.inlet, lane == 0);
-    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
-        if (f.first + local == r.me) continue;
-        EpOutlet ring;
-        EpAt to;
-        if (!ep_outlet_open(r, ring, f.first + local, track, f.began) || !ep_outlet_slot(r, a.rings, ring, f.began, &to)) return EP_FULL;
-        if (lane == 0) ep_put_message(to, ep_header(r, f.exits[local].left, f.exits[local].next));
-        ep_outlet_push(r, a.rings, ring);
-        ep_exit_keep(f.exits[local], ring);
-    }
+    for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local)
+        if (!ep_exit_open(r, a, f, local, track)) return EP_FULL;
     return h.rows;
 }
 
@@ -178,24 +196,37 @@ EP_DEV void ep_forward_own(const EpRank& r, const EpDispatchRingArgs& a, const E
     ep_copy_words(ep_out_scales(r, a, row), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
 }
 
-/* Hands a row to a rank of the node. */
+/* Lays a row where rank finds it. */
+EP_DEV void ep_lay_forwarded(const EpRank& r, const EpForwarder& f, const ep_u8* at, const EpSpot& to, ep_u32 rank, ep_u32 token, ep_u32 position) {
+    const ep_u32 lane = ep_warp_lane();
+    if (lane == 0) ep_put16(to.header, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
+    for (ep_u32 k = lane; k < r.w.topk; k += 32)
+        ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
+    const ep_u8* payload = at + r.w.header_bytes;
+    ep_copy_row(to.codes, payload, (ep_u32)r.w.scales_offset);
+    ep_copy_words(to.scales, payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
+}
+
+/* Places a row at a rank of the node, or at this one. */
+EP_DEV void ep_forward_place(const EpRank& r, const EpDispatchRingArgs& a, const EpForwarder& f, const ep_u8* at, ep_u32 local, ep_u32 token,
+                             ep_u32 position) {
+    ep_u32 place = position;
+    if (ep_planted(r, EP_PLANT_FORWARDED_OFF_BY_ONE)) place = (position + 1) % ((const ep_u32*)a.matrix)[f.source * r.w.ranks + f.first + local];
+    ep_lay_forwarded(r, f, at, ep_spot_after(r, f.exits[local].first, place), f.first + local, token, position);
+}
+
+/* Hands a row to a rank of the node through its ring. */
 EP_DEV bool ep_forward_to(const EpRank& r, const EpDispatchRingArgs& a, EpForwarder& f, const ep_u8* at, ep_u32 local, ep_u32 token,
                           ep_u32 position) {
-    const ep_u32 lane = ep_warp_lane(), rank = f.first + local;
     EpOutlet ring = f.exits[local].ring;
     if (ep_producer_is_full(ring.ring, a.rings)) {
         ep_exits_publish(r, a.rings, f.exits);
-        if (lane == 0) ep_inlet_return(r, f.inlet);
+        if (ep_warp_lane() == 0) ep_inlet_return(r, f.inlet);
         ring = f.exits[local].ring;
     }
     EpAt to;
     if (!ep_outlet_slot(r, a.rings, ring, f.began, &to)) return false;
-    if (lane == 0) ep_put16(to, ep_unit((int)f.source, (int)token, (int)position, (int)(ep_u32)ep_op(r)));
-    for (ep_u32 k = lane; k < r.w.topk; k += 32)
-        ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_localized(r, at, rank, k));
-    const ep_u8* payload = at + r.w.header_bytes;
-    ep_copy_row(to + r.w.header_bytes, payload, (ep_u32)r.w.scales_offset);
-    ep_copy_words(to + (r.w.header_bytes + r.w.scales_offset), payload + r.w.scales_offset, 4, (ep_u32)r.w.scales_stride);
+    ep_lay_forwarded(r, f, at, ep_spot_of_slot(r, to), f.first + local, token, position);
     ep_outlet_push(r, a.rings, ring);
     ep_exit_keep(f.exits[local], ring);
     return true;
@@ -238,7 +269,8 @@ EP_DEV ep_u32 ep_forward_row(const EpRank& r, const EpDispatchRingArgs& a, EpFor
             f.exits[local].next = position + 1;
             f.exits[local].left = left - 1;
         }
-        if (f.first + local == r.me) ep_forward_own(r, a, f, at, token, position);
+        if (ep_is_somewhere(f.exits[local].first.codes)) ep_forward_place(r, a, f, at, local, token, position);
+        else if (f.first + local == r.me) ep_forward_own(r, a, f, at, token, position);
         else if (!ep_forward_to(r, a, f, at, local, token, position)) return EP_FULL;
     }
     return token;
@@ -257,7 +289,7 @@ EP_DEV void ep_forward(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
     const ep_u32 rows = ep_forward_open(r, a, far, f, role.track);
     if (rows == EP_FULL) return;
     if (lane == 0) ep_tally_far(r, 1, source, rows);
-    ep_i32* fanout = (ep_i32*)((const ep_u64*)a.fanout)[source / r.w.ranks_per_node];
+    ep_i32* fanout = ep_fanout_of(r, a.fanout, a.tokens_of, source);
     const ep_u32 tokens = ((const ep_u32*)a.tokens_of)[source];
     const ep_u32 end = ep_channel_first(tokens, a.rings.channels, role.channel + 1);
     ep_u32 next = ep_channel_first(tokens, a.rings.channels, role.channel);
@@ -279,6 +311,10 @@ EP_DEV void ep_forward(const EpRank& r, const EpDispatchRingArgs& a, const EpRol
     if (lane == 0) ep_inlet_close(r, f.inlet);
     for (ep_u32 local = 0; local < r.w.ranks_per_node; ++local) {
         if (f.first + local == r.me) continue;
+        if (!ep_exit_is_ring(r, exits, local)) {
+            ep_say_placed(r, f.first + local, role.track);
+            continue;
+        }
         EpOutlet ring = exits[local].ring;
         ep_outlet_close(r, a.rings, ring);
     }

@@ -33,6 +33,14 @@ EP_DEV void ep_tally_far(const EpRank& r, ep_u32 line, ep_u32 peer, ep_u32 rows)
     for (ep_u64 seen = 0, was; (was = ep_atomic_replace(sum, seen, seen + rows)) != seen;) seen = was;
 }
 
+/* Where it is noted which of source's tokens went where in this node, as EpDispatchRingArgs.fanout has it: source is of this rail, and of another node. */
+EP_DEV ep_i32* ep_fanout_of(const EpRank& r, ep_u64 fanout, ep_u64 tokens_of, ep_u32 source) {
+    ep_u64 tokens = 0;
+    for (ep_u32 rank = r.me % r.w.ranks_per_node; rank < source; rank += r.w.ranks_per_node)
+        if (rank != r.me) tokens += ((const ep_u32*)tokens_of)[rank];
+    return (ep_i32*)fanout + tokens * r.w.ranks_per_node;
+}
+
 /* What has been staged of a ring: slots, ever. */
 struct EpStaged {
     ep_u64 free;   /* staging memory up to here may be written */

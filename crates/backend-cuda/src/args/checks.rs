@@ -171,6 +171,18 @@ c_enum! {
         MaskOfAnotherNode = 19,
         /// Between nodes: the own node's sum is not rounded.
         PartialNotRounded = 20,
+        /// Low latency between nodes: an arrival comes before its rows.
+        LowFarArrivalFirst = 21,
+        /// Low latency between nodes: staging memory is written again before its puts have read it.
+        LowFarStagingEarly = 22,
+        /// Low latency between nodes: a rank says that it has received what it has not read.
+        LowFarReceivedEarly = 23,
+        /// Low latency between nodes: a rank that is masked is not told.
+        LowFarMaskUntold = 24,
+        /// Between nodes: a forwarder places rows one position too high.
+        ForwardedOffByOne = 25,
+        /// Between nodes: a forwarder says that rows are placed before they are.
+        ForwardedEarly = 26,
     }
 }
 

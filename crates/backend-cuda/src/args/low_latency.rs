@@ -94,7 +94,7 @@ c_struct! {
 }
 
 c_struct! {
-    /// Parameters of ep_low_mask_kernel.
+    /// Parameters of ep_low_mask_kernel and ep_low_last_words_kernel.
     pub(crate) struct LowMask = "EpLowMaskArgs" {
         /// The other rank.
         pub(crate) peer: u32,

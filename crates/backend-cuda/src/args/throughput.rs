@@ -130,21 +130,23 @@ c_struct! {
         pub(crate) out_rank: u64,
         /// Tokens of the batch.
         pub(crate) tokens: u32,
-        /// Whether ep_dispatch_kernel has exchanged notes.
+        /// Whether notes are exchanged: on one node ep_dispatch_kernel has done so, over several this kernel does.
         pub(crate) notes: u32,
         /// EpRole [role_count]: what the warps do.
         pub(crate) roles: u64,
         /// Roles of the call.
         pub(crate) role_count: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Between nodes: rows of the block at base.
+        pub(crate) base_rows: u32,
         /// Between nodes: u32 [ranks, ranks]: rows from source to destination.
         pub(crate) matrix: u64,
         /// Between nodes: u32 [ranks]: tokens of each rank's batch.
         pub(crate) tokens_of: u64,
-        /// Between nodes: u64 [nodes]: address of i32 [tokens, ranks of a node], written for the node's rank on this rail: the position of its token's row at
-        /// each rank of this node, -1 where none goes. 0 of the own node.
+        /// Between nodes: i32 [tokens, ranks of a node], written, for each rank of this rail in other nodes, one after the other: the position of its token's
+        /// row at each rank of this node, -1 where none goes.
         pub(crate) fanout: u64,
+        /// Between nodes: the block granted to the ranks of this node, or EP_NO_BASE.
+        pub(crate) base: u64,
     }
 }
 

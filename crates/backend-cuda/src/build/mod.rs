@@ -25,7 +25,7 @@ pub use shipped::absent;
 pub use shipped::absent_names;
 #[cfg(feature = "workshop")]
 pub use sources::ALL;
-pub(crate) use sources::PULL_WIDTHS;
+pub(crate) use sources::{PULL_WIDTHS, targets_between};
 pub use sources::{Source, headers, targets};
 
 use std::collections::HashMap;

@@ -38,6 +38,8 @@ pub enum Source {
     LowCombine,
     /// Going on without a rank in low latency.
     LowMask,
+    /// Telling whom a rank is about to give up, between nodes.
+    LowLastWords,
     /// Meeting of all ranks, for measurements.
     Meet,
     /// What the links carry, for measurements.
@@ -49,7 +51,7 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 19] = [
+pub const ALL: [Source; 20] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -65,6 +67,7 @@ pub const ALL: [Source; 19] = [
     Source::LowDispatch,
     Source::LowCombine,
     Source::LowMask,
+    Source::LowLastWords,
     Source::Meet,
     Source::Ceiling,
     Source::Probe,
@@ -112,6 +115,7 @@ sources! {
     LowDispatch: "low_latency/dispatch.cu" "_ZN14ep_low_latency8dispatchE6EpRank17EpLowDispatchArgs";
     LowCombine: "low_latency/combine.cu" "_ZN14ep_low_latency7combineE6EpRank16EpLowCombineArgs";
     LowMask: "low_latency/mask.cu" "ep_low_mask_kernel";
+    LowLastWords: "low_latency/last_words.cu" "ep_low_last_words_kernel";
     Meet: "measure/meet.cu" "ep_meet_kernel";
     Ceiling: "measure/ceiling.cu" "ep_ceiling_kernel";
     Probe: "checks/probe.cu" "ep_probe_kernel";
@@ -131,16 +135,26 @@ impl Source {
 
     /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
-        let moves =
-            matches!(self, Self::Counts | Self::DispatchRing | Self::CombineRing | Self::OfferNone | Self::Probe);
-        moves.then(|| Target::new(self, arch).over(lanes))
+        use Source::{
+            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, OfferNone, Probe, Unpack,
+        };
+        // A rank that fails tells those of other nodes, too.
+        let speaks = matches!(self, Counts | DispatchRing | Unpack | CombineRing | OfferNone | Probe);
+        let low = matches!(self, LowDispatch | LowCombine | LowMask | LowLastWords);
+        (speaks || low).then(|| Target::new(self, arch).over(lanes))
     }
 }
 
 /// Everything that a GPU of an architecture is given before it is used: all kernels but those of tests and measurements.
 pub fn targets(arch: &str) -> Vec<Target> {
-    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts, Source::OfferNone];
+    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts, Source::OfferNone, Source::LowLastWords];
     ALL.into_iter().filter(|source| !others.contains(source)).flat_map(|source| source.variants(arch)).collect()
+}
+
+/// What a GPU is given besides where ranks of several nodes use it: all that reaches other nodes but the scripts of tests.
+pub(crate) fn targets_between(arch: &str, lanes: &DeviceSource) -> Vec<Target> {
+    let all = ALL.into_iter().filter(|source| *source != Source::Probe);
+    all.filter_map(|source| source.between_nodes(arch, lanes)).collect()
 }
 
 /// The headers of these names, as they are in the folder of kernels.
@@ -151,14 +165,15 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 36] = headers! {
+const HEADERS: [(&str, &str); 39] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
-        "ep_pieces.h" "ep_ring.h";
-    "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_headers.h"
+        "ep_pieces.h" "ep_place_far.h" "ep_ring.h";
+    "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
+        "ep_low_far_results.h" "ep_low_headers.h"
         "ep_low_receive.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_shares.h" "ep_low_watch.h";
     "checks/": "ep_test.h";
 };

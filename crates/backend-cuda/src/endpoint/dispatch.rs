@@ -59,10 +59,6 @@ impl CudaEndpoint {
             let what = if membership { "a captured dispatch of a membership" } else { "a captured dispatch" };
             return Err(Error::unsupported(what, "topk_idx, device_counts and worst_rows, or a cached dispatch"));
         }
-        if self.far().is_some() && options.device_counts {
-            let what = "counts that stay on the device over several nodes";
-            return Err(Error::unsupported(what, "counts that the host hears of"));
-        }
         let (stream, ranks) = (Arc::clone(self.stream()), self.topology().ranks());
         let mut plan = DevicePlan::new(&stream, tokens, ranks, self.shape().experts())?;
         let counts = match options.device_counts {
@@ -89,8 +85,11 @@ impl CudaEndpoint {
         let call = self.start(kind, &rings, plan.address(), capture.is_some());
         let told = self.exchange(call, routing, &plan, counting, options.repeats).await?;
         let (told, outboxes) = told.map_or((None, false), |(exchange, outboxes)| (Some(exchange), outboxes));
-        if let Some(exchange) = told.as_ref().filter(|_| self.far().is_some()) {
-            plan.fan_out(self.topology(), self.desk.rank(), exchange)?;
+        if self.far().is_some() {
+            // Where the host does not hear of the others' batches, they may be as large as any.
+            let most = self.shape().max_tokens();
+            let tokens = |rank| told.as_ref().map_or(most, |exchange: &Exchange| exchange.tokens(rank));
+            plan.fan_out(self.topology(), self.desk.rank(), tokens)?;
         }
         let rows = told.as_ref().map_or(options.worst_rows, |exchange| exchange.received(self.desk.rank()));
         let mut expert_counts = Vec::new();
@@ -175,9 +174,9 @@ impl CudaEndpoint {
         Ok(received)
     }
 
-    /// Whether rows may be placed where they are to lie: not by those who come from another node.
+    /// Whether rows may be placed where they are to lie.
     fn places(&self) -> bool {
-        self.settings().placement() == Placement::Direct && self.far().is_none()
+        self.settings().placement() == Placement::Direct
     }
 
     /// How the memory is cut that an operation moves its rows through, and whether that is outboxes: where its dispatch went through those
@@ -364,17 +363,19 @@ impl CudaEndpoint {
             matrix: plan.matrix(),
             tokens_of: plan.tokens_of(),
             fanout: plan.fanout(),
+            base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
+            base_rows: landing.block.as_ref().map_or(0, Block::rows),
             ..args::DispatchRing::default()
         };
         if batch.pulled {
             // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
             unsafe { self.device.dispatch_pulled(batch.call, &ring, plan.tokens_of()) }?;
-        } else if direct {
+        } else if direct && self.far().is_none() {
             let args = args::Dispatch {
                 ring,
                 first_at: plan.first_at(),
-                base: landing.block.as_ref().map_or(NO_BASE, |block| block.base().0),
-                base_rows: landing.block.as_ref().map_or(0, Block::rows),
+                base: ring.base,
+                base_rows: ring.base_rows,
                 // Of a cached dispatch everybody knows what headers would say.
                 headers: fresh.into(),
                 ..args::Dispatch::default()

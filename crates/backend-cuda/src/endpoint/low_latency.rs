@@ -153,6 +153,7 @@ impl CudaEndpoint {
             if let Some(error) = self.low_failure() {
                 self.device.low_resume()?;
                 self.desk.set_poisoned(None);
+                self.low.failed = error.failure().map(|failure| failure.culprit).or(self.low.failed);
                 tracing::warn!(%error, "low-latency operation failed");
                 return Err(error);
             }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ep_bootstrap::Peers;
 use ep_core::machine::Proposal;
 use ep_core::port::Scope;
-use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, RankSet};
+use ep_core::{Endpoint as _, Error, Failure, Fault, Phase, Rank, RankSet};
 
 use super::CudaEndpoint;
 use crate::error::CudaError;
@@ -14,11 +14,16 @@ use crate::rank::RankDevice;
 
 impl CudaEndpoint {
     pub(super) async fn recover_without(&mut self, mask: &RankSet) -> Result<(), Error> {
-        let proposal = self.desk.propose(mask)?;
+        let given_up = self.desk.lost_with(mask)?;
         self.stream().must_run("a recovery")?;
+        if let Some(culprit) = self.blamed().filter(|&culprit| given_up.contains(culprit)) {
+            // This rank may leave with the culprit's node, and be missed before the culprit is.
+            self.device.low_last_words(culprit)?;
+        }
         // Whatever still runs ends by its deadline: then nothing of this rank reads or writes a window any more.
         let event = self.device.stream.record(false)?;
         self.until(|_| Ok(event.has_come()?.then_some(()))).await?;
+        let proposal = self.desk.propose(mask)?;
         self.desk.hold_granted();
         self.pinned.drain(..).filter_map(|pinned| pinned.upgrade()).for_each(|held| held.offer());
         // Replays are counted there alone.
@@ -40,6 +45,11 @@ impl CudaEndpoint {
         self.noticed = RankSet::new();
         self.desk.enter(agreement);
         Ok(())
+    }
+
+    /// Whom this rank blames for a failure of which somebody who waits for it may not have heard from it.
+    fn blamed(&self) -> Option<Rank> {
+        self.low.failed.or_else(|| self.desk.poisoned().map(|failure| failure.culprit))
     }
 
     /// Connects the lanes to other nodes anew, but not to ranks of `mask`: nothing of the generation before arrives any more. No kernel of this rank runs.

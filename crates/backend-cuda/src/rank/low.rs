@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use ep_core::device::{Low, Report};
+use ep_core::device::{Low, LowFar, Report};
 use ep_core::layout::KernelWindow;
 use ep_core::{Error, Layout, Rank, RankSet};
 
@@ -26,6 +26,8 @@ pub(super) struct LowDevice {
     counters: DeviceMemory,
     /// Where the windows of the ranks lie that are not masked.
     windows: DeviceMemory,
+    /// An `EpLowFar` of each rank, where there are several nodes.
+    far: Option<DeviceMemory>,
     report: Mapped,
     blocks: u32,
 }
@@ -43,6 +45,7 @@ impl LowDevice {
             state: memory(Low::bytes(ranks, blocks as usize))?,
             counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
+            far: (layout.topology().nodes() > 1).then(|| memory(size_of::<LowFar>() * ranks)).transpose()?,
             report: Mapped::zeroed(stream.device(), size_of::<Report>())?,
             blocks,
         }))
@@ -63,6 +66,7 @@ impl LowDevice {
 
     pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {
         self.state.zero(stream)?;
+        self.far.as_ref().map_or(Ok(()), |far| far.zero(stream))?;
         self.report.clear();
         Ok(())
     }
@@ -107,6 +111,7 @@ impl RankDevice {
             windows: low.windows.address(),
             local: low.state.address(),
             report: low.report.address(),
+            cursors: low.far.as_ref().map_or(0, DeviceMemory::address),
             ..self.view(Call::none())
         };
         // SAFETY: as in `launch`.
@@ -145,6 +150,14 @@ impl RankDevice {
         // SAFETY: nothing is named.
         unsafe { self.launch_low(self.kernels.low_mask, shape, &args::LowMask { peer: peer.0, reserved: 0 }) }?;
         self.low()?.windows.write(&self.stream, 8 * peer.index(), &[0; 8])
+    }
+
+    /// Tells all ranks that this one is about to give up `culprit`, where there are several nodes.
+    pub(crate) fn low_last_words(&self, culprit: Rank) -> Result<(), CudaError> {
+        let Some(kernel) = self.kernels.low_last_words.filter(|_| self.low.is_some()) else { return Ok(()) };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+        // SAFETY: nothing is named.
+        unsafe { self.launch(kernel, shape, Call::none(), &args::LowMask { peer: culprit.0, reserved: 0 }) }
     }
 
     /// What kernels of low latency have reported.

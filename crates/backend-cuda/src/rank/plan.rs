@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ep_core::device::PlanHead;
-use ep_core::plan::Exchange;
 use ep_core::{Rank, Topology};
 
 use crate::driver::{Scratch, Stream};
@@ -17,8 +16,7 @@ pub(crate) struct DevicePlan {
     /// `EpPlan`; then u32 matrix `[ranks, ranks]`, first_at `[ranks]`, first_of `[ranks + 1]`, tokens_of `[ranks]`, choices of
     /// each expert `[experts]`, and choices received of each local expert.
     numbers: Scratch,
-    /// Over several nodes: u64 `[nodes]`, where the arrays lie that say to which ranks of this node a token of that node's rank on this rail goes; then the arrays,
-    /// i32 `[tokens, ranks of a node]`.
+    /// Over several nodes: i32 `[tokens, ranks of a node]` for each rank of this rail in other nodes, to which ranks of this node its tokens go, one after the other.
     fanout: Option<Scratch>,
     ranks: u32,
     tokens: u32,
@@ -42,24 +40,21 @@ impl DevicePlan {
         })
     }
 
-    /// Takes memory for what `me` learns of the rows that it fans out.
-    pub(crate) fn fan_out(&mut self, topology: &Topology, me: Rank, exchange: &Exchange) -> Result<(), CudaError> {
-        let (nodes, width) = (topology.nodes() as usize, topology.ranks_per_node() as usize);
-        let gate = |node| Rank((node * width + me.index() % width) as u32);
-        let sizes: Vec<usize> = (0..nodes).map(|node| 4 * exchange.tokens(gate(node)) as usize * width).collect();
-        let memory = Scratch::new(self.position.stream(), 8 * nodes + sizes.iter().sum::<usize>())?;
-        let mut next = memory.address() + 8 * nodes as u64;
-        let mut places = Vec::with_capacity(8 * nodes);
-        for size in sizes {
-            places.extend_from_slice(&next.to_le_bytes());
-            next += size as u64;
-        }
-        memory.write(0, &places)?;
-        self.fanout = Some(memory);
+    /// Takes memory for what `me` learns of the rows that it fans out: of batches of as many tokens as `tokens` says of each rank.
+    pub(crate) fn fan_out(
+        &mut self,
+        topology: &Topology,
+        me: Rank,
+        tokens: impl Fn(Rank) -> u32,
+    ) -> Result<(), CudaError> {
+        let (local, node) = (topology.local_of(me), topology.node_of(me));
+        let others = topology.all_nodes().filter(|other| *other != node);
+        let tokens: usize = others.map(|other| tokens(topology.rank_at(other, local)) as usize).sum();
+        self.fanout = Some(Scratch::of(self.position.stream(), tokens, 4 * topology.ranks_per_node() as usize)?);
         Ok(())
     }
 
-    /// Where the table of what is fanned out lies; 0 on one node.
+    /// Where it lies what is fanned out; 0 on one node.
     pub(crate) fn fanout(&self) -> u64 {
         self.fanout.as_ref().map_or(0, Scratch::address)
     }

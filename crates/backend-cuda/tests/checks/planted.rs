@@ -20,7 +20,21 @@ const fn fault(plant: Plant, case: &'static str, signs: &'static [&'static str])
 /// Signs of the oracle.
 const WRONG_ROWS: &str = "recv_x";
 
-pub(crate) const FAULTS: [Fault; 15] = [
+/// Signs of a row of low latency that is not the one due.
+const WRONG_LOW_ROW: &[&str] = &[
+    "low-latency row",
+    "token of the next row",
+    "rows of",
+    "tokens of a source",
+    "expert_counts",
+    "recv_x",
+    "combined_x",
+];
+
+/// Rows that are placed within nodes, of two of two ranks.
+const BETWEEN: &str = "nodes_two_of_two";
+
+pub(crate) const FAULTS: [Fault; 23] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -29,6 +43,9 @@ pub(crate) const FAULTS: [Fault; 15] = [
     fault(Plant::PositionOffByOne, "engine_ranks_that_are_no_power_of_two", &["position of a row"]),
     fault(Plant::PlacedOffByOne, "memory_output_in_the_window_is_pulled", &[WRONG_ROWS]),
     fault(Plant::PlacedEarly, "memory_output_in_the_window_is_pulled", &["operation of a row", "of a row is", "recv"]),
+    fault(Plant::PlacedEarly, BETWEEN, &["operation of a row"]),
+    fault(Plant::ForwardedEarly, BETWEEN, &["operation of a row"]),
+    fault(Plant::ForwardedOffByOne, BETWEEN, &["position of a row"]),
     fault(
         Plant::NotWaitingForPulls,
         "memory_output_is_the_callers_again_when_combine_returns",
@@ -44,6 +61,15 @@ pub(crate) const FAULTS: [Fault; 15] = [
         "low_latency_both_forms",
         &["low-latency row", "token of the next row", "rows of a source", "results of a rank", "rows of an expert"],
     ),
+    fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
+    fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
+    fault(Plant::LowFarStagingEarly, "low_latency_over_nodes_two_operations_in_flight", WRONG_LOW_ROW),
+    fault(
+        Plant::LowFarReceivedEarly,
+        "low_latency_over_nodes_two_operations_in_flight",
+        &["number of the low-latency operation", "low-latency row", "recv_x", "combined_x"],
+    ),
+    fault(Plant::LowFarMaskUntold, "low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", &["Timeout", "waited"]),
 ];
 
 impl Fault {

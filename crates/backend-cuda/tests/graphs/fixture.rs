@@ -10,6 +10,7 @@ use ep_core::reference::{self, Combined, Returned, World};
 use ep_core::{Endpoint, Error, Nanos, Placement, RankSet, Settings, Shape, Topology};
 use ep_cuda::driver::Graph;
 use ep_cuda::{Array, Cluster, CudaEndpoint, Rows};
+use ep_loop::Loop;
 
 /// Elements of a row.
 pub(crate) const HIDDEN: u32 = 64;
@@ -40,13 +41,22 @@ impl Layer {
 
     /// Of `ranks` ranks with `arena_bytes` bytes for blocks.
     pub(crate) fn sized(placement: Placement, ranks: u32, arena_bytes: u64) -> Result<Self, Error> {
-        let topology = Topology::new(1, ranks)?;
+        Self::of(Topology::new(1, ranks)?, placement, arena_bytes)
+    }
+
+    /// Of two nodes of two ranks, over the loop.
+    pub(crate) fn over_nodes(placement: Placement) -> Result<Self, Error> {
+        Self::of(Topology::new(2, 2)?, placement, 1 << 20)
+    }
+
+    fn of(topology: Topology, placement: Placement, arena_bytes: u64) -> Result<Self, Error> {
+        let ranks = topology.ranks();
         let shape = Shape::builder().experts(LOCAL * ranks).topk(TOPK).hidden(HIDDEN).max_tokens(TOKENS).build()?;
         let settings = Settings::builder(&shape, &topology)
             .slots(4)
             .placement(placement)
             .arena_bytes(arena_bytes)
-            .low_latency(true)
+            .low_latency(topology.nodes() == 1)
             .deadline(DEADLINE)
             .build()?;
         let tokens = (0..ranks).map(|rank| if rank == 1 { 5 } else { TOKENS }).collect();
@@ -60,6 +70,7 @@ impl Layer {
         user: impl AsyncFn(CudaEndpoint) -> Result<T, Error> + Send + Sync,
     ) -> Result<Vec<T>, String> {
         let cluster = Cluster::builder(*self.world.topology()).settings(self.settings).multiprocessors(2);
+        let cluster = if self.world.topology().nodes() > 1 { cluster.far(Loop::new()) } else { cluster };
         let outcomes =
             cluster.build(self.shape).and_then(|cluster| cluster.run(user)).map_err(|error| error.to_string())?;
         // One rank's error makes the others fail, too: all are told.

@@ -29,6 +29,9 @@ fn text(error: Error) -> String {
 const WAYS: [(Placement, Option<Rank>); 3] =
     [(Placement::Ring, None), (Placement::Direct, None), (Placement::Direct, Some(Rank(2)))];
 
+/// Through rings between nodes, and within them as well or to their places.
+const WAYS_OVER_NODES: [Placement; 2] = [Placement::Ring, Placement::Direct];
+
 /// Takes all that the arena has left for results of `handle`, where this is the rank that is to have none.
 fn fill_arena(ep: &mut CudaEndpoint, handle: &Handle, full: Option<Rank>) -> Vec<Rows> {
     let is_full = full == Some(ep.rank());
@@ -37,35 +40,41 @@ fn fill_arena(ep: &mut CudaEndpoint, handle: &Handle, full: Option<Rank>) -> Vec
 
 /// Rows go out along a handle and straight back.
 pub(crate) fn cached() -> Verdict {
-    for (placement, full) in WAYS {
-        let layer = Layer::new(placement).map_err(text)?;
-        let (graph_only, first) = (Round::default(), layer.batches(0).map_err(text)?);
-        layer.run(async |mut ep| {
-            let me = ep.rank().index();
-            let (_, handle) = round(&mut ep, &layer.world, &first[me], &graph_only).await?;
-            let _kept = fill_arena(&mut ep, &handle, full);
-            let mut input = Uploaded::new(&mut ep, &first[me])?;
-            let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
-            layer.meet()?;
-            for turn in 1..=REPLAYS {
-                // The routing stays, the rows change.
-                let rows = layer.batches(turn)?.into_iter().zip(&first);
-                let batches: Vec<_> = rows.map(|(new, first)| Batch { x: new.x, ..first.clone() }).collect();
-                let (received, combined) = layer.expected(&batches, None);
-                ep.store(&mut input.x, 0, &bytes_of(&batches[me].x))?;
-                replay(&ep, &mut graph)?;
-                same_rows(&ep, turn, &got, received[me].rows(), &received[me])?;
-                same_sums(&ep, turn, &back, &combined[me])?;
-                if turn % 10 == 0 {
-                    let plain = ep.redispatch(&input.x, &handle).await?;
-                    let sums = ep.combine(&plain.x, &plain.handle, Combine::default()).await?;
-                    same("bytes of an ordinary call", turn, &ep.bytes(&plain.x)?, &ep.bytes(&got.x)?)?;
-                    same("sums of an ordinary call", turn, &ep.bytes(&sums.x)?, &ep.bytes(&back.x)?)?;
-                }
+    WAYS.into_iter().try_for_each(|(placement, full)| cached_on(&Layer::new(placement).map_err(text)?, full))
+}
+
+pub(crate) fn cached_over_nodes() -> Verdict {
+    let on = |placement| cached_on(&Layer::over_nodes(placement).map_err(text)?, None);
+    WAYS_OVER_NODES.into_iter().try_for_each(on)
+}
+
+fn cached_on(layer: &Layer, full: Option<Rank>) -> Verdict {
+    let (graph_only, first) = (Round::default(), layer.batches(0).map_err(text)?);
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let (_, handle) = round(&mut ep, &layer.world, &first[me], &graph_only).await?;
+        let _kept = fill_arena(&mut ep, &handle, full);
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
+        layer.meet()?;
+        for turn in 1..=REPLAYS {
+            // The routing stays, the rows change.
+            let rows = layer.batches(turn)?.into_iter().zip(&first);
+            let batches: Vec<_> = rows.map(|(new, first)| Batch { x: new.x, ..first.clone() }).collect();
+            let (received, combined) = layer.expected(&batches, None);
+            ep.store(&mut input.x, 0, &bytes_of(&batches[me].x))?;
+            replay(&ep, &mut graph)?;
+            same_rows(&ep, turn, &got, received[me].rows(), &received[me])?;
+            same_sums(&ep, turn, &back, &combined[me])?;
+            if turn % 10 == 0 {
+                let plain = ep.redispatch(&input.x, &handle).await?;
+                let sums = ep.combine(&plain.x, &plain.handle, Combine::default()).await?;
+                same("bytes of an ordinary call", turn, &ep.bytes(&plain.x)?, &ep.bytes(&got.x)?)?;
+                same("sums of an ordinary call", turn, &ep.bytes(&sums.x)?, &ep.bytes(&back.x)?)?;
             }
-            Ok(())
-        })?;
-    }
+        }
+        Ok(())
+    })?;
     Ok(())
 }
 
@@ -133,86 +142,98 @@ pub(crate) fn from_anywhere() -> Verdict {
 
 /// Rows, choices and weights change from replay to replay, and with them how many rows come.
 pub(crate) fn worst_case() -> Verdict {
-    for (placement, full) in WAYS {
-        let layer = Layer::new(placement).map_err(text)?;
-        let first = layer.batches(0).map_err(text)?;
-        let sizes = layer.run(async |mut ep| {
-            let me = ep.rank().index();
-            let mut input = Uploaded::new(&mut ep, &first[me])?;
-            let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
-            let _kept = fill_arena(&mut ep, &handle, full);
-            let (mut graph, got, back) = fresh(&mut ep, &input, &WORST).await?;
-            let counts = got.counts.as_ref().ok_or_else(|| Error::invalid("counts", "none", "on the device"))?;
-            layer.meet()?;
-            let mut sizes = std::collections::BTreeSet::new();
-            for turn in 1..=REPLAYS {
-                let mut batches = layer.batches(turn)?;
-                for (rank, batch) in (0..).map(Rank).zip(&mut batches) {
-                    batch.drop_choices((turn % 4) as f64 / 4.0, turn, rank)?;
-                }
-                let (received, combined) = layer.expected(&batches, None);
-                input.replace(&mut ep, &batches[me])?;
-                replay(&ep, &mut graph)?;
-                let rows = ep.values(&counts.rows)?[0] as usize;
-                same("rows", turn, &[rows], &[received[me].rows()])?;
-                same("expert counts", turn, &ep.values(&counts.experts)?, &received[me].expert_counts)?;
-                same_rows(&ep, turn, &got, rows, &received[me])?;
-                same_sums(&ep, turn, &back, &combined[me])?;
-                sizes.insert(rows);
-                if turn % 25 == 0 {
-                    // What the host is told on request is that of the last replay.
-                    let exchange = got.handle.exchange()?;
-                    same("rows told", turn, &[exchange.received(ep.rank()) as usize], &[rows])?;
-                    let exact = ep.dispatch(&input.x, &input.routing()).await?;
-                    same("plan", turn, &[got.handle.plan()?], &[exact.handle.plan()?])?;
-                }
+    WAYS.into_iter().try_for_each(|(placement, full)| worst_case_on(&Layer::new(placement).map_err(text)?, full))
+}
+
+pub(crate) fn worst_case_over_nodes() -> Verdict {
+    let on = |placement| worst_case_on(&Layer::over_nodes(placement).map_err(text)?, None);
+    WAYS_OVER_NODES.into_iter().try_for_each(on)
+}
+
+fn worst_case_on(layer: &Layer, full: Option<Rank>) -> Verdict {
+    let first = layer.batches(0).map_err(text)?;
+    let sizes = layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        let handle = ep.dispatch(&input.x, &input.routing()).await?.handle;
+        let _kept = fill_arena(&mut ep, &handle, full);
+        let (mut graph, got, back) = fresh(&mut ep, &input, &WORST).await?;
+        let counts = got.counts.as_ref().ok_or_else(|| Error::invalid("counts", "none", "on the device"))?;
+        layer.meet()?;
+        let mut sizes = std::collections::BTreeSet::new();
+        for turn in 1..=REPLAYS {
+            let mut batches = layer.batches(turn)?;
+            for (rank, batch) in (0..).map(Rank).zip(&mut batches) {
+                batch.drop_choices((turn % 4) as f64 / 4.0, turn, rank)?;
             }
-            Ok(sizes.len())
-        })?;
-        if sizes.iter().any(|&sizes| sizes < 3) {
-            return Err(format!("{sizes:?} different numbers of rows came: the routing did not change"));
+            let (received, combined) = layer.expected(&batches, None);
+            input.replace(&mut ep, &batches[me])?;
+            replay(&ep, &mut graph)?;
+            let rows = ep.values(&counts.rows)?[0] as usize;
+            same("rows", turn, &[rows], &[received[me].rows()])?;
+            same("expert counts", turn, &ep.values(&counts.experts)?, &received[me].expert_counts)?;
+            same_rows(&ep, turn, &got, rows, &received[me])?;
+            same_sums(&ep, turn, &back, &combined[me])?;
+            sizes.insert(rows);
+            if turn % 25 == 0 {
+                // What the host is told on request is that of the last replay.
+                let exchange = got.handle.exchange()?;
+                same("rows told", turn, &[exchange.received(ep.rank()) as usize], &[rows])?;
+                let exact = ep.dispatch(&input.x, &input.routing()).await?;
+                same("plan", turn, &[got.handle.plan()?], &[exact.handle.plan()?])?;
+            }
         }
+        Ok(sizes.len())
+    })?;
+    if sizes.iter().any(|&sizes| sizes < 3) {
+        return Err(format!("{sizes:?} different numbers of rows came: the routing did not change"));
     }
     Ok(())
 }
 
 /// Two graphs and ordinary calls of all kinds, in changing order.
 pub(crate) fn mixed() -> Verdict {
-    for placement in [Placement::Ring, Placement::Direct] {
-        let layer = Layer::new(placement).map_err(text)?;
-        let first = layer.batches(0).map_err(text)?;
-        layer.run(async |mut ep| {
-            let me = ep.rank().index();
-            let mut input = Uploaded::new(&mut ep, &first[me])?;
-            let exact = ep.dispatch(&input.x, &input.routing()).await?.handle;
-            let (mut one, one_got, one_back) = along(&mut ep, &input.x, &exact).await?;
-            let (mut two, two_got, two_back) = fresh(&mut ep, &input, &WORST).await?;
-            layer.meet()?;
-            let (received, combined) = layer.expected(&first, None);
-            for turn in 1..=20 {
+    let both = [Placement::Ring, Placement::Direct].into_iter();
+    both.map(Layer::new).try_for_each(|layer| mixed_on(&layer.map_err(text)?))
+}
+
+pub(crate) fn mixed_over_nodes() -> Verdict {
+    WAYS_OVER_NODES.into_iter().map(Layer::over_nodes).try_for_each(|layer| mixed_on(&layer.map_err(text)?))
+}
+
+fn mixed_on(layer: &Layer) -> Verdict {
+    let first = layer.batches(0).map_err(text)?;
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        let exact = ep.dispatch(&input.x, &input.routing()).await?.handle;
+        let (mut one, one_got, one_back) = along(&mut ep, &input.x, &exact).await?;
+        let (mut two, two_got, two_back) = fresh(&mut ep, &input, &WORST).await?;
+        layer.meet()?;
+        let (received, combined) = layer.expected(&first, None);
+        for turn in 1..=20 {
+            replay(&ep, &mut one)?;
+            replay(&ep, &mut two)?;
+            if turn % 2 == 0 {
                 replay(&ep, &mut one)?;
-                replay(&ep, &mut two)?;
-                if turn % 2 == 0 {
-                    replay(&ep, &mut one)?;
-                }
-                same_rows(&ep, turn, &one_got, received[me].rows(), &received[me])
-                    .map_err(|error| Error::unsupported("the first graph", error))?;
-                same_sums(&ep, turn, &one_back, &combined[me])?;
-                same_rows(&ep, turn, &two_got, received[me].rows(), &received[me])
-                    .map_err(|error| Error::unsupported("the second graph", error))?;
-                same_sums(&ep, turn, &two_back, &combined[me])?;
-                // Ordinary calls: along the handle that the last replay left, and fresh ones.
-                let got = ep.redispatch(&input.x, &two_got.handle).await?;
-                let rows = received[me].rows() * super::fixture::HIDDEN as usize;
-                same("rows along the graph's handle", turn, &bits_of(&ep.bytes(&got.x)?)[..rows], &received[me].x)?;
-                let how = Round { return_weights: true, pull: turn % 3 == 0, ..Round::default() };
-                let (observed, _) = round(&mut ep, &layer.world, &first[me], &how).await?;
-                same("rows of a call", turn, &bits_of(&observed.recv_x), &received[me].x)?;
-                input.replace(&mut ep, &first[me])?;
             }
-            Ok(())
-        })?;
-    }
+            same_rows(&ep, turn, &one_got, received[me].rows(), &received[me])
+                .map_err(|error| Error::unsupported("the first graph", error))?;
+            same_sums(&ep, turn, &one_back, &combined[me])?;
+            same_rows(&ep, turn, &two_got, received[me].rows(), &received[me])
+                .map_err(|error| Error::unsupported("the second graph", error))?;
+            same_sums(&ep, turn, &two_back, &combined[me])?;
+            // Ordinary calls: along the handle that the last replay left, and fresh ones.
+            let got = ep.redispatch(&input.x, &two_got.handle).await?;
+            let rows = received[me].rows() * super::fixture::HIDDEN as usize;
+            same("rows along the graph's handle", turn, &bits_of(&ep.bytes(&got.x)?)[..rows], &received[me].x)?;
+            let how = Round { return_weights: true, pull: turn % 3 == 0, ..Round::default() };
+            let (observed, _) = round(&mut ep, &layer.world, &first[me], &how).await?;
+            same("rows of a call", turn, &bits_of(&observed.recv_x), &received[me].x)?;
+            input.replace(&mut ep, &first[me])?;
+        }
+        Ok(())
+    })?;
     Ok(())
 }
 

@@ -130,5 +130,5 @@ fn a_rank_beyond_adapters_that_is_not_there_is_blamed() {
 fn kernels_that_post_compile_for_gpus() {
     let lanes = ep_ibgda::source(&Settings::new());
     let kernels = ep_cuda::build::check_over("sm_90a", &lanes).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(kernels.len(), 6, "{kernels:?}");
+    assert_eq!(kernels.len(), 7, "{kernels:?}");
 }

@@ -75,6 +75,9 @@ impl Backend for OnAdapters {
             Requirement::Incidents if !self.all => {
                 Some("lost and late messages are told from a busy processor by time alone: EP_TWIN_ALL=1 runs them")
             }
+            Requirement::LowLatency if !self.all => {
+                Some("its cases allow an operation a second, too little on a busy processor: EP_TWIN_ALL=1 runs them")
+            }
             Requirement::ManyNodes => Some("one thread drives the adapters of all ranks"),
             _ => common::lacks(what),
         }

@@ -506,10 +506,15 @@ pub(super) fn survived(
 }
 
 fn crash<B: Backend>(backend: &B) -> Verdict {
+    crash_over(backend, 1)
+}
+
+/// Four ranks of so many nodes.
+pub(super) fn crash_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     let victim = Rank(3);
     for (seed, noticed) in (0..backend.seeds(12)).flat_map(|seed| [(seed, false), (seed, true)]) {
         let weighing = if seed % 2 == 0 { Weighing::AtSource } else { Weighing::AtExperts };
-        let layer = layer(4, 6, seed).map_err(text)?;
+        let layer = layer_of(Scenario { seed, nodes, ..scenario(4, 6) }).map_err(text)?;
         let setup = layer.setup.clone().incident(Incident::Crash { rank: victim, after: 11 * seed, noticed });
         let outcomes = backend.run(&setup, async |mut ep| persist(&mut ep, &layer, weighing, 6).await)?;
         survived(&layer, victim, weighing, outcomes).map_err(|error| format!("seed {seed}: {error}"))?;
@@ -518,9 +523,14 @@ fn crash<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn rejoin<B: Backend>(backend: &B) -> Verdict {
+    rejoin_over(backend, 1)
+}
+
+/// Three ranks of so many nodes.
+pub(super) fn rejoin_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     // In the simulator seeds 8 and 17 mask while the throughput round still has something under way to the masked rank.
     for seed in 0..backend.seeds(20) {
-        let layer = layer(3, 5, seed).map_err(text)?;
+        let layer = layer_of(Scenario { seed, nodes, ..scenario(3, 5) }).map_err(text)?;
         let outcomes = backend.run(&layer.setup, async |mut ep| {
             let batch = &layer.batches[ep.rank().index()];
             round(&mut ep, &layer.world, batch, Weighing::AtSource).await?;
@@ -565,8 +575,13 @@ fn rejoin<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn delay<B: Backend>(backend: &B) -> Verdict {
+    delay_over(backend, 1)
+}
+
+/// Three ranks of so many nodes.
+pub(super) fn delay_over<B: Backend>(backend: &B, nodes: u32) -> Verdict {
     for seed in 0..backend.seeds(8) {
-        let layer = layer(3, 5, seed).map_err(text)?;
+        let layer = layer_of(Scenario { seed, nodes, ..scenario(3, 5) }).map_err(text)?;
         let by = Nanos(deadline().0 / 20);
         let delay = Incident::Delay { from: Rank(2), to: Rank(0), kind: None, by, after: seed * 3 };
         let setup = layer.setup.clone().incident(delay);

@@ -5,18 +5,20 @@ use std::task::Poll;
 
 use ep_core::incident::Incident;
 use ep_core::reference::{Weighing, World};
-use ep_core::{Error, Failure, Fault, LowLatency, Rank, RankSet};
+use ep_core::{Element, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
 use super::fixture::{Verdict, ensure, text};
-use super::low_latency::{Layer, TURN, check, layer_of, scenario};
+use super::low_latency::{self as low, Layer, TURN, check, layer_of, scenario};
 use crate::backend::{Backend, Requirement};
 use crate::drive;
 use crate::harness::Case;
 use crate::low_latency::scenario::{Scenario, Turn};
 use crate::low_latency::{Seen, round, verify};
-use crate::workload::Batch;
+use crate::workload::{Batch, RoutingKind};
 
 const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
+const INCIDENTS: &[Requirement] =
+    &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Incidents];
 const LEAVING: &[Requirement] =
     &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Departures];
 
@@ -24,6 +26,14 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     vec![
         case("low_latency_over_nodes_is_a_full_mesh", NODES, full_mesh::<B> as fn(&B) -> _),
+        case("low_latency_over_nodes_rows_and_results_of_every_form", NODES, forms::<B>),
+        case("low_latency_over_nodes_full_batches_and_empty_ones", NODES, full_and_empty::<B>),
+        case("low_latency_over_nodes_two_operations_in_flight", NODES, in_flight::<B>),
+        case("low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", NODES, |backend| low::rejoin_over(backend, 3)),
+        case("low_latency_over_nodes_a_crashed_rank_is_masked", INCIDENTS, |backend| low::crash_over(backend, 2)),
+        case("low_latency_over_nodes_a_delay_within_the_deadline_heals", INCIDENTS, |backend| {
+            low::delay_over(backend, 3)
+        }),
         case("low_latency_over_nodes_who_leaves_with_its_lost_rank_is_not_blamed", LEAVING, leaves_along::<B>),
     ]
 }
@@ -31,6 +41,37 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 fn full_mesh<B: Backend>(backend: &B) -> Verdict {
     [(2, 2), (3, 1), (2, 3), (4, 2)].into_iter().try_for_each(|(nodes, ranks)| {
         check(backend, &Scenario { nodes, turns: vec![Turn { ahead: true, ..TURN }; 3], ..scenario(nodes * ranks, 8) })
+    })
+}
+
+/// Two nodes of two, results in both forms: rows of bf16 and FP8, of lengths that are no multiple of anything, several choices of a rank's
+/// experts, and one.
+fn forms<B: Backend>(backend: &B) -> Verdict {
+    let over = |more: Scenario| check(backend, &Scenario { nodes: 2, ..more });
+    let makes = |element: &Element| matches!(element, Element::Bf16) || backend.makes_fp8();
+    let elements = Element::ALL.into_iter().filter(|&element| element != Element::Int8).filter(makes);
+    elements
+        .flat_map(|element| [(element, 127), (element, 256)])
+        .try_for_each(|(element, hidden)| over(Scenario { element, hidden, ..scenario(4, 5) }))?;
+    [(1, 1), (2, 1), (8, 4), (11, 3)]
+        .into_iter()
+        .try_for_each(|(topk, local_experts)| over(Scenario { topk, local_experts, ..scenario(4, 6) }))
+}
+
+fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
+    let over = |more: Scenario| check(backend, &Scenario { nodes: 2, ..more });
+    over(Scenario { max_tokens: 10, ..scenario(4, 10) })?;
+    over(Scenario { routing: RoutingKind::Single, max_tokens: 16, ..scenario(4, 16) })?;
+    over(Scenario { drop: 0.8, ..scenario(4, 7) })?;
+    over(scenario(4, 0))?;
+    over(Scenario { tokens: vec![6, 0, 0, 5], ..scenario(4, 6) })
+}
+
+fn in_flight<B: Backend>(backend: &B) -> Verdict {
+    let turns =
+        [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
+    (0..backend.seeds(6)).try_for_each(|seed| {
+        check(backend, &Scenario { seed: seed * 10, nodes: 2, turns: turns.to_vec(), ..scenario(4, 9) })
     })
 }
 

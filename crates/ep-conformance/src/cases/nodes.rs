@@ -4,11 +4,13 @@ use ep_core::incident::Incident;
 use ep_core::port::LaneKind;
 use ep_core::reference::World;
 use ep_core::ring::Geometry;
-use ep_core::{Endpoint, Error, Layout, Nanos, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+use ep_core::{
+    Element, Endpoint, Error, Layout, Nanos, Placement, Rank, RankSet, Rings, Scaling, Settings, Shape, Topology,
+};
 
 use super::fixture::{TURN, Verdict, allowed, check, direct, ensure, scenario, text};
-use crate::backend::{Backend, Requirement, Setup};
-use crate::drive::{Round, round};
+use crate::backend::{Backend, Requirement, Setup, finished};
+use crate::drive::{Round, cached_round, round};
 use crate::harness::Case;
 use crate::scenario::{Scenario, Turn};
 use crate::verify::{self, Observed};
@@ -33,6 +35,8 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("nodes_without_tokens", nodes, no_tokens::<B>),
         case("nodes_cached_pulled_and_recut", nodes, many_rounds::<B>),
         case("nodes_an_arena_too_small_falls_back_to_rings", nodes, small_arena::<B>),
+        case("nodes_coded_rows_are_placed_within_nodes", nodes, coded_rows::<B>),
+        case("nodes_counts_that_stay_in_the_machine_change_nothing", nodes, device_counts::<B>),
         case("nodes_a_row_travels_once_to_each_node", nodes, deduplicated::<B>),
         case("nodes_a_lost_rank_takes_its_node_along", breakable, lost_rank::<B>),
         case("nodes_a_lost_rank_is_named_and_not_who_passes_its_rows_on", breakable, far_off::<B>),
@@ -145,6 +149,44 @@ fn layer(nodes: u32, ranks: u32, seed: u64, placement: Placement) -> Result<(Set
     let batches = Workload::new(shape, vec![9; topology.ranks() as usize]).seed(seed).batches()?;
     let setup = Setup::new(shape, topology, seed)?.settings(settings.build()?);
     Ok((setup, batches, World::new(shape, topology, RankSet::new())?))
+}
+
+/// FP8 with scales of sizes that are no units of 16 bytes, and of one that is.
+fn coded_rows<B: Backend>(backend: &B) -> Verdict {
+    for (scaling, hidden) in [(Scaling::Exact, 300), (Scaling::Ue8m0, 300), (Scaling::PowerOfTwo, 512)] {
+        let element = Element::Fp8(scaling);
+        let rounds = vec![TURN, Turn { cached: true, ..TURN }];
+        check(backend, &Scenario { element, hidden, rounds, ..over_direct(2, 3, 9) })?;
+    }
+    Ok(())
+}
+
+/// Room for the worst case, and counts that the host does not hear of: the same rows, those of rails among them, and the same along the handle.
+fn device_counts<B: Backend>(backend: &B) -> Verdict {
+    for placement in [Placement::Ring, Placement::Direct] {
+        let (mut setup, batches, world) = layer(2, 2, 5, placement).map_err(text)?;
+        setup.settings = setup.settings.with_deadline(allowed(20)).map_err(text)?;
+        let how = Round { worst_rows: 36, device_counts: true, return_weights: true, ..Round::default() };
+        let outcomes = backend.run(&setup, async |mut ep| {
+            let batch = &batches[ep.rank().index()];
+            let (observed, handle) = round(&mut ep, &world, batch, &how).await?;
+            let (_, exact) = round(&mut ep, &world, batch, &Round::default()).await?;
+            let along = cached_round(&mut ep, &world, batch, &handle, &how).await?;
+            let expected = cached_round(&mut ep, &world, batch, &exact, &Round::default()).await?;
+            let known = handle.rows() == 36 && exact.rows() < 36;
+            Ok::<_, Error>((observed, along == expected, known, handle.exchange()? == exact.exchange()?))
+        })?;
+        let mut observed = Vec::new();
+        for (rank, (saw, along, known, told)) in finished(outcomes)?.into_iter().enumerate() {
+            let named = |what: &str| format!("{placement:?}, rank {rank}: {what}");
+            ensure(along, || named("other rows along the handle"))?;
+            ensure(known, || named("the handle has another bound than 36, or the batch fills it"))?;
+            ensure(told, || named("the handle tells other counts"))?;
+            observed.push(saw);
+        }
+        verify::run(&world, &batches, &observed).map_err(text)?;
+    }
+    Ok(())
 }
 
 /// The rows that leave a rank for another node are its tokens with an expert there, each once.

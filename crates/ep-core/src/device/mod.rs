@@ -29,7 +29,7 @@ mod state;
 pub use far::FarStatus;
 pub use report::{LowMismatch, Report, Status};
 pub use roles::{BlockRole, RoleRow, Task, block_roles, ring_roles, ring_roles_of};
-pub use state::{Local, Low, Meeting, PlanHead, RankView};
+pub use state::{Local, Low, LowFar, Meeting, PlanHead, RankView};
 
 use crate::declare::{CEnum, CStruct};
 use crate::layout::{Mismatch, c_header};
@@ -62,6 +62,7 @@ fn state_header() -> String {
         Report::declaration(),
         Local::declaration(),
         Low::declaration(),
+        LowFar::declaration(),
         PlanHead::declaration(),
         RoleRow::declaration(),
         Task::declaration(),

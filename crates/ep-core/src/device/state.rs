@@ -79,8 +79,8 @@ c_struct! {
         pub late: [u32; 2],
         /// Generation of the communicator: graphs of an earlier one must not run.
         pub generation: u32,
-        /// Zero.
-        pub reserved_word: u32,
+        /// Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster.
+        pub speaking: u32,
         /// Zero.
         pub reserved: u64,
     }
@@ -109,6 +109,28 @@ impl Low {
 }
 
 c_struct! {
+    /// What the kernels of low latency know of a rank of another node, in the rank's own device memory; zero at first, and in each generation.
+    pub struct LowFar = "EpLowFar" {
+        /// The last operation of which everything was posted to it.
+        pub posted: u64,
+        /// Of the last put from what is staged for it.
+        pub ticket: u64,
+        /// Rows of this launch that are staged for it, and EP_LOW_TOLD less their number once that is known.
+        pub counted: u32,
+        /// Rows of a dispatch to it.
+        pub rows: u32,
+        /// Not 0 while a thread posts to the lane of its rows.
+        pub posting: u32,
+        /// Not 0: puts may still read what is staged for it.
+        pub busy: u32,
+        /// What became of the posts of this launch: EP_FAR_...
+        pub status: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+c_struct! {
     /// The beginning of a handle's numbers; u32 `matrix[ranks, ranks]` follows: rows from source to destination.
     pub struct PlanHead = "EpPlan" {
         /// The dispatch that made it.
@@ -127,7 +149,8 @@ c_struct! {
         pub local: u64,
         /// Address of the EpReport.
         pub report: u64,
-        /// Address of an array `[2, ranks, tracks]`: slots sent to, and taken from, each ring, ever.
+        /// Address of an array `[2, ranks, tracks]`: slots sent to, and taken from, each ring, ever. In launches of low latency over several nodes of
+        /// an EpLowFar `[ranks]`.
         pub cursors: u64,
         /// The first operation of this generation.
         pub first_op: u64,

@@ -44,6 +44,8 @@ c_struct! {
         pub low_cells: u64,
         /// Offset of the headers of low-latency rows that travel ahead of them.
         pub low_heads: u64,
+        /// Offset of what low latency stages for ranks of other nodes.
+        pub low_far: u64,
         /// Size of the window.
         pub window_bytes: u64,
         /// From one counts message to the next.
@@ -86,6 +88,8 @@ c_struct! {
         pub low_staging_bytes: u64,
         /// Header of a result of low latency; its payload follows.
         pub low_result_header_bytes: u64,
+        /// From what is staged for one rank of another node to what is for the next.
+        pub low_far_bytes: u64,
         /// Row slots of all rings from one writer of the node.
         pub near_part_slots: u64,
         /// Row slots of all rings from one node.
@@ -151,6 +155,7 @@ impl From<&Layout> for KernelWindow {
             piece_cells: layout.announced.pieces.0,
             low_cells: layout.announced.low_cells.0,
             low_heads: layout.announced.low_heads.0,
+            low_far: layout.announced.low_far.0,
             window_bytes: layout.window_bytes(),
             counts_bytes: counts_bytes(shape, topology),
             note_bytes: NOTE_BYTES,
@@ -172,6 +177,7 @@ impl From<&Layout> for KernelWindow {
             low_result_bytes: layout.low.slots.bytes,
             low_staging_bytes: layout.low.staging.bytes,
             low_result_header_bytes: super::RESULT_HEADER,
+            low_far_bytes: layout.low_far_bytes(),
             near_part_slots: layout.near_rings.per_part,
             far_part_slots: layout.far_rings.per_part,
             near_staging_part_slots: layout.near_staging.per_part,

@@ -196,8 +196,9 @@ impl Layout {
             starts.insert(1, ("low units", self.low_units.base));
         }
         if self.announced.pieces.0 < self.window {
-            let Announced { pieces, low_cells, low_heads } = self.announced;
-            starts.extend([("piece cells", pieces), ("low cells", low_cells), ("low heads", low_heads)]);
+            let Announced { pieces, low_cells, low_heads, low_far } = self.announced;
+            let names = ["piece cells", "low cells", "low heads", "low far staging"];
+            starts.extend(names.into_iter().zip([pieces, low_cells, low_heads, low_far]));
         }
         let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
         starts.iter().zip(ends).map(|(&(name, start), end)| Region { name, span: start.span(end - start.0) }).collect()

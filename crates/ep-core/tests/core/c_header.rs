@@ -117,6 +117,8 @@ fn expected(case: &Case) -> Vec<u64> {
     let kind = [LowKind::Dispatch, LowKind::PerChoice, LowKind::PerRank][op as usize % 3];
     let arrival = Arrival { op, kind, rows: case.count as u32 % 64 };
     let (laid, returned) = (layout.outbox(rings, case.channel), layout.outbox_to(rings, writer, case.channel));
+    let (nodes, of_node) = (layout.topology().nodes(), layout.topology().ranks_per_node());
+    let beyond = (nodes > 1).then(|| Rank((writer.0 + of_node) % layout.topology().ranks()));
     let (laid_slot, returned_slot) = (case.turn % laid.slots(), case.turn % returned.slots());
     vec![
         u64::from(laid.slots()),
@@ -180,6 +182,8 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.low_cell(case.generation, op, writer, case.count as u32 % 64).0,
         layout.low_head(op, writer, case.count as u32 % 64).offset.0,
         layout.low_head(op, writer, 0).len,
+        beyond.map_or(0, |peer| layout.low_far(writer, peer).offset.0),
+        beyond.map_or(0, |peer| layout.low_far_heads(writer, peer).offset.0),
         arrival.encode(layout.shape()),
         Arrival::due(op + 1, layout.shape()),
         arrival.op,
@@ -305,6 +309,9 @@ int main() {
         out(ep_low_cell(w, c.generation, c.op, c.writer, few));
         out(ep_low_head(w, c.op, c.writer, few));
         out(w.header_bytes);
+        const ep_u32 beyond = (c.writer + w.ranks_per_node) % w.ranks;
+        out(w.nodes > 1 ? ep_low_far(w, c.writer, beyond) : 0);
+        out(w.nodes > 1 ? ep_low_far_heads(w, c.writer, beyond) : 0);
         const ep_u64 arrival = ep_arrival(w, c.op, kind, few);
         out(arrival);
         out(ep_arrival(w, c.op + 1, 0, 0));

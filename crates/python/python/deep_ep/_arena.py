@@ -13,8 +13,8 @@ Where results are kept, those of many layers for the backward pass, the first li
 to memory of torch's allocator, where DeepEP would have put them, so that the next batch has room. After 8, 64, 512, ...
 dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
-On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter. GPUs of
-several nodes place no rows yet, and have neither.
+On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter. Over several
+nodes of GPUs there is neither: rows go through rings.
 """
 
 from __future__ import annotations

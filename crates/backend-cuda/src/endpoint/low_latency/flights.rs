@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ep_core::engine::low_latency::{Flight, Flights};
-use ep_core::{Endpoint as _, Error, RankSet};
+use ep_core::{Endpoint as _, Error, Rank, RankSet};
 
 use super::super::CudaEndpoint;
 use super::combine::Sums;
@@ -23,13 +23,21 @@ pub(in crate::endpoint) struct Low<W = Work> {
     captured: (u64, Flights<W>),
     /// The ranks that take no part, and those masked here.
     pub(super) mask: RankSet,
+    /// Whom the last failure of this generation blames.
+    pub(in crate::endpoint) failed: Option<Rank>,
     /// What [`CudaEndpoint::low_latency_combine_buffer`] gives out.
     pub(super) buffer: Option<Arc<Scratch>>,
 }
 
 impl<W> Default for Low<W> {
     fn default() -> Self {
-        Self { called: Flights::default(), captured: (0, Flights::default()), mask: RankSet::new(), buffer: None }
+        Self {
+            called: Flights::default(),
+            captured: (0, Flights::default()),
+            mask: RankSet::new(),
+            failed: None,
+            buffer: None,
+        }
     }
 }
 
@@ -37,6 +45,7 @@ impl<W: Clone> Low<W> {
     /// Begins a generation.
     pub(in crate::endpoint) fn restart(&mut self, mask: &RankSet) {
         (self.called, self.captured, self.mask) = (Flights::default(), (0, Flights::default()), mask.clone());
+        self.failed = None;
     }
 
     /// Those of calls that run, or that go to a capture.

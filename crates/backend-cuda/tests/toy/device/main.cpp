@@ -52,8 +52,7 @@ struct Part {
     std::vector<float> topk_weights;
     std::vector<ep_u32> rows, choices; /* to each rank, of each expert */
     std::vector<ep_u32> matrix, first_of, first_at, tokens_of, chosen, arrived;
-    std::vector<std::vector<ep_i32>> fanout; /* [nodes] */
-    std::vector<ep_u64> fanouts;
+    std::vector<ep_i32> fanout; /* of the rail's ranks in other nodes, one after the other */
 
     std::vector<ep_u8> out, out_scales, combined;
     std::vector<ep_i64> out_idx;
@@ -181,11 +180,10 @@ Round take_round(const EpWindow& w) {
     round.tokens_of = take<ep_u32>();
     for (ep_u32 rank = 0; rank < w.ranks; ++rank) {
         Part part = take_part(w);
-        for (ep_u32 node = 0; node < w.nodes; ++node) {
-            const ep_u32 gated = node * w.ranks_per_node + rank % w.ranks_per_node;
-            part.fanout.emplace_back((ep_u64)round.tokens_of[gated] * w.ranks_per_node, 0x66666666);
-        }
-        for (auto& fanout : part.fanout) part.fanouts.push_back(address(fanout));
+        ep_u64 gated = 0;
+        for (ep_u32 source = rank % w.ranks_per_node; source < w.ranks; source += w.ranks_per_node)
+            if (source != rank) gated += round.tokens_of[source];
+        part.fanout.assign(gated * w.ranks_per_node, 0x66666666);
         round.parts.push_back(std::move(part));
     }
     return round;
@@ -230,7 +228,7 @@ EpDispatchRingArgs dispatch_args(const Rank& rank, const Round& round, const Par
     a.role_count = round.dispatch_roles;
     a.matrix = address(p.matrix);
     a.tokens_of = address(p.tokens_of);
-    a.fanout = address(p.fanouts);
+    a.fanout = address(p.fanout);
     return a;
 }
 
@@ -256,7 +254,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.tokens_of = address(p.tokens_of);
     a.roles = address(rank.combine_roles);
     a.role_count = round.combine_roles;
-    a.fanout = address(p.fanouts);
+    a.fanout = address(p.fanout);
     return a;
 }
 

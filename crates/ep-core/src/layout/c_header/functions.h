@@ -230,6 +230,16 @@ EP_HD static inline ep_u64 ep_low_head(const EpWindow& w, ep_u64 op, ep_u32 sour
     return w.low_heads + ((op % 2 * w.ranks + source) * w.max_tokens + position) * w.header_bytes;
 }
 
+/* Where rank me stages in its own window what it has for peer, a rank of another node: laid out as its ep_low_part there. */
+EP_HD static inline ep_u64 ep_low_far(const EpWindow& w, ep_u32 me, ep_u32 peer) {
+    return w.low_far + (peer < me ? peer : peer - w.ranks_per_node) * w.low_far_bytes;
+}
+
+/* And the headers of these rows, as they lie at ep_low_head there. */
+EP_HD static inline ep_u64 ep_low_far_heads(const EpWindow& w, ep_u32 me, ep_u32 peer) {
+    return ep_low_far(w, me, peer) + w.low_part_slots * w.low_result_bytes;
+}
+
 /* --- Blocks of rows at their final place: all codes, then all scales of rows that have some, then all headers. --- */
 
 /* bytes rounded up to EP_SLOT_ALIGN. */

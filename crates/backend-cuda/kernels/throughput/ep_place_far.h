@@ -1,0 +1,123 @@
+/*
+ * ep_place_far.h: rows that are placed within a node, of launches over several nodes. The far hop always goes through a ring; whoever then has a row for a rank
+ * of its node, its sender or the forwarder, puts it to its final place where that rank granted a block.
+ *
+ *   roles    one warp each, as those of rings: sender to a rank of the node; receiver of a source's rows, which waits until they are placed; keeper of the own
+ *            rows. Each begins with the note of the rank that it serves
+ *   memory   blocks in the windows of the node's ranks: of a row codes, scales and header lie apart (ep_block_...)
+ *   rules    F3: all lanes have met, and one has fenced, when Placed is published: once for each track, by the warp that placed the track's rows.
+ *            F8: a block that a note names is compared with the window. No circle of waits: placing waits for notes alone, which wait for nobody's rows
+ */
+#ifndef EP_PLACE_FAR_H
+#define EP_PLACE_FAR_H
+#include "ep_dispatch_ring.h"
+
+/* Where the parts of a row go: to a slot, or to a block. */
+struct EpSpot {
+    EpAt codes;
+    EpAt scales;
+    EpAt header;
+};
+
+EP_DEV EpSpot ep_spot_of_slot(const EpRank& r, EpAt slot) {
+    const EpAt codes = slot + r.w.header_bytes;
+    return EpSpot{codes, codes + r.w.scales_offset, slot};
+}
+
+/* That of the row `row` further on in a block. */
+EP_DEV EpSpot ep_spot_after(const EpRank& r, const EpSpot& first, ep_u32 row) {
+    return EpSpot{first.codes + (ep_u64)row * r.w.scales_offset, first.scales + (ep_u64)row * r.w.scales_stride,
+                  first.header + (ep_u64)row * r.w.header_bytes};
+}
+
+/* The first row of source at a rank. By a warp. */
+EP_DEV ep_u32 ep_first_row(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 source, ep_u32 rank) {
+    ep_u32 sum = 0;
+    for (ep_u32 before = ep_warp_lane(); before < source; before += 32) sum += ((const ep_u32*)a.matrix)[before * r.w.ranks + rank];
+    for (ep_u32 step = 16; step > 0; step /= 2) sum += ep_warp_shuffle(sum, ep_warp_lane() ^ step);
+    return sum;
+}
+
+/* Where source's first row goes at a rank of this node, whose note is waited for; nowhere where it granted nothing. False when no note comes. By a warp. */
+EP_DEV bool ep_find_spot(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 source, ep_u32 rank, ep_u64 began, EpSpot* spot) {
+    *spot = EpSpot{ep_nowhere(), ep_nowhere(), ep_nowhere()};
+    if (!a.notes) return true;
+    EpNote note;
+    note.base = a.base;
+    note.opening.rows = a.base_rows;
+    bool right = true;
+    if (rank != r.me && ep_warp_lane() == 0)
+        right = ep_take_note(r, rank, began, &note) && ep_check_block(r, rank, note, ep_block_bytes(r.w, note.opening.rows));
+    const ep_u64 base = ep_warp_shuffle(note.base, 0);
+    const ep_u32 rows = ep_warp_shuffle(note.opening.rows, 0);
+    if (!ep_warp_shuffle(right, 0)) return false;
+    const ep_u32 first = ep_first_row(r, a, source, rank);
+    if (base == EP_NO_BASE) return true;
+    *spot = EpSpot{ep_at(r, rank, ep_block_codes(r.w, base, first)), ep_at(r, rank, ep_block_scales(r.w, base, rows, first)),
+                   ep_at(r, rank, ep_block_header(r.w, base, rows, first))};
+    return true;
+}
+
+/* Says that all rows of a track are placed at peer. By a warp. */
+EP_DEV void ep_say_placed(const EpRank& r, ep_u32 peer, ep_u32 track) {
+    ep_warp_meet();
+    if (ep_warp_lane() != 0) return;
+    ep_fence_sys();
+    ep_publish(r, peer, ep_lane_data(track), EP_COUNTER_PLACED, ep_op(r));
+}
+
+/* A planted fault: says so before, and leaves peer the time to believe it, until it begins the next operation, or for an eighth of what waits may take. Only
+   the first rank of a node does it: where all did, all would be late, and none early. By a warp. */
+EP_DEV void ep_plant_placed(const EpRank& r, ep_u32 plant, ep_u32 peer, ep_u32 track) {
+#ifdef EP_TEST
+    if (!ep_planted(r, plant) || r.me % r.w.ranks_per_node != 0) return;
+    ep_say_placed(r, peer, track);
+    const ep_u64 until = ep_now() + r.allowed / 8;
+    while (ep_warp_lane() == 0 && ep_peek(r, peer, EP_LANE_WATCH, EP_COUNTER_OPENING) >> 3 <= ep_op(r) && ep_now() < until) ep_nap(1000);
+    ep_warp_meet();
+#endif
+}
+
+/* Places the own rows of a channel at peer, or at this rank. */
+EP_DEV void ep_place(const EpRank& r, const EpDispatchRingArgs& a, const EpRole& role, const EpSpot& first) {
+    const ep_u32 lane = ep_warp_lane(), peer = role.peer;
+    const ep_i32* positions = (const ep_i32*)a.position;
+    const ep_u32 begin = ep_channel_first(a.tokens, a.rings.channels, role.channel);
+    const ep_u32 end = ep_channel_first(a.tokens, a.rings.channels, role.channel + 1);
+    if (peer != r.me) ep_plant_placed(r, EP_PLANT_PLACED_EARLY, peer, role.track);
+    for (ep_u32 base = begin; base < end; base += 32) {
+        const ep_i32 mine = base + lane < end ? positions[(ep_u64)(base + lane) * r.w.ranks + peer] : -1;
+        for (ep_u32 votes = ep_warp_votes(mine >= 0); votes; votes &= votes - 1) {
+            const ep_u32 bit = ep_lowest_bit(votes), token = base + bit;
+            const ep_u32 position = (ep_u32)ep_warp_shuffle(mine, bit);
+            const EpSpot to = ep_spot_after(r, first, position);
+            if (lane == 0) ep_put16(to.header, ep_row_header(r, token, position));
+            for (ep_u32 k = lane; k < r.w.topk; k += 32)
+                ep_put_message(to.header + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), ep_choice(r, a, peer, token, k));
+            ep_copy_payload(r, a, to.codes, to.scales, token);
+        }
+    }
+    if (peer != r.me) ep_say_placed(r, peer, role.track);
+}
+
+/* The roles of a node's rows, by rings and to blocks: that of warp `warp` of all that the launch has. */
+EP_DEV void ep_play_near_role(const EpRank& r, const EpDispatchRingArgs& a, ep_u32 warp, ep_u64 began) {
+    if (warp >= a.role_count) return;
+    const EpRole role = ((const EpRole*)a.roles)[warp];
+    if (!ep_takes_part(r, role.peer)) return;
+    const bool grants = a.notes && a.base != EP_NO_BASE;
+    const bool sends = role.duty == EP_DUTY_SENDER && !ep_is_beyond(r, role.peer);
+    if (sends || (role.duty == EP_DUTY_COLLECTOR && grants)) {
+        EpSpot first;
+        if (!ep_find_spot(r, a, r.me, role.peer, began, &first)) return;
+        if (ep_is_somewhere(first.codes)) ep_place(r, a, role, first);
+        else ep_send(r, a, role, began);
+    } else if (role.duty == EP_DUTY_COLLECTOR) {
+        ep_keep_own(r, a, role.channel);
+    } else if (role.duty == EP_DUTY_RECEIVER && !grants) {
+        ep_receive(r, a, role, began);
+    } else if (role.duty == EP_DUTY_RECEIVER && ep_warp_lane() == 0) {
+        ep_wait(r, ep_gate(r, role.peer), ep_lane_data(role.track), EP_COUNTER_PLACED, ep_op(r), EP_PHASE_ROWS, began);
+    }
+}
+#endif
