@@ -96,7 +96,7 @@ impl Builder {
         Ok(options)
     }
 
-    /// One rank of ranks that are processes of one server, all of which call this with the same shape and settings: that of `member`. The
+    /// One rank of ranks that are processes of one server, all of which call this with the same shape and settings: that of `member`. It has not run yet. The
     /// rank's device is the one named in [`devices`](Self::devices), automatically that with its number. Returns when all ranks have met; may take
     /// the settings' deadline, and a minute at least.
     ///

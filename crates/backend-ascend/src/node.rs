@@ -118,7 +118,7 @@ impl Node {
 
     /// Where kernels see the staging memory of low latency of `rank`, behind its window and words; 0 where there is none.
     pub(crate) fn staging(&self, rank: Rank, layout: &Layout) -> Result<u64, AscendError> {
-        if !self.is_far {
+        if !self.is_far || staging(layout) == 0 {
             return Ok(0);
         }
         let window = self.here(rank)?;
@@ -243,8 +243,11 @@ fn words(layout: &Layout, depth: u32) -> u64 {
     u64::from(layout.topology().ranks()) * u64::from(depth) * 8
 }
 
-/// Bytes of the staging memory of low latency: for each rank of another server as much as a rank's part of a bank.
+/// Bytes of the staging memory of low latency: for each rank of another server as much as a rank's part of a bank. 0 without low latency.
 fn staging(layout: &Layout) -> u64 {
+    if !layout.settings().low_latency() {
+        return 0;
+    }
     let topology = layout.topology();
     let far = u64::from(topology.ranks() - topology.ranks_per_node());
     far * layout.low_part(1, Rank(0)).len

@@ -47,20 +47,3 @@ fn what_npus_do_not_do_is_refused() {
     );
     says("bench --backend ascend", "no NPU has run the kernels yet");
 }
-
-/// Each rank a process with a twin of its own: they share windows as processes on NPUs do, by keys.
-#[test]
-fn ranks_that_are_processes_share_windows() {
-    let program = env!("CARGO_BIN_EXE_moexpress");
-    let layer = "--tokens 5 --hidden 40 --experts 6 --topk 2 --json";
-    for mode in ["--channels 1", "--mode low-latency --dtype int8"] {
-        let launch = format!("launch -n 2 -- {program} run --backend ascend --twin --processes {layer} {mode}");
-        let said = moexpress(&launch).success();
-        let json = said.split_once("] ").expect("rank 0 reports, by its number").1;
-        let run: serde_json::Value = serde_json::from_str(json).expect("one JSON object");
-        assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &1.into()), "{run}");
-    }
-    let two = format!("launch -n 2 --nodes 2 -- {program} run --backend ascend --twin --processes {layer}");
-    let refusal = moexpress(&two).refusal();
-    assert!(refusal.contains("NPUs of several nodes whose ranks are processes"), "{refusal}");
-}

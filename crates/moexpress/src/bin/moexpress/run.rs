@@ -251,7 +251,7 @@ fn publish(report: &Report<'_>, html: Option<Whole>) -> Result<String, Failure> 
 /// Where a launcher has put this process.
 pub(crate) fn launched(backend: Backend) -> Result<Environment, Failure> {
     Environment::detect().map_err(|error| {
-        let backend = name_of(if backend == Backend::Sim { Backend::Host } else { backend });
+        let backend = name_of(if matches!(backend, Backend::Sim | Backend::Ascend) { Backend::Host } else { backend });
         let how = format_args!("moexpress launch -n 4 -- moexpress run --backend {backend} --processes");
         Failure::bad_input(format_args!("--processes: {error}; for instance: {how}"))
     })
@@ -310,6 +310,7 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
 fn check_ascend(args: &RunArgs) -> Result<(), Error> {
     let refused = |with: &str, allowed| Err(Error::invalid(with, name_of(args.backend), allowed));
     match args.backend {
+        Backend::Ascend if args.processes => refused("--backend with --processes", "host or cuda"),
         Backend::Sim | Backend::Host | Backend::Cuda if args.twin => refused("--backend with --twin", "ascend"),
         _ => Ok(()),
     }
