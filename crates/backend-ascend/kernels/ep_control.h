@@ -126,10 +126,13 @@ EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
     return all;
 }
 
-/* Whether a rank's alarms come to this one. */
+/* Whether a rank's alarms come to another, or to this one. */
 struct EpHears {
-    const EpCore& c;
-    EP_DEV bool operator()(ep_u32 rank) const { return ep_is_neighbour(c, rank); }
+    const EpRank& r;
+    EP_DEV bool operator()(ep_u32 rank, ep_u32 peer) const {
+        const ep_u32 node = r.w.ranks_per_node;
+        return ep_are_neighbours(node, r.me, peer) || ep_are_neighbours(node, rank, peer);
+    }
 };
 
 /* What the other ranks are to be told of the foremost wait: over several servers what it comes from. */
@@ -156,7 +159,7 @@ EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
         ep_tell(c, k, 0, ep_key_op(told), ep_key_phase(told), ep_key_peer(told));
     }
     if (waited >= ep_gives_up_after(r.allowed, r.w.ranks, r.me) && !EP_PLANTED(c, NO_DEADLINE))
-        ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}, EpHears{c}));
+        ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}, EpHears{r}));
 }
 
 /* The operation has ended, where no other launch of it follows. Coordinators find its number while they post. */

@@ -17,7 +17,7 @@
 #define EP_LOW_FAR EP_RANKS
 #define EP_LOW_POST_BYTES (EP_LOW_FAR * EP_QUEUE_UB_BYTES)
 
-struct EpLowFar {
+struct EpLowPoster {
     EpPoster queue;
     ep_u32 rank;
     ep_u32 posted[EP_LOW_HELPERS]; /* of what each share has staged */
@@ -28,7 +28,7 @@ struct EpLowFar {
     ep_u64 waiting, received;      /* as it was told last */
 };
 
-EP_DEV void ep_low_far_open(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 rank, const EpBytes& ub) {
+EP_DEV void ep_low_far_open(EpCore& c, const EpLowArgs& a, EpLowPoster& p, ep_u32 rank, const EpBytes& ub) {
     p.rank = rank;
     ep_queue_open(p.queue, c.launch.queues + (ep_u64)rank * sizeof(EpQueue), ub);
     for (ep_u32 nth = 0; nth < EP_LOW_HELPERS; ++nth) p.posted[nth] = 0;
@@ -40,14 +40,14 @@ EP_DEV void ep_low_far_open(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 r
 }
 
 /* Keeps all counts for the next launch. */
-EP_DEV void ep_low_far_close(EpCore& c, const EpLowArgs& a, const EpLowFar& p) {
+EP_DEV void ep_low_far_close(EpCore& c, const EpLowArgs& a, const EpLowPoster& p) {
     ep_queue_close(c, p.queue);
     ep_store_word(c, ep_low_mail_of(c, a, EP_LOW_MAIL_SAID_WAITING, p.rank), p.waiting, 8);
     ep_store_word(c, ep_low_mail_of(c, a, EP_LOW_MAIL_SAID_RECEIVED, p.rank), p.received, 8);
 }
 
 /* Whether the card may still do what was posted to a rank: there is time, and the rank has not gone. */
-EP_DEV bool ep_low_may_last(const EpCore& c, const EpLowFar& p) {
+EP_DEV bool ep_low_may_last(const EpCore& c, const EpLowPoster& p) {
     const ep_u64 allowed = c.launch.r.allowed;
     return ep_waited(c) <= allowed + allowed / 4 && !p.queue.broken && ep_fresh<uint32_t>(ep_gone_at(c.launch.r.local, p.rank)) == 0;
 }
@@ -59,7 +59,7 @@ EP_DEV void ep_low_post_cell(EpCore& c, EpPoster& queue, ep_u32 rank, ep_u32 lan
 }
 
 /* Says one of the control core's words, if it is news; whether it still is. */
-EP_DEV bool ep_low_far_say(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 what, ep_u64& said, ep_u32 lane, ep_u32 counter) {
+EP_DEV bool ep_low_far_say(EpCore& c, const EpLowArgs& a, EpLowPoster& p, ep_u32 what, ep_u64& said, ep_u32 lane, ep_u32 counter) {
     const ep_u64 word = ep_fresh<uint64_t>(ep_low_mail_own(c, a, what));
     if (word == said) return false;
     if (!ep_queue_has_room(c, p.queue, 1)) return true;
@@ -67,7 +67,7 @@ EP_DEV bool ep_low_far_say(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 wh
     said = word;
     return false;
 }
-EP_DEV bool ep_low_far_speak(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
+EP_DEV bool ep_low_far_speak(EpCore& c, const EpLowArgs& a, EpLowPoster& p) {
     bool more = false;
     if (!EP_PLANTED(c, LOW_FAR_SILENT)) more |= ep_low_far_say(c, a, p, EP_LOW_MAIL_WAITING, p.waiting, EP_LANE_WATCH, EP_COUNTER_WAITING);
     if (!EP_PLANTED(c, LOW_FAR_UNRECEIVED)) more |= ep_low_far_say(c, a, p, EP_LOW_MAIL_RECEIVED, p.received, EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED);
@@ -75,13 +75,13 @@ EP_DEV bool ep_low_far_speak(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
 }
 
 /* Tells the rank that so many rows of this operation lie in its bank. There is room. */
-EP_DEV void ep_low_far_announce(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 rows) {
+EP_DEV void ep_low_far_announce(EpCore& c, const EpLowArgs& a, EpLowPoster& p, ep_u32 rows) {
     if (!p.announced) ep_low_post_cell(c, p.queue, p.rank, EP_LANE_LOW_ROWS, ep_low_counter(c), ep_arrival(c.launch.r.w, c.op, a.kind, rows));
     p.announced = true;
 }
 
 /* Posts what a share has staged. False where the queue has no room for all. */
-EP_DEV bool ep_low_far_rows(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 share, ep_u32& posted) {
+EP_DEV bool ep_low_far_rows(EpCore& c, const EpLowArgs& a, EpLowPoster& p, ep_u32 share, ep_u32& posted) {
     const EpRank& r = c.launch.r;
     const ep_u64 word = ep_fresh<uint64_t>(ep_low_mail_staged(a, share)), part = ep_low_part(r.w, ep_low_put_op(c), r.me);
     const ep_u32 staged = word >> 32 == (a.ticket & 0xffffffff) ? (ep_u32)word : 0, before = posted;
@@ -97,7 +97,7 @@ EP_DEV bool ep_low_far_rows(EpCore& c, const EpLowArgs& a, EpLowFar& p, ep_u32 s
 }
 
 /* Posts what is staged for a rank, and behind all of it the arrival. Whether something is left to post. */
-EP_DEV bool ep_low_far_send(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
+EP_DEV bool ep_low_far_send(EpCore& c, const EpLowArgs& a, EpLowPoster& p) {
     const ep_u32 each = EP_PLANTED(c, LOW_FAR_HELPERS_UNAWAITED) ? 1 : ep_low_each(c), first = ep_low_share(c, p.rank);
     ep_u32 rows = 0, told = 0, state = EP_LOW_SENT;
     for (ep_u32 nth = 0; nth < each; ++nth) {
@@ -124,7 +124,7 @@ EP_DEV bool ep_low_far_send(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
 }
 
 /* A turn of a rank; whether there is something left to do. */
-EP_DEV bool ep_low_far_serve(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
+EP_DEV bool ep_low_far_serve(EpCore& c, const EpLowArgs& a, EpLowPoster& p) {
     if (!p.over && !p.free) {
         ep_queue_look(c, p.queue);
         p.free = (ep_i32)(p.queue.done - p.before) >= 0;
@@ -138,7 +138,7 @@ EP_DEV bool ep_low_far_serve(EpCore& c, const EpLowArgs& a, EpLowFar& p) {
 EP_DEV void ep_low_post(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
     const EpWindow& w = c.launch.r.w;
     const ep_u32 posting = c.launch.roles.coordinators - 1, own = c.number - c.launch.roles.senders - 1;
-    EpLowFar of[EP_LOW_FAR];
+    EpLowPoster of[EP_LOW_FAR];
     ep_u32 ranks = 0, turn = 0;
     for (ep_u32 rank = 0; rank < w.ranks; ++rank) {
         if (ep_is_near(c, rank) || turn++ % posting != own || !ep_takes_part(c, rank)) continue;

@@ -67,6 +67,8 @@ pub enum Requirement {
     Departures,
     /// The backend can suspend a rank and let it go on when the others have given it up: [`Incident::Suspend`].
     Suspensions,
+    /// What a rank waits for in one mode is heard by those who wait for it in the other, so that nobody is blamed who waits itself.
+    ModesHeard,
     /// The backend runs protocol faults that tests plant.
     Plants,
     /// The rows to a rank of another node share a queue, so that there are coordinators.

@@ -129,9 +129,14 @@ template <class F> EP_HD static inline ep_u32 ep_wait_origin(ep_u32 ranks, ep_u3
     return wait;
 }
 
-/* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for, `hears(rank)` whether it would be heard
-   here. Waits for ranks that wait for nobody come first; then waits in a circle, and those for ranks that are not heard, which may wait as
-   well. Of several the one nearest to the cause. */
+/* Whether one rank hears the alarms of another: the two are of one node, or of one rail. */
+EP_HD static inline bool ep_are_neighbours(ep_u32 ranks_per_node, ep_u32 one, ep_u32 other) {
+    return one / ranks_per_node == other / ranks_per_node || one % ranks_per_node == other % ranks_per_node;
+}
+
+/* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for, `hears(rank, peer)` whether peer would be
+   heard by rank, or here. Waits for ranks that wait for nobody come first, as told by ranks that would have heard it; then waits in a circle,
+   and hearsay: of ranks that may wait as well. Of several the one nearest to the cause. */
 template <class F, class H> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of, H hears) {
     ep_u32 root = EP_NO_WAIT, other = EP_NO_WAIT;
     for (ep_u32 rank = 0; rank < ranks; ++rank) {
@@ -140,14 +145,14 @@ template <class F, class H> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, 
         ep_u32 next = wait;
         for (ep_u32 hops = 0; hops < ranks && next != EP_NO_WAIT && ep_wait_peer(next) != rank; ++hops) next = wait_of(ep_wait_peer(next));
         const bool is_root = wait_of(ep_wait_peer(wait)) == EP_NO_WAIT;
-        if (is_root && hears(ep_wait_peer(wait))) root = wait < root ? wait : root;
+        if (is_root && hears(rank, ep_wait_peer(wait))) root = wait < root ? wait : root;
         else if (is_root || (next != EP_NO_WAIT && ep_wait_peer(next) == rank)) other = wait < other ? wait : other;
     }
     const ep_u32 cause = root != EP_NO_WAIT ? root : other;
     return cause == EP_NO_WAIT ? awaited : ep_wait_peer(cause);
 }
 struct EpAllHeard {
-    EP_HD bool operator()(ep_u32) const { return true; }
+    EP_HD bool operator()(ep_u32, ep_u32) const { return true; }
 };
 /* The same where everybody hears everybody. */
 template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of) {

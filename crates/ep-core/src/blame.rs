@@ -14,22 +14,24 @@ pub struct Wait {
     pub peer: Rank,
 }
 
-/// Whom to blame, of what each rank has said that it waits for; `timeout` is the wait whose time is up. `hears` tells whose words come to
-/// the rank that asks.
+/// Whom to blame, of what each rank has said that it waits for; `timeout` is the wait whose time is up. `hears(rank, peer)` tells whether
+/// the words of `peer` come to `rank`, or to the rank that asks.
 ///
-/// A rank that waits itself is explained by what it waits for; so the waits for ranks that wait for nobody come first. Next the waits in a
-/// circle (a lane that lost what it carried), and those for ranks that are not heard, which may wait as well. Of several, the one
-/// nearest to the cause. All ranks that have heard the same come to the same verdict.
-pub fn culprit(waits: &[(Rank, Wait)], hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
+/// A rank that waits itself is explained by what it waits for. So first come the waits for ranks that wait for nobody, as told by ranks
+/// that would have heard it. Next come the waits in a circle (a lane that lost what it carried), and hearsay: waits for ranks that are heard
+/// neither by who says so nor here, and may wait as well. Of several it is the one nearest to the cause. All ranks that have heard the
+/// same come to the same verdict.
+pub fn culprit(waits: &[(Rank, Wait)], hears: impl Fn(Rank, Rank) -> bool, timeout: Wait) -> Rank {
     let next = |rank: Rank| waits.iter().find(|&&(reporter, _)| reporter == rank).map(|&(_, wait)| wait.peer);
-    let roots = || waits.iter().filter(|(_, wait)| next(wait.peer).is_none()).map(|&(_, wait)| wait);
+    let roots = || waits.iter().copied().filter(|(_, wait)| next(wait.peer).is_none());
     let circle = |reporter: Rank| {
         let chain = std::iter::successors(next(reporter), |&rank| next(rank));
         chain.take(waits.len()).any(|rank| rank == reporter)
     };
-    let circles = waits.iter().filter(|&&(reporter, _)| circle(reporter)).map(|&(_, wait)| wait);
-    let heard = roots().filter(|wait| hears(wait.peer)).min();
-    heard.or_else(|| roots().chain(circles).min()).map_or(timeout.peer, |wait| wait.peer)
+    let circles = waits.iter().copied().filter(|&(reporter, _)| circle(reporter));
+    let heard = roots().filter(|&(reporter, wait)| hears(reporter, wait.peer)).map(|(_, wait)| wait).min();
+    let any = || roots().chain(circles).map(|(_, wait)| wait).min();
+    heard.or_else(any).map_or(timeout.peer, |wait| wait.peer)
 }
 
 /// Where not everybody hears everybody: what `wait` of rank `me` comes from, of what the others have said that they wait for. That is the

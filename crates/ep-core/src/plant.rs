@@ -66,6 +66,8 @@ pub enum Plant {
     SecondPosterOfControl,
     /// A coordinator sends counts that the control role has not handed over.
     CountsUnasked,
+    /// What a rank waits for in one mode is not heard by those who wait in the other.
+    DeafToTheOtherMode,
 }
 
 /// The fault that tests planted, if any. Without the feature `plant` there is none, and it takes no room.

@@ -107,6 +107,11 @@ impl Topology {
             Reach::Far
         }
     }
+
+    /// Whether they have lanes to each other in throughput mode: two ranks of one node, or of one rail.
+    pub fn are_neighbours(&self, one: Rank, other: Rank) -> bool {
+        one != other && (self.node_of(one) == self.node_of(other) || self.local_of(one) == self.local_of(other))
+    }
 }
 
 /// A set of ranks, for instance those taken out of the communicator.

@@ -11,6 +11,9 @@
 /* Looks after which a wait looks at its rare part, too. */
 #define EP_LOW_LONG 64u
 
+/* A wait of so little, in parts of the time allowed, is nothing to worry about. */
+#define EP_LOW_EARLY 64u
+
 /* The rank that `rank` has said it waits for; itself where it waits for nobody. */
 EP_DEV ep_u32 ep_low_named(const EpRank& r, ep_u32 rank) {
     const ep_u64 said = ep_peek(r, rank, EP_LANE_WATCH, EP_COUNTER_WAITING);
@@ -47,7 +50,8 @@ EP_RARE bool ep_low_vain(const EpRank& r, ep_u32 peer, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     if (ep_low_failed(r) || ep_low_is_gone(r, peer) || ep_low_is_cut(r, peer)) return true;
     const ep_u64 waited = ep_now() - began;
-    if (waited < r.allowed / 2 || blockIdx.x != 0) return waited >= r.allowed;
+    /* The others may have begun to wait long before this rank: it answers however short its own wait has been. */
+    if (waited < r.allowed / EP_LOW_EARLY || blockIdx.x != 0) return waited >= r.allowed;
     bool speak = waited >= r.allowed / 4 * 3;
     EP_SHORT for (ep_u32 other = 0; other < r.w.ranks && !speak; ++other)
         speak = other != r.me && ep_takes_part(r, other) && ep_low_named(r, other) == r.me;

@@ -51,7 +51,10 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
     }
     if (status == EP_STATUS_TIMEOUT)
         culprit = ep_culprit(r.w.ranks, writer, [&](ep_u32 rank) { return ep_wait_of(r, rank, op); },
-                             [&](ep_u32 rank) { return ep_one_node(r) || rank == r.me || ep_is_neighbour(r, rank); });
+                             [&](ep_u32 rank, ep_u32 peer) {
+                                 const ep_u32 node = r.w.ranks_per_node;
+                                 return ep_are_neighbours(node, r.me, peer) || ep_are_neighbours(node, rank, peer);
+                             });
     ep_fail(r, status, phase, peer, culprit, lane, seen, awaited, waited, field);
     return true;
 }

@@ -28,10 +28,12 @@ extern "C" __global__ void __launch_bounds__(256) ep_unpack_kernel(const __grid_
                 own.op = (ep_u32)bytes.w;
                 ep_u32 source = 0;
                 while (source + 1 < ranks && first_of[source + 1] <= row) ++source;
-                if (own.op != op) ep_fail_mismatch(r, source, EP_FIELD_ROW_OP, op, own.op);
-                else if (own.source_rank != source) ep_fail_mismatch(r, source, EP_FIELD_ROW_SOURCE, source, own.source_rank);
-                else if (own.position != row - first_of[source])
-                    ep_fail_mismatch(r, source, EP_FIELD_ROW_POSITION, row - first_of[source], own.position);
+                const ep_u32 position = row - first_of[source];
+                EpDifference d = {EP_SAME, 0, 0};
+                if (own.op != op) d = EpDifference{EP_FIELD_ROW_OP, op, own.op};
+                else if (own.source_rank != source) d = EpDifference{EP_FIELD_ROW_SOURCE, source, own.source_rank};
+                else if (own.position != position) d = EpDifference{EP_FIELD_ROW_POSITION, position, own.position};
+                ep_is_same(r, source, d);
             }
             ((ep_u32*)a.source_rank)[row] = own.source_rank;
             ((ep_u32*)a.source_token)[row] = own.source_token;

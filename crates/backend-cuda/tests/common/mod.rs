@@ -33,6 +33,7 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::Units => Some("no kernel stores units yet"),
         Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
+        Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
         Requirement::Departures
         | Requirement::FarLowLatency
         | Requirement::Get

@@ -53,6 +53,7 @@ where
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes
+            | Requirement::ModesHeard
             | Requirement::Scripts => None,
         }
     }

@@ -71,6 +71,7 @@ where
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes
+            | Requirement::ModesHeard
             | Requirement::Scripts => None,
         }
     }

@@ -9,7 +9,7 @@ use ep_core::{Element, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
 use super::fixture::{Verdict, ensure, text};
 use super::low_latency::{self as low, Layer, TURN, check, layer_of, scenario};
-use crate::backend::{Backend, Requirement};
+use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
 use crate::low_latency::scenario::{Scenario, Turn};
@@ -21,6 +21,13 @@ const INCIDENTS: &[Requirement] =
     &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Incidents];
 const LEAVING: &[Requirement] =
     &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Departures];
+const DYING: &[Requirement] = &[
+    Requirement::LowLatency,
+    Requirement::Nodes,
+    Requirement::FarLowLatency,
+    Requirement::Incidents,
+    Requirement::ModesHeard,
+];
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
@@ -35,6 +42,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
             low::delay_over(backend, 3)
         }),
         case("low_latency_over_nodes_who_leaves_with_its_lost_rank_is_not_blamed", LEAVING, leaves_along::<B>),
+        case("low_latency_over_nodes_who_dies_between_the_modes_is_named", DYING, dies_between::<B>),
     ]
 }
 
@@ -120,32 +128,52 @@ async fn live<E: LowLatency>(ep: &mut E, layer: &Layer, both: bool) -> Story {
 /// them that they go on without it.)
 fn leaves_along<B: Backend>(backend: &B) -> Verdict {
     let unnoticed = backend.lacks(Requirement::Incidents).is_none();
-    let both = |seed| [(seed, true), (seed, false)];
     // The fourth is the first for which NPUs' kernels have blamed rank 2.
-    for (seed, noticed) in (0..backend.seeds(60).max(4)).flat_map(both).filter(|&(_, noticed)| noticed || unnoticed) {
-        let named = |what: &str| format!("seed {seed}, noticed {noticed}: {what}");
-        let layer = layer_of(Scenario { seed, nodes: 2, ..scenario(4, 6) }).map_err(text)?;
-        let crash = Incident::Crash { rank: Rank(3), after: 7 * seed, noticed };
-        let setup = layer.setup.clone().incident(crash).incident(Incident::Exit { rank: Rank(2) });
-        // Who is missed by the clock alone must be waited for in one mode: neither hears the other's suspicions.
-        let outcomes = backend.run(&setup, async |mut ep| live(&mut ep, &layer, noticed).await)?;
-        let mut seen = vec![Seen::default(); 4];
-        for (rank, outcome) in outcomes.into_iter().enumerate().take(3) {
-            let (failure, after) = outcome.ok_or_else(|| named(&format!("rank {rank} did not finish")))?;
-            let told = |failure: Failure| rank == 2 && matches!(failure.fault, Fault::MaskedBy { .. });
-            let right = failure.is_some_and(|failure| failure.culprit == Rank(3) || told(failure));
-            ensure(right, || named(&format!("rank {rank} failed with {failure:?}")))?;
-            match after {
-                Ok(last) if rank < 2 => seen[rank] = last,
-                Err(Error::Excluded { rank: Rank(2) }) if rank == 2 => {}
-                other => return Err(named(&format!("rank {rank} went on with {other:?}"))),
-            }
-        }
-        let mask: RankSet = [Rank(2), Rank(3)].into_iter().collect();
-        let left = World::new(setup.shape, setup.topology, mask).map_err(text)?;
-        let mut batches = layer.batches;
-        batches[2..].fill(Batch::default());
-        verify::run(&left, &batches, Weighing::AtExperts, &seen).map_err(|error| named(&text(error)))?;
+    let seeds = backend.seeds(60).max(4);
+    lives(backend, seeds, true, true)?;
+    if unnoticed { lives(backend, seeds, false, false) } else { Ok(()) }
+}
+
+/// The same where nobody notices that rank 3 is lost, and some ranks wait for it in low latency, others for those in throughput mode.
+fn dies_between<B: Backend>(backend: &B) -> Verdict {
+    lives(backend, backend.seeds(60), false, true)
+}
+
+fn lives<B: Backend>(backend: &B, seeds: u64, noticed: bool, both: bool) -> Verdict {
+    for seed in 0..seeds {
+        let layer = losing(seed, noticed).map_err(text)?;
+        survive(backend, &layer, &layer.setup, both)
+            .map_err(|error| format!("seed {seed}, noticed {noticed}, both modes {both}: {error}"))?;
     }
     Ok(())
+}
+
+/// Two nodes of two that lose rank 3, and rank 2 when it has ended.
+pub(super) fn losing(seed: u64, noticed: bool) -> Result<Layer, Error> {
+    let mut layer = layer_of(Scenario { seed, nodes: 2, ..scenario(4, 6) })?;
+    let crash = Incident::Crash { rank: Rank(3), after: 7 * seed, noticed };
+    layer.setup = layer.setup.incident(crash).incident(Incident::Exit { rank: Rank(2) });
+    Ok(layer)
+}
+
+/// What becomes of them.
+pub(super) fn survive<B: Backend>(backend: &B, layer: &Layer, setup: &Setup, both: bool) -> Verdict {
+    let outcomes = backend.run(setup, async |mut ep| live(&mut ep, layer, both).await)?;
+    let mut seen = vec![Seen::default(); 4];
+    for (rank, outcome) in outcomes.into_iter().enumerate().take(3) {
+        let (failure, after) = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?;
+        let told = |failure: Failure| rank == 2 && matches!(failure.fault, Fault::MaskedBy { .. });
+        let right = failure.is_some_and(|failure| failure.culprit == Rank(3) || told(failure));
+        ensure(right, || format!("rank {rank} failed with {failure:?}"))?;
+        match after {
+            Ok(last) if rank < 2 => seen[rank] = last,
+            Err(Error::Excluded { rank: Rank(2) }) if rank == 2 => {}
+            other => return Err(format!("rank {rank} went on with {other:?}")),
+        }
+    }
+    let mask: RankSet = [Rank(2), Rank(3)].into_iter().collect();
+    let left = World::new(setup.shape, setup.topology, mask).map_err(text)?;
+    let mut batches = layer.batches.clone();
+    batches[2..].fill(Batch::default());
+    verify::run(&left, &batches, Weighing::AtExperts, &seen).map(drop).map_err(text)
 }

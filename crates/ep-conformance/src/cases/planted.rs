@@ -6,6 +6,7 @@ use ep_core::{Error, Placement, Rings};
 
 use super::fixture::{Layer, TURN, Verdict, ensure, layer, pulled, scenario, text};
 use super::low_latency as low;
+use super::low_nodes;
 use super::memory::{hold_leases, overwrite_output};
 use super::misuse;
 use super::nodes::over;
@@ -18,6 +19,9 @@ use crate::scenario::Scenario;
 /// Seeds that a planted fault may hide from before it counts as missed.
 const SEEDS: u64 = 40;
 
+const MODES: &[Requirement] =
+    &[Requirement::Plants, Requirement::Incidents, Requirement::ModesHeard, Requirement::LowLatency];
+
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[Requirement::Plants], body };
     let units = |name, body| Case { name, needs: &[Requirement::Plants, Requirement::Units], body };
@@ -28,6 +32,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_position_off_by_one_is_caught", position::<B>),
         case("planted_errors_on_outboxes_are_caught", outboxes::<B>),
         case("planted_rings_over_outboxes_are_caught", over_outboxes::<B>),
+        Case { name: "planted_deafness_to_the_other_mode_is_caught", needs: MODES, body: deaf::<B> },
         case("planted_skipped_flush_is_caught", skipped_flush::<B>),
         case("planted_reuse_without_done_is_caught", without_done::<B>),
         case("planted_impolite_waiting_is_caught", impolite::<B>),
@@ -120,6 +125,15 @@ fn outboxes<B: Backend>(backend: &B) -> Verdict {
 fn over_outboxes<B: Backend>(backend: &B) -> Verdict {
     let case = |layer| overflow_then_rings(backend, layer);
     seen_wrong_in(Plant::RingsOverOutboxes, roomy, case, &["race", "of a row is", "other rows"])
+}
+
+/// Who waits in throughput mode blames a rank that waits in low latency.
+fn deaf<B: Backend>(backend: &B) -> Verdict {
+    hunt(Plant::DeafToTheOtherMode, &["failed with"], |seed| {
+        let layer = low_nodes::losing(seed, false);
+        let setup = layer.as_ref().map(|layer| layer.setup.clone()).map_err(Clone::clone);
+        (setup, move |setup: &Setup| low_nodes::survive(backend, layer.as_ref().map_err(text)?, setup, true))
+    })
 }
 
 fn position<B: Backend>(backend: &B) -> Verdict {

@@ -147,6 +147,7 @@ impl<M: Machine> Engine<M> {
             mask: &self.desk.mask,
             near: &self.neighbours.near,
             rail: &self.neighbours.rail,
+            listeners: self.low.listeners(self.desk.layout.settings()),
             op,
             first_op: self.desk.first_op,
             generation: self.desk.generation,

@@ -20,8 +20,10 @@ pub(crate) struct Board {
     seats: Cell<usize>,
     /// What this rank last told the others that it waits for.
     reported: Cell<Option<Wait>>,
-    /// What peers last said that they wait for.
+    /// What peers last said that they wait for, as throughput mode says it.
     suspicions: RefCell<BTreeMap<Rank, Wait>>,
+    /// The same of those who have said it as low latency does.
+    words: RefCell<BTreeMap<Rank, Wait>>,
     /// `[ranks]`: time waited for each peer.
     waited: RefCell<Vec<Nanos>>,
 }
@@ -34,6 +36,7 @@ impl Board {
             seats: Cell::default(),
             reported: Cell::default(),
             suspicions: RefCell::default(),
+            words: RefCell::default(),
             waited: RefCell::new(vec![Nanos(0); ranks]),
         }
     }
@@ -87,9 +90,10 @@ impl Board {
     /// wait for rows that the other is to pass on, and both for a third.) With `relays`, where not everybody hears everybody, such a
     /// wait is told as what it comes from.
     pub(crate) fn report(&self, me: Rank, relays: bool) -> Option<Wait> {
-        let unexplained = self.least(|wait| !self.suspicions.borrow().contains_key(&wait.peer));
+        let said = self.suspicions();
+        let unexplained = self.least(|wait| said.iter().all(|&(rank, _)| rank != wait.peer));
         let foremost = unexplained.or_else(|| self.foremost());
-        let told = foremost.map(|wait| if relays { blame::origin(&self.suspicions(), me, wait) } else { wait });
+        let told = foremost.map(|wait| if relays { blame::origin(&said, me, wait) } else { wait });
         let news = told.filter(|wait| self.reported.get() != Some(*wait));
         if news.is_some() {
             self.reported.set(news);
@@ -104,7 +108,7 @@ impl Board {
 
     /// Whether anybody, this rank too, has said what it waits for.
     pub(crate) fn is_troubled(&self) -> bool {
-        self.has_reported() || !self.suspicions.borrow().is_empty()
+        self.has_reported() || !self.suspicions().is_empty()
     }
 
     pub(crate) fn suspect(&self, reporter: Rank, wait: Wait) {
@@ -115,8 +119,20 @@ impl Board {
         self.suspicions.borrow_mut().remove(&reporter);
     }
 
+    /// Notes for whom `rank` says that it waits; none: it goes on.
+    pub(crate) fn hear_word(&self, rank: Rank, wait: Option<Wait>) {
+        let mut words = self.words.borrow_mut();
+        match wait {
+            Some(wait) => words.insert(rank, wait),
+            None => words.remove(&rank),
+        };
+    }
+
+    /// What each peer says that it waits for. What it says in this mode is the more exact.
     pub(crate) fn suspicions(&self) -> Vec<(Rank, Wait)> {
-        self.suspicions.borrow().iter().map(|(&rank, &wait)| (rank, wait)).collect()
+        let mut said = self.words.borrow().clone();
+        said.extend(self.suspicions.borrow().iter().map(|(&rank, &wait)| (rank, wait)));
+        said.into_iter().collect()
     }
 
     pub(crate) fn waited(&self) -> Vec<Nanos> {
@@ -124,8 +140,8 @@ impl Board {
     }
 
     /// Whom to blame for a timeout of rank `me`, given everything that was said: by this rank too, whatever it waits for
-    /// by now, so that all judge by the same. `hears` tells whose suspicions come to this rank.
-    pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank) -> bool, timeout: Wait) -> Rank {
+    /// by now, so that all judge by the same. `hears(rank, peer)` tells whether the suspicions of `peer` come to `rank`, or to this one.
+    pub(crate) fn culprit(&self, me: Rank, hears: impl Fn(Rank, Rank) -> bool, timeout: Wait) -> Rank {
         let mut waits = self.suspicions();
         waits.retain(|&(reporter, _)| reporter != me);
         waits.push((me, self.reported.get().unwrap_or(timeout)));
@@ -146,7 +162,7 @@ mod tests {
     fn a_rank_that_waits_itself_is_not_the_culprit() {
         let board = Board::new(3);
         board.suspect(Rank(1), wait(4, Phase::Rows, 2));
-        assert_eq!(board.culprit(Rank(0), |_| true, wait(5, Phase::Counts, 1)), Rank(2));
+        assert_eq!(board.culprit(Rank(0), |_, _| true, wait(5, Phase::Counts, 1)), Rank(2));
     }
 
     #[test]
@@ -156,9 +172,9 @@ mod tests {
         sender.suspect(Rank(1), data);
         let receiver = Board::new(2);
         receiver.suspect(Rank(0), credit);
-        assert_eq!(sender.culprit(Rank(0), |_| true, credit), Rank(0));
-        assert_eq!(receiver.culprit(Rank(1), |_| true, data), Rank(0));
-        assert_eq!(Board::new(2).culprit(Rank(1), |_| true, data), Rank(0));
+        assert_eq!(sender.culprit(Rank(0), |_, _| true, credit), Rank(0));
+        assert_eq!(receiver.culprit(Rank(1), |_, _| true, data), Rank(0));
+        assert_eq!(Board::new(2).culprit(Rank(1), |_, _| true, data), Rank(0));
     }
 
     /// Ranks 0 and 1 pass on to each other what ranks 2 and 3 of the other node send; rank 2 is stuck, and rank 3 waits for it.
@@ -178,7 +194,7 @@ mod tests {
         board.suspect(Rank(1), wait(4, Phase::Rows, 0));
         assert_eq!((board.report(Rank(0), true), board.report(Rank(0), true)), (Some(far), None));
         board.suspect(Rank(1), wait(4, Phase::Rows, 3));
-        assert_eq!(board.culprit(Rank(0), |rank| rank != Rank(3), far), Rank(2));
+        assert_eq!(board.culprit(Rank(0), |_, peer| peer != Rank(3), far), Rank(2));
         board.suspect(Rank(2), wait(4, Phase::Rows, 0));
         assert_eq!(
             board.report(Rank(0), true),
@@ -203,10 +219,40 @@ mod tests {
         }
     }
 
+    /// Two nodes of five; rank 9 is suspended. Ranks 0 to 3 wait for each other, as each passes on rows that do not come. Rank 0 does not
+    /// hear rank 9, but ranks 4 and 5 would have heard it.
+    #[test]
+    fn a_silence_that_its_neighbours_vouch_for_is_nearer_to_the_cause_than_a_circle() {
+        let topology = crate::Topology::new(2, 5).unwrap();
+        let hears = |rank, peer| [Rank(0), rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
+        let board = Board::new(10);
+        for (rank, peer) in [(1, 2), (2, 1), (3, 1), (4, 9), (5, 9)] {
+            board.suspect(Rank(rank), wait(1, Phase::Rows, peer));
+        }
+        let timeout = wait(1, Phase::Rows, 1);
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(9));
+        board.forget(Rank(4));
+        board.suspect(Rank(5), wait(1, Phase::Rows, 4));
+        board.suspect(Rank(3), wait(1, Phase::Rows, 9));
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(4), "rank 3 says so by hearsay");
+    }
+
+    #[test]
+    fn who_waits_in_low_latency_is_not_the_culprit() {
+        let board = Board::new(3);
+        let waits = wait(4, Phase::Rows, 2);
+        board.hear_word(Rank(1), Some(waits));
+        let timeout = wait(5, Phase::Counts, 1);
+        assert_eq!(board.culprit(Rank(0), |_, _| true, timeout), Rank(2));
+        assert!(board.is_troubled());
+        board.hear_word(Rank(1), None);
+        assert_eq!(board.culprit(Rank(0), |_, _| true, timeout), Rank(1), "it goes on");
+    }
+
     /// Ranks 0 and 1 are one node, 2 and 3 the other: rank 0 does not hear rank 3.
     #[test]
     fn a_rank_that_cannot_be_heard_is_not_taken_for_one_that_waits_for_nobody() {
-        let hears = |rank: Rank| rank != Rank(3);
+        let hears = |_, peer: Rank| peer != Rank(3);
         let board = Board::new(4);
         board.suspect(Rank(1), wait(5, Phase::Rows, 3));
         board.suspect(Rank(2), wait(4, Phase::Rows, 0));

@@ -28,6 +28,7 @@ mod outlet;
 mod placer;
 mod reducer;
 mod returner;
+mod voice;
 mod watch;
 
 pub(crate) use accumulator::Accumulator;

@@ -29,6 +29,8 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) near: &'a [Rank],
     /// The ranks of other nodes on this rail that take part, ascending.
     pub(crate) rail: &'a [Rank],
+    /// The ranks that hear in low latency whom this one waits for, and it them; none where that is off.
+    pub(crate) listeners: &'a [Rank],
     pub(crate) op: u64,
     /// The first operation of this generation: earlier ones left no trace in its cells.
     pub(crate) first_op: u64,
@@ -97,6 +99,11 @@ impl<'a, M: Machine> Operation<'a, M> {
     /// The ranks that this one has lanes with: its node, then its rail.
     pub(crate) fn neighbours(&self) -> impl Iterator<Item = Rank> + use<'a, M> {
         self.near.iter().chain(self.rail).copied()
+    }
+
+    /// Whether `rank` is one of those.
+    pub(crate) fn hears_alarms_of(&self, rank: Rank) -> bool {
+        self.neighbours().any(|neighbour| neighbour == rank)
     }
 
     /// All other ranks that take part, ascending.

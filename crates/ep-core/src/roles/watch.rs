@@ -14,6 +14,7 @@
 //! [`Board::culprit`]: super::Board::culprit
 
 use super::board::Wait;
+use super::voice::{Voice, named, word_of};
 use super::{Attended, Operation};
 use crate::error::{Fault, Phase};
 use crate::layout::Alarm;
@@ -28,11 +29,13 @@ pub(crate) struct Vigil {
     serial: u16,
     /// `[ranks]`: the last alarm heard from each rank, as a cell value.
     heard: Vec<u64>,
+    /// What this rank says in low latency, and there of this mode.
+    pub(crate) voice: Voice,
 }
 
 impl Vigil {
     pub(crate) fn new(ranks: usize) -> Self {
-        Self { serial: 0, heard: vec![0; ranks] }
+        Self { serial: 0, heard: vec![0; ranks], voice: Voice::default() }
     }
 
     /// Publishes an alarm to every peer. One that cannot be told does not keep the others from hearing it.
@@ -44,6 +47,9 @@ impl Vigil {
         wait: Wait,
     ) {
         self.publish(operation.me, operation.neighbours(), port, verdict, wait).await;
+        if !verdict {
+            self.voice.say(operation.me, operation.listeners, port, wait.peer).await;
+        }
     }
 
     /// Tells `peers` that `me` blames `culprit`, and goes on with them by a recovery only.
@@ -91,18 +97,37 @@ impl Vigil {
     /// Takes in the alarm that `need` waited for: notes a suspicion, returns a verdict.
     fn hear<M: Machine>(&mut self, operation: &Operation<'_, M>, need: &mut Need, value: u64) -> Option<Fault> {
         let reporter = need.cell.writer;
-        self.heard[reporter.index()] = value;
         need.at_least = value + 1;
+        if need.cell.counter == Counter::Waiting {
+            note_word(operation, reporter, value);
+            return None;
+        }
+        self.heard[reporter.index()] = value;
         let alarm = Alarm::decode(value)?;
         if alarm.verdict {
             return Some(Fault::Aborted { reporter, culprit: alarm.peer });
         }
-        let op = full_op(alarm.op, operation.op);
-        match alarm.peer == reporter {
-            true => operation.board.forget(reporter),
-            false => operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer }),
-        }
+        note_suspicion(operation, reporter, alarm);
         None
+    }
+
+    /// What peers have not said yet: alarms, and words where low latency is on. What they have said before this operation began here is
+    /// noted: they may still wait for that.
+    fn listen<M: Machine>(&self, operation: &Operation<'_, M>, port: &impl Port) -> Vec<Need> {
+        for peer in operation.neighbours() {
+            let before = Alarm::decode(self.heard[peer.index()]).filter(|alarm| !alarm.verdict);
+            if let Some(alarm) = before {
+                note_suspicion(operation, peer, alarm);
+            }
+        }
+        let word = |&peer: &Rank| {
+            let value = port.peek(word_of(peer));
+            note_word(operation, peer, value);
+            Need { cell: word_of(peer), at_least: value + 1 }
+        };
+        let mut needs = self.unheard(operation);
+        needs.extend(operation.listeners.iter().map(word));
+        needs
     }
 
     /// The alarms of peers that have not been heard.
@@ -115,6 +140,22 @@ impl Vigil {
         let cell = Cell::new(peer, LaneKind::Watch, Counter::Alarm);
         Need { cell, at_least: self.heard[peer.index()] + 1 }
     }
+}
+
+/// Notes the suspicion of `reporter`; one of itself takes back what it said.
+fn note_suspicion<M: Machine>(operation: &Operation<'_, M>, reporter: Rank, alarm: Alarm) {
+    let op = full_op(alarm.op, operation.op);
+    match alarm.peer == reporter {
+        true => operation.board.forget(reporter),
+        false => operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer }),
+    }
+}
+
+/// Notes what `rank` says in low latency. Who waits there has not come to this operation, and so is nearer to the cause.
+fn note_word<M: Machine>(operation: &Operation<'_, M>, rank: Rank, value: u64) {
+    let peer = named(value).filter(|&peer| peer != rank);
+    let wait = |peer| Wait { op: operation.op.saturating_sub(1), phase: Phase::Rows, peer };
+    operation.board.hear_word(rank, peer.map(wait));
 }
 
 /// The operation nearest to `near` whose low bits an alarm carries.
@@ -133,7 +174,12 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
     if let Err(fault) = open(operation, &mut port).await {
         return fault;
     }
-    let mut needs = vigil.unheard(operation);
+    let mut needs = vigil.listen(operation, &port);
+    if operation.board.is_troubled() {
+        look = port.now();
+        drop(port);
+        port = operation.port_until(Role::new(Duty::Watch), look);
+    }
     needs.extend(openings(operation));
     loop {
         match port.wait_any(&needs).await {
@@ -151,8 +197,9 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 }
                 look = port.now();
             }
-            // A peer that is done may be gone: nobody needs it any more, and it has no more to say.
-            Err(fault) if fault.gone().is_some_and(|peer| port.is_done(peer)) => {
+            // A peer that is done may be gone: nobody needs it any more, and it has no more to say. Nor is one missed here that this rank has
+            // nothing to do with in this mode.
+            Err(fault) if fault.gone().is_some_and(|peer| port.is_done(peer) || !operation.hears_alarms_of(peer)) => {
                 needs.retain(|need| Some(need.cell.writer) != fault.gone());
                 continue;
             }
@@ -186,7 +233,11 @@ pub(crate) async fn verdict<M: Machine>(
         Fault::Timeout { phase, peer, .. } => match await_turn(operation, vigil).await {
             Some((culprit, reporter)) => (culprit, reporter),
             None => {
-                let hears = |rank| operation.neighbours().any(|neighbour| neighbour == rank);
+                let topology = operation.layout.topology();
+                let hears = |rank, peer| {
+                    let near = [me, rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
+                    near || operation.listeners.contains(&peer)
+                };
                 (operation.board.culprit(me, hears, Wait { op: operation.op, phase, peer }), me)
             }
         },
@@ -213,8 +264,8 @@ async fn await_turn<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil)
     let times = operation.times;
     let ranks = u64::from(operation.layout.topology().ranks());
     let turn = times.deadline + Nanos((times.ends - times.deadline).0 / ranks * u64::from(operation.me.0));
-    let mut needs = vigil.unheard(operation);
     let mut port = operation.port_until(Role::new(Duty::Watch), turn);
+    let mut needs = vigil.listen(operation, &port);
     loop {
         match port.wait_any(&needs).await {
             Ok(at) => {

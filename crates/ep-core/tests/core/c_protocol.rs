@@ -8,7 +8,7 @@ use ep_core::device::{Local, Low, headers};
 use ep_core::layout::{Alarm, Difference, OpHeader, RowHeader};
 use ep_core::port::{Tag, UNIT_DATA, pack_unit, unit_bytes, unit_count};
 use ep_core::ring::{Consumer, Geometry, Producer};
-use ep_core::{Phase, Rank};
+use ep_core::{Phase, Rank, Topology};
 use rand::{Rng, RngCore, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -97,10 +97,11 @@ fn all_blame_the_same_rank() {
         let drawn: Vec<_> = others.map(|rank| (Rank(rank), wait(rank))).collect();
         let said: Vec<_> = drawn.into_iter().filter(|_| draw.random_bool(0.7)).collect();
         let all: Vec<_> = said.iter().copied().chain([(Rank(me), own)]).collect();
-        expected.push(u64::from(culprit(&all, |_| true, own).0));
+        expected.push(u64::from(culprit(&all, |_, _| true, own).0));
         // Over several nodes not everybody hears everybody.
         let heard = draw.next_u32();
-        expected.push(u64::from(culprit(&all, |rank| heard >> rank.0 & 1 == 1, own).0));
+        let hears = |rank: Rank, peer: Rank| heard >> (3 * rank.0 + peer.0) & 1 == 1;
+        expected.push(u64::from(culprit(&all, hears, own).0));
         let from = origin(&said, Rank(me), own);
         expected.extend([from.op, from.phase as u64, from.peer.0.into()]);
         let mut alarms = vec![0; ranks as usize];
@@ -113,11 +114,28 @@ fn all_blame_the_same_rank() {
              const auto wait_of = [&](ep_u32 rank) {{ return rank == {me}u ? ep_wait_of_key({ranks}u, rank, {op}ull, told) \
              : ep_wait_of_alarm({ranks}u, rank, {op}ull, alarms[rank]); }};\n\
              out(ep_culprit({ranks}u, {peer}u, wait_of));\n\
-             out(ep_culprit({ranks}u, {peer}u, wait_of, [](ep_u32 rank) {{ return {heard}u >> rank & 1; }}));\n\
+             out(ep_culprit({ranks}u, {peer}u, wait_of, [](ep_u32 rank, ep_u32 peer) {{ return {heard}u >> (3 * rank + peer) & 1; }}));\n\
              const ep_u64 from = ep_key_of_wait({op}ull, ep_wait_origin({ranks}u, {me}u, wait_of({me}u), wait_of));\n\
              out(ep_key_op(from)); out(ep_key_phase(from)); out(ep_key_peer(from)); }}",
             phase as u32
         );
+    }
+    program += "}\n";
+    let Some(printed) = cpp::printed(&program) else { return };
+    assert_eq!(printed, expected);
+}
+
+#[test]
+fn the_same_ranks_hear_each_other() {
+    let (mut program, mut expected) = (format!("{HEAD}int main() {{\n"), Vec::new());
+    for (nodes, ranks) in [(1, 4), (2, 3), (3, 1), (4, 2)] {
+        let topology = Topology::new(nodes, ranks).expect("it is small");
+        for (one, other) in topology.all().flat_map(|one| topology.all().map(move |other| (one, other))) {
+            if one != other {
+                expected.push(topology.are_neighbours(one, other).into());
+                let _ = writeln!(program, "out(ep_are_neighbours({ranks}u, {one}u, {other}u));");
+            }
+        }
     }
     program += "}\n";
     let Some(printed) = cpp::printed(&program) else { return };

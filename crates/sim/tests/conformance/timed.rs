@@ -37,6 +37,7 @@ impl Backend for Timed {
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes
+            | Requirement::ModesHeard
             | Requirement::Scripts => None,
             Requirement::Incidents | Requirement::Departures | Requirement::Suspensions => {
                 Some("incidents are the explore scheduler's")

@@ -5,7 +5,8 @@ use crate::common::{A, B, C, DEADLINE};
 use ep_core::engine::low_latency::LowRouting;
 use ep_core::engine::{Engine, Routing};
 use ep_core::layout::{Alarm, MASKED};
-use ep_core::port::{Cell, Counter, Duty, LaneKind};
+use ep_core::machine::{Machine as _, Opening};
+use ep_core::port::{Cell, Counter, Duty, LaneKind, Need, Port as _, Role};
 use ep_core::topology::Reach;
 use ep_core::trace::{Record, Verb};
 use ep_core::{Endpoint, Error, LowLatency, Nanos, Rank, RankSet, Settings, Shape, Topology};
@@ -116,6 +117,40 @@ fn suspicions_of_low_latency_are_taken_back_when_all_goes_well() {
         assert!(said.contains(&1), "seed {seed}: rank 0 waited long: {said:?}");
         assert_eq!(said.last(), Some(&0), "seed {seed}: {said:?}");
     }
+}
+
+/// Rank 1 begins to wait for rank 2, which has lost its rows, when rank 0 has waited for rank 1 for most of its time.
+#[test]
+fn who_is_asked_in_low_latency_answers_however_short_it_has_waited() {
+    let lost = Incident::LoseLane { from: C, to: B, kind: Some(LaneKind::LowRows), after: 0 };
+    for seed in 0..SEEDS {
+        let run = cluster(1, 3, true).incident(lost).seed(seed).build(shape(3)).unwrap().run(async |mut ep| {
+            let (x, _) = batch(&mut ep);
+            let routing = low_routing(3);
+            let first = ep.send_dispatch(&x, &routing).await.unwrap();
+            let outcome = match ep.rank() {
+                A => {
+                    ep.receive_dispatch(&first).await.unwrap();
+                    ep.low_latency_dispatch(&x, &routing).await.map(drop)
+                }
+                B => {
+                    pause(&ep, Nanos(DEADLINE.0 / 10 * 7)).await;
+                    ep.receive_dispatch(&first).await.map(drop)
+                }
+                _ => Ok(()),
+            };
+            outcome.err().and_then(|error| error.failure().map(|failure| failure.culprit))
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert_eq!(run.finished(), [Some(C), Some(C), None], "seed {seed}");
+    }
+}
+
+/// Does nothing until then.
+async fn pause(ep: &Engine<Machine>, deadline: Nanos) {
+    let mut port = ep.machine().port(Opening { role: Role::new(Duty::Probe), op: 1, generation: 1, deadline });
+    let never = Need { cell: Cell::new(ep.rank(), LaneKind::Watch, Counter::Waiting), at_least: u64::MAX };
+    let _ = port.wait_any(&[never]).await;
 }
 
 /// It may wait for a bank to send to, and for rows of either bank: each wait ends at once.

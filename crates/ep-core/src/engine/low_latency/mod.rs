@@ -24,9 +24,10 @@ use crate::plant::Plant;
 use crate::port::{Nanos, Scope};
 use crate::roles::Board;
 use crate::roles::low_latency::{
-    Call, Faults, Intake, Outbox, Results, Tokens, Voice, culprit, deliver, last_words, lookout, receive_tokens,
+    Call, Faults, Intake, Outbox, Results, Tokens, culprit, deliver, last_words, lookout, receive_tokens,
     reduce_results, return_results, send_tokens, skip,
 };
+use crate::settings::Settings;
 use crate::topology::{Rank, RankSet};
 use handle::{Inner, Routed, Work};
 
@@ -43,7 +44,6 @@ pub(super) struct Low {
     /// The other ranks, ascending.
     pub(super) peers: Vec<Rank>,
     outbox: Outbox,
-    voice: Voice,
     /// Whom the last half named, if it failed.
     pub(super) failed: Option<Rank>,
     /// What that rank had last said.
@@ -61,7 +61,6 @@ impl Low {
             mask: mask.clone(),
             peers: Vec::new(),
             outbox: Outbox::new(layout),
-            voice: Voice::default(),
             failed: None,
             word: 0,
             words: vec![0; layout.topology().ranks() as usize],
@@ -82,6 +81,11 @@ impl Low {
         let Failure { culprit, fault: Fault::Timeout { .. }, .. } = *failure else { return false };
         let before = std::mem::replace(&mut self.words[culprit.index()], self.word);
         self.word > before
+    }
+
+    /// Who hears in low latency whom this rank waits for, and it them.
+    pub(super) fn listeners(&self, settings: &Settings) -> &[Rank] {
+        if settings.low_latency() && !settings.plants(Plant::DeafToTheOtherMode) { &self.peers } else { &[] }
     }
 
     /// The number of the next operation.
@@ -217,7 +221,7 @@ impl<M: Machine> Engine<M> {
     ) -> Result<T, Failure> {
         // Until it is through: who drops the future half-way has posted an unknown part.
         self.desk.poisoned = Some(self.desk.abandoned(op));
-        let (mut outbox, mut voice) = (take(&mut self.low.outbox), take(&mut self.low.voice));
+        let (mut outbox, mut voice) = (take(&mut self.low.outbox), take(&mut self.vigil.voice));
         let mut word = 0;
         let (result, waited) = {
             let call = self.call(op, kind);
@@ -230,7 +234,9 @@ impl<M: Machine> Engine<M> {
             };
             let result = match outcome {
                 Ok(value) => {
-                    voice.retract(&call).await;
+                    if voice.has_named() {
+                        voice.say(call.me, call.peers, &mut call.watch_port(call.deadline), call.me).await;
+                    }
                     Ok(value)
                 }
                 Err(fault) => {
@@ -243,7 +249,7 @@ impl<M: Machine> Engine<M> {
             };
             (result, call.board.waited())
         };
-        (self.low.outbox, self.low.voice, self.desk.poisoned) = (outbox, voice, None);
+        (self.low.outbox, self.vigil.voice, self.desk.poisoned) = (outbox, voice, None);
         self.low.word = word;
         self.low.failed = result.as_ref().err().map(|failure| failure.culprit);
         // Of many peers most kept nobody waiting.
@@ -396,7 +402,6 @@ impl<M: Machine> LowLatency for Engine<M> {
 mod tests {
     use super::*;
     use crate::machine::loopback::LoopbackMachine;
-    use crate::settings::Settings;
     use crate::shape::Shape;
     use crate::topology::Topology;
 

@@ -11,28 +11,12 @@ use super::Call;
 use crate::error::Fault;
 use crate::layout::Alarm;
 use crate::machine::{Machine, Opening};
-use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Port, Role};
+use crate::port::{Counter, Duty, Nanos, Need, Port, Role};
+use crate::roles::voice::{Voice, named, word_of};
 use crate::topology::Rank;
-
-/// What a rank has said, for the life of a generation.
-#[derive(Debug, Default)]
-pub(crate) struct Voice {
-    serial: u64,
-    /// Whom it last said that it waits for.
-    waits_for: Option<Rank>,
-}
 
 /// Looks so often, in parts of the time allowed.
 const STEPS: u64 = 16;
-
-const fn cell(writer: Rank) -> Cell {
-    Cell::new(writer, LaneKind::Watch, Counter::Waiting)
-}
-
-/// Whom a cell's value names.
-const fn named(value: u64) -> Option<Rank> {
-    if value == 0 { None } else { Some(Rank((value & 0xffff) as u32)) }
-}
 
 impl<M: Machine> Call<'_, M> {
     /// The next alarm of every rank that takes part.
@@ -40,28 +24,20 @@ impl<M: Machine> Call<'_, M> {
         self.peers.iter().filter(|&&peer| !self.mask.contains(peer)).map(|&peer| self.vigil.next_alarm(peer))
     }
 
-    fn watch_port(&self, deadline: Nanos) -> M::Port {
+    /// The next word of every rank that takes part, after what it has said.
+    fn words(&self) -> impl Iterator<Item = Need> {
+        let port = self.watch_port(self.deadline);
+        self.peers.iter().map(move |&peer| Need { cell: word_of(peer), at_least: port.peek(word_of(peer)) + 1 })
+    }
+
+    /// Whether somebody says that it waits for this rank.
+    fn is_asked(&self, port: &M::Port) -> bool {
+        self.peers.iter().any(|&peer| named(port.peek(word_of(peer))) == Some(self.me))
+    }
+
+    pub(crate) fn watch_port(&self, deadline: Nanos) -> M::Port {
         let Self { op, generation, .. } = *self;
         self.machine.port(Opening { role: Role::new(Duty::Watch), op, generation, deadline })
-    }
-}
-
-impl Voice {
-    /// Tells all peers that this rank waits for `rank`.
-    async fn say<M: Machine>(&mut self, call: &Call<'_, M>, port: &mut M::Port, rank: Rank) {
-        self.serial += 1;
-        let value = self.serial << 16 | u64::from(rank.0);
-        for &peer in call.peers {
-            // Who cannot hear it is somebody else's trouble.
-            let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell(call.me), value).await;
-        }
-    }
-
-    /// Takes back what was said, once this rank goes on.
-    pub(crate) async fn retract<M: Machine>(&mut self, call: &Call<'_, M>) {
-        if self.waits_for.take().is_some() {
-            self.say(call, &mut call.watch_port(call.deadline), call.me).await;
-        }
     }
 }
 
@@ -72,31 +48,31 @@ const EARLY: u64 = 4;
 pub(crate) async fn lookout<M: Machine>(call: &Call<'_, M>, voice: &mut Voice) -> Fault {
     let step = Nanos(((call.deadline - call.started).0 / STEPS).max(1));
     // Nobody publishes that: the wait is a clock.
-    let never = Need { cell: cell(call.me), at_least: u64::MAX };
+    let never = Need { cell: word_of(call.me), at_least: u64::MAX };
     let early = call.started + Nanos(step.0 / EARLY);
     let _ = call.watch_port(early).wait_any(&[never]).await;
     let mut needs = vec![never];
     needs.extend(call.alarms());
-    let mut look = call.started + Nanos(step.0 * STEPS / 2);
-    while look < call.deadline {
-        if let Some(verdict) = listen(call, &mut needs, look).await {
+    needs.extend(call.words());
+    let late = call.started + Nanos(step.0 * STEPS / 4 * 3);
+    loop {
+        let mut port = call.watch_port(call.deadline);
+        let now = port.now();
+        if now >= call.deadline {
+            break;
+        }
+        // The others may have begun to wait long before this rank: it answers however short its own wait has been.
+        let speaks = now >= late || call.is_asked(&port);
+        if let Some(wait) = call.board.foremost().filter(|_| speaks) {
+            voice.say(call.me, call.peers, &mut port, wait.peer).await;
+        }
+        drop(port);
+        let look = if speaks { now + step } else { late };
+        if let Some(verdict) = listen(call, &mut needs, look.min(call.deadline)).await {
             return verdict;
         }
-        let mut port = call.watch_port(call.deadline);
-        let late = port.now() >= call.started + Nanos(step.0 * STEPS / 4 * 3);
-        let asked = || call.peers.iter().any(|&peer| named(port.peek(cell(peer))) == Some(call.me));
-        if let Some(wait) = call.board.foremost().filter(|wait| voice.waits_for != Some(wait.peer))
-            && (late || asked())
-        {
-            voice.waits_for = Some(wait.peer);
-            voice.say(call, &mut port, wait.peer).await;
-        }
-        look = port.now() + step;
     }
-    match listen(call, &mut needs, call.deadline).await {
-        Some(verdict) => verdict,
-        None => std::future::pending().await,
-    }
+    std::future::pending().await
 }
 
 /// What `fault` is about, when it is that a peer is gone, or goes on without this rank: the verdict about another rank that a peer has
@@ -118,18 +94,21 @@ fn verdict(reporter: Rank, value: u64) -> Option<Fault> {
     Some(Fault::Aborted { reporter, culprit: alarm.peer })
 }
 
-/// Listens to alarms until `until`, and returns a verdict.
+/// Listens until `until`, or until somebody says for whom it waits; returns a verdict.
 async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Nanos) -> Option<Fault> {
     let mut port = call.watch_port(until);
     loop {
         match port.wait_any(needs).await {
             Ok(at) => {
                 let (reporter, value) = (needs[at].cell.writer, port.peek(needs[at].cell));
+                needs[at].at_least = value + 1;
+                if needs[at].cell.counter == Counter::Waiting {
+                    return None;
+                }
                 if let Some(verdict) = verdict(reporter, value) {
                     return Some(verdict);
                 }
-                // A suspicion of throughput mode: who waits there is told by others.
-                needs[at].at_least = value + 1;
+                // A suspicion of throughput mode: it comes as a word, too.
             }
             // Who is gone says nothing more. Whether it is missed, the roles find out.
             Err(fault) if fault.gone().is_some() => needs.retain(|need| Some(need.cell.writer) != fault.gone()),
@@ -141,7 +120,7 @@ async fn listen<M: Machine>(call: &Call<'_, M>, needs: &mut Vec<Need>, until: Na
 impl<M: Machine> Call<'_, M> {
     /// What `rank` has last said, whatever it was: every word is more than the one before.
     pub(crate) fn word(&self, rank: Rank) -> u64 {
-        if rank == self.me { 0 } else { self.watch_port(self.deadline).peek(cell(rank)) }
+        if rank == self.me { 0 } else { self.watch_port(self.deadline).peek(word_of(rank)) }
     }
 }
 
@@ -154,7 +133,7 @@ pub(crate) fn culprit<M: Machine>(call: &Call<'_, M>, fault: &Fault) -> Rank {
     let port = call.watch_port(call.deadline);
     let mut chain = vec![call.me, first];
     let mut last = first;
-    while let Some(next) = named(port.peek(cell(last))).filter(|&next| !chain.contains(&next)) {
+    while let Some(next) = named(port.peek(word_of(last))).filter(|&next| !chain.contains(&next)) {
         if call.mask.contains(next) {
             break;
         }

@@ -15,7 +15,7 @@
 //! not be sent because its bank was not free in time is held, and the receiving half tries again: whoever is late may only
 //! wait for the one who is dead.
 //!
-//! **Who is to blame**: a rank that waits long says for whom ([`lookout`]); the one at the end of that chain is named. Verdicts of
+//! **Who is to blame**: a rank that waits long, or is waited for, says for whom ([`lookout`]); the one at the end of that chain is named. Verdicts of
 //! throughput mode, and of ranks that recover, end a wait: their reporter comes no more.
 
 mod faults;
@@ -32,7 +32,7 @@ use std::rc::Rc;
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) use faults::{Faults, deliver};
-pub(crate) use lookout::{Voice, culprit, last_words, lookout};
+pub(crate) use lookout::{culprit, last_words, lookout};
 pub(crate) use outbox::Outbox;
 pub(crate) use receiver::{Intake, Pick, Row, receive_tokens, skip};
 pub(crate) use reducer::{Asked, reduce_results};
