@@ -84,6 +84,9 @@ impl Backend for Twin {
             Requirement::Units => Some("lanes carry no units"),
             Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
             Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
+            Requirement::FarRejoin => {
+                Some("known and open: a rank may wait in vain for one that was masked between servers")
+            }
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures

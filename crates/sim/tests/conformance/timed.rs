@@ -36,6 +36,7 @@ impl Backend for Timed {
             | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
+            | Requirement::FarRejoin
             | Requirement::ManyNodes
             | Requirement::ModesHeard
             | Requirement::Scripts => None,
