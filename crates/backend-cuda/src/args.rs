@@ -3,6 +3,7 @@
 //! What every device has in common (`EpRank`, `EpLocal`, `EpReport` ...) is [`ep_core::device`]'s.
 
 mod checks;
+mod hca;
 mod low_latency;
 mod pulled;
 mod throughput;
@@ -10,6 +11,7 @@ mod throughput;
 pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Saw, Step, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Ended, Plant, RingStep, Verb};
+pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
@@ -134,6 +136,10 @@ pub(crate) fn header() -> String {
         Saw::declaration(),
         Probe::declaration(),
         Posts::declaration(),
+        HcaQueue::declaration(),
+        HcaRegion::declaration(),
+        HcaState::declaration(),
+        Hca::declaration(),
         Ceiling::declaration(),
         Meet::declaration(),
     ];
