@@ -130,5 +130,7 @@ fn a_rank_beyond_adapters_that_is_not_there_is_blamed() {
 fn kernels_that_post_compile_for_gpus() {
     let lanes = ep_ibgda::source(&Settings::new());
     let kernels = ep_cuda::build::check_over("sm_90a", &lanes).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(kernels.len(), 7, "{kernels:?}");
+    for kernel in ["ep_counts_kernel", "ep_dispatch_ring_kernel", "ep_combine_ring_kernel", "ep_posts_kernel"] {
+        assert!(kernels.iter().any(|(name, _)| name.starts_with(kernel)), "{kernel}: {kernels:?}");
+    }
 }
