@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use ep_core::transport::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport
 use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{DeviceMemory, Stream};
-use crate::posting::{PostingGpu, dmabuf_of};
+use crate::posting::PostingGpu;
 use crate::proxy::{PinnedFifos, Proxy, source};
 
 /// Tells kernels that were compiled with one text from those of another, or of the same with other constants.
@@ -72,7 +71,7 @@ where
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
         let device = stream.device();
-        let WindowMemory::Device { address, copies, .. } = place.window else {
+        let WindowMemory::Device { address, .. } = place.window else {
             return Err(Error::unsupported("kernels that post for a window in memory of the host", "one on a GPU"));
         };
         let bytes = place.layout.window_bytes();
@@ -84,9 +83,7 @@ where
         if network.source() != self.source {
             return Err(Error::unsupported("kernels that post by another text", "the settings that the text is of"));
         }
-        let dmabuf = dmabuf_of(device, address, bytes);
-        let window = WindowMemory::Device { address, dmabuf: dmabuf.as_ref().map(|file| file.as_fd()), copies };
-        Ok(Box::new(network.open(DevicePlace { window, ..place })?))
+        Ok(Box::new(network.open(place)?))
     }
 }
 

@@ -14,6 +14,7 @@ mod tally;
 mod workshop;
 
 use std::mem::offset_of;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -31,6 +32,7 @@ use crate::error::CudaError;
 use crate::far::{Far, Network, Offers};
 use crate::kernels::Kernels;
 use crate::node::{Copies, Node};
+use crate::posting::dmabuf_of;
 use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
@@ -206,7 +208,10 @@ impl RankDevice {
         let low = LowDevice::new(&stream, layout, low_blocks)?;
         let far = network.map(|(network, offers)| {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies::new(node, me, device, layout.window_bytes())?);
-            let window = WindowMemory::Device { address: node.address(me), dmabuf: None, copies: Some(&copies) };
+            let (address, bytes) = (node.address(me), layout.window_bytes());
+            let dmabuf = dmabuf_of(device, address, bytes);
+            let dmabuf = dmabuf.as_ref().map(|file| file.as_fd());
+            let window = WindowMemory::Device { address, dmabuf, copies: Some(&copies) };
             let lanes = network.open(DevicePlace { me, layout, window }, &stream)?;
             Far::new(lanes, network.source(), Arc::clone(offers), layout, &stream)
         });

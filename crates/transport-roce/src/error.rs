@@ -62,7 +62,7 @@ pub enum Error {
     /// Memory of a GPU could not be registered.
     #[error(
         "{device} cannot register memory of the GPU: {error}; load the module nvidia_peermem (modprobe nvidia_peermem), which comes with \
-         NVIDIA's driver, after the adapter's own"
+         NVIDIA's driver, after the adapter's own, or take drivers of GPU and adapter that know dmabuf"
     )]
     DeviceMemory {
         /// The device.

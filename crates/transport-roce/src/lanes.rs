@@ -96,8 +96,6 @@ impl RoceLanes {
         let device = chosen.context.name();
         let (signal, why) =
             choose_signal(settings, attributes.atomic_cap != sys::ATOMIC_NONE, copies.is_some(), device)?;
-        let description = format!("{}; signal {signal}: {why}", chosen.reason);
-        tracing::info!(rank = me.0, "{description}");
 
         let receives = if signal == Signal::Counting { settings.receives } else { 0 };
         let each = Scratch::bytes(settings.depth, receives);
@@ -123,6 +121,8 @@ impl RoceLanes {
         let part = cells_at.offset.0 as usize..cells_at.end() as usize;
         let cells = Region::of_part(&domain, Arc::clone(&mapped), part, access(Part::Cells, signal, settings.relaxed))?;
         let window = Region::new(&domain, mapped, access(Part::Rows, signal, settings.relaxed))?;
+        let description = format!("{}; signal {signal}: {why}; window in {}", chosen.reason, window.way());
+        tracing::info!(rank = me.0, "{description}");
         let bytes = (lanes.len() as u64 * each).max(SLOT);
         let staged = Memory::anonymous(bytes as usize).map_err(map_failed("memory for short messages"))?;
         let scratch = Region::new(&domain, Arc::new(staged), sys::ACCESS_LOCAL_WRITE)?;
@@ -343,8 +343,10 @@ fn memory_of(window: WindowMemory<'_>, bytes: usize) -> Result<(Memory, Option<A
     match window {
         WindowMemory::File(file) => Ok((Memory::of(file, bytes).map_err(map_failed("the window"))?, None)),
         WindowMemory::Device { copies: None, .. } => Err(Error::NoCopies),
-        WindowMemory::Device { address, copies: Some(copies), .. } => {
-            let memory = Memory::of_device(address, bytes).map_err(map_failed("the window of a device"))?;
+        WindowMemory::Device { address, dmabuf, copies: Some(copies) } => {
+            let descriptor = dmabuf.map(|file| file.try_clone_to_owned()).transpose();
+            let memory = descriptor.and_then(|descriptor| Memory::of_device(address, bytes, descriptor));
+            let memory = memory.map_err(map_failed("the window of a device"))?;
             Ok((memory, Some(Arc::clone(copies))))
         }
     }
@@ -519,7 +521,7 @@ mod tests {
         let relaxed = Settings { relaxed: true, ..Settings::new() };
         assert!(choose_signal(&relaxed, false, true, "mlx5_0").is_err(), "it would count");
         assert_eq!(choose_signal(&Settings::new(), false, true, "mlx5_0").unwrap().0, Signal::OrderedWrite);
-        assert!(Memory::of_device(0x1000, 64).unwrap().word(0).is_none(), "no core touches it");
+        assert!(Memory::of_device(0x1000, 64, None).unwrap().word(0).is_none(), "no core touches it");
     }
 
     /// With relaxed ordering a write may pass a write, and an atomic into such memory may pass writes, too.

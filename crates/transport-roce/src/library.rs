@@ -10,10 +10,14 @@ use crate::sys::{Context, Cq, Device, DeviceAttr, Gid, Mr, Pd, PortAttr, Qp, QpA
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
 
 macro_rules! functions {
-    ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
-        /// Its functions.
+    (
+        needed { $($name:ident: fn($($argument:ty),*) -> $result:ty;)* }
+        optional { $($may:ident: fn($($may_argument:ty),*) -> $may_result:ty;)* }
+    ) => {
+        /// Its functions; those that older ones lack are optional.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+            $(pub(crate) $may: Option<unsafe extern "C" fn($($may_argument),*) -> $may_result>,)*
             /// Keeps the code where it is.
             _library: libloading::Library,
         }
@@ -25,13 +29,21 @@ macro_rules! functions {
                     let found = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>(stringify!($name)) };
                     let $name = *found.map_err(|_| Error::Symbol { name: stringify!($name) })?;
                 )*
-                Ok(Self { $($name,)* _library: library })
+                $(
+                    // SAFETY: as above.
+                    let found = unsafe {
+                        library.get::<unsafe extern "C" fn($($may_argument),*) -> $may_result>(stringify!($may))
+                    };
+                    let $may = found.ok().map(|found| *found);
+                )*
+                Ok(Self { $($name,)* $($may,)* _library: library })
             }
         }
     };
 }
 
 functions! {
+    needed {
     ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
     ibv_free_device_list: fn(*mut *mut Device) -> ();
     ibv_get_device_name: fn(*mut Device) -> *const c_char;
@@ -50,6 +62,10 @@ functions! {
     ibv_create_qp: fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
     ibv_destroy_qp: fn(*mut Qp) -> c_int;
+    }
+    optional {
+    ibv_reg_dmabuf_mr: fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
+    }
 }
 
 impl Library {

@@ -4,7 +4,7 @@
 //! else goes through raw pointers. The protocol orders the accesses (rules F3, F5, F9).
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
@@ -18,6 +18,8 @@ pub(crate) struct Memory {
     bytes: usize,
     /// Mapped here. Otherwise it is a device's, and no core touches it.
     mapped: bool,
+    /// By which an adapter may register a device's.
+    descriptor: Option<OwnedFd>,
 }
 
 // SAFETY: an address range of the process, which belongs to no thread; it is used through raw pointers and atomics only.
@@ -54,18 +56,23 @@ impl Memory {
 
     fn from_raw(base: *mut std::ffi::c_void, bytes: usize) -> io::Result<Self> {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes, mapped: true })
+        Ok(Self { base, bytes, mapped: true, descriptor: None })
     }
 
-    /// Memory of a device, which its owner keeps for as long as this lives.
-    pub(crate) fn of_device(address: u64, bytes: usize) -> io::Result<Self> {
+    /// Memory of a device, which its owner keeps for as long as this lives; a descriptor of it, where there is one, begins at its first byte.
+    pub(crate) fn of_device(address: u64, bytes: usize, descriptor: Option<OwnedFd>) -> io::Result<Self> {
         let base = NonNull::new(address as *mut u8).ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Self { base, bytes, mapped: false })
+        Ok(Self { base, bytes, mapped: false, descriptor })
     }
 
     /// Whether it is a device's.
     pub(crate) const fn is_of_device(&self) -> bool {
         !self.mapped
+    }
+
+    /// A descriptor of a device's memory.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(|file| file.as_fd())
     }
 
     pub(crate) const fn bytes(&self) -> usize {

@@ -24,11 +24,15 @@ impl Device {
         Ok(ordering >= ORDERED_FOR_OWNER)
     }
 
+    /// Whether the driver gives descriptors of its memory (dmabuf), by which adapters may register it.
+    pub fn gives_descriptors(&self) -> bool {
+        self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED).unwrap_or(0) != 0
+    }
+
     /// A descriptor of `bytes` bytes of a block of its memory, by which adapters may register them. None where the driver gives none, or none of these.
     pub(crate) fn dmabuf(&self, address: u64, bytes: u64) -> Option<OwnedFd> {
-        let supported = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED).unwrap_or(0) != 0;
         let whole = [address, bytes].iter().all(|value| value.is_multiple_of(PAGE)) && bytes > 0;
-        if !supported || !whole {
+        if !self.gives_descriptors() || !whole {
             return None;
         }
         self.bind().ok()?;

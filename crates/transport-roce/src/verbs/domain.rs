@@ -1,11 +1,12 @@
 //! Protection domains, and memory that is registered in them.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::Context;
+use super::register::{Functions, Way};
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::sys;
@@ -52,6 +53,7 @@ impl Drop for OwnedDomain {
 #[derive(Debug)]
 pub(crate) struct Region {
     raw: NonNull<sys::Mr>,
+    way: Way,
     domain: Domain,
     memory: Arc<Memory>,
 }
@@ -79,20 +81,22 @@ impl Region {
     ) -> Result<Self, Error> {
         assert!(part.start <= part.end && part.end <= memory.bytes(), "{part:?} of {} bytes", memory.bytes());
         let context = domain.context();
-        let (library, pd) = (context.library(), domain.raw());
-        let (address, bytes) = (memory.address() + part.start as u64, part.len());
-        let raw = if access & sys::ACCESS_RELAXED_ORDERING == 0 {
-            // SAFETY: the memory is mapped, and lives as long as the region; a device's is looked for by the kernel, which refuses what is none.
-            unsafe { (library.ibv_reg_mr)(pd, address as *mut _, bytes, access as c_int) }
-        } else {
-            // SAFETY: as above.
-            unsafe { (library.ibv_reg_mr_iova2)(pd, address as *mut _, bytes, address, access) }
-        };
-        let raw = context.made("ibv_reg_mr", raw).map_err(|error| match error {
-            Error::Call { device, error, .. } if memory.is_of_device() => Error::DeviceMemory { device, error },
-            other => other,
+        let functions = Functions::of(context.library());
+        // SAFETY: the domain lives, as the region holds it; so does the memory.
+        let made = unsafe { functions.register(domain.raw(), &memory, part, access) };
+        let (raw, way) = made.map_err(|error| {
+            if memory.is_of_device() {
+                Error::DeviceMemory { device: context.name().to_owned(), error }
+            } else {
+                Error::call("ibv_reg_mr", context.name(), error)
+            }
         })?;
-        Ok(Self { raw, domain: domain.clone(), memory })
+        Ok(Self { raw, way, domain: domain.clone(), memory })
+    }
+
+    /// By which way the adapter reaches it.
+    pub(crate) const fn way(&self) -> Way {
+        self.way
     }
 
     pub(crate) fn memory(&self) -> &Memory {

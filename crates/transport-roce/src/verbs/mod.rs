@@ -4,6 +4,7 @@ mod completions;
 mod context;
 mod domain;
 mod pair;
+mod register;
 
 pub(crate) use completions::Completions;
 pub(crate) use context::{Context, Port};

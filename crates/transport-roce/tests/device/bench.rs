@@ -58,7 +58,9 @@ impl Bench {
         let mut bench = Self::open(2, 1, settings);
         let open = |(me, window): (Rank, &File)| {
             let copies: Arc<dyn WindowCopies> = Arc::new(Copies(window.try_clone().unwrap()));
-            let window = WindowMemory::Device { address: mapped(window), dmabuf: None, copies: Some(&copies) };
+            // Soft-RoCE takes no descriptors: it goes by the address then.
+            let dmabuf = Some(window.as_fd());
+            let window = WindowMemory::Device { address: mapped(window), dmabuf, copies: Some(&copies) };
             Roce::new(settings.clone()).open_for_device(DevicePlace { me, layout: &bench.layout, window })
         };
         let lanes = (0..).map(Rank).zip(&bench.windows).map(|end| open(end).unwrap()).collect();

@@ -24,7 +24,7 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     }
     if !devices.is_empty() {
         findings.push(verbs(system));
-        findings.push(peer_memory(system));
+        findings.push(device_memory(system, gives_descriptors()));
     }
     findings
 }
@@ -141,14 +141,29 @@ fn verbs(system: &System) -> Finding {
     }
 }
 
-fn peer_memory(system: &System) -> Finding {
+/// Whether GPUs' driver gives descriptors of their memory.
+fn gives_descriptors() -> bool {
+    #[cfg(feature = "cuda")]
+    {
+        let gpus = 0..ep_cuda::driver::devices().unwrap_or(0);
+        gpus.filter_map(|ordinal| ep_cuda::driver::Device::open(ordinal).ok()).any(|gpu| gpu.gives_descriptors())
+    }
+    #[cfg(not(feature = "cuda"))]
+    false
+}
+
+/// How adapters reach memory of GPUs: by descriptors (dmabuf), or by a module.
+fn device_memory(system: &System, descriptors: bool) -> Finding {
+    const WHAT: &str = "GPU memory for RDMA";
     let loaded =
         ["nvidia_peermem", "nv_peer_mem"].into_iter().find(|module| system.path("/sys/module").join(module).exists());
-    match loaded {
-        Some(module) => Finding::good("GPU memory for RDMA", format!("module {module}")),
-        None => Finding::limited(
-            "GPU memory for RDMA",
-            "no module nvidia_peermem",
+    match (descriptors, loaded) {
+        (true, Some(module)) => Finding::good(WHAT, format!("dmabuf, module {module}")),
+        (true, None) => Finding::good(WHAT, "dmabuf, where the adapter's driver takes it"),
+        (false, Some(module)) => Finding::good(WHAT, format!("module {module}")),
+        (false, None) => Finding::limited(
+            WHAT,
+            "no dmabuf, no module nvidia_peermem",
             "--backend cuda --far roce, which has RDMA write memory of GPUs: modprobe nvidia_peermem, after the adapter's driver",
         ),
     }
@@ -231,6 +246,8 @@ mod tests {
         assert!(without.prevents.unwrap().contains("modprobe nvidia_peermem"));
         fs::create_dir_all(folder.path().join("sys/module/nvidia_peermem")).unwrap();
         assert_eq!(memory().standing, Standing::Good);
+        let seen = |descriptors| device_memory(&system, descriptors).seen;
+        assert_eq!([seen(false), seen(true)], ["module nvidia_peermem", "dmabuf, module nvidia_peermem"]);
     }
 
     #[test]
