@@ -77,6 +77,16 @@ void Network::close(uint32_t rank) {
     queues_.erase(std::remove_if(queues_.begin(), queues_.end(), [rank](const Queue& queue) { return queue.from == rank; }), queues_.end());
 }
 
+void Network::suspend(uint32_t rank) {
+    for (Queue& queue : queues_)
+        if (queue.from == rank) queue.frozen = machine_.random.once_in(2);
+}
+
+void Network::go_on(uint32_t rank) {
+    for (Queue& queue : queues_)
+        if (queue.from == rank) queue.frozen = false;
+}
+
 bool Network::wants(Core& core, uint64_t at, uint64_t bytes) {
     for (Queue& queue : queues_) {
         const QueueView& view = queue.view;
@@ -205,7 +215,7 @@ void Network::tell(Queue& queue, uint32_t status) {
 void Network::step() {
     if (queues_.empty()) return;
     Queue& queue = queues_[machine_.random.below(queues_.size())];
-    if (!queue.is_busy() || !machine_.random.once_in(queue.laziness)) return;
+    if (!queue.is_busy() || queue.frozen || !machine_.random.once_in(queue.laziness)) return;
     /* A rank that is gone neither sends nor answers. */
     if (machine_.has_crashed(queue.from)) return (void)(queue.broken = true);
     bool moved = false;
@@ -219,7 +229,7 @@ void Network::step() {
 
 bool Network::is_idle() const {
     for (const Queue& queue : queues_)
-        if (queue.is_busy()) return false;
+        if (queue.is_busy() && !queue.frozen) return false;
     return true;
 }
 

@@ -50,6 +50,9 @@ public:
 
     /* Ends all queues of a rank. */
     void close(uint32_t rank);
+    /* The rank is suspended, until it goes on: of some of its queues nothing moves. */
+    void suspend(uint32_t rank);
+    void go_on(uint32_t rank);
 
     /* A core issues a copy to GM: whether it is a doorbell, which rings when it has landed. */
     bool wants(Core& core, uint64_t at, uint64_t bytes);
@@ -83,7 +86,7 @@ private:
         QueueView view;
         uint32_t posted = 0, fetched = 0, done = 0, told = 0; /* told: completions, ever */
         uint32_t poster = ~0u;
-        bool broken = false;
+        bool broken = false, frozen = false;
         std::deque<Message> under_way;
         bool is_busy() const { return !broken && (posted != fetched || !under_way.empty()); }
     };
