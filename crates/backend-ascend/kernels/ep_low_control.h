@@ -2,8 +2,9 @@
  * ep_low_control.h: the control core of a launch of low latency: it alone reports, says for whom this rank waits, and tells that all was received:
  * to ranks of other servers by the cores that post (ep_low_post.h).
  *
- * A rank that waits long, or is waited for, says to all for whom; whoever gives up follows that chain to the one who waits for nobody. Nothing is
- * poisoned: the host says what becomes of a failure. A verdict of throughput mode, or of a rank that recovers, ends the launch.
+ * A rank that waits long says to all for whom; so does one that is waited for, however short it has waited, since ranks wait from different times on.
+ * Whoever gives up follows that chain to the one who waits for nobody. Nothing is poisoned: the host says what becomes of a failure. A verdict of
+ * throughput mode, or of a rank that recovers, ends the launch.
  */
 #ifndef EP_LOW_CONTROL_H
 #define EP_LOW_CONTROL_H
@@ -13,6 +14,7 @@
 struct EpLowWatch {
     ep_u64 foremost; /* of the cores' waits the one nearest to the cause (ep_wait_key); 0 for none */
     ep_u32 waiting;  /* the core that has it */
+    bool explained;  /* it is for a rank that waits itself, as all are then */
     ep_u32 serial;   /* words said, ever */
     ep_u32 said;     /* 1 + the rank that this one has last said it waits for, launches before included; 0: none */
 };
@@ -65,6 +67,17 @@ EP_DEV void ep_low_read_detail(EpDetail& detail, const EpCore& c, ep_u32 core) {
     for (ep_u32 i = 0; i < sizeof(EpDetail) / 4; ++i) words[i] = ep_fresh<uint32_t>(EP_LINE(c, core, detail) + 4 * i);
 }
 
+/* A core waits: of all waits the foremost counts. Those for a rank that waits itself come behind the others, which explain them: two ranks may
+   wait for each other, and both for a third. */
+EP_DEV void ep_low_weigh(const EpCore& c, EpLowWatch& k, ep_u32 core, ep_u64 wait) {
+    const ep_u32 peer = ep_key_peer(wait);
+    const bool explained = peer != c.launch.r.me && ep_low_named(c, peer) != peer && !EP_PLANTED(c, LOW_EXPLAINED_FIRST);
+    if (k.foremost != 0 && (explained != k.explained ? explained : wait <= k.foremost)) return;
+    k.foremost = wait;
+    k.waiting = core;
+    k.explained = explained;
+}
+
 /* Looks at the lines of all cores: whether all have ended, but for those that post where these need not have. */
 EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k, bool all_of_them) {
     bool all = true;
@@ -81,9 +94,8 @@ EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k, bool all_of_them) {
             EpDetail detail;
             ep_low_read_detail(detail, c, core);
             ep_low_fail(c, status, detail, status == EP_STATUS_TIMEOUT ? ep_low_culprit(c, detail.peer) : detail.peer);
-        } else if (!ended && wait > k.foremost) {
-            k.foremost = wait;
-            k.waiting = core;
+        } else if (!ended && wait != 0) {
+            ep_low_weigh(c, k, core, wait);
         }
     }
     return all;
@@ -101,16 +113,22 @@ EP_DEV void ep_low_listen(EpCore& c) {
     }
 }
 
-/* Some core waits long: says for whom, when it is late or when this rank is waited for, and gives up when time is up. */
+/* Whether some rank has said that it waits for this one: it follows what this one says when it gives up, which may be soon. */
+EP_DEV bool ep_low_is_asked(const EpCore& c) {
+    const EpRank& r = c.launch.r;
+    if (EP_PLANTED(c, LOW_ASKED_TOO_EARLY) && ep_waited(c) < r.allowed / 2) return false;
+    for (ep_u32 other = 0; other < r.w.ranks; ++other)
+        if (other != r.me && ep_takes_part(c, other) && ep_low_named(c, other) == r.me) return true;
+    return false;
+}
+
+/* Some core waits: says for whom, when it waits long or when this rank is waited for, and gives up when time is up. */
 EP_DEV void ep_low_judge(EpCore& c, const EpLowArgs& a, EpLowWatch& k) {
     const EpRank& r = c.launch.r;
     const ep_u64 waited = ep_waited(c);
     const ep_u32 peer = ep_key_peer(k.foremost);
-    if (waited < r.allowed / 2) return;
-    bool speaks = waited >= r.allowed / 4 * 3;
-    for (ep_u32 other = 0; other < r.w.ranks && !speaks; ++other)
-        speaks = other != r.me && ep_takes_part(c, other) && ep_low_named(c, other) == r.me;
-    if (speaks && k.said != peer + 1 && peer != r.me && !EP_PLANTED(c, LOW_SILENT)) ep_low_say(c, a, k, peer);
+    const bool is_news = k.said != peer + 1 && peer != r.me;
+    if (is_news && (waited >= r.allowed / 4 * 3 || ep_low_is_asked(c)) && !EP_PLANTED(c, LOW_SILENT)) ep_low_say(c, a, k, peer);
     if (!a.judges || waited < r.allowed || EP_PLANTED(c, LOW_NO_DEADLINE)) return;
     EpDetail detail;
     ep_low_read_detail(detail, c, k.waiting);

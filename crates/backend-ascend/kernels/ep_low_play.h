@@ -15,9 +15,10 @@ template <class Half> EP_DEV void ep_low_play(GM_ADDR args) {
     EpLowArgs a;
     ep_load_struct(a, (ep_u64)args);
     EpCore c;
-    if (!ep_begin(c, a.launch, common.Get<uint64_t>())) return;
+    const bool begins = ep_begin(c, a.launch, common.Get<uint64_t>());
     c.op = a.op;
     c.mark = a.ticket;
+    if (!begins) return ep_end_late(c);
     if (c.number == c.launch.roles.senders) return ep_low_control(c, a);
     if (c.number > c.launch.roles.senders && c.number < c.launch.roles.senders + ep_low_apart(c)) {
         pipe.InitBuffer(role, EP_LOW_POST_BYTES);

@@ -135,11 +135,6 @@ EP_DEV bool ep_low_far_serve(EpCore& c, const EpLowArgs& a, EpLowPoster& p) {
     return more && ep_low_may_last(c, p);
 }
 
-/* Waits until the card has done what was posted: who leaves behind this half has told all. A rank that is gone, and the end of the time allowed, end it. */
-EP_DEV void ep_low_far_drain(EpCore& c, EpLowPoster& p) {
-    while (p.queue.done != p.queue.head && ep_low_may_last(c, p)) ep_queue_look(c, p.queue);
-}
-
 EP_DEV void ep_low_post(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
     const EpWindow& w = c.launch.r.w;
     const ep_u32 posting = c.launch.roles.coordinators - 1, own = c.number - c.launch.roles.senders - 1;
@@ -159,7 +154,6 @@ EP_DEV void ep_low_post(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
         if (c.failed || (over && !more) || ep_waited(c) / 2 > c.launch.r.allowed) break;
     }
     for (ep_u32 i = 0; i < ranks; ++i) {
-        if (!c.failed && a.receives) ep_low_far_drain(c, of[i]);
         /* What was not posted in time is left to the receiving half. */
         if (!of[i].over) ep_store_word(c, a.state + of[i].rank * 4, EP_LOW_LATE, 4);
         ep_low_far_close(c, a, of[i]);

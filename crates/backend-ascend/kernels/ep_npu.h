@@ -218,7 +218,8 @@ EP_DEV EpOpHeader ep_header(const EpCore& c, ep_u32 rows, ep_u32 first) {
 /* ---- start and end of a core ---- */
 
 /* Learns what the launch is given; whether there is something to do: not on a rank that has failed, nor with parameters of another generation,
-   nor where the choices of the batch are wrong, of which the host has not heard yet.
+   nor where the choices of the batch are wrong, of which the host has not heard yet. The rank may have failed in this very launch, before this core
+   came to it: `failed` says so, and players say that they have ended (ep_end_late), or the control core would wait for them.
    `common`: EP_COMMON_BYTES of the UB. */
 EP_DEV bool ep_begin(EpCore& c, const EpLaunch& launch, LocalTensor<uint64_t> common) {
     c.launch = launch;
@@ -237,14 +238,20 @@ EP_DEV bool ep_begin(EpCore& c, const EpLaunch& launch, LocalTensor<uint64_t> co
     c.mark = c.op << 1 | (launch.follows && !EP_PLANTED(c, ONE_MARK) ? 0 : 1);
     c.settings = r.settings + (r.replays ? ep_at<uint64_t>(r.plan, 0) : 0);
     c.own = ep_window(c, r.me);
-    return ep_fresh<uint32_t>(EP_LOCAL(c, failed)) == 0 && ep_fresh<uint32_t>(EP_LOCAL(c, generation)) == r.generation &&
-           ep_fresh<uint32_t>(EP_LOCAL(c, bad_token)) == 0;
+    const bool due = ep_fresh<uint32_t>(EP_LOCAL(c, generation)) == r.generation && ep_fresh<uint32_t>(EP_LOCAL(c, bad_token)) == 0;
+    c.failed = due && ep_fresh<uint32_t>(EP_LOCAL(c, failed)) != 0;
+    return due && !c.failed;
 }
 
 /* This core has done its part of the operation. */
 EP_DEV void ep_end(EpCore& c) {
     ep_landed(c);
     ep_store_word(c, EP_LINE(c, c.number, ended), c.mark, 8);
+}
+
+/* The same where it had nothing to do: the rank had failed when it came. Lines are cleared before the number of an operation that failed comes again. */
+EP_DEV void ep_end_late(EpCore& c) {
+    if (c.failed && !EP_PLANTED(c, LATE_UNTOLD)) ep_end(c);
 }
 
 #endif

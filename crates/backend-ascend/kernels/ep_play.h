@@ -22,6 +22,7 @@ template <class Kernel> EP_DEV void ep_play(GM_ADDR args) {
     if (!ep_begin(c, a.launch, common.Get<uint64_t>())) {
         /* The operation may come again under the same number: nothing of it has ended. */
         if (EP_PLANTED(c, ENDED_UNBEGUN)) ep_end(c);
+        else ep_end_late(c);
         return;
     }
     const EpRoles& roles = c.launch.roles;

@@ -1,6 +1,6 @@
 /*
  * ep_low_tell_kernel: between operations, tells ranks that low latency goes on without them; and, where a rank is about to be given up, tells its verdict
- * to the others, which may wait for this rank in low latency.
+ * to the others, which may wait for this rank in low latency. Before the rank leaves, waits until what it has posted is there.
  *
  *   launch   as those of a dispatch; one core has something to do: it posts to all queues, too
  *   memory   UB: 160 bytes
@@ -60,7 +60,8 @@ extern "C" __global__ __aicore__ void ep_low_tell_kernel(GM_ADDR args) {
             told.add(EP_LANE_LOW_DONE, EP_COUNTER_RECEIVED, EP_MASKED);
         }
         if (blames) told.add(EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, 1, c.op, EP_PHASE_ROWS, a.culprit - 1));
-        if (told.cells == 0) continue;
+        const bool drains = a.drains != 0 && !ep_is_near(c, peer) && !EP_PLANTED(c, LOW_FAR_UNDRAINED);
+        if (told.cells == 0 && !drains) continue;
         if (!ep_is_near(c, peer)) {
             if (!EP_PLANTED(c, LOW_FAR_MASK_UNTOLD)) ep_low_tell_far(c, peer, told, queue.Get<uint8_t>());
             continue;

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use ep_bootstrap::{LocalMeeting, Peers};
-use ep_core::memory::Estimate;
-use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
+use ep_bootstrap::{LocalMeeting, Member, Peers};
+use ep_core::device::probe::{Saw, Script};
+use ep_core::{Error, Layout, Rank, RankSet, Settings, Shape, Topology};
 
 use crate::Roles;
 use crate::driver::{AscendError, Device, Table};
 use crate::endpoint::AscendEndpoint;
 use crate::limits::check;
-use crate::node::Node;
+use crate::node::{Node, estimate};
+use crate::probe;
 use crate::rank::{Options, RankDevice};
 
 /// Collects what a [`Cluster`] needs to know.
@@ -72,19 +74,58 @@ impl Builder {
             return Err(Error::invalid("NPU of a rank", ordinals[twice], "one that no other rank has"));
         }
         let devices = ordinals.iter().map(|&ordinal| Device::open(table, ordinal)).collect::<Result<Vec<_>, _>>()?;
-        let options = Options { roles: self.divided(&devices)?.over(self.topology.nodes())?, plant: self.plant };
-        for device in &devices {
-            let remedy = "a smaller arena, fewer tokens, shorter rows, or more NPUs for as many ranks";
-            let place = (format_args!("NPU {}", device.ordinal()), device.left()?);
-            Estimate::of_windows(&layout, 1).within(place, "1 rank".to_owned(), remedy)?;
-        }
+        let options = self.admitted(&devices, &layout)?;
         let node = Node::new(&devices, &layout)?;
-        let peers = Peers::Threads(Arc::new(LocalMeeting::new(ranks)));
+        let meeting = Arc::new(LocalMeeting::by_clock(ranks, table.clock));
+        let peers = Peers::Threads(Arc::clone(&meeting));
         let endpoints = (0..ranks).map(Rank).zip(&devices).map(|(me, device)| {
             let device = RankDevice::new(device, &layout, me, &node, &self.kernels, options)?;
             Ok(AscendEndpoint::new(device, me, peers.clone()))
         });
-        Ok(Cluster { endpoints: endpoints.collect::<Result<_, AscendError>>()? })
+        Ok(Cluster { endpoints: endpoints.collect::<Result<_, AscendError>>()?, meeting })
+    }
+
+    /// How devices are used, once it is known that they have room for the windows.
+    fn admitted(&self, devices: &[Arc<Device>], layout: &Layout) -> Result<Options, Error> {
+        let options = Options { roles: self.divided(devices)?.over(self.topology.nodes())?, plant: self.plant };
+        for device in devices {
+            let remedy = "a smaller arena, fewer tokens, shorter rows, or more NPUs for as many ranks";
+            let place = (format_args!("NPU {}", device.ordinal()), device.left()?);
+            estimate(layout, device.table()).within(place, "1 rank".to_owned(), remedy)?;
+        }
+        Ok(options)
+    }
+
+    /// One rank of ranks that are processes of one server, all of which call this with the same shape and settings: that of `member`. It has not run yet. The
+    /// rank's device is the one named in [`devices`](Self::devices), automatically that with its number. Returns when all ranks have met; may take
+    /// the settings' deadline, and a minute at least.
+    ///
+    /// # Errors
+    /// Those of [`build`](Self::build); [`Error::Unsupported`] for several nodes, whose queues are not made between processes yet; what became of
+    /// the meeting.
+    pub fn join(self, table: &Table, shape: Shape, member: &Arc<Member>) -> Result<AscendEndpoint, Error> {
+        let (me, ranks) = (member.rank(), self.topology.ranks());
+        if member.world() != ranks {
+            return Err(Error::invalid(
+                "ranks of the topology",
+                ranks,
+                format_args!("{}, the processes", member.world()),
+            ));
+        }
+        if self.topology.nodes() > 1 {
+            let needs = "ranks of one node: queues between servers are made within a process only";
+            return Err(Error::unsupported("NPUs of several nodes whose ranks are processes", needs));
+        }
+        let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
+        let layout = Layout::new(&shape, &self.topology, &settings)?;
+        check(&layout)?;
+        let ordinal = self.devices.as_ref().and_then(|devices| devices.first().copied()).unwrap_or(me.0);
+        let device = Device::open(table, ordinal)?;
+        let options = self.admitted(std::slice::from_ref(&device), &layout)?;
+        let within = Duration::from_nanos(layout.settings().deadline().0);
+        let node = Node::met(&device, &layout, member, within)?;
+        let rank = RankDevice::new(&device, &layout, me, &node, &self.kernels, options)?;
+        Ok(AscendEndpoint::new(rank, me, Peers::Processes(Arc::clone(member))))
     }
 
     /// How the cores of the devices are divided.
@@ -113,12 +154,29 @@ impl Builder {
 #[derive(Debug)]
 pub struct Cluster {
     endpoints: Vec<AscendEndpoint>,
+    meeting: Arc<LocalMeeting>,
 }
 
 impl Cluster {
     /// Starts a cluster of `topology`, which has one node. `kernels`: the file of the compiled kernels.
     pub const fn builder(topology: Topology, kernels: PathBuf) -> Builder {
         Builder { topology, kernels, settings: None, devices: None, roles: None, plant: 0 }
+    }
+
+    /// Says, whenever it is asked, which ranks the others have agreed to go on without.
+    pub fn given_up(&self) -> impl Fn() -> RankSet + 'static {
+        let meeting = Arc::clone(&self.meeting);
+        move || meeting.given_up()
+    }
+
+    /// Runs scripts of verbs, at the same time, with a kernel that only builds for tests have ([`probe::source`]): `[scripts][steps]`, none for those
+    /// of ranks that crashed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for ranks that there are not; what the libraries refuse.
+    pub fn probe(&self, scripts: &[Script]) -> Result<Vec<Option<Vec<Saw>>>, Error> {
+        let ranks: Vec<_> = self.endpoints.iter().map(AscendEndpoint::device).collect();
+        probe::run(&ranks, scripts)
     }
 
     /// The endpoints, one a rank, for a caller that runs them by itself.
@@ -132,6 +190,18 @@ impl Cluster {
         F: AsyncFn(AscendEndpoint) -> T,
     {
         by_turns(self.endpoints.into_iter().map(|endpoint| user(endpoint)))
+    }
+}
+
+/// Polls a future until it has ended: the work of a rank that is a process.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = Box::pin(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::yield_now(),
+        }
     }
 }
 

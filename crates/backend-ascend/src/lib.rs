@@ -56,7 +56,7 @@
 //! - A call checks its input, launches its kernels and ends when they have. It never blocks its thread: one thread runs all ranks by turns.
 //! - What a launch uses is kept until it has ended, whatever becomes of the call.
 //!
-//! **Missing**: queues between servers on NPUs (the twin has them), agreement on who failed over several servers, ranks that are processes, low latency between servers, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
+//! **Missing**: queues between servers on NPUs (the twin has them), a run of ranks that are processes, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
 
 pub mod args;
 mod cluster;
@@ -65,11 +65,12 @@ mod endpoint;
 mod kernels;
 mod limits;
 mod node;
+pub mod probe;
 mod rank;
 mod roles;
 pub mod twin;
 
-pub use cluster::{Builder, Cluster};
+pub use cluster::{Builder, Cluster, block_on};
 pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, Rows};
 pub use kernels::{headers, sources};
 pub use limits::{MOST_NEAR, MOST_RANKS, check};

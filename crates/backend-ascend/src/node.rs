@@ -2,22 +2,50 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use ep_bootstrap::Member;
 use ep_core::layout::KernelWindow;
+use ep_core::memory::Estimate;
 use ep_core::port::Offset;
-use ep_core::{Layout, Rank, RankSet};
+use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::args::Queue;
-use crate::driver::{AscendError, Code, Device, Memory, Network, name_of};
+use crate::driver::{
+    AscendError, Code, Detail, Device, Imported, KEY, Key, Memory, Network, Route, Routes, Table, name_of,
+};
+
+/// How long processes wait for each other at least when they meet: one may have to compile kernels first.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The window of a rank.
+#[derive(Debug)]
+enum Window {
+    /// Of this process.
+    Here(Memory),
+    /// Of another one.
+    There(Imported),
+}
+
+impl Window {
+    const fn address(&self) -> u64 {
+        match self {
+            Self::Here(memory) => memory.address(),
+            Self::There(memory) => memory.address(),
+        }
+    }
+}
 
 /// The windows of all ranks. They stay until the last rank has gone: who is slower may still write to a window.
 #[derive(Debug)]
 pub(crate) struct Node {
-    windows: Vec<Memory>,
-    /// Over several servers `[ranks]`: the key of each window as a source, and as a target.
-    keys: Vec<(u32, u32)>,
+    windows: Vec<Window>,
+    /// Whether there are several servers.
+    is_far: bool,
     /// Ranks of which it is known that they do nothing any more.
     gone: Vec<AtomicBool>,
+    /// Where the ranks are processes: how they tell each other, and how long that may take.
+    met: Option<(Arc<Member>, Duration)>,
 }
 
 impl Node {
@@ -26,13 +54,56 @@ impl Node {
         for server in devices.chunks(layout.topology().ranks_per_node() as usize) {
             server.iter().try_for_each(|from| server.iter().try_for_each(|to| from.reach(to)))?;
         }
-        let windows = devices.iter().map(|device| window(device, layout)).collect::<Result<_, _>>()?;
-        let windows: Vec<Memory> = windows;
-        let keys = match layout.topology().nodes() {
-            1 => Vec::new(),
-            _ => windows.iter().map(keys).collect::<Result<_, _>>()?,
-        };
-        Ok(Arc::new(Self { windows, keys, gone: devices.iter().map(|_| AtomicBool::new(false)).collect() }))
+        let is_far = layout.topology().nodes() > 1;
+        let windows = devices.iter().map(|device| {
+            let window = window(device, layout)?;
+            if is_far {
+                register(&window)?;
+            }
+            Ok(Window::Here(window))
+        });
+        let windows = windows.collect::<Result<_, AscendError>>()?;
+        Ok(Arc::new(Self {
+            windows,
+            is_far,
+            met: None,
+            gone: devices.iter().map(|_| AtomicBool::new(false)).collect(),
+        }))
+    }
+
+    /// Of ranks that are processes of one server: this one's window on `device`, the others' as they name them.
+    pub(crate) fn met(
+        device: &Arc<Device>,
+        layout: &Layout,
+        member: &Arc<Member>,
+        within: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let patience = within.max(PATIENCE);
+        let mut own = Some(window(device, layout)?);
+        let numbers = member.all_gather(&device.process_number()?.to_le_bytes(), patience).map_err(meeting)?;
+        let numbers = layout.topology().all().zip(&numbers).map(|(rank, told)| told_by(rank, told.as_deref()));
+        let numbers = numbers.collect::<Result<Vec<[u8; 4]>, _>>()?.into_iter().map(i32::from_le_bytes);
+        let key = own.as_ref().map(|own| own.export(&numbers.collect::<Vec<_>>())).transpose()?;
+        let keys = member.all_gather(&key.map_or([0; KEY], |key| key.0), patience).map_err(meeting)?;
+        let windows = layout.topology().all().zip(keys).map(|(rank, told)| -> Result<_, Error> {
+            if rank == member.rank() {
+                let own = own.take().ok_or_else(|| meeting("a rank that meets itself twice"))?;
+                return Ok(Window::Here(own));
+            }
+            Ok(Window::There(Imported::open(device, Key(told_by(rank, told.as_deref())?))?))
+        });
+        let windows = windows.collect::<Result<_, _>>()?;
+        // Nobody begins before all reach all.
+        member.barrier(patience).map_err(meeting)?;
+        Ok(Arc::new(Self { windows, is_far: false, gone: Vec::new(), met: Some((Arc::clone(member), within)) }))
+    }
+
+    /// The window of a rank of this process.
+    fn here(&self, rank: Rank) -> Result<&Memory, AscendError> {
+        match &self.windows[rank.index()] {
+            Window::Here(memory) => Ok(memory),
+            Window::There(_) => Err(AscendError::OtherProcess { rank: rank.0 }),
+        }
     }
 
     /// Where kernels see the window of `rank`.
@@ -42,64 +113,103 @@ impl Node {
 
     /// A word of the window of `rank`. Nothing of that rank runs.
     pub(crate) fn word(&self, rank: Rank, at: Offset) -> Result<u64, AscendError> {
-        Ok(self.windows[rank.index()].values::<u64>(at.0 as usize, 1)?[0])
+        Ok(self.here(rank)?.values::<u64>(at.0 as usize, 1)?[0])
     }
 
     /// Where kernels see the staging memory of low latency of `rank`, behind its window and words; 0 where there is none.
     pub(crate) fn staging(&self, rank: Rank, layout: &Layout) -> Result<u64, AscendError> {
-        if self.keys.is_empty() {
+        if !self.is_far || staging(layout) == 0 {
             return Ok(0);
         }
-        let window = &self.windows[rank.index()];
+        let window = self.here(rank)?;
         Ok(window.address() + layout.window_bytes() + words(layout, network(window)?.depth))
     }
 
-    /// A new queue from a rank to another, with the words that it publishes from behind the window.
-    pub(crate) fn queue(&self, from: Rank, to: Rank, layout: &Layout) -> Result<Queue, AscendError> {
-        let window = &self.windows[from.index()];
-        let network = network(window)?;
-        let peer = self.windows[to.index()].device().ordinal();
-        let view = check("a queue", (network.queue)(window.device().ordinal(), peer))?;
-        Ok(Queue {
-            number: view.number,
-            depth: view.depth,
-            level: view.level,
-            completion_depth: view.completion_depth,
-            source_key: self.keys[from.index()].0,
-            target_key: self.keys[to.index()].1,
-            head: view.posted,
-            taken: 0,
-            elements: view.elements,
-            doorbell: view.doorbell,
-            tail: view.tail,
-            completions: view.completions,
-            completions_taken: view.completions_taken,
-            words: window.address() + layout.window_bytes() + u64::from(to.0 * network.depth) * 8,
-        })
+    /// New queues from a rank to others, with the words that it publishes from behind the window.
+    pub(crate) fn queues(&self, from: Rank, peers: &[Rank], layout: &Layout) -> Result<Vec<Queue>, AscendError> {
+        if peers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let window = self.here(from)?;
+        let (network, device) = (network(window)?, window.device());
+        let devices = self.ranks().map(|rank| Ok(self.here(rank)?.device().ordinal()));
+        let devices = devices.collect::<Result<Vec<u32>, AscendError>>()?;
+        let to: Vec<u32> = peers.iter().map(|peer| peer.0).collect();
+        let context = check("new queues", (network.connect)(device.ordinal(), &devices, from.0, &to))?;
+        // SAFETY: the network, and the context that it gives, name structs in the memory of this device.
+        let reader = |at, into: &mut [u8]| unsafe { Memory::read_from(device, at, into) };
+        let routes = Routes::read(&reader, context, from.0, devices.len() as u32)?;
+        let words = window.address() + layout.window_bytes();
+        let queue = |peer: &Rank| {
+            let Route { view, source, target } = routes.to(peer.0)?;
+            covers("bytes of LOCAL_OUTPUT", &source, window)?;
+            covers("bytes of REMOTE_INPUT", &target, self.here(*peer)?)?;
+            Ok(Queue {
+                number: view.number,
+                depth: view.depth,
+                level: view.level,
+                completion_depth: view.completion_depth,
+                source_key: source.key,
+                target_key: target.key,
+                head: view.posted,
+                taken: 0,
+                elements: view.elements,
+                doorbell: view.doorbell,
+                tail: view.tail,
+                completions: view.completions,
+                completions_taken: view.completions_taken,
+                words: words + u64::from(peer.0 * network.depth) * 8,
+            })
+        };
+        peers.iter().map(queue).collect()
     }
 
     /// Ends all queues of a rank: nothing that it has posted arrives any more.
     pub(crate) fn close(&self, rank: Rank) -> Result<(), AscendError> {
-        let window = &self.windows[rank.index()];
-        if self.keys.is_empty() {
+        if !self.is_far {
             return Ok(());
         }
+        let window = self.here(rank)?;
         check("the end of queues", (network(window)?.close)(window.device().ordinal()))
     }
 
     /// `rank` does nothing any more. What it published before has landed.
     pub(crate) fn strike(&self, rank: Rank) {
-        self.gone[rank.index()].store(true, Ordering::Release);
+        if let Some(gone) = self.gone.get(rank.index()) {
+            gone.store(true, Ordering::Release);
+        }
     }
 
     /// The ranks that were struck.
     pub(crate) fn gone(&self) -> RankSet {
-        self.ranks().filter(|rank| self.gone[rank.index()].load(Ordering::Acquire)).collect()
+        let is_gone = |rank: &Rank| self.gone.get(rank.index()).is_some_and(|gone| gone.load(Ordering::Acquire));
+        self.ranks().filter(is_gone).collect()
     }
 
     pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> {
         (0..self.windows.len() as u32).map(Rank)
     }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some((member, within)) = &self.met {
+            // Others may still write to this rank's window; who failed is not waited for for longer than that.
+            if let Err(error) = member.barrier(*within) {
+                tracing::debug!(%error, "left before the other ranks");
+            }
+        }
+    }
+}
+
+fn meeting(problem: impl std::fmt::Display) -> Error {
+    Error::broken("the meeting of the ranks", problem, "start all ranks anew")
+}
+
+/// What a rank told, of so many bytes.
+fn told_by<const N: usize>(rank: Rank, told: Option<&[u8]>) -> Result<[u8; N], Error> {
+    let told = told.ok_or_else(|| meeting(format_args!("rank {rank} was given up")))?;
+    told.try_into().map_err(|_| meeting(format_args!("rank {rank} told {} bytes, expected {N}", told.len())))
 }
 
 /// The way from a window's device to other servers.
@@ -113,14 +223,19 @@ fn check<T>(call: &'static str, result: Result<T, Code>) -> Result<T, AscendErro
     result.map_err(|code| AscendError::Call { call, cause: name_of(code), code })
 }
 
-/// The keys of a window and of the words behind it, as a source and as a target.
-fn keys(window: &Memory) -> Result<(u32, u32), AscendError> {
+/// Makes a window known to the cards, with what lies behind it.
+fn register(window: &Memory) -> Result<(), AscendError> {
     let network = network(window)?;
-    let key = |is_target| {
-        let bytes = window.bytes() as u64;
-        check("a key", (network.key)(window.device().ordinal(), window.address(), bytes, is_target))
-    };
-    Ok((key(false)?, key(true)?))
+    check("a key", (network.register)(window.device().ordinal(), window.address(), window.bytes() as u64))
+}
+
+/// Whether what elements may name holds a window.
+fn covers(what: &'static str, detail: &Detail, window: &Memory) -> Result<(), AscendError> {
+    let (first, bytes) = (window.address().checked_sub(detail.address), window.bytes() as u64);
+    if first.is_some_and(|first| first <= detail.bytes && bytes <= detail.bytes - first) {
+        return Ok(());
+    }
+    Err(AscendError::Context { what, seen: detail.bytes, needed: bytes })
 }
 
 /// Bytes of the words that queues publish from, one queue for each rank.
@@ -128,18 +243,26 @@ fn words(layout: &Layout, depth: u32) -> u64 {
     u64::from(layout.topology().ranks()) * u64::from(depth) * 8
 }
 
-/// Bytes of the staging memory of low latency: for each rank of another server as much as a rank's part of a bank.
+/// Bytes of the staging memory of low latency: for each rank of another server as much as a rank's part of a bank. 0 without low latency.
 fn staging(layout: &Layout) -> u64 {
+    if !layout.settings().low_latency() {
+        return 0;
+    }
     let topology = layout.topology();
     let far = u64::from(topology.ranks() - topology.ranks_per_node());
     far * layout.low_part(1, Rank(0)).len
 }
 
+/// What of a device's memory the window of a rank takes, and over several servers what lies behind it.
+pub(crate) fn estimate(layout: &Layout, table: &Table) -> Estimate {
+    let network = table.network.filter(|_| layout.topology().nodes() > 1);
+    let (words, staging) = network.map_or((0, 0), |network| (words(layout, network.depth), staging(layout)));
+    Estimate::of_windows(layout, 1).with("words of queues", words).with("staging memory of low latency", staging)
+}
+
 /// A window, and over several servers the words that queues publish from and the staging memory of low latency. Its cells begin as 0; all else is what the device happens to hold.
 fn window(device: &Arc<Device>, layout: &Layout) -> Result<Memory, AscendError> {
-    let network = device.table().network.filter(|_| layout.topology().nodes() > 1);
-    let behind = network.map_or(0, |network| words(layout, network.depth).saturating_add(staging(layout)));
-    let bytes = usize::try_from(layout.window_bytes().saturating_add(behind)).unwrap_or(usize::MAX);
+    let bytes = usize::try_from(estimate(layout, device.table()).bytes()).unwrap_or(usize::MAX);
     let window = Memory::of_peers(device, bytes)?;
     let (from, to) = cells(&KernelWindow::from(layout));
     window.fill_part(from as usize, (to - from) as usize, 0)?;
@@ -149,4 +272,36 @@ fn window(device: &Arc<Device>, layout: &Layout) -> Result<Memory, AscendError> 
 /// Where the cells begin and end: the counts messages lie behind them.
 const fn cells(w: &KernelWindow) -> (u64, u64) {
     (w.cells, w.counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use ep_core::{Settings, Shape, Topology};
+
+    use super::*;
+
+    const DEPTH: u32 = 8;
+
+    /// What a rank's window takes of a device that has a way to other servers.
+    fn parts(nodes: u32, low_latency: bool) -> (u64, Estimate) {
+        let shape = Shape::builder().experts(4).topk(2).hidden(64).max_tokens(16).build().unwrap();
+        let topology = Topology::new(nodes, 4 / nodes).unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+        let layout = Layout::new(&shape, &topology, &settings).unwrap();
+        let network =
+            Network { depth: DEPTH, register: |_, _, _| Ok(()), connect: |_, _, _, _| Ok(0), close: |_| Ok(()) };
+        let table = Table { network: Some(network), ..Table::empty("none", || 0) };
+        let part = if low_latency { layout.low_part(1, Rank(0)).len } else { 0 };
+        (part, estimate(&layout, &table))
+    }
+
+    #[test]
+    fn what_lies_behind_a_window_counts() {
+        let (part, both) = parts(2, true);
+        assert!(part > 0);
+        let words = u64::from(4 * DEPTH * 8);
+        assert_eq!(both.parts()[1..], [("words of queues", words), ("staging memory of low latency", 2 * part)]);
+        assert_eq!(parts(2, false).1.parts()[1..], [("words of queues", words)]);
+        assert_eq!(parts(1, true).1.parts().len(), 1);
+    }
 }

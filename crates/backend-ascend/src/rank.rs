@@ -5,7 +5,7 @@
 mod low;
 
 use std::mem::offset_of;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ep_core::device::{Local, RankView, Report};
@@ -87,6 +87,8 @@ pub(crate) struct RankDevice {
     stream: Stream,
     layout: Layout,
     kernels: Kernels,
+    /// Their file.
+    kernels_path: PathBuf,
     options: Options,
     local: Memory,
     report: Memory,
@@ -135,6 +137,7 @@ impl RankDevice {
         };
         let mut this = Self {
             kernels: Kernels::load(device, kernels)?,
+            kernels_path: kernels.to_owned(),
             local: memory(Local::bytes(ranks))?,
             report: memory(size_of::<Report>())?,
             windows: memory(8 * ranks)?,
@@ -201,9 +204,8 @@ impl RankDevice {
 
     /// New queues to these ranks of other servers.
     fn open_queues(&self, peers: impl Iterator<Item = Rank>) -> Result<(), AscendError> {
-        let me = Rank(self.view.me);
-        for peer in peers {
-            let queue = self.node.queue(me, peer, &self.layout)?;
+        let peers: Vec<Rank> = peers.collect();
+        for (peer, queue) in peers.iter().zip(self.node.queues(Rank(self.view.me), &peers, &self.layout)?) {
             self.queues.write(size_of::<Queue>() * peer.index(), queue.as_bytes())?;
         }
         Ok(())
@@ -338,6 +340,16 @@ impl RankDevice {
     pub(crate) unsafe fn combine(&self, args: &Combine) -> Result<(), AscendError> {
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine, args, 2) }
+    }
+
+    /// Scripts of verbs, each on a core, with these parameters.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn probe(&self, scripts: u32, args: &Memory) -> Result<(), AscendError> {
+        let [kernel] = Kernel::load(self.device(), &self.kernels_path, ["ep_probe_kernel"])?;
+        // SAFETY: as the caller promises.
+        unsafe { self.stream.launch(kernel, scripts, args) }
     }
 
     /// INT8 rows of bf16 rows.

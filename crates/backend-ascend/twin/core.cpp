@@ -4,11 +4,10 @@
 namespace twin {
 
 namespace {
-constexpr std::size_t kStack = 256 << 10;
-constexpr std::size_t kLines = 64;
 /* Turns by which an instruction is late at most. */
 constexpr uint64_t kStall = 1000;
-thread_local Core* running = nullptr;
+/* Few bytes: there is room beside those of the program, and no call is needed to find them. */
+thread_local Core* running __attribute__((tls_model("initial-exec"))) = nullptr;
 
 bool clash(const Span& a, const Span& b) {
     return a.ub == b.ub && (a.writes || b.writes) && a.at < b.at + b.bytes && b.at < a.at + a.bytes;
@@ -23,13 +22,11 @@ const char* name_of(uint32_t pipe) {
 }
 
 Core::Core(Machine& machine, uint32_t rank, uint32_t number, uint32_t blocks, Kernel kernel, uint64_t args)
-    : machine(machine), rank(rank), number(number), blocks(blocks), kernel_(kernel), args_(args), stack_(kStack),
-      ub_(new unsigned char[kUbBytes]), laziness_(2 + (uint32_t)machine.random.below(3) * 14), stalls_(2u << machine.random.below(5)),
-      forgets_((uint32_t)machine.random.below(2) * 64) {
-    machine.random.fill(ub_.get(), kUbBytes);
-}
+    : machine(machine), rank(rank), number(number), blocks(blocks), kernel_(kernel), args_(args), shop_(machine.workshop()),
+      laziness_(2 + (uint32_t)machine.random.below(3) * 14), stalls_(2u << machine.random.below(5)),
+      forgets_((uint32_t)machine.random.below(2) * 64) {}
 
-Core::~Core() = default;
+Core::~Core() { machine.give_back(std::move(shop_)); }
 
 /* ---- the fiber ---- */
 
@@ -58,8 +55,8 @@ bool Core::step() {
         if (started_) _longjmp(here_, 1);
         started_ = true;
         getcontext(&context_);
-        context_.uc_stack.ss_sp = stack_.data();
-        context_.uc_stack.ss_size = stack_.size();
+        context_.uc_stack.ss_sp = shop_.stack.get();
+        context_.uc_stack.ss_size = kStack;
         const uintptr_t self = (uintptr_t)this;
         makecontext(&context_, (void (*)())main, 2, (uint32_t)(self >> 32), (uint32_t)self);
         setcontext(&context_);
@@ -102,8 +99,8 @@ void Core::end() {
     until("the end", [this] { return idle(); });
     for (uint32_t event = 0; event < sizeof flags_; ++event)
         if (flags_[event]) fault("flags", "a flag is left set: event %u, id %u", event / 8, event % 8);
-    for (const auto& [at, line] : lines_)
-        if (line.dirty) fault("cache", "a scalar write was not cleaned: the line at %#llx", (unsigned long long)at);
+    for (uint32_t number = 0; number < lines_.count; ++number)
+        if (lines_.line[number].dirty) fault("cache", "a scalar write was not cleaned: the line at %#llx", (unsigned long long)lines_.at[number]);
 }
 
 /* ---- pipes ---- */
@@ -118,6 +115,7 @@ void Core::issue(Pipe pipe, const char* call, std::vector<Span> spans, std::vect
     /* A rank that has crashed runs no more. */
     if (pipe == kMte3 && !machine.copies(rank))
         for (;;) give_way();
+    while (machine.is_suspended(rank)) give_way();
     Item item;
     item.kind = Item::kWork;
     item.call = call;
@@ -141,7 +139,8 @@ bool Core::run_item(uint32_t pipe) {
     if (pipe == kScalar) return do_item(queue, 0);
     /* Work may be done in any order, up to a barrier, which waits for all before it, or a wait, which holds up what comes behind it only.
        A flag is set when all before it has ended. */
-    std::vector<std::size_t> ready;
+    auto& ready = machine.ready;
+    ready.clear();
     for (std::size_t at = 0; at < queue.size(); ++at) {
         const Item& item = queue[at];
         const bool first = at == 0;
@@ -251,10 +250,8 @@ uint32_t Core::ub_alloc(uint32_t bytes) {
 
 void Core::stop() {
     if (machine.random.once_in(2)) return;
-    for (auto& item : queues_[kMte3]) {
-        if (item.kind != Item::kWork) return;
-        for (auto& piece : item.pieces) piece();
-    }
+    auto& copies = queues_[kMte3];
+    while (!copies.empty() && copies.front().kind == Item::kWork && !machine.faulty()) do_item(copies, 0);
 }
 
 void Core::halt_if_faulty() {
@@ -293,19 +290,23 @@ void Core::ub_write(uint32_t at, const void* from, uint32_t bytes) {
 Line& Core::line(uint64_t at) {
     const uint64_t start = at / kLine * kLine;
     /* A line may leave at any time, and may stay for ever. */
-    if (!lines_.empty() && (lines_.size() >= kLines || (forgets_ && machine.random.once_in(forgets_)))) {
-        auto victim = lines_.begin();
-        std::advance(victim, (std::ptrdiff_t)machine.random.below(lines_.size()));
-        write_back(victim->first, victim->second);
+    if (lines_.count > 0 && (lines_.count >= kLines || (forgets_ && machine.random.once_in(forgets_)))) {
+        const uint32_t victim = (uint32_t)machine.random.below(lines_.count);
+        write_back(victim);
         lines_.erase(victim);
     }
-    const auto [found, fresh] = lines_.try_emplace(start);
-    if (fresh) std::memcpy(found->second.bytes, machine.host(start, 1), kLine);
-    return found->second;
+    const uint32_t number = lines_.find(start);
+    if (number == lines_.count) {
+        lines_.at[lines_.count++] = start;
+        std::memcpy(lines_.line[number].bytes, machine.host(start, 1), kLine);
+        lines_.line[number].dirty = false;
+    }
+    return lines_.line[number];
 }
 
-void Core::write_back(uint64_t at, Line& line) {
-    unsigned char* to = line.dirty ? machine.host(at, 1) : nullptr;
+void Core::write_back(uint32_t number) {
+    Line& line = lines_.line[number];
+    unsigned char* to = line.dirty ? machine.host(lines_.at[number], 1) : nullptr;
     if (to) std::memcpy(to, line.bytes, kLine);
     line.dirty = false;
 }
@@ -329,16 +330,16 @@ void Core::cache_write(uint64_t at, const void* from, uint32_t bytes) {
 void Core::cache_clean(uint64_t at) {
     spin("DataCacheCleanAndInvalid");
     machine.reach(*this, call_, at, 1, false);
-    const auto found = lines_.find(at / kLine * kLine);
-    if (found == lines_.end()) return;
-    write_back(found->first, found->second);
-    lines_.erase(found);
+    const uint32_t number = lines_.find(at / kLine * kLine);
+    if (number == lines_.count) return;
+    write_back(number);
+    lines_.erase(number);
 }
 
 void Core::cache_clean_all() {
     spin("DataCacheCleanAndInvalid");
-    for (auto& [at, line] : lines_) write_back(at, line);
-    lines_.clear();
+    for (uint32_t number = 0; number < lines_.count; ++number) write_back(number);
+    lines_.count = 0;
 }
 
 }  // namespace twin

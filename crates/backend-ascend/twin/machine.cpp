@@ -4,6 +4,10 @@
 #include <algorithm>
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace twin {
 
@@ -20,16 +24,95 @@ constexpr uint64_t kQuiet = 20000;
 
 Machine::Machine(uint64_t seed, uint32_t ranks, uint32_t group)
     : random(seed), gives_way(1 + (uint32_t)random.below(4)), group_(group), opened_(ranks, std::vector<bool>(ranks)), copies_left_(ranks),
-      crashed_(ranks), fallen_(ranks), slow_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks),
+      crashed_(ranks), fallen_(ranks), slow_(ranks), copies_to_suspend_(ranks), goes_on_at_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks),
       late_(ranks), is_ending_(ranks) {}
 
+namespace {
+uint64_t padded(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+/* Memory of a file, which stays open as long as the memory. Nothing where the system does not give it. */
+std::shared_ptr<unsigned char> mapped(int file, uint64_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) return nullptr;
+    return {(unsigned char*)memory, [file, bytes](unsigned char* at) {
+                munmap(at, bytes);
+                close(file);
+            }};
+}
+/* Behind a window that is shared: how many processes may map it, and which. */
+constexpr uint64_t kProcesses = 4096;
+}  // namespace
+
 uint64_t Machine::alloc(uint32_t rank, uint64_t bytes, Reach reach) {
-    const uint64_t padded = (bytes + kLine - 1) / kLine * kLine, at = next_address_;
-    Region region{rank, bytes, reach, std::make_unique<unsigned char[]>(padded + 1)};
-    random.fill(region.memory.get(), padded);
-    regions_.emplace(at, std::move(region));
-    next_address_ += (padded + kGap) / kGap * kGap + kGap;
+    std::shared_ptr<unsigned char> memory(new unsigned char[padded(bytes) + 1], std::default_delete<unsigned char[]>());
+    random.fill(memory.get(), padded(bytes));
+    return place(rank, bytes, reach, std::move(memory));
+}
+
+uint64_t Machine::alloc_shared(uint32_t rank, uint64_t bytes, int32_t& descriptor) {
+    const uint64_t all = padded(bytes) + kProcesses;
+    descriptor = memfd_create("ep-twin-window", MFD_CLOEXEC);
+    if (descriptor < 0 || ftruncate(descriptor, (off_t)all) != 0) return 0;
+    auto memory = mapped(descriptor, all);
+    if (!memory) return 0;
+    random.fill(memory.get(), padded(bytes));
+    return place(rank, bytes, Reach::kGroup, std::move(memory));
+}
+
+bool Machine::allow(uint64_t at, const int32_t* processes, uint64_t count) {
+    const auto [start, found] = region(at);
+    if (!found || start != at || count >= kProcesses / 4) return false;
+    unsigned char* list = found->memory.get() + padded(found->bytes);
+    std::memcpy(list + 4, processes, 4 * count);
+    const uint32_t number = (uint32_t)count;
+    std::memcpy(list, &number, 4);
+    return true;
+}
+
+uint64_t Machine::map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process, descriptor);
+    const int file = ::open(path, O_RDWR | O_CLOEXEC);
+    struct stat found;
+    if (file < 0 || fstat(file, &found) != 0 || (uint64_t)found.st_size != padded(bytes) + kProcesses) return 0;
+    auto memory = mapped(file, (uint64_t)found.st_size);
+    if (!memory) return 0;
+    uint32_t count;
+    std::memcpy(&count, memory.get() + padded(bytes), 4);
+    for (uint32_t at = 0; at < count && at < kProcesses / 4 - 1; ++at) {
+        int32_t allowed;
+        std::memcpy(&allowed, memory.get() + padded(bytes) + 4 + 4 * (uint64_t)at, 4);
+        if (allowed == getpid()) return place(rank, bytes, Reach::kGroup, std::move(memory));
+    }
+    return 0;
+}
+
+uint64_t Machine::place(uint32_t rank, uint64_t bytes, Reach reach, std::shared_ptr<unsigned char> memory) {
+    const uint64_t at = next_address_;
+    regions_.emplace(at, Region{rank, bytes, reach, std::move(memory)});
+    next_address_ += (padded(bytes) + kGap) / kGap * kGap + kGap;
+    pages_.resize((next_address_ - kFirstAddress) / kGap, {at, &regions_.at(at)});
     return at;
+}
+
+Workshop Machine::workshop() {
+    Workshop shop;
+    if (workshops_.empty()) {
+        shop = Workshop{std::unique_ptr<unsigned char[]>(new unsigned char[kStack]), std::unique_ptr<unsigned char[]>(new unsigned char[kUbBytes])};
+    } else {
+        shop = std::move(workshops_.back());
+        workshops_.pop_back();
+    }
+    if (noise_.empty()) {
+        noise_.resize(2 * kUbBytes);
+        random.fill(noise_.data(), noise_.size());
+    }
+    std::memcpy(shop.ub.get(), noise_.data() + random.below(kUbBytes), kUbBytes);
+    return shop;
+}
+
+std::pair<uint64_t, Region*> Machine::region(uint64_t at) const {
+    const uint64_t page = (at - kFirstAddress) / kGap;
+    return at < kFirstAddress || page >= pages_.size() ? std::pair<uint64_t, Region*>{0, nullptr} : pages_[page];
 }
 
 bool Machine::release(uint64_t at) {
@@ -37,9 +120,11 @@ bool Machine::release(uint64_t at) {
     if (found == regions_.end()) return false;
     if (found->second.given_back) return false;
     found->second.given_back = true;
-    if (is_idle())
-        for (auto region = regions_.begin(); region != regions_.end(); )
-            region = region->second.given_back ? regions_.erase(region) : std::next(region);
+    if (!is_idle()) return true;
+    for (auto& page : pages_)
+        if (page.second && page.second->given_back) page = {0, nullptr};
+    for (auto region = regions_.begin(); region != regions_.end(); )
+        region = region->second.given_back ? regions_.erase(region) : std::next(region);
     return true;
 }
 
@@ -48,21 +133,17 @@ bool Machine::is_idle() const {
 }
 
 unsigned char* Machine::host(uint64_t at, uint64_t bytes) {
-    auto found = regions_.upper_bound(at);
-    if (found == regions_.begin()) return nullptr;
-    --found;
-    const uint64_t offset = at - found->first, size = found->second.bytes;
-    if (found->second.given_back || offset > size || bytes > size - offset) return nullptr;
-    return found->second.memory.get() + offset;
+    const auto [start, region] = this->region(at);
+    if (!region || region->given_back || at - start > region->bytes || bytes > region->bytes - (at - start)) return nullptr;
+    return region->memory.get() + (at - start);
 }
 
 unsigned char* Machine::reach(Core& core, const char* call, uint64_t at, uint64_t bytes, bool writes) {
     (void)call;
-    auto found = regions_.upper_bound(at);
-    if (found == regions_.begin()) core.fault("bounds", "global memory %#llx has no owner", (unsigned long long)at);
-    --found;
-    Region& region = found->second;
-    const uint64_t offset = at - found->first;
+    const auto [start, found] = this->region(at);
+    if (!found) core.fault("bounds", "global memory %#llx has no owner", (unsigned long long)at);
+    const Region& region = *found;
+    const uint64_t offset = at - start;
     if (region.given_back) core.fault("bounds", "memory of rank %u that was given back", region.rank);
     if (offset > region.bytes || bytes > region.bytes - offset)
         core.fault("bounds", "bytes %llu to %llu of a region of %llu of rank %u", (unsigned long long)offset,
@@ -76,7 +157,10 @@ unsigned char* Machine::reach(Core& core, const char* call, uint64_t at, uint64_
     return region.memory.get() + offset;
 }
 
-void Machine::launch(uint32_t rank, Launch launch) { streams_[rank].push_back(launch); }
+void Machine::launch(uint32_t rank, Launch launch) {
+    streams_[rank].push_back(launch);
+    stale_ = true;
+}
 
 void Machine::start_next(uint32_t rank) {
     if (!running_[rank].empty() || is_ending_[rank] || streams_[rank].empty()) return;
@@ -89,11 +173,49 @@ void Machine::start_next(uint32_t rank) {
 
 bool Machine::copies(uint32_t rank) {
     if (copies_left_[rank] != 0 && --copies_left_[rank] == 0) crashed_[rank] = true;
+    if (copies_to_suspend_[rank] != 0 && --copies_to_suspend_[rank] == 0) stop_for_a_while(rank);
     return !crashed_[rank];
+}
+
+void Machine::stop_for_a_while(uint32_t rank) {
+    goes_on_at_[rank] = ~0ull;
+    stale_ = true;
+    for (auto& core : running_[rank]) core->stop();
+    network.suspend(rank);
+}
+
+void Machine::go_on(uint32_t rank, uint64_t within) {
+    goes_on_at_[rank] = cycles + (within == 0 ? 0 : random.below(within));
+    next_goes_on_at_ = std::min(next_goes_on_at_, goes_on_at_[rank]);
+}
+
+void Machine::wake() {
+    if (cycles < next_goes_on_at_) return;
+    next_goes_on_at_ = ~0ull;
+    for (uint32_t rank = 0; rank < goes_on_at_.size(); ++rank) {
+        if (goes_on_at_[rank] > cycles) {
+            next_goes_on_at_ = std::min(next_goes_on_at_, goes_on_at_[rank]);
+        } else if (goes_on_at_[rank] != 0) {
+            goes_on_at_[rank] = 0;
+            stale_ = true;
+            network.go_on(rank);
+        }
+    }
+}
+
+bool Machine::can_move() const {
+    for (uint32_t rank = 0; rank < running_.size(); ++rank)
+        if (!is_suspended(rank) && (!running_[rank].empty() || !streams_[rank].empty())) return true;
+    return !under_way_.empty() || !network.is_idle();
+}
+
+void Machine::pass_idle_time(uint64_t ticks) {
+    if (!can_move()) cycles += ticks;
 }
 
 void Machine::fall(uint32_t rank) {
     fallen_[rank] = true;
+    stale_ = true;
     for (auto& core : running_[rank]) core->stop();
     running_[rank].clear();
     streams_[rank].clear();
@@ -101,9 +223,9 @@ void Machine::fall(uint32_t rank) {
 
 void Machine::befall(uint32_t from, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces) {
     if (ways_.empty()) return;
-    const auto found = std::prev(regions_.upper_bound(at));
-    const Region& region = found->second;
-    const uint64_t begin = at - found->first;
+    const auto [start, found] = this->region(at);
+    const Region& region = *found;
+    const uint64_t begin = at - start;
     for (Way& way : ways_) {
         if (way.from != from || way.to != region.rank || region.reach != Reach::kGroup) continue;
         if (begin >= way.end || way.begin >= begin + bytes) continue;
@@ -145,20 +267,28 @@ void Machine::pass_time() {
 
 void Machine::end_launch(uint32_t rank) {
     is_ending_[rank] = late_[rank] != 0;
+    stale_ = true;
     if (!is_ending_[rank]) ++launches_ended_[rank];
 }
 
 int Machine::run(uint64_t turns) { return run_until(turns, 0, ~0ull); }
 
+void Machine::look_who_is_busy() {
+    stale_ = false;
+    busy_.clear();
+    for (uint32_t rank = 0; rank < running_.size(); ++rank) {
+        if (is_suspended(rank)) continue;
+        start_next(rank);
+        if (!running_[rank].empty()) busy_.push_back(rank);
+    }
+}
+
 int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
     for (uint64_t turn = 0; turn < turns; ++turn) {
         if (faulty()) return 1;
         if (launches_ended_[awaited] >= launches) return 0;
-        busy_.clear();
-        for (uint32_t rank = 0; rank < running_.size(); ++rank) {
-            start_next(rank);
-            if (!running_[rank].empty()) busy_.push_back(rank);
-        }
+        wake();
+        if (stale_) look_who_is_busy();
         if (busy_.empty() && under_way_.empty() && network.is_idle()) return 0;
         pass_time();
         network.step();
@@ -221,6 +351,13 @@ void twin_free(twin::Machine* machine) { delete machine; }
 uint64_t twin_alloc(twin::Machine* machine, uint32_t rank, uint64_t bytes, uint32_t reach) {
     return machine->alloc(rank, bytes, (twin::Reach)reach);
 }
+uint64_t twin_alloc_shared(twin::Machine* machine, uint32_t rank, uint64_t bytes, int32_t* descriptor) {
+    return machine->alloc_shared(rank, bytes, *descriptor);
+}
+int twin_allow(twin::Machine* machine, uint64_t at, const int32_t* processes, uint64_t count) { return machine->allow(at, processes, count) ? 0 : 1; }
+uint64_t twin_map(twin::Machine* machine, uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor) {
+    return machine->map(rank, bytes, process, descriptor);
+}
 int twin_write(twin::Machine* machine, uint64_t at, const void* from, uint64_t bytes) {
     unsigned char* to = machine->host(at, bytes);
     if (!to) return 1;
@@ -244,7 +381,12 @@ void twin_isolate(twin::Machine* machine) { machine->isolate(); }
 void twin_open(twin::Machine* machine, uint32_t from, uint32_t to) { machine->open(from, to); }
 void twin_crash(twin::Machine* machine, uint32_t rank, uint64_t copies) { machine->crash(rank, copies); }
 int twin_has_crashed(const twin::Machine* machine, uint32_t rank) { return machine->has_crashed(rank); }
+void twin_suspend(twin::Machine* machine, uint32_t rank, uint64_t copies) { machine->suspend(rank, copies); }
+int twin_is_suspended(const twin::Machine* machine, uint32_t rank) { return machine->is_suspended(rank); }
+void twin_go_on(twin::Machine* machine, uint32_t rank, uint64_t within) { machine->go_on(rank, within); }
+void twin_pass_idle_time(twin::Machine* machine, uint64_t ticks) { machine->pass_idle_time(ticks); }
 void twin_starve(twin::Machine* machine, uint32_t rank) { machine->starve(rank); }
+void twin_starve_card(twin::Machine* machine, uint32_t rank) { machine->network.starve(rank); }
 void twin_block(twin::Machine* machine, uint32_t from, uint32_t to, uint64_t begin, uint64_t end, uint64_t after, uint64_t late) {
     machine->block(twin::Way{from, to, begin, end, after, late});
 }

@@ -27,7 +27,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <ucontext.h>
@@ -40,6 +39,8 @@ constexpr uint32_t kUbBytes = 196608;
 constexpr uint32_t kUbBuffers = 64;
 constexpr uint32_t kBlock = 32;
 constexpr uint32_t kLine = 64;
+constexpr uint32_t kLines = 64; /* of a core's scalar cache */
+constexpr std::size_t kStack = 256 << 10;
 constexpr uint32_t kEvents = 6; /* ids 6 and 7 are the framework's */
 constexpr uint32_t kCores = 48;
 
@@ -59,7 +60,7 @@ public:
         z = (z ^ z >> 27) * 0x94d049bb133111ebull;
         return z ^ z >> 31;
     }
-    uint64_t below(uint64_t limit) { return next() % limit; }
+    uint64_t below(uint64_t limit) { return (uint64_t)((unsigned __int128)next() * limit >> 64); }
     /* Undefined bytes. */
     void fill(unsigned char* bytes, uint64_t count) {
         for (uint64_t at = 0; at < count; at += 8) {
@@ -93,7 +94,31 @@ struct Item {
 /* A line of a core's scalar cache. */
 struct Line {
     unsigned char bytes[kLine];
-    bool dirty = false;
+    bool dirty;
+};
+
+/* The lines of a core's scalar cache, in no order. Where they lie in GM stands apart: most looks compare nothing else. */
+struct Lines {
+    uint64_t at[kLines];
+    Line line[kLines];
+    uint32_t count = 0;
+
+    /* Its number; count where there is none. */
+    uint32_t find(uint64_t start) const {
+        uint32_t number = 0;
+        while (number < count && at[number] != start) ++number;
+        return number;
+    }
+    void erase(uint32_t number) {
+        --count;
+        at[number] = at[count];
+        line[number] = line[count];
+    }
+};
+
+/* What a core works in: given back and used again. */
+struct Workshop {
+    std::unique_ptr<unsigned char[]> stack, ub;
 };
 
 class Machine;
@@ -110,7 +135,7 @@ public:
     /* Runs the fiber until it gives way, or a pipe for a moment; whether anything moved. */
     bool step();
     bool ended() const { return ended_ && idle(); }
-    /* The core stops here. Of its copies that nothing holds up some land. */
+    /* The core stops here, perhaps for a while. Of some cores the copies land that nothing holds up. */
     void stop();
 
     /* ---- by the fiber ---- */
@@ -126,7 +151,7 @@ public:
     uint32_t ub_alloc(uint32_t bytes);
     void ub_read(uint32_t at, void* into, uint32_t bytes);
     void ub_write(uint32_t at, const void* from, uint32_t bytes);
-    unsigned char* ub(uint32_t at) { return ub_.get() + at; }
+    unsigned char* ub(uint32_t at) { return shop_.ub.get() + at; }
 
     void cache_read(uint64_t at, void* into, uint32_t bytes);
     void cache_write(uint64_t at, const void* from, uint32_t bytes);
@@ -150,12 +175,11 @@ private:
     void check_order(uint32_t pipe, uint64_t serial, const char* call, const std::vector<Span>& spans);
     void check_event(const char* call, uint32_t id);
     Line& line(uint64_t at);
-    void write_back(uint64_t at, Line& line);
+    void write_back(uint32_t number);
     void end();
 
     Kernel kernel_;
     uint64_t args_;
-    std::vector<unsigned char> stack_;
     ucontext_t context_{};
     jmp_buf here_{}, there_{};
     bool started_ = false, ended_ = false;
@@ -164,9 +188,9 @@ private:
     uint64_t serial_ = 0;
     std::deque<Item> queues_[kPipes];
     bool flags_[12 * 8] = {}; /* of each event, ids */
-    std::unique_ptr<unsigned char[]> ub_;
+    Workshop shop_;
     uint32_t ub_used_ = 0, ub_buffers_ = 0;
-    std::unordered_map<uint64_t, Line> lines_;
+    Lines lines_;
     uint32_t laziness_;  /* a pipe's turn comes once in so many of the core's */
     uint32_t stalls_;    /* an instruction is late by many turns once in so many */
     uint32_t forgets_;   /* a line leaves the cache once in so many looks; 0: only where there is no room */
@@ -178,7 +202,7 @@ struct Region {
     uint32_t rank;
     uint64_t bytes;
     Reach reach;
-    std::unique_ptr<unsigned char[]> memory;
+    std::shared_ptr<unsigned char> memory;
     bool given_back = false; /* and kept for copies that are under way */
 };
 
@@ -202,6 +226,11 @@ public:
     Machine(uint64_t seed, uint32_t ranks, uint32_t group);
 
     uint64_t alloc(uint32_t rank, uint64_t bytes, Reach reach);
+    /* The same, a window that other processes may map which are named (allow), by this one's number and the descriptor. 0: the system has none. */
+    uint64_t alloc_shared(uint32_t rank, uint64_t bytes, int32_t& descriptor);
+    bool allow(uint64_t at, const int32_t* processes, uint64_t count);
+    /* The window of a rank of another process. 0: it is not there, or not for this process. */
+    uint64_t map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor);
     /* Nobody may reach the memory any more; whether it began there. */
     bool release(uint64_t at);
     void launch(uint32_t rank, Launch launch);
@@ -220,6 +249,11 @@ public:
     /* The rank's cores stop for ever at the copy to GM after `copies` more. What they have in flight lands or vanishes. */
     void crash(uint32_t rank, uint64_t copies) { copies_left_[rank] = copies + 1; }
     bool has_crashed(uint32_t rank) const { return crashed_[rank]; }
+    /* The rank's cores get no turns from the copy to GM after `copies` more on, until it is let go on. What they have in flight lands, or stays where it is. */
+    void suspend(uint32_t rank, uint64_t copies) { copies_to_suspend_[rank] = copies + 1; }
+    bool is_suspended(uint32_t rank) const { return goes_on_at_[rank] != 0; }
+    /* It goes on within so many ticks; 0: at once. */
+    void go_on(uint32_t rank, uint64_t within);
     /* The rank's cores get few turns. */
     void starve(uint32_t rank) { slow_[rank] = true; }
     /* Something befalls the copies of a rank to some bytes of a peer's window. */
@@ -232,8 +266,13 @@ public:
     void moved() { quiet_ = 0; }
     /* Pieces of a copy to GM, as they are to be done. */
     void befall(uint32_t from, uint64_t at, uint64_t bytes, std::vector<std::function<void()>>& pieces);
-    /* A core issues a copy to GM; whether its rank goes on. */
+    /* Where nothing can move, time passes. */
+    void pass_idle_time(uint64_t ticks);
+    /* A core issues a copy to GM; whether its rank goes on. It may have to wait before. */
     bool copies(uint32_t rank);
+    /* A place for a core to work in, its UB of undefined bytes; and back. */
+    Workshop workshop();
+    void give_back(Workshop shop) { workshops_.push_back(std::move(shop)); }
     /* Bytes for the host, or nothing. */
     unsigned char* host(uint64_t at, uint64_t bytes);
     /* Bytes for a core; a fault where it may not. */
@@ -249,13 +288,21 @@ public:
     Network network{*this};
     uint64_t cycles = 0;
     uint64_t history = 0; /* a hash of all turns */
+    std::vector<std::size_t> ready; /* what a pipe may do: kept for its memory */
     uint32_t gives_way;   /* a call gives way once in so many cases */
 
 private:
+    uint64_t place(uint32_t rank, uint64_t bytes, Reach reach, std::shared_ptr<unsigned char> memory);
     void start_next(uint32_t rank);
+    void look_who_is_busy();
     void pass_time();
     void end_launch(uint32_t rank);
     void fall(uint32_t rank);
+    void stop_for_a_while(uint32_t rank);
+    void wake();
+    bool can_move() const;
+    /* The region whose bytes, or whose end, lie there, and where it begins; nothing where there is none. */
+    std::pair<uint64_t, Region*> region(uint64_t at) const;
     bool is_idle() const;
 
     uint32_t group_;
@@ -263,12 +310,19 @@ private:
     std::vector<std::vector<bool>> opened_;                   /* [from, to] */
     std::vector<uint64_t> copies_left_;                       /* by rank: copies until it crashes, and one; 0: it does not */
     std::vector<bool> crashed_, fallen_, slow_;               /* by rank */
+    std::vector<uint64_t> copies_to_suspend_;                 /* by rank: as copies_left_ */
+    std::vector<uint64_t> goes_on_at_;                        /* by rank: when it goes on; ~0: not yet known; 0: it is not suspended */
+    uint64_t next_goes_on_at_ = ~0ull;
     std::vector<uint64_t> launches_ended_;                    /* by rank */
     std::map<uint64_t, Region> regions_;
+    std::vector<std::pair<uint64_t, Region*>> pages_;          /* of kGap bytes, from kFirstAddress on: the region that a page belongs to */
+    std::vector<Workshop> workshops_;
+    std::vector<unsigned char> noise_;
     uint64_t next_address_;
     std::vector<std::deque<Launch>> streams_;
     std::vector<std::vector<std::unique_ptr<Core>>> running_; /* by rank */
-    std::vector<uint32_t> busy_;                              /* ranks that have some, in this turn */
+    std::vector<uint32_t> busy_;                              /* ranks that have some, and are not suspended */
+    bool stale_ = true;                                       /* busy_ may have to change */
     uint32_t starved_rank_ = ~0u, starved_core_ = ~0u;
     uint64_t starved_until_ = 0, stuck_ = 0;
     std::vector<Way> ways_;

@@ -9,6 +9,8 @@ namespace {
 constexpr uint32_t kWrite = 3;
 /* Messages of a queue that travel at a time. */
 constexpr std::size_t kUnderWay = 6;
+/* A queue's turn comes once in so many, where its rank's card is starved. */
+constexpr uint32_t kStarved = 1024;
 
 uint32_t word(const unsigned char* element, uint32_t at) {
     uint32_t value;
@@ -53,7 +55,7 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
     queue.from = from;
     queue.to = to;
     queue.mtu = 1024u << machine_.random.below(3);
-    queue.laziness = 1u << machine_.random.below(8);
+    queue.laziness = (starved_ >> from & 1) != 0 ? kStarved : 1u << machine_.random.below(8);
     QueueView& view = queue.view;
     view.number = ++made_ * 16 + (uint32_t)machine_.random.below(16);
     view.depth = depth;
@@ -75,6 +77,16 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
 
 void Network::close(uint32_t rank) {
     queues_.erase(std::remove_if(queues_.begin(), queues_.end(), [rank](const Queue& queue) { return queue.from == rank; }), queues_.end());
+}
+
+void Network::suspend(uint32_t rank) {
+    for (Queue& queue : queues_)
+        if (queue.from == rank) queue.frozen = machine_.random.once_in(2);
+}
+
+void Network::go_on(uint32_t rank) {
+    for (Queue& queue : queues_)
+        if (queue.from == rank) queue.frozen = false;
 }
 
 bool Network::wants(Core& core, uint64_t at, uint64_t bytes) {
@@ -205,7 +217,7 @@ void Network::tell(Queue& queue, uint32_t status) {
 void Network::step() {
     if (queues_.empty()) return;
     Queue& queue = queues_[machine_.random.below(queues_.size())];
-    if (!queue.is_busy() || !machine_.random.once_in(queue.laziness)) return;
+    if (!queue.is_busy() || queue.frozen || !machine_.random.once_in(queue.laziness)) return;
     /* A rank that is gone neither sends nor answers. */
     if (machine_.has_crashed(queue.from)) return (void)(queue.broken = true);
     bool moved = false;
@@ -219,7 +231,7 @@ void Network::step() {
 
 bool Network::is_idle() const {
     for (const Queue& queue : queues_)
-        if (queue.is_busy()) return false;
+        if (queue.is_busy() && !queue.frozen) return false;
     return true;
 }
 

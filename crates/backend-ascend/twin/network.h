@@ -48,8 +48,13 @@ public:
     /* A queue from a rank to another. The depth is a power of 2. */
     QueueView add_queue(uint32_t from, uint32_t to, uint32_t depth, bool polls);
 
+    /* The queues of a rank that are made from now on get few turns. */
+    void starve(uint32_t rank) { starved_ |= 1ull << rank; }
     /* Ends all queues of a rank. */
     void close(uint32_t rank);
+    /* The rank is suspended, until it goes on: of some of its queues nothing moves. */
+    void suspend(uint32_t rank);
+    void go_on(uint32_t rank);
 
     /* A core issues a copy to GM: whether it is a doorbell, which rings when it has landed. */
     bool wants(Core& core, uint64_t at, uint64_t bytes);
@@ -83,7 +88,7 @@ private:
         QueueView view;
         uint32_t posted = 0, fetched = 0, done = 0, told = 0; /* told: completions, ever */
         uint32_t poster = ~0u;
-        bool broken = false;
+        bool broken = false, frozen = false;
         std::deque<Message> under_way;
         bool is_busy() const { return !broken && (posted != fetched || !under_way.empty()); }
     };
@@ -98,6 +103,7 @@ private:
     Machine& machine_;
     std::deque<Queue> queues_;
     std::vector<Key> keys_;
+    uint64_t starved_ = 0; /* ranks, a bit each */
     uint32_t made_ = 0;
     uint64_t sent_ = 0;
 };

@@ -8,9 +8,9 @@ mod low_latency;
 mod pulled;
 mod throughput;
 
-pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Saw, Step, Test};
+pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
-pub use checks::{Ended, Plant, RingStep, Verb};
+pub use checks::{Plant, RingStep};
 pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
@@ -19,6 +19,7 @@ pub(crate) use throughput::{
 };
 
 use ep_core::declare::{CEnum, CStruct};
+use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
 
 /// Warps of a block of the dispatch kernel at most.
 pub(crate) const DISPATCH_WARPS: u32 = 16;
@@ -133,7 +134,7 @@ pub(crate) fn header() -> String {
         Event::declaration(),
         Test::declaration(),
         Step::declaration(),
-        Saw::declaration(),
+        StepSaw::declaration(),
         Probe::declaration(),
         Posts::declaration(),
         HcaQueue::declaration(),

@@ -2,74 +2,24 @@
 
 use std::thread;
 
-use ep_core::port::Nanos;
+use ep_core::device::probe::{Rolls, StepSaw, check};
+pub use ep_core::device::probe::{Saw, Script};
 use ep_core::{Error, Rank};
 use zerocopy::IntoBytes;
 
 use crate::args;
-pub use crate::args::{Ended, Verb};
 use crate::build::Source;
 use crate::checks::TestDevice;
 use crate::driver::{Event, Scratch};
 use crate::error::CudaError;
 use crate::rank::RankDevice;
 
-/// One verb; what it does not name is 0.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Step {
-    /// A [`Verb`].
-    pub verb: u32,
-    /// The other rank.
-    pub peer: u32,
-    /// Dense index of a lane's kind.
-    pub lane: u32,
-    /// Of a write.
-    pub fill: u32,
-    /// A place in a window.
-    pub from: u64,
-    /// A place in a window.
-    pub to: u64,
-    /// In bytes.
-    pub len: u64,
-    /// Published or awaited.
-    pub value: u64,
-}
-
-impl Step {
-    /// A step that names nothing yet.
-    pub fn new(verb: Verb) -> Self {
-        Self { verb: verb as u32, ..Self::default() }
-    }
-}
-
-/// What one role of a rank does.
-#[derive(Clone, Debug)]
-pub struct Script {
-    /// The rank.
-    pub rank: Rank,
-    /// Time allowed to the whole script.
-    pub allowed: Nanos,
-    /// In this order; a step that fails does not end the script.
-    pub steps: Vec<Step>,
-}
-
-/// What a step saw.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Saw {
-    /// How it ended.
-    pub ended: Ended,
-    /// The value of a cell.
-    pub value: u64,
-    /// How long it waited.
-    pub waited: Nanos,
-    /// What a read copied.
-    pub bytes: Vec<u8>,
-}
-
 /// The scripts of one rank on its device.
 struct Loaded<'a> {
     rank: &'a RankDevice,
-    scripts: Vec<(usize, &'a Script)>,
+    /// Which of all scripts.
+    numbers: Vec<usize>,
+    rolls: Rolls,
     steps: Scratch,
     saw: Scratch,
     first_of: Scratch,
@@ -79,13 +29,7 @@ struct Loaded<'a> {
 
 /// Runs all scripts at the same time: `[scripts][steps]`.
 pub(crate) fn run(ranks: &[&RankDevice], scripts: &[Script]) -> Result<Vec<Vec<Saw>>, Error> {
-    let most = ranks.len();
-    if let Some(script) = scripts.iter().find(|script| script.rank.index() >= most) {
-        return Err(Error::invalid("rank of a script", script.rank, format_args!("below {most}")));
-    }
-    if let Some(step) = scripts.iter().flat_map(|script| &script.steps).find(|step| step.peer as usize >= most) {
-        return Err(Error::invalid("peer of a step", step.peer, format_args!("below {most}")));
-    }
+    check(scripts, ranks.len() as u32)?;
     let loaded: Vec<Loaded<'_>> = ranks
         .iter()
         .enumerate()
@@ -120,34 +64,26 @@ fn notice_crashes(ranks: &[&RankDevice]) -> Result<(), CudaError> {
 }
 
 impl<'a> Loaded<'a> {
-    fn new(rank: &'a RankDevice, scripts: Vec<(usize, &'a Script)>) -> Result<Self, CudaError> {
+    fn new(rank: &'a RankDevice, scripts: Vec<(usize, &Script)>) -> Result<Self, CudaError> {
         let stream = &rank.stream;
         rank.prepare(&[Source::Probe])?;
-        let read: u64 = scripts.iter().flat_map(|(_, script)| &script.steps).map(read_bytes).sum();
-        let bytes = Scratch::new(stream, read as usize)?;
-        let (mut steps, mut first_of, mut out) = (Vec::new(), vec![0u32], bytes.address());
-        for (_, script) in &scripts {
-            for step in &script.steps {
-                let Step { verb, peer, lane, fill, from, to, len, value } = *step;
-                steps.push(args::Step { verb, peer, lane, fill, from, to, len, value, out });
-                out += read_bytes(step);
-            }
-            first_of.push(steps.len() as u32);
-        }
-        let allowed: Vec<u64> = scripts.iter().map(|(_, script)| script.allowed.0).collect();
+        let mut rolls = Rolls::new(scripts.iter().map(|(_, script)| *script));
+        let bytes = Scratch::new(stream, rolls.read_bytes as usize)?;
+        rolls.read_to(bytes.address());
         Ok(Self {
-            steps: Scratch::from_bytes(stream, steps.as_bytes())?,
-            saw: Scratch::new(stream, steps.len() * size_of::<args::Saw>())?,
-            first_of: Scratch::from_bytes(stream, first_of.as_bytes())?,
-            allowed: Scratch::from_bytes(stream, allowed.as_bytes())?,
+            steps: Scratch::from_bytes(stream, rolls.steps.as_bytes())?,
+            saw: Scratch::new(stream, rolls.steps.len() * size_of::<StepSaw>())?,
+            first_of: Scratch::from_bytes(stream, rolls.first_of.as_bytes())?,
+            allowed: Scratch::from_bytes(stream, rolls.allowed.as_bytes())?,
             rank,
-            scripts,
+            numbers: scripts.iter().map(|(number, _)| *number).collect(),
+            rolls,
             bytes,
         })
     }
 
     fn launch(&self) -> Result<(), CudaError> {
-        if self.scripts.is_empty() {
+        if self.numbers.is_empty() {
             return Ok(());
         }
         let args = args::Probe {
@@ -157,30 +93,17 @@ impl<'a> Loaded<'a> {
             allowed: self.allowed.address(),
         };
         // SAFETY: what this value has; read and written by so many scripts.
-        unsafe { self.rank.probe(self.scripts.len() as u32, &args) }
+        unsafe { self.rank.probe(self.numbers.len() as u32, &args) }
     }
 
     fn collect(&self, all: &mut [Vec<Saw>]) -> Result<(), CudaError> {
-        let mut raw = vec![args::Saw::default(); self.saw.bytes() / size_of::<args::Saw>()];
+        let mut raw = vec![StepSaw::default(); self.rolls.steps.len()];
         let mut bytes = vec![0; self.bytes.bytes()];
         self.saw.read(0, raw.as_mut_bytes())?;
         self.bytes.read(0, &mut bytes)?;
-        let mut saw = raw.iter();
-        let mut bytes = &bytes[..];
-        for (number, script) in &self.scripts {
-            for (step, raw) in script.steps.iter().zip(&mut saw) {
-                let (read, rest) = bytes.split_at(read_bytes(step) as usize);
-                bytes = rest;
-                let ended = u32::try_from(raw.status).ok().and_then(Ended::of).unwrap_or(Ended::OutsideTo);
-                all[*number].push(Saw { ended, value: raw.value, waited: Nanos(raw.waited), bytes: read.to_vec() });
-            }
+        for (number, log) in self.numbers.iter().zip(self.rolls.seen(&raw, &bytes)) {
+            all[*number] = log;
         }
         Ok(())
     }
-}
-
-/// Bytes that a step reads out. None where it is refused for its length alone.
-fn read_bytes(step: &Step) -> u64 {
-    const MOST: u64 = 1 << 24;
-    if step.verb == Verb::Read as u32 && step.len <= MOST { step.len } else { 0 }
 }

@@ -1,7 +1,7 @@
 //! Agreement among the ranks of one process.
 
 use std::future::poll_fn;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::thread;
 use std::time::Instant;
@@ -34,6 +34,14 @@ use ep_core::{Error, Failure, Fault, Nanos, Phase, Rank, RankSet};
 #[derive(Debug)]
 pub struct LocalMeeting {
     state: Mutex<State>,
+    /// In nanoseconds.
+    clock: fn() -> u64,
+}
+
+/// Nanoseconds since this was asked first.
+fn elapsed() -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    BEGAN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 #[derive(Debug)]
@@ -61,10 +69,20 @@ impl Drop for Attendance<'_> {
 impl LocalMeeting {
     /// A meeting of `ranks` ranks.
     pub fn new(ranks: u32) -> Self {
+        Self::by_clock(ranks, elapsed)
+    }
+
+    /// The same where time is what `clock` says, in nanoseconds.
+    pub fn by_clock(ranks: u32, clock: fn() -> u64) -> Self {
         let ranks = ranks as usize;
         let (out, gone) = (RankSet::new(), RankSet::new());
         let state = State { proposals: vec![None; ranks], answers: vec![None; ranks], out, gone };
-        Self { state: Mutex::new(state) }
+        Self { state: Mutex::new(state), clock }
+    }
+
+    /// Ranks that an agreement has gone on without.
+    pub fn given_up(&self) -> RankSet {
+        self.state().out.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -81,12 +99,12 @@ impl LocalMeeting {
     /// # Panics
     /// When there is no rank `me`.
     pub async fn agree(&self, me: Rank, proposal: Proposal, allowed: Nanos) -> Result<Agreement, Error> {
-        let began = Instant::now();
+        let began = (self.clock)();
         self.state().arrive(me, proposal);
         let _attendance = Attendance(self, me);
         poll_fn(|context| {
+            let waited = Nanos((self.clock)().saturating_sub(began));
             let mut state = self.state();
-            let waited = Nanos(began.elapsed().as_nanos() as u64);
             if state.answers[me.index()].is_none() && waited >= allowed {
                 // With the first whose time is up all learn who is missing: who has left would seem to be missing, too.
                 let missing = state.assembly().missing().next().unwrap_or(me);

@@ -1,5 +1,7 @@
 //! Scripts of verbs: the rules F1 to F11 as data, so that devices can execute them too.
 
+pub mod device;
+
 use ep_core::machine::{Machine, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Tag, Ticket, Units};
 use ep_core::{Fault, Rank};

@@ -101,6 +101,22 @@ pub enum AscendError {
         /// Whose functions these are.
         table: &'static str,
     },
+    /// A context of queues is not what kernels need.
+    #[error("HCCL's context: {what} is {seen}, needed: {needed}")]
+    Context {
+        /// Its field.
+        what: &'static str,
+        /// What it holds.
+        seen: u64,
+        /// What it should hold, or the least of it.
+        needed: u64,
+    },
+    /// What only a rank of this process has was asked of another.
+    #[error("rank {rank} is another process: its window is not this one's to read")]
+    OtherProcess {
+        /// The rank.
+        rank: u32,
+    },
     /// One device cannot reach another's memory.
     #[error("NPU {from} cannot reach the memory of NPU {to}: they need HCCS between them")]
     NoPeerAccess {

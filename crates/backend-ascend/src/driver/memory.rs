@@ -77,6 +77,19 @@ impl Memory {
         &self.device
     }
 
+    /// Copies bytes of the device out that are no block of this process: what a library left there.
+    ///
+    /// # Errors
+    /// What the table says.
+    ///
+    /// # Safety
+    /// So many bytes of the device's memory lie at the address.
+    pub(crate) unsafe fn read_from(device: &Device, address: u64, into: &mut [u8]) -> Result<(), AscendError> {
+        let (table, from, to) = (device.bind()?, address as *const c_void, into.as_mut_ptr().cast());
+        // SAFETY: as the caller promises; the copy has ended on return.
+        check(table, "aclrtMemcpy", unsafe { table.memcpy()?(to, into.len(), from, into.len(), DEVICE_TO_HOST) })
+    }
+
     fn at(&self, at: usize, len: usize) -> Result<*mut c_void, AscendError> {
         match at.checked_add(len) {
             Some(end) if end <= self.bytes => Ok((self.address + at as u64) as *mut c_void),

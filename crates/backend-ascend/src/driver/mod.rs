@@ -2,18 +2,25 @@
 //!
 //! A thread has one device at a time: every call here names its device first, so that ranks may share a thread. Nothing here panics or waits.
 
+mod context;
 mod device;
 mod errors;
+mod ipc;
 mod memory;
 mod network;
 mod stream;
 mod table;
 
+pub(crate) use context::{
+    Completions, Context, Detail, ELEMENT, Info, LOCAL_OUTPUT, MEMORIES, Memories, REMOTE_INPUT, Route, Routes,
+    VECTOR_CORES, WorkQueue,
+};
 pub use device::Device;
 pub use errors::AscendError;
 pub(crate) use errors::*;
+pub(crate) use ipc::{Imported, KEY, Key, PEER_ACCESS};
 pub use memory::Memory;
-pub use network::{Network, QueueView};
+pub use network::{Connect, Network, QueueView};
 pub(crate) use stream::{Event, Kernel, Stream};
 pub(crate) use table::{
     BATCH, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P, SCHEDULE_MODE,

@@ -1,7 +1,7 @@
-//! The way between servers: keys of memory, and queues that cores post to.
+//! The way between servers: memory that cards know, and queues that cores post to.
 //!
-//! A vendor's library gives them as a context in device memory. No public call of ACL makes such queues on a 910B: HCCL's context and shmem's
-//! are two routes, of which neither is read yet. So the vendor's table has no network, and the twin's has one.
+//! A library gives both as a context in device memory, HCCL's ([`super::context`]): no public call of ACL makes such queues on a 910B. The twin
+//! writes such contexts. What HCCL itself gives has its window in memory of its own, and the vendor's table has no network yet.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -35,15 +35,18 @@ pub struct QueueView {
     pub reserved: u32,
 }
 
+/// Makes queues from a device to the ranks `peers`, of those on `devices`, of which it is that of rank `me`; gives a context's address.
+pub type Connect = fn(device: u32, devices: &[u32], me: u32, peers: &[u32]) -> Result<u64, Code>;
+
 /// Functions by which a host connects its devices with those of other servers. Devices are named by their ordinals.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
     /// Elements of a queue.
     pub depth: u32,
-    /// Makes memory of a device known to its card, as a source or as a target: the key that elements name it by.
-    pub key: fn(device: u32, at: u64, bytes: u64, is_target: bool) -> Result<u32, Code>,
-    /// A new queue from a device to another.
-    pub queue: fn(from: u32, to: u32) -> Result<QueueView, Code>,
-    /// Ends all queues of a device: nothing that was posted arrives any more.
+    /// Makes memory of a device known to its card, and to those of its peers, as a source and as a target.
+    pub register: fn(device: u32, at: u64, bytes: u64) -> Result<(), Code>,
+    /// New queues from a device to some ranks: the device address of a context that has them.
+    pub connect: Connect,
+    /// Ends all queues of a device, and their contexts: nothing that was posted arrives any more.
     pub close: fn(device: u32) -> Result<(), Code>,
 }

@@ -3,7 +3,7 @@
 //! One table opens the vendor's libraries at run time; the twin supplies another ([`crate::twin::Host`]). Everything above goes through a table and
 //! knows nothing else of who is behind it. Every function is optional: one that is missing is named by the call that needs it.
 //!
-//! Names and signatures are those of CANN 8.1's `acl/acl.h` and `acl/acl_rt.h`.
+//! Names and signatures are those of CANN 8.1's `acl/acl.h` and `acl/acl_rt.h`; those of memory between processes (`aclrtIpcMem...`) of later ones.
 
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
@@ -136,6 +136,16 @@ table! {
     finalize_args = "aclrtKernelArgsFinalize": (*mut c_void) -> Code;
     /// Function, blocks, stream, configuration, parameters, null.
     launch = "aclrtLaunchKernelWithConfig": (*mut c_void, u32, *mut c_void, *const LaunchConfig, *mut c_void, *mut c_void) -> Code;
+    /// Out: this process's number, as the library calls it.
+    process_number = "aclrtDeviceGetBareTgid": (*mut i32) -> Code;
+    /// Address, bytes; out: key, of so many bytes; flags 0.
+    export_memory = "aclrtIpcMemGetExportKey": (*mut c_void, usize, *mut c_char, usize, u64) -> Code;
+    /// Key; numbers of the processes that may open it, how many.
+    allow_import = "aclrtIpcMemSetImportPid": (*const c_char, *mut i32, usize) -> Code;
+    /// Out: address; key; flags: 1 lets the devices reach each other.
+    import_memory = "aclrtIpcMemImportByKey": (*mut *mut c_void, *const c_char, u64) -> Code;
+    /// Key.
+    close_memory = "aclrtIpcMemClose": (*const c_char) -> Code;
     /// What went wrong last on the calling thread, or null.
     recent_error = "aclGetRecentErrMsg": () -> *const c_char;
 }
@@ -143,7 +153,7 @@ table! {
 /// Libraries of CANN, and what each is needed for.
 pub const LIBRARIES: [(&str, &str); 2] = [
     ("libascendcl.so", "devices, memory, streams, launches"),
-    ("libhccl.so", "the way between servers, whose context is not read yet"),
+    ("libhccl.so", "the way between servers, which nothing asks it for yet"),
 ];
 
 /// Nanoseconds since the first look.

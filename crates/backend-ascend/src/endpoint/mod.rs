@@ -97,6 +97,10 @@ impl AscendEndpoint {
         self.desk.layout()
     }
 
+    pub(crate) fn device(&self) -> &RankDevice {
+        &self.device
+    }
+
     fn table(&self) -> &Table {
         self.device.device().table()
     }
@@ -166,6 +170,18 @@ impl AscendEndpoint {
         .await
     }
 
+    /// Waits for what was launched, and holds up the thread; whether it has ended.
+    fn has_ended_in_time(&mut self) -> bool {
+        let (clock, until) = (self.table().clock, self.patience());
+        loop {
+            match self.has_ended() {
+                Ok(false) if clock() < until => std::thread::yield_now(),
+                Ok(over) => return over,
+                Err(_) => return false,
+            }
+        }
+    }
+
     /// Waits for what was launched in this operation, and for its failure, if it has one.
     async fn finish(&mut self) -> Result<(), Error> {
         self.look_who_is_gone()?;
@@ -213,14 +229,7 @@ impl AscendEndpoint {
 impl Drop for AscendEndpoint {
     fn drop(&mut self) {
         // A call that was dropped may have left launches: they end by their deadline, and use memory until then.
-        let (clock, until) = (self.table().clock, self.patience());
-        let over = loop {
-            match self.has_ended() {
-                Ok(false) if clock() < until => std::thread::yield_now(),
-                Ok(over) => break over,
-                Err(_) => break false,
-            }
-        };
+        let over = self.has_ended_in_time() && self.low_drain().is_ok() && self.has_ended_in_time();
         self.device.node.strike(self.desk.rank());
         self.peers.leave(self.desk.rank());
         if over {

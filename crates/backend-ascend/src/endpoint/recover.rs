@@ -15,6 +15,8 @@ impl AscendEndpoint {
         if let Some(culprit) = self.low.failed.filter(|&culprit| given_up.contains(culprit)) {
             self.low_tell(&RankSet::new(), Some(culprit)).await?;
         }
+        self.low_drain()?;
+        self.ended().await?;
         let proposal = self.desk.propose(mask)?;
         self.device.disconnect()?;
         let op = proposal.op.max(self.device.ops_done()? + 1);

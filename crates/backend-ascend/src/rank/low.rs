@@ -215,14 +215,21 @@ impl RankDevice {
         Ok(self.low()?.windows.write(8 * rank.index(), &0u64.to_le_bytes())?)
     }
 
-    /// Tells `masked` that low latency goes on without them, and the others whom this rank blames.
+    /// Tells `masked` that low latency goes on without them, and the others whom this rank blames. `drains`: it lasts until all that was posted to
+    /// other servers is there.
     ///
     /// # Safety
     /// As [`RankDevice`] says, and nothing of this rank runs.
-    pub(crate) unsafe fn low_tell(&self, call: &Call, masked: &RankSet, culprit: Option<Rank>) -> Result<(), Error> {
+    pub(crate) unsafe fn low_tell(
+        &self,
+        call: &Call,
+        masked: &RankSet,
+        culprit: Option<Rank>,
+        drains: bool,
+    ) -> Result<(), Error> {
         let masked = masked.iter().map(|rank| 1 << rank.0).sum();
         let culprit = culprit.map_or(0, |rank| rank.0 + 1);
-        let args = LowTell { launch: self.prepared(call, true), masked, culprit };
+        let args = LowTell { launch: self.prepared(call, true), masked, culprit, drains: drains.into(), reserved: 0 };
         // SAFETY: as the caller promises.
         Ok(unsafe { self.launch(self.kernels.low_tell, &args, 2) }?)
     }

@@ -3,9 +3,11 @@
 use std::env;
 use std::ffi::{CStr, c_char, c_void};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use libloading::Library as Loaded;
 use tempfile::TempDir;
@@ -32,6 +34,9 @@ pub(super) struct Functions {
     pub(super) new: unsafe extern "C" fn(u64, u32, u32) -> *mut c_void,
     pub(super) free: unsafe extern "C" fn(*mut c_void),
     pub(super) alloc: unsafe extern "C" fn(*mut c_void, u32, u64, u32) -> u64,
+    pub(super) alloc_shared: unsafe extern "C" fn(*mut c_void, u32, u64, *mut i32) -> u64,
+    pub(super) allow: unsafe extern "C" fn(*mut c_void, u64, *const i32, u64) -> i32,
+    pub(super) map: unsafe extern "C" fn(*mut c_void, u32, u64, i32, i32) -> u64,
     pub(super) write: unsafe extern "C" fn(*mut c_void, u64, *const u8, u64) -> i32,
     pub(super) read: unsafe extern "C" fn(*mut c_void, u64, *mut u8, u64) -> i32,
     pub(super) launch: unsafe extern "C" fn(*mut c_void, u32, Kernel, u32, u64),
@@ -43,7 +48,12 @@ pub(super) struct Functions {
     pub(super) open: unsafe extern "C" fn(*mut c_void, u32, u32),
     pub(super) crash: unsafe extern "C" fn(*mut c_void, u32, u64),
     pub(super) has_crashed: unsafe extern "C" fn(*const c_void, u32) -> i32,
+    pub(super) suspend: unsafe extern "C" fn(*mut c_void, u32, u64),
+    pub(super) is_suspended: unsafe extern "C" fn(*const c_void, u32) -> i32,
+    pub(super) go_on: unsafe extern "C" fn(*mut c_void, u32, u64),
+    pub(super) pass_idle_time: unsafe extern "C" fn(*mut c_void, u64),
     pub(super) starve: unsafe extern "C" fn(*mut c_void, u32),
+    pub(super) starve_card: unsafe extern "C" fn(*mut c_void, u32),
     pub(super) block: unsafe extern "C" fn(*mut c_void, u32, u32, u64, u64, u64, u64),
     pub(super) key: unsafe extern "C" fn(*mut c_void, u32, u64, u64, u32) -> u32,
     pub(super) queue: unsafe extern "C" fn(*mut c_void, u32, u32, u32, u32, *mut QueueView),
@@ -83,19 +93,12 @@ impl Library {
         {
             fs::write(folder.path().join(name), text).map_err(problem)?;
         }
+        let own = TWIN.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp"));
+        let files: Vec<&str> = sources.iter().map(|(name, _)| *name).chain(own).collect();
+        compile_all(&compiler, folder.path(), &files, defines)?;
         let mut command = Command::new(&compiler);
-        command.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]);
-        // Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
-        command.args(["-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-clobbered"]);
-        command.args(defines.iter().map(|define| format!("-D{define}")));
-        command
-            .args(["-o", "twin.so", "machine.cpp", "network.cpp", "core.cpp"])
-            .args(sources.iter().map(|(name, _)| name));
-        let said = command.arg("-ldl").current_dir(folder.path()).output();
-        let said = said.map_err(|error| TwinError::Compiler(format!("{compiler}: {error}")))?;
-        if !said.status.success() {
-            return Err(TwinError::Compiler(format!("{compiler}: {}", String::from_utf8_lossy(&said.stderr))));
-        }
+        command.args(["-shared", "-o", "twin.so"]).args(files.iter().map(|name| object(name)));
+        run(command.arg("-ldl").current_dir(folder.path()))?;
         Self::load(folder)
     }
 
@@ -113,6 +116,9 @@ impl Library {
             new: function!(b"twin_new"),
             free: function!(b"twin_free"),
             alloc: function!(b"twin_alloc"),
+            alloc_shared: function!(b"twin_alloc_shared"),
+            allow: function!(b"twin_allow"),
+            map: function!(b"twin_map"),
             write: function!(b"twin_write"),
             read: function!(b"twin_read"),
             launch: function!(b"twin_launch"),
@@ -124,7 +130,12 @@ impl Library {
             open: function!(b"twin_open"),
             crash: function!(b"twin_crash"),
             has_crashed: function!(b"twin_has_crashed"),
+            suspend: function!(b"twin_suspend"),
+            is_suspended: function!(b"twin_is_suspended"),
+            go_on: function!(b"twin_go_on"),
+            pass_idle_time: function!(b"twin_pass_idle_time"),
             starve: function!(b"twin_starve"),
+            starve_card: function!(b"twin_starve_card"),
             block: function!(b"twin_block"),
             key: function!(b"twin_key"),
             queue: function!(b"twin_queue"),
@@ -184,6 +195,46 @@ impl Library {
         // SAFETY: the machine is one of the library's, by the caller's word. The text lives as long as the machine, and is copied.
         unsafe { CStr::from_ptr((self.functions().fault)(machine)) }.to_string_lossy().into_owned()
     }
+}
+
+/// The file that a source is compiled to.
+fn object(name: &str) -> String {
+    format!("{name}.o")
+}
+
+/// Compiles files of a folder, as many at a time as the machine has cores.
+fn compile_all(compiler: &str, folder: &Path, files: &[&str], defines: &[&str]) -> Result<(), TwinError> {
+    let next = AtomicUsize::new(0);
+    let some = || {
+        while let Some(name) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut command = Command::new(compiler);
+            command.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]);
+            // Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
+            command.args(["-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-clobbered"]);
+            command.args(defines.iter().map(|define| format!("-D{define}")));
+            run(command.args(["-c", name, "-o", &object(name)]).current_dir(folder))?;
+        }
+        Ok(())
+    };
+    let threads = thread::available_parallelism().map_or(1, |count| count.get().min(files.len()));
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let ended = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        all.into_iter().try_for_each(ended)
+    })
+}
+
+/// Runs a compiler.
+fn run(command: &mut Command) -> Result<(), TwinError> {
+    let said = command.output();
+    let program = command.get_program().to_string_lossy();
+    let said = said.map_err(|error| TwinError::Compiler(format!("{program}: {error}")))?;
+    if said.status.success() {
+        return Ok(());
+    }
+    Err(TwinError::Compiler(format!("{program}: {}", String::from_utf8_lossy(&said.stderr))))
 }
 
 /// The first C++ compiler that runs: `$CXX`, or what systems usually have.

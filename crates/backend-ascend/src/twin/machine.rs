@@ -206,6 +206,47 @@ impl Machine {
         Ok(unsafe { (self.library.functions().has_crashed)(self.machine, rank) } != 0)
     }
 
+    /// Suspends a rank's cores at the copy to global memory after `copies` more, until [`Machine::go_on`]. What they have in flight lands, or stays
+    /// where it is.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn suspend(&mut self, rank: u32, copies: u64) -> Result<(), TwinError> {
+        self.rank(rank)?;
+        // SAFETY: the machine is alive, and has the rank.
+        unsafe { (self.library.functions().suspend)(self.machine, rank, copies) };
+        Ok(())
+    }
+
+    /// Whether a rank's cores are suspended.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn is_suspended(&self, rank: u32) -> Result<bool, TwinError> {
+        self.rank(rank)?;
+        // SAFETY: the machine is alive, and has the rank.
+        Ok(unsafe { (self.library.functions().is_suspended)(self.machine, rank) } != 0)
+    }
+
+    /// Lets a rank that is suspended go on, after less than `within` ticks more, as the seed draws; 0: at once.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have, or that is not suspended.
+    pub fn go_on(&mut self, rank: u32, within: u64) -> Result<(), TwinError> {
+        if !self.is_suspended(rank)? {
+            return Err(TwinError::Invalid(format!("rank to go on is {rank}, allowed: one that is suspended")));
+        }
+        // SAFETY: the machine is alive, and has the rank.
+        unsafe { (self.library.functions().go_on)(self.machine, rank, within) };
+        Ok(())
+    }
+
+    /// Lets so many ticks pass, where no core, copy or card can move.
+    pub(super) fn pass_idle_time(&mut self, ticks: u64) {
+        // SAFETY: the machine is alive.
+        unsafe { (self.library.functions().pass_idle_time)(self.machine, ticks) }
+    }
+
     /// Gives a rank's cores few turns.
     ///
     /// # Errors
@@ -214,6 +255,17 @@ impl Machine {
         self.rank(rank)?;
         // SAFETY: the machine is alive, and has the rank.
         unsafe { (self.library.functions().starve)(self.machine, rank) };
+        Ok(())
+    }
+
+    /// Gives the queues of a rank's card few turns, those that are made from now on: what is posted there stays under way for long.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn starve_card(&mut self, rank: u32) -> Result<(), TwinError> {
+        self.rank(rank)?;
+        // SAFETY: the machine is alive, and has the rank.
+        unsafe { (self.library.functions().starve_card)(self.machine, rank) };
         Ok(())
     }
 

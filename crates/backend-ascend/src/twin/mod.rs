@@ -30,6 +30,7 @@ mod host;
 mod library;
 mod machine;
 mod network;
+mod shared;
 
 pub use host::{Host, Session};
 pub use library::Library;

@@ -28,7 +28,7 @@ fn refusal(clang: &str, change: Option<(&str, &str, &str)>, defines: &[&str]) ->
         fs::write(folder.path().join(name), text).expect("the file can be written");
     }
     let mut said = String::new();
-    for (name, text) in ep_ascend::sources() {
+    for (name, text) in ep_ascend::sources().into_iter().chain([ep_ascend::probe::source()]) {
         fs::write(folder.path().join(name), text).expect("the file can be written");
         let mut command = Command::new(clang);
         command.args([

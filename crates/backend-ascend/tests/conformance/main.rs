@@ -2,18 +2,24 @@
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
+use std::process::ExitCode;
+
 #[path = "../common/mod.rs"]
 mod common;
+mod zombies;
 
-use ep_ascend::twin::{Host, Library, Machine, TwinError};
+use ep_ascend::twin::{Host, Library, Machine, Session, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
-use ep_conformance::script::{Script, Seen};
+use ep_conformance::harness::{Suite, cases};
+use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
-use ep_core::{Endpoint as _, Layout};
+use ep_core::{Endpoint as _, Error, Layout};
 
-use common::befall;
+use common::{IN_CASES, befall};
+use libtest_mimic::{Failed, Trial};
+use zombies::Zombies;
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
 const SEEDS: u64 = 2;
@@ -22,13 +28,17 @@ const SEEDS: u64 = 2;
 struct Twin {
     library: Library,
     seeds: u64,
+    /// A fault of kernels that are built for tests; 0 for none.
+    plant: u32,
 }
 
 impl Twin {
-    fn new() -> Self {
-        let library = Library::build(&ep_ascend::headers(), &ep_ascend::sources(), &[]);
+    /// The kernels as they ship, and the one for scripts; with macros for all of them.
+    fn new(plant: u32, defines: &[&str]) -> Self {
+        let sources: Vec<_> = ep_ascend::sources().into_iter().chain([ep_ascend::probe::source()]).collect();
+        let library = Library::build(&ep_ascend::headers(), &sources, defines);
         let wanted = std::env::var("EP_SEEDS").ok().map(|seeds| seeds.parse().expect("EP_SEEDS is a number of seeds"));
-        Self { library: library.unwrap_or_else(|error| panic!("{error}")), seeds: wanted.unwrap_or(SEEDS) }
+        Self { library: library.unwrap_or_else(|error| panic!("{error}")), seeds: wanted.unwrap_or(SEEDS), plant }
     }
 
     /// Few cores a rank, and every seed other ones.
@@ -54,11 +64,14 @@ fn strike(machine: &mut Machine, layout: &Layout, incident: &Incident) -> Result
             return machine.crash(rank.0, after);
         }
         Incident::Starve { rank } => return machine.starve(rank.0),
+        Incident::Suspend { rank, after } => {
+            machine.hurry(HURRY);
+            return machine.suspend(rank.0, after);
+        }
         // It leaves when its endpoint is dropped.
         Incident::Exit { .. } => return Ok(()),
         Incident::LoseLane { from, to, kind, after } => ((from, to), kind, after, None),
         Incident::Delay { from, to, kind, by, after } => ((from, to), kind, after, Some(by.0 / NANOS_PER_TICK)),
-        Incident::Suspend { .. } => unreachable!("no case asks for what is lacking"),
     };
     machine.hurry(HURRY);
     let ranks = (ways.0.0, ways.1.0);
@@ -82,11 +95,6 @@ impl Backend for Twin {
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("lanes carry no units"),
-            Requirement::Scripts => Some("there is no kernel that executes scripts of verbs yet"),
-            Requirement::Suspensions => Some("the twin cannot stop a rank for a while"),
-            Requirement::FarRejoin => {
-                Some("known and open: a rank may wait in vain for one that was masked between servers")
-            }
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
@@ -95,7 +103,9 @@ impl Backend for Twin {
             | Requirement::Int8
             | Requirement::LowLatency
             | Requirement::ManyRanks
-            | Requirement::Nodes => None,
+            | Requirement::Nodes
+            | Requirement::Scripts
+            | Requirement::Suspensions => None,
         }
     }
 
@@ -120,15 +130,42 @@ impl Backend for Twin {
         T: Travels,
         F: AsyncFn(AscendEndpoint) -> T + Send + Sync,
     {
+        self.on(setup, |session, cluster| {
+            let crashes = !setup.incidents.iter().any(is_unnoticed);
+            let zombies = Zombies::new(session, setup.topology.ranks(), setup.seed, cluster.given_up());
+            let ran = cluster.run(async |endpoint| {
+                let rank = endpoint.rank();
+                let alive = befall(user(endpoint), || session.has_crashed(rank.0), crashes);
+                zombies.suspend(rank, alive).await
+            });
+            Ok(ran)
+        })
+    }
+
+    fn probe(&self, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
+        let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
+        let told: Vec<_> = scripts.iter().map(device::to_device).collect();
+        let logs = self.on(setup, |_, cluster| cluster.probe(&told))?;
+        let seen = |(script, log): (&Script, Option<Vec<_>>)| Some(device::seen(script, &log?, layout.window_bytes()));
+        Ok(scripts.iter().zip(logs).map(seen).collect())
+    }
+}
+
+const fn is_unnoticed(incident: &Incident) -> bool {
+    matches!(incident, Incident::Crash { noticed: false, .. })
+}
+
+impl Twin {
+    /// Does something with the ranks of a case on a twin of their own, and looks what is wrong with the twin then.
+    fn on<T>(&self, setup: &Setup, body: impl FnOnce(&Session, Cluster) -> Result<T, Error>) -> Result<T, String> {
         let ranks = setup.topology.ranks();
         let machine = Machine::new(&self.library, setup.seed, ranks, setup.topology.ranks_per_node())
             .map_err(|error| error.to_string())?;
         let session = Host::install(machine, "Ascend910B1").map_err(|error| error.to_string())?;
         let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(|error| error.to_string())?;
         let crash = |it: &Incident| matches!(it, Incident::Crash { .. });
-        let unnoticed = |it: &Incident| matches!(it, Incident::Crash { noticed: false, .. });
-        let (crashes, is_noticed) = (setup.incidents.iter().any(crash), !setup.incidents.iter().any(unnoticed));
-        if !is_noticed {
+        let crashes = setup.incidents.iter().any(crash);
+        if setup.incidents.iter().any(is_unnoticed) {
             session.silence();
         }
         for incident in &setup.incidents {
@@ -136,14 +173,8 @@ impl Backend for Twin {
             befalls.map_err(|error| error.to_string())?;
         }
         let builder = Cluster::builder(setup.topology, self.library.path()).settings(setup.settings);
-        let cluster =
-            builder.roles(Self::roles(setup.seed, setup.topology.nodes())).build(&session.table(), setup.shape);
-        let ran = cluster.map(|cluster| {
-            cluster.run(async |endpoint| {
-                let rank = endpoint.rank();
-                befall(user(endpoint), || session.has_crashed(rank.0), is_noticed).await
-            })
-        });
+        let builder = builder.roles(Self::roles(setup.seed, setup.topology.nodes())).plant(self.plant);
+        let ran = builder.build(&session.table(), setup.shape).and_then(|cluster| body(&session, cluster));
         let again = |what: String| format!("{what} (seed {})", setup.seed);
         if let Some(fault) = session.fault() {
             return Err(again(format!("the twin: {fault}")));
@@ -161,10 +192,28 @@ impl Backend for Twin {
             left => Err(again(format!("blocks of memory, streams, events left: {left:?}"))),
         }
     }
-
-    fn probe(&self, _setup: &Setup, _scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
-        Err("there is no kernel that executes scripts of verbs yet".to_owned())
-    }
 }
 
-ep_conformance::suite!(Twin::new());
+/// Seeds that are tried until one catches a fault.
+const PLANTED_SEEDS: u64 = 40;
+
+/// Each of these faults is caught by its case.
+fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
+    let kernels = Twin::new(0, &["EP_TEST"]);
+    for (plant, name, said) in IN_CASES {
+        let twin = Twin { library: kernels.library.clone(), seeds: PLANTED_SEEDS, plant: plant as u32 };
+        let case = cases::<Twin>().into_iter().find(|case| case.name == name);
+        let case = case.ok_or_else(|| format!("there is no case {name}"))?;
+        match (case.body)(&twin) {
+            Err(error) if error.contains(said) => {}
+            Err(error) => return Err(format!("{plant:?} is caught as {error}, expected {said}").into()),
+            Ok(()) => return Err(format!("{plant:?} is not caught by {name} in {PLANTED_SEEDS} seeds").into()),
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let planted = Trial::test("planted_faults_are_caught_by_cases", planted_faults_are_caught_by_cases);
+    Suite::default().on("twin", Twin::new(0, &[])).with(vec![planted]).run()
+}

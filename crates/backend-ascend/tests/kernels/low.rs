@@ -1,5 +1,7 @@
 //! Low latency through endpoints, and the faults that are planted in its kernels.
 
+use std::cell::Cell as Shared;
+
 use ep_ascend::args::Plant;
 use ep_ascend::twin::{Host, Machine};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
@@ -7,6 +9,7 @@ use ep_conformance::drive;
 use ep_conformance::low_latency::{Seen, Weighing, results, round, upload, verify, weights};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::low_latency::LowRouting;
+use ep_core::port::{Cell, Counter, LaneKind};
 use ep_core::reference::World;
 use ep_core::{Element, Endpoint as _, Error, Fault, LowLatency as _, Nanos, Rank, RankSet, Settings, Shape, Topology};
 
@@ -33,7 +36,7 @@ pub(crate) enum Story {
     Int8,
     /// Dispatches, of which the next is sent before the last is received; rank 0 takes its time before each.
     Ahead,
-    /// Dispatches of few long rows, each sent right behind another.
+    /// Dispatches of few long rows, each sent right behind another; rank 2's card is slow.
     Close,
     /// Rank 0 dispatches where the others combine.
     OtherKind,
@@ -45,8 +48,14 @@ pub(crate) enum Story {
     OtherMode,
     /// What rank 2 sends to rank 1 is lost: rank 0 waits for rank 1, which waits for rank 2.
     Chain,
+    /// The same where rank 1 begins to wait when rank 0 has waited for more than half of its time.
+    LateChain,
     /// Nothing comes of rank 2.
     Absent,
+    /// The same, and ranks 0 and 1 wait for each other, too, as what they send each other is lost.
+    Mutual,
+    /// Rank 2, whose card is slow, ends when all have sent: the others receive what it has sent.
+    Ends,
     /// Rank 2 leaves, and rank 1 takes its time: whoever has failed, has masked rank 2 and waits again blames nobody.
     Left,
 }
@@ -66,7 +75,7 @@ impl Story {
 
     const fn roles(self) -> Roles {
         match self {
-            Self::Wide | Self::Left => Roles { senders: 4, receivers: 4, ..FEW },
+            Self::Wide | Self::Left | Self::Mutual => Roles { senders: 4, receivers: 4, ..FEW },
             _ => FEW,
         }
     }
@@ -76,7 +85,7 @@ impl Story {
 type Told = Result<Vec<(Weighing, Seen)>, Error>;
 
 /// Lets the other ranks go on meanwhile.
-async fn linger() {
+pub(crate) async fn linger() {
     linger_for(60).await;
 }
 
@@ -91,7 +100,8 @@ async fn linger_for(turns: u32) {
     .await;
 }
 
-async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Story) -> Told {
+/// `have_sent`: ranks of [`Story::Ends`] whose sending halves have ended.
+async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Story, have_sent: &Shared<u32>) -> Told {
     let me = ep.rank().0;
     let both = [Weighing::AtSource, Weighing::AtExperts];
     let (x, routing) = upload(ep, batch, Weighing::AtSource)?;
@@ -156,13 +166,29 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
         Story::OtherMode if me == 0 => {
             drive::round(ep, world, batch, &drive::Round::default()).await?;
         }
-        Story::Chain => {
+        Story::Chain | Story::LateChain => {
+            let late = story == Story::LateChain && me == 1;
             for _ in 0..2 {
                 let sent = ep.send_dispatch(&x, &routing).await?;
+                let until = ep.now() + Nanos(ALLOWED.0 / 8 * 5);
+                while late && ep.now() < until {
+                    linger_for(2).await;
+                }
                 ep.receive_dispatch(&sent).await?;
             }
         }
-        Story::Absent | Story::Left if me == 2 => {}
+        Story::Absent | Story::Mutual | Story::Left if me == 2 => {}
+        Story::Ends => {
+            let sent = ep.send_dispatch(&x, &routing).await;
+            have_sent.set(have_sent.get() + 1);
+            if me != 2 {
+                ep.receive_dispatch(&sent?).await?;
+            }
+            // Who has not sent yet may find that it is gone.
+            while me == 2 && have_sent.get() < RANKS {
+                linger_for(2).await;
+            }
+        }
         Story::Left => {
             if me == 1 {
                 linger().await;
@@ -182,7 +208,7 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
                 ep.low_latency_dispatch(&x, &routing).await?;
             }
         }
-        Story::OtherMode | Story::Absent => {
+        Story::OtherMode | Story::Absent | Story::Mutual => {
             let sent = ep.send_dispatch(&x, &routing).await?;
             ep.receive_dispatch(&sent).await?;
         }
@@ -216,8 +242,8 @@ fn is_as_told(story: Story, told: &[Told]) -> bool {
         }
         Story::Masked | Story::MaskedLate => told[0].is_ok() && fault(2) == Some(Fault::MaskedBy { peer: Rank(0) }),
         Story::OtherMode => (1..3).all(|rank| matches!(fault(rank), Some(Fault::Aborted { reporter: Rank(0), .. }))),
-        Story::Left => told.iter().all(Result::is_ok),
-        Story::Chain => culprit(0) == Some(Rank(2)) && culprit(1) == Some(Rank(2)),
+        Story::Left | Story::Ends => told.iter().all(Result::is_ok),
+        Story::Chain | Story::LateChain | Story::Mutual => culprit(0) == Some(Rank(2)) && culprit(1) == Some(Rank(2)),
         Story::Absent => (0..2).all(|rank| match fault(rank) {
             Some(Fault::Timeout { waited, .. }) => {
                 culprit(rank) == Some(Rank(2)) && waited < Nanos(ALLOWED.0 / 16 * 17)
@@ -240,10 +266,9 @@ pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u
         if matches!(story, Story::Long | Story::Ahead | Story::Left) { Nanos(10 * ALLOWED.0) } else { ALLOWED };
     let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(allowed).build();
     let settings = settings.expect("settings");
-    let batches = Workload::new(shape, vec![if story == Story::Close { 2 } else { 9 }; RANKS as usize])
-        .seed(seed)
-        .batches()
-        .expect("batches");
+    // Few rows leave room in the queues: a half ends before the card has done them.
+    let tokens = if matches!(story, Story::Close | Story::Ends) { 2 } else { 9 };
+    let batches = Workload::new(shape, vec![tokens; RANKS as usize]).seed(seed).batches().expect("batches");
     let world = World::new(shape, topology, RankSet::new()).expect("a world");
     let machine = Machine::new(library(), seed, RANKS, topology.ranks_per_node()).expect("a machine");
     let session = Host::install(machine, "Ascend910B3").expect("the thread's only twin");
@@ -251,18 +276,24 @@ pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u
     let befalls = session.befall(|machine| {
         machine.hurry(HURRY);
         match story {
-            Story::Chain => machine.block((2, 1), 0..layout.window_bytes(), 0, None),
+            Story::Chain | Story::LateChain => machine.block((2, 1), 0..layout.window_bytes(), 0, None),
+            Story::Mutual => [(0, 1), (1, 0)].into_iter().try_for_each(|(from, to)| {
+                let cell = layout.cell(Cell::new(Rank(from), LaneKind::LowRows, Counter::Tail), 1).0;
+                machine.block((from, to), cell / 64 * 64..cell / 64 * 64 + 64, 0, None)
+            }),
+            Story::Ends | Story::Close => machine.starve_card(2),
             _ => Ok(()),
         }
     });
     befalls.expect("a rank of the machine");
     let builder = Cluster::builder(topology, library().path()).settings(settings).roles(roles).plant(plant);
     let cluster = builder.build(&session.table(), shape).expect("a cluster");
+    let have_sent = Shared::new(0);
     // Nobody else leaves before all have ended.
     let ran = cluster.run(async |mut ep| {
         let batch = &batches[ep.rank().index()];
-        let told = live(&mut ep, &world, batch, story).await;
-        (told, Some(ep).filter(|ep| story != Story::Left || ep.rank() != Rank(2)))
+        let told = live(&mut ep, &world, batch, story, &have_sent).await;
+        (told, Some(ep).filter(|ep| !matches!(story, Story::Left | Story::Ends) || ep.rank() != Rank(2)))
     });
     let told: Vec<Told> = ran.into_iter().map(|(told, _)| told).collect();
     if let Some(fault) = session.fault() {
@@ -304,6 +335,8 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LowMaskUnheard, Story::MaskedLate, &["failure: "]),
     (Plant::LowVerdictUnheard, Story::OtherMode, &["failure: "]),
     (Plant::LowSilent, Story::Chain, &["failure: "]),
+    (Plant::LowAskedTooEarly, Story::LateChain, &["failure: "]),
+    (Plant::LowExplainedFirst, Story::Mutual, &["failure: "]),
     (Plant::LowNoDeadline, Story::Absent, &["failure: "]),
     (Plant::LowWholeBlocks, Story::Rounds, &["floor: "]),
     (Plant::LowFirstPiece, Story::Long, &["oracle: "]),
@@ -330,7 +363,15 @@ fn each_fault_in_low_latency_is_caught_by_what_it_breaks() {
 fn low_latency_without_a_plant_does_as_it_must() {
     let some =
         [Story::Rounds, Story::Wide, Story::Int8, Story::Ahead, Story::OtherKind, Story::Masked, Story::MaskedLate];
-    for story in some.into_iter().chain([Story::OtherMode, Story::Chain, Story::Absent, Story::Left]) {
+    for story in some.into_iter().chain([
+        Story::OtherMode,
+        Story::Chain,
+        Story::LateChain,
+        Story::Absent,
+        Story::Left,
+        Story::Ends,
+        Story::Mutual,
+    ]) {
         for seed in 1..=SEEDS / 2 {
             assert_eq!(found(story, seed, 0), None, "{story:?}, seed {seed}");
         }

@@ -26,6 +26,7 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LowFarSilent, Story::Chain, &["failure: "]),
     (Plant::LowFarUnreceived, Story::Rounds, &["deadline: "]),
     (Plant::LowFarMaskUntold, Story::Masked, &["failure: "]),
+    (Plant::LowFarUndrained, Story::Ends, &["failure: "]),
     // The queues are throughput mode's, and so are these faults.
     (Plant::OwnerStays, Story::Rounds, &["roce: "]),
     (Plant::OtherDepth, Story::Rounds, &["roce: "]),
@@ -45,7 +46,14 @@ fn each_fault_in_low_latency_between_servers_is_caught_by_what_it_breaks() {
 #[test]
 fn low_latency_between_servers_without_a_plant_does_as_it_must() {
     let some = [Story::Rounds, Story::Wide, Story::Int8, Story::Ahead, Story::Close, Story::OtherKind, Story::Masked];
-    for story in some.into_iter().chain([Story::OtherMode, Story::Chain, Story::Absent, Story::Left]) {
+    for story in some.into_iter().chain([
+        Story::OtherMode,
+        Story::Chain,
+        Story::LateChain,
+        Story::Absent,
+        Story::Left,
+        Story::Ends,
+    ]) {
         for seed in 1..=2 {
             assert_eq!(found(story, seed, 0), None, "{story:?}, seed {seed}");
         }

@@ -63,42 +63,6 @@ c_struct! {
 }
 
 c_struct! {
-    /// A step of a script of verbs.
-    pub(crate) struct Step = "EpStep" {
-        /// EP_VERB_...
-        pub(crate) verb: u32,
-        /// The other rank: reader or writer.
-        pub(crate) peer: u32,
-        /// Index of the lane.
-        pub(crate) lane: u32,
-        /// Byte of a write.
-        pub(crate) fill: u32,
-        /// Place in the window.
-        pub(crate) from: u64,
-        /// As from.
-        pub(crate) to: u64,
-        /// Bytes.
-        pub(crate) len: u64,
-        /// Published or awaited.
-        pub(crate) value: u64,
-        /// Address that a read copies to.
-        pub(crate) out: u64,
-    }
-}
-
-c_struct! {
-    /// What a step saw.
-    pub(crate) struct Saw = "EpSaw" {
-        /// EP_SAW_...
-        pub(crate) status: u64,
-        /// Of the cell.
-        pub(crate) value: u64,
-        /// Nanoseconds.
-        pub(crate) waited: u64,
-    }
-}
-
-c_struct! {
     /// Parameters of ep_probe_kernel.
     pub(crate) struct Probe = "EpProbeArgs" {
         /// EpStep [steps of all scripts].
@@ -161,44 +125,6 @@ c_struct! {
         pub(crate) number: u64,
         /// Nanoseconds that all wait then.
         pub(crate) pause: u64,
-    }
-}
-
-c_enum! {
-    /// What a step does.
-    pub enum Verb = "EP_VERB" {
-        /// Writes `len` bytes of `fill` to `to` in the own window.
-        Write = 0,
-        /// Reads `len` bytes at `from` in the own window.
-        Read = 1,
-        /// Puts `len` bytes from `from` in the own window to `to` in that of `peer`.
-        Put = 2,
-        /// Gets `len` bytes from `from` in the window of `peer` to `to` in the own.
-        Get = 3,
-        /// Publishes `value` in the probe cell of `lane` at `peer`.
-        Publish = 4,
-        /// Waits until the probe cell of `lane` of `peer` is at least `value`.
-        Wait = 5,
-        /// Looks at that cell.
-        Peek = 6,
-        /// Waits until all puts are complete.
-        Flush = 7,
-    }
-}
-
-c_enum! {
-    /// How a step ended.
-    pub enum Ended = "EP_SAW" {
-        /// It did what it says.
-        Done = 0,
-        /// The time was up.
-        Timeout = 1,
-        /// Bytes at `from` are outside the window.
-        OutsideFrom = 2,
-        /// Bytes at `to` are.
-        OutsideTo = 3,
-        /// The rank that was waited for is gone.
-        Gone = 4,
     }
 }
 

@@ -2,13 +2,11 @@
 //! ranks than GPUs.
 #![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
-mod scripts;
-
 use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use ep_conformance::script::{Script, Seen};
+use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
 use ep_core::{Error, Layout, Nanos};
@@ -38,7 +36,6 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
         Requirement::Departures
         | Requirement::FarLowLatency
-        | Requirement::FarRejoin
         | Requirement::Get
         | Requirement::Incidents
         | Requirement::LowLatency
@@ -170,8 +167,8 @@ where
 pub fn probe_on(cluster: &Cluster, setup: &Setup, scripts: &[Script]) -> Result<Vec<Option<Vec<Seen>>>, String> {
     let layout = Layout::new(&setup.shape, &setup.topology, &setup.settings).and_then(Layout::with_kernels);
     let bytes = layout.map_err(|error| error.to_string())?.window_bytes();
-    let translated: Vec<_> = scripts.iter().map(scripts::to_device).collect();
+    let translated: Vec<_> = scripts.iter().map(device::to_device).collect();
     let logs = cluster.probe(&translated).map_err(|error| error.to_string())?;
-    let seen = |(script, log): (&Script, &Vec<_>)| Some(scripts::seen(script, log, bytes));
+    let seen = |(script, log): (&Script, &Vec<_>)| Some(device::seen(script, log, bytes));
     Ok(scripts.iter().zip(&logs).map(seen).collect())
 }

@@ -21,6 +21,7 @@
 //! zero at first. A kernel that cannot go on writes a [`Report`] and ends; [`Report::error`] is what the user gets.
 
 mod far;
+pub mod probe;
 mod report;
 mod roles;
 mod state;

@@ -21,13 +21,21 @@ pub(in crate::endpoint) struct LowHalves {
     pub(super) mask: RankSet,
     /// Whom the last half named, if it failed.
     pub(in crate::endpoint) failed: Option<Rank>,
+    /// Whether queues to other servers may still have to do what a half has posted.
+    undrained: bool,
     /// `[ranks]`: the last word for which a rank was waited for once more.
     words: Vec<u64>,
 }
 
 impl LowHalves {
     pub(in crate::endpoint) fn new(ranks: u32, mask: &RankSet) -> Self {
-        Self { flights: Flights::default(), mask: mask.clone(), failed: None, words: vec![0; ranks as usize] }
+        Self {
+            flights: Flights::default(),
+            mask: mask.clone(),
+            failed: None,
+            undrained: false,
+            words: vec![0; ranks as usize],
+        }
     }
 }
 
@@ -127,6 +135,7 @@ impl AscendEndpoint {
         let (call, kind) = (self.low_call(), work.kind as u32);
         self.look_who_is_gone()?;
         self.is_running = true;
+        self.low.undrained = self.topology().nodes() > 1;
         // SAFETY: `work` keeps what its parameters name, and callers what is given besides, until the launch has ended; they have checked that
         // there is room for the batch and for all that may come. Of what this rank launched before, only positions may run.
         let ticket = unsafe { self.device.low_launch(&call, half, Low { op, kind, ..args }, left) }?;
@@ -265,8 +274,19 @@ impl AscendEndpoint {
         self.ended().await?;
         self.is_running = true;
         // SAFETY: the struct names nothing but what the device keeps. What this rank launched before has ended.
-        unsafe { self.device.low_tell(&self.low_call(), masked, culprit) }?;
+        unsafe { self.device.low_tell(&self.low_call(), masked, culprit, false) }?;
         self.ended().await
+    }
+
+    /// Lets a launch wait for what halves have posted to other servers: who leaves, or closes its queues, before it is there would be missed. What this
+    /// rank launched before has ended.
+    pub(in crate::endpoint) fn low_drain(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.low.undrained) {
+            return Ok(());
+        }
+        self.is_running = true;
+        // SAFETY: as of `low_tell`.
+        unsafe { self.device.low_tell(&self.low_call(), &RankSet::new(), None, true) }
     }
 
     /// Counts the rows that this rank exchanged with each other rank.

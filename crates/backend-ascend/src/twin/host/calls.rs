@@ -5,15 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
+use super::ipc;
+use super::network::NETWORK;
 use super::objects::{Args, Block, Place};
-use super::{HOST, Host, TURNS_A_LOOK, answer};
+use super::{HOST, Host, IDLE_TICKS, TURNS_A_LOOK, answer};
 use crate::driver::{
     BATCH, Code, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, INVALID_PARAM, LaunchConfig, MALLOC_HUGE_FIRST,
-    MALLOC_HUGE_FIRST_P2P, Network, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE,
-    RT_INVALID_HANDLE, RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_ALLOCATION, RT_MEMORY_FREE, RT_PARAM_INVALID,
-    RT_STREAM_CONTEXT, RT_VECTOR_CORE_EXCEPTION, SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
+    MALLOC_HUGE_FIRST_P2P, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE, RT_INVALID_HANDLE,
+    RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_ALLOCATION, RT_MEMORY_FREE, RT_PARAM_INVALID, RT_STREAM_CONTEXT,
+    RT_VECTOR_CORE_EXCEPTION, SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
 };
-use crate::twin::{QueueView, Reach, TwinError};
+use crate::twin::{Reach, TwinError};
 
 pub(super) const TABLE: Table = Table {
     init: Some(init),
@@ -39,7 +41,12 @@ pub(super) const TABLE: Table = Table {
     append_arg: Some(append_arg),
     finalize_args: Some(finalize_args),
     launch: Some(launch),
-    network: Some(Network { depth: DEPTH, key, queue, close }),
+    process_number: Some(ipc::process_number),
+    export_memory: Some(ipc::export),
+    allow_import: Some(ipc::allow),
+    import_memory: Some(ipc::import),
+    close_memory: Some(ipc::close),
+    network: Some(NETWORK),
     ..Table::empty("twin", clock)
 };
 
@@ -48,40 +55,28 @@ const MEMORY: usize = 64 << 30;
 /// Bytes of it that this machine lends: who asks for more gets none, as of a full device.
 const BACKED: usize = 1 << 30;
 
-/// Elements of a queue: few, so that queues are full now and then, and laps are many.
-const DEPTH: u32 = 8;
-
 /// Asks the machine of the thread's twin.
-fn ask<T>(what: impl FnOnce(&mut Host) -> Result<T, TwinError>) -> Result<T, Code> {
+pub(super) fn ask<T>(what: impl FnOnce(&mut Host) -> Result<T, TwinError>) -> Result<T, Code> {
     HOST.with_borrow_mut(|host| {
         let host = host.as_mut().ok_or(INVALID_PARAM)?;
         what(host).map_err(|error| host.refuse("the network", RT_PARAM_INVALID, error))
     })
 }
 
-fn key(device: u32, at: u64, bytes: u64, is_target: bool) -> Result<u32, Code> {
-    ask(|host| host.machine.key(device, at, bytes, is_target))
-}
-
-/// Cards poll by their firmware on some devices, and kernels do on others.
-fn queue(from: u32, to: u32) -> Result<QueueView, Code> {
-    ask(|host| host.machine.queue(from, to, DEPTH, from % 2 == 1))
-}
-
-fn close(device: u32) -> Result<(), Code> {
-    ask(|host| host.machine.close_queues(device))
-}
-
-/// The machine's time.
+/// The machine's time. Where nothing can move there, it passes while somebody asks for it.
 fn clock() -> u64 {
-    HOST.with_borrow(|host| host.as_ref().map_or(0, |host| host.machine.cycles() * 20))
+    HOST.with_borrow_mut(|host| {
+        let Some(host) = host else { return 0 };
+        host.machine.pass_idle_time(IDLE_TICKS);
+        host.machine.cycles() * 20
+    })
 }
 
 /// Gives a value to a caller.
 ///
 /// # Safety
 /// `to` is null or may be written to.
-unsafe fn give<T>(host: &mut Host, call: &'static str, to: *mut T, value: T) -> Code {
+pub(super) unsafe fn give<T>(host: &mut Host, call: &'static str, to: *mut T, value: T) -> Code {
     if to.is_null() {
         return host.refuse(call, INVALID_PARAM, "the result has no place");
     }
@@ -92,7 +87,7 @@ unsafe fn give<T>(host: &mut Host, call: &'static str, to: *mut T, value: T) -> 
 
 impl Host {
     /// The thread's device.
-    fn device(&mut self, call: &'static str) -> Result<u32, Code> {
+    pub(super) fn device(&mut self, call: &'static str) -> Result<u32, Code> {
         if !self.objects.is_initialised {
             return Err(self.refuse(call, UNINITIALIZED, "aclInit was not called"));
         }
@@ -250,8 +245,13 @@ unsafe extern "C" fn malloc(address: *mut *mut c_void, bytes: usize, policy: i32
             return RT_MEMORY_ALLOCATION;
         }
         let reach = if policy == MALLOC_HUGE_FIRST_P2P { Reach::Group } else { Reach::Own };
-        match host.machine.alloc(device, bytes as u64, reach) {
-            Ok(at) => {
+        let given = match host.is_shared && reach == Reach::Group {
+            true => host.alloc_shared(device, bytes as u64),
+            false => host.machine.alloc(device, bytes as u64, reach).map(Some),
+        };
+        match given {
+            Ok(None) => RT_MEMORY_ALLOCATION,
+            Ok(Some(at)) => {
                 host.objects.memory.insert(at, Block { device, bytes: bytes as u64 });
                 // SAFETY: the caller gives a place for it.
                 unsafe { give(host, CALL, address, at as *mut c_void) }
@@ -268,6 +268,7 @@ extern "C" fn free(address: *mut c_void) -> Code {
         if host.objects.memory.remove(&at).is_none() {
             return host.refuse(CALL, RT_MEMORY_FREE, format_args!("no memory begins at {address:p}"));
         }
+        host.objects.shared.remove(&at);
         // A kernel that reaches for it from now on breaks a rule.
         match host.machine.release(at) {
             Ok(()) => SUCCESS,

@@ -6,6 +6,8 @@
 //! moves while somebody asks for an event. The clock is the machine's.
 
 mod calls;
+mod ipc;
+mod network;
 mod objects;
 
 use std::cell::RefCell;
@@ -18,6 +20,8 @@ use objects::Objects;
 
 /// Turns of the scheduler for each look at an event.
 const TURNS_A_LOOK: u64 = 2_000;
+/// Ticks that pass for each look at the clock of an idle machine: 50 us.
+const IDLE_TICKS: u64 = 2_500;
 
 thread_local! {
     static HOST: RefCell<Option<Host>> = const { RefCell::new(None) };
@@ -36,6 +40,8 @@ pub struct Host {
     calls: BTreeMap<&'static str, u64>,
     /// Whether the library hears of a device whose cores have stopped.
     has_heartbeat: bool,
+    /// Whether windows are shared with other processes, each with a twin of its own.
+    is_shared: bool,
 }
 
 impl fmt::Debug for Host {
@@ -65,6 +71,7 @@ impl Host {
                 failures: BTreeMap::new(),
                 calls: BTreeMap::new(),
                 has_heartbeat: true,
+                is_shared: false,
             });
             Ok(Session { _here: std::marker::PhantomData })
         })
@@ -164,9 +171,19 @@ impl Session {
         self.with(|host| host.has_heartbeat = false);
     }
 
+    /// From now on memory for peers may be shared with other processes, each of which has a twin of its own, of which it runs one rank.
+    pub fn share(&self) {
+        self.with(|host| host.is_shared = true);
+    }
+
     /// Copies that something has befallen on their way.
     pub fn befallen(&self) -> u64 {
         self.with(|host| host.machine.befallen())
+    }
+
+    /// Whether a rank's cores are suspended.
+    pub fn is_suspended(&self, rank: u32) -> bool {
+        self.with(|host| host.machine.is_suspended(rank).unwrap_or(false))
     }
 
     /// Whether a rank's cores have stopped for ever.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::network::Known;
+
 /// A block of device memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
@@ -32,6 +34,14 @@ pub(super) struct Objects {
     pub(super) device: Option<u32>,
     /// By address.
     pub(super) memory: BTreeMap<u64, Block>,
+    /// By address: what the network left on devices.
+    pub(super) contexts: BTreeMap<u64, Block>,
+    /// By address: descriptors of memory that other processes may map.
+    pub(super) shared: BTreeMap<u64, i32>,
+    /// By key: where memory of other processes is mapped.
+    pub(super) imported: BTreeMap<String, u64>,
+    /// By device: the memory that its card knows.
+    pub(super) known: BTreeMap<u32, Known>,
     /// By handle: the device.
     pub(super) streams: BTreeMap<u64, u32>,
     pub(super) events: BTreeMap<u64, (u32, Option<Place>)>,
@@ -50,6 +60,10 @@ impl Objects {
             is_initialised: false,
             device: None,
             memory: BTreeMap::new(),
+            contexts: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            imported: BTreeMap::new(),
+            known: BTreeMap::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             binaries: Vec::new(),
@@ -68,12 +82,15 @@ impl Objects {
 
     /// The block that some bytes lie in.
     pub(super) fn block(&self, at: u64, bytes: u64) -> Option<Block> {
-        let (start, block) = self.memory.range(..=at).next_back()?;
-        let offset = at - start;
-        (offset <= block.bytes && bytes <= block.bytes - offset).then_some(*block)
+        let of = |blocks: &BTreeMap<u64, Block>| {
+            let (start, block) = blocks.range(..=at).next_back()?;
+            let offset = at - start;
+            (offset <= block.bytes && bytes <= block.bytes - offset).then_some(*block)
+        };
+        of(&self.memory).or_else(|| of(&self.contexts))
     }
 
     pub(super) fn left(&self) -> [usize; 3] {
-        [self.memory.len(), self.streams.len(), self.events.len()]
+        [self.memory.len() + self.imported.len(), self.streams.len(), self.events.len()]
     }
 }

@@ -1,12 +1,13 @@
 //! Scripts of the suite as devices execute them, and what they saw as the suite expects it.
 
-use ep_conformance::script::{Script, Seen, Step};
+use ep_core::device::probe::{self, Ended, Saw, Verb};
 use ep_core::port::{LaneId, LaneKind, Offset};
 use ep_core::{Fault, Phase, Rank};
-use ep_cuda::probe::{self, Ended, Saw, Verb};
+
+use super::{Script, Seen, Step};
 
 /// The script for a device.
-pub(crate) fn to_device(script: &Script) -> probe::Script {
+pub fn to_device(script: &Script) -> probe::Script {
     probe::Script { rank: script.rank, allowed: script.allowed, steps: script.steps.iter().map(step).collect() }
 }
 
@@ -27,12 +28,13 @@ fn step(step: &Step) -> probe::Step {
         Step::Wait { writer, kind, at_least } => probe::Step { value: at_least, ..named(Verb::Wait, writer, kind) },
         Step::Peek { writer, kind } => named(Verb::Peek, writer, kind),
         Step::Flush { lane } => named(Verb::Flush, lane.peer, lane.kind),
-        Step::PutUnits { .. } | Step::Units { .. } => unreachable!("{step:?}: lacks(Units)"),
+        // Kernels have no units: such a step is refused.
+        Step::PutUnits { .. } | Step::Units { .. } => probe::Step { peer: u32::MAX, ..probe::Step::new(Verb::Flush) },
     }
 }
 
 /// What the steps of `script` saw, in windows of `window` bytes.
-pub(crate) fn seen(script: &Script, log: &[Saw], window: u64) -> Vec<Seen> {
+pub fn seen(script: &Script, log: &[Saw], window: u64) -> Vec<Seen> {
     script.steps.iter().zip(log).map(|(step, saw)| seen_by(step, saw, window)).collect()
 }
 
