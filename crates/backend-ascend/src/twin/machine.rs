@@ -26,6 +26,7 @@ pub struct Machine {
     pub(super) library: Library,
     pub(super) machine: *mut c_void,
     ranks: u32,
+    group: u32,
 }
 
 impl Machine {
@@ -39,7 +40,7 @@ impl Machine {
         }
         // SAFETY: the function takes any numbers that are not 0, and gives a machine of its own.
         let machine = unsafe { (library.functions().new)(seed, ranks, group) };
-        Ok(Self { library: library.clone(), machine, ranks })
+        Ok(Self { library: library.clone(), machine, ranks, group })
     }
 
     pub(super) fn rank(&self, rank: u32) -> Result<(), TwinError> {
@@ -298,6 +299,11 @@ impl Machine {
     /// Ranks that it has.
     pub const fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// Whether two ranks are of one group.
+    pub(super) const fn is_group(&self, one: u32, other: u32) -> bool {
+        one / self.group == other / self.group
     }
 
     /// Ticks of the system counter so far, of 20 ns each: one a turn, but for [`Machine::hurry`].

@@ -20,7 +20,9 @@
 //! the test program does, however that ends.
 
 mod hub;
+pub mod plans;
 mod rank;
+pub mod started;
 mod wire;
 
 pub(crate) use hub::Pool;
