@@ -232,7 +232,7 @@ void Machine::look_who_is_busy() {
 int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
     for (uint64_t turn = 0; turn < turns; ++turn) {
         if (faulty()) return 1;
-        if (launches_ended_[awaited] >= launches) return 0;
+        if (launches_ended_[awaited] >= launches && (!shared_ || network.is_idle())) return 0;
         wake();
         if (stale_) look_who_is_busy();
         if (busy_.empty() && under_way_.empty() && network.is_idle()) return 0;
@@ -262,7 +262,7 @@ int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
         if (core.ended()) cores.erase(cores.begin() + (std::ptrdiff_t)index);
         if (cores.empty()) end_launch(rank);
     }
-    return faulty() ? 1 : 2;
+    return faulty() ? 1 : shared_ && !network.is_idle() ? 3 : 2;
 }
 
 void Machine::broken(const Core* core, const char* call, const char* rule, const char* text) {

@@ -235,7 +235,8 @@ public:
     void launch(uint32_t rank, Launch launch);
     /* 0: all launches have ended. 1: a fault. 2: not yet, after so many turns. */
     int run(uint64_t turns);
-    /* The same, but ends as soon as `launches` launches of rank have ended. */
+    /* The same, but ends as soon as `launches` launches of rank have ended. Where ranks are processes, nobody moves this one's card while its host
+       does something else: so the card has done all by then. 3: it has not yet. */
     int run_until(uint64_t turns, uint32_t rank, uint64_t launches);
     /* Launches of a rank that have ended. */
     uint64_t launches_ended(uint32_t rank) const { return launches_ended_[rank]; }

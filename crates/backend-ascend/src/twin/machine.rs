@@ -134,7 +134,8 @@ impl Machine {
         }
     }
 
-    /// Runs until so many launches of a rank have ended since the machine was made; whether they have, after so many turns at most.
+    /// Runs until so many launches of a rank have ended since the machine was made; whether they have, after so many turns at most. Where ranks are
+    /// processes, the rank's card has sent all that was posted, too.
     ///
     /// # Errors
     /// [`TwinError::Invalid`] for a rank that the machine does not have, [`TwinError::Fault`] where a rule was broken.
@@ -144,6 +145,7 @@ impl Machine {
         match unsafe { (self.library.functions().run_until)(self.machine, turns, rank, launches) } {
             // SAFETY: the machine is this library's, and alive.
             1 => Err(TwinError::Fault(unsafe { self.library.fault(self.machine) })),
+            3 => Ok(false),
             _ => Ok(self.launches_ended(rank)? >= launches),
         }
     }
