@@ -325,6 +325,7 @@ int twin_is_suspended(const twin::Machine* machine, uint32_t rank) { return mach
 void twin_go_on(twin::Machine* machine, uint32_t rank, uint64_t within) { machine->go_on(rank, within); }
 void twin_pass_idle_time(twin::Machine* machine, uint64_t ticks) { machine->pass_idle_time(ticks); }
 void twin_starve(twin::Machine* machine, uint32_t rank) { machine->starve(rank); }
+void twin_starve_card(twin::Machine* machine, uint32_t rank) { machine->network.starve(rank); }
 void twin_block(twin::Machine* machine, uint32_t from, uint32_t to, uint64_t begin, uint64_t end, uint64_t after, uint64_t late) {
     machine->block(twin::Way{from, to, begin, end, after, late});
 }

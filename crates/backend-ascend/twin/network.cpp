@@ -9,6 +9,8 @@ namespace {
 constexpr uint32_t kWrite = 3;
 /* Messages of a queue that travel at a time. */
 constexpr std::size_t kUnderWay = 6;
+/* A queue's turn comes once in so many, where its rank's card is starved. */
+constexpr uint32_t kStarved = 1024;
 
 uint32_t word(const unsigned char* element, uint32_t at) {
     uint32_t value;
@@ -53,7 +55,7 @@ QueueView Network::add_queue(uint32_t from, uint32_t to, uint32_t depth, bool po
     queue.from = from;
     queue.to = to;
     queue.mtu = 1024u << machine_.random.below(3);
-    queue.laziness = 1u << machine_.random.below(8);
+    queue.laziness = (starved_ >> from & 1) != 0 ? kStarved : 1u << machine_.random.below(8);
     QueueView& view = queue.view;
     view.number = ++made_ * 16 + (uint32_t)machine_.random.below(16);
     view.depth = depth;

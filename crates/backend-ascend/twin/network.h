@@ -48,6 +48,8 @@ public:
     /* A queue from a rank to another. The depth is a power of 2. */
     QueueView add_queue(uint32_t from, uint32_t to, uint32_t depth, bool polls);
 
+    /* The queues of a rank that are made from now on get few turns. */
+    void starve(uint32_t rank) { starved_ |= 1ull << rank; }
     /* Ends all queues of a rank. */
     void close(uint32_t rank);
     /* The rank is suspended, until it goes on: of some of its queues nothing moves. */
@@ -101,6 +103,7 @@ private:
     Machine& machine_;
     std::deque<Queue> queues_;
     std::vector<Key> keys_;
+    uint64_t starved_ = 0; /* ranks, a bit each */
     uint32_t made_ = 0;
     uint64_t sent_ = 0;
 };

@@ -3,6 +3,7 @@
 //! What every device has in common (`EpRank`, `EpLocal`, `EpReport` ...) is [`ep_core::device`]'s.
 
 mod checks;
+mod hca;
 mod low_latency;
 mod pulled;
 mod throughput;
@@ -10,6 +11,7 @@ mod throughput;
 pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Plant, RingStep};
+pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
@@ -135,6 +137,10 @@ pub(crate) fn header() -> String {
         StepSaw::declaration(),
         Probe::declaration(),
         Posts::declaration(),
+        HcaQueue::declaration(),
+        HcaRegion::declaration(),
+        HcaState::declaration(),
+        Hca::declaration(),
         Ceiling::declaration(),
         Meet::declaration(),
     ];

@@ -31,6 +31,7 @@ pub struct Builder {
     settings: Option<Settings>,
     gpus: Option<Vec<usize>>,
     multiprocessors: Option<u32>,
+    left: u32,
     low_latency_multiprocessors: Option<u32>,
     priority: i32,
     wait_for_kernels: bool,
@@ -78,6 +79,12 @@ impl Builder {
     /// Multiprocessors of its GPU that a rank's kernels occupy, 2 or more. Automatic: 24, or less where ranks share a GPU.
     pub const fn multiprocessors(mut self, count: u32) -> Self {
         self.multiprocessors = Some(count);
+        self
+    }
+
+    /// Multiprocessors of each GPU that the ranks' kernels leave to others, which run at the same time. Automatic: 0.
+    pub const fn leaves(mut self, count: u32) -> Self {
+        self.left = count;
         self
     }
 
@@ -187,7 +194,8 @@ impl Builder {
 
     /// What kernels of a rank take of its GPU, which `sharing` ranks share.
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
-        let most = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1) / sharing;
+        let present = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1);
+        let most = present.saturating_sub(self.left) / sharing;
         let blocks = self.multiprocessors.unwrap_or(24.min(most));
         // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
         let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
@@ -236,6 +244,7 @@ impl Cluster {
             settings: None,
             gpus: None,
             multiprocessors: None,
+            left: 0,
             low_latency_multiprocessors: None,
             priority: 0,
             wait_for_kernels: false,

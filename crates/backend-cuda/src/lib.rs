@@ -41,6 +41,7 @@
 //!   driver, build  the driver and NVRTC, safely; compiled kernels on disk
 //!   far, proxy     lanes between nodes that a thread of the host posts to
 //!   posting        what lanes need of a GPU that its kernels post to
+//!   hca            adapters that GPUs play, with the feature of that name
 //! ```
 //!
 //! The feature `workshop` publishes what the project's own tests and measurements need of the inside: the kernels' build,
@@ -66,6 +67,8 @@ pub mod checks;
 pub mod probe;
 
 pub mod driver;
+#[cfg(feature = "hca")]
+pub mod hca;
 pub mod proxy;
 
 mod args;

@@ -18,6 +18,9 @@ pub struct PostingGpu {
     /// Beside that of the rank's kernels, which may run.
     stream: Arc<Stream>,
     known: Arc<Ranges>,
+    /// Where registers are mapped: the adapter's own are, where this is none.
+    #[cfg(feature = "hca")]
+    beside: Option<Arc<crate::hca::Hca>>,
 }
 
 impl PostingGpu {
@@ -34,7 +37,20 @@ impl PostingGpu {
         }
         let known = Arc::new(Ranges::new());
         known.add(window, bytes);
-        Ok(Self { stream: Stream::new(device, 0)?, known })
+        let stream = Stream::new(device, 0)?;
+        Ok(Self {
+            stream,
+            known,
+            #[cfg(feature = "hca")]
+            beside: None,
+        })
+    }
+
+    /// The same beside adapters that GPUs play: their registers lie in memory, which adapters' do not.
+    #[cfg(feature = "hca")]
+    #[must_use]
+    pub fn beside(self, hca: &Arc<crate::hca::Hca>) -> Self {
+        Self { beside: Some(Arc::clone(hca)), ..self }
     }
 }
 
@@ -129,10 +145,18 @@ impl PostingDevice for PostingGpu {
     }
 
     fn map_register(&self, page: NonNull<u8>, bytes: usize) -> Result<u64, Error> {
+        #[cfg(feature = "hca")]
+        if let Some(hca) = &self.beside {
+            return hca.registers().map(self.stream.device(), page, bytes);
+        }
         Ok(self.stream.device().map_register(page, bytes)?)
     }
 
     fn unmap_register(&self, page: NonNull<u8>) {
+        #[cfg(feature = "hca")]
+        if let Some(hca) = &self.beside {
+            return hca.registers().unmap(page);
+        }
         self.stream.device().unmap_register(page);
     }
 }

@@ -90,6 +90,7 @@ EP_DEV void ep_prefetch(const void*) {}
 EP_DEV EpUnit ep_ld16_once(const void* at) { return ep_ld16(at); }
 template <class T> static inline T __ldcg(const T* at) { return *(const volatile T*)at; }
 template <class T, class V> static inline T atomicAdd(T* at, V by) { return __atomic_fetch_add(at, (T)by, __ATOMIC_RELAXED); }
+template <class T, class V> static inline T atomicAdd_system(T* at, V by) { return __atomic_fetch_add(at, (T)by, __ATOMIC_ACQ_REL); }
 template <class T, class V> static inline T atomicOr(T* at, V by) { return __atomic_fetch_or(at, (T)by, __ATOMIC_RELAXED); }
 template <class T, class V> static inline T atomicExch(T* at, V by) { return __atomic_exchange_n(at, (T)by, __ATOMIC_RELAXED); }
 template <class T, class V, class W> static inline T atomicCAS(T* at, V from, W by) { return toy_replace(at, (T)from, (T)by); }

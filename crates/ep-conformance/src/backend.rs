@@ -59,8 +59,6 @@ pub enum Requirement {
     Nodes,
     /// The backend has low latency between nodes.
     FarLowLatency,
-    /// A rank that ranks of other nodes have masked rejoins them. Part of [`Requirement::FarLowLatency`], but for a known fault.
-    FarRejoin,
     /// The backend can make every incident happen.
     Incidents,
     /// The backend can slow ranks down and end them so that their peers notice it: [`Incident::Starve`], [`Incident::Exit`]

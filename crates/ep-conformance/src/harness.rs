@@ -68,6 +68,13 @@ impl Suite {
         self
     }
 
+    /// Of what it has so far, with those alone whose names `takes` holds for.
+    #[must_use]
+    pub fn only(mut self, takes: impl Fn(&str) -> bool) -> Self {
+        self.0.retain(|trial| takes(trial.name()));
+        self
+    }
+
     /// Runs all cases, as [`main`] does.
     pub fn run(self) -> ExitCode {
         run(self.0)

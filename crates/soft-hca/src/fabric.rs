@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::carrier::{self, Carrier, Work};
 use crate::complaint::Complaint;
 use crate::devx::qp::QpState;
 use crate::engine::{self, At};
@@ -109,6 +110,14 @@ impl Builder {
         Fabric { shared, names, engine: None }
     }
 
+    /// Cards whose elements `carrier` carries out. They do nothing themselves, and take no dmabuf: a carrier knows memory by its address.
+    pub fn carried(mut self, carrier: &Arc<dyn Carrier>) -> Fabric {
+        self.model.dmabuf = false;
+        let fabric = self.stepped();
+        fabric.shared.lock().cards.iter_mut().for_each(|card| card.carrier = Some(Arc::clone(carrier)));
+        fabric
+    }
+
     /// Cards that a thread drives, in real time.
     pub fn running(self) -> Fabric {
         let mut fabric = self.stepped();
@@ -160,6 +169,9 @@ impl Fabric {
     /// Does one thing that a card may do now. False: there is nothing to do, or what there is was put off.
     pub fn step(&self) -> bool {
         let mut state = self.shared.lock();
+        if state.cards.iter().any(|card| card.carrier.is_some()) {
+            return false;
+        }
         state.clock += 1000;
         engine::step(&mut state)
     }
@@ -173,6 +185,13 @@ impl Fabric {
                 return;
             }
         }
+    }
+
+    /// Tells a carrier what there is to do, once it has halted. Right until its [`Carrier::halt`] is called, which it is not while `take` runs.
+    pub fn hand_over<R>(&self, take: impl FnOnce(Work) -> R) -> R {
+        let mut state = self.shared.lock();
+        state.cards.iter_mut().for_each(CardState::halt);
+        take(carrier::work(&state))
     }
 
     /// Lets time pass for a stepped fabric: peers that do not answer are given up after
@@ -245,12 +264,18 @@ impl Card {
 
     /// What it has done.
     pub fn counts(&self) -> Counts {
-        self.with(|card| card.counts)
+        self.with(|card| {
+            card.halt();
+            card.counts
+        })
     }
 
     /// Its queue pairs.
     pub fn queue_pairs(&self) -> Vec<QpView> {
-        self.with(|card| card.qps.iter().map(|(&number, qp)| qp.view(number)).collect())
+        self.with(|card| {
+            card.halt();
+            card.qps.iter().map(|(&number, qp)| qp.view(number)).collect()
+        })
     }
 
     /// How many objects (contexts, domains, regions, memories, pages, queues, handles) have not been given back.
@@ -277,6 +302,7 @@ impl Card {
     /// The card dies: it does nothing from now on, and its peers hear nothing.
     pub fn kill(&self) {
         self.with(|card| {
+            card.halt();
             card.dead = true;
             card.changes += 1;
         });
@@ -287,7 +313,10 @@ impl Card {
     /// # Panics
     /// Where the card has no such queue pair.
     pub fn cut(&self, qp: u32, cut: bool) {
-        self.with(|card| card.qps.get_mut(&qp).expect("a queue pair of this card").cut = cut);
+        self.with(|card| {
+            card.halt();
+            card.qps.get_mut(&qp).expect("a queue pair of this card").cut = cut;
+        });
     }
 
     /// The element that comes `after` others from now on ends with this syndrome, and so breaks its queue pair.
@@ -295,6 +324,9 @@ impl Card {
     /// # Panics
     /// Where the card has no such queue pair.
     pub fn break_element(&self, qp: u32, after: u64, syndrome: u8) {
-        self.with(|card| card.qps.get_mut(&qp).expect("a queue pair of this card").planted = Some((after, syndrome)));
+        self.with(|card| {
+            card.halt();
+            card.qps.get_mut(&qp).expect("a queue pair of this card").planted = Some((after, syndrome));
+        });
     }
 }

@@ -45,6 +45,8 @@
 //!
 //! - [`Builder::stepped`]: cards do one thing for each call of [`Fabric::step`]. A seed replays exactly.
 //! - [`Builder::running`]: a thread drives them, for drivers that wait.
+//! - [`Builder::carried`]: someone else carries elements out, where queues lie in memory that no CPU reaches ([`Carrier`]). The cards decode
+//!   commands and keep objects; nothing below of liberties holds.
 //!
 //! # What a card may do
 //!
@@ -100,6 +102,7 @@
 pub mod abi;
 mod bits;
 mod c;
+mod carrier;
 mod complaint;
 mod devx;
 mod engine;
@@ -112,6 +115,7 @@ mod objects;
 mod rng;
 
 pub use c::{stray_pointers, symbol};
+pub use carrier::{Carrier, Progress, Queue, Region, Work};
 pub use complaint::{Complaint, Rule};
 pub use devx::qp::QpState;
 pub use fabric::{Builder, Card, Fabric, QpView};

@@ -1,8 +1,10 @@
 //! What a card holds for its users.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use crate::abi;
+use crate::carrier::Carrier;
 use crate::complaint::{Complaint, Rule};
 use crate::devx::qp::QpState;
 use crate::engine::cqe::{Cqe, Writing};
@@ -202,6 +204,8 @@ pub(crate) struct CardState {
     pub(crate) counts: Counts,
     /// Functions that fail on demand: calls until then, errno, and the firmware's status and syndrome where it has them.
     pub(crate) failures: Vec<Failure>,
+    /// Who carries its elements out, where it does not itself.
+    pub(crate) carrier: Option<Arc<dyn Carrier>>,
 }
 
 /// A function that fails on demand.
@@ -235,6 +239,7 @@ impl CardState {
             complaints: Vec::new(),
             counts: Counts::default(),
             failures: Vec::new(),
+            carrier: None,
         }
     }
 

@@ -5,7 +5,8 @@
  *
  *   put        an RDMA write, or several where it is long; no bell, unless EP_MLX5_BATCH elements wait for one
  *   publish    a fetch-add of 8 bytes on the rows' own queue pair, of what the cell lacks: an atomic comes after all earlier requests of its
- *              queue pair, however these were placed. It goes by the key of the cells, a region without relaxed ordering. Then the bell
+ *              queue pair, however these were placed. It goes by the key of the cells, a region without relaxed ordering. Then the bell.
+ *              With EP_MLX5_ORDERED_WRITE a write of the value, which lies in the element: into that region a write comes after all earlier ones
  *   bell       elements, and how many completions were read; a fence; the record; a fence; the register. With EP_MLX5_DOUBLE_BELL the register is rung before the record, too
  *   ticket     of a put: the number of elements up to its last, ever
  *   completed  the completion of element `i` is there when its owner bit is that of the round i / places and its opcode is not 15. One that
@@ -18,6 +19,8 @@
 
 #define EP_MLX5_WRITE 0x08u
 #define EP_MLX5_FETCH_ADD 0x12u
+/* The bytes lie in the element, behind their number. */
+#define EP_MLX5_INLINE 0x80000000u
 /* Asks for a completion. */
 #define EP_MLX5_COMPLETE 0x08u
 /* An element that failed: at its own adapter, or at the peer's. */
@@ -114,6 +117,11 @@ EP_DEV EpUnit ep_mlx5_data(ep_u64 bytes, ep_u32 key, ep_u64 address) {
     return ep_mlx5_unit((ep_u32)bytes, key, (ep_u32)(address >> 32), (ep_u32)address);
 }
 
+/* Eight bytes as they lie in memory. */
+EP_DEV EpUnit ep_mlx5_inline(ep_u64 bits) {
+    return ep_unit((ep_i32)ep_mlx5_big(EP_MLX5_INLINE | 8), (ep_i32)bits, (ep_i32)(bits >> 32), 0);
+}
+
 /* Nothing is posted any more. */
 EP_DEV ep_u32 ep_mlx5_refuse(EpMlx5* q) {
     q->status = EP_FAR_REFUSED;
@@ -156,8 +164,13 @@ EP_DEV ep_u32 ep_far_publish(EpFar lane, ep_u64 cell, ep_u64 bits, ep_u64 until)
     const ep_u64 at = cell - q->cells[bank];
     if (at >= q->cell_bytes || at % 8 != 0) return ep_mlx5_refuse(q);
     ep_u64* last = (ep_u64*)(q->last + bank * q->cell_bytes + at);
+#if EP_MLX5_ORDERED_WRITE
+    const EpUnit value = ep_mlx5_inline(bits), unused = ep_unit(0, 0, 0, 0);
+    const ep_u32 status = ep_mlx5_post(q, EP_MLX5_WRITE, 3, q->to + cell, q->cells_key, value, unused, until);
+#else
     const EpUnit add = ep_mlx5_wide(bits - *last, 0, 0), returned = ep_mlx5_data(8, q->returned_key, q->returned);
     const ep_u32 status = ep_mlx5_post(q, EP_MLX5_FETCH_ADD, 4, q->to + cell, q->cells_key, add, returned, until);
+#endif
     if (status != EP_FAR_OK) return status;
     *last = bits;
     ep_mlx5_ring(q);

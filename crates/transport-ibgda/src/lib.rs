@@ -34,7 +34,7 @@
 //! | rule | by |
 //! |---|---|
 //! | F1, F2 | RDMA writes of exactly the span; the adapter checks key and range |
-//! | F3 | an 8-byte fetch-add on the rows' own queue pair, into a region without relaxed ordering |
+//! | F3 | an 8-byte fetch-add on the rows' own queue pair, or a write ([`Signal`]), into a region without relaxed ordering |
 //! | F4 | one thread posts to a lane; a fetch-add adds the difference to what was published last, and a retry by the adapter is executed once |
 //! | F5 | the completion of the put's last element, or of a later one of that queue pair |
 //! | F6 | waits for room and for completions end at the verb's deadline; a peer that does not answer is noticed by the adapter before |
@@ -72,6 +72,6 @@ pub use device::{HostDevice, HostMemory, Lent};
 pub use error::Error;
 pub use lanes::{Ibgda, IbgdaLanes};
 pub use library::Library;
-pub use settings::{Doorbell, Settings};
+pub use settings::{Doorbell, Settings, Signal};
 pub use state::source;
 pub use survey::{Adapter, survey};

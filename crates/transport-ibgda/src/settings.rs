@@ -14,6 +14,18 @@ pub enum Doorbell {
     Double,
 }
 
+/// How a cell is raised after the rows before it (rule F3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Signal {
+    /// An 8-byte fetch-add of the difference on the rows' queue pair: an atomic is executed after all earlier requests, however these were placed.
+    #[default]
+    FetchAdd,
+    /// A write of the value, which lies in the element itself: the adapter fetches nothing, and nothing comes back. Right where a write into
+    /// memory without relaxed ordering, as that of cells, becomes visible after all earlier ones of its queue pair: not where the network spreads a
+    /// queue pair over several paths.
+    OrderedWrite,
+}
+
 /// Settings of the transport; the same on all ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
@@ -22,6 +34,7 @@ pub struct Settings {
     pub(crate) far_lanes: Queues,
     pub(crate) relaxed: bool,
     pub(crate) doorbell: Doorbell,
+    pub(crate) signal: Signal,
     pub(crate) service_level: u8,
     pub(crate) traffic_class: u8,
     pub(crate) ack_timeout: u8,
@@ -38,6 +51,7 @@ impl Default for Settings {
             far_lanes: Queues::PER_ROLE,
             relaxed: false,
             doorbell: Doorbell::Single,
+            signal: Signal::FetchAdd,
             service_level: 0,
             traffic_class: 0,
             ack_timeout: 14,
@@ -82,6 +96,11 @@ impl Settings {
     /// How an adapter is told that there are new elements.
     pub fn doorbell(self, doorbell: Doorbell) -> Self {
         Self { doorbell, ..self }
+    }
+
+    /// How a cell is raised after the rows before it.
+    pub fn signal(self, signal: Signal) -> Self {
+        Self { signal, ..self }
     }
 
     /// The service level of all packets; on Ethernet, their priority (PCP) where there is a VLAN.

@@ -4,7 +4,7 @@ use ep_core::c_struct;
 use ep_core::declare::CStruct as _;
 use ep_core::transport::DeviceSource;
 
-use crate::settings::{Doorbell, Settings};
+use crate::settings::{Doorbell, Settings, Signal};
 
 c_struct! {
     /// The state of a lane whose queue pair a kernel posts to. The host writes it when lanes connect; then the one thread that posts does.
@@ -64,11 +64,13 @@ c_struct! {
 pub fn source(settings: &Settings) -> DeviceSource {
     let begin = "#ifndef EP_FAR_LANES_H\n#define EP_FAR_LANES_H\n#include \"ep_far.h\"\n";
     let text = [begin, &QueueState::declaration(), include_str!("../kernels/ep_far_mlx5.h")].concat();
+    let ordered_write = u32::from(settings.signal == Signal::OrderedWrite);
     let double = u32::from(settings.doorbell == Doorbell::Double);
     let defines = vec![
         ("EP_MLX5_BATCH", format!("{}u", settings.batch)),
         ("EP_MLX5_LONGEST", format!("{}ull", settings.longest)),
         ("EP_MLX5_DOUBLE_BELL", double.to_string()),
+        ("EP_MLX5_ORDERED_WRITE", ordered_write.to_string()),
     ];
     DeviceSource { text, defines, state_bytes: size_of::<QueueState>() as u64 }
 }

@@ -9,7 +9,7 @@ use ep_core::port::LaneId;
 
 use crate::account::Account;
 use crate::settings::Signal;
-use crate::sys::{self, Remote, SendRequest, Sge};
+use crate::sys::{self, Remote, Requests, SendRequest, Sge, Zeroed as _};
 use crate::verbs::{QueuePair, Region};
 
 /// Requests posted with one doorbell, at most.
@@ -124,7 +124,7 @@ pub(crate) struct Lane {
     /// The key for the cells in it.
     pub(crate) cells_key: u32,
     scratch: Scratch,
-    requests: Box<[SendRequest]>,
+    requests: Requests,
     entries: Box<[Sge]>,
     account: Account,
     /// Requests ever, for the slots of what they send.
@@ -155,7 +155,7 @@ impl Lane {
             target: Place::default(),
             cells_key: 0,
             scratch,
-            requests: vec![SendRequest::zeroed(); BATCH].into(),
+            requests: Requests(vec![SendRequest::zeroed(); BATCH].into()),
             entries: vec![Sge::default(); BATCH].into(),
             account: Account::new(scratch.sends),
             turn: 0,
@@ -233,9 +233,7 @@ impl Lane {
         let inline = if travels_inside(opcode, source, bytes, pair.inline) { sys::SEND_INLINE } else { 0 };
         let at = self.account.gathered();
         self.entries[at] = Sge { addr: source.address, length: bytes, lkey: source.key };
-        let mut request = SendRequest::zeroed();
-        (request.num_sge, request.opcode, request.send_flags, request.remote) = (1, opcode, inline, remote);
-        self.requests[at] = request;
+        self.requests.0[at] = sys::request(opcode, inline, remote);
         self.account.gather();
         self.turn += 1;
     }
@@ -245,7 +243,7 @@ impl Lane {
         let Some(pair) = self.pair.as_ref().filter(|_| self.account.gathered() > 0) else { return };
         let identifier =
             |last| Identifier { lane: self.index, connection: self.connection, event: Event::Sent { last } }.bits();
-        let (requests, entries) = (self.requests.as_mut_ptr(), self.entries.as_mut_ptr());
+        let (requests, entries) = (self.requests.0.as_mut_ptr(), self.entries.as_mut_ptr());
         for at in 0..self.account.gathered() {
             let last = at + 1 == self.account.gathered();
             // SAFETY: `at` and, before the last, the one after it are below the boxes' length.
@@ -370,9 +368,9 @@ impl Lane {
         if identifier.connection != self.connection & 0xf_ffff || self.pair.is_none() {
             return;
         }
-        if completion.status != 0 {
-            let cause = cause(completion.status);
-            tracing::warn!(lane = %self.id, %cause, status = completion.status, vendor = completion.vendor_err, "lane broke");
+        if let Some((status, vendor)) = sys::failure(completion) {
+            let cause = cause(status);
+            tracing::warn!(lane = %self.id, %cause, status, vendor, "lane broke");
             // Nothing of it is under way any more, whatever the adapter has still to say.
             self.close(cause);
             return;
@@ -381,7 +379,7 @@ impl Lane {
             Event::Sent { last: true } => self.account.complete(),
             Event::Sent { last: false } => {}
             Event::Received { slot } => {
-                match completion.opcode {
+                match sys::kind(completion) {
                     sys::WC_RECV_RDMA_WITH_IMM => self.arrived += 1,
                     _ => self.waiting.push(self.record(slot, scratch)),
                 }

@@ -14,7 +14,7 @@ use crate::lane::{Identifier, Lane, Place, SLOT, Scratch};
 use crate::memory::Memory;
 use crate::offer::{End, Header, Offer};
 use crate::settings::{Settings, Signal, automatic};
-use crate::sys;
+use crate::sys::{self, Zeroed as _};
 use crate::verbs::{Completions, Depths, Domain, Path, QueuePair, Region};
 
 /// Completions taken at a time.
@@ -314,7 +314,7 @@ impl RoceLanes {
             };
             let window = self.window.memory();
             for completion in &taken[..count] {
-                let identifier = Identifier::of(completion.wr_id);
+                let identifier = Identifier::of(sys::identifier(completion));
                 let Some(lane) = self.lanes.get_mut(identifier.lane) else { continue };
                 lane.complete(identifier, completion, &self.scratch, |at, bits| {
                     if let Some(cell) = window.word(at) {

@@ -261,6 +261,17 @@ impl Machine {
         Ok(())
     }
 
+    /// Gives the queues of a rank's card few turns, those that are made from now on: what is posted there stays under way for long.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] for a rank that the machine does not have.
+    pub fn starve_card(&mut self, rank: u32) -> Result<(), TwinError> {
+        self.rank(rank)?;
+        // SAFETY: the machine is alive, and has the rank.
+        unsafe { (self.library.functions().starve_card)(self.machine, rank) };
+        Ok(())
+    }
+
     /// Lets the copies of rank `from` to some bytes of the windows of `to` vanish, or land only so many ticks after they have ended for the core
     /// that issued them; after so many that pass unharmed.
     ///

@@ -1,5 +1,7 @@
 //! Low latency through endpoints, and the faults that are planted in its kernels.
 
+use std::cell::Cell as Shared;
+
 use ep_ascend::args::Plant;
 use ep_ascend::twin::{Host, Machine};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
@@ -34,7 +36,7 @@ pub(crate) enum Story {
     Int8,
     /// Dispatches, of which the next is sent before the last is received; rank 0 takes its time before each.
     Ahead,
-    /// Dispatches of few long rows, each sent right behind another.
+    /// Dispatches of few long rows, each sent right behind another; rank 2's card is slow.
     Close,
     /// Rank 0 dispatches where the others combine.
     OtherKind,
@@ -52,7 +54,7 @@ pub(crate) enum Story {
     Absent,
     /// The same, and ranks 0 and 1 wait for each other, too, as what they send each other is lost.
     Mutual,
-    /// Rank 2 ends right after a sending half: the others receive what it has sent.
+    /// Rank 2, whose card is slow, ends when all have sent: the others receive what it has sent.
     Ends,
     /// Rank 2 leaves, and rank 1 takes its time: whoever has failed, has masked rank 2 and waits again blames nobody.
     Left,
@@ -98,7 +100,8 @@ async fn linger_for(turns: u32) {
     .await;
 }
 
-async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Story) -> Told {
+/// `have_sent`: ranks of [`Story::Ends`] whose sending halves have ended.
+async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Story, have_sent: &Shared<u32>) -> Told {
     let me = ep.rank().0;
     let both = [Weighing::AtSource, Weighing::AtExperts];
     let (x, routing) = upload(ep, batch, Weighing::AtSource)?;
@@ -175,8 +178,16 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
             }
         }
         Story::Absent | Story::Mutual | Story::Left if me == 2 => {}
-        Story::Ends if me == 2 => {
-            ep.send_dispatch(&x, &routing).await?;
+        Story::Ends => {
+            let sent = ep.send_dispatch(&x, &routing).await;
+            have_sent.set(have_sent.get() + 1);
+            if me != 2 {
+                ep.receive_dispatch(&sent?).await?;
+            }
+            // Who has not sent yet may find that it is gone.
+            while me == 2 && have_sent.get() < RANKS {
+                linger_for(2).await;
+            }
         }
         Story::Left => {
             if me == 1 {
@@ -197,7 +208,7 @@ async fn live(ep: &mut AscendEndpoint, world: &World, batch: &Batch, story: Stor
                 ep.low_latency_dispatch(&x, &routing).await?;
             }
         }
-        Story::OtherMode | Story::Absent | Story::Mutual | Story::Ends => {
+        Story::OtherMode | Story::Absent | Story::Mutual => {
             let sent = ep.send_dispatch(&x, &routing).await?;
             ep.receive_dispatch(&sent).await?;
         }
@@ -255,10 +266,9 @@ pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u
         if matches!(story, Story::Long | Story::Ahead | Story::Left) { Nanos(10 * ALLOWED.0) } else { ALLOWED };
     let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(allowed).build();
     let settings = settings.expect("settings");
-    let batches = Workload::new(shape, vec![if story == Story::Close { 2 } else { 9 }; RANKS as usize])
-        .seed(seed)
-        .batches()
-        .expect("batches");
+    // Few rows leave room in the queues: a half ends before the card has done them.
+    let tokens = if matches!(story, Story::Close | Story::Ends) { 2 } else { 9 };
+    let batches = Workload::new(shape, vec![tokens; RANKS as usize]).seed(seed).batches().expect("batches");
     let world = World::new(shape, topology, RankSet::new()).expect("a world");
     let machine = Machine::new(library(), seed, RANKS, topology.ranks_per_node()).expect("a machine");
     let session = Host::install(machine, "Ascend910B3").expect("the thread's only twin");
@@ -271,16 +281,18 @@ pub(crate) fn found_over(topology: Topology, roles: Roles, story: Story, seed: u
                 let cell = layout.cell(Cell::new(Rank(from), LaneKind::LowRows, Counter::Tail), 1).0;
                 machine.block((from, to), cell / 64 * 64..cell / 64 * 64 + 64, 0, None)
             }),
+            Story::Ends | Story::Close => machine.starve_card(2),
             _ => Ok(()),
         }
     });
     befalls.expect("a rank of the machine");
     let builder = Cluster::builder(topology, library().path()).settings(settings).roles(roles).plant(plant);
     let cluster = builder.build(&session.table(), shape).expect("a cluster");
+    let have_sent = Shared::new(0);
     // Nobody else leaves before all have ended.
     let ran = cluster.run(async |mut ep| {
         let batch = &batches[ep.rank().index()];
-        let told = live(&mut ep, &world, batch, story).await;
+        let told = live(&mut ep, &world, batch, story, &have_sent).await;
         (told, Some(ep).filter(|ep| !matches!(story, Story::Left | Story::Ends) || ep.rank() != Rank(2)))
     });
     let told: Vec<Told> = ran.into_iter().map(|(told, _)| told).collect();

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn check(arch: &str) -> Result<String, String> {
-    let kernels = build::check(arch).map_err(|error| error.to_string())?;
+    let kernels = build::check(&Cache::of_user(), arch).map_err(|error| error.to_string())?;
     let line =
         |(kernel, needs): (String, build::Resources)| format!("{arch:8} {kernel:32} {:4} registers\n", needs.registers);
     Ok(kernels.into_iter().map(line).collect())
@@ -55,7 +55,9 @@ fn into(folder: &str) -> Work<'_> {
 
 fn ship(folder: &str) -> Work<'_> {
     Box::new(move |arch| {
-        build::ship(Path::new(folder), arch).map(|()| String::new()).map_err(|error| error.to_string())
+        build::ship(&Cache::of_user(), Path::new(folder), arch)
+            .map(|()| String::new())
+            .map_err(|error| error.to_string())
     })
 }
 

@@ -3,17 +3,18 @@
 use std::path::Path;
 
 use super::cache::{self, Key};
-use super::{ALL, Cache, Target, code, compile, is_whole, side_by_side, targets};
+use super::{ALL, Cache, Target, code, is_whole, side_by_side, targets};
 use crate::error::CudaError;
 use crate::proxy;
 
-/// Compiles all that a GPU of `arch` is given into a folder, which a program names by [`come_from`](super::come_from).
+/// Puts all that a GPU of `arch` is given into a folder, which a program names by [`come_from`](super::come_from). What a cache lacks is
+/// compiled.
 ///
 /// # Errors
-/// As [`compile`]; [`CudaError::Cache`] where the folder cannot be written.
-pub fn ship(folder: &Path, arch: &str) -> Result<(), CudaError> {
+/// As [`code`]; [`CudaError::Cache`] where the folder cannot be written.
+pub fn ship(cache: &Cache, folder: &Path, arch: &str) -> Result<(), CudaError> {
     let made = side_by_side::each(&targets(arch), |target| {
-        let cubin = compile(target)?;
+        let cubin = code(cache, target)?;
         is_whole(&cubin).map_err(|problem| CudaError::Compile {
             kernel: target.source.name(),
             arch: arch.to_owned(),
@@ -28,7 +29,7 @@ pub fn ship(folder: &Path, arch: &str) -> Result<(), CudaError> {
 /// has the same version.
 ///
 /// # Errors
-/// As [`compile`].
+/// As [`code`].
 pub fn fill(cache: &Cache, arch: &str, tests: bool) -> Result<(), CudaError> {
     let plain = ALL
         .into_iter()

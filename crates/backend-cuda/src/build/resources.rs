@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::cubin::{name_at, sections, u16_at, u32_at};
 use ep_core::transport::DeviceSource;
 
-use super::{ALL, CudaError, Source, Target, compile, is_whole, side_by_side};
+use super::{ALL, Cache, CudaError, Source, Target, code, compile, is_whole, side_by_side};
 
 /// Registers and memory of one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,41 +58,40 @@ pub fn resources(cubin: &[u8]) -> Result<BTreeMap<String, Resources>, &'static s
     if all.is_empty() { Err("no kernels") } else { Ok(all) }
 }
 
-/// Compiles all kernels for `arch` and returns what each needs; fails where one that moves rows uses local memory.
+/// Compiles all kernels for `arch`, those for tests too, and returns what each of the others needs; fails where one that moves rows uses
+/// local memory. What a cache has is not compiled again.
 ///
 /// # Errors
-/// As [`compile`], and [`CudaError::Compile`] for local memory.
-pub fn check(arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
-    let mut all = Vec::new();
-    for source in ALL {
-        for target in source.variants(arch).into_iter().chain(source.between_nodes(arch, &crate::proxy::source())) {
-            // Those between nodes take long, and a toy device has their checks.
-            if target.far.is_none() {
-                compile(&target.clone().for_tests(true))?;
-            }
-            all.extend(needs(&target)?);
-        }
-    }
-    Ok(all)
+/// As [`code`], and [`CudaError::Compile`] for local memory.
+pub fn check(cache: &Cache, arch: &str) -> Result<Vec<(String, Resources)>, CudaError> {
+    let proxied = |source: Source| source.between_nodes(arch, &crate::proxy::source());
+    let products: Vec<_> =
+        ALL.into_iter().flat_map(|source| source.variants(arch).into_iter().chain(proxied(source))).collect();
+    // Tests' kernels between nodes take long, and a toy device has their checks.
+    let near = products.iter().filter(|target| target.far.is_none());
+    let tests: Vec<_> = near.map(|target| target.clone().for_tests(true)).collect();
+    side_by_side::each(&tests, |target| code(cache, target))?;
+    let needed = side_by_side::each(&products, |target| needs(target, &code(cache, target)?))?;
+    Ok(needed.into_iter().flatten().collect())
 }
 
 /// The same of kernels that reach other nodes, over lanes with this text.
 ///
 /// # Errors
-/// As [`check`].
+/// As [`compile`], and [`CudaError::Compile`] for local memory.
 pub fn check_over(arch: &str, lanes: &DeviceSource) -> Result<Vec<(String, Resources)>, CudaError> {
     let posts = Target::new(Source::Posts, arch).over(lanes);
     let targets: Vec<_> = ALL.iter().filter_map(|source| source.between_nodes(arch, lanes)).chain([posts]).collect();
-    Ok(side_by_side::each(&targets, needs)?.into_iter().flatten().collect())
+    let needed = side_by_side::each(&targets, |target| needs(target, &compile(target)?))?;
+    Ok(needed.into_iter().flatten().collect())
 }
 
 /// What the kernels of one compilation need.
-fn needs(target: &Target) -> Result<Vec<(String, Resources)>, CudaError> {
-    let cubin = compile(target)?;
+fn needs(target: &Target, cubin: &[u8]) -> Result<Vec<(String, Resources)>, CudaError> {
     let said = |log| CudaError::Compile { kernel: target.source.name(), arch: target.arch.clone(), log };
-    is_whole(&cubin).map_err(|problem| said(problem.to_owned()))?;
+    is_whole(cubin).map_err(|problem| said(problem.to_owned()))?;
     let mut all = Vec::new();
-    for (kernel, needs) in resources(&cubin).map_err(|problem| said(problem.to_owned()))? {
+    for (kernel, needs) in resources(cubin).map_err(|problem| said(problem.to_owned()))? {
         if needs.local_memory > 0 {
             return Err(said(format!("{kernel} uses {} bytes of local memory", needs.local_memory)));
         }

@@ -48,10 +48,12 @@ pub enum Source {
     Probe,
     /// Posts to a lane between nodes, for tests and measurements.
     Posts,
+    /// Plays adapters of a network, for tests and for hosts that have none.
+    Hca,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 20] = [
+pub const ALL: [Source; 21] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -72,6 +74,7 @@ pub const ALL: [Source; 20] = [
     Source::Ceiling,
     Source::Probe,
     Source::Posts,
+    Source::Hca,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
@@ -120,6 +123,7 @@ sources! {
     Ceiling: "measure/ceiling.cu" "ep_ceiling_kernel";
     Probe: "checks/probe.cu" "ep_probe_kernel";
     Posts: "checks/posts.cu" "ep_posts_kernel";
+    Hca: "far/hca.cu" "ep_hca_kernel";
 }
 
 impl Source {
@@ -147,7 +151,15 @@ impl Source {
 
 /// Everything that a GPU of an architecture is given before it is used: all kernels but those of tests and measurements.
 pub fn targets(arch: &str) -> Vec<Target> {
-    let others = [Source::Meet, Source::Ceiling, Source::Probe, Source::Posts, Source::OfferNone, Source::LowLastWords];
+    let others = [
+        Source::Meet,
+        Source::Ceiling,
+        Source::Probe,
+        Source::Posts,
+        Source::Hca,
+        Source::OfferNone,
+        Source::LowLastWords,
+    ];
     ALL.into_iter().filter(|source| !others.contains(source)).flat_map(|source| source.variants(arch)).collect()
 }
 
@@ -165,8 +177,8 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 39] = headers! {
-    "far/": "ep_far_lanes.h" "ep_far_post.h";
+const HEADERS: [(&str, &str); 40] = headers! {
+    "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"

@@ -207,6 +207,18 @@ impl Mapped {
         value
     }
 
+    /// Stores the word at byte `at`, which kernels read, after everything that was done before.
+    ///
+    /// # Panics
+    /// Outside of it: a programming error.
+    #[cfg(feature = "hca")]
+    pub(crate) fn set_word(&self, at: usize, value: u32) {
+        assert!(at.is_multiple_of(4) && self.bytes >= 4 && at <= self.bytes - 4, "word {at} of {} bytes", self.bytes);
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        // SAFETY: in range, aligned, and the device reads words as a whole.
+        unsafe { self.host.add(at).cast::<u32>().write_volatile(value) };
+    }
+
     /// Zeroes it. No kernel may be writing to it.
     pub(crate) fn clear(&self) {
         for at in 0..self.bytes / 4 {

@@ -36,7 +36,6 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
         Requirement::Departures
         | Requirement::FarLowLatency
-        | Requirement::FarRejoin
         | Requirement::Get
         | Requirement::Incidents
         | Requirement::LowLatency

@@ -8,6 +8,7 @@
 mod adapters;
 #[path = "../../../ep-core/tests/core/common/compiler.rs"]
 mod compiler;
+mod hca;
 mod job;
 mod nodes;
 mod program;

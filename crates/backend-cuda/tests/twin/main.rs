@@ -2,21 +2,25 @@
 //! text, on threads of a CPU. Needs g++.
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
-//! keep the processor busy, too, all planted faults, and the whole suite with ranks that are processes, of which some cases are run always.
+//! keep the processor busy, too, all planted faults, and what is run in part otherwise: the whole suite with ranks that are processes, and cases of
+//! several nodes over adapters that GPUs play.
 
-mod adapters;
 #[path = "../common/apart.rs"]
 mod apart;
+#[path = "../common/broken.rs"]
 mod broken;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../checks/planted.rs"]
 mod planted;
+#[path = "../common/posted.rs"]
+mod posted;
+#[path = "../common/striped.rs"]
+mod striped;
 
 use std::env;
 use std::process::ExitCode;
 
-use adapters::OnAdapters;
 use apart::Apart;
 use common::Cuda;
 use ep_conformance::harness::{self, Suite};
@@ -25,8 +29,10 @@ use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::{Error, Layout, Nanos};
 use ep_cuda::CudaEndpoint;
 use ep_cuda::checks::{Checks, Plant};
+use ep_cuda::hca::Pace;
 use ep_cuda_twin::{BUILT, Twin};
 use libtest_mimic::Trial;
+use posted::{Cards, Posted};
 
 /// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
 const DEADLINE: Nanos = Nanos::from_secs(6);
@@ -49,6 +55,18 @@ const APART: [&str; 6] = [
     "nodes_two_of_two",
     "nodes_cached_pulled_and_recut",
     "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+];
+
+/// Cases that run over adapters, too, which GPUs play: rules of far lanes, rows and results, what breaks, who leaves.
+const PLAYED: [&str; 8] = [
+    "far_f3_who_sees_the_value_sees_the_puts_before_it",
+    "far_f9_a_read_before_credit_is_safe_from_what_follows",
+    "nodes_two_of_two",
+    "nodes_in_odd_numbers",
+    "nodes_cached_pulled_and_recut",
+    "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+    "an_error_completion_names_the_peer",
+    "rows_stripe_over_as_many_lanes_as_there_are_channels",
 ];
 
 /// Whether all is run.
@@ -129,7 +147,13 @@ fn main() -> ExitCode {
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
     let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
-    let suite = suite.on_those("adapters", Requirement::Nodes, OnAdapters { absent, all: all() });
+    // A block of the twin is a thread of the processor, and its warps take turns on that.
+    let played = Cards::Played(Pace { warps: 3, ..Pace::default() });
+    let suite = [("adapters", Cards::Soft), ("played", played)].into_iter().fold(suite, |suite, (name, cards)| {
+        let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
+        suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
+    });
+    let suite = suite.only(|name| all() || name.strip_prefix("played::").is_none_or(|name| PLAYED.contains(&name)));
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_found =
         |fault: &planted::Fault| FOUND.contains(&fault.plant) || fault.name().ends_with("::nodes_two_of_two");
@@ -139,6 +163,6 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    let suite = suite.with(planted.collect()).with(broken::trials(absent));
+    let suite = suite.with(planted.collect());
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }

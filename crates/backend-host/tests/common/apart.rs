@@ -52,7 +52,6 @@ where
             | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
-            | Requirement::FarRejoin
             | Requirement::ManyNodes
             | Requirement::ModesHeard
             | Requirement::Scripts => None,

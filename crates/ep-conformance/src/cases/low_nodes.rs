@@ -17,8 +17,6 @@ use crate::low_latency::{Seen, round, verify};
 use crate::workload::{Batch, RoutingKind};
 
 const NODES: &[Requirement] = &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency];
-const REJOINING: &[Requirement] =
-    &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::FarRejoin];
 const INCIDENTS: &[Requirement] =
     &[Requirement::LowLatency, Requirement::Nodes, Requirement::FarLowLatency, Requirement::Incidents];
 const LEAVING: &[Requirement] =
@@ -38,9 +36,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_over_nodes_rows_and_results_of_every_form", NODES, forms::<B>),
         case("low_latency_over_nodes_full_batches_and_empty_ones", NODES, full_and_empty::<B>),
         case("low_latency_over_nodes_two_operations_in_flight", NODES, in_flight::<B>),
-        case("low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", REJOINING, |backend| {
-            low::rejoin_over(backend, 3)
-        }),
+        case("low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", NODES, |backend| low::rejoin_over(backend, 3)),
         case("low_latency_over_nodes_a_crashed_rank_is_masked", INCIDENTS, |backend| low::crash_over(backend, 2)),
         case("low_latency_over_nodes_a_delay_within_the_deadline_heals", INCIDENTS, |backend| {
             low::delay_over(backend, 3)

@@ -74,8 +74,19 @@ fn gpus_of_several_nodes_over_the_loop() {
         assert!(named.iter().any(|what| refusal.contains(what)), "{refusal}");
     }
     assert!(
-        two("--far ibgda --far-devices mlx5_0/mlx5_1").refusal().contains("allowed: auto, or names: mlx5_0,mlx5_1")
+        two("--far ibgda --far-devices mlx5_0/mlx5_1")
+            .refusal()
+            .contains("allowed: auto, gpu, or names: mlx5_0,mlx5_1")
     );
+    let played = two("--far ibgda --far-devices gpu --channels 1 --slots 4 --far-latency 20us --json");
+    if cfg!(feature = "hca") {
+        let run = played.json();
+        assert_eq!((&run["verified"], &run["nodes"]), (&true.into(), &2.into()), "{run}");
+    } else {
+        assert!(played.refusal().contains("a program that was built with the feature hca"));
+    }
+    assert!(two("--far ibgda --far-rate 9").refusal().contains("with --far loop, or --far-devices gpu"));
+    assert!(two("--far ibgda --far-signal counting").refusal().contains("allowed: fetch-add or ordered-write"));
     assert!(two("--far ibgda --far-ack-timeout 30").refusal().contains("ack timeout is 30, allowed: 1 to 18"));
     assert!(two("--far ibgda --far-mtu 1024").refusal().contains("--far with --far-mtu is ibgda, allowed: roce"));
     assert!(two("--far loop --far-ack-timeout 9").refusal().contains("is loop, allowed: roce or ibgda"));

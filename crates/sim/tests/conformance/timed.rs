@@ -36,7 +36,6 @@ impl Backend for Timed {
             | Requirement::Int8
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
-            | Requirement::FarRejoin
             | Requirement::ManyNodes
             | Requirement::ModesHeard
             | Requirement::Scripts => None,

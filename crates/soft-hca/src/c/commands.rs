@@ -158,6 +158,7 @@ pub(super) extern "C" fn mlx5dv_devx_obj_destroy(obj: *mut Obj) -> c_int {
                 return Err(failure.errno);
             }
             if handle.kind == Kind::Qp {
+                card.halt();
                 card.qps.remove(&id);
                 card.silence(id);
                 card.gone.insert(id);

@@ -154,6 +154,7 @@ pub(super) extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
                 let text = format!("region {id:#x} is deregistered while queue pair {number:#x} is {:?}", qp.state);
                 return in_use(card, text);
             }
+            card.halt();
             card.mrs.remove(&id);
             Ok(())
         })

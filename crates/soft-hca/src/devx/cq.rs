@@ -43,13 +43,13 @@ pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
     let entries = whole.part(within, bytes).expect("a part of what was measured");
     let at = command.get(&DBR_ADDR);
     let record = command.umem(ids[1], at, 8, 8, "record")?;
-    if let Some(slot) =
-        (0..1_usize << log_size).find(|slot| entries.bytes(slot * UNIT + cqe::OPCODE_OWNER, 1)[0] >> 4 != cqe::INVALID)
+    let seen = command.card.bytes(&entries, 0, bytes);
+    if let Some(slot) = (0..1_usize << log_size).find(|slot| seen[slot * UNIT + cqe::OPCODE_OWNER] >> 4 != cqe::INVALID)
     {
         let text = format_args!("entry {slot} is not filled with ffh: it may be taken for a completion");
         return command.refuse(Rule::Filled, BAD_PARAM, text);
     }
-    if record.bytes(0, 8) != [0; 8] {
+    if command.card.bytes(&record, 0, 8) != [0; 8] {
         return command.refuse(Rule::Filled, BAD_PARAM, "the record is not zero");
     }
     let context = command.context;

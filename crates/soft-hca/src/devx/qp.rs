@@ -108,6 +108,12 @@ pub(crate) fn create(command: &mut Command<'_>) -> Result<u32, Refusal> {
             return command.refuse(Rule::Unknown, BAD_RESOURCE, text);
         }
     }
+    // A carrier counts completions by queue pair.
+    if command.card.carrier.is_some() && command.card.qps.values().any(|qp| qp.cq == cq) {
+        let text =
+            format_args!("completion queue {cq:#x} is another queue pair's, which cards do not share that are carried");
+        return command.refuse(Rule::Command, BAD_PARAM, text);
+    }
     let page = 4096 << command.get(&LOG_PAGE_SIZE);
     let within = command.get(&PAGE_OFFSET) * 64;
     let bytes = 64_usize << log_size;
@@ -197,6 +203,7 @@ pub(crate) fn modify(command: &mut Command<'_>, opcode: u16, number: u32) -> Res
         RTR2RTS => send(command, number)?,
         _ => {}
     }
+    command.card.halt();
     let input = command.input;
     let qp = command.card.qps.get_mut(&number).expect("looked up above");
     keep(&mut qp.image, input, sets);
@@ -272,7 +279,8 @@ fn send(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
     // What the peer's context says of its own end is compared when the first message comes.
     command.at_most(&LOG_SRA_MAX, 7)?;
     // From now on the card may look at the record.
-    if command.card.qps[&number].record.bytes(0, 8) != [0; 8] {
+    let record = command.card.qps[&number].record.clone();
+    if command.card.bytes(&record, 0, 8) != [0; 8] {
         return command.refuse(Rule::Filled, BAD_PARAM, "the record is not zero, and the queue begins at zero");
     }
     Ok(())
@@ -280,6 +288,7 @@ fn send(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
 
 /// Answers the context.
 pub(crate) fn query(command: &mut Command<'_>, number: u32) -> Result<(), Refusal> {
+    command.card.halt();
     command.shape(0x10, CONTEXT.end, &[&[tables::NUMBER]])?;
     command.must_be(&tables::NUMBER, number.into())?;
     let qp = &command.card.qps[&number];

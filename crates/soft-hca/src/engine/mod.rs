@@ -8,7 +8,7 @@ pub(crate) mod element;
 pub(crate) mod fetch;
 pub(crate) mod layout;
 pub(crate) mod message;
-mod network;
+pub(crate) mod network;
 mod retire;
 
 use crate::devx::qp::QpState;

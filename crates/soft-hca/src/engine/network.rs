@@ -14,10 +14,10 @@ use crate::memory::Memory;
 use crate::objects::{CardState, Mr, Qp};
 
 /// Why a peer does not answer: nothing to blame the driver for, or a connection that does not agree.
-type Silence = Option<String>;
+pub(crate) type Silence = Option<String>;
 
 /// The queue pair that takes what this one sends.
-fn peer(state: &State, at: At) -> Result<At, Silence> {
+pub(crate) fn peer(state: &State, at: At) -> Result<At, Silence> {
     let (own, qp) = (&state.cards[at.0], &state.cards[at.0].qps[&at.1]);
     if qp.cut {
         return Err(None);

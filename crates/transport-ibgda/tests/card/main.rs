@@ -9,7 +9,7 @@ mod mutations;
 mod rank;
 mod rings;
 
-use ep_ibgda::{Doorbell, Settings};
+use ep_ibgda::{Doorbell, Settings, Signal};
 
 use rank::Verbs;
 use rings::{Scenario, run};
@@ -24,6 +24,17 @@ fn rows_arrive_before_they_are_announced_whatever_order_the_card_chooses() {
     let Some(verbs) = Verbs::new(&Settings::new(), None) else { return };
     for seed in 0..scenarios() {
         let scenario = Scenario::of(seed);
+        run(&verbs, &scenario).unwrap_or_else(|wrong| panic!("{wrong}\n{scenario:?}"));
+    }
+}
+
+/// The same where a publish is a write, the value inside its element.
+#[test]
+fn a_publish_that_is_a_write_comes_after_its_rows() {
+    let settings = Settings::new().signal(Signal::OrderedWrite);
+    let Some(verbs) = Verbs::new(&settings, None) else { return };
+    for seed in 0..scenarios() / 2 {
+        let scenario = Scenario::of(2_000_000 + seed);
         run(&verbs, &scenario).unwrap_or_else(|wrong| panic!("{wrong}\n{scenario:?}"));
     }
 }

@@ -1,6 +1,6 @@
 //! What breaks a rule is found: each error, planted in the text or in how it is used, ends some scenario that goes well without it.
 
-use ep_ibgda::{Doorbell, Settings};
+use ep_ibgda::{Doorbell, Settings, Signal};
 use soft_hca::{Link, Mood};
 
 use crate::common::Mutation;
@@ -148,6 +148,21 @@ fn a_signal_that_does_not_follow_its_rows_is_found() {
     is_found("a write into relaxed memory", &settings, (post, write), &["F3", "F4"]);
     let rows = "ep_mlx5_post(q, EP_MLX5_FETCH_ADD, 4, q->to + cell, q->rows_key, add, returned, until)";
     is_found("a fetch-add into relaxed memory", &settings, (post, rows), &[]);
+}
+
+#[test]
+fn a_write_that_is_no_signal_is_found() {
+    let settings = settings(true, Doorbell::Single).signal(Signal::OrderedWrite);
+    let Some(verbs) = Verbs::new(&settings, None) else { return };
+    assert_eq!(found(&verbs, &settings, Plant::Nothing), None);
+    is_found("into relaxed memory", &settings, ("q->cells_key, value", "q->rows_key, value"), &["F3", "F4"]);
+    is_found("without its mark", &settings, ("EP_MLX5_INLINE | 8", "8"), &["Access"]);
+    is_found(
+        "of the difference",
+        &settings,
+        ("ep_mlx5_inline(bits), unused", "ep_mlx5_inline(bits - *last), unused"),
+        &["F4"],
+    );
 }
 
 #[test]

@@ -116,7 +116,7 @@ void a_put_is_a_write_and_rings_no_bell() {
     expect("no record", record, 0);
 }
 
-void a_publish_is_a_fetch_add_of_what_the_cell_lacks_and_rings() {
+void a_publish_is_a_fetch_add_of_what_the_cell_lacks_or_a_write_and_rings() {
     begin(0x51233);
     ep_u64 ticket = 0;
     expect("put", ep_far_put({(ep_u64)&state}, 0, 0, 64, 0, &ticket), EP_FAR_OK);
@@ -124,7 +124,30 @@ void a_publish_is_a_fetch_add_of_what_the_cell_lacks_and_rings() {
     expect("publish", ep_far_publish({(ep_u64)&state}, 0x770018, 0x0001000000000107, 0), EP_FAR_OK);
     expect("kept", last[16 + 3], 0x0001000000000107);
     const ep_u8* element = elements + 64 * (0x51234 % 64);
+#if EP_MLX5_ORDERED_WRITE
+    /* The value as this machine has it, behind its length. */
+    const ep_u64 value = 0x0001000000000107;
 #ifdef ORACLE
+    struct {
+        mlx5_wqe_ctrl_seg control;
+        mlx5_wqe_raddr_seg remote;
+        mlx5_wqe_inl_data_seg inlined;
+        ep_u8 bytes[8];
+    } wanted{};
+    mlx5dv_set_ctrl_seg(&wanted.control, 0x1234, MLX5_OPCODE_RDMA_WRITE, 0, kNumber, MLX5_WQE_CTRL_CQ_UPDATE, 3, 0, 0);
+    wanted.remote.raddr = htobe64(kTo + 0x770018);
+    wanted.remote.rkey = htobe32(kCells);
+    wanted.inlined.byte_count = htobe32(8 | MLX5_INLINE_SEG);
+    memcpy(wanted.bytes, &value, 8);
+    static_assert(offsetof(decltype(wanted), bytes) == 36, "behind its length");
+    /* The last word says nothing. */
+    expect("inline write", element, &wanted, 44);
+#else
+    const Vector<9> wanted({0x00123408, 0xabcdef03, 0x00000008, 0, 0x11223344, 0x55770018, 0x0badcafe, 0, 0x80000008});
+    expect("inline write", element, wanted.bytes, sizeof wanted.bytes);
+    expect("its value", element + 36, &value, 8);
+#endif
+#elif defined(ORACLE)
     struct {
         mlx5_wqe_ctrl_seg control;
         mlx5_wqe_raddr_seg remote;
@@ -262,7 +285,7 @@ static_assert(offsetof(mlx5_cqe64, wqe_counter) == 60 && offsetof(mlx5_cqe64, op
 
 int main() {
     a_put_is_a_write_and_rings_no_bell();
-    a_publish_is_a_fetch_add_of_what_the_cell_lacks_and_rings();
+    a_publish_is_a_fetch_add_of_what_the_cell_lacks_or_a_write_and_rings();
     long_messages_are_split();
     a_batch_rings_by_itself();
     a_place_is_written_when_its_element_has_completed();

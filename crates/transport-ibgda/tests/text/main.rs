@@ -6,7 +6,7 @@ mod common;
 use std::process::Command;
 
 use common::{Mutation, compile};
-use ep_ibgda::{Doorbell, Settings};
+use ep_ibgda::{Doorbell, Settings, Signal};
 
 /// What the program says, run with this text; `Err` where something is not as it should be. None without a compiler.
 fn run(settings: &Settings, mutation: Option<Mutation<'_>>, more: &[&str]) -> Option<Result<String, String>> {
@@ -21,16 +21,20 @@ fn run(settings: &Settings, mutation: Option<Mutation<'_>>, more: &[&str]) -> Op
 #[test]
 fn elements_doorbells_and_completions_are_those_of_the_vectors() {
     for doorbell in [Doorbell::Single, Doorbell::Double] {
-        let Some(said) = run(&Settings::new().doorbell(doorbell), None, &[]) else { return };
-        assert_eq!(said, Ok("all as expected\n".to_owned()), "{doorbell:?}");
+        for signal in [Signal::FetchAdd, Signal::OrderedWrite] {
+            let Some(said) = run(&Settings::new().doorbell(doorbell).signal(signal), None, &[]) else { return };
+            assert_eq!(said, Ok("all as expected\n".to_owned()), "{doorbell:?}, {signal:?}");
+        }
     }
 }
 
 #[test]
 #[ignore = "needs libibverbs-dev"]
 fn elements_and_completions_are_those_of_mlx5dv() {
-    let Some(said) = run(&Settings::new(), None, &["-DORACLE"]) else { return };
-    assert_eq!(said, Ok("all as expected\n".to_owned()));
+    for signal in [Signal::FetchAdd, Signal::OrderedWrite] {
+        let Some(said) = run(&Settings::new().signal(signal), None, &["-DORACLE"]) else { return };
+        assert_eq!(said, Ok("all as expected\n".to_owned()), "{signal:?}");
+    }
 }
 
 /// Errors that the bytes alone show.
@@ -63,14 +67,30 @@ const MUTATIONS: [(&str, Mutation<'_>); 12] = [
         ("    q->status = EP_FAR_BROKEN;\n    return EP_FAR_BROKEN;", "    return EP_MLX5_UNDER_WAY;"),
     ),
     ("a completion of whatever element", ("opcode == 0 && end >> 16 == (ep_u32)(index & 0xffff)", "opcode == 0")),
-    ("a fetch-add by the rows' key", ("q->to + cell, q->cells_key", "q->to + cell, q->rows_key")),
+    ("a fetch-add by the rows' key", ("q->cells_key, add", "q->rows_key, add")),
     ("the value and not the difference", ("bits - *last", "bits")),
+];
+
+/// The same of a publish that is a write.
+const WRITTEN: [(&str, Mutation<'_>); 4] = [
+    ("a length without its mark", ("EP_MLX5_INLINE | 8", "8")),
+    ("another length", ("EP_MLX5_INLINE | 8", "EP_MLX5_INLINE | 4")),
+    (
+        "the halves of the value in the other order",
+        ("(ep_i32)bits, (ep_i32)(bits >> 32), 0", "(ep_i32)(bits >> 32), (ep_i32)bits, 0"),
+    ),
+    ("a write by the rows' key", ("q->cells_key, value", "q->rows_key, value")),
 ];
 
 #[test]
 fn text_that_writes_other_bytes_is_found() {
     for (what, mutation) in MUTATIONS {
         let Some(said) = run(&Settings::new(), Some(mutation), &[]) else { return };
+        assert!(said.is_err(), "not found: {what}");
+    }
+    let settings = Settings::new().signal(Signal::OrderedWrite);
+    for (what, mutation) in WRITTEN {
+        let Some(said) = run(&settings, Some(mutation), &[]) else { return };
         assert!(said.is_err(), "not found: {what}");
     }
 }

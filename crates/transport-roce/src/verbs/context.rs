@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::device::Gid;
 use crate::error::Error;
 use crate::library::Library;
-use crate::sys;
+use crate::sys::{self, Zeroed as _};
 
 /// A port of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -169,12 +169,12 @@ impl Context {
     pub(crate) fn gids(&self, port: &Port) -> Result<Vec<Gid>, Error> {
         let mut gids = Vec::new();
         for index in 0..port.gids {
-            let mut gid = sys::Gid([0; 16]);
+            let mut gid = sys::gid([0; 16]);
             // SAFETY: an opened device and a place for the address.
             let code = unsafe { (self.0.library.ibv_query_gid)(self.raw(), port.number, index as c_int, &mut gid) };
-            if code == 0 && gid.0 != [0; 16] {
+            if code == 0 && sys::bytes_of(&gid) != [0; 16] {
                 let routable = self.gid_kind(port, index).is_none_or(|kind| kind.trim() == "RoCE v2");
-                gids.push(Gid { index: index as u8, bytes: gid.0, routable });
+                gids.push(Gid { index: index as u8, bytes: sys::bytes_of(&gid), routable });
             }
         }
         Ok(gids)

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use super::{Completions, Domain, Port};
 use crate::error::Error;
-use crate::sys;
+use crate::sys::{self, Zeroed as _};
 
 /// What a queue pair holds.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ impl QueuePair {
 
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair lives.
-        unsafe { self.raw.as_ref().number }
+        unsafe { self.raw.as_ref().qp_num }
     }
 
     fn modify(&self, call: &'static str, attributes: &mut sys::QpAttr, mask: c_int) -> Result<(), Error> {
@@ -100,7 +100,7 @@ impl QueuePair {
         // Ethernet has no other addresses; on InfiniBand the local one serves within a subnet.
         to.ah_attr.is_global = port.ethernet.into();
         if port.ethernet {
-            to.ah_attr.grh.dgid = sys::Gid(path.gid);
+            to.ah_attr.grh.dgid = sys::gid(path.gid);
             to.ah_attr.grh.sgid_index = gid_index;
             to.ah_attr.grh.hop_limit = 64;
             to.ah_attr.grh.traffic_class = path.traffic_class;

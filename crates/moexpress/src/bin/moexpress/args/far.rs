@@ -13,11 +13,12 @@ pub(crate) struct FarArgs {
     #[arg(long, value_enum, value_name = "TRANSPORT")]
     pub(crate) far: Option<Far>,
     /// With --far roce or ibgda: the devices of a node's ranks: auto, mlx5_0,mlx5_1; with roce those of different nodes
-    /// with / between: mlx5_0:2, 10.9.0.1/10.9.0.2 [default: auto]
+    /// with / between: mlx5_0:2, 10.9.0.1/10.9.0.2; with ibgda also gpu: adapters that the GPUs play, for tests on
+    /// hosts without any [default: auto]
     #[arg(long, value_name = "LIST", requires = "far")]
     pub(crate) far_devices: Option<String>,
-    /// With --far roce: how the other end learns that rows have come: ordered-write, fetch-add, counting [default: as the
-    /// device can]
+    /// With --far roce or ibgda: how the other end learns that rows have come: ordered-write, fetch-add; with roce also
+    /// counting [default: as the device can; with ibgda fetch-add]
     #[arg(long, value_name = "HOW", requires = "far")]
     pub(crate) far_signal: Option<String>,
     /// With --far roce or ibgda: an adapter repeats what is not answered after 4.096 us x 2^N [default: 14]
@@ -32,10 +33,10 @@ pub(crate) struct FarArgs {
     /// With --far roce or ibgda: service level of all packets, 0 to 15 [default: 0]
     #[arg(long, value_name = "N", requires = "far")]
     pub(crate) far_service_level: Option<u32>,
-    /// With --far loop: GB/s of each rank's card, in and out [default: as fast as cores copy]
+    /// With --far loop, or --far-devices gpu: GB/s of each rank's card, in and out [default: as fast as cores copy]
     #[arg(long, value_name = "GB_S", value_parser = number("a number more than 0, in GB/s"), requires = "far")]
     pub(crate) far_rate: Option<f64>,
-    /// With --far loop: how long a byte is on its way: 2us, 1ms, ... [default: 0s]
+    /// With --far loop, or --far-devices gpu: how long a byte is on its way: 2us, 1ms, ... [default: 0s; with gpu 3us]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "far")]
     pub(crate) far_latency: Option<Duration>,
 }
@@ -45,16 +46,16 @@ impl FarArgs {
     pub(crate) fn misplaced(&self) -> Option<(&'static str, &'static [Far])> {
         const ROCE: &[Far] = &[Far::Roce];
         const RDMA: &[Far] = &[Far::Roce, Far::Ibgda];
-        const LOOP: &[Far] = &[Far::Loop];
+        const MADE: &[Far] = &[Far::Loop, Far::Ibgda];
         let given = [
             ("--far-devices", RDMA, self.far_devices.is_some()),
-            ("--far-signal", ROCE, self.far_signal.is_some()),
+            ("--far-signal", RDMA, self.far_signal.is_some()),
             ("--far-ack-timeout", RDMA, self.far_ack_timeout.is_some()),
             ("--far-mtu", ROCE, self.far_mtu.is_some()),
             ("--far-traffic-class", RDMA, self.far_traffic_class.is_some()),
             ("--far-service-level", RDMA, self.far_service_level.is_some()),
-            ("--far-rate", LOOP, self.far_rate.is_some()),
-            ("--far-latency", LOOP, self.far_latency.is_some()),
+            ("--far-rate", MADE, self.far_rate.is_some()),
+            ("--far-latency", MADE, self.far_latency.is_some()),
         ];
         let misplaced =
             given.into_iter().find(|&(_, of, given)| given && !self.far.is_some_and(|far| of.contains(&far)));

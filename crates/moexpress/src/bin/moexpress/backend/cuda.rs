@@ -36,7 +36,7 @@ fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Erro
     match args.far {
         None => Ok(builder),
         #[cfg(all(feature = "ibgda", target_os = "linux"))]
-        Some(Far::Ibgda) => super::posted::over(builder, args, job.asked_far_lanes),
+        Some(Far::Ibgda) => super::posted::over(builder, args, job.asked_far_lanes, job.topology.ranks()),
         #[cfg(all(feature = "roce", target_os = "linux"))]
         Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
         #[cfg(all(feature = "host", target_os = "linux"))]

@@ -1,5 +1,6 @@
 //! Lanes of adapters that break while kernels use them: the adapter finds out, all ranks name whom it concerns long before the deadline, and what
 //! is left goes on.
+#![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,9 @@ use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_ibgda::{Ibgda, Library};
 use libtest_mimic::Trial;
-use soft_hca::Fabric;
 
-use crate::adapters::{cluster, fabric, settings};
 use crate::common::{self, run_on};
+use crate::posted::{Adapters, Cards, settings};
 
 const DEADLINE: Nanos = Nanos::from_secs(60);
 /// Waits are suspected after three quarters of the deadline: what is named before was named by an adapter.
@@ -28,17 +28,21 @@ type Seen = (Option<Rank>, Duration, Result<Observed, String>);
 struct Job {
     setup: Setup,
     batches: Vec<Batch>,
-    fabric: Fabric,
+    adapters: Adapters,
 }
 
 impl Job {
-    fn new(seed: u64) -> Result<Self, Error> {
+    fn new(seed: u64, cards: Cards) -> Result<Self, String> {
+        let (setup, batches) = Self::setup(seed).map_err(|error| error.to_string())?;
+        Ok(Self { adapters: Adapters::new(&setup, cards)?, setup, batches })
+    }
+
+    fn setup(seed: u64) -> Result<(Setup, Vec<Batch>), Error> {
         let topology = Topology::new(2, 2)?;
         let shape = Shape::builder().experts(8).topk(4).hidden(32).max_tokens(16).build()?;
         let settings = Settings::builder(&shape, &topology).slots(2).deadline(DEADLINE).build()?;
         let batches = Workload::new(shape, vec![9; 4]).seed(seed).batches()?;
-        let setup = Setup::new(shape, topology, seed)?.settings(settings);
-        Ok(Self { setup, batches, fabric: fabric(4, seed) })
+        Ok((Setup::new(shape, topology, seed)?.settings(settings), batches))
     }
 
     fn world(&self, lost: &RankSet) -> Result<World, String> {
@@ -50,7 +54,8 @@ impl Job {
     fn run(&self, lost: &RankSet, harm: impl Fn(Rank) + Send + Sync) -> Result<Vec<(Rank, Seen)>, String> {
         let (whole, left) = (self.world(&RankSet::new())?, self.world(lost)?);
         let how = Round { return_weights: true, ..Round::default() };
-        let outcomes = run_on(cluster(&self.setup, &self.fabric)?, &self.setup, async |mut ep| {
+        let cluster = self.adapters.cluster(&self.setup)?;
+        let outcomes = run_on(cluster, &self.setup, async |mut ep| {
             let me = ep.rank();
             let batch = &self.batches[me.index()];
             let first = round(&mut ep, &whole, batch, &how).await;
@@ -87,17 +92,17 @@ impl Job {
         let mut batches = self.batches.clone();
         lost.iter().for_each(|rank| batches[rank.index()] = Batch::default());
         verify::run(&self.world(lost)?, &batches, &observed).map_err(|error| error.to_string())?;
-        let complaints = self.fabric.complaints();
+        let complaints = self.adapters.fabric().complaints();
         if complaints.is_empty() { Ok(()) } else { Err(format!("{complaints:?}")) }
     }
 }
 
 /// An element of the busiest queue of rank 0, that of its rows to rank 2, ends with an error. All connect anew.
-fn an_error_completion(seed: u64, syndrome: u8) -> Result<(), String> {
-    let job = Job::new(seed).map_err(|error| error.to_string())?;
+fn an_error_completion(cards: Cards, seed: u64, syndrome: u8) -> Result<(), String> {
+    let job = Job::new(seed, cards)?;
     let harm = |me: Rank| {
         if me == Rank(0) {
-            let card = job.fabric.card(0);
+            let card = job.adapters.fabric().card(0);
             let busiest = card.queue_pairs().into_iter().max_by_key(|pair| pair.produced).expect("a queue pair");
             card.break_element(busiest.number, 3, syndrome);
         }
@@ -107,22 +112,22 @@ fn an_error_completion(seed: u64, syndrome: u8) -> Result<(), String> {
 }
 
 /// Nothing comes from node 1 any more, and nothing says so: only its adapters no longer answer.
-fn cards_that_died() -> Result<(), String> {
-    let job = Job::new(1).map_err(|error| error.to_string())?;
+fn cards_that_died(cards: Cards) -> Result<(), String> {
+    let job = Job::new(1, cards)?;
     let lost: RankSet = [Rank(2), Rank(3)].into_iter().collect();
     let harm = |me: Rank| {
         if lost.contains(me) {
-            job.fabric.card(me.index()).kill();
+            job.adapters.fabric().card(me.index()).kill();
         }
     };
     job.check(&lost, &[2, 3], job.run(&lost, harm)?)
 }
 
 /// All packets of the queues between ranks 0 and 2 are lost. All connect anew.
-fn lanes_that_were_cut() -> Result<(), String> {
-    let job = Job::new(2).map_err(|error| error.to_string())?;
+fn lanes_that_were_cut(cards: Cards) -> Result<(), String> {
+    let job = Job::new(2, cards)?;
     let harm = |me: Rank| {
-        let card = job.fabric.card(me.index());
+        let card = job.adapters.fabric().card(me.index());
         if me == Rank(0) {
             card.queue_pairs().iter().for_each(|pair| card.cut(pair.number, true));
         }
@@ -132,8 +137,8 @@ fn lanes_that_were_cut() -> Result<(), String> {
 }
 
 /// What cannot be is refused by name before anything runs.
-fn what_is_refused() -> Result<(), String> {
-    let job = Job::new(4).map_err(|error| error.to_string())?;
+fn what_is_refused(cards: Cards) -> Result<(), String> {
+    let job = Job::new(4, cards)?;
     let said = |settings: ep_ibgda::Settings, source| {
         // SAFETY: the cards' functions are those of the interface.
         let library = unsafe { Library::from(soft_hca::symbol) }.expect("it has all functions");
@@ -143,7 +148,7 @@ fn what_is_refused() -> Result<(), String> {
         built.map(drop).map_err(|error| error.to_string())
     };
     let own = ep_ibgda::source(&settings());
-    let named = settings().devices([job.fabric.card(0).name()]);
+    let named = settings().devices([job.adapters.fabric().card(0).name()]);
     let cases = [
         (said(named.clone().far_lanes(Queues::ONE), own.clone()), "share a queue"),
         (said(named.clone().batch(7).map_err(|error| error.to_string())?, own.clone()), "another text"),
@@ -159,20 +164,20 @@ fn what_is_refused() -> Result<(), String> {
 }
 
 /// A test and its name.
-type Named = (&'static str, fn() -> Result<(), String>);
+type Named = (&'static str, fn(Cards) -> Result<(), String>);
 
-/// All of it. `absent`: why nothing runs here.
-pub(crate) fn trials(absent: Option<&'static str>) -> Vec<Trial> {
+/// All of it, called `NAME::...`. `absent`: why nothing runs here.
+pub fn trials(name: &'static str, cards: Cards, absent: Option<&'static str>) -> Vec<Trial> {
     let all: [Named; 5] = [
-        ("an_error_completion_names_the_peer", || an_error_completion(3, 0x13)),
-        ("a_request_that_the_own_adapter_refuses_names_the_lane", || an_error_completion(5, 0x04)),
+        ("an_error_completion_names_the_peer", |cards| an_error_completion(cards, 3, 0x13)),
+        ("a_request_that_the_own_adapter_refuses_names_the_lane", |cards| an_error_completion(cards, 5, 0x04)),
         ("cards_that_died_are_noticed_and_survivors_go_on", cards_that_died),
         ("lanes_that_were_cut_are_noticed_and_all_go_on", lanes_that_were_cut),
         ("what_cannot_be_is_refused_by_name", what_is_refused),
     ];
-    let trial = |(name, body): Named| match absent {
-        Some(reason) => Trial::test(format!("adapters::{name}"), move || Err(reason.into())).with_ignored_flag(true),
-        None => Trial::test(format!("adapters::{name}"), move || body().map_err(Into::into)),
+    let trial = |(test, body): Named| match absent {
+        Some(reason) => Trial::test(format!("{name}::{test}"), move || Err(reason.into())).with_ignored_flag(true),
+        None => Trial::test(format!("{name}::{test}"), move || body(cards).map_err(Into::into)),
     };
     all.map(trial).into()
 }

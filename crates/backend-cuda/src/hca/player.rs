@@ -1,0 +1,176 @@
+//! One adapter that a GPU plays: its tables in the GPU's memory, and the launches of the kernel that carries out what they say.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use soft_hca::{Progress, Work};
+use zerocopy::IntoBytes as _;
+
+use super::Pace;
+use super::registers::{MOST, Registers};
+use super::tables::{Tables, is_pending, progress};
+use crate::args::{Hca, HcaState};
+use crate::build::{self, Cache, Source, Target};
+use crate::driver::{Device, DeviceMemory, Event, Kernel, Launch, Mapped, Stream};
+use crate::error::CudaError;
+use crate::kernels::loaded;
+
+/// After so long without anything to do a launch ends.
+const IDLE: Duration = Duration::from_millis(1);
+/// A kernel that is told to end does so at once. One that has not after so long never will.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The kernel's memory: what it was told, for as long as it may run.
+#[derive(Debug)]
+struct Told {
+    tables: Tables,
+    queues: DeviceMemory,
+    regions: DeviceMemory,
+    registers: DeviceMemory,
+    seen: DeviceMemory,
+    /// Of `seen`, `[multiprocessors, pages]`.
+    last: Vec<u64>,
+}
+
+/// The kernel of a GPU, loaded when it is asked for the first time: modules are never unloaded.
+fn kernel_of(device: &Arc<Device>) -> Result<Kernel, CudaError> {
+    static LOADED: Mutex<BTreeMap<usize, Kernel>> = Mutex::new(BTreeMap::new());
+    let mut kernels = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kernel) = kernels.get(&device.ordinal()) {
+        return Ok(*kernel);
+    }
+    let target = Target::new(Source::Hca, &device.arch());
+    let kernel = loaded(device, &target, &build::code(&Cache::of_user(), &target)?, 0)?;
+    kernels.insert(device.ordinal(), kernel);
+    Ok(kernel)
+}
+
+#[derive(Debug)]
+pub(super) struct Player {
+    stream: Arc<Stream>,
+    kernel: Kernel,
+    pace: Pace,
+    state: DeviceMemory,
+    halt: Mapped,
+    told: Option<Told>,
+    /// The end of the launch that runs.
+    running: Option<Event>,
+    /// What is known of queue pairs was not told to the card.
+    has_news: bool,
+}
+
+impl Player {
+    /// Loads the kernel, before any other runs that would have to be waited for.
+    pub(super) fn new(device: &Arc<Device>, pace: Pace) -> Result<Self, CudaError> {
+        let stream = Stream::new(device, 0)?;
+        let kernel = kernel_of(device)?;
+        let state = DeviceMemory::zeroed(&stream, size_of::<HcaState>())?;
+        let halt = Mapped::zeroed(device, 8)?;
+        stream.synchronize()?;
+        Ok(Self { stream, kernel, pace, state, halt, told: None, running: None, has_news: false })
+    }
+
+    /// Takes what there is to do for its card; nothing runs.
+    pub(super) fn take(&mut self, card: usize, work: &Work, registers: &Registers) -> Result<(), CudaError> {
+        let mut tables = Tables::of(card, work);
+        tables.pages.retain(|page| registers.find(*page).is_some());
+        tables.pages.truncate(MOST);
+        let places: Vec<u64> = tables.pages.iter().filter_map(|page| registers.find(*page)).collect();
+        let last = vec![0u64; places.len() * self.pace.multiprocessors as usize];
+        let put = |bytes: &[u8]| {
+            let memory = DeviceMemory::zeroed(&self.stream, bytes.len().max(8))?;
+            memory.write(&self.stream, 0, bytes)?;
+            // Also where there is nothing to write: whoever takes the memory after this must not find it zeroed later.
+            self.stream.synchronize().map(|()| memory)
+        };
+        self.told = Some(Told {
+            queues: put(tables.queues.as_bytes())?,
+            regions: put(tables.regions.as_bytes())?,
+            registers: put(places.as_bytes())?,
+            seen: put(last.as_bytes())?,
+            last,
+            tables,
+        });
+        self.look(registers)
+    }
+
+    /// Sees whether the kernel has ended, and launches it where there is something to do.
+    pub(super) fn look(&mut self, registers: &Registers) -> Result<(), CudaError> {
+        match &self.running {
+            Some(end) if !end.has_come()? => return Ok(()),
+            Some(_) => self.collect()?,
+            None => {}
+        }
+        let Some(told) = &self.told else { return Ok(()) };
+        let pages = told.tables.pages.iter().cycle();
+        let is_rung = pages.zip(&told.last).any(|(page, last)| registers.value(*page) != *last);
+        if is_rung || told.tables.queues.iter().any(is_pending) { self.launch() } else { Ok(()) }
+    }
+
+    fn launch(&mut self) -> Result<(), CudaError> {
+        let Some(told) = &self.told else { return Ok(()) };
+        self.state.zero(&self.stream)?;
+        let args = Hca {
+            queues: told.queues.address(),
+            regions: told.regions.address(),
+            registers: told.registers.address(),
+            seen: told.seen.address(),
+            state: self.state.address(),
+            halt: self.halt.address(),
+            latency: self.pace.latency.as_nanos() as u64,
+            idle: IDLE.as_nanos() as u64,
+            pace: 8000 / self.pace.gigabits,
+            queue_count: told.tables.queues.len() as u32,
+            register_count: told.tables.pages.len() as u32,
+            reserved: 0,
+        };
+        let shape = Launch {
+            blocks: self.pace.multiprocessors,
+            threads: 32 * self.pace.warps,
+            shared_memory: 0,
+            cooperative: false,
+        };
+        // SAFETY: the kernel's one parameter. What it names stays as long as it runs: tables until `collect`, and memory that cards know until
+        // they have called `halt`.
+        unsafe { self.kernel.launch_alone(self.stream.device(), self.stream.raw() as usize, shape, &args) }?;
+        self.running = Some(self.stream.record(false)?);
+        Ok(())
+    }
+
+    /// Reads how far the kernel has come, which has ended.
+    fn collect(&mut self) -> Result<(), CudaError> {
+        self.running = None;
+        let Some(told) = &mut self.told else { return Ok(()) };
+        told.queues.read(&self.stream, 0, told.tables.queues.as_mut_slice().as_mut_bytes())?;
+        told.seen.read(&self.stream, 0, told.last.as_mut_slice().as_mut_bytes())?;
+        self.has_news = true;
+        Ok(())
+    }
+
+    /// A launch of it has not ended, as far as is known.
+    pub(super) const fn runs(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Stops it, and waits until it has.
+    pub(super) fn stop(&mut self) {
+        let Some(end) = &self.running else { return };
+        self.halt.set_word(0, 1);
+        let ended = end.wait(PATIENCE).and_then(|has_come| if has_come { self.collect() } else { Ok(()) });
+        self.halt.set_word(0, 0);
+        match ended {
+            Ok(()) if self.running.is_none() => {}
+            Ok(()) => tracing::error!("a GPU does not end to play an adapter"),
+            Err(error) => tracing::error!(%error, "how far an adapter has come that a GPU played is not known"),
+        }
+    }
+
+    /// What the card has not heard of its queue pairs. What was told them is no longer sure.
+    pub(super) fn progress(&mut self) -> Vec<Progress> {
+        if !std::mem::take(&mut self.has_news) {
+            return Vec::new();
+        }
+        self.told.iter().flat_map(|told| &told.tables.queues).map(progress).collect()
+    }
+}

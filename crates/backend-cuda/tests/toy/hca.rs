@@ -1,0 +1,92 @@
+//! The kernel that plays an adapter, on the toy: queues in memory, posted to by threads of a C++ program that knows elements and completions by the
+//! layout of their bytes (`device/hca.cpp`).
+
+use std::fs;
+use std::process::Command;
+
+use ep_cuda::build::{self, Source, Target, headers};
+use tempfile::TempDir;
+
+use crate::compiler::compiler;
+
+/// What stands in the kernel's text, and what is put in its place.
+type Mutation = (&'static str, &'static str);
+
+/// The program, of the kernel's text with one change or none. None without a compiler.
+fn program(mutation: Option<Mutation>) -> Option<TempDir> {
+    let compiler = compiler()?;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let own = [("hca.cu", Source::Hca.text()), ("hca.cpp", include_str!("device/hca.cpp"))];
+    let toy = ep_cuda_twin::TOY.into_iter().chain(own).map(|(name, text)| (name, text.to_owned()));
+    let mut found = 0;
+    for (name, mut text) in headers().into_iter().chain(toy) {
+        if let Some((from, to)) = mutation.filter(|_| ["hca.cu", "ep_hca_element.h"].contains(&name)) {
+            found += text.matches(from).count();
+            text = text.replace(from, to);
+        }
+        fs::write(folder.path().join(name), text).expect("the file can be written");
+    }
+    if let Some((from, _)) = mutation {
+        assert_eq!(found, 1, "the kernel has it once: {from}");
+    }
+    let mut command = Command::new(compiler);
+    command.args(["-std=c++17", "-O1", "-Werror=return-type", "-pthread", "-ffp-contract=off", "-fno-strict-aliasing"]);
+    let said = command.args(["-o", "hca", "hca.cpp"]).current_dir(folder.path()).output().expect("the compiler runs");
+    assert!(said.status.success(), "{mutation:?}: {}", String::from_utf8_lossy(&said.stderr));
+    Some(folder)
+}
+
+/// What a run says is wrong.
+fn run(program: &TempDir, seed: u64) -> Result<(), String> {
+    let ran = Command::new(program.path().join("hca")).arg(seed.to_string()).output().expect("the program runs");
+    if ran.status.success() { Ok(()) } else { Err(format!("seed {seed}: {}", String::from_utf8_lossy(&ran.stderr))) }
+}
+
+#[test]
+fn an_adapter_that_a_gpu_plays_keeps_order_bounds_and_time() {
+    let Some(program) = program(None) else { return };
+    for seed in 1..=3 {
+        run(&program, seed).unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
+}
+
+#[test]
+fn what_breaks_an_adapter_that_a_gpu_plays_is_found() {
+    let mutations: [(Mutation, &str); 15] = [
+        (("&& fault == 0 && !waits;", "&& fault == 0;"), "cell 7"),
+        ((" || e.is_inline != 0; }", "; }"), "not what was written before the signal"),
+        (("|| ep_now() >= q->due)", "|| true)"), "8008 bytes"),
+        (("bytes * a.pace / 1000, now", "bytes * 0, now"), "8008 bytes"),
+        (("(number >> q.log_completions & 1)", "(0)"), "does not come"),
+        (("(ep_u32)(index & 0xffff) << 16", "(ep_u32)(number & 0xffff) << 16"), "is of"),
+        (("(mine.flags & EP_HCA_COMPLETE) != 0)", "true)"), "is of"),
+        (("offset <= one.bytes - bytes)", "offset <= one.bytes)"), "opcode 0 of its completion"),
+        (("one.local_key) != key ||", "one.local_key) == 0 ||"), "opcode 0 of its completion"),
+        (("(one.access & access) != access", "false"), "opcode 0 of its completion"),
+        (("if ((q.rights & access) == 0)", "if (false)"), "opcode 0 of its completion"),
+        (("else if (q->syndrome != 0) ep_hca_flush", "else if (false) ep_hca_flush"), "completion 3 is of"),
+        (("e.opcode, 0, EP_HCA_FLUSHED)", "e.opcode, 0, q->syndrome)"), "not 5"),
+        (("q->produced += ahead;", "q->produced = index;"), "does not come"),
+        (
+            ("e.add = ep_hca_wide(segment[2].x, segment[2].y)", "e.add = ep_hca_big(segment[2].x)"),
+            "the cell is 0, and was 0",
+        ),
+    ];
+    for (mutation, expected) in mutations {
+        let Some(program) = program(Some(mutation)) else { return };
+        let found = (1..=6).find_map(|seed| run(&program, seed).err());
+        let said = found.unwrap_or_else(|| panic!("nothing is found: {mutation:?}"));
+        assert!(said.contains(expected), "{mutation:?}: {said}");
+    }
+}
+
+/// By the compiler that GPUs' hosts have: it uses no local memory, and a multiprocessor has room for its 512 threads.
+#[test]
+#[ignore = "needs NVRTC"]
+fn the_kernel_compiles_for_gpus() {
+    for arch in ["sm_80", "sm_90a", "sm_100a"] {
+        let code = build::compile(&Target::new(Source::Hca, arch)).unwrap_or_else(|error| panic!("{error}"));
+        let needs = build::resources(&code).expect("a cubin")[Source::Hca.kernel()];
+        assert!(needs.local_memory == 0 && needs.registers <= 128, "{arch}: {needs:?}");
+    }
+}
