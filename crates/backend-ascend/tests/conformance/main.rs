@@ -116,9 +116,6 @@ impl Backend for Twin {
             Requirement::Coordinators => Some("lanes between nodes share one queue in any case"),
             Requirement::Get => Some("combines do not pull: there is no kernel for it yet"),
             Requirement::Units => Some("lanes carry no units"),
-            Requirement::FarRejoin => {
-                Some("known and open: a rank may wait in vain for one that was masked between servers")
-            }
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
