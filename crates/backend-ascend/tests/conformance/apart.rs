@@ -44,6 +44,14 @@ impl Processes for Apart {
         4
     }
 
+    fn makes_fp8(&self) -> bool {
+        self.here.makes_fp8()
+    }
+
+    fn largest(&self) -> (u32, u32) {
+        (3, 3)
+    }
+
     fn seeds(&self, most: u64) -> u64 {
         self.here.seeds(most).min(1)
     }
