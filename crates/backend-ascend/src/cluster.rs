@@ -96,13 +96,12 @@ impl Builder {
         Ok(options)
     }
 
-    /// One rank of ranks that are processes of one server, all of which call this with the same shape and settings: that of `member`. It has not run yet. The
-    /// rank's device is the one named in [`devices`](Self::devices), automatically that with its number. Returns when all ranks have met; may take
-    /// the settings' deadline, and a minute at least.
+    /// One rank of ranks that are processes, all of which call this with the same shape and settings: that of `member`. The rank's device is the one
+    /// named in [`devices`](Self::devices), automatically that with its number within the node. Returns when all ranks have met; may take the
+    /// settings' deadline, and a minute at least.
     ///
     /// # Errors
-    /// Those of [`build`](Self::build); [`Error::Unsupported`] for several nodes, whose queues are not made between processes yet; what became of
-    /// the meeting.
+    /// Those of [`build`](Self::build); [`Error::Invalid`] with a rank whose settings or cores are others; what became of the meeting.
     pub fn join(self, table: &Table, shape: Shape, member: &Arc<Member>) -> Result<AscendEndpoint, Error> {
         let (me, ranks) = (member.rank(), self.topology.ranks());
         if member.world() != ranks {
@@ -112,18 +111,15 @@ impl Builder {
                 format_args!("{}, the processes", member.world()),
             ));
         }
-        if self.topology.nodes() > 1 {
-            let needs = "ranks of one node: queues between servers are made within a process only";
-            return Err(Error::unsupported("NPUs of several nodes whose ranks are processes", needs));
-        }
         let settings = self.settings.unwrap_or_else(|| Settings::auto(&shape, &self.topology));
         let layout = Layout::new(&shape, &self.topology, &settings)?;
         check(&layout)?;
-        let ordinal = self.devices.as_ref().and_then(|devices| devices.first().copied()).unwrap_or(me.0);
+        let named = self.devices.as_ref().and_then(|devices| devices.first().copied());
+        let ordinal = named.unwrap_or_else(|| self.topology.local_of(me));
         let device = Device::open(table, ordinal)?;
         let options = self.admitted(std::slice::from_ref(&device), &layout)?;
         let within = Duration::from_nanos(layout.settings().deadline().0);
-        let node = Node::met(&device, &layout, member, within)?;
+        let node = Node::met(&device, &layout, options.roles.cores(), member, within)?;
         let rank = RankDevice::new(&device, &layout, me, &node, &self.kernels, options)?;
         Ok(AscendEndpoint::new(rank, me, Peers::Processes(Arc::clone(member))))
     }

@@ -56,7 +56,7 @@
 //! - A call checks its input, launches its kernels and ends when they have. It never blocks its thread: one thread runs all ranks by turns.
 //! - What a launch uses is kept until it has ended, whatever becomes of the call.
 //!
-//! **Missing**: queues between servers on NPUs (the twin has them), a run of ranks that are processes, pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
+//! **Missing**: queues between servers on NPUs (the twin has them), pulls, and a run on an NPU. The repository's `docs/ascend.md` tells role by role what is done.
 
 pub mod args;
 mod cluster;

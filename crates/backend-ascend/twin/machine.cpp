@@ -4,10 +4,6 @@
 #include <algorithm>
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace twin {
 
@@ -27,63 +23,10 @@ Machine::Machine(uint64_t seed, uint32_t ranks, uint32_t group)
       crashed_(ranks), fallen_(ranks), slow_(ranks), copies_to_suspend_(ranks), goes_on_at_(ranks), launches_ended_(ranks), next_address_(kFirstAddress), streams_(ranks), running_(ranks),
       late_(ranks), is_ending_(ranks) {}
 
-namespace {
-uint64_t padded(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-/* Memory of a file, which stays open as long as the memory. Nothing where the system does not give it. */
-std::shared_ptr<unsigned char> mapped(int file, uint64_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (memory == MAP_FAILED) return nullptr;
-    return {(unsigned char*)memory, [file, bytes](unsigned char* at) {
-                munmap(at, bytes);
-                close(file);
-            }};
-}
-/* Behind a window that is shared: how many processes may map it, and which. */
-constexpr uint64_t kProcesses = 4096;
-}  // namespace
-
 uint64_t Machine::alloc(uint32_t rank, uint64_t bytes, Reach reach) {
     std::shared_ptr<unsigned char> memory(new unsigned char[padded(bytes) + 1], std::default_delete<unsigned char[]>());
     random.fill(memory.get(), padded(bytes));
     return place(rank, bytes, reach, std::move(memory));
-}
-
-uint64_t Machine::alloc_shared(uint32_t rank, uint64_t bytes, int32_t& descriptor) {
-    const uint64_t all = padded(bytes) + kProcesses;
-    descriptor = memfd_create("ep-twin-window", MFD_CLOEXEC);
-    if (descriptor < 0 || ftruncate(descriptor, (off_t)all) != 0) return 0;
-    auto memory = mapped(descriptor, all);
-    if (!memory) return 0;
-    random.fill(memory.get(), padded(bytes));
-    return place(rank, bytes, Reach::kGroup, std::move(memory));
-}
-
-bool Machine::allow(uint64_t at, const int32_t* processes, uint64_t count) {
-    const auto [start, found] = region(at);
-    if (!found || start != at || count >= kProcesses / 4) return false;
-    unsigned char* list = found->memory.get() + padded(found->bytes);
-    std::memcpy(list + 4, processes, 4 * count);
-    const uint32_t number = (uint32_t)count;
-    std::memcpy(list, &number, 4);
-    return true;
-}
-
-uint64_t Machine::map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor) {
-    char path[64];
-    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", process, descriptor);
-    const int file = ::open(path, O_RDWR | O_CLOEXEC);
-    struct stat found;
-    if (file < 0 || fstat(file, &found) != 0 || (uint64_t)found.st_size != padded(bytes) + kProcesses) return 0;
-    auto memory = mapped(file, (uint64_t)found.st_size);
-    if (!memory) return 0;
-    uint32_t count;
-    std::memcpy(&count, memory.get() + padded(bytes), 4);
-    for (uint32_t at = 0; at < count && at < kProcesses / 4 - 1; ++at) {
-        int32_t allowed;
-        std::memcpy(&allowed, memory.get() + padded(bytes) + 4 + 4 * (uint64_t)at, 4);
-        if (allowed == getpid()) return place(rank, bytes, Reach::kGroup, std::move(memory));
-    }
-    return 0;
 }
 
 uint64_t Machine::place(uint32_t rank, uint64_t bytes, Reach reach, std::shared_ptr<unsigned char> memory) {
@@ -120,6 +63,7 @@ bool Machine::release(uint64_t at) {
     if (found == regions_.end()) return false;
     if (found->second.given_back) return false;
     found->second.given_back = true;
+    theirs_.erase(found->second.rank);
     if (!is_idle()) return true;
     for (auto& page : pages_)
         if (page.second && page.second->given_back) page = {0, nullptr};
@@ -210,6 +154,7 @@ bool Machine::can_move() const {
 }
 
 void Machine::pass_idle_time(uint64_t ticks) {
+    if (shared_) return catch_up();
     if (!can_move()) cycles += ticks;
 }
 
@@ -257,7 +202,8 @@ void Machine::befall(uint32_t from, uint64_t at, uint64_t bytes, std::vector<std
 }
 
 void Machine::pass_time() {
-    cycles += ++quiet_ > kQuiet ? pace_ : 1;
+    if (shared_) pass_shared_time();
+    else cycles += ++quiet_ > kQuiet ? pace_ : 1;
     while (!under_way_.empty() && under_way_.begin()->first <= cycles) {
         under_way_.begin()->second();
         under_way_.erase(under_way_.begin());
@@ -286,7 +232,7 @@ void Machine::look_who_is_busy() {
 int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
     for (uint64_t turn = 0; turn < turns; ++turn) {
         if (faulty()) return 1;
-        if (launches_ended_[awaited] >= launches) return 0;
+        if (launches_ended_[awaited] >= launches && (!shared_ || network.is_idle())) return 0;
         wake();
         if (stale_) look_who_is_busy();
         if (busy_.empty() && under_way_.empty() && network.is_idle()) return 0;
@@ -316,7 +262,7 @@ int Machine::run_until(uint64_t turns, uint32_t awaited, uint64_t launches) {
         if (core.ended()) cores.erase(cores.begin() + (std::ptrdiff_t)index);
         if (cores.empty()) end_launch(rank);
     }
-    return faulty() ? 1 : 2;
+    return faulty() ? 1 : shared_ && !network.is_idle() ? 3 : 2;
 }
 
 void Machine::broken(const Core* core, const char* call, const char* rule, const char* text) {
@@ -350,13 +296,6 @@ twin::Machine* twin_new(uint64_t seed, uint32_t ranks, uint32_t group) { return 
 void twin_free(twin::Machine* machine) { delete machine; }
 uint64_t twin_alloc(twin::Machine* machine, uint32_t rank, uint64_t bytes, uint32_t reach) {
     return machine->alloc(rank, bytes, (twin::Reach)reach);
-}
-uint64_t twin_alloc_shared(twin::Machine* machine, uint32_t rank, uint64_t bytes, int32_t* descriptor) {
-    return machine->alloc_shared(rank, bytes, *descriptor);
-}
-int twin_allow(twin::Machine* machine, uint64_t at, const int32_t* processes, uint64_t count) { return machine->allow(at, processes, count) ? 0 : 1; }
-uint64_t twin_map(twin::Machine* machine, uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor) {
-    return machine->map(rank, bytes, process, descriptor);
 }
 int twin_write(twin::Machine* machine, uint64_t at, const void* from, uint64_t bytes) {
     unsigned char* to = machine->host(at, bytes);

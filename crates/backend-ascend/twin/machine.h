@@ -12,7 +12,8 @@
  *   UB       192 KiB a core, of undefined bytes at first. What S stores there lands late, though S itself reads it at once
  *   reach    a core reads and writes its own device's memory, and the windows of devices of its group
  *
- * A rule that is broken ends the run with a fault: the rule, rank, core and call. All ranks live in one machine, on one scheduler.
+ * A rule that is broken ends the run with a fault: the rule, rank, core and call. All ranks live in one machine, on one scheduler; or each is a
+ * process with a machine of its own, which runs the launches of its rank (shared.cpp).
  */
 #ifndef TWIN_MACHINE_H
 #define TWIN_MACHINE_H
@@ -43,6 +44,9 @@ constexpr uint32_t kLines = 64; /* of a core's scalar cache */
 constexpr std::size_t kStack = 256 << 10;
 constexpr uint32_t kEvents = 6; /* ids 6 and 7 are the framework's */
 constexpr uint32_t kCores = 48;
+
+/* Bytes of memory in whole lines. */
+constexpr uint64_t padded(uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 /* S has a queue, too: of its stores to the UB, which land in order and late, and of the flags behind them. */
 enum Pipe : uint32_t { kMte2, kMte3, kVector, kScalar, kPipes };
@@ -226,20 +230,29 @@ public:
     Machine(uint64_t seed, uint32_t ranks, uint32_t group);
 
     uint64_t alloc(uint32_t rank, uint64_t bytes, Reach reach);
-    /* The same, a window that other processes may map which are named (allow), by this one's number and the descriptor. 0: the system has none. */
-    uint64_t alloc_shared(uint32_t rank, uint64_t bytes, int32_t& descriptor);
-    bool allow(uint64_t at, const int32_t* processes, uint64_t count);
-    /* The window of a rank of another process. 0: it is not there, or not for this process. */
-    uint64_t map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor);
     /* Nobody may reach the memory any more; whether it began there. */
     bool release(uint64_t at);
     void launch(uint32_t rank, Launch launch);
     /* 0: all launches have ended. 1: a fault. 2: not yet, after so many turns. */
     int run(uint64_t turns);
-    /* The same, but ends as soon as `launches` launches of rank have ended. */
+    /* The same, but ends as soon as `launches` launches of rank have ended. Where ranks are processes, nobody moves this one's card while its host
+       does something else: so the card has done all by then. 3: it has not yet. */
     int run_until(uint64_t turns, uint32_t rank, uint64_t launches);
     /* Launches of a rank that have ended. */
     uint64_t launches_ended(uint32_t rank) const { return launches_ended_[rank]; }
+
+    /* ---- where ranks are processes: shared.cpp ---- */
+
+    /* From now on time is the system's. */
+    void share();
+    /* A window that other processes may map, and the descriptor that they do it by. 0: the system has no memory. */
+    uint64_t alloc_shared(uint32_t rank, uint64_t bytes, int32_t& descriptor);
+    /* Names the processes whose devices may map a window; whether there is such a window, and room for them. */
+    bool allow(uint64_t at, const int32_t* processes, uint64_t count);
+    /* The window of a rank of another process. 0: it is not there, or, unless a card maps it, not for this process. */
+    uint64_t map(uint32_t rank, uint64_t bytes, int32_t process, int32_t descriptor, bool by_card);
+    /* Whether the process of a rank has ended, or given its window back. */
+    bool has_left(uint32_t rank);
 
     /* ---- what may befall a rank ---- */
 
@@ -296,6 +309,8 @@ private:
     void start_next(uint32_t rank);
     void look_who_is_busy();
     void pass_time();
+    void pass_shared_time();
+    void catch_up();
     void end_launch(uint32_t rank);
     void fall(uint32_t rank);
     void stop_for_a_while(uint32_t rank);
@@ -331,6 +346,16 @@ private:
     std::vector<bool> is_ending_;                             /* by rank: its cores have ended, and late copies have not landed */
     uint64_t befallen_ = 0, quiet_ = 0, pace_ = 1;
     std::string fault_;
+
+    /* The window of another process's rank. */
+    struct Theirs {
+        int file;
+        uint64_t look_at; /* when to look next whether it is still there */
+        bool left;
+    };
+    bool shared_ = false;
+    uint64_t began_ = 0, looks_ = 0;
+    std::map<uint32_t, Theirs> theirs_; /* by rank */
 };
 
 /* The core whose fiber runs. */

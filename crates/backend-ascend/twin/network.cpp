@@ -172,7 +172,7 @@ bool Network::deliver(Queue& queue) {
     message.left.erase(message.left.begin() + (std::ptrdiff_t)p);
     const unsigned char* from = machine_.host(message.from + piece.at, piece.bytes);
     unsigned char* to = machine_.host(message.to + piece.at, piece.bytes);
-    if (!from || !to || machine_.has_crashed(queue.to)) {
+    if (!from || !to || machine_.has_crashed(queue.to) || machine_.has_left(queue.to)) {
         queue.broken = true;
         tell(queue, 1);
         return true;

@@ -27,17 +27,47 @@ impl Device {
 }
 
 impl Memory {
-    /// Lets processes of these numbers import it.
-    pub(crate) fn export(&self, processes: &[i32]) -> Result<Key, AscendError> {
+    /// Lets processes of these numbers import it, until what is returned is dropped.
+    pub(crate) fn export(&self, processes: &[i32]) -> Result<Exported, AscendError> {
         let (table, mut key, mut processes) = (self.device().bind()?, [0u8; KEY], processes.to_vec());
         let (at, text) = (self.address() as *mut c_void, key.as_mut_ptr().cast::<c_char>());
         // SAFETY: the memory is of so many bytes, and the key has room for as many as are said.
         check(table, "aclrtIpcMemGetExportKey", unsafe { table.export_memory()?(at, self.bytes(), text, KEY, 0) })?;
         key[KEY - 1] = 0;
+        let exported = Exported { device: Arc::clone(self.device()), key: Key(key) };
         // SAFETY: the key ends with zero, and there are so many numbers.
         let code = unsafe { table.allow_import()?(key.as_ptr().cast(), processes.as_mut_ptr(), processes.len()) };
         check(table, "aclrtIpcMemSetImportPid", code)?;
-        Ok(Key(key))
+        Ok(exported)
+    }
+}
+
+/// The key of memory that others may import. It is dropped when all have closed what they imported, and before the memory is given back.
+#[derive(Debug)]
+pub(crate) struct Exported {
+    device: Arc<Device>,
+    key: Key,
+}
+
+impl Exported {
+    /// What others import the memory by.
+    pub(crate) const fn key(&self) -> Key {
+        self.key
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        close(&self.device, &self.key);
+    }
+}
+
+/// Ends the use of a key that this process has exported or imported.
+fn close(device: &Device, key: &Key) {
+    let Ok(table) = device.bind().or_else(|_| device.bind()) else { return };
+    if let Some(close) = table.close_memory {
+        // SAFETY: the key ends with zero. Nobody uses by it what it names any more.
+        unsafe { close(key.0.as_ptr().cast()) };
     }
 }
 
@@ -67,10 +97,6 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        let Ok(table) = self.device.bind().or_else(|_| self.device.bind()) else { return };
-        if let Some(close) = table.close_memory {
-            // SAFETY: the key was imported by this table, and nobody uses the memory any more.
-            unsafe { close(self.key.0.as_ptr().cast()) };
-        }
+        close(&self.device, &self.key);
     }
 }

@@ -18,9 +18,10 @@ pub(crate) use context::{
 pub use device::Device;
 pub use errors::AscendError;
 pub(crate) use errors::*;
-pub(crate) use ipc::{Imported, KEY, Key, PEER_ACCESS};
+pub(crate) use ipc::{Exported, Imported, KEY, Key, PEER_ACCESS};
 pub use memory::Memory;
-pub use network::{Connect, Network, QueueView};
+pub(crate) use network::{Admitted, done};
+pub use network::{Connect, DESCRIBED, Described, Network, QueueView, Remote};
 pub(crate) use stream::{Event, Kernel, Stream};
 pub(crate) use table::{
     BATCH, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P, SCHEDULE_MODE,

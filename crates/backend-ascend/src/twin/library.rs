@@ -1,14 +1,18 @@
 //! Kernels and twin, compiled into one library.
 
 use std::env;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use ep_bootstrap::Member;
+use ep_core::Rank;
 use libloading::Library as Loaded;
 use tempfile::TempDir;
 
@@ -17,7 +21,7 @@ use super::{QueueView, TwinError};
 /// A kernel as the twin calls it: with the address of its parameters.
 pub(super) type Kernel = unsafe extern "C" fn(*mut u8);
 
-const TWIN: [(&str, &str); 8] = [
+const TWIN: [(&str, &str); 9] = [
     ("machine.h", include_str!("../../twin/machine.h")),
     ("kernel_operator.h", include_str!("../../twin/kernel_operator.h")),
     ("copies.h", include_str!("../../twin/copies.h")),
@@ -26,6 +30,7 @@ const TWIN: [(&str, &str); 8] = [
     ("machine.cpp", include_str!("../../twin/machine.cpp")),
     ("network.cpp", include_str!("../../twin/network.cpp")),
     ("core.cpp", include_str!("../../twin/core.cpp")),
+    ("shared.cpp", include_str!("../../twin/shared.cpp")),
 ];
 
 /// Of the twin's C interface.
@@ -36,7 +41,8 @@ pub(super) struct Functions {
     pub(super) alloc: unsafe extern "C" fn(*mut c_void, u32, u64, u32) -> u64,
     pub(super) alloc_shared: unsafe extern "C" fn(*mut c_void, u32, u64, *mut i32) -> u64,
     pub(super) allow: unsafe extern "C" fn(*mut c_void, u64, *const i32, u64) -> i32,
-    pub(super) map: unsafe extern "C" fn(*mut c_void, u32, u64, i32, i32) -> u64,
+    pub(super) map: unsafe extern "C" fn(*mut c_void, u32, u64, i32, i32, u32) -> u64,
+    pub(super) share: unsafe extern "C" fn(*mut c_void),
     pub(super) write: unsafe extern "C" fn(*mut c_void, u64, *const u8, u64) -> i32,
     pub(super) read: unsafe extern "C" fn(*mut c_void, u64, *mut u8, u64) -> i32,
     pub(super) launch: unsafe extern "C" fn(*mut c_void, u32, Kernel, u32, u64),
@@ -75,7 +81,9 @@ pub struct Library(Arc<Parts>);
 struct Parts {
     functions: Functions,
     loaded: Loaded,
-    folder: TempDir,
+    path: PathBuf,
+    /// Removed with the library, in the process that has built it.
+    _folder: Option<TempDir>,
 }
 
 impl Library {
@@ -99,13 +107,55 @@ impl Library {
         let mut command = Command::new(&compiler);
         command.args(["-shared", "-o", "twin.so"]).args(files.iter().map(|name| object(name)));
         run(command.arg("-ldl").current_dir(folder.path()))?;
-        Self::load(folder)
+        let path = folder.path().join("twin.so");
+        // SAFETY: the library was compiled from the twin's and the kernels' text just now.
+        unsafe { Self::load(path, Some(folder)) }
     }
 
-    fn load(folder: TempDir) -> Result<Self, TwinError> {
+    /// The same for ranks that are processes of one host: rank 0 compiles, and the others load what it has built. All wait for each other, `within`
+    /// so long.
+    ///
+    /// # Errors
+    /// Those of [`Library::build`] at rank 0, of all ranks; [`TwinError::Library`] with what became of the meeting, too.
+    pub fn build_for_all(
+        headers: &[(&str, String)],
+        sources: &[(&str, &str)],
+        defines: &[&str],
+        member: &Member,
+        within: Duration,
+    ) -> Result<Self, TwinError> {
+        let own = (member.rank() == Rank(0)).then(|| Self::build(headers, sources, defines));
+        let built = own.as_ref().and_then(|own| own.as_ref().ok()).map(Self::path).unwrap_or_default();
+        let met = |error: ep_bootstrap::Error| TwinError::Library(error.to_string());
+        let built = member.broadcast(Rank(0), built.as_os_str().as_bytes(), within).map_err(met)?;
+        if let Some(own) = own {
+            return own;
+        }
+        if built.is_empty() {
+            return Err(TwinError::Library("rank 0 has not built it, and says why".to_owned()));
+        }
+        // SAFETY: rank 0 is this very program, as the meeting has made sure, and has built the file just now.
+        unsafe { Self::open(Path::new(OsStr::from_bytes(&built))) }
+    }
+
+    /// Loads a library that another process has built, from [`Library::path`]. That process may end when this has returned.
+    ///
+    /// # Errors
+    /// [`TwinError::Library`] where it cannot be loaded.
+    ///
+    /// # Safety
+    /// [`Library::build`] of the same version has made the file.
+    pub unsafe fn open(path: &Path) -> Result<Self, TwinError> {
+        // SAFETY: as the caller promises.
+        unsafe { Self::load(path.to_owned(), None) }
+    }
+
+    /// # Safety
+    /// As [`Library::open`].
+    unsafe fn load(path: PathBuf, folder: Option<TempDir>) -> Result<Self, TwinError> {
         let problem = |error: libloading::Error| TwinError::Library(error.to_string());
-        // SAFETY: the library was compiled from the twin's and the kernels' text just now; nothing in it runs when it is loaded.
-        let loaded = unsafe { Loaded::new(folder.path().join("twin.so")) }.map_err(problem)?;
+        // SAFETY: as the caller promises; nothing in it runs when it is loaded.
+        let loaded = unsafe { Loaded::new(&path) }.map_err(problem)?;
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: machine.cpp defines this function with these parameters. The pointer is kept beside the library, which outlives it.
@@ -119,6 +169,7 @@ impl Library {
             alloc_shared: function!(b"twin_alloc_shared"),
             allow: function!(b"twin_allow"),
             map: function!(b"twin_map"),
+            share: function!(b"twin_share"),
             write: function!(b"twin_write"),
             read: function!(b"twin_read"),
             launch: function!(b"twin_launch"),
@@ -148,7 +199,7 @@ impl Library {
             history: function!(b"twin_history"),
             has: function!(b"twin_has"),
         };
-        Ok(Self(Arc::new(Parts { functions, loaded, folder })))
+        Ok(Self(Arc::new(Parts { functions, loaded, path, _folder: folder })))
     }
 
     /// The compiler that it takes: `$CXX`, or what systems usually have.
@@ -161,7 +212,7 @@ impl Library {
 
     /// Where the library lies: the file that a host loads kernels from.
     pub fn path(&self) -> PathBuf {
-        self.0.folder.path().join("twin.so")
+        self.0.path.clone()
     }
 
     pub(super) fn functions(&self) -> &Functions {

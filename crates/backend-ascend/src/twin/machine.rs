@@ -26,6 +26,7 @@ pub struct Machine {
     pub(super) library: Library,
     pub(super) machine: *mut c_void,
     ranks: u32,
+    group: u32,
 }
 
 impl Machine {
@@ -39,7 +40,7 @@ impl Machine {
         }
         // SAFETY: the function takes any numbers that are not 0, and gives a machine of its own.
         let machine = unsafe { (library.functions().new)(seed, ranks, group) };
-        Ok(Self { library: library.clone(), machine, ranks })
+        Ok(Self { library: library.clone(), machine, ranks, group })
     }
 
     pub(super) fn rank(&self, rank: u32) -> Result<(), TwinError> {
@@ -133,7 +134,8 @@ impl Machine {
         }
     }
 
-    /// Runs until so many launches of a rank have ended since the machine was made; whether they have, after so many turns at most.
+    /// Runs until so many launches of a rank have ended since the machine was made; whether they have, after so many turns at most. Where ranks are
+    /// processes, the rank's card has sent all that was posted, too.
     ///
     /// # Errors
     /// [`TwinError::Invalid`] for a rank that the machine does not have, [`TwinError::Fault`] where a rule was broken.
@@ -143,6 +145,7 @@ impl Machine {
         match unsafe { (self.library.functions().run_until)(self.machine, turns, rank, launches) } {
             // SAFETY: the machine is this library's, and alive.
             1 => Err(TwinError::Fault(unsafe { self.library.fault(self.machine) })),
+            3 => Ok(false),
             _ => Ok(self.launches_ended(rank)? >= launches),
         }
     }
@@ -309,6 +312,11 @@ impl Machine {
     /// Ranks that it has.
     pub const fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// Whether two ranks are of one group.
+    pub(super) const fn is_group(&self, one: u32, other: u32) -> bool {
+        one / self.group == other / self.group
     }
 
     /// Ticks of the system counter so far, of 20 ns each: one a turn, but for [`Machine::hurry`].

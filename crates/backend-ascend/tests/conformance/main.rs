@@ -1,9 +1,11 @@
-//! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread.
+//! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread; then
+//! ranks that are processes, each with a machine of its own.
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
 use std::process::ExitCode;
 
+mod apart;
 #[path = "../common/mod.rs"]
 mod common;
 mod zombies;
@@ -17,12 +19,34 @@ use ep_core::incident::Incident;
 use ep_core::port::{Cell, Counter};
 use ep_core::{Endpoint as _, Error, Layout};
 
+use apart::Apart;
 use common::{IN_CASES, befall};
 use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
 const SEEDS: u64 = 2;
+
+/// The variable that tells ranks' processes where the library is.
+const LIBRARY: &str = "EP_TEST_TWIN";
+
+/// The kernels as they ship, and the one for scripts; with macros for all of them.
+fn compiled(defines: &[&str]) -> Library {
+    let sources: Vec<_> = ep_ascend::sources().into_iter().chain([ep_ascend::probe::source()]).collect();
+    Library::build(&ep_ascend::headers(), &sources, defines).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same without macros, compiled once for this process and those that it starts.
+fn shipped() -> Library {
+    if let Some(path) = std::env::var_os(LIBRARY) {
+        // SAFETY: the program that has started this one, the same, has built it.
+        return unsafe { Library::open(path.as_ref()) }.unwrap_or_else(|error| panic!("{error}"));
+    }
+    let library = compiled(&[]);
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var(LIBRARY, library.path()) };
+    library
+}
 
 /// Ranks on the twin.
 struct Twin {
@@ -33,12 +57,9 @@ struct Twin {
 }
 
 impl Twin {
-    /// The kernels as they ship, and the one for scripts; with macros for all of them.
-    fn new(plant: u32, defines: &[&str]) -> Self {
-        let sources: Vec<_> = ep_ascend::sources().into_iter().chain([ep_ascend::probe::source()]).collect();
-        let library = Library::build(&ep_ascend::headers(), &sources, defines);
+    fn new(library: Library) -> Self {
         let wanted = std::env::var("EP_SEEDS").ok().map(|seeds| seeds.parse().expect("EP_SEEDS is a number of seeds"));
-        Self { library: library.unwrap_or_else(|error| panic!("{error}")), seeds: wanted.unwrap_or(SEEDS), plant }
+        Self { library, seeds: wanted.unwrap_or(SEEDS), plant: 0 }
     }
 
     /// Few cores a rank, and every seed other ones.
@@ -199,9 +220,9 @@ const PLANTED_SEEDS: u64 = 40;
 
 /// Each of these faults is caught by its case.
 fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
-    let kernels = Twin::new(0, &["EP_TEST"]);
+    let library = compiled(&["EP_TEST"]);
     for (plant, name, said) in IN_CASES {
-        let twin = Twin { library: kernels.library.clone(), seeds: PLANTED_SEEDS, plant: plant as u32 };
+        let twin = Twin { library: library.clone(), seeds: PLANTED_SEEDS, plant: plant as u32 };
         let case = cases::<Twin>().into_iter().find(|case| case.name == name);
         let case = case.ok_or_else(|| format!("there is no case {name}"))?;
         match (case.body)(&twin) {
@@ -215,5 +236,8 @@ fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
 
 fn main() -> ExitCode {
     let planted = Trial::test("planted_faults_are_caught_by_cases", planted_faults_are_caught_by_cases);
-    Suite::default().on("twin", Twin::new(0, &[])).with(vec![planted]).run()
+    let library = shipped();
+    let here = || Twin::new(library.clone());
+    let suite = Suite::default().on("twin", here()).with(vec![planted]);
+    suite.run_with_processes(Apart { library: library.clone(), here: here() })
 }

@@ -7,113 +7,24 @@ mod rank;
 mod zombies;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::process::Child;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use ep_bootstrap::{MEETING_VARIABLE, MeetingPlace, SECRET_VARIABLE, Secret};
-use rank::{MARK, PLAN};
-
-/// Of the job.
-const SECRET: &str = "test";
-
-/// More than anything takes that works.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A rank that was started. Dropped, it is killed; when its test fails, all that it wrote is shown, with the time since its start.
-struct Started {
-    rank: u32,
-    process: Child,
-    said: Receiver<String>,
-    written: Arc<Mutex<Vec<String>>>,
-    readers: Vec<JoinHandle<()>>,
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        let killed = self.process.kill();
-        let ended = self.process.wait();
-        if thread::panicking() {
-            // They end with the process.
-            self.readers.drain(..).for_each(|reader| drop(reader.join()));
-            let written = self.written.lock().map_or_else(|_| Vec::new(), |written| written.clone());
-            let lines = written.iter().fold(String::new(), |lines, line| lines + "\n  " + line);
-            println!("rank {} wrote:{lines}\n  and ended: {ended:?}, killed at last: {killed:?}", self.rank);
-        }
-    }
-}
-
-impl Started {
-    fn new(rank: u32, world: u32, nodes: u32, port: u16, held: Option<SocketAddr>, plan: &str) -> Self {
-        let (local, local_world) = (rank % (world / nodes), world / nodes);
-        let [rank, world, local, local_world] = [rank, world, local, local_world].map(|number| number.to_string());
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "rank::a_rank_that_was_started", "--nocapture", "--test-threads=1"]);
-        command.env(PLAN, plan).env(SECRET_VARIABLE, SECRET);
-        command.envs(held.map(|address| (MEETING_VARIABLE, address.to_string())));
-        command
-            .env("RANK", &rank)
-            .env("WORLD_SIZE", &world)
-            .env("LOCAL_RANK", &local)
-            .env("LOCAL_WORLD_SIZE", &local_world);
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        let started = Instant::now();
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (says, said) = channel();
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let (out, errors) = (process.stdout.take().unwrap(), process.stderr.take().unwrap());
-        let note = move |written: &Mutex<Vec<String>>, line: &str| {
-            let line = format!("{:7.3} s {line}", started.elapsed().as_secs_f64());
-            written.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-        };
-        let (of_out, of_errors) = (Arc::clone(&written), Arc::clone(&written));
-        let hear = thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(Result::ok) {
-                note(&of_out, &line);
-                // What the test harness says may stand before it on the line.
-                if let Some((_, word)) = line.split_once(MARK) {
-                    let _ = says.send(word.to_owned());
-                }
-            }
-        });
-        let keep = thread::spawn(move || {
-            BufReader::new(errors).lines().map_while(Result::ok).for_each(|line| note(&of_errors, &line));
-        });
-        let rank = rank.parse().unwrap();
-        Self { rank, process, said, written, readers: vec![hear, keep] }
-    }
-
-    fn hear(&self) -> String {
-        self.said.recv_timeout(LONG).expect("the rank says something before it ends")
-    }
-
-    fn succeeds(&mut self) {
-        assert!(self.process.wait().unwrap().success());
-    }
-}
+use ep_bootstrap::MeetingPlace;
+use ep_conformance::processes::started::{Start, Started};
 
 fn start(world: u32, plan: &str) -> Vec<Started> {
     start_on(1, world, plan)
 }
 
 fn start_on(nodes: u32, world: u32, plan: &str) -> Vec<Started> {
-    // Free a moment ago; the launcher's port is rank 0's to open.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    (0..world).map(|rank| Started::new(rank, world, nodes, port, None, plan)).collect()
+    Start::new(nodes, world, plan).start()
 }
 
 /// As [`start_on`], but the meeting place is in this process: whichever rank dies, the others can agree.
 fn start_held(nodes: u32, world: u32, plan: &str) -> (MeetingPlace, Vec<Started>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let secret = Secret::from_text(SECRET).unwrap();
-    let place = MeetingPlace::hold(listener, world, Some(secret)).unwrap();
-    let start = |rank| Started::new(rank, world, nodes, address.port(), Some(address), plan);
-    (place, (0..world).map(start).collect())
+    Start::new(nodes, world, plan).start_held()
 }
 
 /// The files that shared memory with names would lie in.

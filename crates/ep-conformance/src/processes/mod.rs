@@ -20,7 +20,9 @@
 //! the test program does, however that ends.
 
 mod hub;
+pub mod plans;
 mod rank;
+pub mod started;
 mod wire;
 
 pub(crate) use hub::Pool;
@@ -73,6 +75,16 @@ pub trait Processes: Send + Sync + 'static {
         most
     }
 
+    /// As [`Backend::makes_fp8`].
+    fn makes_fp8(&self) -> bool {
+        true
+    }
+
+    /// As [`Backend::largest`].
+    fn largest(&self) -> (u32, u32) {
+        (8, 8)
+    }
+
     /// This process's endpoint of a communicator. An incident that crashes this rank ends the process, by
     /// [`std::process::exit`] for instance; that the process exits after its work is seen to.
     ///
@@ -112,6 +124,14 @@ impl<P: Processes> Backend for InProcesses<P> {
 
     fn seeds(&self, most: u64) -> u64 {
         self.backend.seeds(most)
+    }
+
+    fn makes_fp8(&self) -> bool {
+        self.backend.makes_fp8()
+    }
+
+    fn largest(&self) -> (u32, u32) {
+        self.backend.largest()
     }
 
     fn persists(&self) -> bool {

@@ -24,6 +24,15 @@ fn the_twin_moves_a_layer_in_low_latency() {
 }
 
 #[test]
+fn processes_on_twins_of_their_own_move_a_layer_over_servers() {
+    let program = env!("CARGO_BIN_EXE_moexpress");
+    let layer = "run --backend ascend --twin --processes --tokens 3,5 --hidden 40 --experts 6 --topk 2 --json";
+    let ran = moexpress(&format!("launch -n 2 --nodes 2 -- {program} {layer}"));
+    let said = ran.success();
+    assert!(said.replace(" ", "").contains(r#""verified":true"#), "{said}");
+}
+
+#[test]
 fn without_an_npu_it_says_what_is_missing() {
     let refusal = moexpress("run --backend ascend --ranks-per-node 2 --tokens 3").refusal();
     assert!(refusal.contains("libascendcl.so") || refusal.contains("EP_ASCEND_KERNELS"), "{refusal}");
@@ -44,6 +53,10 @@ fn what_npus_do_not_do_is_refused() {
     says(
         "run --backend ascend --twin --nodes 5 --ranks-per-node 1 --experts 10 --tokens 3",
         "nodes is 5, allowed: 1 to 4",
+    );
+    says(
+        "run --backend ascend --twin --processes",
+        "moexpress launch -n 4 -- moexpress run --backend ascend --processes",
     );
     says("bench --backend ascend", "no NPU has run the kernels yet");
 }

@@ -265,6 +265,9 @@ extern "C" fn free(address: *mut c_void) -> Code {
     const CALL: &str = "aclrtFree";
     answer(CALL, |host| {
         let at = address as u64;
+        if host.objects.exported.values().any(|&exported| exported == at) {
+            return host.refuse(CALL, RT_MEMORY_FREE, "the key of memory that others may import is not closed");
+        }
         if host.objects.memory.remove(&at).is_none() {
             return host.refuse(CALL, RT_MEMORY_FREE, format_args!("no memory begins at {address:p}"));
         }

@@ -1,4 +1,4 @@
-//! Memory between processes: keys name a process of this machine, a descriptor of it, the device and the bytes.
+//! Memory between processes: keys name a process, a descriptor of it, the device and the bytes. So do the descriptions of cards.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -6,23 +6,24 @@ use super::calls::give;
 use super::{Host, answer};
 use crate::driver::{Code, KEY, PEER_ACCESS, RT_INVALID_HANDLE, RT_PARAM_INVALID, SUCCESS};
 use crate::twin::TwinError;
+use crate::twin::shared::Theirs;
 
 /// What a key says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Named {
-    process: i32,
-    descriptor: i32,
-    device: u32,
-    bytes: u64,
+pub(super) struct Named {
+    pub(super) process: i32,
+    pub(super) descriptor: i32,
+    pub(super) device: u32,
+    pub(super) bytes: u64,
 }
 
 impl Named {
-    fn text(self) -> String {
+    pub(super) fn text(self) -> String {
         let Self { process, descriptor, device, bytes } = self;
         format!("twin {process} {descriptor} {device} {bytes}")
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let mut words = text.strip_prefix("twin ")?.split(' ');
         let named = Self {
             process: words.next()?.parse().ok()?,
@@ -32,9 +33,13 @@ impl Named {
         };
         words.next().is_none().then_some(named)
     }
+
+    pub(super) const fn theirs(self) -> Theirs {
+        Theirs { rank: self.device, bytes: self.bytes, process: self.process, descriptor: self.descriptor }
+    }
 }
 
-fn this_process() -> i32 {
+pub(super) fn this_process() -> i32 {
     std::process::id() as i32
 }
 
@@ -78,6 +83,7 @@ pub(super) unsafe extern "C" fn export(
             return host.refuse(CALL, RT_PARAM_INVALID, what);
         };
         let text = Named { process: this_process(), descriptor, device, bytes: bytes as u64 }.text();
+        host.objects.exported.insert(text.clone(), at as u64);
         // SAFETY: the caller gives a place of so many bytes, and the text is shorter.
         unsafe {
             key.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
@@ -95,13 +101,12 @@ pub(super) unsafe extern "C" fn allow(key: *const c_char, processes: *mut i32, c
             Ok(named) => named,
             Err(code) => return code,
         };
-        let own = |(&at, &descriptor): (&u64, &i32)| (descriptor == named.descriptor).then_some(at);
-        let at = host.objects.shared.iter().find_map(own).filter(|_| named.process == this_process());
+        let at = host.objects.exported.get(&named.text()).copied();
         // SAFETY: the caller gives so many numbers.
         let processes = unsafe { std::slice::from_raw_parts(processes, count) };
         match at {
             Some(at) if host.machine.allow(at, processes) => SUCCESS,
-            _ => host.refuse(CALL, RT_PARAM_INVALID, "a key of another process, or too many processes"),
+            _ => host.refuse(CALL, RT_PARAM_INVALID, "a key that this process has not exported, or too many processes"),
         }
     })
 }
@@ -130,9 +135,12 @@ pub(super) unsafe extern "C" fn close(key: *const c_char) -> Code {
             Ok(named) => named,
             Err(code) => return code,
         };
+        if host.objects.exported.remove(&named.text()).is_some() {
+            return SUCCESS;
+        }
         match host.objects.imported.remove(&named.text()) {
             Some(at) if host.machine.release(at).is_ok() => SUCCESS,
-            _ => host.refuse(CALL, RT_INVALID_HANDLE, "a key that was not imported"),
+            _ => host.refuse(CALL, RT_INVALID_HANDLE, "a key that was neither exported nor imported"),
         }
     })
 }
@@ -147,8 +155,13 @@ impl Host {
                 "flags that do not let devices reach each other, or own memory",
             ));
         }
-        let Named { process, descriptor, device: theirs, bytes } = named;
-        let mapped = self.machine.map(theirs, bytes, process, descriptor);
+        let theirs = named.device;
+        if theirs == device || !self.machine.is_group(device, theirs) {
+            let what =
+                format_args!("memory of device {theirs}, the thread's is {device}: no other device of its server");
+            return Err(self.refuse(call, RT_PARAM_INVALID, what));
+        }
+        let mapped = self.machine.map(named.theirs(), false);
         let opened = self.machine.open(device, theirs);
         match mapped.and_then(|at| opened.map(|()| at)) {
             Ok(Some(at)) => {

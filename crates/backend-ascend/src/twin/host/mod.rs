@@ -171,9 +171,13 @@ impl Session {
         self.with(|host| host.has_heartbeat = false);
     }
 
-    /// From now on memory for peers may be shared with other processes, each of which has a twin of its own, of which it runs one rank.
+    /// From now on memory for peers may be shared with other processes, each of which has a twin of its own with the devices of all ranks, of which
+    /// it runs one. Time is the system's: a process that is stopped is late.
     pub fn share(&self) {
-        self.with(|host| host.is_shared = true);
+        self.with(|host| {
+            host.is_shared = true;
+            host.machine.share();
+        });
     }
 
     /// Copies that something has befallen on their way.

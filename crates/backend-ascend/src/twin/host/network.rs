@@ -6,23 +6,19 @@ use zerocopy::IntoBytes;
 
 use super::Host;
 use super::calls::ask;
+use super::ipc::{Named, this_process};
 use super::objects::Block;
-use crate::driver::{Code, Completions, Context, Detail, ELEMENT, Info, MEMORIES, Memories, Network, WorkQueue};
-use crate::driver::{LOCAL_OUTPUT, REMOTE_INPUT, VECTOR_CORES};
+use crate::driver::{
+    Code, Completions, Context, DESCRIBED, Described, Detail, ELEMENT, Info, LOCAL_OUTPUT, MEMORIES, Memories, Network,
+    REMOTE_INPUT, RT_PARAM_INVALID, Remote, VECTOR_CORES, WorkQueue,
+};
 use crate::twin::{QueueView, Reach, TwinError};
 
 /// Elements of a queue: few, so that queues are full now and then, and laps are many.
 const DEPTH: u32 = 8;
 const COMPLETION: u32 = 32;
 
-pub(super) const NETWORK: Network = Network { depth: DEPTH, register, connect, close };
-
-/// Memory of a device that its card knows, with the keys that name it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
-    source: Detail,
-    target: Detail,
-}
+pub(super) const NETWORK: Network = Network { depth: DEPTH, register, describe, admit, dismiss, connect, close };
 
 /// A queue, and what its elements may name.
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +31,56 @@ struct Way {
 
 fn register(device: u32, at: u64, bytes: u64) -> Result<(), Code> {
     ask(|host| {
-        let mut detail = |is_target| {
-            let key = host.machine.key(device, at, bytes, is_target)?;
-            Ok(Detail { bytes, address: at, key, pad: 0 })
-        };
-        let known = Known { source: detail(false)?, target: detail(true)? };
-        host.objects.known.insert(device, known);
+        let source = host.detail(device, at, bytes, false)?;
+        host.objects.sources.insert(device, source);
+        let target = host.detail(device, at, bytes, true)?;
+        host.objects.targets.insert(device, target);
         Ok(())
     })
+}
+
+/// Of memory that may be shared only.
+fn describe(device: u32) -> Result<Described, Code> {
+    ask(|host| {
+        let source = host.objects.sources.get(&device).ok_or_else(|| unknown(device))?;
+        let shared = host.objects.shared.get(&source.address);
+        let descriptor =
+            *shared.ok_or_else(|| TwinError::Invalid("the memory is not for other processes".to_owned()))?;
+        let text = Named { process: this_process(), descriptor, device, bytes: source.bytes }.text();
+        let mut described = [0; DESCRIBED];
+        described[..text.len()].copy_from_slice(text.as_bytes());
+        Ok(described)
+    })
+}
+
+fn admit(device: u32, described: &Described) -> Result<Remote, Code> {
+    let text = described.split(|&byte| byte == 0).next().and_then(|text| str::from_utf8(text).ok());
+    let found = ask(|host| {
+        let named = text.and_then(Named::parse).filter(|named| named.process != this_process());
+        let named = named.ok_or_else(|| TwinError::Invalid("no description of another process's memory".to_owned()))?;
+        if host.machine.is_group(device, named.device) {
+            return Err(TwinError::Invalid(format!("device {} is of the same server as {device}", named.device)));
+        }
+        let Some(address) = host.machine.map(named.theirs(), true)? else { return Ok(None) };
+        let target = host.detail(named.device, address, named.bytes, true)?;
+        host.objects.targets.insert(named.device, target);
+        host.objects.admitted.insert(address, named.device);
+        Ok(Some(Remote { device: named.device, address, bytes: named.bytes }))
+    })?;
+    // The other process may be gone.
+    found.ok_or(RT_PARAM_INVALID)
+}
+
+fn dismiss(_device: u32, remote: &Remote) -> Result<(), Code> {
+    ask(|host| {
+        host.objects.admitted.remove(&remote.address).ok_or_else(|| unknown(remote.device))?;
+        host.objects.targets.remove(&remote.device);
+        host.machine.release(remote.address)
+    })
+}
+
+fn unknown(device: u32) -> TwinError {
+    TwinError::Invalid(format!("device is {device}, allowed: one whose memory its card knows"))
 }
 
 /// Cards poll by their firmware on some devices, and kernels do on others.
@@ -72,12 +110,16 @@ fn close(device: u32) -> Result<(), Code> {
 
 impl Host {
     fn way(&mut self, device: u32, peer: u32, devices: &[u32]) -> Result<Way, TwinError> {
-        let unknown =
-            |device| TwinError::Invalid(format!("device is {device}, allowed: one whose memory its card knows"));
         let to = *devices.get(peer as usize).ok_or_else(|| unknown(peer))?;
-        let of = |device| self.objects.known.get(&device).copied().ok_or_else(|| unknown(device));
-        let (source, target) = (of(device)?.source, of(to)?.target);
+        let source = *self.objects.sources.get(&device).ok_or_else(|| unknown(device))?;
+        let target = *self.objects.targets.get(&to).ok_or_else(|| unknown(to))?;
         Ok(Way { peer, view: self.machine.queue(device, to, DEPTH, device % 2 == 1)?, source, target })
+    }
+
+    /// Memory of a device, with a key by which elements name it.
+    fn detail(&mut self, device: u32, at: u64, bytes: u64, is_target: bool) -> Result<Detail, TwinError> {
+        let key = self.machine.key(device, at, bytes, is_target)?;
+        Ok(Detail { bytes, address: at, key, pad: 0 })
     }
 }
 

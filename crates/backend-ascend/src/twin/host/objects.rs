@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::network::Known;
+use crate::driver::Detail;
 
 /// A block of device memory.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +38,15 @@ pub(super) struct Objects {
     pub(super) contexts: BTreeMap<u64, Block>,
     /// By address: descriptors of memory that other processes may map.
     pub(super) shared: BTreeMap<u64, i32>,
+    /// By key: which of it has one.
+    pub(super) exported: BTreeMap<String, u64>,
     /// By key: where memory of other processes is mapped.
     pub(super) imported: BTreeMap<String, u64>,
-    /// By device: the memory that its card knows.
-    pub(super) known: BTreeMap<u32, Known>,
+    /// By device: the memory that its card knows, as a source and as a target of others.
+    pub(super) sources: BTreeMap<u32, Detail>,
+    pub(super) targets: BTreeMap<u32, Detail>,
+    /// By address: memory of other processes that a card knows, and whose.
+    pub(super) admitted: BTreeMap<u64, u32>,
     /// By handle: the device.
     pub(super) streams: BTreeMap<u64, u32>,
     pub(super) events: BTreeMap<u64, (u32, Option<Place>)>,
@@ -62,8 +67,11 @@ impl Objects {
             memory: BTreeMap::new(),
             contexts: BTreeMap::new(),
             shared: BTreeMap::new(),
+            exported: BTreeMap::new(),
             imported: BTreeMap::new(),
-            known: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            admitted: BTreeMap::new(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             binaries: Vec::new(),
@@ -91,6 +99,7 @@ impl Objects {
     }
 
     pub(super) fn left(&self) -> [usize; 3] {
-        [self.memory.len() + self.imported.len(), self.streams.len(), self.events.len()]
+        let memory = self.memory.len() + self.exported.len() + self.imported.len() + self.admitted.len();
+        [memory, self.streams.len(), self.events.len()]
     }
 }

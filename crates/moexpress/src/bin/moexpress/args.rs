@@ -143,8 +143,8 @@ pub(crate) struct RunArgs {
     /// What the ranks run on
     #[arg(long, value_enum, default_value_t = Backend::Sim)]
     pub(crate) backend: Backend,
-    /// With --backend host or cuda: this process is one rank of those that moexpress launch, torchrun, srun or mpirun started;
-    /// rank 0 reports
+    /// With --backend host, cuda or ascend: this process is one rank of those that moexpress launch, torchrun, srun or mpirun
+    /// started; rank 0 reports
     #[arg(long, conflicts_with_all = ["nodes", "ranks_per_node"])]
     pub(crate) processes: bool,
     /// With --backend ascend: on a twin of the NPUs, which runs their very kernels and checks every access; its times say nothing
@@ -379,7 +379,7 @@ pub(crate) enum Backend {
     Host,
     /// The NVIDIA GPUs of this host, a rank on each, or several where there are fewer
     Cuda,
-    /// The Ascend NPUs of this host, a rank on each, or with --twin their twin on this CPU; throughput only
+    /// The Ascend NPUs of this host, a rank on each, or with --twin their twin on this CPU
     Ascend,
 }
 

@@ -20,19 +20,19 @@ use crate::rank::{Shared, work, work_low_latency};
 
 #[cfg(feature = "ascend")]
 mod ascend;
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod budget;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod far;
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod gather;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod host;
 #[cfg(all(feature = "ibgda", target_os = "linux"))]
 mod posted;
-#[cfg(any(feature = "cuda", feature = "host"))]
+#[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod processes;
 mod sim;
 pub(crate) mod timed;
@@ -80,7 +80,7 @@ pub(crate) struct Job<'a> {
     pub(crate) far: Option<&'a FarArgs>,
     /// The place of this process, where every rank is one.
     #[cfg_attr(
-        not(any(feature = "cuda", feature = "host")),
+        not(any(feature = "ascend", feature = "cuda", feature = "host")),
         expect(dead_code, reason = "the simulator's ranks are tasks")
     )]
     pub(crate) launched: Option<&'a Environment>,
@@ -150,7 +150,7 @@ pub(crate) fn run(backend: Backend, job: &Job<'_>, step: &(dyn Fn() + Sync)) -> 
         #[cfg(feature = "cuda")]
         Backend::Cuda => cuda::run(job, step),
         #[cfg(feature = "ascend")]
-        Backend::Ascend => ascend::run(job, step).map(Some),
+        Backend::Ascend => ascend::run(job, step),
         #[cfg(not(feature = "ascend"))]
         Backend::Ascend => {
             Err(Failure::bad_input("--backend ascend: this program was built without the feature ascend"))

@@ -240,7 +240,8 @@ fn publish(report: &Report<'_>, html: Option<Whole>) -> Result<String, Failure> 
     let Err(error) = &report.verdict else { return Ok(text) };
     let again = match report.args.backend {
         Backend::Sim => format!("\n(seed {}: the same arguments repeat this run exactly)", report.args.seed),
-        Backend::Ascend if report.args.twin => {
+        // Processes have each their own schedule, and real time.
+        Backend::Ascend if report.args.twin && !report.args.processes => {
             format!("\n(seed {}: the same arguments repeat this run exactly)", report.args.seed)
         }
         Backend::Host | Backend::Cuda | Backend::Ascend => String::new(),
@@ -251,7 +252,7 @@ fn publish(report: &Report<'_>, html: Option<Whole>) -> Result<String, Failure> 
 /// Where a launcher has put this process.
 pub(crate) fn launched(backend: Backend) -> Result<Environment, Failure> {
     Environment::detect().map_err(|error| {
-        let backend = name_of(if matches!(backend, Backend::Sim | Backend::Ascend) { Backend::Host } else { backend });
+        let backend = name_of(if backend == Backend::Sim { Backend::Host } else { backend });
         let how = format_args!("moexpress launch -n 4 -- moexpress run --backend {backend} --processes");
         Failure::bad_input(format_args!("--processes: {error}; for instance: {how}"))
     })
@@ -260,9 +261,11 @@ pub(crate) fn launched(backend: Backend) -> Result<Environment, Failure> {
 /// Whether time is virtual, and that the arguments which need it have it.
 fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
     if args.backend == Backend::Sim && args.processes {
-        return Err(Error::invalid("--backend with --processes", "sim", "host or cuda"));
+        return Err(Error::invalid("--backend with --processes", "sim", "host, cuda or ascend"));
     }
-    check_ascend(args)?;
+    if args.twin && args.backend != Backend::Ascend {
+        return Err(Error::invalid("--backend with --twin", name_of(args.backend), "ascend"));
+    }
     if args.backend != Backend::Sim {
         let given = [
             ("--schedule", args.schedule.is_some()),
@@ -303,16 +306,6 @@ fn timing(args: &RunArgs) -> Result<Option<Timing>, Error> {
         None if args.elide_payload => Err(needs("--elide-payload")),
         None if args.threads.given() => Err(needs("--threads")),
         None => Ok(None),
-    }
-}
-
-/// Whether what is asked of NPUs is what they do, and nobody else is asked for a twin.
-fn check_ascend(args: &RunArgs) -> Result<(), Error> {
-    let refused = |with: &str, allowed| Err(Error::invalid(with, name_of(args.backend), allowed));
-    match args.backend {
-        Backend::Ascend if args.processes => refused("--backend with --processes", "host or cuda"),
-        Backend::Sim | Backend::Host | Backend::Cuda if args.twin => refused("--backend with --twin", "ascend"),
-        _ => Ok(()),
     }
 }
 

@@ -1,4 +1,6 @@
-//! The windows of all ranks, each on a device of this process, and the queues between servers.
+//! The windows of all ranks, each on a device of this process or of another one, and the queues between servers.
+
+mod met;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,23 +10,20 @@ use ep_bootstrap::Member;
 use ep_core::layout::KernelWindow;
 use ep_core::memory::Estimate;
 use ep_core::port::Offset;
-use ep_core::{Error, Layout, Rank, RankSet};
+use ep_core::{Layout, Rank, RankSet};
 
 use crate::args::Queue;
-use crate::driver::{
-    AscendError, Code, Detail, Device, Imported, KEY, Key, Memory, Network, Route, Routes, Table, name_of,
-};
-
-/// How long processes wait for each other at least when they meet: one may have to compile kernels first.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+use crate::driver::{Admitted, AscendError, Detail, Device, Exported, Imported, Memory, Route, Routes, Table, done};
 
 /// The window of a rank.
 #[derive(Debug)]
 enum Window {
     /// Of this process.
     Here(Memory),
-    /// Of another one.
+    /// Of another process of this server.
     There(Imported),
+    /// Of a process of another server: only cards reach it.
+    Far(Admitted),
 }
 
 impl Window {
@@ -32,6 +31,7 @@ impl Window {
         match self {
             Self::Here(memory) => memory.address(),
             Self::There(memory) => memory.address(),
+            Self::Far(memory) => memory.remote().address,
         }
     }
 }
@@ -40,12 +40,16 @@ impl Window {
 #[derive(Debug)]
 pub(crate) struct Node {
     windows: Vec<Window>,
+    /// `[ranks]`: the ordinals of their devices, by which the network finds them.
+    devices: Vec<u32>,
     /// Whether there are several servers.
     is_far: bool,
     /// Ranks of which it is known that they do nothing any more.
     gone: Vec<AtomicBool>,
     /// Where the ranks are processes: how they tell each other, and how long that may take.
     met: Option<(Arc<Member>, Duration)>,
+    /// By which processes of this server import this one's window.
+    exported: Option<Exported>,
 }
 
 impl Node {
@@ -65,44 +69,19 @@ impl Node {
         let windows = windows.collect::<Result<_, AscendError>>()?;
         Ok(Arc::new(Self {
             windows,
+            devices: devices.iter().map(|device| device.ordinal()).collect(),
             is_far,
             met: None,
+            exported: None,
             gone: devices.iter().map(|_| AtomicBool::new(false)).collect(),
         }))
-    }
-
-    /// Of ranks that are processes of one server: this one's window on `device`, the others' as they name them.
-    pub(crate) fn met(
-        device: &Arc<Device>,
-        layout: &Layout,
-        member: &Arc<Member>,
-        within: Duration,
-    ) -> Result<Arc<Self>, Error> {
-        let patience = within.max(PATIENCE);
-        let mut own = Some(window(device, layout)?);
-        let numbers = member.all_gather(&device.process_number()?.to_le_bytes(), patience).map_err(meeting)?;
-        let numbers = layout.topology().all().zip(&numbers).map(|(rank, told)| told_by(rank, told.as_deref()));
-        let numbers = numbers.collect::<Result<Vec<[u8; 4]>, _>>()?.into_iter().map(i32::from_le_bytes);
-        let key = own.as_ref().map(|own| own.export(&numbers.collect::<Vec<_>>())).transpose()?;
-        let keys = member.all_gather(&key.map_or([0; KEY], |key| key.0), patience).map_err(meeting)?;
-        let windows = layout.topology().all().zip(keys).map(|(rank, told)| -> Result<_, Error> {
-            if rank == member.rank() {
-                let own = own.take().ok_or_else(|| meeting("a rank that meets itself twice"))?;
-                return Ok(Window::Here(own));
-            }
-            Ok(Window::There(Imported::open(device, Key(told_by(rank, told.as_deref())?))?))
-        });
-        let windows = windows.collect::<Result<_, _>>()?;
-        // Nobody begins before all reach all.
-        member.barrier(patience).map_err(meeting)?;
-        Ok(Arc::new(Self { windows, is_far: false, gone: Vec::new(), met: Some((Arc::clone(member), within)) }))
     }
 
     /// The window of a rank of this process.
     fn here(&self, rank: Rank) -> Result<&Memory, AscendError> {
         match &self.windows[rank.index()] {
             Window::Here(memory) => Ok(memory),
-            Window::There(_) => Err(AscendError::OtherProcess { rank: rank.0 }),
+            Window::There(_) | Window::Far(_) => Err(AscendError::OtherProcess { rank: rank.0 }),
         }
     }
 
@@ -122,7 +101,7 @@ impl Node {
             return Ok(0);
         }
         let window = self.here(rank)?;
-        Ok(window.address() + layout.window_bytes() + words(layout, network(window)?.depth))
+        Ok(window.address() + layout.window_bytes() + words(layout, window.device().network()?.depth))
     }
 
     /// New queues from a rank to others, with the words that it publishes from behind the window.
@@ -131,19 +110,19 @@ impl Node {
             return Ok(Vec::new());
         }
         let window = self.here(from)?;
-        let (network, device) = (network(window)?, window.device());
-        let devices = self.ranks().map(|rank| Ok(self.here(rank)?.device().ordinal()));
-        let devices = devices.collect::<Result<Vec<u32>, AscendError>>()?;
+        let (network, device) = (window.device().network()?, window.device());
         let to: Vec<u32> = peers.iter().map(|peer| peer.0).collect();
-        let context = check("new queues", (network.connect)(device.ordinal(), &devices, from.0, &to))?;
+        let context = done("new queues", (network.connect)(device.ordinal(), &self.devices, from.0, &to))?;
         // SAFETY: the network, and the context that it gives, name structs in the memory of this device.
         let reader = |at, into: &mut [u8]| unsafe { Memory::read_from(device, at, into) };
-        let routes = Routes::read(&reader, context, from.0, devices.len() as u32)?;
+        let routes = Routes::read(&reader, context, from.0, self.devices.len() as u32)?;
         let words = window.address() + layout.window_bytes();
         let queue = |peer: &Rank| {
             let Route { view, source, target } = routes.to(peer.0)?;
-            covers("bytes of LOCAL_OUTPUT", &source, window)?;
-            covers("bytes of REMOTE_INPUT", &target, self.here(*peer)?)?;
+            // Windows are alike on all ranks.
+            let bytes = window.bytes() as u64;
+            covers("bytes of LOCAL_OUTPUT", &source, window.address(), bytes)?;
+            covers("bytes of REMOTE_INPUT", &target, self.address(*peer), bytes)?;
             Ok(Queue {
                 number: view.number,
                 depth: view.depth,
@@ -170,7 +149,7 @@ impl Node {
             return Ok(());
         }
         let window = self.here(rank)?;
-        check("the end of queues", (network(window)?.close)(window.device().ordinal()))
+        done("the end of queues", (window.device().network()?.close)(window.device().ordinal()))
     }
 
     /// `rank` does nothing any more. What it published before has landed.
@@ -193,45 +172,26 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some((member, within)) = &self.met {
-            // Others may still write to this rank's window; who failed is not waited for for longer than that.
-            if let Err(error) = member.barrier(*within) {
-                tracing::debug!(%error, "left before the other ranks");
-            }
+        let Some((member, within)) = &self.met else { return };
+        // Nothing of this rank runs, but others may still write to its window: it is theirs until they have closed it, too.
+        self.windows.retain(|window| matches!(window, Window::Here(_)));
+        // Who failed is not waited for for longer than that.
+        if let Err(error) = member.barrier(*within) {
+            tracing::debug!(%error, "left before the other ranks");
         }
+        self.exported = None;
     }
-}
-
-fn meeting(problem: impl std::fmt::Display) -> Error {
-    Error::broken("the meeting of the ranks", problem, "start all ranks anew")
-}
-
-/// What a rank told, of so many bytes.
-fn told_by<const N: usize>(rank: Rank, told: Option<&[u8]>) -> Result<[u8; N], Error> {
-    let told = told.ok_or_else(|| meeting(format_args!("rank {rank} was given up")))?;
-    told.try_into().map_err(|_| meeting(format_args!("rank {rank} told {} bytes, expected {N}", told.len())))
-}
-
-/// The way from a window's device to other servers.
-fn network(window: &Memory) -> Result<Network, AscendError> {
-    let table = window.device().table();
-    table.network.ok_or(AscendError::NoNetwork { table: table.name })
-}
-
-/// What a function of the network gives.
-fn check<T>(call: &'static str, result: Result<T, Code>) -> Result<T, AscendError> {
-    result.map_err(|code| AscendError::Call { call, cause: name_of(code), code })
 }
 
 /// Makes a window known to the cards, with what lies behind it.
 fn register(window: &Memory) -> Result<(), AscendError> {
-    let network = network(window)?;
-    check("a key", (network.register)(window.device().ordinal(), window.address(), window.bytes() as u64))
+    let device = window.device();
+    done("a key", (device.network()?.register)(device.ordinal(), window.address(), window.bytes() as u64))
 }
 
-/// Whether what elements may name holds a window.
-fn covers(what: &'static str, detail: &Detail, window: &Memory) -> Result<(), AscendError> {
-    let (first, bytes) = (window.address().checked_sub(detail.address), window.bytes() as u64);
+/// Whether what elements may name holds a window of so many bytes at an address.
+fn covers(what: &'static str, detail: &Detail, address: u64, bytes: u64) -> Result<(), AscendError> {
+    let first = address.checked_sub(detail.address);
     if first.is_some_and(|first| first <= detail.bytes && bytes <= detail.bytes - first) {
         return Ok(());
     }
@@ -279,6 +239,7 @@ mod tests {
     use ep_core::{Settings, Shape, Topology};
 
     use super::*;
+    use crate::driver::Network;
 
     const DEPTH: u32 = 8;
 
@@ -288,8 +249,15 @@ mod tests {
         let topology = Topology::new(nodes, 4 / nodes).unwrap();
         let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
         let layout = Layout::new(&shape, &topology, &settings).unwrap();
-        let network =
-            Network { depth: DEPTH, register: |_, _, _| Ok(()), connect: |_, _, _, _| Ok(0), close: |_| Ok(()) };
+        let network = Network {
+            depth: DEPTH,
+            register: |_, _, _| Ok(()),
+            describe: |_| Err(0),
+            admit: |_, _| Err(0),
+            dismiss: |_, _| Ok(()),
+            connect: |_, _, _, _| Ok(0),
+            close: |_| Ok(()),
+        };
         let table = Table { network: Some(network), ..Table::empty("none", || 0) };
         let part = if low_latency { layout.low_part(1, Rank(0)).len } else { 0 };
         (part, estimate(&layout, &table))

@@ -1,0 +1,170 @@
+//! The windows of ranks that are processes: how they tell each other where these are.
+
+use std::fmt::Display;
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ep_bootstrap::Member;
+use ep_core::topology::Reach;
+use ep_core::{Error, Layout, Rank};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::{Node, Window, register, window};
+use crate::driver::{Admitted, DESCRIBED, Device, Imported, KEY, Key, done};
+
+/// How long processes wait for each other at least when they meet: one may have to compile kernels first.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What each process tells all before windows are shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Hello {
+    /// Of shape, topology and settings.
+    settings: u64,
+    /// By which others name the process.
+    process: i32,
+    /// The ordinal of its device.
+    device: u32,
+    /// Cores of all roles.
+    cores: u32,
+    pad: u32,
+}
+
+/// By which others find a rank's window: those of its server, and those of other servers.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Named {
+    near: [u8; KEY],
+    far: [u8; DESCRIBED],
+}
+
+impl Node {
+    /// Of ranks that are processes: this one's window on `device`, whose roles have so many cores, the others' as they name them.
+    pub(crate) fn met(
+        device: &Arc<Device>,
+        layout: &Layout,
+        cores: u32,
+        member: &Arc<Member>,
+        within: Duration,
+    ) -> Result<Arc<Self>, Error> {
+        let (topology, me, patience) = (*layout.topology(), member.rank(), within.max(PATIENCE));
+        let settings = layout.hash(&layout.settings().rings());
+        let (process, ordinal) = (device.process_number()?, device.ordinal());
+        let own = Hello { settings, process, device: ordinal, cores, pad: 0 };
+        let hellos: Vec<Hello> = told(member.all_gather(own.as_bytes(), patience))?;
+        topology.all().zip(&hellos).try_for_each(|(rank, theirs)| own.fits(rank, theirs))?;
+
+        let own = window(device, layout)?;
+        let near = topology.all().zip(&hellos).filter(|(rank, _)| topology.reach(me, *rank) == Reach::Near);
+        let near: Vec<i32> = near.map(|(_, hello)| hello.process).collect();
+        let exported = if near.is_empty() { None } else { Some(own.export(&near)?) };
+        let is_far = topology.nodes() > 1;
+        let mut names = Named { near: exported.as_ref().map_or([0; KEY], |it| it.key().0), far: [0; DESCRIBED] };
+        if is_far {
+            register(&own)?;
+            names.far = done("a description of memory", (device.network()?.describe)(ordinal))?;
+        }
+        let names: Vec<Named> = told(member.all_gather(names.as_bytes(), patience))?;
+        let theirs = topology.all().zip(&names).map(|(rank, names)| match topology.reach(me, rank) {
+            Reach::Own => Ok(None),
+            Reach::Near => Imported::open(device, Key(names.near))
+                .map(|window| Some(Window::There(window)))
+                .map_err(|error| unreached(rank, error, "the NPUs of a server, in one container, as one user")),
+            Reach::Far => Admitted::new(device, &names.far)
+                .map(|window| Some(Window::Far(window)))
+                .map_err(|error| unreached(rank, error, "cards that reach each other")),
+        });
+        let theirs: Result<Vec<Option<Window>>, Error> = theirs.collect();
+        // Nobody begins before all reach all, and all learn who does not.
+        let said = theirs.as_ref().map_or_else(ToString::to_string, |_| String::new());
+        let said = member.all_gather(said.as_bytes(), patience).map_err(meeting)?;
+        let theirs = theirs?;
+        topology.all().zip(said).try_for_each(|(rank, said)| reached(rank, said.as_deref()))?;
+        let mut own = Some(own);
+        let windows = theirs.into_iter().map(|window| window.or_else(|| own.take().map(Window::Here)));
+        let windows = windows.collect::<Option<Vec<_>>>().ok_or_else(|| meeting("a rank that meets itself twice"))?;
+        let devices = windows.iter().zip(&hellos).map(|(window, hello)| match window {
+            Window::Far(admitted) => admitted.remote().device,
+            Window::Here(_) | Window::There(_) => hello.device,
+        });
+        let devices = devices.collect();
+        Ok(Arc::new(Self {
+            windows,
+            devices,
+            is_far,
+            gone: Vec::new(),
+            met: Some((Arc::clone(member), within)),
+            exported,
+        }))
+    }
+}
+
+impl Hello {
+    /// Whether this rank and `rank`, which said so, can work together.
+    fn fits(&self, rank: Rank, theirs: &Self) -> Result<(), Error> {
+        let differs = |what: &str, theirs: &dyn Display, own: &dyn Display| {
+            Err(Error::invalid(format_args!("{what} of rank {rank}"), theirs, format_args!("{own}, as this rank's")))
+        };
+        if theirs.settings != self.settings {
+            let hash = |settings| format!("{settings:#018x}");
+            return differs("hash of shape, topology and settings", &hash(theirs.settings), &hash(self.settings));
+        }
+        if theirs.cores != self.cores {
+            return differs("cores of all roles", &theirs.cores, &self.cores);
+        }
+        Ok(())
+    }
+}
+
+/// What all ranks told.
+fn told<T: FromBytes + IntoBytes>(all: Result<Vec<Option<Vec<u8>>>, ep_bootstrap::Error>) -> Result<Vec<T>, Error> {
+    let of = |(rank, told): (u32, Option<Vec<u8>>)| {
+        let told = told.ok_or_else(|| meeting(format_args!("rank {rank} was given up")))?;
+        let wrong = |_| meeting(format_args!("rank {rank} told {} bytes, expected {}", told.len(), size_of::<T>()));
+        T::read_from_bytes(&told).map_err(wrong)
+    };
+    (0..).zip(all.map_err(meeting)?).map(of).collect()
+}
+
+fn meeting(problem: impl Display) -> Error {
+    Error::broken(
+        "the meeting of the ranks",
+        problem,
+        "look at what the rank that is named printed, and start all anew",
+    )
+}
+
+/// What a rank said of the others' windows: nothing where it reaches them all.
+fn reached(rank: Rank, said: Option<&[u8]>) -> Result<(), Error> {
+    match said {
+        Some([]) => Ok(()),
+        Some(said) => Err(meeting(format_args!("rank {rank}: {}", String::from_utf8_lossy(said)))),
+        None => Err(meeting(format_args!("rank {rank} was given up"))),
+    }
+}
+
+/// A window that this rank does not reach.
+fn unreached(rank: Rank, error: impl Display, needs: &str) -> Error {
+    Error::unsupported(format_args!("the window of rank {rank} ({error})"), needs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_tell_is_checked() {
+        let own = Hello { settings: 7, process: 3, device: 0, cores: 48, pad: 0 };
+        let said = |theirs: Hello| own.fits(Rank(2), &theirs).unwrap_err().to_string();
+        assert!(own.fits(Rank(2), &Hello { process: 4, device: 1, ..own }).is_ok());
+        assert_eq!(said(Hello { cores: 40, ..own }), "cores of all roles of rank 2 is 40, allowed: 48, as this rank's");
+        assert!(said(Hello { settings: 8, ..own }).starts_with("hash of shape, topology and settings of rank 2 is 0x"));
+        let complaint = |parts: Vec<Option<Vec<u8>>>| told::<Hello>(Ok(parts)).unwrap_err().to_string();
+        assert!(
+            complaint(vec![Some(own.as_bytes().to_vec()), Some(vec![1; 5])])
+                .contains("rank 1 told 5 bytes, expected 24")
+        );
+        assert!(complaint(vec![None]).contains("rank 0 was given up"));
+    }
+}
