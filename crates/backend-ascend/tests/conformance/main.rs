@@ -22,7 +22,7 @@ use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
 
 /// Seeds of a case, where `EP_SEEDS` does not say.
-const SEEDS: u64 = 2;
+const SEEDS: u64 = 20;
 
 /// Ranks on the twin.
 struct Twin {
