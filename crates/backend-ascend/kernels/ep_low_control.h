@@ -78,9 +78,18 @@ EP_DEV void ep_low_weigh(const EpCore& c, EpLowWatch& k, ep_u32 core, ep_u64 wai
     k.explained = explained;
 }
 
+/* Whether it is known of all ranks of other servers what became of what goes there. The cores that post do not end by then: what this rank says of
+   waits is theirs to post, too. */
+EP_DEV bool ep_low_are_posted(const EpCore& c, const EpLowArgs& a) {
+    if (c.launch.r.w.nodes == 1 || a.receives || c.failed || EP_PLANTED(c, LOW_FAR_UNSAID)) return true;
+    for (ep_u32 rank = 0; rank < c.launch.r.w.ranks; ++rank)
+        if ((a.to >> rank & 1) != 0 && !ep_is_near(c, rank) && ep_takes_part(c, rank) && ep_fresh<uint32_t>(a.state + rank * 4) == 0) return false;
+    return true;
+}
+
 /* Looks at the lines of all cores: whether all have ended, but for those that post where these need not have. */
-EP_DEV bool ep_low_look(EpCore& c, EpLowWatch& k, bool all_of_them) {
-    bool all = true;
+EP_DEV bool ep_low_look(EpCore& c, const EpLowArgs& a, EpLowWatch& k, bool all_of_them) {
+    bool all = ep_low_are_posted(c, a);
     k.foremost = 0;
     for (ep_u32 core = 0; core < (ep_u32)GetBlockNum(); ++core) {
         if (core == c.number) continue;
@@ -146,7 +155,7 @@ EP_DEV void ep_low_received(EpCore& c, const EpLowArgs& a) {
 
 /* Attends to the rank's cores until all have ended, those that post too (`all`) or not; whether they have. */
 EP_DEV bool ep_low_attend(EpCore& c, const EpLowArgs& a, EpLowWatch& k, bool all) {
-    while (!ep_low_look(c, k, all)) {
+    while (!ep_low_look(c, a, k, all)) {
         if (!c.failed && !all) ep_low_listen(c);
         if (!c.failed && !all && k.foremost != 0) ep_low_judge(c, a, k);
         /* The other cores end by themselves by then. */

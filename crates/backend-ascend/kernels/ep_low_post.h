@@ -24,6 +24,7 @@ struct EpLowPoster {
     ep_u32 before;                 /* elements posted before this launch, ever */
     bool free;                     /* all of them are done */
     bool over;                     /* it is known what became of the rank in this half */
+    bool stuck;                    /* there is something to post, and no room */
     bool announced;                /* by a fault, too early */
     ep_u64 waiting, received;      /* as it was told last */
 };
@@ -33,7 +34,7 @@ EP_DEV void ep_low_far_open(EpCore& c, const EpLowArgs& a, EpLowPoster& p, ep_u3
     ep_queue_open(p.queue, c.launch.queues + (ep_u64)rank * sizeof(EpQueue), ub);
     for (ep_u32 nth = 0; nth < EP_LOW_HELPERS; ++nth) p.posted[nth] = 0;
     p.before = p.queue.head;
-    p.free = p.announced = false;
+    p.free = p.announced = p.stuck = false;
     p.over = a.receives != 0 || (a.to >> rank & 1) == 0;
     p.waiting = ep_fresh<uint64_t>(ep_low_mail_of(c, a, EP_LOW_MAIL_SAID_WAITING, rank));
     p.received = ep_fresh<uint64_t>(ep_low_mail_of(c, a, EP_LOW_MAIL_SAID_RECEIVED, rank));
@@ -130,9 +131,27 @@ EP_DEV bool ep_low_far_serve(EpCore& c, const EpLowArgs& a, EpLowPoster& p) {
         p.free = (ep_i32)(p.queue.done - p.before) >= 0;
         if (p.free) ep_store_word(c, ep_low_mail_of(c, a, EP_LOW_MAIL_FREE, p.rank), a.ticket, 8);
     }
-    bool more = !p.over && ep_low_far_send(c, a, p);
-    more |= ep_low_far_speak(c, a, p);
-    return more && ep_low_may_last(c, p);
+    const ep_u32 before = p.queue.head;
+    const bool waits = !p.over && ep_low_far_send(c, a, p), speaks = ep_low_far_speak(c, a, p);
+    p.stuck = waits && p.queue.head == before;
+    if (ep_low_may_last(c, p)) return waits || speaks;
+    /* What was not posted in time is left to the receiving half. */
+    if (waits) {
+        ep_store_word(c, a.state + p.rank * 4, EP_LOW_LATE, 4);
+        p.over = true;
+    }
+    return false;
+}
+
+/* Rows for a rank find no room, as its card does not answer: the control core says so where that lasts, as of any wait. */
+EP_DEV void ep_low_far_wait(EpCore& c, const EpLowPoster* of, ep_u32 ranks) {
+    ep_u32 first = 0;
+    while (first < ranks && !of[first].stuck) ++first;
+    if (first == ranks) return ep_moved(c);
+    if (++c.idle < 64 || c.told || EP_PLANTED(c, LOW_FAR_UNSAID)) return;
+    c.told = true;
+    const EpDetail detail = {of[first].rank, EP_PHASE_BANK, EP_LANE_LOW_ROWS, 0, 0, 0};
+    ep_write_line(c, EpLine{0, ep_wait_key(c.op, EP_PHASE_BANK, of[first].rank), c.mark, 0, 0, detail});
 }
 
 EP_DEV void ep_low_post(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
@@ -151,10 +170,10 @@ EP_DEV void ep_low_post(EpCore& c, const EpLowArgs& a, const EpBytes& ub) {
         if (ep_fresh<uint32_t>(EP_LOCAL(c, failed)) != 0) c.failed = true;
         bool more = false;
         for (ep_u32 i = 0; i < ranks; ++i) more |= ep_low_far_serve(c, a, of[i]);
+        ep_low_far_wait(c, of, ranks);
         if (c.failed || (over && !more) || ep_waited(c) / 2 > c.launch.r.allowed) break;
     }
     for (ep_u32 i = 0; i < ranks; ++i) {
-        /* What was not posted in time is left to the receiving half. */
         if (!of[i].over) ep_store_word(c, a.state + of[i].rank * 4, EP_LOW_LATE, 4);
         ep_low_far_close(c, a, of[i]);
     }

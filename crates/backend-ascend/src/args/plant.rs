@@ -301,5 +301,7 @@ c_enum! {
         LowExplainedFirst = 147,
         /// A core that comes when its rank has failed does not say that it has ended.
         LateUntold = 148,
+        /// A half whose rows for another server find no room does not say that it waits.
+        LowFarUnsaid = 149,
     }
 }

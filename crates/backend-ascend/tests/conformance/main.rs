@@ -1,7 +1,7 @@
 //! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread; then
 //! ranks that are processes, each with a machine of its own.
 //!
-//! `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
+//! `EP_TWIN_ALL` runs all cases with ranks as processes, not a share. `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
 use std::process::ExitCode;
 
@@ -47,6 +47,22 @@ fn shipped() -> Library {
     unsafe { std::env::set_var(LIBRARY, library.path()) };
     library
 }
+
+/// Cases that run with ranks as processes, too, unless `EP_TWIN_ALL` asks for all.
+const APART: [&str; 12] = [
+    "engine_bias_and_weights",
+    "bounds_ranks_that_do_different_things_find_out",
+    "bounds_what_a_rank_said_before_it_ended_explains_its_end",
+    "failure_a_noticed_crash_ends_waits_at_once",
+    "failure_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+    "failure_two_recoveries_in_a_row",
+    "low_latency_over_nodes_is_a_full_mesh",
+    "low_latency_over_nodes_who_leaves_with_its_lost_rank_is_not_blamed",
+    "nodes_two_of_two",
+    "nodes_a_batch_of_a_hundred_times_the_rings",
+    "nodes_a_lost_rank_takes_its_node_along",
+    "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+];
 
 /// Ranks on the twin.
 struct Twin {
@@ -239,5 +255,7 @@ fn main() -> ExitCode {
     let library = shipped();
     let here = || Twin::new(library.clone());
     let suite = Suite::default().on("twin", here()).with(vec![planted]);
-    suite.run_with_processes(Apart { library: library.clone(), here: here() })
+    let all = std::env::var_os("EP_TWIN_ALL").is_some();
+    let apart = Apart { library: library.clone(), here: here() };
+    suite.run_with_processes_for(apart, |name| all || APART.contains(&name))
 }
