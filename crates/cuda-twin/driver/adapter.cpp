@@ -1,10 +1,6 @@
 /*
  * adapter.cpp: what adapters of a network need of a GPU: descriptors of its memory, and their registers mapped for it.
  */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <mutex>
 #include <set>
 
@@ -37,17 +33,11 @@ TWIN int cuMemHostUnregister(void* at) {
     return registers.erase(at) == 1 ? kSuccess : kNotRegistered;
 }
 
-/* A file of the pages, which take its place: nobody else uses them meanwhile. */
+/* The file that a block is: so other processes that have mapped it see what comes by the descriptor, too. */
 TWIN int cuMemGetHandleForAddressRange(void* handle, std::uint64_t at, std::size_t bytes, int kind, unsigned long long flags) {
     if (kind != kDmabuf || flags != 0 || at % kPage || bytes % kPage || bytes == 0) return kInvalidValue;
-    const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
-    if (file < 0) return kOutOfMemory;
-    const bool is_whole = write(file, (const void*)at, bytes) == (ssize_t)bytes;
-    const int how = MAP_SHARED | MAP_FIXED;
-    if (!is_whole || mmap((void*)at, bytes, PROT_READ | PROT_WRITE, how, file, 0) == MAP_FAILED) {
-        close(file);
-        return kOutOfMemory;
-    }
+    const int file = descriptor(at, bytes);
+    if (file < 0) return refuse("descriptors of a part of a block");
     *(int*)handle = file;
     return kSuccess;
 }

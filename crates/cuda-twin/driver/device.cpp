@@ -123,7 +123,7 @@ TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
     if (bytes > kMemory) return kOutOfMemory;
     const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
     /* The system gives pages when they are written. */
-    if (file < 0 || ftruncate(file, (off_t)bytes) != 0 || !map(file, bytes, at)) {
+    if (file < 0 || ftruncate(file, (off_t)((bytes + 4095) & ~4095ull)) != 0 || !map(file, bytes, at)) {
         if (file >= 0) close(file);
         return kOutOfMemory;
     }
@@ -177,6 +177,15 @@ TWIN int cuMemFreeAsync(std::uint64_t at, Stream* stream) {
     });
     return kSuccess;
 }
+
+namespace twin {
+int descriptor(std::uint64_t at, std::size_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = blocks.find(at);
+    const bool is_whole = found != blocks.end() && bytes <= ((found->second.bytes + 4095) & ~4095ull);
+    return is_whole ? fcntl(found->second.file, F_DUPFD_CLOEXEC, 0) : -1;
+}
+} /* namespace twin */
 
 /* ---- memory of other processes ---- */
 

@@ -32,6 +32,9 @@ int gpus();
 constexpr int kMajor = 8, kMinor = 0, kMultiprocessors = 32, kSharedMemory = 99 << 10;
 constexpr std::size_t kMemory = 16ull << 30;
 
+/* A descriptor of the block that begins there, of its first bytes at least; -1 where none does. The caller's to close. */
+int descriptor(std::uint64_t at, std::size_t bytes);
+
 /* What the twin has not. */
 inline Result refuse(const char* what) {
     std::fprintf(stderr, "the twin of a GPU has no %s\n", what);
