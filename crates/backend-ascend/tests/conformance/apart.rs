@@ -58,13 +58,8 @@ impl Processes for Apart {
 
     fn join(&self, setup: &Setup, place: Place) -> Result<(AscendEndpoint, Arc<Member>), String> {
         let text = |error: &dyn std::error::Error| error.to_string();
-        let Place { rank, ranks, address, listener } = place;
-        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
-        let member = match listener {
-            Some(listener) => Member::host(listener, settings),
-            None => Member::join(settings),
-        };
-        let member = Arc::new(member.map_err(|error| text(&error))?);
+        let (rank, ranks) = (place.rank, place.ranks);
+        let member = place.meet()?;
         let seed = setup.seed.wrapping_add(u64::from(rank.0) << 32);
         let machine = Machine::new(&self.library, seed, ranks, setup.topology.ranks_per_node());
         let session =

@@ -1,7 +1,8 @@
 //! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread; then
 //! ranks that are processes, each with a machine of its own.
 //!
-//! `EP_TWIN_ALL` runs all cases with ranks as processes, not a share. `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
+//! `EP_TWIN_ALL` runs all cases with ranks as processes, not a share. `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many
+//! scenarios of the campaign, `EP_SEED` from which on.
 
 use std::process::ExitCode;
 

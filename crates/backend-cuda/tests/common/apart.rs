@@ -43,13 +43,7 @@ impl Processes for Apart {
     }
 
     fn join(&self, setup: &Setup, place: Place) -> Result<(CudaEndpoint, Arc<Member>), String> {
-        let Place { rank, ranks, address, listener } = place;
-        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
-        let member = match listener {
-            Some(listener) => Member::host(listener, settings),
-            None => Member::join(settings),
-        };
-        let member = Arc::new(member.map_err(|error| error.to_string())?);
+        let member = place.meet()?;
         let builder = common::builder(setup, None, None).map_err(|error| error.to_string())?;
         let builder = builder.far(Loop::new().between_processes());
         let endpoint = builder.join(setup.shape, &member).map_err(|error| error.to_string())?;

@@ -68,13 +68,8 @@ where
 
     fn join(&self, setup: &Setup, place: Place) -> Result<(Self::Endpoint, Arc<Member>), String> {
         let text = |error: &dyn std::error::Error| error.to_string();
-        let Place { rank, ranks, address, listener } = place;
-        let settings = ep_bootstrap::Settings::new(rank, ranks, address.to_string());
-        let member = match listener {
-            Some(listener) => Member::host(listener, settings),
-            None => Member::join(settings),
-        };
-        let member = Arc::new(member.map_err(|error| text(&error))?);
+        let rank = place.rank;
+        let member = place.meet()?;
         (self.befall)(rank)?;
         let machine = Cluster::builder(setup.topology)
             .settings(setup.settings)

@@ -32,6 +32,7 @@ use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
+use ep_bootstrap::{Member, Settings};
 use ep_core::{LowLatency, Rank};
 
 use crate::backend::{Backend, Requirement, Setup, Travels};
@@ -48,6 +49,21 @@ pub struct Place {
     pub address: SocketAddr,
     /// Rank 0 listens there already.
     pub listener: Option<TcpListener>,
+}
+
+impl Place {
+    /// Meets the other ranks there.
+    ///
+    /// # Errors
+    /// Who did not come, or what else went wrong.
+    pub fn meet(self) -> Result<Arc<Member>, String> {
+        let settings = Settings::new(self.rank, self.ranks, self.address.to_string());
+        let member = match self.listener {
+            Some(listener) => Member::host(listener, settings),
+            None => Member::join(settings),
+        };
+        member.map(Arc::new).map_err(|error| error.to_string())
+    }
 }
 
 /// A backend under test whose ranks are processes of this host. What it says is said in the process of every rank alike.
