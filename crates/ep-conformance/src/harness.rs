@@ -12,7 +12,7 @@ use crate::cases;
 use crate::processes::{self, InProcesses, Pool, Processes};
 
 /// How long one case may take, times `EP_TIME_FACTOR` from the environment (for slow machines).
-const CASE_LIMIT: Duration = Duration::from_secs(120);
+const CASE_LIMIT: Duration = Duration::from_secs(300);
 
 /// One case of the suite.
 pub struct Case<B> {

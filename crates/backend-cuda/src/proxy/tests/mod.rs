@@ -410,8 +410,9 @@ fn a_cut_lane_ends_verbs() {
 #[test]
 fn planted_settlement_before_the_put_landed_is_caught() {
     let Some(device) = Device::usual() else { return };
-    let pair = Pair::new(late(), 4);
-    let of = Traffic { staged: 1, allowed: Duration::from_secs(2), ..TRAFFIC };
+    // So late that the sender changes the bytes first on a busy machine, too.
+    let pair = Pair::new(network().latency(Duration::from_millis(50)).unwrap(), 4);
+    let of = Traffic { messages: 50, staged: 1, allowed: Duration::from_secs(5), ..TRAFFIC };
     pair.plant(Plant::SettledEarly);
     let wrong = traffic(of, &pair, device);
     assert!(wrong.contains("has other bytes"), "{wrong}");
