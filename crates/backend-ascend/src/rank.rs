@@ -84,7 +84,7 @@ pub(crate) struct Call {
 /// Addresses in what they are given name memory of this device with room for what the struct says of them, until the launch has ended.
 #[derive(Debug)]
 pub(crate) struct RankDevice {
-    stream: Stream,
+    stream: Arc<Stream>,
     layout: Layout,
     kernels: Kernels,
     /// Their file.
@@ -123,7 +123,7 @@ impl RankDevice {
         kernels: &Path,
         options: Options,
     ) -> Result<Self, AscendError> {
-        let stream = Stream::new(device)?;
+        let stream = Arc::new(Stream::new(device)?);
         let ranks = layout.topology().ranks() as usize;
         let memory = |bytes| Memory::zeroed(device, bytes);
         let (cores, told) = (options.roles.cores() as usize, ranks + layout.shape().experts() as usize + 1);
@@ -160,8 +160,12 @@ impl RankDevice {
         Ok(this)
     }
 
-    pub(crate) const fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<Device> {
         self.stream.device()
+    }
+
+    pub(crate) const fn stream(&self) -> &Arc<Stream> {
+        &self.stream
     }
 
     pub(crate) const fn layout(&self) -> &Layout {

@@ -309,6 +309,8 @@ int twin_read(twin::Machine* machine, uint64_t at, void* into, uint64_t bytes) {
     std::memcpy(into, from, bytes);
     return 0;
 }
+/* Where bytes of the device lie, or nothing. */
+unsigned char* twin_lies_at(twin::Machine* machine, uint64_t at, uint64_t bytes) { return machine->host(at, bytes); }
 void twin_launch(twin::Machine* machine, uint32_t rank, twin::Kernel kernel, uint32_t blocks, uint64_t args) {
     machine->launch(rank, twin::Launch{kernel, blocks, args});
 }

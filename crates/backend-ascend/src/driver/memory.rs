@@ -14,9 +14,19 @@ pub struct Memory {
     device: Arc<Device>,
     address: u64,
     bytes: usize,
+    /// Somebody else's, who gives it back.
+    is_lent: bool,
 }
 
 impl Memory {
+    /// Memory of the device that is somebody else's.
+    ///
+    /// # Safety
+    /// So many bytes of the device's memory lie at the address, until this value and all launches that use it are gone.
+    pub(crate) unsafe fn lent(device: &Arc<Device>, address: u64, bytes: usize) -> Self {
+        Self { device: Arc::clone(device), address, bytes, is_lent: true }
+    }
+
     /// Memory of its device alone.
     ///
     /// # Errors
@@ -39,7 +49,7 @@ impl Memory {
         // An address of 0 says that there is nothing, so nothing has an address, too.
         // SAFETY: `address` is written to.
         check(table, "aclrtMalloc", unsafe { table.malloc()?(&raw mut address, bytes.max(32), policy) })?;
-        Ok(Self { device: Arc::clone(device), address: address as u64, bytes })
+        Ok(Self { device: Arc::clone(device), address: address as u64, bytes, is_lent: false })
     }
 
     /// Memory that holds these values.
@@ -160,6 +170,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.is_lent {
+            return;
+        }
         // A device that answers the second time is still there.
         let Ok(table) = self.device.bind().or_else(|_| self.device.bind()) else { return };
         if let Some(free) = table.free {

@@ -22,9 +22,11 @@ pub(crate) use ipc::{Exported, Imported, KEY, Key, PEER_ACCESS};
 pub use memory::Memory;
 pub(crate) use network::{Admitted, done};
 pub use network::{Connect, DESCRIBED, Described, Network, QueueView, Remote};
-pub(crate) use stream::{Event, Kernel, Stream};
+pub(crate) use stream::Kernel;
+pub use stream::{Event, Stream};
 pub(crate) use table::{
-    BATCH, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P, SCHEDULE_MODE,
+    BATCH, DEVICE_TO_DEVICE, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P,
+    SCHEDULE_MODE,
 };
 pub use table::{LIBRARIES, LaunchAttribute, LaunchConfig, Table, is_present};
 

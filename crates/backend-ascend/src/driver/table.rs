@@ -19,6 +19,7 @@ pub(crate) const MALLOC_HUGE_FIRST_P2P: i32 = 3;
 /// `aclrtMemcpyKind`.
 pub(crate) const HOST_TO_DEVICE: i32 = 1;
 pub(crate) const DEVICE_TO_HOST: i32 = 2;
+pub(crate) const DEVICE_TO_DEVICE: i32 = 3;
 /// `aclrtEventRecordedStatus`: all before the event has ended.
 pub(crate) const EVENT_COMPLETE: i32 = 1;
 /// `ACL_HBM_MEM` of `aclrtMemAttr`.
@@ -110,6 +111,8 @@ table! {
     free = "aclrtFree": (*mut c_void) -> Code;
     /// Destination, its size, source, bytes, kind.
     memcpy = "aclrtMemcpy": (*mut c_void, usize, *const c_void, usize, i32) -> Code;
+    /// Destination, its size, source, bytes, kind, stream: done in the stream's order.
+    memcpy_in_order = "aclrtMemcpyAsync": (*mut c_void, usize, *const c_void, usize, i32, *mut c_void) -> Code;
     /// Address, its size, value, bytes.
     memset = "aclrtMemset": (*mut c_void, usize, i32, usize) -> Code;
     /// Out: stream of the calling thread's device.
@@ -122,6 +125,8 @@ table! {
     destroy_event = "aclrtDestroyEvent": (*mut c_void) -> Code;
     /// Event, stream.
     record_event = "aclrtRecordEvent": (*mut c_void, *mut c_void) -> Code;
+    /// Stream, event: what is enqueued from now on comes behind the event.
+    wait_event = "aclrtStreamWaitEvent": (*mut c_void, *mut c_void) -> Code;
     /// Event; out: whether all before it has ended.
     query_event = "aclrtQueryEventStatus": (*mut c_void, *mut i32) -> Code;
     /// Path, options or null; out: binary.

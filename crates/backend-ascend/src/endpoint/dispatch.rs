@@ -37,6 +37,10 @@ impl AscendEndpoint {
     ) -> Result<Received<Self>, Error> {
         self.desk.ready()?;
         let rings = self.desk.check_options(options)?;
+        if matches!(routing, Routing::Membership { .. }) {
+            // The host reads it: what a user has enqueued may still write it.
+            self.ended().await?;
+        }
         let (tokens, choices, plan) = self.routed(routing)?;
         self.desk.check_x(x.extent(), tokens)?;
         let device = Arc::clone(self.device.device());

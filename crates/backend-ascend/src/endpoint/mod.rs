@@ -15,17 +15,16 @@
 
 mod combine;
 mod dispatch;
+mod lent;
 mod low_latency;
 mod quantize;
 mod recover;
 mod replayed;
 mod rows;
 
-use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::task::Poll;
 
 use ep_bootstrap::Peers;
@@ -38,6 +37,7 @@ use crate::driver::{AscendError, Event, Table};
 use crate::rank::RankDevice;
 use low_latency::LowHalves;
 pub use low_latency::{Combining, Dispatching, LowHandle};
+use rows::Held;
 pub use rows::{Array, Rows};
 
 /// How much longer than the kernels the host waits before it takes the device for gone. A kernel ends by itself at twice the time allowed.
@@ -54,7 +54,7 @@ pub struct AscendEndpoint {
     is_running: bool,
     running: Option<Event>,
     /// Memory that launches use which have not ended.
-    in_use: Vec<Arc<dyn Any>>,
+    in_use: Vec<Held>,
     /// `[nodes]`: slots along the rail that operations of this generation filled and emptied, as far as they were counted.
     counted: Vec<[u64; 2]>,
     low: LowHalves,
@@ -106,7 +106,7 @@ impl AscendEndpoint {
     }
 
     /// Keeps memory until what is launched next has ended.
-    fn keep(&mut self, memory: impl IntoIterator<Item = Arc<dyn Any>>) {
+    fn keep(&mut self, memory: impl IntoIterator<Item = Held>) {
         self.in_use.extend(memory);
     }
 

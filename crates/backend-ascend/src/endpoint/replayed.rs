@@ -1,6 +1,5 @@
 //! What a handle keeps: a plan on the device, and what the host knows of it.
 
-use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use ep_core::engine::Kept;
@@ -8,6 +7,7 @@ use ep_core::plan::{Exchange, Membership, Plan};
 use ep_core::{Error, Rank, RankSet, Shape, Topology};
 
 use super::Array;
+use super::rows::Held;
 use crate::driver::Device;
 
 /// The plan of a dispatch on the device.
@@ -52,7 +52,7 @@ impl Fanout {
         Ok(Self { at: Array::from_values(device, &at)?, tables })
     }
 
-    fn memory(&self) -> impl Iterator<Item = Arc<dyn Any>> {
+    fn memory(&self) -> impl Iterator<Item = Held> {
         self.tables.iter().map(Array::memory).chain([self.at.memory()])
     }
 }
@@ -128,7 +128,7 @@ impl DevicePlan {
     }
 
     /// Its memory.
-    pub(super) fn memory(&self) -> Vec<Arc<dyn Any>> {
+    pub(super) fn memory(&self) -> Vec<Held> {
         let Self { position, numbers, matrix, tokens_of, arrived, first_of, .. } = self;
         let [position, first_of] = [position.memory(), first_of.memory()];
         let six = [position, numbers.memory(), matrix.memory(), tokens_of.memory(), arrived.memory(), first_of];

@@ -10,6 +10,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::{Device, Memory};
 
+/// What a launch uses, kept until it has ended.
+pub(crate) type Held = Arc<dyn Any + Send + Sync>;
+
 /// `[rows, hidden]` rows in a device's memory, side by side, each as it travels.
 #[derive(Debug)]
 pub struct Rows {
@@ -30,6 +33,16 @@ impl Rows {
     /// The same, of what a dispatch brings.
     pub(crate) fn landing(device: &Arc<Device>, rows: u32, row_bytes: usize, is_coded: bool) -> Result<Self, Error> {
         Ok(Self { are_dispatched_codes: is_coded, ..Self::new(device, rows, row_bytes)? })
+    }
+
+    /// Rows that lie in memory of somebody else's.
+    ///
+    /// # Safety
+    /// As [`Memory::lent`], of so many rows.
+    pub(super) unsafe fn lent(device: &Arc<Device>, address: u64, rows: u32, row_bytes: usize) -> Self {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::lent(device, address, rows as usize * row_bytes) };
+        Self { memory: Arc::new(memory), rows, row_bytes, are_dispatched_codes: false }
     }
 
     pub(crate) fn from_bytes(device: &Arc<Device>, bytes: &[u8], rows: u32, row_bytes: usize) -> Result<Self, Error> {
@@ -67,7 +80,7 @@ impl Rows {
     }
 
     /// Its memory, to be kept while a launch uses it.
-    pub(crate) fn memory(&self) -> Arc<dyn Any> {
+    pub(crate) fn memory(&self) -> Held {
         Arc::clone(&self.memory) as _
     }
 
@@ -112,6 +125,16 @@ impl<T: Scalar> Array<T> {
         Ok(Self { memory: Arc::new(memory), len, of: PhantomData })
     }
 
+    /// Numbers that lie in memory of somebody else's.
+    ///
+    /// # Safety
+    /// As [`Memory::lent`], of so many numbers.
+    pub(super) unsafe fn lent(device: &Arc<Device>, address: u64, len: usize) -> Self {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::lent(device, address, len * size_of::<T>()) };
+        Self { memory: Arc::new(memory), len, of: PhantomData }
+    }
+
     pub(crate) fn from_values(device: &Arc<Device>, values: &[T]) -> Result<Self, Error> {
         Ok(Self { memory: Arc::new(Memory::of(device, values)?), len: values.len(), of: PhantomData })
     }
@@ -146,7 +169,7 @@ impl<T: Scalar> Array<T> {
     }
 
     /// Its memory, to be kept while a launch uses it.
-    pub(crate) fn memory(&self) -> Arc<dyn Any> {
+    pub(crate) fn memory(&self) -> Held {
         Arc::clone(&self.memory) as _
     }
 

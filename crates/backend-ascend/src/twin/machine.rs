@@ -21,13 +21,17 @@ pub enum Reach {
     ReadOnly = 2,
 }
 
-/// All ranks of a job on one scheduler. Not `Send`: it lives in the thread that made it.
+/// All ranks of a job on one scheduler.
 pub struct Machine {
     pub(super) library: Library,
     pub(super) machine: *mut c_void,
     ranks: u32,
     group: u32,
 }
+
+// SAFETY: the machine's memory is its own, and its fibers have stacks of their own. What it keeps of a thread, the core that runs there, is set at
+// every turn. So any thread may use it, one at a time.
+unsafe impl Send for Machine {}
 
 impl Machine {
     /// A machine of so many ranks, in groups of `group` that reach each other's windows.
@@ -102,6 +106,13 @@ impl Machine {
         // SAFETY: the machine is alive; it reads memory of its own only, and writes as many bytes as there are.
         let bad = unsafe { (self.library.functions().read)(self.machine, at, bytes.as_mut_ptr(), bytes.len() as u64) };
         memory(at, bytes.len(), bad)
+    }
+
+    /// Where bytes of device memory lie on the host. None where the memory is nobody's.
+    pub(super) fn lies_at(&self, at: u64, bytes: u64) -> Option<*mut u8> {
+        // SAFETY: the machine is alive.
+        let found = unsafe { (self.library.functions().lies_at)(self.machine, at, bytes) };
+        (!found.is_null()).then_some(found)
     }
 
     /// Enqueues a launch on a rank's stream: so many blocks, each on a core of its own, with the address of parameters.

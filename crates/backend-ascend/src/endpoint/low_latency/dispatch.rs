@@ -1,6 +1,5 @@
 //! Low latency: a dispatch.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use ep_core::engine::Ready;
@@ -9,6 +8,7 @@ use ep_core::layout::LowKind;
 use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Element, Endpoint as _, Error};
 
+use super::super::rows::Held;
 use super::super::{Array, AscendEndpoint, Rows};
 use super::halves::Work;
 use super::{Dispatching, Inner, LowHandle, Routed};
@@ -133,7 +133,7 @@ impl Routed {
         }
     }
 
-    pub(super) fn memory(&self) -> Vec<Arc<dyn Any>> {
+    pub(super) fn memory(&self) -> Vec<Held> {
         let all = [self.topk_idx.memory(), self.position.memory(), self.counted.memory()];
         all.into_iter().chain(self.topk_weights.iter().map(Array::memory)).collect()
     }

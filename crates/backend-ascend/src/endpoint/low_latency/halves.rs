@@ -1,22 +1,20 @@
 //! The halves of an operation as launches: what is refused, what is tried again, and what becomes of an operation that was dropped.
 
-use std::any::Any;
-use std::cell::{RefCell, RefMut};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_core::engine::low_latency::{Flight, Flights};
 use ep_core::layout::{Kind, LowKind};
 use ep_core::{Element, Endpoint as _, Error, Failure, Fault, Phase, Rank, RankSet};
 
 use super::super::AscendEndpoint;
+use super::super::rows::Held;
 use crate::args::{Low, LowState};
 use crate::rank::{Call, Half};
 
 /// Low latency's part of an endpoint, for one generation.
 #[derive(Debug)]
 pub(in crate::endpoint) struct LowHalves {
-    pub(super) flights: Flights<Rc<Work>>,
+    pub(super) flights: Flights<Arc<Work>>,
     /// The ranks that take no part, and those masked here.
     pub(super) mask: RankSet,
     /// Whom the last half named, if it failed.
@@ -46,18 +44,18 @@ pub(super) struct Work {
     /// What the sending half was given, but for its ranks.
     pub(super) args: Low,
     /// What these name.
-    pub(super) memory: Vec<Arc<dyn Any>>,
+    pub(super) memory: Vec<Held>,
     /// What went wrong with whom while sending.
-    troubles: RefCell<Vec<(Rank, LowState)>>,
+    troubles: Mutex<Vec<(Rank, LowState)>>,
 }
 
 impl Work {
-    pub(super) const fn new(kind: LowKind, args: Low, memory: Vec<Arc<dyn Any>>) -> Self {
-        Self { kind, args, memory, troubles: RefCell::new(Vec::new()) }
+    pub(super) const fn new(kind: LowKind, args: Low, memory: Vec<Held>) -> Self {
+        Self { kind, args, memory, troubles: Mutex::new(Vec::new()) }
     }
 
-    fn troubles(&self) -> RefMut<'_, Vec<(Rank, LowState)>> {
-        self.troubles.borrow_mut()
+    fn troubles(&self) -> MutexGuard<'_, Vec<(Rank, LowState)>> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes note of what became of the ranks that something was sent to.
@@ -164,7 +162,7 @@ impl AscendEndpoint {
         &mut self,
         work: Work,
         positions: impl FnOnce(&mut Self) -> Result<(), Error>,
-    ) -> Result<Result<Flight<Rc<Work>>, u32>, Error> {
+    ) -> Result<Result<Flight<Arc<Work>>, u32>, Error> {
         self.low_skip().await?;
         let (op, to) = (self.low.flights.sent() + 1, self.low_ranks());
         let began = (self.table().clock)();
@@ -184,15 +182,15 @@ impl AscendEndpoint {
         }
         work.note(&to, &self.device.low_state()?);
         self.low.failed = None;
-        Ok(Ok(self.low.flights.send(self.desk.mark(), Rc::new(work))))
+        Ok(Ok(self.low.flights.send(self.desk.mark(), Arc::new(work))))
     }
 
     /// Receives an operation that was sent, which is the next in turn once everything is skipped that can be.
     pub(super) async fn low_take(
         &mut self,
-        flight: &Flight<Rc<Work>>,
+        flight: &Flight<Arc<Work>>,
         args: Low,
-        memory: Vec<Arc<dyn Any>>,
+        memory: Vec<Held>,
     ) -> Result<(), Error> {
         self.desk.ready()?;
         self.low.flights.check_receive(flight, &self.desk.mark())?;
@@ -211,7 +209,7 @@ impl AscendEndpoint {
 
     /// Delivers what could not be sent before, and receives. A rank that was waited for in vain, but has said something since, is alive, and late
     /// because of others: it is waited for once more.
-    async fn low_finish(&mut self, op: u64, work: &Work, args: Low, memory: Vec<Arc<dyn Any>>) -> Result<(), Error> {
+    async fn low_finish(&mut self, op: u64, work: &Work, args: Low, memory: Vec<Held>) -> Result<(), Error> {
         loop {
             let ended = self.low_try(op, work, args, &memory).await;
             let Err(Error::Failed(failure)) = ended else {
@@ -251,7 +249,7 @@ impl AscendEndpoint {
         Ok(failure)
     }
 
-    async fn low_try(&mut self, op: u64, work: &Work, args: Low, memory: &[Arc<dyn Any>]) -> Result<(), Error> {
+    async fn low_try(&mut self, op: u64, work: &Work, args: Low, memory: &[Held]) -> Result<(), Error> {
         let began = (self.table().clock)();
         let late = work.late(&self.low.mask);
         if !late.is_empty() {

@@ -16,7 +16,6 @@ mod combine;
 mod dispatch;
 mod halves;
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
@@ -70,14 +69,14 @@ struct Routed {
 /// A low-latency dispatch that was sent and is to be received. Dropped, it is skipped by the endpoint's next call.
 #[derive(Debug)]
 pub struct Dispatching {
-    flight: Flight<Rc<Work>>,
+    flight: Flight<Arc<Work>>,
     routed: Arc<Routed>,
 }
 
 /// A low-latency combine that was sent and is to be received. Dropped, it is skipped by the endpoint's next call.
 #[derive(Debug)]
 pub struct Combining {
-    flight: Flight<Rc<Work>>,
+    flight: Flight<Arc<Work>>,
     routed: Arc<Routed>,
     /// Rows that each rank owes.
     owed: Vec<u32>,

@@ -7,13 +7,12 @@ use std::ptr;
 
 use super::ipc;
 use super::network::NETWORK;
-use super::objects::{Args, Block, Place};
-use super::{HOST, Host, IDLE_TICKS, TURNS_A_LOOK, answer};
+use super::objects::{Args, Block, Work};
+use super::{Host, IDLE_TICKS, answer, here, streams};
 use crate::driver::{
-    BATCH, Code, DEVICE_TO_HOST, EVENT_COMPLETE, HOST_TO_DEVICE, INVALID_PARAM, LaunchConfig, MALLOC_HUGE_FIRST,
-    MALLOC_HUGE_FIRST_P2P, REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE, RT_INVALID_HANDLE,
-    RT_KERNEL_LOOKUP, RT_LOST_HEARTBEAT, RT_MEMORY_ALLOCATION, RT_MEMORY_FREE, RT_PARAM_INVALID, RT_STREAM_CONTEXT,
-    RT_VECTOR_CORE_EXCEPTION, SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
+    BATCH, Code, DEVICE_TO_HOST, HOST_TO_DEVICE, INVALID_PARAM, LaunchConfig, MALLOC_HUGE_FIRST, MALLOC_HUGE_FIRST_P2P,
+    REPEATED_INITIALIZE, RT_CONTEXT_NULL, RT_FILE_OPEN, RT_INVALID_DEVICE, RT_INVALID_HANDLE, RT_KERNEL_LOOKUP,
+    RT_MEMORY_ALLOCATION, RT_MEMORY_FREE, RT_PARAM_INVALID, SCHEDULE_MODE, SUCCESS, Table, UNINITIALIZED,
 };
 use crate::twin::{Reach, TwinError};
 
@@ -28,13 +27,15 @@ pub(super) const TABLE: Table = Table {
     malloc: Some(malloc),
     free: Some(free),
     memcpy: Some(memcpy),
+    memcpy_in_order: Some(streams::memcpy_in_order),
     memset: Some(memset),
-    create_stream: Some(create_stream),
-    destroy_stream: Some(destroy_stream),
-    create_event: Some(create_event),
-    destroy_event: Some(destroy_event),
-    record_event: Some(record_event),
-    query_event: Some(query_event),
+    create_stream: Some(streams::create_stream),
+    destroy_stream: Some(streams::destroy_stream),
+    create_event: Some(streams::create_event),
+    destroy_event: Some(streams::destroy_event),
+    record_event: Some(streams::record_event),
+    wait_event: Some(streams::wait_event),
+    query_event: Some(streams::query_event),
     load_binary: Some(load_binary),
     get_function: Some(get_function),
     init_args: Some(init_args),
@@ -57,19 +58,17 @@ const BACKED: usize = 1 << 30;
 
 /// Asks the machine of the thread's twin.
 pub(super) fn ask<T>(what: impl FnOnce(&mut Host) -> Result<T, TwinError>) -> Result<T, Code> {
-    HOST.with_borrow_mut(|host| {
-        let host = host.as_mut().ok_or(INVALID_PARAM)?;
-        what(host).map_err(|error| host.refuse("the network", RT_PARAM_INVALID, error))
-    })
+    here(|host| what(host).map_err(|error| host.refuse("the network", RT_PARAM_INVALID, error)))
+        .unwrap_or(Err(INVALID_PARAM))
 }
 
 /// The machine's time. Where nothing can move there, it passes while somebody asks for it.
 fn clock() -> u64 {
-    HOST.with_borrow_mut(|host| {
-        let Some(host) = host else { return 0 };
+    here(|host| {
         host.machine.pass_idle_time(IDLE_TICKS);
         host.machine.cycles() * 20
     })
+    .unwrap_or(0)
 }
 
 /// Gives a value to a caller.
@@ -91,25 +90,11 @@ impl Host {
         if !self.objects.is_initialised {
             return Err(self.refuse(call, UNINITIALIZED, "aclInit was not called"));
         }
-        self.objects.device.ok_or_else(|| self.refuse(call, RT_CONTEXT_NULL, "the thread has no device"))
-    }
-
-    /// The device of a stream, which must be the thread's.
-    fn stream(&mut self, call: &'static str, stream: *mut c_void) -> Result<u32, Code> {
-        let device = self.device(call)?;
-        match self.objects.streams.get(&(stream as u64)) {
-            None => Err(self.refuse(call, RT_INVALID_HANDLE, "no such stream")),
-            Some(&of) if of != device => Err(self.refuse(
-                call,
-                RT_STREAM_CONTEXT,
-                format_args!("a stream of device {of}, the thread's is {device}"),
-            )),
-            Some(_) => Ok(device),
-        }
+        self.objects.device().ok_or_else(|| self.refuse(call, RT_CONTEXT_NULL, "the thread has no device"))
     }
 
     /// The block of the thread's device that some bytes lie in.
-    fn block(&mut self, call: &'static str, at: *const c_void, bytes: usize) -> Result<Block, Code> {
+    pub(super) fn block(&mut self, call: &'static str, at: *const c_void, bytes: usize) -> Result<Block, Code> {
         let device = self.device(call)?;
         match self.objects.block(at as u64, bytes as u64) {
             Some(block) if block.device == device => Ok(block),
@@ -123,16 +108,10 @@ impl Host {
             }
         }
     }
-
-    /// Whether all launches of a device have ended.
-    fn is_idle(&self, device: u32) -> bool {
-        self.machine.has_crashed(device).unwrap_or(true)
-            || self.machine.launches_ended(device) == Ok(self.objects.launches[device as usize])
-    }
 }
 
 /// A result, as a code.
-fn code(result: Result<(), Code>) -> Code {
+pub(super) fn code(result: Result<(), Code>) -> Code {
     result.err().unwrap_or(SUCCESS)
 }
 
@@ -169,7 +148,7 @@ extern "C" fn set_device(device: i32) -> Code {
         }
         let ranks = host.machine.ranks();
         match u32::try_from(device).ok().filter(|&device| device < ranks) {
-            Some(device) => host.objects.device = Some(device),
+            Some(device) => host.objects.set_device(device),
             None => return host.refuse(CALL, RT_INVALID_DEVICE, format_args!("device {device} of {ranks}")),
         }
         SUCCESS
@@ -177,11 +156,9 @@ extern "C" fn set_device(device: i32) -> Code {
 }
 
 extern "C" fn soc_name() -> *const c_char {
-    HOST.with_borrow_mut(|host| {
-        let Some(host) = host else { return ptr::null() };
-        // Its bytes lie where they are as long as the host does.
-        if host.device("aclrtGetSocName").is_ok() { host.soc.as_ptr().cast() } else { ptr::null() }
-    })
+    // Its bytes lie where they are as long as the host does.
+    let name = here(|host| host.device("aclrtGetSocName").map(|_| host.soc.as_ptr().cast()));
+    name.and_then(Result::ok).unwrap_or(ptr::null())
 }
 
 unsafe extern "C" fn can_access_peer(can: *mut i32, device: i32, peer: i32) -> Code {
@@ -268,6 +245,9 @@ extern "C" fn free(address: *mut c_void) -> Code {
         if host.objects.exported.values().any(|&exported| exported == at) {
             return host.refuse(CALL, RT_MEMORY_FREE, "the key of memory that others may import is not closed");
         }
+        if host.objects.memory.get(&at).is_some_and(|block| host.is_copied(at, block.bytes)) {
+            return host.refuse(CALL, RT_MEMORY_FREE, "a copy that is enqueued uses the memory");
+        }
         if host.objects.memory.remove(&at).is_none() {
             return host.refuse(CALL, RT_MEMORY_FREE, format_args!("no memory begins at {address:p}"));
         }
@@ -318,96 +298,6 @@ extern "C" fn memset(at: *mut c_void, room: usize, value: i32, bytes: usize) -> 
         }
         let written = host.machine.write(at as u64, &vec![value as u8; bytes]);
         written.map_or_else(|error| host.refuse(CALL, RT_PARAM_INVALID, error), |()| SUCCESS)
-    })
-}
-
-unsafe extern "C" fn create_stream(stream: *mut *mut c_void) -> Code {
-    const CALL: &str = "aclrtCreateStream";
-    answer(CALL, |host| {
-        let device = match host.device(CALL) {
-            Ok(device) => device,
-            Err(code) => return code,
-        };
-        let handle = host.objects.handle();
-        host.objects.streams.insert(handle, device);
-        // SAFETY: the caller gives a place for it.
-        unsafe { give(host, CALL, stream, handle as *mut c_void) }
-    })
-}
-
-extern "C" fn destroy_stream(stream: *mut c_void) -> Code {
-    const CALL: &str = "aclrtDestroyStream";
-    answer(CALL, |host| {
-        let device = match host.stream(CALL, stream) {
-            Ok(device) => device,
-            Err(code) => return code,
-        };
-        if !host.is_idle(device) {
-            return host.refuse(CALL, RT_PARAM_INVALID, "launches of the stream are under way");
-        }
-        host.objects.streams.remove(&(stream as u64));
-        SUCCESS
-    })
-}
-
-unsafe extern "C" fn create_event(event: *mut *mut c_void) -> Code {
-    const CALL: &str = "aclrtCreateEvent";
-    answer(CALL, |host| {
-        let device = match host.device(CALL) {
-            Ok(device) => device,
-            Err(code) => return code,
-        };
-        let handle = host.objects.handle();
-        host.objects.events.insert(handle, (device, None));
-        // SAFETY: the caller gives a place for it.
-        unsafe { give(host, CALL, event, handle as *mut c_void) }
-    })
-}
-
-extern "C" fn destroy_event(event: *mut c_void) -> Code {
-    const CALL: &str = "aclrtDestroyEvent";
-    answer(CALL, |host| match host.objects.events.remove(&(event as u64)) {
-        Some(_) => SUCCESS,
-        None => host.refuse(CALL, RT_INVALID_HANDLE, "no such event"),
-    })
-}
-
-extern "C" fn record_event(event: *mut c_void, stream: *mut c_void) -> Code {
-    const CALL: &str = "aclrtRecordEvent";
-    answer(CALL, |host| {
-        let device = match host.stream(CALL, stream) {
-            Ok(device) => device,
-            Err(code) => return code,
-        };
-        let launches = host.objects.launches[device as usize];
-        match host.objects.events.get_mut(&(event as u64)) {
-            Some((of, place)) if *of == device => *place = Some(Place { device, launches }),
-            _ => return host.refuse(CALL, RT_INVALID_HANDLE, "no such event of the device"),
-        }
-        SUCCESS
-    })
-}
-
-unsafe extern "C" fn query_event(event: *mut c_void, status: *mut i32) -> Code {
-    const CALL: &str = "aclrtQueryEventStatus";
-    answer(CALL, |host| {
-        let place = match host.objects.events.get(&(event as u64)) {
-            Some((_, Some(place))) => *place,
-            Some((_, None)) => return host.refuse(CALL, RT_PARAM_INVALID, "the event was not recorded"),
-            None => return host.refuse(CALL, RT_INVALID_HANDLE, "no such event"),
-        };
-        let come = match host.machine.run_until(TURNS_A_LOOK, place.device, place.launches) {
-            Ok(come) => come,
-            Err(error) => {
-                host.fault.get_or_insert_with(|| error.to_string());
-                return RT_VECTOR_CORE_EXCEPTION;
-            }
-        };
-        if !come && host.has_heartbeat && host.machine.has_crashed(place.device) == Ok(true) {
-            return RT_LOST_HEARTBEAT;
-        }
-        // SAFETY: the caller gives a place for it.
-        unsafe { give(host, CALL, status, if come { EVENT_COMPLETE } else { 0 }) }
     })
 }
 
@@ -508,7 +398,7 @@ unsafe extern "C" fn launch(
     const CALL: &str = "aclrtLaunchKernelWithConfig";
     answer(CALL, |host| {
         code((|| {
-            let device = host.stream(CALL, stream)?;
+            host.stream(CALL, stream)?;
             let Some(name) = host.objects.functions.get(&(function as u64)).cloned() else {
                 return Err(host.refuse(CALL, RT_INVALID_HANDLE, "no such function"));
             };
@@ -539,11 +429,7 @@ unsafe extern "C" fn launch(
             };
             let at = u64::from_ne_bytes(at);
             host.block(CALL, at as *const c_void, 8)?;
-            match host.machine.launch(device, &name, blocks, at) {
-                Ok(()) => host.objects.launches[device as usize] += 1,
-                Err(error) => return Err(host.refuse(CALL, RT_PARAM_INVALID, error)),
-            }
-            Ok(())
+            host.enqueue(stream, Work::Launch { kernel: name, blocks, at, number: None })
         })())
     })
 }

@@ -4,15 +4,19 @@
 //! is refused with the code that they name, and remembered as the *fault* of the host, beside the rules that kernels break
 //! ([`Session::fault`]). A call may be told to fail ([`Session::fail`]). The device is shared by all ranks of the machine, one a rank, and
 //! moves while somebody asks for an event. The clock is the machine's.
+//!
+//! A process whose calls come from several threads has a twin of the process instead ([`Host::install_for_process`]): they take turns with it.
 
 mod calls;
 mod ipc;
 mod network;
 mod objects;
+mod streams;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Machine, TwinError};
 use crate::driver::{Code, INVALID_PARAM, Table};
@@ -25,6 +29,27 @@ const IDLE_TICKS: u64 = 2_500;
 
 thread_local! {
     static HOST: RefCell<Option<Host>> = const { RefCell::new(None) };
+}
+
+/// The twin of the threads that have none of their own.
+static OF_PROCESS: Mutex<Option<Host>> = Mutex::new(None);
+
+fn of_process() -> MutexGuard<'static, Option<Host>> {
+    OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks the twin of this thread, or else that of the process. None where there is neither, or the thread is asking it already.
+fn here<T>(what: impl FnOnce(&mut Host) -> T) -> Option<T> {
+    let mut what = Some(what);
+    // What outlives a thread's twin is answered, too.
+    let own = HOST.try_with(|host| {
+        let mut host = host.try_borrow_mut().ok()?;
+        Some(what.take()?(host.as_mut()?))
+    });
+    match own {
+        Ok(Some(answered)) => Some(answered),
+        _ => Some(what?(of_process().as_mut()?)),
+    }
 }
 
 /// What a thread's twin is.
@@ -55,26 +80,42 @@ impl Host {
     ///
     /// # Errors
     /// [`TwinError::Invalid`] where the thread has a twin already.
-    pub fn install(mut machine: Machine, soc: &str) -> Result<Session, TwinError> {
+    pub fn install(machine: Machine, soc: &str) -> Result<Session, TwinError> {
+        HOST.with_borrow_mut(|host| Self::put(host, machine, soc, "this thread"))?;
+        Ok(Session { is_of_process: false, _here: std::marker::PhantomData })
+    }
+
+    /// Makes a machine the twin of all threads that have none of their own, as long as the process lasts.
+    ///
+    /// # Errors
+    /// [`TwinError::Invalid`] where the process has a twin already.
+    pub fn install_for_process(machine: Machine, soc: &str) -> Result<Session, TwinError> {
+        Self::put(&mut of_process(), machine, soc, "this process")?;
+        Ok(Session { is_of_process: true, _here: std::marker::PhantomData })
+    }
+
+    /// A session of the twin of the process, if there is one.
+    pub fn of_process() -> Option<Session> {
+        of_process().as_ref().map(|_| Session { is_of_process: true, _here: std::marker::PhantomData })
+    }
+
+    fn put(place: &mut Option<Self>, mut machine: Machine, soc: &str, whose: &str) -> Result<(), TwinError> {
+        if place.is_some() {
+            return Err(TwinError::Invalid(format!("twins of {whose} is 1, allowed: one at a time")));
+        }
         machine.isolate();
-        HOST.with_borrow_mut(|host| {
-            if host.is_some() {
-                return Err(TwinError::Invalid("twins of this thread is 1, allowed: one at a time".to_owned()));
-            }
-            let objects = Objects::new(machine.ranks());
-            let soc = [soc.as_bytes(), &[0]].concat();
-            *host = Some(Self {
-                machine,
-                soc,
-                objects,
-                fault: None,
-                failures: BTreeMap::new(),
-                calls: BTreeMap::new(),
-                has_heartbeat: true,
-                is_shared: false,
-            });
-            Ok(Session { _here: std::marker::PhantomData })
-        })
+        let objects = Objects::new(machine.ranks());
+        *place = Some(Self {
+            machine,
+            soc: [soc.as_bytes(), &[0]].concat(),
+            objects,
+            fault: None,
+            failures: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            has_heartbeat: true,
+            is_shared: false,
+        });
+        Ok(())
     }
 
     /// Notes what was wrong with a call, and answers it.
@@ -97,33 +138,36 @@ impl Host {
     }
 }
 
-/// Answers a call of the thread that has a twin. `answer` gives the code.
+/// Answers a call of a thread that has a twin. `answer` gives the code.
 fn answer(call: &'static str, answer: impl FnOnce(&mut Host) -> Code) -> Code {
-    // What outlives a thread's twin is answered, too.
-    let answered = HOST.try_with(|host| {
-        let Ok(mut host) = host.try_borrow_mut() else { return INVALID_PARAM };
-        let Some(host) = &mut *host else { return INVALID_PARAM };
-        match host.due(call) {
-            Some(code) => code,
-            None => answer(host),
-        }
+    let answered = here(|host| match host.due(call) {
+        Some(code) => code,
+        None => answer(host),
     });
     answered.unwrap_or(INVALID_PARAM)
 }
 
-/// The twin of a thread. All that was made of it should be gone before.
+/// The twin of a thread, or of the process. All that was made of it should be gone before.
 #[derive(Debug)]
 pub struct Session {
+    is_of_process: bool,
     /// It is the thread's.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl Session {
     fn with<T>(&self, what: impl FnOnce(&mut Host) -> T) -> T {
-        HOST.with_borrow_mut(|host| match host {
-            Some(host) => what(host),
-            None => unreachable!("a session lasts as long as its host"),
-        })
+        let last = "a session lasts as long as its host";
+        if self.is_of_process {
+            return of_process().as_mut().map_or_else(|| unreachable!("{last}"), what);
+        }
+        HOST.with_borrow_mut(|host| host.as_mut().map_or_else(|| unreachable!("{last}"), what))
+    }
+
+    /// Where the host finds `bytes` of a device's memory, between runs. None where they are of no block. What it finds there is the memory itself,
+    /// as long as that is not given back.
+    pub fn lies_at(&self, address: u64, bytes: u64) -> Option<*mut u8> {
+        self.with(|host| host.objects.block(address, bytes).and_then(|_| host.machine.lies_at(address, bytes)))
     }
 
     /// The functions that drive it.
@@ -198,6 +242,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        HOST.with_borrow_mut(|host| *host = None);
+        if !self.is_of_process {
+            HOST.with_borrow_mut(|host| *host = None);
+        }
     }
 }
