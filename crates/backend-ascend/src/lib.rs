@@ -71,7 +71,7 @@ mod roles;
 pub mod twin;
 
 pub use cluster::{Builder, Cluster, block_on};
-pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, Rows};
+pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, LowPlaces, Rows};
 pub use kernels::{headers, sources};
 pub use limits::{MOST_NEAR, MOST_RANKS, check};
 pub use roles::Roles;

@@ -12,7 +12,7 @@ use moexpress::{Element as Travels, Endpoint, Error, Layout, LowLatency, Scaling
 use crate::dlpack::{Device, Element, Tensor};
 use crate::room::LowRoom;
 
-/// Rows in Python's memory, one behind the other: bf16, or FP8 codes with their scales elsewhere.
+/// Rows in Python's memory, one behind the other: bf16, or codes with their scales elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawRows {
     pub(crate) address: usize,
@@ -56,14 +56,14 @@ pub(crate) struct LowInto {
     pub(crate) owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// Received rows as they leave: bf16, or FP8 codes and their scales.
+/// Received rows as they leave: bf16, or codes and their scales; of INT8 on NPUs bytes in which both lie.
 pub(crate) struct RowsOut {
     pub(crate) x: Tensor,
     pub(crate) scales: Option<Tensor>,
 }
 
 impl RowsOut {
-    /// `rows` FP8 rows whose codes and scales begin at `codes` and `scales`, as blocks of `format` have them. Both tensors keep `owner`.
+    /// `rows` rows whose codes and scales begin at `codes` and `scales`, as blocks of `format` have them. Both tensors keep `owner`.
     pub(crate) fn apart(
         format: &RowFormat,
         rows: u32,
@@ -78,11 +78,12 @@ impl RowsOut {
             shape: vec![i64::from(rows), columns],
             strides: Some(vec![stride, 1]),
             element,
-            device,
+            device: device.clone(),
             owner: Box::new(owner),
         };
         let (width, stride) = (format.codes_bytes() as i64, format.codes_stride() as i64);
-        let x = tensor(codes, width, stride, Element::E4m3, Arc::clone(&owner));
+        let code = if format.element() == Travels::Int8 { Element::I8 } else { Element::E4m3 };
+        let x = tensor(codes, width, stride, code, Arc::clone(&owner));
         let scale = if packed { Element::I32 } else { Element::F32 };
         Self { x, scales: Some(tensor(scales, words, words, scale, owner)) }
     }
@@ -116,6 +117,9 @@ impl Typed for f32 {
 /// Addresses name memory of the machine's kind with room for what is said beside them. It keeps its contents until the call returns,
 /// or, where calls only enqueue, until work of the endpoint's stream that was enqueued then has ended.
 pub(crate) trait Backend: Endpoint + LowLatency + Send {
+    /// Whether an operation of low latency keeps the choices that it was given, else what they lie in.
+    const KEEPS_CHOICES: bool = true;
+
     /// Rows of tokens (as the shape's element says where scales are given, else bf16), or of results.
     unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error>;
 
@@ -187,7 +191,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     ///
     /// # Safety
     /// `stream` is one of the machine's, and lives.
-    unsafe fn follow(&self, _stream: usize) -> Result<(), Error> {
+    unsafe fn follow(&mut self, _stream: usize) -> Result<(), Error> {
         Ok(())
     }
 
@@ -203,7 +207,7 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     ///
     /// # Safety
     /// As [`follow`](Self::follow).
-    unsafe fn lead(&self, _stream: usize) -> Result<(), Error> {
+    unsafe fn lead(&mut self, _stream: usize) -> Result<(), Error> {
         Ok(())
     }
 }

@@ -21,7 +21,7 @@ use crate::far;
 use crate::guard::Own;
 use crate::join::Options;
 use crate::rank::{Calls, Rank};
-use crate::room::{LowRoom, Owner};
+use crate::room::{LowRoom, Owner, Scales};
 
 /// Rows lie at multiples of this.
 const ALIGN: usize = 16;
@@ -203,8 +203,8 @@ impl Backend for CudaEndpoint {
     }
 
     fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
-        let by_row = !self.shape().hidden().is_multiple_of(ALIGN as u32);
-        LowRoom::new(layout, device(self), by_row, |bytes| {
+        let scales = if self.shape().hidden().is_multiple_of(ALIGN as u32) { Scales::ByColumn } else { Scales::ByRow };
+        LowRoom::new(layout, &device(self), scales, |bytes| {
             let memory = self.bytes_room(bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })
@@ -293,7 +293,7 @@ impl Backend for CudaEndpoint {
         CudaEndpoint::stream(self).lend() as usize
     }
 
-    unsafe fn follow(&self, stream: usize) -> Result<(), Error> {
+    unsafe fn follow(&mut self, stream: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
         Ok(unsafe { CudaEndpoint::stream(self).follow(stream) }?)
     }
@@ -303,7 +303,7 @@ impl Backend for CudaEndpoint {
         unsafe { event.precede(stream) }
     }
 
-    unsafe fn lead(&self, stream: usize) -> Result<(), Error> {
+    unsafe fn lead(&mut self, stream: usize) -> Result<(), Error> {
         // SAFETY: as the caller promises.
         Ok(unsafe { CudaEndpoint::stream(self).lead(stream) }?)
     }

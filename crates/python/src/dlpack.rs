@@ -6,9 +6,12 @@
 use std::any::Any;
 use std::ffi::{c_char, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use crate::away::{Away, Home};
 
 const NAME: *const c_char = c"dltensor".as_ptr();
 
@@ -16,6 +19,7 @@ const NAME: *const c_char = c"dltensor".as_ptr();
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Element {
     U8,
+    I8,
     I32,
     I64,
     F32,
@@ -27,7 +31,7 @@ pub(crate) enum Element {
 impl Element {
     pub(crate) const fn bytes(self) -> usize {
         match self {
-            Self::U8 | Self::E4m3 => 1,
+            Self::U8 | Self::I8 | Self::E4m3 => 1,
             Self::Bf16 => 2,
             Self::I32 | Self::F32 => 4,
             Self::I64 => 8,
@@ -44,10 +48,12 @@ impl Element {
 }
 
 /// Where the memory is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Device {
     Cpu,
     Cuda(i32),
+    /// torch has no way to take such memory over: it is copied.
+    Npu(Arc<Home>),
 }
 
 /// Memory with a shape.
@@ -76,8 +82,12 @@ impl Tensor {
         Self { address, shape, strides: None, element, device: Device::Cpu, owner: Box::new(values) }
     }
 
-    /// The capsule, which owns it.
+    /// The capsule, which owns it; of an NPU what is copied from.
     pub(crate) fn into_capsule(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        if let Device::Npu(home) = &self.device {
+            let home = Arc::clone(home);
+            return Ok(Bound::new(py, Away::new(self, home))?.into_any());
+        }
         let managed = Box::into_raw(Managed::new(self));
         // SAFETY: the name is static; the destructor knows what it is given.
         let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), NAME, Some(destroy)) };
@@ -132,6 +142,7 @@ impl Managed {
         let Tensor { address, shape, strides, element, device, owner } = tensor;
         let (code, bits) = match element {
             Element::U8 => (1, 8),
+            Element::I8 => (0, 8),
             Element::I32 => (0, 32),
             Element::I64 => (0, 64),
             Element::F32 => (2, 32),
@@ -141,6 +152,7 @@ impl Managed {
         let (kind, index) = match device {
             Device::Cpu => (1, 0),
             Device::Cuda(index) => (2, index),
+            Device::Npu(_) => unreachable!("memory of NPUs leaves otherwise"),
         };
         let strides = strides.unwrap_or_else(|| {
             let mut strides: Vec<i64> = shape

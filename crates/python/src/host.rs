@@ -17,7 +17,7 @@ use crate::dlpack::{Device, Element, Tensor};
 use crate::far::Far;
 use crate::handle::slice;
 use crate::rank::{Calls, Rank};
-use crate::room::{LowRoom, Owner};
+use crate::room::{LowRoom, Owner, Scales};
 
 /// Bytes of a scale, or a pack of them, in a tensor.
 const SCALE: usize = 4;
@@ -187,7 +187,7 @@ impl<L: Lanes + 'static> Backend for Engine<Machine<L>> {
     }
 
     fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
-        LowRoom::new(layout, Device::Cpu, false, |bytes| {
+        LowRoom::new(layout, &Device::Cpu, Scales::ByColumn, |bytes| {
             // Words that are as aligned as any element. They are written through this pointer alone.
             let mut words: Vec<u128> = zeroed(bytes.div_ceil(size_of::<u128>()))?;
             Ok((words.as_mut_ptr() as usize, Arc::new(Mutex::new(words)) as Owner))

@@ -98,7 +98,8 @@ fn element(name: &str) -> Result<Element, Error> {
         "fp8" => Element::Fp8(Scaling::Exact),
         "fp8-pow2" => Element::Fp8(Scaling::PowerOfTwo),
         "fp8-ue8m0" => Element::Fp8(Scaling::Ue8m0),
-        _ => return Err(Error::invalid("element", name, "bf16, fp8, fp8-pow2, fp8-ue8m0")),
+        "int8" => Element::Int8,
+        _ => return Err(Error::invalid("element", name, "bf16, fp8, fp8-pow2, fp8-ue8m0, int8")),
     })
 }
 
@@ -122,7 +123,8 @@ pub(crate) fn join(
     match backend {
         "host" => crate::host::join(shape, topology, settings, far::named(options, &topology)?, &member),
         "cuda" => crate::cuda::join(shape, topology, settings, options, &member),
-        _ => Err(Error::invalid("backend", backend, "host, cuda")),
+        "npu" => crate::npu::join(shape, topology, settings, options, &member),
+        _ => Err(Error::invalid("backend", backend, "host, cuda, npu")),
     }
 }
 

@@ -21,9 +21,9 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `backend` | `backend::Backend`: the little that differs between CPUs and GPUs, raw pointers in and tensors out |
-//! | `host`, `cuda` | its two implementations |
-//! | `rank` | the calls of one rank, the same text for both |
+//! | `backend` | `backend::Backend`: the little that differs between CPUs, GPUs and NPUs, raw pointers in and tensors out |
+//! | `host`, `cuda`, `npu` | its implementations |
+//! | `rank` | the calls of one rank, the same text for all |
 //! | `endpoint`, `results`, `handle`, `members`, `meeting` | Python's classes |
 //! | `join`, `far` | names and numbers of Python, made into an endpoint, and a transport between its nodes |
 //! | `rail` | where rows are between two nodes, as DeepEP's handles tell it |
@@ -31,6 +31,8 @@
 //! | `guard` | forks, Ctrl-C, and waiting without the interpreter's lock |
 //! | `error` | errors of the engine, as Python's exceptions |
 //! | `dlpack`, `room` | memory as DLPack capsules; memory whose size a caller asked for |
+//! | `away` | memory of NPUs, which torch cannot take over |
+//! | `twin` | with the feature `npu-twin`, for tests: NPUs on a CPU |
 //!
 //! # What holds
 //!
@@ -40,6 +42,7 @@
 #![cfg(target_os = "linux")]
 
 mod arguments;
+mod away;
 mod backend;
 mod cuda;
 mod dlpack;
@@ -52,17 +55,22 @@ mod host;
 mod join;
 mod meeting;
 mod members;
+mod npu;
 mod rail;
 mod rank;
 mod results;
 mod room;
 mod turns;
+#[cfg(feature = "npu-twin")]
+mod twin;
 
 use pyo3::prelude::*;
 
 /// The module.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::away::Away;
     #[pymodule_export]
     use super::endpoint::Endpoint;
     #[pymodule_export]
@@ -74,5 +82,10 @@ mod _native {
     #[pymodule_export]
     use super::members::Members;
     #[pymodule_export]
+    use super::npu::{int8_row, npu_is_available};
+    #[pymodule_export]
     use super::results::{Dispatched, LowDispatched};
+    #[cfg(feature = "npu-twin")]
+    #[pymodule_export]
+    use super::twin::Twin;
 }

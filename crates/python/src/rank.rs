@@ -193,8 +193,8 @@ impl<E: Backend> Rank<E> {
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(&x) }?;
         // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), false) }?;
-        // SAFETY: as above. The receiving half may read weights, too; it keeps choices itself.
+        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), !E::KEEPS_CHOICES) }?;
+        // SAFETY: as above. The receiving half may read weights, too.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
         Ok((rows, LowRouting { topk_idx, topk_weights, repeats }))
     }
@@ -203,13 +203,13 @@ impl<E: Backend> Rank<E> {
         self.layout.shape().topk() as usize
     }
 
-    /// Refuses FP8 rows where the shape has none, and the reverse.
+    /// Refuses rows with scales where the shape has none, and the reverse.
     fn check_element(&self, x: &RawRows) -> Result<(), Error> {
         let element = self.layout.shape().element();
         if (element == Element::Bf16) == x.scales.is_none() {
             return Ok(());
         }
-        let given = if x.scales.is_some() { "FP8 rows with scales" } else { "rows without scales" };
+        let given = if x.scales.is_some() { "rows with scales" } else { "rows without scales" };
         Err(Error::invalid("x", given, format_args!("{element}, as the communicator was made for")))
     }
 

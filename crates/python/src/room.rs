@@ -14,6 +14,15 @@ const ALIGN: usize = 256;
 /// Keeps a block of memory.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
+/// Where the scales of coded rows lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Scales {
+    ByColumn,
+    ByRow,
+    /// Each row's behind its codes, as it travels.
+    BehindCodes,
+}
+
 /// Tensors with the shapes of [`LowReceived`](moexpress::engine::low_latency::LowReceived), and where they lie.
 pub(crate) struct LowRoom {
     pub(crate) into: LowInto,
@@ -25,11 +34,11 @@ pub(crate) struct LowRoom {
 }
 
 impl LowRoom {
-    /// Of a block that `take` takes: its address and what keeps it. Scales are column-major, or `by_row`.
+    /// Of a block that `take` takes: its address and what keeps it.
     pub(crate) fn new(
         layout: &Layout,
-        device: Device,
-        by_row: bool,
+        device: &Device,
+        scales: Scales,
         take: impl FnOnce(usize) -> Result<(usize, Owner), Error>,
     ) -> Result<Self, Error> {
         let [experts, ranks] = [layout.local_experts(), layout.topology().ranks()].map(i64::from);
@@ -39,10 +48,13 @@ impl LowRoom {
         let (codes, scale) = match layout.row().element() {
             Travels::Fp8(Scaling::Ue8m0) => (Element::E4m3, Some(Element::I32)),
             Travels::Fp8(_) => (Element::E4m3, Some(Element::F32)),
+            Travels::Int8 if scales == Scales::BehindCodes => (Element::U8, None),
+            Travels::Int8 => (Element::I8, Some(Element::F32)),
             _ => (Element::Bf16, None),
         };
-        let x = vec![experts, rows, hidden];
-        let strides = if by_row { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
+        let width = if codes == Element::U8 { layout.row().payload_bytes() as i64 } else { hidden };
+        let x = vec![experts, rows, width];
+        let strides = if scales == Scales::ByRow { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
         let mut end = 0;
         let mut cut = |elements: i64, bytes: usize| {
             let begin = end;
@@ -50,7 +62,7 @@ impl LowRoom {
             begin
         };
         let places = [
-            cut(experts * rows * hidden, codes.bytes()),
+            cut(experts * rows * width, codes.bytes()),
             cut(experts * rows * columns, 4),
             cut(experts, 4),
             cut(experts * ranks, 8),
@@ -63,7 +75,7 @@ impl LowRoom {
             shape,
             strides,
             element,
-            device,
+            device: device.clone(),
             owner: Box::new(Arc::clone(&owner)),
         };
         Ok(Self {

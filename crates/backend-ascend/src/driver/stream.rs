@@ -136,7 +136,7 @@ impl Stream {
     /// What the table says.
     ///
     /// # Safety
-    /// `stream` is one of this device by the library's own name, and lives. 0 is the device's default stream.
+    /// `stream` is one of this device by the library's own name, and lives.
     pub unsafe fn follow(&self, stream: u64) -> Result<Event, AscendError> {
         // SAFETY: as the caller promises.
         let event = unsafe { self.recorded(stream as *mut c_void) }?;
@@ -144,6 +144,22 @@ impl Stream {
         // SAFETY: both live, the event as long as the caller keeps it.
         check(table, "aclrtStreamWaitEvent", unsafe { table.wait_event()?(self.stream.0, event.event.0) })?;
         Ok(event)
+    }
+
+    /// Lets what is enqueued to another stream from now on come behind what this one holds. The event that it comes behind, and one behind that
+    /// on the other stream: the first must be kept until the second has come.
+    ///
+    /// # Errors
+    /// What the table says.
+    ///
+    /// # Safety
+    /// As [`Stream::follow`].
+    pub unsafe fn lead(&self, stream: u64) -> Result<[Event; 2], AscendError> {
+        let (event, table) = (self.record()?, self.device.bind()?);
+        // SAFETY: the event lives as long as the caller keeps it, and by the caller's word the stream lives.
+        check(table, "aclrtStreamWaitEvent", unsafe { table.wait_event()?(stream as *mut c_void, event.event.0) })?;
+        // SAFETY: by the caller's word the stream lives.
+        Ok([event, unsafe { self.recorded(stream as *mut c_void) }?])
     }
 
     /// Enqueues a copy from memory of the device to memory of the device.

@@ -35,6 +35,7 @@ use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankS
 
 use crate::driver::{AscendError, Event, Table};
 use crate::rank::RankDevice;
+pub use lent::LowPlaces;
 use low_latency::LowHalves;
 pub use low_latency::{Combining, Dispatching, LowHandle};
 use rows::Held;
@@ -55,6 +56,8 @@ pub struct AscendEndpoint {
     running: Option<Event>,
     /// Memory that launches use which have not ended.
     in_use: Vec<Held>,
+    /// Events that users' streams wait for, each with one behind the wait.
+    led: Vec<[Event; 2]>,
     /// `[nodes]`: slots along the rail that operations of this generation filled and emptied, as far as they were counted.
     counted: Vec<[u64; 2]>,
     low: LowHalves,
@@ -86,6 +89,7 @@ impl AscendEndpoint {
             is_running: false,
             running: None,
             in_use: Vec::new(),
+            led: Vec::new(),
             low,
             counted: vec![[0; 2]; nodes],
             noticed: RankSet::new(),
@@ -239,6 +243,9 @@ impl Drop for AscendEndpoint {
             // A device that does not answer may still write there.
             std::mem::forget(std::mem::take(&mut self.in_use));
         }
+        // A stream that still waits for an event has it for good.
+        self.led.retain(|[_, passed]| !passed.has_come().unwrap_or(false));
+        std::mem::forget(std::mem::take(&mut self.led));
     }
 }
 

@@ -139,6 +139,11 @@ impl<T: Scalar> Array<T> {
         Ok(Self { memory: Arc::new(Memory::of(device, values)?), len: values.len(), of: PhantomData })
     }
 
+    /// Fills all of them with a byte.
+    pub(crate) fn fill(&self, byte: u8) -> Result<(), Error> {
+        Ok(self.memory.fill(byte)?)
+    }
+
     /// Writes `values` over the first ones.
     pub(crate) fn write(&self, values: &[T]) -> Result<(), Error> {
         Ok(self.memory.write(0, values.as_bytes())?)

@@ -108,8 +108,9 @@ class Elastic:
         rows, routing = Rows.of(x), handle.routing
         arena = routing.arena
         if topk_weights is None and rows.element == routing.sizes.element:
-            throughput = arena.communicator.throughput
-            received = Received(throughput.redispatch(rows.x, routing.native, rows.scales, defer))
+            communicator = arena.communicator
+            brought = communicator.throughput.redispatch(rows.x, routing.native, rows.scales, defer)
+            received = Received(brought, communicator.order)
         else:
             self._choices(rows, handle.topk_idx, topk_weights)
             alignment = handle.expert_alignment

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Received, errors
-from moexpress.adapter import limits, plain, tensor_of
+from moexpress.adapter import limits, plain
 
 from . import _checks
 from ._arena import Arena, Sizes
@@ -126,7 +126,7 @@ class Throughput:
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
             arena = made.arena
             out = arena.communicator.throughput.redispatch(x, made.native, None, defer)
-            received = tensor_of(out.x(False))
+            received = arena.communicator.order.tensor(out.x(False))
             if received.is_contiguous() and (not arena.has_placed() or arena.keeps(received)):
                 event = event_after(arena.communicator, True) if defer else EventOverlap()
                 return received, None, None, None, None, event
@@ -144,7 +144,8 @@ class Throughput:
                 handed = taken(rows, received_all, arena, defer)
                 return handed, None, None, None, None, event_after(arena.communicator, defer)
             arena, native = known
-        brought = Received(arena.communicator.throughput.redispatch(rows.x, native, rows.scales, defer))
+        communicator = arena.communicator
+        brought = Received(communicator.throughput.redispatch(rows.x, native, rows.scales, defer), communicator.order)
         handed = taken(rows, brought, arena, defer)
         return handed, None, None, None, None, event_after(arena.communicator, defer)
 

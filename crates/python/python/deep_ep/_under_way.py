@@ -34,7 +34,7 @@ class UnderWay:
         if self._zero_copy is None:
             one = self.communicator
             shape = (one.local_experts, one.ranks * one.max_tokens, one.hidden)
-            self._zero_copy = torch.empty(shape, dtype=torch.bfloat16, device=one.device)
+            self._zero_copy = one.order.empty(shape, torch.bfloat16, one.device)
         return self._zero_copy
 
     def goes_at_once(self) -> bool:

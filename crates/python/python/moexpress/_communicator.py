@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from . import _exit, _far, _limits, _native, errors
+from . import _exit, _far, _limits, _native, _npu, errors
 from ._far import Far
 from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch, LowLatency
 from ._meeting import Meeting, default_timeout
-from ._order import CudaOrder, HostOrder, Order
+from ._npu import Npu, Packed
+from ._order import CudaOrder, HostOrder, NpuOrder, Order
 from ._plain import plain
 from ._results import Combined, LowReceived, Received
 from ._shape import Element, Shape
@@ -38,7 +39,8 @@ class Communicator:
         hidden: elements of a row.
         max_tokens: bound on the tokens of one rank for low latency and ``worst_rows``; other dispatches take any number.
         element: how rows of a dispatch travel.
-        device: ``cpu``, or a CUDA device of this host. Default: the current CUDA device if the CUDA backend can run, else ``cpu``.
+        device: ``cpu``, a CUDA device of this host, or an NPU (``npu``, ``npu:3``). Default: the current CUDA device if the CUDA backend can
+            run, else ``cpu``.
         low_latency: room for low latency.
         placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings,
             ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node only.
@@ -50,7 +52,7 @@ class Communicator:
         multiprocessors: of a GPU that kernels occupy. Default: 24.
         ranks_per_node: ranks of a node; see :class:`Meeting`. Of one that is given, a divisor of its nodes' size: then fewer ranks reach
             each other's memory than could.
-        far: what carries rows between nodes: ``roce``, ``ibgda`` (GPUs only) or, between processes of one host, ``loop``. Default:
+        far: what carries rows between nodes: ``roce``, ``ibgda`` (GPUs only) or, between processes of one host, ``loop`` (not of NPUs). Default:
             ``MOEXPRESS_FAR``, or ``roce``. On one node nothing does.
         far_devices: the adapters of a node's ranks, in turn: ``mlx5_0,mlx5_1``. Default: ``MOEXPRESS_FAR_DEVICES``, or the nearest.
 
@@ -103,7 +105,8 @@ class Communicator:
         outboxes = None if outboxes is None else _limits.number("outboxes", outboxes)
         multiprocessors = 0 if multiprocessors is None else _limits.number("multiprocessors", multiprocessors)
         self.timeout = default_timeout() if timeout is None else _limits.seconds("timeout", timeout)
-        self.device = _device(device)
+        self.device, npu = _device(device)
+        kind = "npu" if npu else self.device.type
         self._shares_meeting = isinstance(group, Meeting)
         far, far_devices = _far.chosen(far, far_devices)
         if isinstance(group, Meeting):
@@ -119,7 +122,7 @@ class Communicator:
         # Said before memory is taken: a difference is named, on all ranks.
         self.meeting.agree(
             {
-                "device": self.device.type,
+                "device": kind,
                 **sizes,
                 "element": element,
                 "low_latency": low_latency,
@@ -136,7 +139,7 @@ class Communicator:
         try:
             self.native = _native.Endpoint(
                 self.meeting._native,
-                "cuda" if self.device.type == "cuda" else "host",
+                "host" if kind == "cpu" else kind,
                 sizes,
                 {
                     "element": element,
@@ -150,7 +153,7 @@ class Communicator:
                     "ranks_per_node": self.ranks_per_node,
                     "far": far,
                     "far_devices": far_devices,
-                    "gpu": self.device.index or 0,
+                    "gpu": npu.ordinal if npu else self.device.index or 0,
                     "multiprocessors": multiprocessors,
                 },
             )
@@ -158,15 +161,19 @@ class Communicator:
             if not self._shares_meeting:
                 # The others are not to wait for a rank that does not come.
                 self.meeting.close()
-            if several and far == "roce" and isinstance(error, errors.Unsupported):
+            if several and far == "roce" and not npu and isinstance(error, errors.Unsupported):
                 raise errors.Unsupported(
                     f"{error}; between ranks of one host far='loop' ({_far.FAR}=loop) needs no adapter"
                 ) from None
             raise
         shape = Shape(self.ranks, experts, topk, hidden, max_tokens, element, self.device)
         self.local_experts = shape.local_experts
-        stream = self.native.stream()
-        self.order: Order = CudaOrder(stream, self.device) if self.device.type == "cuda" else HostOrder()
+        self.order: Order = HostOrder()
+        if npu:
+            packed = Packed(npu, hidden) if element == "int8" else None
+            self.order, shape.takes_strides = NpuOrder(npu, packed), packed is not None
+        elif kind == "cuda":
+            self.order = CudaOrder(self.native.stream(), self.device)
         self.throughput = Throughput(self.native, self.order, shape)
         self.in_low_latency = LowLatency(self.native, self.order, shape)
         _exit.remember(self)
@@ -232,7 +239,7 @@ class Communicator:
     @plain
     def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
         """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
-        return Received(self.throughput.redispatch(x, handle, scales))
+        return Received(self.throughput.redispatch(x, handle, scales), self.order)
 
     @plain
     def combine(
@@ -373,13 +380,18 @@ class Communicator:
         self.close()
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def _device(device: torch.device | str | None) -> tuple[torch.device, Npu | None]:
+    """Where tensors are, and the NPU that they are on, if it is one."""
+    is_npu, ordinal = _npu.asked_for(device)
+    if is_npu:
+        npu = _npu.finds(ordinal)
+        return npu.device, npu
     if device is None:
         device = "cuda" if _native.cuda_is_available() is None and torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError, OverflowError, ValueError):
-        raise _limits.invalid("device", _limits.told(device), "cpu or cuda") from None
+        raise _limits.invalid("device", _limits.told(device), "cpu, cuda or npu") from None
     if device.type == "cuda":
         why = _native.cuda_is_available()
         if why is not None:
@@ -388,8 +400,8 @@ def _device(device: torch.device | str | None) -> torch.device:
         if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     elif device.type != "cpu":
-        raise _limits.invalid("device", device, "cpu or cuda")
-    return device
+        raise _limits.invalid("device", device, "cpu, cuda or npu")
+    return device, None
 
 
 def _of_a_node(ranks_per_node: int | None, meeting: Meeting) -> int:

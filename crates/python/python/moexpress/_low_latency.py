@@ -34,7 +34,7 @@ class LowLatency:
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
         batch = (rows, tokens, choices, weights, repeats)
         sent, into = self.native.send_dispatch((self.order.current(), False), batch)
-        return LowDispatch(self, sent, kept, LowReceived(into, None), added)
+        return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
 
     def dispatch(
         self,
@@ -48,7 +48,7 @@ class LowLatency:
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
         batch = (rows, tokens, choices, weights, repeats)
         handle, into = self.native.low_dispatch((self.order.current(), False), batch, added)
-        return LowReceived(into, handle)
+        return LowReceived(into, handle, self.order)
 
     def send_combine(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
@@ -93,7 +93,7 @@ class LowLatency:
         tokens, hidden = handle.tokens, shape.hidden
         weights = shape.weights(topk_weights, tokens)
         if out is None:
-            out = torch.empty_strided((tokens, hidden), (hidden, 1), dtype=torch.bfloat16, device=shape.device)
+            out = self.order.empty((tokens, hidden), torch.bfloat16, shape.device)
         else:
             _check.address("out", out, torch.bfloat16, (tokens, hidden), shape.device)
             _check.apart("out", out, y=y, topk_weights=topk_weights)

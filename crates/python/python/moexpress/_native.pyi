@@ -1,9 +1,11 @@
 """The compiled part: addresses, sizes and streams. Use :class:`moexpress.Communicator` instead."""
 
 from os import PathLike
+from pathlib import Path
 from typing import Any, TypedDict, final
 
 __all__ = [
+    "Away",
     "Dispatched",
     "Endpoint",
     "Handle",
@@ -13,11 +15,14 @@ __all__ = [
     "Members",
     "Pending",
     "Place",
+    "Twin",
     "block_bytes",
     "cuda_is_available",
+    "int8_row",
     "kernels_absent",
     "kernels_come_from",
     "low_latency_bytes",
+    "npu_is_available",
 ]
 
 _Capsule = Any
@@ -44,9 +49,40 @@ class _Options(TypedDict):
 
 def block_bytes(experts: int, topk: int, hidden: int, element: str, rows: int) -> tuple[int, int]: ...
 def cuda_is_available() -> str | None: ...
+def int8_row(hidden: int) -> tuple[int, int]: ...
 def kernels_absent(folder: str | PathLike[str], arch: str) -> list[str]: ...
 def kernels_come_from(folder: str | PathLike[str]) -> None: ...
+def npu_is_available() -> str | None: ...
 def low_latency_bytes(experts: int, topk: int, hidden: int, max_tokens: int, ranks: int) -> int: ...
+
+@final
+class Away:
+    """Memory of an NPU."""
+
+    shape: list[int]
+    dtype: str
+    def copy_to(self, address: int, stream: int) -> None: ...
+
+@final
+class Twin:
+    """Of wheels that are built for tests of NPUs only."""
+
+    @staticmethod
+    def build() -> Path: ...
+    @staticmethod
+    def start(library: str | PathLike[str], rank: int, ranks: int, ranks_per_node: int) -> None: ...
+    @staticmethod
+    def fault() -> str | None: ...
+    @staticmethod
+    def left() -> list[int]: ...
+    @staticmethod
+    def empty(bytes: int) -> _Capsule: ...
+    @staticmethod
+    def stream() -> int: ...
+    @staticmethod
+    def copy(to: int, source: int, bytes: int) -> None: ...
+    @staticmethod
+    def synchronize() -> None: ...
 
 @final
 class Place:

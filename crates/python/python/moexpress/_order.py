@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from ._check import Held
+from ._npu import Npu, Packed
+from ._results import tensor_of
 
 
 def _slow_current_stream(index: int) -> int:
@@ -20,10 +22,22 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 """The current stream of a GPU, by the driver's handle: without an object, where this torch can do so."""
 
 
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Contiguous, of undefined elements."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 class HostOrder:
     """CPUs: a call has done its work when it returns."""
 
     stream: Any = None
+    packed: Packed | None = None
+    """How INT8 rows lie, if not codes and scales apart."""
+
+    tensor = staticmethod(tensor_of)
+    """A tensor of what the native part brought."""
+    empty = staticmethod(_empty)
+    """A new tensor."""
 
     def current(self) -> int:
         """The caller's stream, by the driver's handle."""
@@ -57,6 +71,9 @@ class CudaOrder:
     """
 
     current: Callable[[], int]
+    packed: Packed | None = None
+    tensor = staticmethod(tensor_of)
+    empty = staticmethod(_empty)
 
     def __init__(self, raw: int, device: torch.device) -> None:
         self.stream = torch.cuda.ExternalStream(raw, device=device)
@@ -80,4 +97,40 @@ class CudaOrder:
         return torch.cuda.stream(self.stream)
 
 
-Order = HostOrder | CudaOrder
+class NpuOrder:
+    """NPUs: kernels come behind what the caller's current stream holds when the call is made, and a call ends when they have. So whatever is
+    enqueued after it finds its results, and nothing need be kept for it.
+
+    Results lie in memory of the native part. torch cannot take that over: torch_npu's operators expect storages that its own allocator made.
+    So they are copied, when they are asked for, to tensors that torch makes.
+    """
+
+    stream: Any = None
+
+    def __init__(self, npu: Npu, packed: Packed | None) -> None:
+        self._npu, self.packed = npu, packed
+        self.current = npu.current
+
+    def tensor(self, away: Any) -> torch.Tensor:
+        tensor = self._npu.empty(tuple(away.shape), getattr(torch, away.dtype))
+        # Behind what may still use the memory that torch has just handed out.
+        away.copy_to(tensor.data_ptr(), self.current())
+        return tensor
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._npu.empty(shape, dtype)
+
+    def beyond(self, *tensors: torch.Tensor | None) -> None:
+        """Nothing: a call has used its arguments when it ends."""
+
+    def hold(self, name: str, tensor: torch.Tensor) -> Held | None:
+        return Held(name, tensor)
+
+    def event(self) -> None:
+        return None
+
+    def behind(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+Order = HostOrder | CudaOrder | NpuOrder

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _native
+
+if TYPE_CHECKING:
+    from ._order import Order
 
 tensor_of: Callable[[Any], torch.Tensor] = getattr(torch._C, "_from_dlpack", from_dlpack)
 """A tensor of a capsule, for which the public function would first look for a protocol that capsules do not have."""
@@ -29,13 +32,40 @@ KNOWS_FP8 = _knows_fp8()
 """Whether this torch takes FP8 over by name. Else it gets bytes, and looks at them as FP8."""
 
 
-class Received:
+class _Rows:
+    """Rows that came, of throughput mode or of low latency."""
+
+    def __init__(self, out: _native.Dispatched | _native.LowDispatched, order: Order) -> None:
+        self._rows_of, self._order = out, order
+
+    @cached_property
+    def _packed(self) -> torch.Tensor:
+        """Codes with their scales behind them."""
+        return self._order.tensor(self._rows_of.x(False))
+
+    def _x(self) -> torch.Tensor:
+        packed = self._order.packed
+        if packed is not None:
+            return packed.codes(self._packed)
+        x = self._order.tensor(self._rows_of.x(KNOWS_FP8))
+        return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
+
+    def _scales(self) -> torch.Tensor | None:
+        packed = self._order.packed
+        return self._maybe(self._rows_of.scales()) if packed is None else packed.scales(self._packed)
+
+    def _maybe(self, given: _native._Capsule | None) -> torch.Tensor | None:
+        return None if given is None else self._order.tensor(given)
+
+
+class Received(_Rows):
     """What a rank received from a dispatch. Rows are ordered by source rank, then by token.
 
     Tensors are made of the memory they lie in when they are asked for.
     """
 
-    def __init__(self, out: _native.Dispatched) -> None:
+    def __init__(self, out: _native.Dispatched, order: Order) -> None:
+        super().__init__(out, order)
         self._out = out
 
     @cached_property
@@ -55,46 +85,41 @@ class Received:
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """``[rows, hidden]``: the rows, bf16 or float8_e4m3fn, contiguous where a row is a multiple of 16 bytes. May lie in the
-        communicator's arena, which gets the memory back when this tensor and its views are gone."""
-        x = tensor_of(self._out.x(KNOWS_FP8))
-        return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
+        """``[rows, hidden]``: the rows, bf16, float8_e4m3fn or int8, contiguous where a row is a multiple of 16 bytes and none of INT8 on an
+        NPU. May lie in the communicator's arena, which gets the memory back when this tensor and its views are gone."""
+        return self._x()
 
     @cached_property
     def scales(self) -> torch.Tensor | None:
         """``[rows, scales]`` of FP8 rows, contiguous: f32, or int32 with four UE8M0 bytes each. Beyond a row's last scale bytes are
-        undefined. Lies as ``x`` does, and holds the same memory."""
-        return _maybe(self._out.scales())
+        undefined. f32 ``[rows, 1]`` of INT8 rows. Lies as ``x`` does, and holds the same memory."""
+        return self._scales()
 
     @cached_property
     def topk_idx(self) -> torch.Tensor | None:
         """int64 ``[rows, topk]``: expert on this rank, or -1. None where choices did not travel."""
-        return _maybe(self._out.topk_idx())
+        return self._maybe(self._out.topk_idx())
 
     @cached_property
     def topk_weights(self) -> torch.Tensor | None:
         """f32 ``[rows, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
-        return _maybe(self._out.topk_weights())
+        return self._maybe(self._out.topk_weights())
 
     @cached_property
     def source_token(self) -> torch.Tensor:
         """int32 ``[rows]``: token in its rank's batch."""
-        return tensor_of(self._out.source_token())
+        return self._order.tensor(self._out.source_token())
 
     @cached_property
     def source_rank(self) -> torch.Tensor:
         """int32 ``[rows]``: rank that the row came from."""
-        return tensor_of(self._out.source_rank())
+        return self._order.tensor(self._out.source_rank())
 
     @cached_property
     def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """int32 ``[1]``, rows received, and int32 ``[local experts]``, as ``expert_counts``: where they were asked for."""
-        rows, counts = self._out.device_rows(), self._out.device_counts()
-        return None if rows is None or counts is None else (tensor_of(rows), tensor_of(counts))
-
-
-def _maybe(capsule: _native._Capsule | None) -> torch.Tensor | None:
-    return None if capsule is None else tensor_of(capsule)
+        rows, counts = self._maybe(self._out.device_rows()), self._maybe(self._out.device_counts())
+        return None if rows is None or counts is None else (rows, counts)
 
 
 @dataclass(slots=True)
@@ -107,7 +132,7 @@ class Combined:
     """f32 ``[tokens, topk]``: sums of the weights that travelled back."""
 
 
-class LowReceived:
+class LowReceived(_Rows):
     """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on. Defined once it was received.
 
     Tensors are made of the memory they lie in when they are asked for; it is given back as that of :class:`Received` is.
@@ -116,32 +141,32 @@ class LowReceived:
     handle: _native.LowHandle | None
     """For combines. None until it was received."""
 
-    def __init__(self, out: _native.LowDispatched, handle: _native.LowHandle | None) -> None:
+    def __init__(self, out: _native.LowDispatched, handle: _native.LowHandle | None, order: Order) -> None:
+        super().__init__(out, order)
         self._out, self.handle = out, handle
 
     @cached_property
     def x(self) -> torch.Tensor:
-        """``[local experts, ranks * max_tokens, hidden]``, bf16 or float8_e4m3fn. Undefined beyond each expert's rows."""
-        x = tensor_of(self._out.x(KNOWS_FP8))
-        return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
+        """``[local experts, ranks * max_tokens, hidden]``, bf16, float8_e4m3fn or int8. Undefined beyond each expert's rows."""
+        return self._x()
 
     @cached_property
     def scales(self) -> torch.Tensor | None:
         """``[local experts, ranks * max_tokens, scales]`` of FP8 rows, column-major; on GPUs row-major where rows are no multiple of 16
-        elements."""
-        return _maybe(self._out.scales())
+        elements. Of INT8 rows f32 ``[local experts, ranks * max_tokens, 1]``."""
+        return self._scales()
 
     @cached_property
     def expert_counts(self) -> torch.Tensor:
         """int32 ``[local experts]``: rows of each."""
-        return tensor_of(self._out.expert_counts())
+        return self._order.tensor(self._out.expert_counts())
 
     @cached_property
     def segments(self) -> torch.Tensor:
         """int64 ``[local experts, ranks]``: rows of each source, ``first << 32 | rows``."""
-        return tensor_of(self._out.segments())
+        return self._order.tensor(self._out.segments())
 
     @cached_property
     def source_token(self) -> torch.Tensor:
         """int32 ``[local experts, ranks * max_tokens]``: token at its source."""
-        return tensor_of(self._out.source_token())
+        return self._order.tensor(self._out.source_token())

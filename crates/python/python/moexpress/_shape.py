@@ -11,8 +11,9 @@ from . import _check
 
 Tensor = torch.Tensor
 
-Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0"]
-"""How rows of a dispatch travel. The FP8 forms have a scale for every 128 elements: f32; f32 powers of two; UE8M0 bytes."""
+Element = Literal["bf16", "fp8", "fp8-pow2", "fp8-ue8m0", "int8"]
+"""How rows of a dispatch travel. The FP8 forms have a scale for every 128 elements: f32; f32 powers of two; UE8M0 bytes. INT8 has one f32 a
+row, on CPUs and NPUs."""
 
 GROUP = 128
 """Elements that share a scale."""
@@ -31,10 +32,14 @@ class Shape:
         self.hidden, self.max_tokens = hidden, max_tokens
         self.element: Element = element
         self.device = device
+        self.codes = torch.int8 if element == "int8" else torch.float8_e4m3fn
+        """Elements of coded rows."""
+        self.takes_strides = False
+        """Whether coded rows need not be contiguous."""
         self.local_experts = experts // ranks
         groups, packed = -(-hidden // GROUP), element == "fp8-ue8m0"
-        self.scales = -(-groups // 4) if packed else groups
-        """Scales of an FP8 row, or words of four."""
+        self.scales = 1 if element == "int8" else -(-groups // 4) if packed else groups
+        """Scales of a coded row, or words of four."""
         self.scale_type = torch.int32 if packed else torch.float32
         self.low = (self.local_experts, ranks * max_tokens, hidden)
         """Of what low latency brings, and of experts' results."""
@@ -71,7 +76,7 @@ class Shape:
             if scales is not None:
                 raise _check.invalid("scales", "given", "None, as the communicator was made for bf16")
             return self.results(name, x)
-        _check.tensor(name, x, torch.float8_e4m3fn, ("tokens", self.hidden), self.device)
+        _check.tensor(name, x, self.codes, ("tokens", self.hidden), self.device, contiguous=not self.takes_strides)
         rows = x.shape[0]
         _check.tensor("scales", scales, self.scale_type, (rows, self.scales), self.device, contiguous=False)
         return rows, x.data_ptr()

@@ -8,7 +8,7 @@ import torch
 
 from . import _check, _limits, _native, errors
 from ._order import Order
-from ._results import Combined, Received, tensor_of
+from ._results import Combined, Received
 from ._shape import Shape
 
 
@@ -33,8 +33,7 @@ class Throughput:
         defer: bool = False,
     ) -> Received:
         shape, order = self.shape, self.order
-        tokens, rows = shape.rows("x", x, scales)
-        scales = shape.by_row(x, scales)
+        tokens, rows, x, scales = self._rows(x, scales)
         choices, weights = shape.choices(tokens, topk_idx, topk_weights)
         if defer:
             order.beyond(x, scales, topk_idx, topk_weights)
@@ -51,7 +50,7 @@ class Throughput:
             _limits.number("worst_rows", worst_rows)
             _limits.flag("device_counts", device_counts)
             raise
-        return Received(out)
+        return Received(out, order)
 
     def dispatch_members(
         self,
@@ -67,8 +66,7 @@ class Throughput:
         shape, order = self.shape, self.order
         alignment, worst_rows = _limits.number("alignment", alignment), _limits.number("worst_rows", worst_rows)
         counts = _limits.numbers("tokens_per_expert", tokens_per_expert, shape.experts)
-        tokens, rows = shape.rows("x", x, scales)
-        scales = shape.by_row(x, scales)
+        tokens, rows, x, scales = self._rows(x, scales)
         _check.tensor("in_rank", in_rank, (torch.bool, torch.uint8), (tokens, shape.ranks), shape.device)
         if defer:
             order.beyond(x, scales, in_rank)
@@ -78,21 +76,20 @@ class Throughput:
                 (rows, tokens, _scales(scales)),
                 (in_rank.data_ptr(), counts),
                 (alignment, worst_rows, False, False),
-            )
+            ),
+            order,
         )
 
     def redispatch(
         self, x: torch.Tensor, handle: _native.Handle, scales: torch.Tensor | None, defer: bool = False
     ) -> _native.Dispatched:
         """What was received, not made into tensors yet."""
-        shape, order = self.shape, self.order
+        order = self.order
         if not isinstance(handle, _native.Handle):
             raise _not_a_handle(handle)
-        tokens, rows = shape.rows("x", x, scales)
+        tokens, rows, x, scales = self._rows(x, scales)
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        if scales is not None:
-            scales = shape.by_row(x, scales)
         if defer:
             order.beyond(x, scales)
         strided = None if scales is None else _scales(scales)
@@ -122,7 +119,18 @@ class Throughput:
             weights,
             [start.data_ptr() for start in starts],
         )
-        return Combined(tensor_of(x), None if sums is None else tensor_of(sums))
+        return Combined(order.tensor(x), None if sums is None else order.tensor(sums))
+
+    def _rows(self, x: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, int, torch.Tensor, torch.Tensor | None]:
+        """Checks rows as they travel: how many, where they lie, and the tensors that must be kept for that."""
+        tokens, rows = self.shape.rows("x", x, scales)
+        packed = self.order.packed
+        if packed is not None and scales is not None:
+            x, scales = packed.of(x, scales)
+            return tokens, x.data_ptr(), x, scales
+        if scales is not None:
+            scales = self.shape.by_row(x, scales)
+        return tokens, rows, x, scales
 
     def _starts(self, bias: torch.Tensor | Sequence[torch.Tensor], tokens: int) -> tuple[torch.Tensor, ...]:
         """What the sums start from, checked."""

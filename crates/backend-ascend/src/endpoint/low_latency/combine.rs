@@ -62,10 +62,14 @@ impl AscendEndpoint {
         Ok(Combining { flight, routed: Arc::clone(routed), owed })
     }
 
-    pub(super) async fn low_receive_combine(&mut self, sent: &Combining) -> Result<LowCombined<Self>, Error> {
-        let Combining { flight, routed, owed } = sent;
+    /// `x`: room for the sums.
+    pub(in crate::endpoint) async fn low_receive_combine(
+        &mut self,
+        sent: &Combining,
+        x: Rows,
+    ) -> Result<LowCombined<Self>, Error> {
+        let Combining { flight, owed, .. } = sent;
         let row = self.shape().result_bytes() as usize;
-        let x = Rows::new(self.device.device(), routed.tokens, row)?;
         // An address of 0 would skip the operation; memory of no bytes has one, too.
         let args = Low { out: x.address(), out_stride: row as u64, ..flight.work().args };
         self.low_take(flight, args, vec![x.memory()]).await?;

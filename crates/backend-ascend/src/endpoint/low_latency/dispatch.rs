@@ -11,7 +11,7 @@ use ep_core::{Element, Endpoint as _, Error};
 use super::super::rows::Held;
 use super::super::{Array, AscendEndpoint, Rows};
 use super::halves::Work;
-use super::{Dispatching, Inner, LowHandle, Routed};
+use super::{Dispatching, Inner, LowArrays, LowHandle, Routed};
 use crate::args::{Low, Positions};
 
 impl AscendEndpoint {
@@ -88,16 +88,31 @@ impl AscendEndpoint {
         planned.err().unwrap_or_else(changed)
     }
 
-    pub(super) async fn low_receive_dispatch(&mut self, sent: &Dispatching) -> Result<LowReceived<Self>, Error> {
-        let Dispatching { flight, routed } = sent;
-        let device = Arc::clone(self.device.device());
-        let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
+    /// Memory of this rank's own for what a dispatch brings.
+    pub(super) fn low_arrays(&self) -> Result<LowArrays, Error> {
+        let device = self.device.device();
+        let [ranks, local] = [self.topology().ranks(), self.layout().local_experts()].map(|number| number as usize);
         let (rows, row_bytes) = (self.layout().low_expert_rows()?, self.layout().row().payload_bytes() as usize);
+        Ok(LowArrays {
+            x: Rows::landing(device, rows, row_bytes, self.shape().element() != Element::Bf16)?,
+            expert_counts: Array::filled(device, local, 0)?,
+            segments: Array::filled(device, local * ranks, 0)?,
+            source_token: Array::filled(device, rows as usize, 0)?,
+        })
+    }
+
+    /// `owner` keeps what is not this rank's own.
+    pub(in crate::endpoint) async fn low_receive_dispatch(
+        &mut self,
+        sent: &Dispatching,
+        into: LowArrays,
+        owner: Option<Held>,
+    ) -> Result<LowReceived<Self>, Error> {
+        let Dispatching { flight, routed } = sent;
+        let LowArrays { x, expert_counts, segments, source_token } = into;
+        let device = Arc::clone(self.device.device());
+        let ranks = self.topology().ranks() as usize;
         let kept = ranks * self.shape().max_tokens() as usize * 2 * (1 + self.shape().topk() as usize);
-        let x = Rows::landing(&device, rows, row_bytes, self.shape().element() != Element::Bf16)?;
-        let expert_counts: Array<i32> = Array::filled(&device, local, 0)?;
-        let segments: Array<i64> = Array::filled(&device, local * ranks, 0)?;
-        let source_token: Array<i32> = Array::filled(&device, rows as usize, 0)?;
         let records: Array<u32> = Array::filled(&device, 2 * ranks + kept, 0)?;
         let args = Low {
             out: x.address(),
@@ -108,7 +123,7 @@ impl AscendEndpoint {
             ..routed.args()
         };
         let arrays = [expert_counts.memory(), segments.memory(), source_token.memory(), records.memory()];
-        let memory = arrays.into_iter().chain([x.memory()]).collect();
+        let memory = arrays.into_iter().chain([x.memory()]).chain(owner).collect();
         self.low_take(flight, args, memory).await?;
         for (sum, &rows) in self.stats.expert_rows.iter_mut().zip(&expert_counts.to_vec()?) {
             *sum += rows as u64;

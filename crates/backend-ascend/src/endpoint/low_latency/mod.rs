@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use ep_core::engine::Mark;
 use ep_core::engine::low_latency::{Flight, LowCombined, LowReceived, LowRoutingOf};
-use ep_core::{Error, LowLatency, Rank, RankSet};
+use ep_core::{Endpoint as _, Error, LowLatency, Rank, RankSet};
 
 use super::{Array, AscendEndpoint, Rows};
 pub(super) use halves::LowHalves;
@@ -82,6 +82,22 @@ pub struct Combining {
     owed: Vec<u32>,
 }
 
+impl Combining {
+    /// Tokens of this rank's own, whose sums come back.
+    pub(super) fn tokens(&self) -> u32 {
+        self.routed.tokens
+    }
+}
+
+/// Memory for what a dispatch brings.
+#[derive(Debug)]
+pub(super) struct LowArrays {
+    pub(super) x: Rows,
+    pub(super) expert_counts: Array<i32>,
+    pub(super) segments: Array<i64>,
+    pub(super) source_token: Array<i32>,
+}
+
 impl LowLatency for AscendEndpoint {
     type LowHandle = LowHandle;
     type Dispatching = Dispatching;
@@ -92,7 +108,8 @@ impl LowLatency for AscendEndpoint {
     }
 
     async fn receive_dispatch(&mut self, sent: &Dispatching) -> Result<LowReceived<Self>, Error> {
-        self.low_receive_dispatch(sent).await
+        let into = self.low_arrays()?;
+        self.low_receive_dispatch(sent, into, None).await
     }
 
     async fn send_combine(
@@ -105,7 +122,9 @@ impl LowLatency for AscendEndpoint {
     }
 
     async fn receive_combine(&mut self, sent: &Combining) -> Result<LowCombined<Self>, Error> {
-        self.low_receive_combine(sent).await
+        let row = self.shape().result_bytes() as usize;
+        let x = Rows::new(self.device.device(), sent.tokens(), row)?;
+        self.low_receive_combine(sent, x).await
     }
 
     fn check_at_once(&mut self) -> Result<(), Error> {

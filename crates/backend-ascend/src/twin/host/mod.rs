@@ -44,7 +44,8 @@ fn here<T>(what: impl FnOnce(&mut Host) -> T) -> Option<T> {
     // What outlives a thread's twin is answered, too.
     let own = HOST.try_with(|host| {
         let mut host = host.try_borrow_mut().ok()?;
-        Some(what.take()?(host.as_mut()?))
+        let host = host.as_mut()?;
+        Some(what.take()?(host))
     });
     match own {
         Ok(Some(answered)) => Some(answered),

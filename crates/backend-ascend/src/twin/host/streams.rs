@@ -19,17 +19,11 @@ impl Stream {
         self.ended + self.queue.len() as u64
     }
 
-    /// What must have ended before `work`: the last launch that the machine has, and whether there is more that it does not have.
-    fn needs(&self, work: u64) -> (u64, bool) {
+    /// The last launch before `work` that the machine has.
+    fn last_before(&self, work: u64) -> u64 {
         let before = usize::try_from(work.saturating_sub(self.ended)).unwrap_or(usize::MAX);
-        let (mut last, mut more) = (self.launched, false);
-        for work in self.queue.iter().take(before) {
-            match work {
-                Work::Launch { number: Some(number), .. } => last = *number,
-                _ => more = true,
-            }
-        }
-        (last, more)
+        let number = |work: &Work| if let Work::Launch { number, .. } = work { *number } else { None };
+        self.queue.iter().take(before).filter_map(number).next_back().unwrap_or(self.launched)
     }
 }
 
@@ -150,8 +144,8 @@ impl Host {
     fn look(&mut self, call: &'static str, event: *mut c_void) -> Result<bool, Code> {
         let (device, place) = self.recorded(call, event)?;
         self.go_on();
-        let needs = |host: &Self| host.objects.streams.get(&place.stream).map_or((0, false), |of| of.needs(place.work));
-        let come = self.machine.run_until(TURNS_A_LOOK, device, needs(self).0).map_err(|error| {
+        let last = self.objects.streams.get(&place.stream).map_or(0, |stream| stream.last_before(place.work));
+        let come = self.machine.run_until(TURNS_A_LOOK, device, last).map_err(|error| {
             self.fault.get_or_insert_with(|| error.to_string());
             RT_VECTOR_CORE_EXCEPTION
         })?;
@@ -159,7 +153,7 @@ impl Host {
         if !come && self.has_heartbeat && self.machine.has_crashed(device) == Ok(true) {
             return Err(RT_LOST_HEARTBEAT);
         }
-        Ok(come && !needs(self).1)
+        Ok(come && self.has_come(place))
     }
 }
 
