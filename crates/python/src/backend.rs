@@ -130,6 +130,11 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// `counts` is empty where the host does not know them.
     unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error>;
 
+    /// INT8 rows of bf16 rows, where this machine makes them by itself.
+    async fn quantized(&mut self, _x: &Self::Buf) -> Result<Self::Buf, Error> {
+        Err(Error::unsupported("making INT8 rows here", "NPUs; elsewhere torch"))
+    }
+
     /// Rows that leave, whose memory is given back when the tensor is gone.
     fn rows_out(&mut self, rows: Self::Buf) -> Result<RowsOut, Error>;
 

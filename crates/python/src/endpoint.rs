@@ -145,6 +145,13 @@ impl Endpoint {
         Ok(Dispatched::new(dispatched, self.me, self.topology))
     }
 
+    /// See `moexpress.Communicator.quantize`. Codes and scales as they lie on the machine.
+    fn quantize<'py>(&self, py: Python<'py>, order: Order, x: RawRows) -> PyResult<Bound<'py, PyAny>> {
+        // SAFETY: as in `dispatch`.
+        let quantized = self.call_on(py, "quantize", order, |rank, go_on| unsafe { rank.quantize(&x, go_on) })?;
+        quantized.into_capsule(py)
+    }
+
     /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows; `bias` at most two addresses.
     fn combine<'py>(
         &self,

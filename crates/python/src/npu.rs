@@ -165,6 +165,10 @@ impl Backend for AscendEndpoint {
         unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
     }
 
+    async fn quantized(&mut self, x: &Rows) -> Result<Rows, Error> {
+        self.quantize(x).await
+    }
+
     fn rows_out(&mut self, rows: Rows) -> Result<RowsOut, Error> {
         let columns = rows.row_bytes();
         let x = match self.shape().element() {

@@ -90,6 +90,8 @@ pub(crate) trait Calls: Send {
         go_on: GoOn<'_>,
     ) -> Answer<Dispatched>;
     unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
+    /// INT8 rows of bf16 rows.
+    unsafe fn quantize(&mut self, x: &RawRows, go_on: GoOn<'_>) -> Answer<Tensor>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
 
     unsafe fn send_dispatch(&mut self, batch: &RawBatch, go_on: GoOn<'_>) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
@@ -344,6 +346,13 @@ where
         let rows = unsafe { self.endpoint.rows_in(x) }?;
         let received = wait::<E, _>(self.endpoint.redispatch(&rows, handle), go_on)?;
         self.dispatched(received, false)
+    }
+
+    unsafe fn quantize(&mut self, x: &RawRows, go_on: GoOn<'_>) -> Answer<Tensor> {
+        // SAFETY: as the caller promises.
+        let rows = unsafe { self.endpoint.rows_in(x) }?;
+        let quantized = wait::<E, _>(self.endpoint.quantized(&rows), go_on)?;
+        Ok(self.endpoint.rows_out(quantized)?.x)
     }
 
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined> {

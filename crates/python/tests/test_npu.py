@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from moexpress import Communicator, Meeting, _native, errors
-
 from tests import conftest, npus
 from tests.conftest import Ranks
 from tests.npus import both, clean, needs_twin, put, started
@@ -140,7 +139,7 @@ def _int8_rows(rank: int, world: int, near: int, library: str, hidden: int) -> N
     idx = torch.zeros(here.rows, TOPK, dtype=torch.int64)
     idx[:, 1:] = -1
     again, other = (
-        cpus.dispatch(here.x, idx, scales=here.scales),
+        cpus.dispatch(here.x.contiguous(), idx, scales=here.scales),
         npus_.dispatch(came[0], put(npu, idx), scales=came[1]),
     )
     _same(again.x, other.x, "codes")

@@ -14,7 +14,7 @@ to memory of torch's allocator, where DeepEP would have put them, so that the ne
 dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
 On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter. Over several
-nodes of GPUs there is neither: rows go through rings.
+nodes of GPUs, and on NPUs, there is neither: rows go through rings.
 """
 
 from __future__ import annotations
@@ -68,6 +68,16 @@ class Room:
     """Whether free memory is the limit, so that a larger one is not to be had."""
 
 
+def named(device: torch.device) -> torch.device | str:
+    """The device of a communicator whose tensors are on ``device``."""
+    return device
+
+
+def kind(device: torch.device) -> str:
+    """``cpu``, ``cuda`` or ``npu``."""
+    return str(named(device)).partition(":")[0]
+
+
 def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[int], least: int, hint: int) -> Room:
     """Finds the size of an arena. All ranks call it.
 
@@ -90,7 +100,7 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
         ) from None
     received = max(map(sum, to))
     batch = max(received + received // 4, *leasts)
-    if device.type == "cuda" and meeting.nodes > 1:
+    if kind(device) == "npu" or (device.type == "cuda" and meeting.nodes > 1):
         return Room(batch, 0, True)
     limit = min(frees) // SHARE
     there, back = rows.blocks(batch)

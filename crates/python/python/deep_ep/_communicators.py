@@ -176,7 +176,7 @@ class Communicators:
             self._with_stream = next((one for one in made if one.order.stream is not None), None)
         if self._with_stream is None:
             raise errors.Unsupported(
-                "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs"
+                "a stream is not supported before the first call on CUDA tensors: make one, or use none on CPUs and NPUs"
             )
         stream: torch.Stream = self._with_stream.order.stream
         return stream
@@ -204,7 +204,7 @@ class Communicators:
             )
 
     def _throughput(self, device: torch.device, rows: Sizes, room: Room) -> Communicator:
-        if self.meeting.nodes > 1:
+        if self.meeting.nodes > 1 or _arena.kind(device) == "npu":
             placement = "direct" if room.bytes else "ring"
             return self._make(device, rows, WORST_TOKENS, placement=placement, arena_bytes=room.bytes)
         # On CPUs a copy takes as long whichever way it goes: one channel, as rings have.
@@ -221,7 +221,7 @@ class Communicators:
             hidden=rows.hidden,
             max_tokens=max_tokens,
             element=rows.element,
-            device=device,
+            device=_arena.named(device),
             timeout=self.timeout,
             multiprocessors=self.multiprocessors if device.type == "cuda" else None,
             **settings,

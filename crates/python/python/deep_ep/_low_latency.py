@@ -9,7 +9,7 @@ import torch
 from moexpress import Communicator, errors
 from moexpress.adapter import Element, plain
 
-from . import _checks, _handles
+from . import _arena, _checks, _handles
 from ._arena import Sizes
 from ._communicators import Communicators
 from ._handles import Known, LowLatencyHandle, LowRouting
@@ -31,6 +31,17 @@ def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
             raise errors.InvalidArgument("round_scale is False, allowed: True with use_ue8m0")
         return "fp8-ue8m0"
     return "fp8-pow2" if round_scale else "fp8"
+
+
+def element_on(device: torch.device, element: Element) -> Element:
+    """How rows travel there: NPUs have no FP8, and give INT8 for it."""
+    if _arena.kind(device) != "npu" or element == "bf16":
+        return element
+    if element != "fp8":
+        raise errors.Unsupported(
+            "round_scale and use_ue8m0 are not supported on NPUs, which have no FP8: use_fp8=True alone gives INT8 with a scale a row"
+        )
+    return "int8"
 
 
 class LowLatency:
@@ -63,7 +74,7 @@ class LowLatency:
         if not isinstance(x, torch.Tensor) or x.dim() != 2:
             raise errors.InvalidArgument(f"x is {_checks.told(x)}, allowed: [tokens, hidden]")
         topk_idx, device = _checks.topk_idx(topk_idx), x.device
-        of = Sizes(experts, topk_idx.shape[1], x.shape[1], element)
+        of = Sizes(experts, topk_idx.shape[1], x.shape[1], element_on(device, element))
         communicator = self.communicators.low(device, of, max_tokens)
         if stats is not None:
             local = (communicator.local_experts,)
@@ -81,7 +92,10 @@ class LowLatency:
             if not return_recv_hook:
                 receive()
                 receive = None
-        rows: Rows_t = into.x if into.scales is None else (into.x, into.scales)
+        scales = into.scales
+        if scales is not None and of.element == "int8":
+            scales = scales.squeeze(2)
+        rows: Rows_t = into.x if scales is None else (into.x, scales)
         handle = LowLatencyHandle.of(routing, into, self._known)
         return rows, into.expert_counts, handle, _event(async_finish), receive
 
@@ -166,8 +180,11 @@ class LowLatency:
         return under_way
 
     def _check_waited(self, name: str, waited: torch.Tensor | None, device: torch.device) -> None:
-        if waited is not None:
-            _checks.tensor(name, waited, torch.int64, (self.ranks,), device)
+        if waited is None:
+            return
+        if _arena.kind(device) == "npu":
+            raise errors.Unsupported(f"{name} is not supported on NPUs, which do not count the time waited: use None")
+        _checks.tensor(name, waited, torch.int64, (self.ranks,), device)
 
 
 def _event(async_finish: bool) -> EventOverlap:

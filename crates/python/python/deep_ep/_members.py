@@ -30,6 +30,10 @@ class Members:
         if experts < 1 or experts % ranks:
             raise errors.InvalidArgument(f"num_experts is {experts}, allowed: a multiple of the {ranks} ranks")
         device, (tokens, topk) = topk_idx.device, topk_idx.shape
+        if device.type == "npu":
+            # Counted by the host, which waits for the choices.
+            numbers, experts_of, in_rank = self.of(topk_idx.cpu(), experts)
+            return numbers.to(device), experts_of.to(device), in_rank.to(device)
         native = self._of.get(device)
         if native is None:
             native = self._of[device] = _on(device)
@@ -52,6 +56,6 @@ def _on(device: torch.device) -> adapter.Members:
     if device.type == "cpu":
         return adapter.Members()
     if device.type != "cuda":
-        raise errors.InvalidArgument(f"device of topk_idx is {device}, allowed: cpu or cuda")
+        raise errors.InvalidArgument(f"device of topk_idx is {device}, allowed: cpu, cuda or npu")
     load_kernels()
     return adapter.Members(device.index)

@@ -1,11 +1,11 @@
-"""FP8 rows as frameworks hand them over: codes and scales of their own choosing."""
+"""Coded rows as frameworks hand them over: codes and scales of their own choosing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from moexpress import errors
+from moexpress import Communicator, errors
 from moexpress.adapter import GROUP, Element
 
 from . import _checks
@@ -42,7 +42,7 @@ class Rows:
             _checks.whole("x", x)
             if x.dtype is not torch.bfloat16:
                 raise errors.InvalidArgument(
-                    f"dtype of x is {x.dtype}, allowed: torch.bfloat16, or a tuple of torch.float8_e4m3fn and its scales"
+                    f"dtype of x is {x.dtype}, allowed: torch.bfloat16, or a tuple of torch.float8_e4m3fn or torch.int8 and its scales"
                 )
             _rows(x)
             return Rows(x)
@@ -53,8 +53,10 @@ class Rows:
         codes, scales = x
         _checks.whole("x[0]", codes)
         _checks.whole("x[1]", scales)
+        if codes.dtype == torch.int8:
+            return _int8(codes, scales)
         if codes.dtype != torch.float8_e4m3fn:
-            raise errors.InvalidArgument(f"dtype of x[0] is {codes.dtype}, allowed: torch.float8_e4m3fn")
+            raise errors.InvalidArgument(f"dtype of x[0] is {codes.dtype}, allowed: torch.float8_e4m3fn or torch.int8")
         _rows(codes)
         if scales.dtype not in (torch.float32, torch.int32):
             raise errors.InvalidArgument(f"dtype of x[1] is {scales.dtype}, allowed: torch.float32 or torch.int32")
@@ -73,6 +75,12 @@ class Rows:
             scales = torch.nn.functional.pad(scales, (0, groups - columns))
         return Rows(codes, scales, "fp8", columns, dtype)
 
+    @staticmethod
+    def quantized(x: torch.Tensor, communicator: Communicator) -> Rows:
+        """INT8 rows of bf16 ones, made by the NPU."""
+        codes, scales = communicator.quantize(x)
+        return Rows(codes, scales, "int8", 0, torch.float32)
+
     def lie(self, x: torch.Tensor, scales: torch.Tensor | None) -> bool:
         """Whether what was received lies as it is handed over, so that nothing is copied."""
         return x.is_contiguous() and (scales is None or scales.shape[1] == self.columns)
@@ -80,11 +88,25 @@ class Rows:
     def received(self, x: torch.Tensor, scales: torch.Tensor | None) -> Any:
         """What was received, in the form of what was sent."""
         x = x.contiguous()
+        if self.element == "int8" and scales is not None:
+            return x, scales if self.columns else scales.squeeze(1)
         if scales is None or self.dtype is None:
             return x
         if scales.dtype != self.dtype:
             scales = scales.view(self.dtype)
         return x, scales if scales.shape[1] == self.columns else scales[:, : self.columns].contiguous()
+
+
+def _int8(codes: torch.Tensor, scales: torch.Tensor) -> Rows:
+    """INT8 rows: scales ``[tokens]``, as sgl-kernel-npu has them, or ``[tokens, 1]``."""
+    if codes.dim() != 2:
+        raise errors.InvalidArgument(f"shape of x is {list(codes.shape)}, allowed: [tokens, hidden]")
+    tokens = codes.shape[0]
+    if scales.dtype != torch.float32 or list(scales.shape) not in ([tokens], [tokens, 1]):
+        raise errors.InvalidArgument(
+            f"x[1] is {list(scales.shape)} of {scales.dtype}, allowed: [{tokens}] or [{tokens}, 1] of torch.float32"
+        )
+    return Rows(codes, scales.view(tokens, 1), "int8", scales.dim() - 1, torch.float32)
 
 
 def _rows(x: torch.Tensor) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from moexpress import Received, errors
-from moexpress.adapter import limits, plain
+from moexpress.adapter import Element, limits, plain
 
 from . import _checks
+from . import _npus as npus
 from ._arena import Arena, Sizes
 from ._communicators import WORST_TOKENS, Communicators
 from ._handles import DispatchHandle, Handle, Known, Parts, Routing
@@ -55,6 +56,8 @@ class Throughput:
         defer: bool,
     ) -> Dispatched:
         rows = Rows.of(x)
+        quantizes = rows.element == "bf16" and npus.quantizes(rows.x)
+        element: Element = "int8" if quantizes else rows.element
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise errors.InvalidArgument(
                 "num_tokens_per_rank, is_token_in_rank or num_tokens_per_expert is None, allowed: what get_dispatch_layout returned"
@@ -74,8 +77,9 @@ class Throughput:
         _checks.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
         rows_to, dtype = num_tokens_per_rank.tolist, None
         if topk_idx is None or topk_weights is None:
-            of = Sizes(experts, 1, hidden, rows.element)
+            of = Sizes(experts, 1, hidden, element)
             arena = self.communicators.normal(device, of, rows_to)
+            rows = Rows.quantized(rows.x, arena.communicator) if quantizes else rows
             received = arena.communicator.throughput.dispatch_members(
                 rows.x,
                 is_token_in_rank,
@@ -92,8 +96,9 @@ class Throughput:
             _checks.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
             if device.type == "cpu":
                 _checks.membership(topk_idx, is_token_in_rank, experts, self.members)
-            of = Sizes(experts, topk, hidden, rows.element)
+            of = Sizes(experts, topk, hidden, element)
             arena = self.communicators.normal(device, of, rows_to, num_worst_tokens)
+            rows = Rows.quantized(rows.x, arena.communicator) if quantizes else rows
             received = arena.communicator.throughput.dispatch(
                 rows.x,
                 topk_idx,

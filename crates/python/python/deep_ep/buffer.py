@@ -13,6 +13,7 @@ from . import _checks, config
 from ._communicators import Communicators
 from ._low_latency import LowLatency, element_of
 from ._members import Members
+from ._npus import NotServed, none
 from ._runtime import LocalMemory, Runtime
 from ._taking import Rows_t
 from ._throughput import Dispatched, Throughput
@@ -27,7 +28,7 @@ MOST_BYTES = (1 << 63) - 1
 """The largest size hint: DeepEP's are int64."""
 
 
-class Buffer:
+class Buffer(NotServed):
     """Dispatch and combine of the ranks of a group, on one node or several, with DeepEP's arguments and results.
 
     Nodes are those of :class:`moexpress.Meeting`: of ``LOCAL_WORLD_SIZE`` ranks each, or the ranks of a host. ``MOEXPRESS_FAR`` names what
@@ -49,6 +50,7 @@ class Buffer:
         explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods.
         comm: an MPI communicator instead of a group.
+        meta_addr: sgl-kernel-npu's, for its zbccl; only 0.
     """
 
     num_sms: int = 20
@@ -66,9 +68,14 @@ class Buffer:
         enable_shrink: bool = False,
         comm: Any = None,
         use_fabric: bool = False,
+        meta_addr: int = 0,
     ) -> None:
         if group is None and comm is None:
             raise errors.InvalidArgument("group is None, allowed: a process group, or comm, an MPI communicator")
+        if meta_addr != 0:
+            raise errors.Unsupported(
+                f"meta_addr {limits.told(meta_addr)} is not supported: use 0, there is no zbccl here"
+            )
         self.num_nvl_bytes = limits.number("num_nvl_bytes", num_nvl_bytes, 0, MOST_BYTES)
         self.num_rdma_bytes = limits.number("num_rdma_bytes", num_rdma_bytes, 0, MOST_BYTES)
         timeout = default_timeout()
@@ -225,17 +232,20 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
     ) -> Dispatched:
         """Sends each row to the ranks that hold its experts, once to each rank.
 
         Args:
-            x: bf16 ``[tokens, hidden]``, or float8_e4m3fn ``[tokens, hidden]`` with scales ``[tokens, scales]``, f32 or int32.
+            x: bf16 ``[tokens, hidden]``, or float8_e4m3fn ``[tokens, hidden]`` with scales ``[tokens, scales]``, f32 or int32; on CPUs and NPUs
+                int8 with scales ``[tokens]``, too.
             handle: of an earlier dispatch, whose routing is used again: a cached dispatch. Its tensors in a tuple or list will do.
             num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: from :meth:`get_dispatch_layout`.
             topk_idx: int64 or int32 ``[tokens, topk]``, with ``topk_weights`` f32 ``[tokens, topk]``: both or neither.
             expert_alignment: counts for each expert are rounded up to a multiple of this.
             num_worst_tokens: rows to make room for, the same on all ranks; then no count comes to the host, and the list of counts is empty.
             config: checked; ``docs/python.md`` says what each of its sizes does.
+            dispatch_wait_recv_cost_stats: sgl-kernel-npu's; only None.
 
         Returns:
             Rows (in the form of ``x``); local expert of each choice, or -1; its weight; counts for each local expert; the handle;
@@ -243,6 +253,7 @@ class Buffer:
         """
         if config is not None:
             _checks.config(config)
+        none("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "low_latency_dispatch's, on CPUs and GPUs")
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
@@ -274,6 +285,7 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        combine_send_cost_stats: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Brings rows back and sums them for each token, unweighted, in f32, ranks ascending, rounded to bf16 once; over several nodes
         each node's sum is rounded, too, before it travels.
@@ -284,12 +296,14 @@ class Buffer:
             topk_weights: f32 ``[rows, topk]``, summed likewise.
             bias: one or two bf16 ``[tokens, hidden]`` that the sums start from.
             config: checked; ``docs/python.md`` says what each of its sizes does.
+            combine_send_cost_stats: sgl-kernel-npu's; only None.
 
         Returns:
             bf16 ``[tokens, hidden]``; f32 ``[tokens, topk]`` or None; an event, if asynchronous.
         """
         if config is not None:
             _checks.config(config)
+        none("combine_send_cost_stats", combine_send_cost_stats, "low_latency_combine's, on CPUs and GPUs")
         if previous_event is not None or allocate_on_comm_stream:
             _wait(previous_event, async_finish, allocate_on_comm_stream)
         return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
@@ -366,6 +380,7 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        topk_weights: torch.Tensor | None = None,
     ) -> tuple[Rows_t, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
         """Sends each row to its experts' ranks, cast to FP8 on the way where asked for.
 
@@ -375,10 +390,11 @@ class Buffer:
             num_max_dispatch_tokens_per_rank: the same on all ranks.
             cumulative_local_expert_recv_stats: int32 ``[local experts]``, to which received rows are added.
             dispatch_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
-            use_fp8: FP8 rows with a scale for each 128 elements; else bf16.
+            use_fp8: FP8 rows with a scale for each 128 elements, on NPUs INT8 rows with a scale each; else bf16.
             round_scale: scales are powers of two.
             use_ue8m0: and stored as UE8M0, four in an int32. Needs ``round_scale``.
             return_recv_hook: return once everything is sent; calling the hook receives.
+            topk_weights: sgl-kernel-npu's; not read, as the combine has them.
 
         Returns:
             ``[local experts, ranks * max tokens, hidden]`` rows, with FP8 a tuple with scales ``[local experts, ranks * max tokens,

@@ -131,7 +131,7 @@ class LowDispatch:
         if self._x is not None:
             self._x.check()
         stats = None if self._stats is None else self._stats.check()
-        into.handle = calls.native.receive_dispatch((calls.order.current(), False), self._pending, stats)
+        into.received(calls.native.receive_dispatch((calls.order.current(), False), self._pending, stats))
         return into
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import _native
 from ._check import Held
 from ._npu import Npu, Packed
 from ._results import tensor_of
@@ -27,6 +28,10 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+def _in_place(given: Any) -> tuple[torch.Tensor, None]:
+    return tensor_of(given), None
+
+
 class HostOrder:
     """CPUs: a call has done its work when it returns."""
 
@@ -36,6 +41,8 @@ class HostOrder:
 
     tensor = staticmethod(tensor_of)
     """A tensor of what the native part brought."""
+    unfilled = staticmethod(_in_place)
+    """The same of what is still to come, and what fills it then, if something has to."""
     empty = staticmethod(_empty)
     """A new tensor."""
 
@@ -73,6 +80,7 @@ class CudaOrder:
     current: Callable[[], int]
     packed: Packed | None = None
     tensor = staticmethod(tensor_of)
+    unfilled = staticmethod(_in_place)
     empty = staticmethod(_empty)
 
     def __init__(self, raw: int, device: torch.device) -> None:
@@ -112,10 +120,14 @@ class NpuOrder:
         self.current = npu.current
 
     def tensor(self, away: Any) -> torch.Tensor:
-        tensor = self._npu.empty(tuple(away.shape), getattr(torch, away.dtype))
-        # Behind what may still use the memory that torch has just handed out.
-        away.copy_to(tensor.data_ptr(), self.current())
+        tensor, fill = self.unfilled(away)
+        fill()
         return tensor
+
+    def unfilled(self, away: _native.Away) -> tuple[torch.Tensor, Callable[[], None]]:
+        tensor = self._npu.empty(tuple(away.shape), getattr(torch, away.dtype))
+        # Behind what may still use the memory that torch has handed out.
+        return tensor, lambda: away.copy_to(tensor.data_ptr(), self.current())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._npu.empty(shape, dtype)

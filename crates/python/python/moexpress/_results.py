@@ -41,13 +41,16 @@ class _Rows:
     @cached_property
     def _packed(self) -> torch.Tensor:
         """Codes with their scales behind them."""
-        return self._order.tensor(self._rows_of.x(False))
+        return self._tensor(self._rows_of.x(False))
+
+    def _tensor(self, given: _native._Capsule) -> torch.Tensor:
+        return self._order.tensor(given)
 
     def _x(self) -> torch.Tensor:
         packed = self._order.packed
         if packed is not None:
             return packed.codes(self._packed)
-        x = self._order.tensor(self._rows_of.x(KNOWS_FP8))
+        x = self._tensor(self._rows_of.x(KNOWS_FP8))
         return x.view(torch.float8_e4m3fn) if x.dtype is torch.uint8 else x
 
     def _scales(self) -> torch.Tensor | None:
@@ -55,7 +58,7 @@ class _Rows:
         return self._maybe(self._rows_of.scales()) if packed is None else packed.scales(self._packed)
 
     def _maybe(self, given: _native._Capsule | None) -> torch.Tensor | None:
-        return None if given is None else self._order.tensor(given)
+        return None if given is None else self._tensor(given)
 
 
 class Received(_Rows):
@@ -108,12 +111,12 @@ class Received(_Rows):
     @cached_property
     def source_token(self) -> torch.Tensor:
         """int32 ``[rows]``: token in its rank's batch."""
-        return self._order.tensor(self._out.source_token())
+        return self._tensor(self._out.source_token())
 
     @cached_property
     def source_rank(self) -> torch.Tensor:
         """int32 ``[rows]``: rank that the row came from."""
-        return self._order.tensor(self._out.source_rank())
+        return self._tensor(self._out.source_rank())
 
     @cached_property
     def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -144,6 +147,22 @@ class LowReceived(_Rows):
     def __init__(self, out: _native.LowDispatched, handle: _native.LowHandle | None, order: Order) -> None:
         super().__init__(out, order)
         self._out, self.handle = out, handle
+        self._unfilled: list[Callable[[], None]] = []
+
+    def received(self, handle: _native.LowHandle) -> None:
+        """What was asked for before gets its contents."""
+        self.handle = handle
+        unfilled, self._unfilled = self._unfilled, []
+        for fill in unfilled:
+            fill()
+
+    def _tensor(self, given: _native._Capsule) -> torch.Tensor:
+        if self.handle is not None:
+            return self._order.tensor(given)
+        tensor, fill = self._order.unfilled(given)
+        if fill is not None:
+            self._unfilled.append(fill)
+        return tensor
 
     @cached_property
     def x(self) -> torch.Tensor:
@@ -159,14 +178,14 @@ class LowReceived(_Rows):
     @cached_property
     def expert_counts(self) -> torch.Tensor:
         """int32 ``[local experts]``: rows of each."""
-        return self._order.tensor(self._out.expert_counts())
+        return self._tensor(self._out.expert_counts())
 
     @cached_property
     def segments(self) -> torch.Tensor:
         """int64 ``[local experts, ranks]``: rows of each source, ``first << 32 | rows``."""
-        return self._order.tensor(self._out.segments())
+        return self._tensor(self._out.segments())
 
     @cached_property
     def source_token(self) -> torch.Tensor:
         """int32 ``[local experts, ranks * max_tokens]``: token at its source."""
-        return self._order.tensor(self._out.source_token())
+        return self._tensor(self._out.source_token())

@@ -95,6 +95,16 @@ class Throughput:
         strided = None if scales is None else _scales(scales)
         return self.native.redispatch((order.current(), defer), (rows, tokens, strided), handle)
 
+    def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        order = self.order
+        rows, at = self.shape.results("x", x)
+        if order.packed is None:
+            raise errors.Unsupported(
+                "quantize is not supported here: use a communicator with device='npu' and element='int8'"
+            )
+        packed = order.tensor(self.native.quantize((order.current(), False), (at, rows, None)))
+        return order.packed.codes(packed), order.packed.scales(packed)
+
     def combine(
         self,
         y: torch.Tensor,
