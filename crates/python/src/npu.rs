@@ -90,6 +90,9 @@ pub(crate) fn join(
         let allowed = "roce between NPUs: their kernels post to its queues";
         return Err(Error::invalid("far", &options.far, allowed));
     }
+    if let Travels::Fp8(_) = shape.element() {
+        return Err(Error::unsupported(format_args!("{} on NPUs", shape.element()), "bf16 or int8: NPUs have no FP8"));
+    }
     let layout = Layout::new(&shape, &topology, &settings)?;
     let (table, builder) = Driver::found()?.builder(topology, settings, options.gpu as u32);
     let endpoint = builder.join(&table, shape, member)?;

@@ -248,6 +248,10 @@ def _bad(rank: int, world: int, near: int, library: str) -> None:
     meeting = Meeting()
     with pytest.raises(errors.InvalidArgument, match=r"far is loop, allowed: roce" if near < world else "pulled"):
         Communicator(meeting, **SIZES, device="npu", far="loop", placement="pulled" if near == world else "ring")
+    with pytest.raises(errors.Unsupported, match="NPUs have no FP8"):
+        Communicator(meeting, **SIZES, device="npu", far="roce", element="fp8")
+    with pytest.raises(errors.InvalidArgument, match="device is (cpu|npu) on rank 1, allowed: (cpu|npu)"):
+        Communicator(meeting, **SIZES, device="npu" if rank == 1 else "cpu")
     one = Communicator(meeting, **SIZES, device="npu", far="roce")
     x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
     wrong = put(npu, topk_idx)
