@@ -114,7 +114,7 @@ class Ranks:
         return [outcome.value for outcome in outcomes]
 
 
-_groups: dict[int | tuple[int, int], Ranks] = {}
+_groups: dict[int | tuple[int, int] | tuple[str, int, int], Ranks] = {}
 
 
 @pytest.fixture(params=[2, 4], ids=["2 ranks", "4 ranks"])
@@ -157,3 +157,6 @@ def _stop() -> Iterator[None]:
     yield
     for group in _groups.values():
         group.stop()
+    from tests import npus
+
+    npus.remove_library()

@@ -82,7 +82,7 @@ def check_sizes(rank: int, world: int) -> None:
         ({"hidden": 1 << 17}, "hidden is 131072, allowed: 1 to 65536"),
         ({"element": "fp4"}, "element is fp4, allowed: bf16, fp8, fp8-pow2, fp8-ue8m0"),
         ({"placement": "heap"}, "placement is heap, allowed: direct, ring, pulled"),
-        ({"device": "meta"}, "device is meta, allowed: cpu or cuda"),
+        ({"device": "meta"}, "device is meta, allowed: cpu, cuda or npu"),
         ({"slots": 0}, "ring slots is 0, allowed: 1 to"),
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):

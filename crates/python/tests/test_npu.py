@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,6 @@ SIZES = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": 8}
 LIMIT = 240.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _library() -> Iterator[None]:
-    yield
-    npus.remove_library()
-
-
 PLACES = {"2 ranks": (2, 2), "4 ranks": (4, 4), "2 servers of 2": (4, 2)}
 
 
@@ -39,7 +32,7 @@ def place(request: pytest.FixtureRequest) -> tuple[Ranks, int]:
 
 def _group(world: int, near: int) -> Ranks:
     key = ("npu", world, near)
-    return conftest._groups.setdefault(key, Ranks(world, None if near == world else near))  # type: ignore[call-overload]
+    return conftest._groups.setdefault(key, Ranks(world, None if near == world else near))
 
 
 def _batch(rank: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -250,7 +243,7 @@ def _bad(rank: int, world: int, near: int, library: str) -> None:
         Communicator(meeting, **SIZES, device="npu", far="loop", placement="pulled" if near == world else "ring")
     with pytest.raises(errors.Unsupported, match="NPUs have no FP8"):
         Communicator(meeting, **SIZES, device="npu", far="roce", element="fp8")
-    with pytest.raises(errors.InvalidArgument, match="device is (cpu|npu) on rank 1, allowed: (cpu|npu)"):
+    with pytest.raises(errors.InvalidArgument, match=r"device is (cpu|npu) on rank 1, allowed: (cpu|npu)"):
         Communicator(meeting, **SIZES, device="npu" if rank == 1 else "cpu")
     one = Communicator(meeting, **SIZES, device="npu", far="roce")
     x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
@@ -419,6 +412,47 @@ def test_a_rank_that_is_lost_is_named_and_the_others_go_on(how: int) -> None:
 @needs_twin
 def test_a_server_that_is_lost_is_left_behind() -> None:
     assert _outcomes(Ranks(4, 2), 2, signal.SIGKILL) == [(3, True), (3, True), (3, None)]
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def _interrupted(rank: int, world: int, near: int, library: str) -> None:
+    npu = started(rank, world, near, library)
+    meeting = Meeting()
+    one = Communicator(meeting, **SIZES, device="npu", timeout=2)
+    x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
+    one.dispatch(x, topk_idx, topk_weights)
+    if rank == 0:
+
+        def interrupt(*_: object) -> None:
+            raise _Interrupted
+
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        began = time.monotonic()
+        with pytest.raises(_Interrupted):
+            one.dispatch(x, topk_idx, topk_weights)
+        assert time.monotonic() - began < 1.5
+        # The others do not come, so the kernels wait to their deadline; and the caller's stream for them.
+        _native.Twin.synchronize()
+        assert time.monotonic() - began > 1.5
+        # What is enqueued now to give the memory away comes behind the kernels.
+        del x, topk_idx, topk_weights
+        gc.collect()
+    meeting.barrier()
+    one.recover()
+    x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
+    assert one.dispatch(x, topk_idx, topk_weights).rows > 0
+    one.close()
+    meeting.close()
+    clean(npu)
+
+
+@needs_twin
+def test_after_an_interrupt_the_callers_stream_waits_for_the_kernels() -> None:
+    _group(2, 2).run(_interrupted, 2, npus.library(), limit=LIMIT)
 
 
 # Without NPUs.

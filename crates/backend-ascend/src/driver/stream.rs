@@ -159,7 +159,14 @@ impl Stream {
         // SAFETY: the event lives as long as the caller keeps it, and by the caller's word the stream lives.
         check(table, "aclrtStreamWaitEvent", unsafe { table.wait_event()?(stream as *mut c_void, event.event.0) })?;
         // SAFETY: by the caller's word the stream lives.
-        Ok([event, unsafe { self.recorded(stream as *mut c_void) }?])
+        match unsafe { self.recorded(stream as *mut c_void) } {
+            Ok(passed) => Ok([event, passed]),
+            Err(error) => {
+                // Nobody can say when the other stream has passed it.
+                std::mem::forget(event);
+                Err(error)
+            }
+        }
     }
 
     /// Enqueues a copy from memory of the device to memory of the device.

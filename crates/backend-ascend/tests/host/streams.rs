@@ -75,40 +75,60 @@ fn alone(table: &Table) -> AscendEndpoint {
     builder.build(table, shape).expect("a cluster").into_endpoints().remove(0)
 }
 
-/// Dispatches rows and choices, or a membership, that a user's stream is still to bring; what came.
-fn dispatched(seed: u64, follows: bool, by_choices: bool) -> Result<(Vec<u8>, [usize; 3]), Error> {
+/// A user's stream, which is not given back before its work has ended.
+struct Users(Stream);
+
+impl Drop for Users {
+    fn drop(&mut self) {
+        // What is told to fail does so once.
+        if let Ok(end) = self.0.record().or_else(|_| self.0.record()) {
+            while end.has_come() == Ok(false) {}
+        }
+    }
+}
+
+/// Dispatches rows and choices, or a membership, that a user's stream is still to bring; what came. `fails`: a function, and its calls that pass.
+fn dispatched(
+    seed: u64,
+    follows: bool,
+    by_choices: bool,
+    fails: Option<(&str, u64)>,
+) -> Result<(Vec<u8>, [usize; 3]), Error> {
     let session = twin(seed, 1, "Ascend910B1");
     let result = (|| {
         let mut ep = alone(&session.table());
         let device = ep.stream().device().clone();
-        let users = Stream::new(&device)?;
-        let lent = |bytes: &[u8]| -> Result<(Memory, Memory), Error> {
-            let later = Memory::of(&device, bytes)?;
-            let now = Memory::zeroed(&device, bytes.len())?;
-            // SAFETY: both are as long, and live until the call has ended.
-            unsafe { users.copy(now.address(), later.address(), bytes.len()) }?;
-            Ok((now, later))
+        // Dropped behind the stream.
+        let mut memory = Vec::new();
+        let users = Users(Stream::new(&device)?);
+        let mut lent = |bytes: &[u8]| -> Result<u64, Error> {
+            memory.extend([Memory::of(&device, bytes)?, Memory::zeroed(&device, bytes.len())?]);
+            let [.., later, now] = &memory[..] else { unreachable!("two are there") };
+            // SAFETY: both are as long, and live until the stream's work has ended.
+            unsafe { users.0.copy(now.address(), later.address(), bytes.len()) }?;
+            Ok(now.address())
         };
         let x = lent(&[7; TOKENS as usize * ROW])?;
         let chosen: Vec<u8> = [1i64, 2, -1].iter().flat_map(|choice| choice.to_ne_bytes()).collect();
         let (chosen, in_rank) = (lent(&chosen)?, lent(&[1, 1, 0])?);
+        if let Some((function, after)) = fails {
+            session.fail(function, after, 507_899).expect("a function of the table");
+        }
         if follows {
             // SAFETY: the stream is the device's, and lives.
-            unsafe { ep.follow(users.lend()) }?;
+            unsafe { ep.follow(users.0.lend()) }?;
         }
         // SAFETY: memory of the device, of so many rows and numbers, that lives until the calls have ended.
-        let rows = unsafe { ep.lent_rows(x.0.address(), TOKENS, ROW) };
+        let rows = unsafe { ep.lent_rows(x, TOKENS, ROW) };
         let routing = if by_choices {
             // SAFETY: as above.
-            Routing::TopK { topk_idx: unsafe { ep.lent_array(chosen.0.address(), 3) }, topk_weights: None }
+            Routing::TopK { topk_idx: unsafe { ep.lent_array(chosen, 3) }, topk_weights: None }
         } else {
             // SAFETY: as above.
-            let in_rank = unsafe { ep.lent_array(in_rank.0.address(), 3) };
+            let in_rank = unsafe { ep.lent_array(in_rank, 3) };
             Routing::Membership { in_rank, tokens_per_expert: vec![0, 1, 1, 0] }
         };
         let got = ep_ascend::block_on(ep.dispatch(&rows, &routing));
-        let end = users.record()?;
-        while !end.has_come()? {}
         let got = got?;
         let copied = ep.rows_room(got.rows, ROW)?;
         // SAFETY: both are as long.
@@ -126,10 +146,28 @@ fn a_call_comes_behind_what_a_user_has_enqueued() {
     let right = |got: &Result<(Vec<u8>, [usize; 3]), Error>| *got == Ok((vec![7; 2 * ROW], [0; 3]));
     for by_choices in [true, false] {
         for seed in 0..20 {
-            let got = dispatched(seed, true, by_choices);
+            let got = dispatched(seed, true, by_choices, None);
             assert!(right(&got), "seed {seed}: {got:?}");
         }
-        let misses = (0..20).filter(|&seed| !right(&dispatched(seed, false, by_choices))).count();
+        let misses = (0..20).filter(|&seed| !right(&dispatched(seed, false, by_choices, None))).count();
         assert!(misses > 0, "no seed of 20 tells a call that does not follow from one that does");
     }
+}
+
+/// Events and copies that the device refuses are named, and nothing is left of them.
+#[test]
+fn what_a_stream_refuses_is_named_and_nothing_is_left() {
+    let mut refused = 0;
+    for function in ["aclrtCreateEvent", "aclrtRecordEvent", "aclrtStreamWaitEvent", "aclrtMemcpyAsync"] {
+        for after in 0..3 {
+            match dispatched(5, true, false, Some((function, after))) {
+                Ok((rows, left)) => assert_eq!((rows, left), (vec![7; 2 * ROW], [0; 3]), "{function}, call {after}"),
+                Err(error) => {
+                    assert!(error.to_string().contains(function), "{function}, call {after}: {error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 4, "{refused} refusals");
 }

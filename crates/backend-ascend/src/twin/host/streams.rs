@@ -19,11 +19,15 @@ impl Stream {
         self.ended + self.queue.len() as u64
     }
 
-    /// The last launch before `work` that the machine has.
-    fn last_before(&self, work: u64) -> u64 {
+    /// The last launch before `work`, of the `launches` that the machine has: all of them, where this stream waits for another one.
+    fn last_before(&self, work: u64, launches: u64) -> u64 {
         let before = usize::try_from(work.saturating_sub(self.ended)).unwrap_or(usize::MAX);
-        let number = |work: &Work| if let Work::Launch { number, .. } = work { *number } else { None };
-        self.queue.iter().take(before).filter_map(number).next_back().unwrap_or(self.launched)
+        let last = |work: &Work| match work {
+            Work::Launch { number, .. } => *number,
+            Work::Wait { .. } => Some(launches),
+            Work::Copy { .. } => None,
+        };
+        self.queue.iter().take(before).filter_map(last).max().unwrap_or(self.launched)
     }
 }
 
@@ -144,7 +148,9 @@ impl Host {
     fn look(&mut self, call: &'static str, event: *mut c_void) -> Result<bool, Code> {
         let (device, place) = self.recorded(call, event)?;
         self.go_on();
-        let last = self.objects.streams.get(&place.stream).map_or(0, |stream| stream.last_before(place.work));
+        let launches = self.objects.launches[device as usize];
+        let stream = self.objects.streams.get(&place.stream);
+        let last = stream.map_or(0, |stream| stream.last_before(place.work, launches));
         let come = self.machine.run_until(TURNS_A_LOOK, device, last).map_err(|error| {
             self.fault.get_or_insert_with(|| error.to_string());
             RT_VECTOR_CORE_EXCEPTION
