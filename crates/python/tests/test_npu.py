@@ -421,7 +421,7 @@ class _Interrupted(Exception):
 def _interrupted(rank: int, world: int, near: int, library: str) -> None:
     npu = started(rank, world, near, library)
     meeting = Meeting()
-    one = Communicator(meeting, **SIZES, device="npu", timeout=2)
+    one = Communicator(meeting, **SIZES, device="npu", timeout=4)
     x, topk_idx, topk_weights = (put(npu, tensor) for tensor in _batch(rank))
     one.dispatch(x, topk_idx, topk_weights)
     if rank == 0:
@@ -434,10 +434,10 @@ def _interrupted(rank: int, world: int, near: int, library: str) -> None:
         began = time.monotonic()
         with pytest.raises(_Interrupted):
             one.dispatch(x, topk_idx, topk_weights)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 3
         # The others do not come, so the kernels wait to their deadline; and the caller's stream for them.
         _native.Twin.synchronize()
-        assert time.monotonic() - began > 1.5
+        assert time.monotonic() - began > 3
         # What is enqueued now to give the memory away comes behind the kernels.
         del x, topk_idx, topk_weights
         gc.collect()

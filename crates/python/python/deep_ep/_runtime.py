@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from .buffer import Buffer
 
 
+MOST_BYTES = (1 << 63) - 1
+"""The largest size hint: DeepEP's are int64."""
+
+
 class Runtime:
     """Where this rank is, and a buffer's calls by another name."""
 

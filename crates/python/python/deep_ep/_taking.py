@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from moexpress import Communicator, Received
 
+from . import _checks
 from ._arena import Arena
 from ._scales import Rows
 from .utils import EventHandle, EventOverlap
@@ -37,3 +38,11 @@ def copy(x: torch.Tensor, communicator: Communicator, defer: bool) -> torch.Tens
 def event(communicator: Communicator, defer: bool) -> EventOverlap:
     """After the last call of a communicator, and what was enqueued behind it."""
     return EventOverlap(EventHandle(communicator.order.event()) if defer else None)
+
+
+def wait_for(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    """Makes the current stream wait for what a call is to come behind."""
+    _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
+    # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
+    if isinstance(previous_event, EventHandle) or (previous_event is not None and previous_event.event is not None):
+        previous_event.current_stream_wait()

@@ -14,18 +14,14 @@ from ._communicators import Communicators
 from ._low_latency import LowLatency, element_of
 from ._members import Members
 from ._npus import NotServed, none
-from ._runtime import LocalMemory, Runtime
-from ._taking import Rows_t
+from ._runtime import MOST_BYTES, LocalMemory, Runtime
+from ._taking import Rows_t, wait_for
 from ._throughput import Dispatched, Throughput
 from .config import Config
 from .utils import EventHandle, EventOverlap
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-MOST_BYTES = (1 << 63) - 1
-"""The largest size hint: DeepEP's are int64."""
 
 
 class Buffer(NotServed):
@@ -46,11 +42,10 @@ class Buffer(NotServed):
         low_latency_mode: whether low-latency calls may be made.
         allow_nvlink_for_low_latency_mode: whether low latency reaches ranks of the own node through their memory. Without, it sends all
             rows by what carries them between nodes, on one node, too.
-        num_qps_per_rank, allow_mnnvl, use_fabric: accepted, without effect.
+        num_qps_per_rank, allow_mnnvl, use_fabric: accepted, without effect. ``meta_addr``, sgl-kernel-npu's for its zbccl: only 0.
         explicitly_destroy: whether :meth:`destroy` will be called. Without, everything is freed when the buffer is, or at exit.
         enable_shrink: low latency goes on without ranks that do not deliver; see the mask methods.
         comm: an MPI communicator instead of a group.
-        meta_addr: sgl-kernel-npu's, for its zbccl; only 0.
     """
 
     num_sms: int = 20
@@ -72,10 +67,7 @@ class Buffer(NotServed):
     ) -> None:
         if group is None and comm is None:
             raise errors.InvalidArgument("group is None, allowed: a process group, or comm, an MPI communicator")
-        if meta_addr != 0:
-            raise errors.Unsupported(
-                f"meta_addr {limits.told(meta_addr)} is not supported: use 0, there is no zbccl here"
-            )
+        none("meta_addr", meta_addr or None, "0: there is no zbccl here")
         self.num_nvl_bytes = limits.number("num_nvl_bytes", num_nvl_bytes, 0, MOST_BYTES)
         self.num_rdma_bytes = limits.number("num_rdma_bytes", num_rdma_bytes, 0, MOST_BYTES)
         timeout = default_timeout()
@@ -211,7 +203,7 @@ class Buffer(NotServed):
             each expert; bool ``[tokens, ranks]`` membership; an event, if asynchronous.
         """
         if previous_event is not None or allocate_on_comm_stream:
-            _wait(previous_event, async_finish, allocate_on_comm_stream)
+            wait_for(previous_event, async_finish, allocate_on_comm_stream)
         per_rank, per_expert, in_rank = self._members.of(topk_idx, num_experts)
         per_node = self._members.of_nodes(in_rank)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(EventHandle() if async_finish else None)
@@ -255,7 +247,7 @@ class Buffer(NotServed):
             _checks.config(config)
         none("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, "low_latency_dispatch's, on CPUs and GPUs")
         if previous_event is not None or allocate_on_comm_stream:
-            _wait(previous_event, async_finish, allocate_on_comm_stream)
+            wait_for(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
@@ -305,7 +297,7 @@ class Buffer(NotServed):
             _checks.config(config)
         none("combine_send_cost_stats", combine_send_cost_stats, "low_latency_combine's, on CPUs and GPUs")
         if previous_event is not None or allocate_on_comm_stream:
-            _wait(previous_event, async_finish, allocate_on_comm_stream)
+            wait_for(previous_event, async_finish, allocate_on_comm_stream)
         return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
 
     def internode_dispatch(
@@ -506,11 +498,3 @@ class Buffer(NotServed):
         self._check_low_latency_mode()
         if not self.enable_shrink:
             raise errors.InvalidArgument("enable_shrink is False, allowed: a buffer made with enable_shrink=True")
-
-
-def _wait(previous_event: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    """Makes the current stream wait for what a call is to come behind."""
-    _checks.asynchrony(previous_event, async_finish, allocate_on_comm_stream)
-    # What a call that was not asynchronous returned is an event without content: there is nothing to wait for.
-    if isinstance(previous_event, EventHandle) or (previous_event is not None and previous_event.event is not None):
-        previous_event.current_stream_wait()
