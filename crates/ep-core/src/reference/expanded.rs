@@ -59,10 +59,21 @@ pub fn expand(world: &World, got: &Received, alignment: usize) -> Expanded {
     expanded
 }
 
+/// What the results of some choices are, times the row: whatever their weights and experts. Of every fourth token the second and the third choice of
+/// four cancel each other, after they have swallowed what was added before them: so the order shows in which choices are added.
+pub fn choice_scale(token: i32, choice: usize) -> Option<f32> {
+    const LARGE: f32 = (1u32 << 28) as f32;
+    match choice % 4 {
+        1 if token % 4 == 0 => Some(LARGE),
+        2 if token % 4 == 0 => Some(-LARGE),
+        _ => None,
+    }
+}
+
 /// What the experts of `rank` make of their rows: `[rows by expert, hidden]`, bits of bf16.
 ///
-/// `(weight * factor) * f32(x)`, each product rounded to f32, rounded to bf16 at the end; padding becomes NaN, which nobody may look at. `x` is
-/// `[rows, hidden]`: the elements of the received rows.
+/// `(weight * factor) * f32(x)`, or [`choice_scale`] times that; each product rounded to f32, rounded to bf16 at the end. Padding becomes NaN, which
+/// nobody may look at. `x` is `[rows, hidden]`: the elements of the received rows.
 ///
 /// # Panics
 /// As [`expand`].
@@ -75,7 +86,8 @@ pub fn apply_experts_expanded(world: &World, rank: Rank, got: &Received, x: &[f3
             continue;
         };
         let local = got.topk_idx[row * topk + choice] as u32;
-        let scale = got.topk_weights[row * topk + choice] * expert_factor(rank.0 * world.local_experts + local);
+        let weighted = got.topk_weights[row * topk + choice] * expert_factor(rank.0 * world.local_experts + local);
+        let scale = choice_scale(got.source_token[row], choice).unwrap_or(weighted);
         y.extend(x[row * hidden..(row + 1) * hidden].iter().map(|x| round(scale * x)));
     }
     y
@@ -116,7 +128,7 @@ mod tests {
     fn got() -> Received {
         Received {
             source_rank: vec![0, 0, 1],
-            source_token: vec![2, 5, 0],
+            source_token: vec![2, 5, 8],
             topk_idx: vec![1, -1, 0, -1, 1, -1, -1, -1, 1],
             topk_weights: vec![0.5, 0.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 4.0],
             ..Received::default()
@@ -139,7 +151,8 @@ mod tests {
         let y = apply_experts_expanded(&world, Rank(1), &got, &[1.0, 1.0, 1.0], &expand(&world, &got, 1));
         let values: Vec<f32> = y.into_iter().map(widen).collect();
         // Of rank 1, expert 0 is the third of all, with a factor of 1.25; expert 1 has one of 1.375.
-        assert_eq!(values, [2.5, 0.6875, 1.375, 5.5]);
+        // The third choice of token 8 is one of those that cancel.
+        assert_eq!(values, [2.5, 0.6875, 1.375, -268435456.0]);
     }
 
     #[test]
