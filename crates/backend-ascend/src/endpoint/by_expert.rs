@@ -68,17 +68,27 @@ impl Placed {
     }
 }
 
+/// Rows that are to stand by expert.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spreading<'a> {
+    /// Where.
+    pub(super) placed: &'a Placed,
+    /// Their choices; none where the slots are known.
+    pub(super) topk_idx: Option<&'a Array<i64>>,
+    /// How many come.
+    pub(super) rows: u32,
+}
+
 impl AscendEndpoint {
-    /// Launches, behind a dispatch, what orders its rows `x` by expert; `topk_idx` are their choices, or nothing where the slots are known. The
-    /// rows by expert.
+    /// Launches, behind a dispatch, what orders its rows `x` by expert. The rows by expert.
     pub(super) fn spread(
         &mut self,
         launch: Launch,
-        (x, rows): (&Rows, u32),
-        topk_idx: Option<&Array<i64>>,
+        x: &Rows,
         on_device: &DevicePlan,
-        placed: &Placed,
+        spreading: Spreading<'_>,
     ) -> Result<Rows, Error> {
+        let Spreading { placed, topk_idx, rows } = spreading;
         let is_coded = self.shape().element() != Element::Bf16;
         let row = self.shape().row_bytes() as usize;
         let out = Rows::landing(self.device.device(), placed.rows(), row, is_coded)?;

@@ -7,7 +7,7 @@ use ep_core::layout::Kind;
 use ep_core::plan::{Exchange, Membership, Plan, Repeats, TopK, align_counts};
 use ep_core::{Element, Endpoint as _, Error};
 
-use super::by_expert::Placed;
+use super::by_expert::{Placed, Spreading};
 use super::replayed::{DevicePlan, Replayed, first_rows};
 use super::{Array, AscendEndpoint, Rows};
 use crate::args;
@@ -95,8 +95,9 @@ impl AscendEndpoint {
         self.keep([source_token.memory(), source_rank.memory()]);
         let memory = choices.map(|choices| (choices.topk_idx.memory(), choices.topk_weights.map(Array::memory)));
         self.keep(memory.into_iter().flat_map(|(idx, weights)| [idx].into_iter().chain(weights)));
-        let spreads = placed.as_ref().map(|placed| (placed, Some(&landing.topk_idx)));
-        let by_expert = self.move_rows(x, &on_device, &landing, &args, (received, spreads)).await?;
+        let topk_idx = Some(&landing.topk_idx);
+        let spreading = placed.as_ref().map(|placed| Spreading { placed, topk_idx, rows: received });
+        let by_expert = self.move_rows(x, &on_device, &landing, &args, spreading).await?;
 
         self.desk.set_poisoned(None);
         self.count(&exchange, &rings, true)?;
@@ -149,8 +150,9 @@ impl AscendEndpoint {
         let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), replayed: handle.op() };
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
-        let spreads = kept.placed.as_ref().map(|placed| (placed, None));
-        let by_expert = self.move_rows(x, &kept.on_device, &landing, &args, (handle.rows(), spreads)).await?;
+        let rows = handle.rows();
+        let spreading = kept.placed.as_ref().map(|placed| Spreading { placed, topk_idx: None, rows });
+        let by_expert = self.move_rows(x, &kept.on_device, &landing, &args, spreading).await?;
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, true)?;
         self.desk.ways.dispatched(handle.rows(), false);
@@ -288,15 +290,14 @@ impl AscendEndpoint {
         }
     }
 
-    /// Moves the rows; then, where the `rows` that come are to stand by expert, orders them so: where, and by which choices, if the slots are not known.
-    /// The rows by expert, where they are.
+    /// Moves the rows; then, where they are to stand by expert, orders them so. The rows by expert, where they are.
     async fn move_rows(
         &mut self,
         x: &Rows,
         on_device: &DevicePlan,
         landing: &Landing,
         args: &args::Dispatch,
-        (rows, spreads): (u32, Option<(&Placed, Option<&Array<i64>>)>),
+        spreading: Option<Spreading<'_>>,
     ) -> Result<Option<Rows>, Error> {
         self.keep([x.memory(), landing.x.memory(), landing.topk_idx.memory(), landing.topk_weights.memory()]);
         self.keep(on_device.memory());
@@ -304,13 +305,13 @@ impl AscendEndpoint {
         // SAFETY: rows, plan and results are of this device, with room for the tokens and rows that the plan has, and kept until the launch has
         // ended. What this rank launched before has ended.
         unsafe { self.device.dispatch(args) }?;
-        let Some((placed, topk_idx)) = spreads else {
+        let Some(spreading) = spreading else {
             self.finish().await?;
             return Ok(None);
         };
-        let by_expert = self.spread(args.launch, (&landing.x, rows), topk_idx, on_device, placed)?;
+        let by_expert = self.spread(args.launch, &landing.x, on_device, spreading)?;
         self.finish().await?;
-        self.check_spread(placed)?;
+        self.check_spread(spreading.placed)?;
         Ok(Some(by_expert))
     }
 }

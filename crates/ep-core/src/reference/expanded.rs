@@ -59,11 +59,11 @@ pub fn expand(world: &World, got: &Received, alignment: usize) -> Expanded {
     expanded
 }
 
-/// What the results of some choices are, times the row: whatever their weights and experts. Of every fourth token the second and the third choice of
-/// four cancel each other, after they have swallowed what was added before them: so the order shows in which choices are added.
+/// What the results of some choices are, times the row: whatever their weights and experts. Of every fourth token the second and the third choice
+/// cancel each other, after they have swallowed what was added before them: so the order shows in which choices are added.
 pub fn choice_scale(token: i32, choice: usize) -> Option<f32> {
     const LARGE: f32 = (1u32 << 28) as f32;
-    match choice % 4 {
+    match choice {
         1 if token % 4 == 0 => Some(LARGE),
         2 if token % 4 == 0 => Some(-LARGE),
         _ => None,
