@@ -114,6 +114,9 @@ EP_DEV bool ep_look_at_cores(EpCore& c, EpControl& k, bool all_of_them) {
         all &= ended || (posts && !all_of_them);
         if (c.failed || ep_fresh<uint64_t>(EP_LINE(c, core, mark)) != c.mark) continue;
         const ep_u32 status = ep_fresh<uint32_t>(EP_LINE(c, core, status));
+        /* Who is gone may have said before whom it gave up. */
+        if (status == EP_STATUS_GONE) ep_hear(c, k);
+        if (c.failed) continue;
         if (status != 0) {
             EpDetail detail;
             ep_read_detail(detail, c, core);

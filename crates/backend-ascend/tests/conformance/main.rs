@@ -1,8 +1,8 @@
 //! The shared suite on the twin: the endpoint and its kernels as they ship, every rank a device of one machine, by turns on one thread; then
 //! ranks that are processes, each with a machine of its own.
 //!
-//! `EP_TWIN_ALL` runs all cases with ranks as processes, not a share. `EP_SEEDS` says how many seeds of a case are run, `EP_CASES` how many
-//! scenarios of the campaign, `EP_SEED` from which on.
+//! `EP_TWIN_ALL` runs all cases with ranks as processes, not a share. `EP_SEEDS` says how many seeds of a case are run, for this backend
+//! alone `EP_NPU_SEEDS`; `EP_CASES` how many scenarios of the campaign, `EP_SEED` from which on.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ use common::{IN_CASES, befall};
 use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
 
-/// Seeds of a case, where `EP_SEEDS` does not say.
+/// Seeds of a case, where neither `EP_NPU_SEEDS` nor `EP_SEEDS` says.
 const SEEDS: u64 = 2;
 
 /// The variable that tells ranks' processes where the library is.
@@ -75,8 +75,13 @@ struct Twin {
 
 impl Twin {
     fn new(library: Library) -> Self {
-        let wanted = std::env::var("EP_SEEDS").ok().map(|seeds| seeds.parse().expect("EP_SEEDS is a number of seeds"));
-        Self { library, seeds: wanted.unwrap_or(SEEDS), plant: 0 }
+        let said = |name| {
+            std::env::var(name)
+                .ok()
+                .map(|seeds| seeds.parse().unwrap_or_else(|_| panic!("{name} is a number of seeds")))
+        };
+        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(SEEDS);
+        Self { library, seeds, plant: 0 }
     }
 
     /// Few cores a rank, and every seed other ones.
