@@ -106,18 +106,6 @@ EP_DEV bool ep_low_load_counts(EpCore& c, const EpLowArgs& a, EpLowReceiver& s, 
     return true;
 }
 
-/* Copies a row's payload to each of its places. */
-EP_DEV void ep_low_spread(EpCore& c, const EpLowArgs& a, EpLowReceiver& s, ep_u64 payload, const ep_u32* places, ep_u32 picks) {
-    const EpWindow& w = c.launch.r.w;
-    for (ep_u64 at = 0; at < w.payload_bytes; at += EP_PIECE_BYTES) {
-        const ep_u32 i = ep_turn(c, s.b), bytes = ep_min(w.payload_bytes - at, EP_PIECE_BYTES);
-        ep_load(s.b.payload[i], payload + at, bytes);
-        ep_filled(c, i);
-        for (ep_u32 pick = 0; pick < picks; ++pick) ep_store(a.out + places[pick] * w.payload_bytes + at, s.b.payload[i], bytes);
-        ep_turn_over(c, s.b);
-    }
-}
-
 /* Takes a row: its record, and its payload to its experts, behind the rows in s.counts. */
 EP_DEV bool ep_low_take_row(EpCore& c, const EpLowArgs& a, EpLowReceiver& s, ep_u32 source, ep_u32 row) {
     const EpWindow& w = c.launch.r.w;
@@ -152,7 +140,7 @@ EP_DEV bool ep_low_take_row(EpCore& c, const EpLowArgs& a, EpLowReceiver& s, ep_
     }
     ep_turn_over(c, s.b);
     if (c.failed) return false;
-    ep_low_spread(c, a, s, c.own + ep_low_row(w, c.op, source, row) + w.header_bytes, places, picks);
+    ep_scatter(c, s.b, a.out, c.own + ep_low_row(w, c.op, source, row) + w.header_bytes, places, picks);
     return true;
 }
 

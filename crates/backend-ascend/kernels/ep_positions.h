@@ -9,7 +9,7 @@
  */
 #ifndef EP_POSITIONS_H
 #define EP_POSITIONS_H
-#include "ep_rows.h"
+#include "ep_share.h"
 
 /* Tokens of a piece: their choices and positions fit. */
 #define EP_SHARE_TOKENS 64u
@@ -102,13 +102,12 @@ EP_DEV void ep_count_share(EpCore& c, const EpPositionsArgs& a, EpPart& s) {
     ep_written(0);
     ep_store(ep_told_at(c, a, c.number), s.told, ep_told_words(w) * 4);
     if (!EP_PLANTED(c, TOLD_EARLY)) ep_landed(c);
-    ep_store_word(c, a.ready + (ep_u64)c.number * 8, a.ticket, 8);
+    ep_share_tell(c, a.ready, a.ticket);
 }
 
 /* Waits for what a core before this one tells; `words` of it lie in s.others then. */
 EP_DEV bool ep_await_share(EpCore& c, const EpPositionsArgs& a, const EpPart& s, ep_u32 core, ep_u32 words) {
-    while (ep_fresh<uint64_t>(a.ready + (ep_u64)core * 8) != a.ticket && !EP_PLANTED(c, SHARE_UNAWAITED))
-        if (ep_waited(c) > c.launch.r.allowed) return false;
+    if (!ep_share_await(c, a.ready, a.ticket, core)) return false;
     ep_load(s.others, ep_told_at(c, a, core), words * 4);
     ep_read(c, 0);
     return true;

@@ -65,6 +65,18 @@ EP_DEV void ep_read(const EpCore& c, ep_u32 id) {
     WaitFlag<HardEvent::MTE2_S>((int32_t)id);
 }
 
+/* Copies a row's payload to each of its places among the rows at `out`. */
+EP_DEV void ep_scatter(const EpCore& c, EpBuffers& b, ep_u64 out, ep_u64 payload, const ep_u32* places, ep_u32 picks) {
+    const EpWindow& w = c.launch.r.w;
+    for (ep_u64 at = 0; at < w.payload_bytes; at += EP_PIECE_BYTES) {
+        const ep_u32 i = ep_turn(c, b), bytes = ep_min(w.payload_bytes - at, EP_PIECE_BYTES);
+        ep_load(b.payload[i], payload + at, bytes);
+        ep_filled(c, i);
+        for (ep_u32 pick = 0; pick < picks; ++pick) ep_store(out + places[pick] * w.payload_bytes + at, b.payload[i], bytes);
+        ep_turn_over(c, b);
+    }
+}
+
 /* Choice k of a token as destination sees it; none where the batch has no choices. */
 EP_DEV EpChoice ep_choice(const EpCore& c, ep_u64 topk_idx, ep_u64 topk_weights, ep_u32 destination, ep_u64 token, ep_u32 k) {
     const EpWindow& w = c.launch.r.w;

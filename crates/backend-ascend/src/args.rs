@@ -241,6 +241,76 @@ c_struct! {
     }
 }
 
+c_enum! {
+    /// How a core's part of ep_spread_kernel ended.
+    pub enum SpreadEnd = "EP_SPREAD" {
+        /// All its rows stand.
+        Well = 1,
+        /// A core before it did not tell in time.
+        Late = 2,
+        /// The rows have other choices than the ranks told each other.
+        OtherChoices = 3,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_spread_kernel.
+    pub struct Spread = "EpSpreadArgs" {
+        /// Rank; its other parts are nobody's here.
+        pub launch: Launch,
+        /// The received rows as they travel, side by side.
+        pub x: u64,
+        /// i64 [rows, topk]: local experts, or -1; 0 where the slots are known.
+        pub topk_idx: u64,
+        /// u32 [ranks + 1]: first row of each source.
+        pub first_of: u64,
+        /// u32 [local experts + 1]: first slot of each expert; last, all slots.
+        pub first: u64,
+        /// u32 [local experts]: choices of each expert.
+        pub counts: u64,
+        /// i32 [rows, topk]: slot of each choice, or -1. Out, where they are not known.
+        pub slots: u64,
+        /// Out, where slots are not known: i32 [ranks, local experts]: first slot of each source at each expert.
+        pub offsets: u64,
+        /// Out: rows by expert as they travel, side by side.
+        pub out: u64,
+        /// u32 [cores, local experts]: what cores tell each other.
+        pub told: u64,
+        /// u64 [cores]: the last launch in which a core has told that.
+        pub ready: u64,
+        /// Out: u64 [cores]: the launch << 8 | EP_SPREAD_...
+        pub ended: u64,
+        /// Number of this launch, larger than those before; never 0.
+        pub ticket: u64,
+        /// Received rows.
+        pub rows: u32,
+        /// Not 0 where the slots are known.
+        pub known: u32,
+    }
+}
+
+c_struct! {
+    /// Parameters of ep_fold_kernel.
+    pub struct Fold = "EpFoldArgs" {
+        /// Rank; its other parts are nobody's here.
+        pub launch: Launch,
+        /// bf16 results of the rows by expert, y_stride bytes apart.
+        pub y: u64,
+        /// Bytes from one row of y to the next.
+        pub y_stride: u64,
+        /// i32 [rows, topk]: slot of each choice, or -1.
+        pub slots: u64,
+        /// Out: bf16 [rows] rows, out_stride bytes apart.
+        pub out: u64,
+        /// Bytes from one row of out to the next.
+        pub out_stride: u64,
+        /// Received rows.
+        pub rows: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
 c_struct! {
     /// Parameters of ep_quantize_kernel.
     pub struct Quantize = "EpQuantizeArgs" {
@@ -414,6 +484,9 @@ pub(crate) fn header() -> String {
         Counts::declaration(),
         Dispatch::declaration(),
         Combine::declaration(),
+        SpreadEnd::declaration(),
+        Spread::declaration(),
+        Fold::declaration(),
         Quantize::declaration(),
         LowState::declaration(),
         LowRow::declaration(),

@@ -10,6 +10,7 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_counts.h", include_str!("../kernels/ep_counts.h")),
         ("ep_far_send.h", include_str!("../kernels/ep_far_send.h")),
         ("ep_fill.h", include_str!("../kernels/ep_fill.h")),
+        ("ep_fold.h", include_str!("../kernels/ep_fold.h")),
         ("ep_fma.h", include_str!("../kernels/ep_fma.h")),
         ("ep_forward.h", include_str!("../kernels/ep_forward.h")),
         ("ep_gather.h", include_str!("../kernels/ep_gather.h")),
@@ -33,6 +34,8 @@ pub fn headers() -> Vec<(&'static str, String)> {
         ("ep_roce.h", include_str!("../kernels/ep_roce.h")),
         ("ep_rows.h", include_str!("../kernels/ep_rows.h")),
         ("ep_send.h", include_str!("../kernels/ep_send.h")),
+        ("ep_share.h", include_str!("../kernels/ep_share.h")),
+        ("ep_spread.h", include_str!("../kernels/ep_spread.h")),
     ];
     let mut all = ep_core::device::headers().to_vec();
     all.push(("ep_args.h", args::header()));
@@ -41,12 +44,14 @@ pub fn headers() -> Vec<(&'static str, String)> {
 }
 
 /// The kernels' files, by name.
-pub fn sources() -> [(&'static str, &'static str); 8] {
+pub fn sources() -> [(&'static str, &'static str); 10] {
     [
         ("positions.cpp", include_str!("../kernels/positions.cpp")),
         ("counts.cpp", include_str!("../kernels/counts.cpp")),
         ("dispatch.cpp", include_str!("../kernels/dispatch.cpp")),
         ("combine.cpp", include_str!("../kernels/combine.cpp")),
+        ("spread.cpp", include_str!("../kernels/spread.cpp")),
+        ("fold.cpp", include_str!("../kernels/fold.cpp")),
         ("quantize.cpp", include_str!("../kernels/quantize.cpp")),
         ("low_dispatch.cpp", include_str!("../kernels/low_dispatch.cpp")),
         ("low_combine.cpp", include_str!("../kernels/low_combine.cpp")),

@@ -14,7 +14,9 @@ use ep_core::{Error, Layout, Rank, RankSet, Rings};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::Roles;
-use crate::args::{Combine, Counts, Dispatch, Launch, Line, Low, Positions, Quantize, Queue, mail_words};
+use crate::args::{
+    Combine, Counts, Dispatch, Fold, Launch, Line, Low, Positions, Quantize, Queue, Spread, SpreadEnd, mail_words,
+};
 use crate::driver::{AscendError, Device, Event, Kernel, Memory, Stream};
 use crate::node::Node;
 pub(crate) use low::Half;
@@ -30,6 +32,8 @@ struct Kernels {
     counts: Kernel,
     dispatch: Kernel,
     combine: Kernel,
+    spread: Kernel,
+    fold: Kernel,
     quantize: Kernel,
     low_send: Kernel,
     low_receive: Kernel,
@@ -42,6 +46,7 @@ impl Kernels {
     fn load(device: &Device, path: &Path) -> Result<Self, AscendError> {
         let names = ["ep_positions_kernel", "ep_counts_kernel", "ep_dispatch", "ep_combine", "ep_quantize_kernel"];
         let [positions, counts, dispatch, combine, quantize] = Kernel::load(device, path, names)?;
+        let [spread, fold] = Kernel::load(device, path, ["ep_spread_kernel", "ep_fold_kernel"])?;
         let names = ["ep_low_send_kernel", "ep_low_receive_kernel", "ep_low_return_kernel", "ep_low_reduce_kernel"];
         let [low_send, low_receive, low_return, low_reduce] = Kernel::load(device, path, names)?;
         let [low_tell] = Kernel::load(device, path, ["ep_low_tell_kernel"])?;
@@ -50,6 +55,8 @@ impl Kernels {
             counts,
             dispatch,
             combine,
+            spread,
+            fold,
             quantize,
             low_send,
             low_receive,
@@ -101,10 +108,12 @@ pub(crate) struct RankDevice {
     /// What cores tell each other of their shares of a batch, and in which launch.
     told: Memory,
     ready: Memory,
-    /// Launches that found positions.
+    /// How each core's part of the last spread ended.
+    spread: Memory,
+    /// Launches in which cores told each other something.
     tickets: u64,
-    /// Parameters of the launches of a call: three at most, one behind the other.
-    args: [Memory; 3],
+    /// Parameters of the launches of a call, one behind the other: positions, counts, rows, and what is done with rows by expert.
+    args: [Memory; 4],
     /// None where the communicator has no low latency.
     low: Option<LowDevice>,
     /// What does not change within a generation.
@@ -147,8 +156,14 @@ impl RankDevice {
             queues: memory(size_of::<Queue>() * ranks)?,
             told: memory(4 * cores * told)?,
             ready: memory(8 * cores)?,
+            spread: memory(8 * cores)?,
             tickets: 0,
-            args: [args(size_of::<Positions>())?, args(size_of::<Counts>())?, args(rows)?],
+            args: [
+                args(size_of::<Positions>())?,
+                args(size_of::<Counts>())?,
+                args(rows)?,
+                args(size_of::<Spread>().max(size_of::<Fold>()))?,
+            ],
             low: LowDevice::new(device, layout, cores, node.staging(me, layout)?)?,
             layout: layout.clone(),
             node: Arc::clone(node),
@@ -337,10 +352,41 @@ impl RankDevice {
         unsafe { self.launch(self.kernels.dispatch, args, 2) }
     }
 
-    /// A combine.
+    /// Rows by expert, behind a dispatch; `args` without what cores tell each other. [`RankDevice::spread_end`] says how it ended.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs but the dispatch.
+    pub(crate) unsafe fn spread(&mut self, args: Spread) -> Result<(), AscendError> {
+        self.tickets += 1;
+        let (told, ready, ended) = (self.told.address(), self.ready.address(), self.spread.address());
+        let args = Spread { told, ready, ended, ticket: self.tickets, ..args };
+        // SAFETY: as the caller promises. Cores tell fewer numbers here than where they find positions.
+        unsafe { self.launch(self.kernels.spread, &args, 3) }
+    }
+
+    /// How the last launch of [`RankDevice::spread`] ended, which runs no more: the worst of its cores.
+    pub(crate) fn spread_end(&self) -> Result<SpreadEnd, AscendError> {
+        let cores = self.spread.values::<u64>(0, self.options.roles.cores() as usize)?;
+        let of_core = |word: u64| match SpreadEnd::of(word as u32 & 0xff) {
+            Some(end) if word >> 8 == self.tickets => end,
+            _ => SpreadEnd::Late,
+        };
+        Ok(cores.into_iter().map(of_core).max().unwrap_or(SpreadEnd::Late))
+    }
+
+    /// Sums of the results of rows by expert, before a combine.
     ///
     /// # Safety
     /// As [`RankDevice`] says, and nothing of this rank runs.
+    pub(crate) unsafe fn fold(&self, args: &Fold) -> Result<(), AscendError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.fold, args, 3) }
+    }
+
+    /// A combine.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, and nothing of this rank runs but the sums of rows by expert.
     pub(crate) unsafe fn combine(&self, args: &Combine) -> Result<(), AscendError> {
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine, args, 2) }

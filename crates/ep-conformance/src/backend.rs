@@ -79,6 +79,8 @@ pub enum Requirement {
     ManyRanks,
     /// More than four nodes.
     ManyNodes,
+    /// Dispatches by expert ([`ep_core::engine::Dispatch::by_expert`]).
+    ByExpert,
     /// Rows of [`Element::Int8`](ep_core::Element::Int8).
     Int8,
 }

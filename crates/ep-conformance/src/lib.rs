@@ -48,6 +48,7 @@
 pub mod arrival;
 #[cfg(feature = "suite")]
 mod backend;
+pub mod by_expert;
 pub mod case;
 #[cfg(feature = "suite")]
 mod cases;

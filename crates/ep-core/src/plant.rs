@@ -68,6 +68,12 @@ pub enum Plant {
     CountsUnasked,
     /// What a rank waits for in one mode is not heard by those who wait in the other.
     DeafToTheOtherMode,
+    /// What stands between the rows of two experts is left as it was.
+    PaddingLeft,
+    /// The results of a row's choices are added from the last to the first.
+    ChoicesDescending,
+    /// A row by expert stands where the next one should.
+    SlotOffByOne,
 }
 
 /// The fault that tests planted, if any. Without the feature `plant` there is none, and it takes no room.

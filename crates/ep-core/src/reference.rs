@@ -13,6 +13,7 @@
 //! bias                    f32(bias0) + f32(bias1); with one bias f32 of that; 0 without
 //! weights                 acc = 0; acc += weight, ranks ascending
 //! experts                 acc = 0; acc += (weight * factor) * f32(x), local experts in topk order;   y = bf16(acc)
+//! rows by expert          acc = 0; acc += f32(y of the choice), choices ascending;                   row = bf16(acc)
 //! ```
 //!
 //! Low latency ([`low_latency_combine`]) has weights at combine, or weighs where the experts are ([`Weighing`]), and there
@@ -28,6 +29,7 @@ mod coded;
 mod combine;
 mod dispatch;
 mod e4m3;
+mod expanded;
 mod experts;
 mod int8;
 mod low_latency;
@@ -36,6 +38,7 @@ pub use coded::{CodedRows, dequantize, quantize};
 pub use combine::{Combined, Returned, combine};
 pub use dispatch::{Batch, CodedBatch, CodedReceived, Received, Routing, dispatch, dispatch_coded};
 pub use e4m3::{e4m3_nearest, e4m3_value};
+pub use expanded::{Expanded, Pick, apply_experts_expanded, choice_scale, expand, reduce_expanded};
 pub use experts::{apply_experts, apply_experts_coded, expert_factor};
 pub use low_latency::{ExpertRows, Weighing, low_latency_combine, low_latency_dispatch};
 

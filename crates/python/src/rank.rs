@@ -218,6 +218,7 @@ impl<E: Backend> Rank<E> {
     fn dispatched(&mut self, received: moexpress::engine::Received<E>, carries: bool) -> Answer<Dispatched> {
         let moexpress::engine::Received {
             x,
+            by_expert: _,
             rows,
             topk_idx,
             topk_weights,

@@ -303,5 +303,19 @@ c_enum! {
         LateUntold = 148,
         /// A half whose rows for another server find no room does not say that it waits.
         LowFarUnsaid = 149,
+        /// A core tells its choices of each expert before they have landed.
+        SpreadToldEarly = 150,
+        /// What stands between the rows of two experts is left as it was.
+        PaddingLeft = 151,
+        /// Zeros are stored before they were written.
+        ZerosFlag = 152,
+        /// A core's choices begin where their experts do, whatever the shares before have.
+        SpreadUnshared = 153,
+        /// The first slots of a source are changed before they were stored.
+        OffsetsReused = 154,
+        /// The results of a row's choices are added from the last to the first.
+        FoldDescending = 155,
+        /// Slots are not awaited before others are stored.
+        SlotsReused = 156,
     }
 }

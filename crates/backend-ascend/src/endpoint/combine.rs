@@ -42,8 +42,14 @@ impl AscendEndpoint {
         for (at, bias) in bias_at.iter_mut().zip(&bias) {
             *at = bias.address();
         }
+        let launch = self.device.prepared(&call, false);
+        let sums_of_choices = match &kept.placed {
+            Some(placed) => Some(self.fold(launch, y, handle.rows(), placed)?),
+            None => None,
+        };
+        let y = sums_of_choices.as_ref().unwrap_or(y);
         let args = args::Combine {
-            launch: self.device.prepared(&call, false),
+            launch,
             y: y.address(),
             y_stride: row as u64,
             position: plan.position.address(),
@@ -66,7 +72,7 @@ impl AscendEndpoint {
         self.keep(bias.iter().map(|bias| bias.memory()).chain(weights.map(Array::memory)));
         self.is_running = true;
         // SAFETY: rows, plan and results are of this device, with room for the rows and tokens of the handle, and kept until the launch has
-        // ended. What this rank launched before has ended.
+        // ended. What this rank launched before has ended, but for the sums of rows by expert.
         unsafe { self.device.combine(&args) }?;
         self.finish().await?;
         self.desk.set_poisoned(None);

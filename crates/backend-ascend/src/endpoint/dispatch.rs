@@ -7,6 +7,7 @@ use ep_core::layout::Kind;
 use ep_core::plan::{Exchange, Membership, Plan, Repeats, TopK, align_counts};
 use ep_core::{Element, Endpoint as _, Error};
 
+use super::by_expert::{Placed, Spreading};
 use super::replayed::{DevicePlan, Replayed, first_rows};
 use super::{Array, AscendEndpoint, Rows};
 use crate::args;
@@ -42,6 +43,7 @@ impl AscendEndpoint {
             self.ended().await?;
         }
         let (tokens, choices, plan) = self.routed(routing)?;
+        self.desk.check_by_expert(options, choices.is_some())?;
         self.desk.check_x(x.extent(), tokens)?;
         let device = Arc::clone(self.device.device());
         x.check_home("x", &device)?;
@@ -73,6 +75,10 @@ impl AscendEndpoint {
             Some(landing) => landing,
             None => self.landing(room, choices.is_some())?,
         };
+        let placed = match options.by_expert {
+            true => Some(Placed::new(&device, self.shape(), &exchange, received, options.expert_alignment)?),
+            false => None,
+        };
         // Rows that do not come name nobody.
         let source = || Array::<i32>::filled(&device, room as usize, 0xff);
         let (source_token, source_rank) = (source()?, source()?);
@@ -93,7 +99,9 @@ impl AscendEndpoint {
         self.keep([source_token.memory(), source_rank.memory()]);
         let memory = choices.map(|choices| (choices.topk_idx.memory(), choices.topk_weights.map(Array::memory)));
         self.keep(memory.into_iter().flat_map(|(idx, weights)| [idx].into_iter().chain(weights)));
-        self.move_rows(x, &on_device, &landing, &args).await?;
+        let topk_idx = Some(&landing.topk_idx);
+        let spreading = placed.as_ref().map(|placed| Spreading { placed, topk_idx, rows: received });
+        let by_expert = self.move_rows(x, &on_device, &landing, &args, spreading).await?;
 
         self.desk.set_poisoned(None);
         self.count(&exchange, &rings, true)?;
@@ -113,14 +121,17 @@ impl AscendEndpoint {
             exchange: Arc::new(exchange),
             source_token: source_token.clone(),
             source_rank: source_rank.clone(),
+            placed,
             rows,
         };
         let mark = self.desk.mark();
+        let told = kept.placed.as_ref().map(Placed::told);
         let replay = Replay { mark, op, rings, outboxes: false, tokens, rows, kept: Arc::new(kept) };
         let (handle, event) = (Handle::of_backend(replay), Ready);
         let Landing { x, topk_idx, topk_weights } = landing;
         Ok(Received {
-            x,
+            x: by_expert.unwrap_or(x),
+            by_expert: told,
             rows,
             topk_idx,
             topk_weights,
@@ -143,7 +154,9 @@ impl AscendEndpoint {
         let call = Call { kind: Kind::CachedDispatch, rings: handle.rings(), replayed: handle.op() };
         let op = self.desk.start();
         let args = self.moved(&call, x, handle.tokens(), &kept.on_device, &landing);
-        self.move_rows(x, &kept.on_device, &landing, &args).await?;
+        let rows = handle.rows();
+        let spreading = kept.placed.as_ref().map(|placed| Spreading { placed, topk_idx: None, rows });
+        let by_expert = self.move_rows(x, &kept.on_device, &landing, &args, spreading).await?;
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, true)?;
         self.desk.ways.dispatched(handle.rows(), false);
@@ -158,7 +171,8 @@ impl AscendEndpoint {
             kept: handle.shared_kept()?,
         };
         Ok(Received {
-            x: landing.x,
+            x: by_expert.unwrap_or(landing.x),
+            by_expert: kept.placed.as_ref().map(Placed::told),
             rows: handle.rows(),
             topk_idx: landing.topk_idx,
             topk_weights: landing.topk_weights,
@@ -280,20 +294,29 @@ impl AscendEndpoint {
         }
     }
 
+    /// Moves the rows; then, where they are to stand by expert, orders them so. The rows by expert, where they are.
     async fn move_rows(
         &mut self,
         x: &Rows,
         on_device: &DevicePlan,
         landing: &Landing,
         args: &args::Dispatch,
-    ) -> Result<(), Error> {
+        spreading: Option<Spreading<'_>>,
+    ) -> Result<Option<Rows>, Error> {
         self.keep([x.memory(), landing.x.memory(), landing.topk_idx.memory(), landing.topk_weights.memory()]);
         self.keep(on_device.memory());
         self.is_running = true;
         // SAFETY: rows, plan and results are of this device, with room for the tokens and rows that the plan has, and kept until the launch has
         // ended. What this rank launched before has ended.
         unsafe { self.device.dispatch(args) }?;
-        self.finish().await
+        let Some(spreading) = spreading else {
+            self.finish().await?;
+            return Ok(None);
+        };
+        let by_expert = self.spread(args.launch, &landing.x, on_device, spreading)?;
+        self.finish().await?;
+        self.check_spread(spreading.placed)?;
+        Ok(Some(by_expert))
     }
 }
 

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | dispatch | positions (of a membership the host finds them); counts; then as a cached dispatch |
 //! | cached dispatch | dispatch |
-//! | combine | combine |
+//! | dispatch by expert | as a dispatch, then spread |
+//! | combine | combine; of rows by expert behind fold |
 //! | [`AscendEndpoint::quantize`] | quantize |
 //! | halves of low latency | [`low_latency`] |
 //!
 //! Rows always go through rings: with direct placement, too, which is a hint. There is no memory that peers could pull from.
 
+mod by_expert;
 mod combine;
 mod dispatch;
 mod lent;

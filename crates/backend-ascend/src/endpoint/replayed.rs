@@ -7,6 +7,7 @@ use ep_core::plan::{Exchange, Membership, Plan};
 use ep_core::{Error, Rank, RankSet, Shape, Topology};
 
 use super::Array;
+use super::by_expert::Placed;
 use super::rows::Held;
 use crate::driver::Device;
 
@@ -162,6 +163,8 @@ pub(super) struct Replayed {
     /// `[rows]`: where each row came from.
     pub(super) source_token: Array<i32>,
     pub(super) source_rank: Array<i32>,
+    /// Where each choice stands, if the rows are by expert.
+    pub(super) placed: Option<Placed>,
     /// Rows that there is room for.
     pub(super) rows: u32,
 }
@@ -177,6 +180,10 @@ impl Kept for Replayed {
         }
         let found = Arc::new(self.on_device.found(&self.shape)?);
         Ok(Arc::clone(self.plan.get_or_init(|| found)))
+    }
+
+    fn slots(&self) -> Option<u32> {
+        self.placed.as_ref().map(Placed::rows)
     }
 
     fn exchange(&self) -> Result<Arc<Exchange>, Error> {

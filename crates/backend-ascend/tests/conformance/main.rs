@@ -141,6 +141,7 @@ impl Backend for Twin {
             Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
             Requirement::Plants => Some("kernels have planted faults of their own: see the test target `kernels`"),
             Requirement::Departures
+            | Requirement::ByExpert
             | Requirement::FarLowLatency
             | Requirement::Incidents
             | Requirement::Int8

@@ -2,6 +2,7 @@
 //! and faults that are planted in them are caught.
 
 mod blame;
+mod by_expert;
 #[path = "../common/mod.rs"]
 mod common;
 mod failures;

@@ -9,7 +9,7 @@ use crate::common::IN_CASES;
 use crate::failures::{self, Expected};
 use crate::job::{Job, Round};
 use crate::servers::servers;
-use crate::{blame, hosted, job, left, library, low, low_far, quantize, rings};
+use crate::{blame, by_expert, hosted, job, left, library, low, low_far, quantize, rings};
 
 /// Seeds that are tried until one catches.
 const SEEDS: u64 = 12;
@@ -213,6 +213,7 @@ fn every_plant_is_in_the_table() {
         PLANTED.iter().any(|(other, ..)| other == plant)
             || blame::PLANTED.iter().any(|(other, _)| other == plant)
             || hosted::PLANTED.iter().any(|(other, ..)| other == plant)
+            || by_expert::PLANTED.iter().any(|(other, ..)| other == plant)
             || quantize::PLANTED.iter().any(|(other, _)| other == plant)
             || left::PLANTED == *plant
             || low::PLANTED.iter().any(|(other, ..)| other == plant)

@@ -51,6 +51,12 @@ impl CudaEndpoint {
     ) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
         let rings = self.desk.check_options(options)?;
+        if options.by_expert {
+            return Err(Error::unsupported(
+                "a dispatch by expert on GPUs",
+                "rows by source; there are no kernels for it yet",
+            ));
+        }
         let tokens = self.check_routing(routing)?;
         self.desk.check_x(x.extent(), tokens)?;
         self.check_home("x", x)?;
@@ -421,6 +427,18 @@ impl CudaEndpoint {
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
         self.desk.ways.dispatched(rows, x.lease().is_some());
-        Received { x, rows, topk_idx, topk_weights, source_token, source_rank, expert_counts, counts, handle, event }
+        Received {
+            x,
+            by_expert: None,
+            rows,
+            topk_idx,
+            topk_weights,
+            source_token,
+            source_rank,
+            expert_counts,
+            counts,
+            handle,
+            event,
+        }
     }
 }

@@ -16,8 +16,14 @@ const REPLAYS: u64 = 100;
 /// Rows that a rank may receive.
 const BOUND: u32 = 4 * TOKENS;
 
-pub(crate) const WORST: Dispatch =
-    Dispatch { rings: None, expert_alignment: 1, worst_rows: BOUND, device_counts: true, repeats: false };
+pub(crate) const WORST: Dispatch = Dispatch {
+    rings: None,
+    expert_alignment: 1,
+    by_expert: false,
+    worst_rows: BOUND,
+    device_counts: true,
+    repeats: false,
+};
 
 type Back = ep_core::engine::Combined<CudaEndpoint>;
 

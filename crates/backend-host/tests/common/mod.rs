@@ -68,6 +68,7 @@ where
             | Requirement::Get
             | Requirement::LowLatency
             | Requirement::Int8
+            | Requirement::ByExpert
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

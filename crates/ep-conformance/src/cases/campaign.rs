@@ -8,19 +8,22 @@ use proptest::test_runner::{
     Config, FailurePersistence, FileFailurePersistence, RngAlgorithm, TestCaseError, TestRng, TestRunner,
 };
 
+use super::by_expert;
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
 use crate::low_latency::scenario as low_latency;
-use crate::scenario::scenarios;
+use crate::scenario::{Scenario, scenarios};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         Case { name: THROUGHPUT, needs: &[], body: throughput::<B> },
+        Case { name: BY_EXPERT, needs: &[Requirement::ByExpert], body: sorted::<B> },
         Case { name: LOW_LATENCY, needs: &[Requirement::LowLatency], body: low::<B> },
     ]
 }
 
 const THROUGHPUT: &str = "campaign_random_scenarios_match_the_oracle";
+const BY_EXPERT: &str = "campaign_random_dispatches_by_expert_match_the_oracle";
 const LOW_LATENCY: &str = "campaign_random_low_latency_scenarios_match_the_oracle";
 
 /// Nodes, and ranks of each, of the largest communicator drawn; one node where the backend has no more.
@@ -41,18 +44,33 @@ const fn known(element: Element, int8: bool) -> Element {
     }
 }
 
-fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
+/// Scenarios of throughput mode that the backend has what it takes for.
+fn possible<B: Backend>(backend: &B, haunted: bool) -> impl Strategy<Value = Scenario> + use<B> {
     let (nodes, ranks) = largest(backend);
     let pulls = backend.lacks(Requirement::Get).is_none();
     let int8 = backend.lacks(Requirement::Int8).is_none();
-    let strategy = scenarios(nodes, ranks, haunted(backend)).prop_map(move |mut scenario| {
+    scenarios(nodes, ranks, haunted).prop_map(move |mut scenario| {
         if scenario.placement == Placement::Pulled && !pulls {
             scenario.placement = Placement::Ring;
         }
         scenario.outboxes = scenario.outboxes.filter(|_| pulls);
         scenario.element = known(scenario.element, int8);
         scenario
-    });
+    })
+}
+
+/// A fourth of the others' number: it has four rounds of each.
+fn sorted<B: Backend>(backend: &B) -> Result<(), String> {
+    let alignment = proptest::sample::select(&[1u32, 3, 8, 128][..]);
+    let file = "proptest-regressions/campaign_by_expert.txt";
+    let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
+    campaign(BY_EXPERT, file, share, (possible(backend, false), alignment), |(scenario, alignment)| {
+        by_expert::check_in(backend, &scenario, alignment, None)
+    })
+}
+
+fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
+    let strategy = possible(backend, haunted(backend));
     let file = "proptest-regressions/campaign.txt";
     campaign(THROUGHPUT, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)

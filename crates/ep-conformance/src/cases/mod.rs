@@ -1,6 +1,7 @@
 //! The cases, by what they are about.
 
 mod bounds;
+mod by_expert;
 mod campaign;
 mod engine;
 mod failures;
@@ -28,6 +29,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(pulled::cases());
     all.extend(overflow::cases());
     all.extend(bounds::cases());
+    all.extend(by_expert::cases());
     all.extend(failures::cases());
     all.extend(modes::cases());
     all.extend(low_latency::cases());

@@ -4,6 +4,7 @@ use ep_core::plant::Plant;
 use ep_core::ring::Geometry;
 use ep_core::{Error, Placement, Rings};
 
+use super::by_expert;
 use super::fixture::{Layer, TURN, Verdict, ensure, layer, pulled, scenario, text};
 use super::low_latency as low;
 use super::low_nodes;
@@ -39,6 +40,11 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_lowered_cell_is_caught", lowered_cell::<B>),
         case("planted_lease_freed_early_is_caught", lease_freed_early::<B>),
         case("planted_forwarding_out_of_order_is_caught", out_of_order::<B>),
+        Case {
+            name: "planted_errors_on_rows_by_expert_are_caught",
+            needs: &[Requirement::Plants, Requirement::ByExpert],
+            body: by_expert_faults::<B>,
+        },
         case("planted_partial_not_rounded_is_caught", not_rounded::<B>),
         case("planted_row_sent_twice_to_a_node_is_caught", sent_twice::<B>),
         case("planted_malformed_row_at_a_forwarder_is_caught", malformed_row::<B>),
@@ -125,6 +131,18 @@ fn outboxes<B: Backend>(backend: &B) -> Verdict {
 fn over_outboxes<B: Backend>(backend: &B) -> Verdict {
     let case = |layer| overflow_then_rings(backend, layer);
     seen_wrong_in(Plant::RingsOverOutboxes, roomy, case, &["race", "of a row is", "other rows"])
+}
+
+fn by_expert_faults<B: Backend>(backend: &B) -> Verdict {
+    let caught = |plant, signs: &[&str]| {
+        hunt(plant, signs, |seed| {
+            let scenario = Scenario { seed, topk: 6, local_experts: 4, ..scenario(2, 9) };
+            (scenario.setup(), move |setup: &Setup| by_expert::check_in(backend, &scenario, 8, Some(setup)))
+        })
+    };
+    caught(Plant::PaddingLeft, &["byte of the rows by expert"])?;
+    caught(Plant::SlotOffByOne, &["byte of the rows by expert"])?;
+    caught(Plant::ChoicesDescending, &["combined_x"])
 }
 
 /// Who waits in throughput mode blames a rank that waits in low latency.

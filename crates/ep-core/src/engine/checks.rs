@@ -9,6 +9,9 @@ use crate::plan::tokens_of;
 use crate::settings::Rings;
 use crate::topology::Rank;
 
+/// Rows of padding that a dispatch by expert may ask for: there is then room for as many rows that come.
+const MOST_PADDING: u64 = 1 << 30;
+
 impl Desk {
     /// Refuses a handle of another endpoint, of an earlier generation, or of somebody's own making whose rings do not fit.
     ///
@@ -82,6 +85,29 @@ impl Desk {
         Ok(rings)
     }
 
+    /// Checks that a dispatch may be by expert, if it shall; `has_choices`: its routing is one of choices.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_by_expert(&self, options: &Dispatch, has_choices: bool) -> Result<(), Error> {
+        if !options.by_expert {
+            return Ok(());
+        }
+        if !has_choices {
+            return Err(Error::invalid("routing of a dispatch by expert", "a membership", "choices, topk_idx"));
+        }
+        if options.worst_rows > 0 {
+            let limit = "0: rows by expert are as many as come";
+            return Err(Error::invalid("worst-case rows of a dispatch by expert", options.worst_rows, limit));
+        }
+        let (alignment, local) = (options.expert_alignment, self.layout().local_experts());
+        if u64::from(alignment) * u64::from(local) > MOST_PADDING {
+            let limit = format_args!("at most {}, for {local} local experts", MOST_PADDING / u64::from(local));
+            return Err(Error::invalid("expert alignment of a dispatch by expert", alignment, limit));
+        }
+        Ok(())
+    }
+
     /// Checks the lengths of `choices` and of their weights. Tokens of the batch.
     ///
     /// # Errors
@@ -126,7 +152,7 @@ impl Desk {
     ) -> Result<Rings, Error> {
         let rings = rings.unwrap_or(handle.rings());
         self.layout().check_rings(&rings)?;
-        self.check_results("y", y, handle.rows())?;
+        self.check_results("y", y, handle.result_rows())?;
         bias.into_iter().try_for_each(|bias| self.check_results("bias", bias, handle.tokens()))?;
         let topk = self.shape().topk();
         let expected = handle.rows() as usize * topk as usize;

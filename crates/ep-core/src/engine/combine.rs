@@ -1,5 +1,6 @@
 //! Combine: rows go back through rings, or are pulled where the experts' output lies in the window.
 
+use super::by_expert;
 use super::endpoint::{Combine, Combined, Ready};
 use super::handle::Handle;
 use super::links::{Ends, Links};
@@ -29,19 +30,30 @@ impl<M: Machine> Engine<M> {
         let weights = options.topk_weights.map(Vec::len);
         let rings = self.desk.check_combine(handle, options.rings, y.extent(), bias, weights)?;
         let topk = self.desk.shape().topk();
-        let returns = Returns { y, routed, topk_weights: options.topk_weights.map(Vec::as_slice) };
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
         let reduction = Reduction::new(options.bias, self.pool.take(tokens * self.result_bytes())?, weights);
+        let mut sums = match &routed.expansion {
+            Some(expansion) => Some((expansion, by_expert::sums(&self.pool, handle.rows(), self.result_bytes())?)),
+            None => None,
+        };
         // Only the rows that this machine's peers can reach are offered to them.
         let may_offer = self.machine.capabilities().get && !handle.outboxes();
-        let offered = y.block_in(&self.desk.arena).filter(|_| may_offer);
+        let offered = y.block_in(&self.desk.arena).filter(|_| may_offer && sums.is_none());
         let lease = y.lease().filter(|_| offered.is_some());
         lease.inspect(|lease| lease.offer());
         let ended = {
             let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings, Some(handle));
             let operation = if handle.outboxes() { operation.in_outboxes() } else { operation };
-            run(&operation, vigil, bring_back(&operation, links, &returns, &reduction, offered.as_ref())).await
+            let work = async {
+                if let Some((expansion, sums)) = &mut sums {
+                    by_expert::reduce(&operation, y, expansion, sums)?;
+                }
+                let y = sums.as_ref().map_or(y, |(_, sums)| sums);
+                let returns = Returns { y, routed, topk_weights: options.topk_weights.map(Vec::as_slice) };
+                bring_back(&operation, links, &returns, &reduction, offered.as_ref()).await
+            };
+            run(&operation, vigil, work).await
         };
         self.end(ended)?;
         lease.inspect(|lease| lease.take_back());

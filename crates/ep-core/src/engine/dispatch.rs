@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use super::by_expert::{self, Order, Spread};
 use super::endpoint::{Counts, Dispatch, Ready, Received, Routing, RoutingOf};
 use super::handle::{self, Handle, Inner};
 use super::movers::Movers;
@@ -29,11 +30,15 @@ struct Batch<'a, M: Machine> {
     /// Whether the counts stay in the machine's memory.
     device_counts: bool,
     alignment: u32,
+    /// How the rows are to stand by expert, if they are.
+    order: Option<Order<'a>>,
 }
 
 /// What a dispatch's roles brought.
 struct Arrived<M: Machine> {
     taken: Taken<M::Window>,
+    /// The rows by expert, where they were asked for.
+    spread: Option<Spread<M::Window>>,
     exchange: Arc<Exchange>,
     by_node: Vec<Vec<u32>>,
     fanout: Vec<Fanout>,
@@ -52,6 +57,7 @@ impl<M: Machine> Engine<M> {
         let rings = self.desk.check_options(options)?;
         let (plan, choices) = self.plan(routing, options.repeats)?;
         let plan = Arc::new(plan);
+        self.desk.check_by_expert(options, choices.is_some())?;
         self.desk.check_x(x.extent(), plan.tokens())?;
         // What was asked for and is not to be had is refused before anything moves. (What there is, the operation takes from the pool.)
         if options.worst_rows > 0 && self.desk.settings().placement() != Placement::Direct {
@@ -66,6 +72,7 @@ impl<M: Machine> Engine<M> {
             worst_rows: options.worst_rows,
             device_counts: options.device_counts,
             alignment: options.expert_alignment,
+            order: options.by_expert.then_some(Order::Aligned(options.expert_alignment)),
         };
         self.move_batch(batch).await
     }
@@ -88,6 +95,7 @@ impl<M: Machine> Engine<M> {
             worst_rows: handle.rows(),
             device_counts: false,
             alignment: 1,
+            order: routed.expansion.as_ref().map(Order::Replayed),
         };
         self.move_batch(batch).await
     }
@@ -135,7 +143,7 @@ impl<M: Machine> Engine<M> {
 
     /// Makes of what arrived what the user gets.
     fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
-        let Arrived { taken, exchange, by_node, fanout, outboxes } = self.end(ended)?;
+        let Arrived { taken, spread, exchange, by_node, fanout, outboxes } = self.end(ended)?;
         let rows = exchange.received(self.desk.me);
         let x = match self.desk.granted.take() {
             Some(block) => {
@@ -161,13 +169,18 @@ impl<M: Machine> Engine<M> {
         let bound = if batch.device_counts { batch.worst_rows } else { known };
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let (tokens, plan) = (batch.plan.tokens(), batch.plan);
-        let routed = Routed { plan, exchange, by_node, fanout, source_token };
-        self.count_rows(&routed, true);
         self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
+        let (x, by_expert, expansion) = match spread {
+            Some(Spread { x, expansion }) => (x, Some(by_expert::told(&expansion)), Some(expansion)),
+            None => (x, None, None),
+        };
+        let routed = Routed { plan, exchange, by_node, fanout, source_token, expansion };
+        self.count_rows(&routed, true);
         let routing = handle::Routing::Here(routed);
         let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, outboxes, tokens, rows: bound, routing };
         Ok(Received {
             x,
+            by_expert,
             rows: bound,
             topk_idx: taken.topk_idx,
             topk_weights: taken.topk_weights,
@@ -223,6 +236,10 @@ async fn exchange_rows<M: Machine>(
         (operation, control)
     };
     let rows = room_for(operation, batch, exchange.received(operation.me))?;
+    let room = match batch.order {
+        Some(order) => Some((order, order.room(pool, operation.layout.row(), exchange.expert_counts())?)),
+        None => None,
+    };
     if operation.pulled {
         control.notes(None).await?;
     } else if operation.layout.settings().placement() == Placement::Direct {
@@ -249,9 +266,14 @@ async fn exchange_rows<M: Machine>(
     join(movers.roles(links)).await?;
     let taken = intake.into_inner();
     operation.agree("rows received in all", exchange.received(operation.me), taken.arrived, operation.me)?;
-    Control::open(operation).done().await?;
+    let mut control = Control::open(operation);
+    control.done().await?;
+    let spread = match room {
+        Some((order, x)) => Some(by_expert::spread(operation, control.port(), (&taken, granted.as_ref()), order, x)?),
+        None => None,
+    };
     let fanout = fanout.chunks(operation.rings.channels as usize).map(merged).collect();
-    Ok(Arrived { taken, exchange, by_node, fanout, outboxes })
+    Ok(Arrived { taken, spread, exchange, by_node, fanout, outboxes })
 }
 
 /// The rows of all channels from one node.

@@ -67,8 +67,15 @@ pub type RoutingOf<E> = Routing<<E as Endpoint>::Array<i64>, <E as Endpoint>::Ar
 pub struct Dispatch {
     /// Rings of this call; absent: the communicator's.
     pub rings: Option<Rings>,
-    /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout does not change.
+    /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout changes only with [`Dispatch::by_expert`].
     pub expert_alignment: u32,
+    /// Rows by expert instead of rows by source, ready for a grouped GEMM: [`Received::x`] has a row for each choice. Those of an expert lie
+    /// side by side, ordered by (source rank, token, choice); the first row of each expert is at a multiple of `expert_alignment`; what lies
+    /// between is zeros. [`Received::by_expert`] says where each stands, and combine takes results in the same layout.
+    ///
+    /// Not for [`Routing::Membership`], `worst_rows` or `device_counts`, and with an alignment of at most 2^30 / local experts. Backends that do
+    /// not have it refuse it, [`Error::Unsupported`].
+    pub by_expert: bool,
     /// Rows to size the results for, instead of the exact number: 0 for exact. Rows beyond the received ones have
     /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`]. More rows than that are a failure of the
     /// operation, [`crate::Fault::Mismatch`] of `worst-case rows`, and are written nowhere.
@@ -84,14 +91,14 @@ pub struct Dispatch {
 
 impl Default for Dispatch {
     fn default() -> Self {
-        Self { rings: None, expert_alignment: 1, worst_rows: 0, device_counts: false, repeats: false }
+        Self { rings: None, expert_alignment: 1, by_expert: false, worst_rows: 0, device_counts: false, repeats: false }
     }
 }
 
 /// Options of one combine.
 #[derive(Debug)]
 pub struct Combine<'a, E: Endpoint + ?Sized> {
-    /// `[received rows, topk]`: weights that travel back and are summed per token and choice, ranks ascending.
+    /// `[received rows, topk]`: weights that travel back and are summed per token and choice, ranks ascending. Of a dispatch by expert, too.
     pub topk_weights: Option<&'a E::Array<f32>>,
     /// Up to two `[tokens, hidden]` rows to start each token's sum from.
     pub bias: [Option<&'a E::Buf>; 2],
@@ -114,11 +121,28 @@ pub struct Counts<E: Endpoint + ?Sized> {
     pub experts: E::Array<u32>,
 }
 
+/// Where rows by expert stand ([`Dispatch::by_expert`]). *Slots* are rows of [`Received::x`].
+#[derive(Debug)]
+pub struct ByExpert<E: Endpoint + ?Sized> {
+    /// `[local experts + 1]`: the first slot of each expert, a multiple of the alignment; last, slots in all.
+    pub first: Vec<u32>,
+    /// `[local experts]`: rows of each expert, padding not counted.
+    pub counts: Vec<u32>,
+    /// `[received rows, topk]`: the slot of each choice, or -1.
+    pub slots: E::Array<i32>,
+    /// `[ranks, local experts]`: the first slot of each source at each expert. Its rows there end where those of the next source begin; those of
+    /// the last source at `first + counts`.
+    pub offsets: E::Array<i32>,
+}
+
 /// What a rank received from a dispatch. Rows are ordered by source rank, then by token.
 #[derive(Debug)]
 pub struct Received<E: Endpoint + ?Sized> {
-    /// `[rows, hidden]`: the rows. In the arena when placed directly: dropping it makes the memory grantable again.
+    /// `[rows, hidden]`: the rows. In the arena when placed directly: dropping it makes the memory grantable again. With
+    /// [`Dispatch::by_expert`] `[slots, hidden]`, one row a choice; all else here stays by received row.
     pub x: E::Buf,
+    /// Where the rows of `x` stand, for a dispatch by expert and the cached ones along its handle; else none.
+    pub by_expert: Option<ByExpert<E>>,
     /// Rows received; the buffers may be longer (worst-case sizing). With [`Dispatch::device_counts`] the bound.
     pub rows: u32,
     /// `[rows, topk]`: expert index on this rank, or -1. Empty for [`Routing::Membership`] and cached dispatch.
@@ -228,7 +252,7 @@ pub trait Endpoint {
     fn values<T: Scalar>(&self, array: &Self::Array<T>) -> Result<Vec<T>, Error>;
 
     /// Memory for the experts' output that combine may pull from without a copy: `[rows of handle, hidden]` in the
-    /// window. None where the machine cannot pull or the arena has no room: then any buffer serves.
+    /// window. None where the machine cannot pull, the arena has no room, or the handle's dispatch was by expert: then any buffer serves.
     fn output(&mut self, handle: &Handle) -> Option<Self::Buf>;
 
     /// Writes dense rows into a buffer, starting at row `first`.
@@ -263,6 +287,9 @@ pub trait Endpoint {
     async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error>;
 
     /// Brings `y [received rows, hidden]` back to the tokens' ranks and sums it there, ranks ascending, in f32.
+    ///
+    /// Along a handle of a dispatch by expert `y` is `[slots, hidden]`. The results of a received row are summed at this rank first, choices
+    /// ascending, in f32, and rounded once; padding is not looked at. One row travels back, as otherwise.
     ///
     /// # Errors
     /// As [`Endpoint::redispatch`].

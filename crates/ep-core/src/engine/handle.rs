@@ -55,6 +55,11 @@ pub trait Kept: Any + Debug + Send + Sync {
     /// As [`Kept::plan`].
     fn exchange(&self) -> Result<Arc<Exchange>, Error>;
 
+    /// Rows by expert that the dispatch brought; none where it brought them by source.
+    fn slots(&self) -> Option<u32> {
+        None
+    }
+
     /// As [`Handle::fanout`].
     ///
     /// # Errors
@@ -137,9 +142,22 @@ impl Handle {
     }
 
     /// Rows this rank received; where their number stayed in the machine's memory ([`super::Dispatch::device_counts`]), the bound
-    /// that was given. A combine takes at least so many.
+    /// that was given.
     pub fn rows(&self) -> u32 {
         self.inner.rows
+    }
+
+    /// Rows by expert that this rank received, padding included ([`super::Dispatch::by_expert`]); none where rows are by source.
+    pub fn slots(&self) -> Option<u32> {
+        match &self.inner.routing {
+            Routing::Here(routed) => routed.expansion.as_ref().map(|expansion| expansion.rows()),
+            Routing::Kept(kept) => kept.slots(),
+        }
+    }
+
+    /// Rows of results that a combine takes, at least: [`Handle::slots`], or [`Handle::rows`].
+    pub fn result_rows(&self) -> u32 {
+        self.slots().unwrap_or(self.rows())
     }
 
     /// Tokens of this rank's batch.

@@ -7,6 +7,7 @@
 //! Results outside of the window lie in [`Buffer`]s, whose memory serves later calls once they are dropped. What a contract leaves
 //! undefined in them (rows beyond the received ones) is what an earlier call left there.
 
+mod by_expert;
 mod checks;
 mod combine;
 mod desk;
@@ -29,7 +30,7 @@ use tracing::Instrument;
 
 pub use crate::buffers::{Arena, Buffer, Extent, Held, HostRows, Lease, Scales};
 pub use desk::Desk;
-pub use endpoint::{Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
+pub use endpoint::{ByExpert, Combine, Combined, Counts, Dispatch, Endpoint, Event, Ready, Received, Routing, Scalar};
 pub use handle::{Handle, Kept, Replay};
 pub use low_latency::LowLatency;
 pub use mark::Mark;
@@ -271,7 +272,7 @@ impl<M: Machine> Endpoint for Engine<M> {
     }
 
     fn output(&mut self, handle: &Handle) -> Option<Self::Buf> {
-        if !self.machine.capabilities().get {
+        if !self.machine.capabilities().get || handle.slots().is_some() {
             return None;
         }
         // Along a handle of this generation: before the first dispatch others may still have rows under way to the arena.

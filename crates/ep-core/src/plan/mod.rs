@@ -4,15 +4,17 @@
 //! to each expert, and each row's *position*, its index among the rows that its source sends to that destination, in
 //! token order. After the counts are exchanged, an [`Exchange`] holds the whole matrix: row `(source, token)` lands at
 //! `first_row(source, destination) + position`. So received rows are ordered by (source rank, token) whatever the
-//! number of channels or the order of arrival.
+//! number of channels or the order of arrival. An [`Expansion`] gives each choice of the received rows a place by its expert.
 
 mod exchange;
+mod expansion;
 mod fanout;
 mod routed;
 mod routing;
 mod targets;
 
 pub use exchange::{Exchange, align_counts};
+pub use expansion::{Expansion, LocalChoices};
 pub use fanout::Fanout;
 pub use routed::Routed;
 pub(crate) use routing::first_mention;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Exchange, Fanout, Plan};
+use super::{Exchange, Expansion, Fanout, Plan};
 
 /// Where the rows of a dispatch went and came from: enough to replay it, and to bring results back.
 #[derive(Clone, Debug, Default)]
@@ -17,4 +17,6 @@ pub struct Routed {
     pub fanout: Vec<Fanout>,
     /// `[rows]`: token of each received row at its source.
     pub source_token: Vec<u32>,
+    /// Where each choice stands, if the rows are by expert.
+    pub expansion: Option<Arc<Expansion>>,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ep_core::plan::{Exchange, Membership, Plan, Repeats, TopK, align_counts, channel_tokens};
+use ep_core::plan::{Exchange, Expansion, LocalChoices, Membership, Plan, Repeats, TopK, align_counts, channel_tokens};
 use ep_core::{Error, Rank, RankSet, Shape};
 use proptest::prelude::*;
 use proptest::sample::{Index, subsequence};
@@ -272,5 +272,52 @@ fn masks_hold_above_64_ranks() {
             .collect();
         let routing = Membership { in_rank: &in_rank, tokens_per_expert: without.experts() };
         assert_eq!(Plan::of_membership(&batches.shape, RANKS, &mask, routing).unwrap(), with);
+    }
+}
+
+/// Local choices of some rows of one rank, by source: experts or -1, an expert more than once at times.
+fn received() -> impl Strategy<Value = (Vec<i32>, Vec<i64>, u32, u32, u32)> {
+    (1u32..=6, 1u32..=5, 1usize..=32, 0usize..40).prop_flat_map(|(ranks, experts, topk, rows)| {
+        let sources = proptest::collection::vec(0..ranks as i32, rows).prop_map(|mut sources| {
+            sources.sort_unstable();
+            sources
+        });
+        let choices = proptest::collection::vec(-1..i64::from(experts), rows * topk);
+        let alignment = proptest::sample::select(&[1u32, 2, 8, 128, 1000][..]);
+        (sources, choices, Just(ranks), Just(experts), alignment)
+    })
+}
+
+proptest! {
+    #![proptest_config(crate::common::config("plan"))]
+
+    /// Every choice has a slot of its own, at its expert, in order of row and choice; starts are aligned, and nothing is wasted.
+    #[test]
+    fn an_expansion_orders_choices_by_expert_row_and_column((sources, choices, ranks, experts, alignment) in received()) {
+        let given = LocalChoices { topk_idx: &choices, source_rank: &sources };
+        let expansion = Expansion::new(given, ranks, experts, alignment).expect("choices that can be");
+        let mut sorted: Vec<(i64, usize)> = choices.iter().copied().zip(0..).filter(|(expert, _)| *expert >= 0).collect();
+        sorted.sort_unstable();
+        let mut next = 0;
+        for (at, &(expert, choice)) in sorted.iter().enumerate() {
+            if at == 0 || sorted[at - 1].0 != expert {
+                next = u32::next_multiple_of(next, alignment);
+                prop_assert_eq!(expansion.first()[expert as usize], next);
+            }
+            prop_assert_eq!(expansion.slots()[choice], next as i32);
+            next += 1;
+        }
+        prop_assert_eq!(expansion.rows(), next.next_multiple_of(alignment));
+        prop_assert_eq!(expansion.slots().iter().filter(|&&slot| slot >= 0).count(), sorted.len());
+        prop_assert_eq!(expansion.padding().count() + sorted.len(), expansion.rows() as usize);
+        let topk = choices.len().checked_div(sources.len()).unwrap_or(0);
+        for (source, expert) in (0..ranks).flat_map(|source| (0..experts).map(move |expert| (source, expert))) {
+            let is_before = |&&(other, choice): &&(i64, usize)| {
+                other == i64::from(expert) && sources[choice / topk] < source as i32
+            };
+            let before = sorted.iter().filter(is_before).count() as u32;
+            let offset = expansion.offsets()[(source * experts + expert) as usize];
+            prop_assert_eq!(offset as u32, expansion.first()[expert as usize] + before);
+        }
     }
 }

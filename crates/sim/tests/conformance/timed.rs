@@ -34,6 +34,7 @@ impl Backend for Timed {
             | Requirement::Nodes
             | Requirement::LowLatency
             | Requirement::Int8
+            | Requirement::ByExpert
             | Requirement::ManyRanks
             | Requirement::FarLowLatency
             | Requirement::ManyNodes

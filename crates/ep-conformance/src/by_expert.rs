@@ -1,0 +1,254 @@
+//! A round of a dispatch by expert: what the ranks see, and what the oracle says of it.
+
+use std::ops::AddAssign;
+
+use ep_core::engine::{Combine, Dispatch, Handle, Received};
+use ep_core::reference::{self, Expanded, Pick, Returned, World, choice_scale, expert_factor};
+use ep_core::{Element, Endpoint, Error, Rank, Rings};
+use half::bf16;
+
+use crate::arrival::{Arrival, split, travelling};
+use crate::drive::upload;
+use crate::verify::{Compared, Mismatch, Observed, Place, bytes_of};
+use crate::workload::Batch;
+
+/// How a round is run.
+#[derive(Clone, Debug, Default)]
+pub struct How {
+    /// Rings of its calls; absent: the communicator's.
+    pub rings: Option<Rings>,
+    /// The first row of each expert stands at a multiple of it.
+    pub alignment: u32,
+    /// The received weights travel back.
+    pub return_weights: bool,
+    /// `[tokens, hidden]` bits of bf16 each: rows to start the sums from.
+    pub bias: Vec<Vec<u16>>,
+}
+
+/// What one rank saw. Empty for ranks that took no part.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Seen {
+    /// What is told by received row, and what came back; its rows are those by expert.
+    pub observed: Observed,
+    /// `[local experts + 1]`: first row of each expert.
+    pub first: Vec<u32>,
+    /// `[local experts]`: rows of each expert.
+    pub counts: Vec<u32>,
+    /// `[rows, topk]`: where each choice stands.
+    pub slots: Vec<i32>,
+    /// `[ranks, local experts]`: first row of each source at each expert.
+    pub offsets: Vec<i32>,
+}
+
+impl Seen {
+    fn of_dispatch<E: Endpoint>(ep: &E, got: &Received<E>) -> Result<Self, Error> {
+        let observed = Observed::of_dispatch(ep, got)?;
+        let missing = || Error::invalid("rows by expert", "nowhere told", "told by a dispatch by expert");
+        let told = got.by_expert.as_ref().ok_or_else(missing)?;
+        let (slots, offsets) = (ep.values(&told.slots)?, ep.values(&told.offsets)?);
+        Ok(Self { observed, first: told.first.clone(), counts: told.counts.clone(), slots, offsets })
+    }
+
+    /// What an expert of `rank` multiplies the row of a choice by.
+    fn scale(&self, world: &World, rank: Rank, choice: usize, local: u32) -> f32 {
+        let (row, column) = (choice / world.shape().topk() as usize, choice % world.shape().topk() as usize);
+        let weighted = self.observed.topk_weights[choice] * expert_factor(rank.0 * world.local_experts() + local);
+        choice_scale(self.observed.source_token[row], column).unwrap_or(weighted)
+    }
+
+    /// Results for the rows by expert, `[slots, hidden]` bits of bf16: of each choice what its expert makes of its row. A cached dispatch, whose
+    /// rows carry no choices, returns twice each value. Padding, which nobody may look at, becomes NaN.
+    fn experts(&self, world: &World, rank: Rank) -> Vec<u16> {
+        let x = elements(world, &self.observed.recv_x);
+        let hidden = world.shape().hidden() as usize;
+        let mut y = vec![0x7fc0; x.len()];
+        for (choice, slot) in self.slots.iter().enumerate() {
+            let Ok(slot) = usize::try_from(*slot) else { continue };
+            let scale = match self.observed.topk_idx.get(choice) {
+                Some(&local) => self.scale(world, rank, choice, local.max(0) as u32),
+                None => 2.0,
+            };
+            let row = slot * hidden..(slot + 1) * hidden;
+            for (y, x) in y[row.clone()].iter_mut().zip(&x[row]) {
+                *y = bf16::from_f32(scale * x).to_bits();
+            }
+        }
+        y
+    }
+}
+
+/// The elements of rows as they travel.
+fn elements(world: &World, bytes: &[u8]) -> Vec<f32> {
+    match world.shape().element() {
+        Element::Bf16 => bytes.chunks_exact(2).map(|x| bf16::from_le_bytes([x[0], x[1]]).to_f32()).collect(),
+        _ => reference::dequantize(world, &split(world.shape(), bytes)),
+    }
+}
+
+/// Dispatches `batch` by expert, lets the experts work on their rows, combines, and tells what this rank saw and its handle.
+///
+/// # Errors
+/// Those of the endpoint.
+pub async fn round<E: Endpoint>(ep: &mut E, world: &World, batch: &Batch, how: &How) -> Result<(Seen, Handle), Error> {
+    let (x, routing) = upload(ep, batch)?;
+    let options =
+        Dispatch { rings: how.rings, expert_alignment: how.alignment, by_expert: true, ..Dispatch::default() };
+    let got = ep.dispatch_with(&x, &routing, &options).await?;
+    let seen = Seen::of_dispatch(ep, &got)?;
+    give_back(ep, world, got, seen, how).await
+}
+
+/// Dispatches another batch's rows along `handle`, and brings back twice what arrived.
+///
+/// # Errors
+/// Those of the endpoint.
+pub async fn cached_round<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    batch: &Batch,
+    handle: &Handle,
+    how: &How,
+) -> Result<Seen, Error> {
+    let x = ep.rows(&travelling(ep.shape(), &batch.x)?, batch.tokens)?;
+    let got = ep.redispatch(&x, handle).await?;
+    let seen = Seen::of_dispatch(ep, &got)?;
+    let how = How { return_weights: false, ..how.clone() };
+    Ok(give_back(ep, world, got, seen, &how).await?.0)
+}
+
+async fn give_back<E: Endpoint>(
+    ep: &mut E,
+    world: &World,
+    got: Received<E>,
+    mut seen: Seen,
+    how: &How,
+) -> Result<(Seen, Handle), Error> {
+    let y = bytes_of(&seen.experts(world, ep.rank()));
+    let (handle, weights) = (got.handle.clone(), how.return_weights.then(|| got.topk_weights.clone()));
+    drop(got);
+    let y = ep.rows(&y, handle.result_rows())?;
+    let mut bias = Vec::new();
+    for rows in &how.bias {
+        bias.push(ep.rows(&bytes_of(rows), handle.tokens())?);
+    }
+    let options = Combine { topk_weights: weights.as_ref(), bias: [bias.first(), bias.get(1)], rings: how.rings };
+    let combined = ep.combine(&y, &handle, options).await?;
+    seen.observed.combined_x = ep.bytes(&combined.x)?;
+    seen.observed.combined_topk_weights = ep.values(&combined.topk_weights)?;
+    Ok((seen, handle))
+}
+
+/// What the oracle says of a rank's rows by expert.
+struct Expected {
+    arrival: Arrival,
+    expanded: Expanded,
+    /// `[rows, hidden]`: results of the received rows.
+    rows: Vec<u16>,
+}
+
+impl Expected {
+    fn new(world: &World, rank: Rank, arrival: Arrival, alignment: u32, cached: bool) -> Self {
+        let expanded = match world.takes_part(rank) {
+            true => reference::expand(world, &arrival.received, alignment as usize),
+            false => Expanded::default(),
+        };
+        let x = elements(world, &arrival.bytes(world.shape()));
+        let y = match cached {
+            true => doubled(world, &x, &expanded),
+            false => reference::apply_experts_expanded(world, rank, &arrival.received, &x, &expanded),
+        };
+        let rows = reference::reduce_expanded(world, &expanded, &y);
+        Self { arrival, expanded, rows }
+    }
+
+    /// The bytes of the rows by expert, zeros between those of two experts.
+    fn bytes(&self, world: &World) -> Vec<u8> {
+        let row_bytes = world.shape().row_bytes() as usize;
+        let rows = self.arrival.bytes(world.shape());
+        let bytes = |pick: &Option<Pick>| match pick {
+            Some(Pick { row, .. }) => rows[row * row_bytes..(row + 1) * row_bytes].to_vec(),
+            None => vec![0; row_bytes],
+        };
+        self.expanded.picks.iter().flat_map(bytes).collect()
+    }
+}
+
+/// Twice each value of the rows by expert.
+fn doubled(world: &World, x: &[f32], expanded: &Expanded) -> Vec<u16> {
+    let hidden = world.shape().hidden() as usize;
+    let twice = |pick: &Option<Pick>| match *pick {
+        Some(Pick { row, .. }) => {
+            x[row * hidden..(row + 1) * hidden].iter().map(|x| bf16::from_f32(2.0 * x).to_bits()).collect()
+        }
+        None => vec![0x7fc0; hidden],
+    };
+    expanded.picks.iter().flat_map(twice).collect()
+}
+
+/// Compares what all ranks saw with the oracle. `routed` are the batches whose routing was followed, `moved` those whose rows were; a cached round
+/// follows the routing of an earlier one. `bias` is `[ranks]`.
+///
+/// # Errors
+/// The first [`Mismatch`], ranks ascending.
+///
+/// # Panics
+/// When there are not as many observations or batches as ranks.
+pub fn compare(
+    world: &World,
+    (routed, moved): (&[Batch], &[Batch]),
+    how: &[How],
+    cached: bool,
+    seen: &[Seen],
+) -> Result<Compared, Mismatch> {
+    assert_eq!(routed.len(), seen.len(), "one observation for each rank");
+    let batches: Vec<Batch> =
+        routed.iter().zip(moved).map(|(routing, rows)| Batch { x: rows.x.clone(), ..routing.clone() }).collect();
+    let arrivals = (0..).map(Rank).zip(Arrival::expected(world, &batches)).zip(how);
+    let expected: Vec<_> =
+        arrivals.map(|((rank, arrival), how)| Expected::new(world, rank, arrival, how.alignment, cached)).collect();
+    let mut compared = Compared::default();
+    for ((rank, expected), seen) in (0..).map(Rank).zip(&expected).zip(seen) {
+        compared += dispatched(world, rank, expected, cached, seen)?;
+    }
+    let returned: Vec<_> = expected
+        .iter()
+        .zip(how)
+        .zip(&batches)
+        .map(|((expected, how), batch)| Returned {
+            y: &expected.rows,
+            topk_weights: (how.return_weights && !cached).then_some(&expected.arrival.received.topk_weights[..]),
+            tokens: batch.tokens as usize,
+            bias: [0, 1].map(|which| how.bias.get(which).map(|bias| &bias[..])),
+        })
+        .collect();
+    let received: Vec<_> = expected.iter().map(|expected| expected.arrival.received.clone()).collect();
+    let combined = reference::combine(world, &received, &returned);
+    let observed: Vec<_> = seen.iter().map(|seen| seen.observed.clone()).collect();
+    compared.add_assign(crate::verify::combined(world, &combined, &observed)?);
+    Ok(compared)
+}
+
+/// Compares what one rank received.
+fn dispatched(world: &World, rank: Rank, expected: &Expected, cached: bool, seen: &Seen) -> Result<Compared, Mismatch> {
+    let (at, topk, Expanded { first, slots, offsets, .. }) =
+        (Place { rank }, world.shape().topk() as usize, &expected.expanded);
+    let got = &seen.observed;
+    let received = &expected.arrival.received;
+    let mut compared = Compared { rows: received.rows() as u64, ..Compared::default() };
+    compared.indices += at.numbers("first rows of experts", 1, &seen.first, first)?;
+    compared.indices += at.numbers("slots", topk, &seen.slots, slots)?;
+    compared.indices += at.numbers("offsets", world.local_experts() as usize, &seen.offsets, offsets)?;
+    compared.indices += at.numbers("rows of experts", 1, &seen.counts, &received.expert_counts)?;
+    compared.indices += at.numbers("recv_src_rank", 1, &got.source_rank, &received.source_rank)?;
+    compared.indices += at.numbers("recv_src_token", 1, &got.source_token, &received.source_token)?;
+    let row_bytes = world.shape().row_bytes() as usize;
+    compared.values += at.numbers("byte of the rows by expert", row_bytes, &got.recv_x, &expected.bytes(world))?;
+    if !cached {
+        let aligned: Vec<u32> = first.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
+        compared.indices += at.numbers("recv_counts", 1, &got.expert_counts, &aligned)?;
+        compared.indices += at.numbers("recv_topk_idx", topk, &got.topk_idx, &received.topk_idx)?;
+        compared.weights += at.weights("recv_topk_weights", topk, &got.topk_weights, &received.topk_weights)?;
+    }
+    Ok(compared)
+}

@@ -1,0 +1,301 @@
+//! Rows by expert: how they stand, what comes back, and what is refused.
+
+use ep_core::engine::{Combine, Dispatch, Routing};
+use ep_core::incident::Incident;
+use ep_core::reference::World;
+use ep_core::{Element, Endpoint, Error, Placement, Rank, RankSet, Scaling};
+use serde::{Deserialize, Serialize};
+
+use super::fixture::{Layer, Verdict, allowed, direct, ensure, finished, layer, placements, pulled, scenario, text};
+use crate::backend::{Backend, Requirement, Setup};
+use crate::by_expert::{How, Seen, cached_round, compare, round};
+use crate::drive::{self, Round, bias_rows, upload};
+use crate::harness::Case;
+use crate::scenario::Scenario;
+use crate::verify::{self, Observed};
+use crate::workload::{Batch, RoutingKind, Workload};
+
+const ALIGNMENTS: [u32; 3] = [1, 8, 128];
+
+pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
+    let case = |name, needs, body| Case { name, needs, body };
+    let own: &[Requirement] = &[Requirement::ByExpert];
+    vec![
+        case("by_expert_rows_stand_as_the_oracle_says", own, stand::<B> as fn(&B) -> _),
+        case("by_expert_topk_from_1_to_32", own, topk_sizes::<B>),
+        case("by_expert_every_placement", own, every_placement::<B>),
+        case("by_expert_no_tokens_and_experts_without_tokens", own, without_tokens::<B>),
+        case("by_expert_all_tokens_to_one_expert", own, one_expert::<B>),
+        case("by_expert_fp8_rows_with_their_scales", own, fp8_rows::<B>),
+        case("by_expert_int8_rows_with_their_scales", &[Requirement::ByExpert, Requirement::Int8], |backend| {
+            coded_rows(backend, Element::Int8)
+        }),
+        case("by_expert_over_several_nodes", &[Requirement::ByExpert, Requirement::Nodes], nodes::<B>),
+        case(
+            "by_expert_after_a_rank_has_gone",
+            &[Requirement::ByExpert, Requirement::Departures],
+            after_a_failure::<B>,
+        ),
+        case("by_expert_a_token_may_name_an_expert_twice", own, repeats::<B>),
+        case("by_expert_what_cannot_be_is_refused_and_costs_nothing", own, refusals::<B>),
+    ]
+}
+
+/// Rounds of a communicator, and what a rank saw of them: two by expert, the second in memory that the first has left; another batch along its handle;
+/// and one by source.
+#[derive(Serialize, Deserialize)]
+struct Story {
+    before: Seen,
+    fresh: Seen,
+    cached: Seen,
+    plain: Observed,
+}
+
+/// A communicator of a scenario, whose rounds are not those of a [`Story`]'s.
+struct Stage {
+    setup: Setup,
+    world: World,
+    /// Of each round.
+    batches: [Vec<Batch>; 2],
+    /// `[ranks]`.
+    how: Vec<How>,
+}
+
+impl Stage {
+    fn new(scenario: &Scenario, alignment: u32) -> Result<Self, Error> {
+        let setup = scenario.setup()?;
+        let world = World::new(setup.shape, setup.topology, RankSet::new())?;
+        let drawn = |seed| {
+            let workload = Workload::new(setup.shape, scenario.tokens.clone());
+            workload.kind(scenario.routing).drop(scenario.drop).seed(seed)
+        };
+        let (first, second) = (drawn(scenario.seed), drawn(scenario.seed.wrapping_add(77)));
+        let (return_weights, bias) = (scenario.seed.is_multiple_of(2), scenario.seed as usize % 3);
+        let how = setup
+            .topology
+            .all()
+            .map(|rank| Ok(How { rings: None, alignment, return_weights, bias: bias_rows(&first, rank, bias)? }));
+        let how = how.collect::<Result<_, Error>>()?;
+        Ok(Self { batches: [first.batches()?, second.batches()?], setup, world, how })
+    }
+
+    async fn play<E: Endpoint>(&self, ep: &mut E) -> Result<Story, Error> {
+        let at = ep.rank().index();
+        let [first, second] = [0, 1].map(|round| &self.batches[round][at]);
+        let (before, _) = round(ep, &self.world, second, &self.how[at]).await?;
+        let (fresh, handle) = round(ep, &self.world, first, &self.how[at]).await?;
+        let cached = cached_round(ep, &self.world, second, &handle, &self.how[at]).await?;
+        let plain = Round { return_weights: true, ..Round::default() };
+        let (plain, _) = drive::round(ep, &self.world, first, &plain).await?;
+        Ok(Story { before, fresh, cached, plain })
+    }
+
+    /// Holds what all ranks saw against the oracle.
+    fn compare(&self, stories: Vec<Story>) -> Verdict {
+        let [first, second] = &self.batches;
+        let (mut before, mut fresh, mut cached, mut plain) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for story in stories {
+            before.push(story.before);
+            fresh.push(story.fresh);
+            cached.push(story.cached);
+            plain.push(story.plain);
+        }
+        compare(&self.world, (second, second), &self.how, false, &before).map_err(text)?;
+        let compared = compare(&self.world, (first, first), &self.how, false, &fresh).map_err(text)?;
+        let has_tokens = first.iter().any(|batch| batch.tokens > 0);
+        ensure(!has_tokens || compared.values > 0, || "nothing was compared".into())?;
+        compare(&self.world, (first, second), &self.how, true, &cached)
+            .map_err(|mismatch| format!("cached: {mismatch}"))?;
+        verify::run(&self.world, first, &plain).map_err(|mismatch| format!("by source afterwards: {mismatch}"))?;
+        Ok(())
+    }
+}
+
+/// Plays a scenario's communicator by expert, in a setup that may plant something.
+pub(super) fn check_in<B: Backend>(backend: &B, scenario: &Scenario, alignment: u32, setup: Option<&Setup>) -> Verdict {
+    let stage = Stage::new(scenario, alignment).map_err(text)?;
+    let outcomes = backend.run(setup.unwrap_or(&stage.setup), async |mut ep| stage.play(&mut ep).await)?;
+    stage.compare(finished(outcomes)?)
+}
+
+/// Plays it under several seeds.
+fn check<B: Backend>(backend: &B, scenario: &Scenario, alignment: u32) -> Verdict {
+    (0..backend.seeds(3)).try_for_each(|more| {
+        let scenario = Scenario { seed: scenario.seed + more, ..scenario.clone() };
+        check_in(backend, &scenario, alignment, None)
+            .map_err(|error| format!("seed {}, alignment {alignment}: {error}", scenario.seed))
+    })
+}
+
+fn stand<B: Backend>(backend: &B) -> Verdict {
+    for (ranks, local_experts) in [(1, 3), (2, 1), (3, 4)] {
+        for alignment in ALIGNMENTS {
+            check(
+                backend,
+                &Scenario { local_experts, topk: 2.min(ranks * local_experts), ..scenario(ranks, 13) },
+                alignment,
+            )?;
+        }
+    }
+    check(backend, &Scenario { drop: 0.4, hidden: 300, ..scenario(2, 20) }, 8)
+}
+
+fn topk_sizes<B: Backend>(backend: &B) -> Verdict {
+    [1, 2, 7, 16, 32].into_iter().try_for_each(|topk| {
+        check(backend, &Scenario { topk, local_experts: 20, ..scenario(2, 9) }, ALIGNMENTS[topk as usize % 3])
+    })
+}
+
+fn every_placement<B: Backend>(backend: &B) -> Verdict {
+    for placement in placements(backend) {
+        let scenario = if placement == Placement::Pulled { pulled(3, 15) } else { direct(3, 15) };
+        check(backend, &Scenario { placement, ..scenario }, 8)?;
+    }
+    Ok(())
+}
+
+fn without_tokens<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &scenario(3, 0), 8)?;
+    check(backend, &Scenario { drop: 1.0, ..scenario(2, 9) }, 8)?;
+    // Of 12 experts at each rank, most have none.
+    check(backend, &Scenario { local_experts: 12, topk: 1, tokens: vec![3, 0], ..scenario(2, 0) }, 128)
+}
+
+fn one_expert<B: Backend>(backend: &B) -> Verdict {
+    ALIGNMENTS.into_iter().try_for_each(|alignment| {
+        check(backend, &Scenario { routing: RoutingKind::Single, topk: 1, ..scenario(3, 25) }, alignment)
+    })
+}
+
+fn fp8_rows<B: Backend>(backend: &B) -> Verdict {
+    let all = [Scaling::Exact, Scaling::PowerOfTwo, Scaling::Ue8m0];
+    all.into_iter().try_for_each(|scaling| coded_rows(backend, Element::Fp8(scaling)))
+}
+
+fn coded_rows<B: Backend>(backend: &B, element: Element) -> Verdict {
+    check(backend, &Scenario { element, hidden: 400, ..scenario(2, 12) }, 8)?;
+    check(backend, &Scenario { element, hidden: 48, ..direct(3, 12) }, 1)
+}
+
+fn nodes<B: Backend>(backend: &B) -> Verdict {
+    check(backend, &Scenario { nodes: 2, topk: 5, ..scenario(4, 14) }, 8)?;
+    check(backend, &Scenario { nodes: 3, tokens: vec![40, 0, 3], ..scenario(3, 0) }, 128)
+}
+
+/// The rank that ends.
+const VICTIM: Rank = Rank(1);
+
+/// Who fails is named; without it, rows stand by expert again.
+fn after_a_failure<B: Backend>(backend: &B) -> Verdict {
+    for seed in 0..backend.seeds(10) {
+        let mut layer = layer(3, 10, seed, Placement::Ring).map_err(text)?;
+        layer.setup.settings = layer.setup.settings.with_deadline(allowed(4)).map_err(text)?;
+        layer.setup = layer.setup.incident(Incident::Crash { rank: VICTIM, after: 20 + seed * 7, noticed: true });
+        survive(backend, &layer).map_err(|error| format!("seed {seed}: {error}"))?;
+    }
+    Ok(())
+}
+
+fn survive<B: Backend>(backend: &B, Layer { setup, batches }: &Layer) -> Verdict {
+    let mask: RankSet = [VICTIM].into_iter().collect();
+    let whole = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, mask.clone()).map_err(text)?;
+    let how = How { alignment: 8, return_weights: true, ..How::default() };
+    let outcomes = backend.run(setup, async |mut ep| {
+        let batch = &batches[ep.rank().index()];
+        let failure = loop {
+            match round(&mut ep, &whole, batch, &how).await {
+                Ok(_) => (),
+                Err(Error::Failed(failure)) => break failure,
+                Err(error) => return Err(error),
+            }
+        };
+        ep.recover(&[failure.culprit].into_iter().collect()).await?;
+        Ok((failure.culprit, round(&mut ep, &world, batch, &how).await?.0))
+    })?;
+    let (mut batches, mut seen) = (batches.clone(), Vec::new());
+    batches[VICTIM.index()] = Batch::default();
+    for (rank, outcome) in setup.topology.all().zip(outcomes) {
+        if rank == VICTIM {
+            seen.push(Seen::default());
+            continue;
+        }
+        let (culprit, after) = outcome.ok_or_else(|| format!("rank {rank} did not finish"))?.map_err(text)?;
+        ensure(culprit == VICTIM, || format!("rank {rank} blames rank {culprit}"))?;
+        seen.push(after);
+    }
+    compare(&world, (&batches, &batches), &vec![how; seen.len()], false, &seen).map_err(text).map(drop)
+}
+
+/// A token's row then stands twice at the expert.
+fn repeats<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, .. } = layer(2, 1, 3, Placement::Ring).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let x = ep.rows(&[ep.rank().0 as u8 + 1; 64], 1)?;
+        let routing = Routing::TopK { topk_idx: ep.array(&[2i64, 2])?, topk_weights: None };
+        let options = Dispatch { by_expert: true, repeats: true, ..Dispatch::default() };
+        let got = ep.dispatch_with(&x, &routing, &options).await?;
+        let slots = got.by_expert.as_ref().map(|told| ep.values(&told.slots)).transpose()?;
+        let bytes = ep.bytes(&got.x)?;
+        let one = ep.rows(&[0x80, 0x3f].repeat(32 * got.handle.result_rows() as usize), got.handle.result_rows())?;
+        let back = ep.combine(&one, &got.handle, Combine::default()).await?;
+        Ok((slots, bytes, ep.bytes(&back.x)?))
+    })?;
+    let seen = finished(outcomes)?;
+    let (none, both) = (&seen[0], &seen[1]);
+    ensure(none.0.as_deref() == Some(&[]) && none.1.is_empty(), || format!("rank 0 received {none:?}"))?;
+    let rows = [[1u8; 64], [1; 64], [2; 64], [2; 64]].concat();
+    ensure(both.0.as_deref() == Some(&[0, 1, 2, 3]) && both.1 == rows, || format!("rank 1 received {both:?}"))?;
+    let two = [0x00, 0x40].repeat(32);
+    ensure(seen.iter().all(|seen| seen.2 == two), || "a token's two choices are not summed".into())
+}
+
+fn refusals<B: Backend>(backend: &B) -> Verdict {
+    let Layer { setup, batches } = layer(2, 4, 1, Placement::Ring).map_err(text)?;
+    let world = World::new(setup.shape, setup.topology, RankSet::new()).map_err(text)?;
+    let how = How { alignment: 8, return_weights: true, ..How::default() };
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let mut said = Vec::new();
+        let batch = &batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch)?;
+        let membership = Routing::Membership { in_rank: ep.array(&[1u8; 8])?, tokens_per_expert: vec![1, 1, 1, 1] };
+        let by_expert = Dispatch { by_expert: true, ..Dispatch::default() };
+        let cases = [
+            (&membership, by_expert.clone()),
+            (&routing, Dispatch { worst_rows: 8, ..by_expert.clone() }),
+            (&routing, Dispatch { worst_rows: 8, device_counts: true, ..by_expert.clone() }),
+            (&routing, Dispatch { expert_alignment: 0, ..by_expert.clone() }),
+            (&routing, Dispatch { expert_alignment: (1 << 29) + 1, ..by_expert }),
+        ];
+        for (routing, options) in cases {
+            let refused = ep.dispatch_with(&x, routing, &options).await;
+            said.push(refused.map_or_else(|error| error.to_string(), |_| "it was accepted".into()));
+        }
+        let (seen, handle) = round(&mut ep, &world, batch, &how).await?;
+        let few = ep.rows(&vec![0; 64 * (handle.result_rows() as usize - 1)], handle.result_rows() - 1)?;
+        let refused = ep.combine(&few, &handle, Combine::default()).await;
+        said.push(refused.map_or_else(|error| error.to_string(), |_| "it was accepted".into()));
+        ensure_none(ep.output(&handle).is_some())?;
+        Ok((said, handle.result_rows(), seen))
+    })?;
+    let mut seen = Vec::new();
+    for (said, rows, saw) in finished(outcomes)? {
+        let expected = [
+            "routing of a dispatch by expert is a membership, allowed: choices, topk_idx".to_owned(),
+            "worst-case rows of a dispatch by expert is 8, allowed: 0: rows by expert are as many as come".to_owned(),
+            "worst-case rows of a dispatch by expert is 8, allowed: 0: rows by expert are as many as come".to_owned(),
+            "expert alignment is 0, allowed: at least 1".to_owned(),
+            "expert alignment of a dispatch by expert is 536870913, allowed: at most 536870912, for 2 local experts"
+                .to_owned(),
+            format!("rows of y is {}, allowed: at least {rows}", rows - 1),
+        ];
+        ensure(said == expected, || format!("said {said:?}, expected {expected:?}"))?;
+        seen.push(saw);
+    }
+    compare(&world, (&batches, &batches), &[how.clone(), how], false, &seen).map_err(text).map(drop)
+}
+
+/// Results of rows by expert are summed before they are offered: there is no memory of theirs that peers could pull from.
+fn ensure_none(offered: bool) -> Result<(), Error> {
+    if offered { Err(Error::invalid("output of a dispatch by expert", "offered", "none")) } else { Ok(()) }
+}
