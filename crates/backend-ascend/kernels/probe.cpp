@@ -106,7 +106,9 @@ EP_DEV EpSaw ep_probe_step(EpCore& c, EpProbe& p, const EpStep& step, const EpTi
             ep_probe_copy(c, p, step.out, c.own + step.from, step.len);
             ep_landed(c);
             break;
-        case EP_VERB_PUT: ep_probe_copy(c, p, ep_window(c, step.peer) + step.to, c.own + step.from, step.len); break;
+        case EP_VERB_PUT:
+            ep_probe_copy(c, p, ep_window(c, step.peer) + step.to, c.own + step.from, step.len - (EP_PLANTED(c, PROBE_PUT_SHORT) ? 1 : 0));
+            break;
         case EP_VERB_PUBLISH:
             if (!EP_PLANTED(c, PROBE_PUBLISHED_EARLY)) ep_landed(c);
             ep_publish(c, step.peer, step.lane, EP_COUNTER_PROBE, step.value);

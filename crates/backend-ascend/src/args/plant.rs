@@ -293,6 +293,8 @@ c_enum! {
         ProbeFlushedEarly = 143,
         /// A script puts to places outside of the window.
         ProbeUnchecked = 144,
+        /// A script puts a byte less than it says.
+        ProbePutShort = 157,
         /// A script that waits does not hear that its peer is gone.
         ProbeGoneUnheard = 145,
         /// A rank leaves behind a sending half before its queues have done what it has posted.

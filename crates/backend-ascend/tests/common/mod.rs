@@ -27,7 +27,7 @@ pub(crate) async fn befall<T>(
 /// Faults of the kernels that cases of the suite find: which must fail of each, and what it must say.
 pub(crate) const IN_CASES: [(Plant, &str, &str); 7] = [
     (Plant::ProbePublishedEarly, "f3_who_sees_the_value_sees_the_puts_before_it", "a round's bytes"),
-    (Plant::ProbePublishedEarly, "f1_a_put_changes_exactly_the_bytes_named", "the range"),
+    (Plant::ProbePutShort, "f1_a_put_changes_exactly_the_bytes_named", "the range"),
     (Plant::ProbeFlushedEarly, "far_f5_a_flushed_source_may_be_overwritten", "what was put"),
     (Plant::ProbeUnchecked, "f8_ranges_outside_the_window_are_refused", "bounds"),
     (Plant::ProbeGoneUnheard, "f7_a_lost_peer_fails_only_what_involves_it", "noticed true"),
