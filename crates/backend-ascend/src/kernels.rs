@@ -58,3 +58,12 @@ pub fn sources() -> [(&'static str, &'static str); 10] {
         ("low_tell.cpp", include_str!("../kernels/low_tell.cpp")),
     ]
 }
+
+/// The script that builds the kernels with CANN's compiler, by the name that it has beside them.
+pub const BUILD: &str = "build.sh";
+
+/// All files that CANN's compiler needs, by name, and [the script](BUILD) that calls it.
+pub fn build_files() -> Vec<(&'static str, String)> {
+    let script = (BUILD, include_str!("../kernels/build.sh").to_owned());
+    headers().into_iter().chain(sources().map(|(name, text)| (name, text.to_owned()))).chain([script]).collect()
+}

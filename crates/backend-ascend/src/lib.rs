@@ -72,6 +72,6 @@ pub mod twin;
 
 pub use cluster::{Builder, Cluster, block_on};
 pub use endpoint::{Array, AscendEndpoint, Combining, Dispatching, LowHandle, LowPlaces, Rows};
-pub use kernels::{headers, sources};
+pub use kernels::{BUILD, build_files, headers, sources};
 pub use limits::{MOST_NEAR, MOST_RANKS, check};
 pub use roles::Roles;

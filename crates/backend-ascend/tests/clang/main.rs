@@ -1,9 +1,24 @@
 //! What the device's compiler refuses and g++ takes: clang reads the kernels with functions of the device marked as such, and with pointers to
 //! global memory apart from others. Nothing runs.
 
+mod build;
+
 use std::env;
 use std::fs;
 use std::process::Command;
+
+/// What makes a clang read them so.
+const DEVICE: [&str; 9] = [
+    "-x",
+    "cuda",
+    "--cuda-device-only",
+    "--cuda-gpu-arch=sm_70",
+    "-nocudainc",
+    "-nocudalib",
+    "-nostdinc",
+    "-std=c++17",
+    "-Wno-unknown-cuda-version",
+];
 
 /// Where there is a clang, its name. Without one the tests are not run, and in CI fail.
 fn clang() -> Option<&'static str> {
@@ -31,16 +46,7 @@ fn refusal(clang: &str, change: Option<(&str, &str, &str)>, defines: &[&str]) ->
     for (name, text) in ep_ascend::sources().into_iter().chain([ep_ascend::probe::source()]) {
         fs::write(folder.path().join(name), text).expect("the file can be written");
         let mut command = Command::new(clang);
-        command.args([
-            "-x",
-            "cuda",
-            "--cuda-device-only",
-            "--cuda-gpu-arch=sm_70",
-            "-nocudainc",
-            "-nocudalib",
-            "-nostdinc",
-        ]);
-        command.args(["-std=c++17", "-S", "-o", "out.s", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-cuda-version"]);
+        command.args(DEVICE).args(["-S", "-o", "out.s", "-Wall", "-Wextra", "-Werror"]);
         // A kernel has no double.
         command.args(["-Wdouble-promotion"]).args(defines.iter().map(|define| format!("-D{define}")));
         let output = command.arg(name).current_dir(folder.path()).output().expect("clang runs");
