@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
@@ -214,5 +216,20 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// As [`follow`](Self::follow).
     unsafe fn lead(&mut self, _stream: usize) -> Result<(), Error> {
         Ok(())
+    }
+}
+
+/// [`Backend::wait`] by asking again and again, with a `rest` in between.
+pub(crate) fn poll<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool, rest: fn()) -> Option<T> {
+    let mut call = pin!(call);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = call.as_mut().poll(&mut context) {
+            return Some(value);
+        }
+        if !go_on() {
+            return None;
+        }
+        rest();
     }
 }

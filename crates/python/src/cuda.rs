@@ -2,9 +2,7 @@
 //! or arena, which get them back, in the order of that stream, when their tensors are gone.
 
 use std::future::Future;
-use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
 
 use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
@@ -15,7 +13,7 @@ use moexpress::engine::low_latency::LowRoutingOf;
 use moexpress::layout::RowFormat;
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
-use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
+use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed, poll};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::far;
 use crate::guard::Own;
@@ -276,17 +274,7 @@ impl Backend for CudaEndpoint {
     }
 
     fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T> {
-        let mut call = pin!(call);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(value) = call.as_mut().poll(&mut context) {
-                return Some(value);
-            }
-            if !go_on() {
-                return None;
-            }
-            std::hint::spin_loop();
-        }
+        poll(call, go_on, std::hint::spin_loop)
     }
 
     fn stream(&self) -> usize {

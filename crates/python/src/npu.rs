@@ -4,9 +4,7 @@
 use std::env;
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use moexpress::ascend::driver::{Device as Npu, Table};
@@ -19,7 +17,7 @@ use moexpress::{Element as Travels, Endpoint as _, Error, Layout, LowLatency as 
 use pyo3::prelude::*;
 
 use crate::away::Home;
-use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed};
+use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed, poll};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::error::of;
 use crate::guard::Own;
@@ -228,17 +226,7 @@ impl Backend for AscendEndpoint {
     }
 
     fn wait<T>(call: impl Future<Output = T>, go_on: &mut dyn FnMut() -> bool) -> Option<T> {
-        let mut call = pin!(call);
-        let mut context = Context::from_waker(Waker::noop());
-        loop {
-            if let Poll::Ready(value) = call.as_mut().poll(&mut context) {
-                return Some(value);
-            }
-            if !go_on() {
-                return None;
-            }
-            std::thread::yield_now();
-        }
+        poll(call, go_on, std::thread::yield_now)
     }
 
     fn stream(&self) -> usize {
