@@ -10,10 +10,10 @@ use ep_core::{Layout, Phase, Rank, Settings, Shape, Topology};
 
 use crate::FEW;
 
-/// One core that waits for the counts of rank 1.
-const WAITS: &str = "
-#include \"ep_npu.h\"
-extern \"C\" __global__ __aicore__ void waits(GM_ADDR args) {
+/// How a kernel begins, NAME: its memory, its launch, and the core that runs it.
+const KERNEL: &str = "
+#include \"ep_control.h\"
+extern \"C\" __global__ __aicore__ void NAME(GM_ADDR args) {
     TPipe pipe;
     TBuf<TPosition::VECCALC> common;
     pipe.InitBuffer(common, EP_COMMON_BYTES);
@@ -21,6 +21,10 @@ extern \"C\" __global__ __aicore__ void waits(GM_ADDR args) {
     ep_load_struct(launch, (ep_u64)args);
     EpCore c;
     if (!ep_begin(c, launch, common.Get<uint64_t>())) return;
+";
+
+/// One core that waits for the counts of rank 1.
+const WAITS: &str = "
     while (ep_peek(c, 1, EP_LANE_CONTROL, EP_COUNTER_COUNTS) < c.op)
         if (ep_vain(c, 1, EP_LANE_CONTROL, EP_PHASE_COUNTS, 0, c.op)) break;
     ep_landed(c);
@@ -32,15 +36,6 @@ pub(crate) const PLANTED: Plant = Plant::GoneAtOnce;
 
 /// The same core, and a control core that looks at it when it has found out that rank 1 is gone.
 const JUDGES: &str = "
-#include \"ep_control.h\"
-extern \"C\" __global__ __aicore__ void judges(GM_ADDR args) {
-    TPipe pipe;
-    TBuf<TPosition::VECCALC> common;
-    pipe.InitBuffer(common, EP_COMMON_BYTES);
-    EpLaunch launch;
-    ep_load_struct(launch, (ep_u64)args);
-    EpCore c;
-    if (!ep_begin(c, launch, common.Get<uint64_t>())) return;
     if (c.number == launch.roles.senders) {
         EpControl k = {};
         while (ep_fresh<uint32_t>(EP_LINE(c, 0, status)) == 0) ep_waited(c);
@@ -116,15 +111,16 @@ fn status(library: &Library, seed: u64, turns: u64, pays: bool, plant: u32) -> u
     lonely.machine.read::<Line>(lonely.launch.lines, 1).expect("a line")[0].status
 }
 
-fn with(name: &str, text: &str) -> Library {
-    let sources = [&ep_ascend::sources()[..], &[(name, text)]].concat();
+fn with(name: &str, body: &str) -> Library {
+    let text = KERNEL.replace("NAME", name) + body;
+    let sources = [&ep_ascend::sources()[..], &[("kernel.cpp", &text)]].concat();
     Library::build(&ep_ascend::headers(), &sources, &["EP_TEST"]).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Whenever it goes: what it did before is seen, and what it did not do is not waited for.
 #[test]
 fn a_rank_that_goes_is_missed_only_for_what_it_owes() {
-    let library = with("waits.cpp", WAITS);
+    let library = with("waits", WAITS);
     let mut is_caught = false;
     for seed in 1..=60 {
         let turns = 300 + 7 * seed;
@@ -138,7 +134,7 @@ fn a_rank_that_goes_is_missed_only_for_what_it_owes() {
 /// A core may find out that a rank is gone before the control core has heard why: whom that rank gave up is to blame, and not the rank.
 #[test]
 fn a_rank_that_says_why_it_goes_is_not_blamed() {
-    let library = with("judges.cpp", JUDGES);
+    let library = with("judges", JUDGES);
     let roles = Roles { senders: 1, coordinators: 1, forwarders: 0, forwarder_coordinators: 0, receivers: 0 };
     let verdict = Alarm { serial: 1, verdict: true, op: 1, phase: Phase::Rows, peer: Rank(2) };
     let told = (LaneKind::Watch, Counter::Alarm, verdict.encode());
