@@ -1,29 +1,14 @@
 //! What keeps lanes from being opened or connected. What breaks one later is an [`ep_core::LaneCause`].
 
-use std::io;
-
 use ep_core::Rank;
 
 /// Why a rank has no lanes that its device drives.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A library could not be opened.
-    #[error("{name} cannot be loaded ({why}): install {package} (Debian) or rdma-core")]
-    Library {
-        /// The library.
-        name: &'static str,
-        /// The package that has it.
-        package: &'static str,
-        /// What the loader said.
-        why: String,
-    },
-    /// The libraries lack a function.
-    #[error("libibverbs and libmlx5 have no {name}: they are too old, install rdma-core 28 or later")]
-    Symbol {
-        /// The function.
-        name: &'static str,
-    },
+    /// The libraries, the adapter, or another rank's offer of one.
+    #[error(transparent)]
+    Rdma(#[from] ep_rdma::Error),
     /// This machine has no adapter of that kind.
     #[error(
         "there is no mlx5 adapter here ({found}): a device posts to ConnectX adapters only. `--far roce` takes others"
@@ -68,18 +53,6 @@ pub enum Error {
         /// What is needed, and how to come by it.
         needs: &'static str,
     },
-    /// A call of the libraries failed.
-    #[error("{call} on {device} failed: {why} ({hint})")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// The adapter.
-        device: String,
-        /// What the system said.
-        why: String,
-        /// What may help.
-        hint: &'static str,
-    },
     /// The adapter's firmware refused a command.
     #[error("{command} on {device} failed: status {status:#x}, syndrome {syndrome:#010x} ({why})")]
     Command {
@@ -114,48 +87,14 @@ pub enum Error {
         /// What the device said.
         why: String,
     },
-    /// The other end is not what this one needs.
-    #[error("rank {rank}: {why}")]
-    Peer {
-        /// The other end.
-        rank: Rank,
-        /// What is wrong.
-        why: String,
-    },
-    /// A setting that the adapter does not allow.
-    #[error("{what} is {value}, allowed on {device}: {limit}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// What was asked for.
-        value: String,
-        /// The adapter.
-        device: String,
-        /// What it allows.
-        limit: String,
-    },
 }
 
 impl Error {
-    /// The last error of the system, of `call`.
-    pub(crate) fn call(call: &'static str, device: &str, error: io::Error) -> Self {
-        let hint = match error.raw_os_error() {
-            Some(12) => "locked memory may be limited: see `ulimit -l`",
-            Some(13 | 1) => "no access to /dev/infiniband: see its permissions",
-            Some(14) => "the memory is the device's, and nvidia-peermem is not loaded",
-            Some(110) => "the peer's address could not be resolved: is there a route to it?",
-            _ => "see the system's log (dmesg)",
-        };
-        Self::Call { call, device: device.to_owned(), why: error.to_string(), hint }
-    }
-
     /// As the machine contract tells it.
     pub(crate) fn on(self, rank: Rank) -> ep_core::Error {
         let what = format_args!("IBGDA on rank {rank}");
         match self {
-            Self::Call { call, device, why, hint } => {
-                ep_core::Error::broken(what, format_args!("{call} on {device}: {why}"), hint)
-            }
+            Self::Rdma(error) => error.of(what),
             Self::Command { .. } | Self::Device { .. } => {
                 ep_core::Error::broken(what, self, "see the system's log (dmesg)")
             }

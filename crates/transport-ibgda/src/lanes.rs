@@ -1,21 +1,19 @@
 //! One rank's lanes: its adapter, its window, and the queue pairs to every far peer.
 
 use ep_core::layout::Queues;
-use ep_core::port::{LaneId, Offset, Scope, Span};
+use ep_core::port::{LaneId, Scope};
 use ep_core::topology::Reach;
 use ep_core::transport::{DeviceLanes, DevicePlace, WindowMemory};
 use ep_core::{Fault, LaneCause, Layout, Rank};
+use ep_rdma::{Connection, End, Header, Part, Region, Share, Way, cells_of, random_psn};
 
-use crate::card::{
-    Capabilities, Chosen, Connection, Domain, Part, Place, Queue, Region, Register, Storage, Way, choose,
-};
+use crate::card::{Capabilities, Chosen, Domain, Place, Queue, Register, Storage, choose};
 use crate::error::Error;
 use crate::lane::{Lane, Progress};
 use crate::library::Library;
-use crate::offer::{End, Header, Offer};
+use crate::offer::Offer;
 use crate::settings::Settings;
 use crate::state::QueueState;
-use crate::sys;
 use ep_core::transport::{Home, PostingDevice, PostingMemory};
 
 /// The lanes of one rank that its device drives.
@@ -130,18 +128,13 @@ impl<D: PostingDevice> IbgdaLanes<D> {
             lane.queue = Some(queue);
         }
         let port = &self.chosen.port;
-        let header = Header {
-            mtu: port.mtu as u8,
-            ethernet: port.ethernet.into(),
-            lid: port.lid.to_le_bytes(),
-            gid: self.chosen.gid.bytes,
-            window: self.window_at.into(),
-            bytes: self.layout.window_bytes().into(),
-            rows_key: self.window.remote_key().into(),
-            cells_key: self.cells.remote_key().into(),
-            ..Header::new()
-        };
-        Ok(Offer { header, ends })
+        let header = Header::new(port, port.mtu, &self.chosen.gid).with_window(
+            self.window_at,
+            self.layout.window_bytes(),
+            self.window.remote_key(),
+            self.cells.remote_key(),
+        );
+        Ok(Offer { header, own: (), ends })
     }
 
     /// Elements of no kind, completions that are not there, records of nothing.
@@ -186,35 +179,15 @@ impl<D: PostingDevice> IbgdaLanes<D> {
 
     /// Connects all lanes to one rank.
     fn join_one(&mut self, rank: Rank, offer: &Offer) -> Result<(), Error> {
-        let Header { mtu, ethernet, lid, gid, window, bytes, rows_key, cells_key, .. } = offer.header;
-        let wrong = |why| Err(Error::Peer { rank, why });
-        if ethernet != u8::from(self.chosen.port.ethernet) {
-            return wrong("one of its port and this rank's is Ethernet, the other InfiniBand".into());
-        }
-        if bytes.get() != self.layout.window_bytes() {
-            return wrong(format!("its window has {bytes} bytes, this rank's {}", self.layout.window_bytes()));
-        }
-        let Settings { service_level, traffic_class, ack_timeout, retries, log_depth, .. } = self.settings;
+        let header = &offer.header;
+        header.check(rank, &self.chosen.port, self.layout.window_bytes())?;
+        let Settings { wire, log_depth, .. } = self.settings;
         let cells = [0, 1].map(|generation| self.layout.cells_of(self.me, generation));
         let last_at = self.last_at(rank, cells[0].len);
         self.device.write(last_at, &vec![0; 2 * cells[0].len as usize]).map_err(refused("zeroing values of cells"))?;
         for lane in self.lanes.iter_mut().filter(|lane| lane.id.peer == rank) {
-            let kind = lane.id.kind;
-            let Some(end) = offer.end(self.me, kind) else {
-                return wrong(format!("it has no lane {kind:?}: set the same lanes on all ranks"));
-            };
-            let path = Connection {
-                number: end.number.get(),
-                gid,
-                lid: u16::from_le_bytes(lid),
-                their_psn: end.psn.get(),
-                our_psn: lane.psn,
-                mtu: u32::from(mtu).min(self.chosen.port.mtu),
-                service_level,
-                traffic_class,
-                ack_timeout,
-                retries,
-            };
+            let end = offer.end(rank, self.me, lane.id.kind)?;
+            let path = Connection::new(header, end, lane.psn, self.chosen.port.mtu, wire);
             let Some(queue) = &lane.queue else { continue };
             queue.connect(&self.chosen.port, &self.chosen.gid, &path)?;
             let at = |part: u64| self.storage.address() + part;
@@ -226,14 +199,14 @@ impl<D: PostingDevice> IbgdaLanes<D> {
                 bell: self.register.bell(),
                 last: last_at,
                 from: self.window_at,
-                to: window.get(),
+                to: header.window(),
                 bytes: self.layout.window_bytes(),
                 cells: cells.map(|span| span.offset.0),
                 cell_bytes: cells[0].len,
                 returned: at(lane.place.returned()),
                 own_key: self.window.local_key(),
-                rows_key: rows_key.get(),
-                cells_key: cells_key.get(),
+                rows_key: header.rows_key.get(),
+                cells_key: header.cells_key.get(),
                 returned_key: self.storage.key(),
                 number: queue.number(),
                 log_slots: log_depth,
@@ -268,8 +241,9 @@ fn show_window<'a>(
     let cells = Part { base, offset: cells.offset.0, bytes: cells.len };
     let mut why = Vec::new();
     for way in ways {
-        let rows = Region::new(domain, all, way, access(Share::Rows, relaxed));
-        let both = rows.and_then(|rows| Ok((rows, Region::new(domain, cells, way, access(Share::Cells, relaxed))?)));
+        // SAFETY: the backend's window, which outlives its lanes; it is used by address.
+        let show = |part, share: Share| unsafe { Region::new(domain.verbs(), part, way, share.access(true, relaxed)) };
+        let both = show(all, Share::Rows).and_then(|rows| Ok((rows, show(cells, Share::Cells)?)));
         let how = match way {
             Way::Dmabuf(_) => "dmabuf",
             Way::Address => "its address",
@@ -287,50 +261,19 @@ fn show_window<'a>(
     Err(Error::Memory { what: "the window", device, why: why.join("; ") })
 }
 
-/// Where the cells lie.
-fn cells_of(layout: &Layout) -> Span {
-    let cells = layout.regions().into_iter().find(|region| region.name == "cells");
-    cells.map_or(Offset(0).span(0), |region| region.span)
-}
-
-/// What a region of the window is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Share {
-    Rows,
-    Cells,
-}
-
-/// What others may do with a part of the window. Only cells are raised by atomics, and only rows may come in any order.
-const fn access(share: Share, relaxed: bool) -> u32 {
-    let write = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE;
-    match share {
-        Share::Rows if relaxed => write | sys::ACCESS_RELAXED_ORDERING,
-        Share::Rows => write,
-        Share::Cells => write | sys::ACCESS_REMOTE_ATOMIC,
-    }
-}
-
 /// Refuses what the adapter does not allow.
-fn check_settings(settings: &Settings, capabilities: &Capabilities, chosen: &Chosen) -> Result<(), Error> {
+fn check_settings(settings: &Settings, capabilities: &Capabilities, chosen: &Chosen) -> Result<(), ep_rdma::Error> {
     let most = capabilities.log_max_elements.min(capabilities.log_max_completions);
     let device = || chosen.context.name().to_owned();
     if u64::from(settings.log_depth) > most {
         let (what, value) = ("the power of two of a queue's elements", settings.log_depth.to_string());
-        return Err(Error::Setting { what, value, device: device(), limit: format!("at most {most}") });
+        return Err(ep_rdma::Error::Setting { what, value, device: device(), limit: format!("at most {most}") });
     }
-    if chosen.port.ethernet && settings.service_level > 7 {
-        let (what, value) = ("service level", settings.service_level.to_string());
-        return Err(Error::Setting { what, value, device: device(), limit: "0 to 7 on Ethernet".into() });
+    if chosen.port.ethernet && settings.wire.service_level > 7 {
+        let (what, value) = ("service level", settings.wire.service_level.to_string());
+        return Err(ep_rdma::Error::Setting { what, value, device: device(), limit: "0 to 7 on Ethernet".into() });
     }
     Ok(())
-}
-
-/// A packet sequence number that no packet still on its way to an earlier queue pair is likely to have.
-fn random_psn() -> u32 {
-    // Where there is no randomness, time will do.
-    getrandom::u32()
-        .unwrap_or_else(|_| std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.subsec_nanos()))
-        & 0xff_ffff
 }
 
 impl<D: PostingDevice> DeviceLanes for IbgdaLanes<D> {
@@ -408,24 +351,5 @@ impl<D: PostingDevice> ep_core::transport::DeviceTransport for Ibgda<D> {
 
     fn open(&self, place: DevicePlace<'_>) -> Result<Self::Lanes, ep_core::Error> {
         IbgdaLanes::open(&self.library, &self.device, &self.settings, place).map_err(|error| error.on(place.me))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// With relaxed ordering a write may pass a write, and an atomic into such memory may pass writes, too.
-    #[test]
-    fn cells_keep_their_order_whatever_rows_do_and_only_they_take_atomics() {
-        for relaxed in [false, true] {
-            let (rows, cells) = (access(Share::Rows, relaxed), access(Share::Cells, relaxed));
-            assert_eq!(rows & sys::ACCESS_RELAXED_ORDERING != 0, relaxed);
-            assert_eq!(cells & sys::ACCESS_RELAXED_ORDERING, 0);
-            assert_eq!(
-                (rows & sys::ACCESS_REMOTE_ATOMIC, cells & sys::ACCESS_REMOTE_ATOMIC),
-                (0, sys::ACCESS_REMOTE_ATOMIC)
-            );
-        }
     }
 }

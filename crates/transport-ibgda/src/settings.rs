@@ -2,6 +2,7 @@
 
 use ep_core::Error;
 use ep_core::layout::Queues;
+use ep_rdma::{Wire, within};
 
 /// How an adapter is told that there are new elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,10 +36,7 @@ pub struct Settings {
     pub(crate) relaxed: bool,
     pub(crate) doorbell: Doorbell,
     pub(crate) signal: Signal,
-    pub(crate) service_level: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) ack_timeout: u8,
-    pub(crate) retries: u8,
+    pub(crate) wire: Wire,
     pub(crate) log_depth: u32,
     pub(crate) batch: u32,
     pub(crate) longest: u64,
@@ -52,22 +50,12 @@ impl Default for Settings {
             relaxed: false,
             doorbell: Doorbell::Single,
             signal: Signal::FetchAdd,
-            service_level: 0,
-            traffic_class: 0,
-            ack_timeout: 14,
-            retries: 6,
+            wire: Wire::default(),
             log_depth: 8,
             batch: 32,
             longest: 1 << 30,
         }
     }
-}
-
-fn within(what: &str, value: u32, least: u32, most: u32) -> Result<u32, Error> {
-    if (least..=most).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::invalid(what, value, format_args!("{least} to {most}")))
 }
 
 impl Settings {
@@ -108,12 +96,12 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] above 15, and on Ethernet [`Error::Unsupported`] above 7 when lanes are opened.
     pub fn service_level(self, level: u32) -> Result<Self, Error> {
-        Ok(Self { service_level: within("service level", level, 0, 15)? as u8, ..self })
+        Ok(Self { wire: Wire { service_level: within("service level", level, 0, 15)? as u8, ..self.wire }, ..self })
     }
 
     /// The traffic class of all packets: on RoCEv2 the IP header's byte with DSCP (upper 6 bits) and ECN.
     pub fn traffic_class(self, class: u8) -> Self {
-        Self { traffic_class: class, ..self }
+        Self { wire: Wire { traffic_class: class, ..self.wire }, ..self }
     }
 
     /// How long an adapter waits for an answer before it repeats a request: 4.096 us x 2^`exponent`; adapters may take up to
@@ -123,7 +111,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] for 0, which means for ever, and above 18, with which it may take half a minute.
     pub fn ack_timeout(self, exponent: u32) -> Result<Self, Error> {
-        Ok(Self { ack_timeout: within("ack timeout", exponent, 1, 18)? as u8, ..self })
+        Ok(Self { wire: Wire { ack_timeout: within("ack timeout", exponent, 1, 18)? as u8, ..self.wire }, ..self })
     }
 
     /// How often a request is repeated that nobody answers.
@@ -131,7 +119,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] above 7.
     pub fn retries(self, retries: u32) -> Result<Self, Error> {
-        Ok(Self { retries: within("retries", retries, 0, 7)? as u8, ..self })
+        Ok(Self { wire: Wire { retries: within("retries", retries, 0, 7)? as u8, ..self.wire }, ..self })
     }
 
     /// Elements that a queue holds, as the power of two.

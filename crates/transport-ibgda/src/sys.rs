@@ -1,86 +1,14 @@
-//! The part of libibverbs' and libmlx5's interface that is used: structures and numbers, as C lays them out.
+//! The part of libmlx5's interface that is used: structures and numbers, as C lays them out. That of libibverbs is in [`ep_rdma::sys`].
 //!
-//! The tests compare them with `infiniband/verbs.h` and `infiniband/mlx5dv.h`.
+//! The tests compare them with `infiniband/mlx5dv.h`.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 
-/// `struct ibv_device`, `struct ibv_context`, `struct ibv_pd`, `struct ibv_ah`, `struct mlx5dv_devx_obj`: known by address only.
+/// `struct ibv_ah`, `struct mlx5dv_devx_obj`: known by address only.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Opaque {
     _private: [u8; 0],
-}
-
-/// `struct ibv_mr`.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct Mr {
-    context: *mut c_void,
-    pd: *mut c_void,
-    addr: *mut c_void,
-    length: usize,
-    handle: u32,
-    pub(crate) lkey: u32,
-    pub(crate) rkey: u32,
-}
-
-/// `struct ibv_port_attr`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PortAttr {
-    pub(crate) state: c_uint,
-    max_mtu: c_uint,
-    pub(crate) active_mtu: c_uint,
-    pub(crate) gid_tbl_len: c_int,
-    port_cap_flags: u32,
-    max_msg_sz: u32,
-    bad_pkey_cntr: u32,
-    qkey_viol_cntr: u32,
-    pkey_tbl_len: u16,
-    pub(crate) lid: u16,
-    sm_lid: u16,
-    lmc: u8,
-    max_vl_num: u8,
-    sm_sl: u8,
-    subnet_timeout: u8,
-    init_type_reply: u8,
-    active_width: u8,
-    active_speed: u8,
-    phys_state: u8,
-    pub(crate) link_layer: u8,
-    flags: u8,
-    port_cap_flags2: u16,
-    /// Newer libraries have more behind it.
-    more: [u32; 8],
-}
-
-/// `union ibv_gid`, which C aligns to its 64-bit half.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Gid(pub(crate) [u8; 16]);
-
-/// `struct ibv_global_route`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GlobalRoute {
-    pub(crate) dgid: Gid,
-    pub(crate) flow_label: u32,
-    pub(crate) sgid_index: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
-}
-
-/// `struct ibv_ah_attr`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AhAttr {
-    pub(crate) grh: GlobalRoute,
-    pub(crate) dlid: u16,
-    pub(crate) sl: u8,
-    pub(crate) src_path_bits: u8,
-    pub(crate) static_rate: u8,
-    pub(crate) is_global: u8,
-    pub(crate) port_num: u8,
 }
 
 /// `struct mlx5dv_context_attr`.
@@ -180,18 +108,6 @@ impl Obj {
     pub(crate) const NONE: Self = Self { others: [ObjPart::NONE; 5], ah: ObjPart::NONE, pd: ObjPart::NONE };
 }
 
-/// `IBV_PORT_ACTIVE`.
-pub(crate) const PORT_ACTIVE: c_uint = 4;
-/// `IBV_LINK_LAYER_ETHERNET`.
-pub(crate) const LINK_ETHERNET: u8 = 2;
-/// `IBV_ACCESS_LOCAL_WRITE`.
-pub(crate) const ACCESS_LOCAL_WRITE: u32 = 1;
-/// `IBV_ACCESS_REMOTE_WRITE`.
-pub(crate) const ACCESS_REMOTE_WRITE: u32 = 1 << 1;
-/// `IBV_ACCESS_REMOTE_ATOMIC`.
-pub(crate) const ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
-/// `IBV_ACCESS_RELAXED_ORDERING`.
-pub(crate) const ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 /// `MLX5DV_CONTEXT_FLAGS_DEVX`.
 pub(crate) const CONTEXT_DEVX: u32 = 1;
 /// `MLX5DV_UMEM_MASK_DMABUF`.

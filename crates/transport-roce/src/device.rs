@@ -1,11 +1,12 @@
 //! Which device, port and address (GID) a rank uses.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::str::FromStr;
 
+use ep_rdma::{Gid, Port};
+
 use crate::error::Error;
-use crate::verbs::{Context, Port};
+use crate::verbs::Context;
 
 /// How one rank's device is chosen.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -76,48 +77,6 @@ impl FromStr for Choices {
     }
 }
 
-/// An address of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Gid {
-    pub(crate) index: u8,
-    pub(crate) bytes: [u8; 16],
-    /// RoCE version 2, whose packets are UDP; other kinds serve InfiniBand only.
-    pub(crate) routable: bool,
-}
-
-impl Gid {
-    fn address(&self) -> Ipv6Addr {
-        self.bytes.into()
-    }
-
-    /// Better ones first: of addresses that name the same port, those that more networks carry.
-    fn rank(&self) -> u8 {
-        let address = self.address();
-        match () {
-            () if address.to_ipv4_mapped().is_some() => 0,
-            () if !address.is_unicast_link_local() => 1,
-            () => 2,
-        }
-    }
-
-    fn is(&self, wanted: IpAddr) -> bool {
-        let wanted = match wanted {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
-        self.address() == wanted
-    }
-}
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address().to_ipv4_mapped() {
-            Some(address) => address.fmt(f),
-            None => self.address().fmt(f),
-        }
-    }
-}
-
 /// A port that was chosen, opened.
 #[derive(Debug)]
 pub(crate) struct Chosen {
@@ -174,9 +133,9 @@ pub(crate) fn choose(choice: &Choice, local: u32) -> Result<Chosen, Error> {
             for name in &names {
                 let context = Context::open(name)?;
                 for port in context.ports()? {
-                    let gids = context.gids(&port)?;
-                    if let Some(gid) = gids.iter().find(|gid| gid.is(*address) && (gid.routable || !port.ethernet)) {
-                        check(&port).map_err(|why| Error::NoPort { why })?;
+                    let gids = context.gids(&port);
+                    if let Some(gid) = gids.iter().find(|gid| gid.is(*address) && port.carries(gid)) {
+                        port.check().map_err(|why| Error::NoPort { why })?;
                         let reason = format!(
                             "address {address}, as asked for: device {name}, port {}, GID {}",
                             port.number, gid.index
@@ -208,7 +167,7 @@ fn candidates(device: &str, wanted: Option<u8>, why: &mut Vec<String>) -> Vec<Ca
             why.push(format!("{device} has no port {number}, it has {}", ports.len()));
         }
         for port in ports.into_iter().filter(|port| wanted.is_none_or(|wanted| wanted == port.number)) {
-            match check(&port).and_then(|()| best(&port, context.gids(&port).map_err(|error| error.to_string())?)) {
+            match context.usable(&port) {
                 Ok(gid) => found.push(Candidate { device: device.to_owned(), port: port.number, gid }),
                 Err(reason) => why.push(reason),
             }
@@ -217,17 +176,6 @@ fn candidates(device: &str, wanted: Option<u8>, why: &mut Vec<String>) -> Vec<Ca
     });
     why.extend(looked.err().map(|error| error.to_string()));
     found
-}
-
-fn check(port: &Port) -> Result<(), String> {
-    let Port { device, number, state, .. } = port;
-    if port.is_active() { Ok(()) } else { Err(format!("port {number} of {device} is not active (state {state})")) }
-}
-
-fn best(port: &Port, gids: Vec<Gid>) -> Result<Gid, String> {
-    let usable = gids.into_iter().filter(|gid| gid.routable || !port.ethernet);
-    let best = usable.min_by_key(|gid| (gid.rank(), gid.index));
-    best.ok_or_else(|| format!("port {} of {} has no RoCEv2 address (GID)", port.number, port.device))
 }
 
 #[cfg(test)]
@@ -259,26 +207,5 @@ mod tests {
             ["a", "b", "a", "c", "c", "b"]
         );
         assert_eq!(Choices::default().of(3, 3), Choice::Automatic);
-    }
-
-    #[test]
-    fn of_several_addresses_ipv4_comes_first_and_version_1_never() {
-        let gid = |index, address: &str, routable| Gid {
-            index,
-            bytes: address.parse::<Ipv6Addr>().unwrap().octets(),
-            routable,
-        };
-        let gids = vec![
-            gid(0, "fe80::1", true),
-            gid(1, "fd00::1", true),
-            gid(2, "::ffff:10.9.0.1", false),
-            gid(3, "::ffff:10.9.0.1", true),
-        ];
-        let port =
-            Port { device: "x".into(), number: 1, state: 4, mtu: 3, lid: 0, gids: 4, max_message: 1, ethernet: true };
-        assert_eq!(best(&port, gids[..2].to_vec()).unwrap().index, 1);
-        assert_eq!(best(&port, gids.clone()).unwrap().index, 3);
-        assert_eq!(gids[3].to_string(), "10.9.0.1");
-        assert!(best(&port, vec![gids[2]]).unwrap_err().contains("no RoCEv2 address"));
     }
 }

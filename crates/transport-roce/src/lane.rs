@@ -4,12 +4,14 @@
 //! queue pair come in order, so one tells of all before it. A lane never posts more than its queue holds: who asks for more
 //! is told to come again.
 
+use std::fmt;
+
 use ep_core::LaneCause;
 use ep_core::port::LaneId;
+use ep_rdma::sys::{self, Remote, SendRequest, Sge, Zeroed as _};
 
 use crate::account::Account;
 use crate::settings::Signal;
-use crate::sys::{self, Remote, Requests, SendRequest, Sge, Zeroed as _};
 use crate::verbs::{QueuePair, Region};
 
 /// Requests posted with one doorbell, at most.
@@ -107,6 +109,15 @@ impl Identifier {
 /// Whether a request carries its bytes itself, `most` at most: a core copies them, so they do not lie in a device.
 const fn travels_inside(opcode: u32, source: Place, bytes: u32, most: u32) -> bool {
     bytes <= most && opcode != sys::WR_FETCH_ADD && !source.apart
+}
+
+/// Requests side by side.
+struct Requests(Box<[SendRequest]>);
+
+impl fmt::Debug for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} requests", self.0.len())
+    }
 }
 
 /// One lane.

@@ -7,15 +7,16 @@ use ep_core::layout::Queues;
 use ep_core::port::{LaneId, LaneKind, Offset, Scope, Span, Ticket};
 use ep_core::transport::{DevicePlace, Lanes, Place as Start, WindowCopies, WindowMemory};
 use ep_core::{Fault, LaneCause, Layout, Rank, topology::Reach};
+use ep_rdma::sys::{self, Zeroed as _};
+use ep_rdma::{Connection, Domain, End, Header, Share, cells_of, random_psn};
 
 use crate::device::{Chosen, choose};
 use crate::error::Error;
 use crate::lane::{Identifier, Lane, Place, SLOT, Scratch};
 use crate::memory::Memory;
-use crate::offer::{End, Header, Offer};
+use crate::offer::{Offer, Raising};
 use crate::settings::{Settings, Signal, automatic};
-use crate::sys::{self, Zeroed as _};
-use crate::verbs::{Completions, Depths, Domain, Path, QueuePair, Region};
+use crate::verbs::{Atomics, Completions, Depths, QueuePair, Region};
 
 /// Completions taken at a time.
 const TAKEN: usize = 32;
@@ -23,8 +24,6 @@ const TAKEN: usize = 32;
 const ATOMICS: i32 = 16;
 /// Lanes that identifiers of requests have room for.
 const MOST_LANES: usize = 1 << 20;
-/// How often a request is repeated at a receiver that has no room: for ever. A dead one answers nothing, which ends it.
-const NOT_READY_FOR_EVER: u8 = 7;
 
 /// The lanes of one rank over RoCE or InfiniBand.
 #[derive(Debug)]
@@ -66,7 +65,8 @@ fn choose_signal(
     let refuse = |limit: &str| {
         let (value, device, limit) =
             (settings.signal.map_or_else(String::new, |signal| signal.to_string()), device, limit);
-        Err(Error::Setting { what: "signal", value, device: device.to_owned(), limit: limit.to_owned() })
+        Err(ep_rdma::Error::Setting { what: "signal", value, device: device.to_owned(), limit: limit.to_owned() }
+            .into())
     };
     match settings.signal {
         // The receiver's core raises the cells there.
@@ -119,14 +119,15 @@ impl RoceLanes {
         let mapped = Arc::new(memory);
         let cells_at = cells_of(layout);
         let part = cells_at.offset.0 as usize..cells_at.end() as usize;
-        let cells = Region::of_part(&domain, Arc::clone(&mapped), part, access(Part::Cells, signal, settings.relaxed))?;
-        let window = Region::new(&domain, mapped, access(Part::Rows, signal, settings.relaxed))?;
+        let atomic = signal == Signal::FetchAdd;
+        let cells = Region::of_part(&domain, Arc::clone(&mapped), part, Share::Cells.access(atomic, settings.relaxed))?;
+        let window = Region::new(&domain, mapped, Share::Rows.access(atomic, settings.relaxed))?;
         let description = format!("{}; signal {signal}: {why}; window in {}", chosen.reason, window.way());
         tracing::info!(rank = me.0, "{description}");
         let bytes = (lanes.len() as u64 * each).max(SLOT);
         let staged = Memory::anonymous(bytes as usize).map_err(map_failed("memory for short messages"))?;
         let scratch = Region::new(&domain, Arc::new(staged), sys::ACCESS_LOCAL_WRITE)?;
-        let atomics = |most: i32| most.clamp(1, ATOMICS) as u8;
+        let at_a_time = |most: i32| most.clamp(1, ATOMICS) as u8;
         Ok(Self {
             psns: vec![0; lanes.len()],
             lanes,
@@ -137,8 +138,8 @@ impl RoceLanes {
             copies,
             completions,
             domain,
-            atomics_in: atomics(attributes.max_qp_rd_atom),
-            atomics_out: atomics(attributes.max_qp_init_rd_atom),
+            atomics_in: at_a_time(attributes.max_qp_rd_atom),
+            atomics_out: at_a_time(attributes.max_qp_init_rd_atom),
             chosen,
             me,
             layout: layout.clone(),
@@ -160,6 +161,12 @@ impl RoceLanes {
         self.signal
     }
 
+    /// The largest packets that it sends and takes.
+    fn mtu(&self) -> u32 {
+        let most = self.chosen.port.mtu;
+        self.settings.mtu.map_or(most, |asked| asked.min(most))
+    }
+
     /// New queue pairs for all lanes, and what others need to know.
     fn renew(&mut self) -> Result<Offer, ep_core::Error> {
         let me = self.me;
@@ -171,32 +178,26 @@ impl RoceLanes {
         }
         self.connection += 1;
         let port = &self.chosen.port;
-        let header = Header {
-            signal: self.signal as u8,
-            link: port.ethernet.into(),
-            mtu: port.mtu.min(self.settings.mtu.unwrap_or(port.mtu)) as u8,
-            atomics: self.atomics_in,
-            lid: u32::from(port.lid).into(),
-            gid: self.chosen.gid.bytes,
-            window: self.window.memory().address().into(),
-            bytes: (self.window.memory().bytes() as u64).into(),
-            remote_key: self.window.remote_key().into(),
-            cells_key: self.cells.remote_key().into(),
-            ..Header::new()
-        };
+        let memory = self.window.memory();
+        let (window, bytes) = (memory.address(), memory.bytes() as u64);
+        let (rows_key, cells_key) = (self.window.remote_key(), self.cells.remote_key());
+        let header = Header::new(port, self.mtu(), &self.chosen.gid).with_window(window, bytes, rows_key, cells_key);
+        let own = Raising { signal: self.signal as u8, atomics: self.atomics_in };
         let Settings { depth, inline, .. } = self.settings;
         let receive = if self.signal == Signal::Counting { self.settings.receives } else { 0 };
         let mut ends = Vec::with_capacity(self.lanes.len());
         for (lane, psn) in self.lanes.iter_mut().zip(&mut self.psns) {
-            let failed = |error: Error| error.on(me);
+            let failed = |error: ep_rdma::Error| Error::from(error).on(me);
             let depths = Depths { send: depth, receive, inline };
-            let pair = QueuePair::new(&self.domain, &self.completions, depths).map_err(failed)?;
-            pair.init(port, access(Part::Cells, self.signal, false)).map_err(failed)?;
+            let context = &self.chosen.context;
+            let pair = QueuePair::new(context, &self.domain, &self.completions, depths).map_err(failed)?;
+            let access = Share::Cells.access(self.signal == Signal::FetchAdd, false);
+            pair.init(port, access).map_err(failed)?;
             *psn = random_psn();
             ends.push(End::new(lane.id.peer, lane.id.kind, pair.number(), *psn));
             lane.begin(pair, self.connection, &self.scratch);
         }
-        Ok(Offer { header, ends })
+        Ok(Offer { header, own, ends })
     }
 
     /// Cells that far ranks write, of both generations' banks: fetch-adds count from zero. Nothing arrives now.
@@ -232,46 +233,23 @@ impl RoceLanes {
 
     /// Connects all lanes to one rank.
     fn join_one(&mut self, rank: Rank, offer: &Offer) -> Result<(), Error> {
-        let Header { signal, link, mtu, atomics, lid, gid, window, bytes, remote_key, cells_key, .. } = offer.header;
-        let wrong = |why| Err(Error::Peer { rank, why });
+        let (header, Raising { signal, atomics }) = (&offer.header, offer.own);
         if signal != self.signal as u8 {
-            return wrong(format!(
-                "it raises cells otherwise than this rank, by {}: set the same on all ranks",
-                self.signal
-            ));
+            let why =
+                format!("it raises cells otherwise than this rank, by {}: set the same on all ranks", self.signal);
+            return Err(ep_rdma::Error::Peer { rank, why }.into());
         }
-        if link != u8::from(self.chosen.port.ethernet) {
-            return wrong("one of its port and this rank's is Ethernet, the other InfiniBand".into());
-        }
-        if bytes.get() != self.window.memory().bytes() as u64 {
-            return wrong(format!("its window has {bytes} bytes, this rank's {}", self.window.memory().bytes()));
-        }
-        let Settings { service_level, traffic_class, ack_timeout, retries, .. } = self.settings;
-        let own_mtu = self.chosen.port.mtu.min(self.settings.mtu.unwrap_or(self.chosen.port.mtu));
+        header.check(rank, &self.chosen.port, self.window.memory().bytes() as u64)?;
+        let atomics = Atomics { out: self.atomics_out.min(atomics), served: self.atomics_in };
+        let mtu = self.mtu();
         for &(kind, index) in &self.table[rank.index()] {
-            let Some(end) = offer.end(self.me, kind) else {
-                return wrong(format!("it has no lane {kind:?}: set the same lanes on all ranks"));
-            };
-            let path = Path {
-                number: end.number.get(),
-                gid,
-                lid: lid.get() as u16,
-                their_psn: end.psn.get(),
-                our_psn: self.psns[index],
-                mtu: u32::from(mtu).min(own_mtu),
-                service_level,
-                traffic_class,
-                ack_timeout,
-                retries,
-                not_ready_retries: NOT_READY_FOR_EVER,
-                atomics_out: self.atomics_out.min(atomics),
-                atomics_in: self.atomics_in,
-            };
+            let end = offer.end(rank, self.me, kind)?;
+            let path = Connection::new(header, end, self.psns[index], mtu, self.settings.wire);
             let lane = &mut self.lanes[index];
-            lane.target = Place { address: window.get(), key: remote_key.get(), apart: false };
-            lane.cells_key = cells_key.get();
+            lane.target = Place { address: header.window(), key: header.rows_key.get(), apart: false };
+            lane.cells_key = header.cells_key.get();
             if let Some(pair) = &lane.pair {
-                pair.connect(&self.chosen.port, self.chosen.gid.index, &path)?;
+                pair.connect(&self.chosen.port, &self.chosen.gid, &path, atomics)?;
             }
         }
         Ok(())
@@ -357,36 +335,8 @@ fn limit(what: &'static str, value: u64, most: i32, device: &str) -> Result<(), 
     if value <= most.max(0) as u64 {
         return Ok(());
     }
-    Err(Error::Setting { what, value: value.to_string(), device: device.to_owned(), limit: format!("at most {most}") })
-}
-
-/// What a region of the window is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
-    Rows,
-    Cells,
-}
-
-/// Where the cells lie.
-fn cells_of(layout: &Layout) -> Span {
-    let cells = layout.regions().into_iter().find(|region| region.name == "cells");
-    cells.map_or(Offset(0).span(0), |region| region.span)
-}
-
-/// What others may do with a part of the window. Only cells are raised by atomics, and only rows may come in any order.
-const fn access(part: Part, signal: Signal, relaxed: bool) -> u32 {
-    let cells = matches!(part, Part::Cells);
-    let atomic = if cells && matches!(signal, Signal::FetchAdd) { sys::ACCESS_REMOTE_ATOMIC } else { 0 };
-    let relaxed = if relaxed && !cells { sys::ACCESS_RELAXED_ORDERING } else { 0 };
-    sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | atomic | relaxed
-}
-
-/// A packet sequence number that no packet still on its way to an earlier queue pair is likely to have.
-fn random_psn() -> u32 {
-    // Where there is no randomness, time will do.
-    getrandom::u32()
-        .unwrap_or_else(|_| std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |since| since.subsec_nanos()))
-        & 0xff_ffff
+    let (value, device, limit) = (value.to_string(), device.to_owned(), format!("at most {most}"));
+    Err(ep_rdma::Error::Setting { what, value, device, limit }.into())
 }
 
 impl Lanes for RoceLanes {
@@ -522,18 +472,5 @@ mod tests {
         assert!(choose_signal(&relaxed, false, true, "mlx5_0").is_err(), "it would count");
         assert_eq!(choose_signal(&Settings::new(), false, true, "mlx5_0").unwrap().0, Signal::OrderedWrite);
         assert!(Memory::of_device(0x1000, 64, None).unwrap().word(0).is_none(), "no core touches it");
-    }
-
-    /// With relaxed ordering a write may pass a write, and an atomic into such memory may pass writes, too.
-    #[test]
-    fn cells_keep_their_order_whatever_rows_do_and_only_they_take_atomics() {
-        for signal in [Signal::OrderedWrite, Signal::FetchAdd, Signal::Counting] {
-            let (rows, cells) = (access(Part::Rows, signal, true), access(Part::Cells, signal, true));
-            assert_eq!(rows & sys::ACCESS_RELAXED_ORDERING, sys::ACCESS_RELAXED_ORDERING);
-            assert_eq!(cells & sys::ACCESS_RELAXED_ORDERING, 0, "{signal}");
-            assert_eq!(access(Part::Rows, signal, false) & sys::ACCESS_RELAXED_ORDERING, 0);
-            assert_eq!(rows & sys::ACCESS_REMOTE_ATOMIC, 0, "{signal}");
-            assert_eq!(cells & sys::ACCESS_REMOTE_ATOMIC != 0, signal == Signal::FetchAdd);
-        }
     }
 }

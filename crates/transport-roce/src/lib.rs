@@ -64,11 +64,10 @@ mod library;
 mod memory;
 mod offer;
 mod settings;
-mod sys;
 mod verbs;
 
 pub use device::{Choice, Choices};
 pub use error::Error;
 pub use lanes::{Roce, RoceLanes};
-pub use offer::{Header, Offer};
+pub use offer::{Offer, Raising};
 pub use settings::{Settings, Signal};

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use ep_core::Error;
 use ep_core::layout::Queues;
+use ep_rdma::{Wire, within};
 
 use crate::device::Choices;
 
@@ -64,10 +65,7 @@ pub struct Settings {
     pub(crate) far_lanes: Queues,
     pub(crate) relaxed: bool,
     pub(crate) mtu: Option<u32>,
-    pub(crate) service_level: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) ack_timeout: u8,
-    pub(crate) retries: u8,
+    pub(crate) wire: Wire,
     pub(crate) depth: u32,
     pub(crate) receives: u32,
     pub(crate) inline: u32,
@@ -81,22 +79,12 @@ impl Default for Settings {
             far_lanes: Queues::ROWS_WITH_CREDIT,
             relaxed: false,
             mtu: None,
-            service_level: 0,
-            traffic_class: 0,
-            ack_timeout: 14,
-            retries: 6,
+            wire: Wire::default(),
             depth: 256,
             receives: 512,
             inline: 64,
         }
     }
-}
-
-fn within(what: &str, value: u32, least: u32, most: u32) -> Result<u32, Error> {
-    if (least..=most).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::invalid(what, value, format_args!("{least} to {most}")))
 }
 
 impl Settings {
@@ -144,12 +132,12 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] above 15.
     pub fn service_level(self, level: u32) -> Result<Self, Error> {
-        Ok(Self { service_level: within("service level", level, 0, 15)? as u8, ..self })
+        Ok(Self { wire: Wire { service_level: within("service level", level, 0, 15)? as u8, ..self.wire }, ..self })
     }
 
     /// The traffic class of all packets: on RoCEv2 the IP header's byte with DSCP (upper 6 bits) and ECN.
     pub fn traffic_class(self, class: u8) -> Self {
-        Self { traffic_class: class, ..self }
+        Self { wire: Wire { traffic_class: class, ..self.wire }, ..self }
     }
 
     /// How long an adapter waits for an answer before it repeats a request: 4.096 us x 2^`exponent`; adapters may take up to
@@ -158,7 +146,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] for 0, which means for ever, and above 31.
     pub fn ack_timeout(self, exponent: u32) -> Result<Self, Error> {
-        Ok(Self { ack_timeout: within("ack timeout", exponent, 1, 31)? as u8, ..self })
+        Ok(Self { wire: Wire { ack_timeout: within("ack timeout", exponent, 1, 31)? as u8, ..self.wire }, ..self })
     }
 
     /// How often a request is repeated that nobody answers.
@@ -166,7 +154,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Invalid`] above 6: 7 means for ever on some devices.
     pub fn retries(self, retries: u32) -> Result<Self, Error> {
-        Ok(Self { retries: within("retries", retries, 0, 6)? as u8, ..self })
+        Ok(Self { wire: Wire { retries: within("retries", retries, 0, 6)? as u8, ..self.wire }, ..self })
     }
 
     /// Requests that a lane holds before its poster has to wait.

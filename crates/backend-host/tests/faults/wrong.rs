@@ -41,7 +41,7 @@ impl Lanes for WrongLanes {
             return Ok(right);
         }
         let mut offer = Offer::from_bytes(self.me, &right).expect("the own offer");
-        offer.header.remote_key = (offer.header.remote_key.get() ^ 0x5a5a).into();
+        offer.header.rows_key = (offer.header.rows_key.get() ^ 0x5a5a).into();
         Ok(offer.to_bytes())
     }
 

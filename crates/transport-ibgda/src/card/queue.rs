@@ -1,11 +1,11 @@
 //! A queue pair and its completion queue: made, connected, asked, ended. What the firmware is told stands here alone.
 
-use super::port::{Gid, Port};
+use ep_rdma::{Connection, Gid, Port};
+
 use super::storage::{PAGE, Storage};
 use super::{Context, Domain, Object, Register};
 use crate::command::{Message, Opcode, cq, qp};
 use crate::error::Error;
-use crate::sys;
 use ep_core::transport::PostingDevice;
 
 /// The path's state when there is only one path: "migrated".
@@ -150,16 +150,16 @@ fn to_receive(number: u32, port: u8, path: &Connection, target: Target) -> Messa
             message
                 .with(qp::SRC_ADDR_INDEX, own_gid.into())
                 .with(qp::HOP_LIMIT, HOPS.into())
-                .with(qp::TCLASS, path.traffic_class.into())
+                .with(qp::TCLASS, path.wire.traffic_class.into())
                 .with(qp::RGID[0], u64::from_be_bytes(upper))
                 .with(qp::RGID[1], u64::from_be_bytes(lower))
-                .with(qp::DSCP, u64::from(path.traffic_class >> 2))
+                .with(qp::DSCP, u64::from(path.wire.traffic_class >> 2))
                 .with(qp::UDP_SPORT, source_port.into())
-                .with(qp::ETH_PRIO, u64::from(path.service_level & 7))
+                .with(qp::ETH_PRIO, u64::from(path.wire.service_level & 7))
                 .with(qp::RMAC, u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
         }
         Target::InfiniBand { lid } => {
-            let message = message.with(qp::RLID, lid.into()).with(qp::SL, path.service_level.into());
+            let message = message.with(qp::RLID, lid.into()).with(qp::SL, path.wire.service_level.into());
             // Without the global header: within a subnet the local address serves.
             message.with(qp::GRH, 0)
         }
@@ -169,28 +169,11 @@ fn to_receive(number: u32, port: u8, path: &Connection, target: Target) -> Messa
 fn to_send(number: u32, path: &Connection) -> Message {
     Message::about(Opcode::Rtr2Rts, number)
         .with(qp::PM_STATE, PM_MIGRATED)
-        .with(qp::ACK_TIMEOUT, path.ack_timeout.into())
+        .with(qp::ACK_TIMEOUT, path.wire.ack_timeout.into())
         .with(qp::LOG_SRA_MAX, LOG_ATOMICS)
-        .with(qp::RETRY_COUNT, path.retries.into())
+        .with(qp::RETRY_COUNT, path.wire.retries.into())
         .with(qp::RNR_RETRY, RNR_FOR_EVER)
         .with(qp::NEXT_SEND_PSN, path.our_psn.into())
-}
-
-/// What a queue pair is connected with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Connection {
-    /// The peer's queue pair.
-    pub(crate) number: u32,
-    pub(crate) gid: [u8; 16],
-    /// Of the peer's port, on InfiniBand.
-    pub(crate) lid: u16,
-    pub(crate) their_psn: u32,
-    pub(crate) our_psn: u32,
-    pub(crate) mtu: u32,
-    pub(crate) service_level: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) ack_timeout: u8,
-    pub(crate) retries: u8,
 }
 
 /// The state of a queue pair.
@@ -246,16 +229,7 @@ impl Queue {
     /// Connects it: from here on elements may be posted.
     pub(crate) fn connect(&self, port: &Port, gid: &Gid, path: &Connection) -> Result<(), Error> {
         let target = if port.ethernet {
-            let route = sys::GlobalRoute {
-                dgid: sys::Gid(path.gid),
-                sgid_index: gid.index,
-                hop_limit: HOPS,
-                traffic_class: path.traffic_class,
-                ..sys::GlobalRoute::default()
-            };
-            let mut attributes =
-                sys::AhAttr { grh: route, is_global: 1, port_num: port.number, ..sys::AhAttr::default() };
-            let address = self.domain.ethernet_address(&mut attributes)?;
+            let address = self.domain.ethernet_address(&mut path.address(port, gid, HOPS))?;
             // Another one for each pair, so that switches spread them over paths.
             let source_port = UDP_PORTS | (self.number() ^ path.number) & 0x3fff;
             Target::Ethernet { address, own_gid: gid.index, source_port }

@@ -1,5 +1,7 @@
 //! Whole messages against bytes that were written by hand from the manual's layout: where a value stands, and that nothing else does.
 
+use ep_rdma::Wire;
+
 use super::*;
 
 /// A message of these words of 32 bits, each at its byte; all else is zero.
@@ -100,10 +102,7 @@ const PATH: Connection = Connection {
     their_psn: 0x11_2233,
     our_psn: 0x99_8877,
     mtu: 5,
-    service_level: 3,
-    traffic_class: 0x68,
-    ack_timeout: 14,
-    retries: 6,
+    wire: Wire { service_level: 3, traffic_class: 0x68, ack_timeout: 14, retries: 6 },
 };
 
 #[test]

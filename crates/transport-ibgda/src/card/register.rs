@@ -90,13 +90,13 @@ unsafe impl Send for Owned {}
 impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: given out by `mlx5dv_devx_alloc_uar`; queues that name it have ended, by the order in which lanes end.
-        unsafe { self.context.library().mlx5dv_devx_free_uar()(self.raw.as_ptr()) };
+        unsafe { (self.context.functions().mlx5dv_devx_free_uar)(self.raw.as_ptr()) };
     }
 }
 
 impl<D: PostingDevice> Register<D> {
     pub(crate) fn new(context: &Context, device: &D) -> Result<Self, Error> {
-        let allocate = context.library().mlx5dv_devx_alloc_uar();
+        let allocate = context.functions().mlx5dv_devx_alloc_uar;
         // A page of the one kind is not to be had in every virtual machine.
         let kinds = [sys::UAR_BF, sys::UAR_NC].into_iter();
         // SAFETY: an opened device.

@@ -5,7 +5,10 @@ use std::fmt;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use super::{Context, Domain, Part, Region, Way};
+use ep_rdma::sys::ACCESS_LOCAL_WRITE;
+use ep_rdma::{Part, Region, Way};
+
+use super::{Context, Domain};
 use crate::error::Error;
 use crate::sys;
 use ep_core::transport::{Home, PostingDevice, PostingMemory};
@@ -27,12 +30,11 @@ unsafe impl Send for Umem {}
 
 impl Umem {
     fn new(context: &Context, memory: &impl PostingMemory, way: Way<'_>) -> Result<Self, Error> {
-        let (library, access) = (context.library(), sys::ACCESS_LOCAL_WRITE);
+        let (functions, access) = (context.functions(), ACCESS_LOCAL_WRITE);
         let (call, raw) = match way {
             Way::Dmabuf(file) => {
-                let Some(register) = library.mlx5dv_devx_umem_reg_ex() else {
-                    return Err(Error::Symbol { name: "mlx5dv_devx_umem_reg_ex" });
-                };
+                let missing = ep_rdma::Error::Symbol { name: "mlx5dv_devx_umem_reg_ex" };
+                let register = functions.mlx5dv_devx_umem_reg_ex.ok_or(missing)?;
                 let mut what = sys::UmemIn {
                     // Counted from the descriptor's beginning.
                     addr: std::ptr::null_mut(),
@@ -47,7 +49,7 @@ impl Umem {
             }
             Way::Address => {
                 let (address, bytes) = (memory.address() as *mut c_void, memory.bytes());
-                let register = library.mlx5dv_devx_umem_reg();
+                let register = functions.mlx5dv_devx_umem_reg;
                 // SAFETY: as above.
                 ("mlx5dv_devx_umem_reg", unsafe { register(context.raw(), address, bytes, access) })
             }
@@ -59,7 +61,7 @@ impl Umem {
 impl Drop for Umem {
     fn drop(&mut self) {
         // SAFETY: made by `Umem::new`; queues in it have ended, by the order in which lanes end.
-        unsafe { self.context.library().mlx5dv_devx_umem_dereg()(self.raw.as_ptr()) };
+        unsafe { (self.context.functions().mlx5dv_devx_umem_dereg)(self.raw.as_ptr()) };
     }
 }
 
@@ -130,7 +132,8 @@ impl<M: PostingMemory> Storage<M> {
         };
         let umem = Umem::new(domain.context(), &memory, way)?;
         let part = Part { base: memory.address(), offset: 0, bytes: bytes as u64 };
-        let region = Region::new(domain, part, way, sys::ACCESS_LOCAL_WRITE)?;
+        // SAFETY: the memory lives as long as the region, as both are here; it is used by address.
+        let region = unsafe { Region::new(domain.verbs(), part, way, ACCESS_LOCAL_WRITE) }?;
         Ok(Self { umem, region, memory, description: String::new() })
     }
 

@@ -5,9 +5,9 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use ep_rdma::{Error, sys};
+
 use super::Context;
-use crate::error::Error;
-use crate::sys;
 
 /// A completion queue.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ impl Completions {
     pub(crate) fn new(context: &Context, entries: u32) -> Result<Self, Error> {
         let null = ptr::null_mut();
         // SAFETY: an opened device; no context, no channel, the first vector.
-        let raw = unsafe { (context.library().ibv_create_cq)(context.raw(), entries as c_int, null, null, 0) };
+        let raw = unsafe { (context.functions().ibv_create_cq)(context.raw(), entries as c_int, null, null, 0) };
         Ok(Self(Arc::new(OwnedCompletions { context: context.clone(), raw: context.made("ibv_create_cq", raw)? })))
     }
 
@@ -53,6 +53,6 @@ impl Completions {
 impl Drop for OwnedCompletions {
     fn drop(&mut self) {
         // SAFETY: made by `Completions::new`; its queue pairs have been destroyed, as they held it.
-        unsafe { (self.context.library().ibv_destroy_cq)(self.raw.as_ptr()) };
+        unsafe { (self.context.functions().ibv_destroy_cq)(self.raw.as_ptr()) };
     }
 }

@@ -2,11 +2,10 @@
 
 mod completions;
 mod context;
-mod domain;
 mod pair;
-mod register;
+mod region;
 
 pub(crate) use completions::Completions;
-pub(crate) use context::{Context, Port};
-pub(crate) use domain::{Domain, Region};
-pub(crate) use pair::{Depths, Path, QueuePair};
+pub(crate) use context::Context;
+pub(crate) use pair::{Atomics, Depths, QueuePair};
+pub(crate) use region::Region;

@@ -3,9 +3,15 @@
 use std::ffi::{c_int, c_uint};
 use std::ptr::{self, NonNull};
 
-use super::{Completions, Domain, Port};
-use crate::error::Error;
-use crate::sys::{self, Zeroed as _};
+use ep_rdma::sys::{self, Zeroed as _};
+use ep_rdma::{Connection, Domain, Error, Gid, Port};
+
+use super::{Completions, Context};
+
+/// How often a request is repeated at a receiver that has no room: for ever. A dead one answers nothing, which ends it.
+const NOT_READY_FOR_EVER: u8 = 7;
+/// Routers that a packet may pass.
+const HOPS: u8 = 64;
 
 /// What a queue pair holds.
 #[derive(Clone, Copy, Debug)]
@@ -15,31 +21,19 @@ pub(crate) struct Depths {
     pub(crate) inline: u32,
 }
 
-/// How a queue pair reaches the other end.
+/// Atomics under way at a time: that we ask for, and that we serve.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Path {
-    pub(crate) number: u32,
-    pub(crate) gid: [u8; 16],
-    pub(crate) lid: u16,
-    /// Packet sequence numbers that each end begins with.
-    pub(crate) their_psn: u32,
-    pub(crate) our_psn: u32,
-    pub(crate) mtu: u32,
-    pub(crate) service_level: u8,
-    pub(crate) traffic_class: u8,
-    pub(crate) ack_timeout: u8,
-    pub(crate) retries: u8,
-    pub(crate) not_ready_retries: u8,
-    /// Atomics under way at a time: that we ask for, and that we serve.
-    pub(crate) atomics_out: u8,
-    pub(crate) atomics_in: u8,
+pub(crate) struct Atomics {
+    pub(crate) out: u8,
+    pub(crate) served: u8,
 }
 
 /// A queue pair of a reliable connection.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     raw: NonNull<sys::Qp>,
-    domain: Domain,
+    context: Context,
+    _domain: Domain,
     _completions: Completions,
     /// Bytes that fit inside a request.
     pub(crate) inline: u32,
@@ -49,8 +43,12 @@ pub(crate) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    pub(crate) fn new(domain: &Domain, completions: &Completions, depths: Depths) -> Result<Self, Error> {
-        let context = domain.context();
+    pub(crate) fn new(
+        context: &Context,
+        domain: &Domain,
+        completions: &Completions,
+        depths: Depths,
+    ) -> Result<Self, Error> {
         let mut wanted = sys::QpInitAttr::zeroed();
         (wanted.send_cq, wanted.recv_cq) = (completions.raw(), completions.raw());
         wanted.qp_type = sys::QPT_RC;
@@ -63,10 +61,11 @@ impl QueuePair {
             max_inline_data: inline,
         };
         // SAFETY: domain and completions live as long as the queue pair; the structure is whole.
-        let raw = unsafe { (context.library().ibv_create_qp)(domain.raw(), &mut wanted) };
+        let raw = unsafe { (context.functions().ibv_create_qp)(domain.raw(), &mut wanted) };
         let raw = context.made("ibv_create_qp", raw)?;
         let inline = wanted.cap.max_inline_data;
-        Ok(Self { raw, domain: domain.clone(), _completions: completions.clone(), inline })
+        let (context, _domain, _completions) = (context.clone(), domain.clone(), completions.clone());
+        Ok(Self { raw, context, _domain, _completions, inline })
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -75,10 +74,9 @@ impl QueuePair {
     }
 
     fn modify(&self, call: &'static str, attributes: &mut sys::QpAttr, mask: c_int) -> Result<(), Error> {
-        let context = self.domain.context();
         // SAFETY: the queue pair lives, and the structure is whole.
-        let code = unsafe { (context.library().ibv_modify_qp)(self.raw.as_ptr(), attributes, mask) };
-        context.outcome(call, code)
+        let code = unsafe { (self.context.functions().ibv_modify_qp)(self.raw.as_ptr(), attributes, mask) };
+        self.context.outcome(call, code)
     }
 
     /// From reset to init: requests to receive may be posted.
@@ -90,21 +88,11 @@ impl QueuePair {
     }
 
     /// From init to ready: what the other end sends is taken in, requests may be posted.
-    pub(crate) fn connect(&self, port: &Port, gid_index: u8, path: &Path) -> Result<(), Error> {
+    pub(crate) fn connect(&self, port: &Port, gid: &Gid, path: &Connection, atomics: Atomics) -> Result<(), Error> {
         let mut to = sys::QpAttr::zeroed();
         (to.qp_state, to.path_mtu, to.dest_qp_num, to.rq_psn) = (sys::QPS_RTR, path.mtu, path.number, path.their_psn);
-        (to.max_dest_rd_atomic, to.min_rnr_timer) = (path.atomics_in, 12);
-        to.ah_attr.port_num = port.number;
-        to.ah_attr.sl = path.service_level;
-        to.ah_attr.dlid = path.lid;
-        // Ethernet has no other addresses; on InfiniBand the local one serves within a subnet.
-        to.ah_attr.is_global = port.ethernet.into();
-        if port.ethernet {
-            to.ah_attr.grh.dgid = sys::gid(path.gid);
-            to.ah_attr.grh.sgid_index = gid_index;
-            to.ah_attr.grh.hop_limit = 64;
-            to.ah_attr.grh.traffic_class = path.traffic_class;
-        }
+        (to.max_dest_rd_atomic, to.min_rnr_timer) = (atomics.served, 12);
+        to.ah_attr = path.address(port, gid, HOPS);
         let mask = sys::QP_STATE
             | sys::QP_AV
             | sys::QP_PATH_MTU
@@ -114,8 +102,8 @@ impl QueuePair {
             | sys::QP_MIN_RNR_TIMER;
         self.modify("ibv_modify_qp to RTR", &mut to, mask)?;
         let mut to = sys::QpAttr::zeroed();
-        (to.qp_state, to.sq_psn, to.timeout) = (sys::QPS_RTS, path.our_psn, path.ack_timeout);
-        (to.retry_cnt, to.rnr_retry, to.max_rd_atomic) = (path.retries, path.not_ready_retries, path.atomics_out);
+        (to.qp_state, to.sq_psn, to.timeout) = (sys::QPS_RTS, path.our_psn, path.wire.ack_timeout);
+        (to.retry_cnt, to.rnr_retry, to.max_rd_atomic) = (path.wire.retries, NOT_READY_FOR_EVER, atomics.out);
         let mask = sys::QP_STATE
             | sys::QP_TIMEOUT
             | sys::QP_RETRY_CNT
@@ -156,6 +144,6 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: made by `new`. From here on the adapter neither reads nor writes anything for it.
-        unsafe { (self.domain.context().library().ibv_destroy_qp)(self.raw.as_ptr()) };
+        unsafe { (self.context.functions().ibv_destroy_qp)(self.raw.as_ptr()) };
     }
 }

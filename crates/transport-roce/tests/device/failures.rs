@@ -36,7 +36,7 @@ fn wrong_cells_key(devices: &str) {
             Bench::open(2, 1, &settings(devices).signal(signal).relaxed_ordering(signal == Signal::FetchAdd));
         let mut offers = bench.offers();
         let mut offer = Offer::from_bytes(Rank(1), offers[1].as_ref().unwrap()).unwrap();
-        assert_ne!(offer.header.cells_key, offer.header.remote_key);
+        assert_ne!(offer.header.cells_key, offer.header.rows_key);
         offer.header.cells_key = (offer.header.cells_key.get() ^ 0x5a5a).into();
         offers[1] = Some(offer.to_bytes());
         bench.lanes.iter_mut().for_each(|lanes| lanes.connect(&offers).unwrap());
@@ -57,7 +57,7 @@ fn wrong_key(devices: &str) {
         let mut bench = Bench::open(3, 1, &settings(devices).signal(signal));
         let mut offers = bench.offers();
         let mut offer = Offer::from_bytes(Rank(1), offers[1].as_ref().unwrap()).unwrap();
-        offer.header.remote_key = (offer.header.remote_key.get() ^ 0x5a5a).into();
+        offer.header.rows_key = (offer.header.rows_key.get() ^ 0x5a5a).into();
         offers[1] = Some(offer.to_bytes());
         bench.lanes.iter_mut().for_each(|lanes| lanes.connect(&offers).unwrap());
         let (wrong, right, a) = (bench.rows(1), bench.rows(2), bench.arena);

@@ -15,7 +15,7 @@ fn include() -> Option<PathBuf> {
 
 /// What C says of each expression.
 fn in_c(include: &Path, expressions: &[&str]) -> Vec<u64> {
-    let folder = std::env::temp_dir().join(format!("ep-roce-abi-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("ep-rdma-abi-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (source, program) = (folder.join("abi.c"), folder.join("abi"));
     let mut text =
