@@ -15,7 +15,7 @@ use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
-use crate::far::{ByProxy, Network, Posted};
+use crate::far::{ByProxy, Network, Posted, Staging};
 use crate::memory;
 use crate::node::Node;
 use crate::posting::PostingGpu;
@@ -41,12 +41,22 @@ pub struct Builder {
 
 impl Builder {
     /// How ranks reach those of other nodes: a thread of the host for each rank posts to `network` what kernels ask for. Needed for topologies of
-    /// several nodes, and opened for those only.
+    /// several nodes, and opened for those only. Where the network does not reach a GPU's memory, rows travel by way of pinned memory of the host.
     pub fn far<T>(mut self, network: T) -> Self
     where
         T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
     {
-        self.network = Some(Arc::new(ByProxy(network)));
+        self.network = Some(Arc::new(ByProxy(network, Staging::Automatic)));
+        self
+    }
+
+    /// The same with all rows by way of pinned memory of the host, whatever the network reaches. All ranks of a job are given the same, and where one of
+    /// them stages its rows, all must.
+    pub fn far_staged<T>(mut self, network: T) -> Self
+    where
+        T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
+    {
+        self.network = Some(Arc::new(ByProxy(network, Staging::Always)));
         self
     }
 

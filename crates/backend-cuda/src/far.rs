@@ -12,7 +12,7 @@ use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::driver::{DeviceMemory, Stream};
 use crate::posting::PostingGpu;
-use crate::proxy::{PinnedFifos, Proxy, source};
+use crate::proxy::{PinnedFifos, Proxy, Staged, source};
 
 /// Tells kernels that were compiled with one text from those of another, or of the same with other constants.
 pub(crate) fn key(source: &DeviceSource) -> String {
@@ -29,9 +29,17 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error>;
 }
 
+/// When rows travel by way of pinned memory of the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Staging {
+    /// Where the network does not reach a GPU's memory.
+    Automatic,
+    Always,
+}
+
 /// One that a thread of the host posts to, for each rank.
 #[derive(Debug)]
-pub(crate) struct ByProxy<T>(pub(crate) T);
+pub(crate) struct ByProxy<T>(pub(crate) T, pub(crate) Staging);
 
 impl<T> Network for ByProxy<T>
 where
@@ -42,10 +50,35 @@ where
     }
 
     fn open(&self, place: DevicePlace<'_>, stream: &Arc<Stream>) -> Result<Box<dyn DeviceLanes>, Error> {
-        let proxy = Proxy::new(self.0.clone(), |bytes| PinnedFifos::new(stream, bytes));
-        let proxy = proxy.beside(stream.device().pci().unwrap_or_default());
-        Ok(Box::new(proxy.open(place)?))
+        let Self(transport, staging) = self;
+        let why = match staging {
+            Staging::Always => "asked for".to_owned(),
+            Staging::Automatic => match opened(transport.clone(), place, stream) {
+                Err(error @ Error::Unsupported { .. }) => error.to_string(),
+                done => return done,
+            },
+        };
+        let staged = opened(Staged(transport.clone()), place, stream).map_err(|error| {
+            if error.to_string() == why {
+                // Nothing that staging would change.
+                return error;
+            }
+            let what = format_args!("rows of rank {} staged through memory of the host ({why})", place.me);
+            Error::unsupported(what, format_args!("a network that carries them: {error}"))
+        })?;
+        tracing::warn!(rank = place.me.0, "rows are staged through pinned memory of the host: {why}");
+        Ok(staged)
     }
+}
+
+fn opened<T: Transport<Lanes: 'static>>(
+    transport: T,
+    place: DevicePlace<'_>,
+    stream: &Arc<Stream>,
+) -> Result<Box<dyn DeviceLanes>, Error> {
+    let proxy = Proxy::new(transport, |bytes| PinnedFifos::new(stream, bytes));
+    let proxy = proxy.beside(stream.device().pci().unwrap_or_default());
+    Ok(Box::new(proxy.open(place)?))
 }
 
 /// One that kernels post to themselves: what its text is, and how it is made for a rank and its GPU.

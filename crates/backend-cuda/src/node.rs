@@ -2,6 +2,8 @@
 
 mod copies;
 mod hosts;
+#[cfg(target_os = "linux")]
+mod mirror;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
 /*
- * adapter.cpp: what adapters of a network need of a GPU: descriptors of its memory, and their registers mapped for it.
+ * adapter.cpp: what adapters of a network need of a GPU: descriptors of its memory, their registers mapped for it, and memory of the host.
  */
 #include <mutex>
 #include <set>
@@ -13,7 +13,7 @@ constexpr unsigned kPortable = 1, kDeviceMap = 2, kIoMemory = 4;
 constexpr int kDmabuf = 1;
 constexpr std::size_t kPage = 4096;
 
-/* Pages of registers that are mapped. */
+/* Memory that is mapped, by where it begins. */
 std::mutex mutex;
 std::set<const void*> registers;
 
@@ -22,9 +22,11 @@ std::set<const void*> registers;
 
 using namespace twin;
 
-/* A page is mapped for kernels where it lies. It is mapped once, and as memory of a device. */
+/* Memory is mapped for kernels where it lies, once: a page of registers as memory of a device, any pages of the host as such. */
 TWIN int cuMemHostRegister_v2(void* at, std::size_t bytes, unsigned flags) {
-    if (flags != (kPortable | kDeviceMap | kIoMemory) || bytes != kPage) return refuse("such memory of others");
+    const bool page = flags == (kPortable | kDeviceMap | kIoMemory) && bytes == kPage;
+    const bool host = flags == (kPortable | kDeviceMap) && (std::uint64_t)at % kPage == 0 && bytes != 0 && bytes % kPage == 0;
+    if (!page && !host) return refuse("such memory of others");
     std::lock_guard<std::mutex> lock(mutex);
     return registers.insert(at).second ? kSuccess : kAlreadyRegistered;
 }

@@ -7,6 +7,8 @@ mod graph;
 mod ipc;
 mod memory;
 mod module;
+#[cfg(target_os = "linux")]
+mod registered;
 mod relaxed;
 mod scratch;
 mod spare;
@@ -22,6 +24,8 @@ pub(crate) use graph::{Capture, Kept};
 pub(crate) use ipc::{Imported, MemoryHandle, Presence};
 pub(crate) use memory::{DeviceMemory, Mapped};
 pub(crate) use module::{Kernel, Launch, Module};
+#[cfg(target_os = "linux")]
+pub(crate) use registered::Registered;
 pub use scratch::Scratch;
 pub use stream::{Event, Stream};
 

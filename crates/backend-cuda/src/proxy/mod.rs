@@ -25,6 +25,11 @@
 //!   get on ([`FarStatus::Timeout`]); at once when the lane broke or the thread ended, however it did
 //!   ([`FarStatus::Broken`], [`FarStatus::Gone`]). [`DeviceLanes::broken`] has the reason.
 //!
+//! # Staging
+//!
+//! Where an adapter does not reach memory of the device, a second transport goes around the first ([`staged`]): rows travel by way of pinned memory of
+//! the host at both ends.
+//!
 //! # The thread
 //!
 //! One for each rank. It looks at all FIFOs in turn, and waits busily while commands come; after a thousand turns in which
@@ -37,6 +42,7 @@ mod lane;
 mod lanes;
 mod memory;
 mod pinned;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -50,6 +56,7 @@ use ep_core::transport::{DevicePlace, DeviceSource, DeviceTransport, Transport};
 pub use lanes::ProxyLanes;
 pub use memory::{HostMemory, Reached, STATE_WORDS};
 pub use pinned::PinnedFifos;
+pub(crate) use staged::Staged;
 
 #[cfg(doc)]
 use ep_core::device::FarStatus;

@@ -102,15 +102,18 @@ pub struct Cuda {
     pub checks: Option<Checks>,
     /// Time allowed to operations; the case's where it is not given.
     pub deadline: Option<Nanos>,
+    /// Whether rows between nodes travel by way of pinned memory, over a network that knows memory of the host alone.
+    pub staged: bool,
 }
 
 impl Cuda {
     pub fn new() -> Self {
-        Self { absent: absent(), checks: None, deadline: None }
+        Self { absent: absent(), checks: None, deadline: None, staged: false }
     }
 
     fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
         let builder = builder(setup, self.checks.as_ref(), self.deadline).map_err(|error| error.to_string())?;
+        let builder = if self.staged { builder.far_staged(Loop::new()) } else { builder };
         builder.build(setup.shape).map_err(|error| error.to_string())
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
 //! keep the processor busy, too, all planted faults, and what is run in part otherwise: the whole suite with ranks that are processes, and cases of
-//! several nodes over adapters that GPUs play.
+//! several nodes over adapters that GPUs play, or with rows staged through memory of the host.
 
 #[path = "../common/apart.rs"]
 mod apart;
@@ -67,6 +67,18 @@ const PLAYED: [&str; 8] = [
     "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
     "an_error_completion_names_the_peer",
     "rows_stripe_over_as_many_lanes_as_there_are_channels",
+];
+
+/// Cases that run with rows staged through pinned memory, too.
+const STAGED: [&str; 8] = [
+    "far_f3_who_sees_the_value_sees_the_puts_before_it",
+    "far_f5_a_flushed_source_may_be_overwritten",
+    "far_f9_a_read_before_credit_is_safe_from_what_follows",
+    "nodes_two_of_two",
+    "nodes_in_odd_numbers",
+    "nodes_cached_pulled_and_recut",
+    "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
+    "nodes_a_lost_rank_takes_its_node_along",
 ];
 
 /// Whether all is run.
@@ -146,14 +158,19 @@ fn main() -> ExitCode {
     }
     let absent = twin.as_ref().err().map(|problem| &*problem.to_string().leak());
     assert!(absent.is_none() || env::var_os("CI").is_none(), "the twin of a GPU does not start: {absent:?}");
-    let suite = Suite::default().on("twin", OnTwin(Cuda { absent, checks: None, deadline: None }));
+    let suite = Suite::default().on("twin", OnTwin(Cuda { absent, ..Cuda::new() }));
     // A block of the twin is a thread of the processor, and its warps take turns on that.
     let played = Cards::Played(Pace { warps: 3, ..Pace::default() });
     let suite = [("adapters", Cards::Soft), ("played", played)].into_iter().fold(suite, |suite, (name, cards)| {
         let suite = suite.on_those(name, Requirement::Nodes, Posted { absent, cards, incidents: all() });
         suite.with(broken::trials(name, cards, absent)).with(vec![striped::trial(name, cards, absent)])
     });
-    let suite = suite.only(|name| all() || name.strip_prefix("played::").is_none_or(|name| PLAYED.contains(&name)));
+    let suite = suite.on_those("staged", Requirement::Nodes, OnTwin(Cuda { absent, staged: true, ..Cuda::new() }));
+    let in_part = [("played::", &PLAYED[..]), ("staged::", &STAGED)];
+    let suite = suite.only(|name| {
+        let part = in_part.iter().find_map(|(prefix, cases)| Some((name.strip_prefix(prefix)?, cases)));
+        all() || part.is_none_or(|(name, cases)| cases.contains(&name))
+    });
     // The twin places rows without bulk copies: one fault is planted in those alone.
     let is_found =
         |fault: &planted::Fault| FOUND.contains(&fault.plant) || fault.name().ends_with("::nodes_two_of_two");

@@ -45,6 +45,8 @@ pub struct Layout {
     pub(super) arena: Offset,
     pub(super) announced: Announced,
     window: u64,
+    /// Bytes behind it ([`Layout::followed_by`]).
+    behind: u64,
 }
 
 /// Gets of one token's rows that a reducer keeps in flight, in tokens.
@@ -126,6 +128,7 @@ impl Layout {
             arena,
             announced: Announced::none(window),
             window,
+            behind: 0,
         })
     }
 
@@ -167,7 +170,13 @@ impl Layout {
 
     /// Bytes of one window.
     pub const fn window_bytes(&self) -> u64 {
-        self.window
+        self.window + self.behind
+    }
+
+    /// The same window with so many bytes behind it, which belong to no role: for whoever carries windows, and has something to tell beside them.
+    #[must_use]
+    pub fn followed_by(&self, bytes: u64) -> Self {
+        Self { behind: self.behind + bytes, ..self.clone() }
     }
 
     /// Whether all rows lie in the outbox of their sender until they are pulled.
@@ -200,7 +209,10 @@ impl Layout {
             let names = ["piece cells", "low cells", "low heads", "low far staging"];
             starts.extend(names.into_iter().zip([pieces, low_cells, low_heads, low_far]));
         }
-        let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window]);
+        if self.behind > 0 {
+            starts.push(("behind", Offset(self.window)));
+        }
+        let ends = starts.iter().skip(1).map(|(_, start)| start.0).chain([self.window_bytes()]);
         starts.iter().zip(ends).map(|(&(name, start), end)| Region { name, span: start.span(end - start.0) }).collect()
     }
 

@@ -81,6 +81,15 @@ pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
     /// [`Error::Broken`] with what the driver said.
     fn finish(&self) -> Result<(), Error>;
 
+    /// Pinned memory of the host beside it, for a network that does not reach the window itself: so many bytes, zero, no fewer than the window's.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the backend has none; [`Error::Broken`] with what the system refused.
+    fn mirror(&self, bytes: u64) -> Result<Arc<dyn Mirror>, Error> {
+        let _ = bytes;
+        Err(Error::unsupported("pinned memory beside a window of a device", "a backend that has it"))
+    }
+
     /// By which other processes of this host [`open`](Self::open) it.
     ///
     /// # Errors
@@ -97,6 +106,51 @@ pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
         let _ = name;
         Err(Error::unsupported("a window of a device of another process", "ranks that are threads of one process"))
     }
+}
+
+/// Memory of the host beside a window in memory of a device: its first bytes are a copy of the window's, as of when they were copied.
+///
+/// Copies and [`raise`](Self::raise) are carried out in the order in which they are asked for, and may be under way until
+/// [`finish`](Self::finish) returns. A network writes to this memory at any time: nobody has references to its bytes.
+pub trait Mirror: Send + Sync + fmt::Debug {
+    /// By which a transport maps it: it can be shared, and cannot shrink.
+    fn file(&self) -> BorrowedFd<'_>;
+
+    /// Copies a span of the window here.
+    ///
+    /// # Errors
+    /// As [`WindowCopies::pull`].
+    fn fetch(&self, span: Span) -> Result<(), Error>;
+
+    /// Copies a span from here to the window.
+    ///
+    /// # Errors
+    /// As [`WindowCopies::pull`].
+    fn store(&self, span: Span) -> Result<(), Error>;
+
+    /// Stores `bits` in the window's cell at `at`, at once, after all that was copied before.
+    ///
+    /// # Errors
+    /// As [`WindowCopies::pull`].
+    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error>;
+
+    /// Returns when all is done: what was fetched is here, and kernels see what was stored.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] with what the driver said.
+    fn finish(&self) -> Result<(), Error>;
+
+    /// The eight bytes at `at` here, with acquire ordering.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where no whole and aligned ones lie inside.
+    fn word(&self, at: Offset) -> Result<u64, Error>;
+
+    /// Stores them, with release ordering.
+    ///
+    /// # Errors
+    /// As [`word`](Self::word).
+    fn set_word(&self, at: Offset, bits: u64) -> Result<(), Error>;
 }
 
 /// Where the lanes of a rank on a device begin.

@@ -10,7 +10,7 @@ mod host;
 mod posting;
 mod ranges;
 
-pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, WindowCopies, WindowMemory};
+pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, Mirror, WindowCopies, WindowMemory};
 pub use host::{Lanes, NoLanes, NoTransport, Place, Transport};
 pub use posting::{Home, PostingDevice, PostingMemory};
 pub use ranges::Ranges;

@@ -52,6 +52,8 @@ fn gpus_of_several_nodes_over_the_loop() {
     let run = two("--far loop --far-latency 20us --channels 1 --slots 4 --json").json();
     assert_eq!(run["verified"], true);
     assert!(run["rows_far"].as_u64() > Some(0), "{run}");
+    let staged = two("--far loop --far-staged --channels 1 --slots 4 --json").json();
+    assert_eq!(staged["verified"], true);
     let low = two("--far loop --far-latency 20us --mode low-latency --json").json();
     assert_eq!(low["verified"], true, "{low}");
     assert!(two("--far loop --placement pulled").refusal().contains("nodes is 2, allowed: 1 with pulled placement"));

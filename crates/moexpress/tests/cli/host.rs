@@ -131,7 +131,8 @@ fn a_far_transport_that_cannot_be_is_refused_with_the_reason() {
     assert!(host("--far-ack-timeout 32").contains("ack timeout is 32, allowed: 1 to 31"));
     // Whatever this machine has, it has no such device.
     let missing = host("--far-devices no_such_device");
-    let named = ["libibverbs.so.1 cannot be loaded", "there is no RDMA device"].iter().any(|named| missing.contains(named));
+    let named =
+        ["libibverbs.so.1 cannot be loaded", "there is no RDMA device"].iter().any(|named| missing.contains(named));
     assert!(named && missing.contains("RoCE on rank 0"), "{missing}");
 }
 
@@ -164,6 +165,7 @@ fn what_the_loop_cannot_do_is_refused() {
     assert!(
         refused("--far loop --far-rate fast").contains("'fast' for '--far-rate <GB_S>': allowed: a number more than 0")
     );
+    assert!(refused("--far loop --far-staged").contains("windows of --backend host lie in memory of the host"));
     assert!(refused("--far loop --far-latency 2min").contains("the loop's latency is 120s, allowed: at most 60s"));
 }
 

@@ -6,7 +6,7 @@ use std::ffi::c_uint;
 #[cfg(feature = "ibverbs")]
 mod bound;
 #[cfg(any(not(feature = "ibverbs"), test))]
-#[cfg_attr(feature = "ibverbs", allow(dead_code))] // Only compared.
+#[cfg_attr(feature = "ibverbs", allow(dead_code, unreachable_pub))] // Only compared.
 mod own;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ mod device;
 mod gpu;
 mod pair;
 mod roce;
+mod staged;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -32,6 +33,12 @@ pub(super) enum Plant {
     SettledEarly,
     /// A command is taken when its first word is there.
     Halves,
+    /// Of staged rows: a row is posted before it is in the mirror.
+    PostedEarly,
+    /// A cell is raised before the rows before it are in the window.
+    RaisedEarly,
+    /// Records count as carried out that are not.
+    ReadEarly,
 }
 
 /// How long a verb may take that is to end by its deadline.

@@ -1,7 +1,7 @@
 //! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network between them.
 
 use std::any::Any;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use ep_core::device::FarStatus;
 use ep_core::layout::Queues;
 use ep_core::port::{Cell, Counter, LaneId, LaneKind, Offset, Span};
-use ep_core::transport::{DeviceLanes, DevicePlace, DeviceTransport, Lanes, Transport, WindowCopies, WindowMemory};
+use ep_core::transport::{
+    DeviceLanes, DevicePlace, DeviceTransport, Lanes, Mirror, Transport, WindowCopies, WindowMemory,
+};
 use ep_core::{Error, Layout, Rank, Settings, Shape, Topology};
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -36,6 +38,64 @@ pub(super) struct Window {
     own: Weak<Self>,
     /// What was asked for of the device's memory, and not done yet.
     asked: Mutex<Vec<Asked>>,
+}
+
+/// Memory of the host beside a window, and what was asked for between them.
+#[derive(Debug)]
+struct Beside {
+    window: Arc<Window>,
+    memory: Arc<Window>,
+    asked: Mutex<Vec<Between>>,
+}
+
+#[derive(Debug)]
+enum Between {
+    Fetch(Span),
+    Store(Span),
+    Raise { at: Offset, bits: u64 },
+}
+
+/// It takes its time, as the windows do.
+impl Mirror for Beside {
+    fn file(&self) -> BorrowedFd<'_> {
+        self.memory.file.as_fd()
+    }
+
+    fn fetch(&self, span: Span) -> Result<(), Error> {
+        self.asked.lock().expect("no panic").push(Between::Fetch(span));
+        Ok(())
+    }
+
+    fn store(&self, span: Span) -> Result<(), Error> {
+        self.asked.lock().expect("no panic").push(Between::Store(span));
+        Ok(())
+    }
+
+    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
+        self.asked.lock().expect("no panic").push(Between::Raise { at, bits });
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        thread::yield_now();
+        for asked in self.asked.lock().expect("no panic").drain(..) {
+            match asked {
+                Between::Fetch(span) => self.memory.write(span.offset, &self.window.read(span)),
+                Between::Store(span) => self.window.write(span.offset, &self.memory.read(span)),
+                Between::Raise { at, bits } => self.window.word(at).store(bits, Ordering::Release),
+            }
+        }
+        Ok(())
+    }
+
+    fn word(&self, at: Offset) -> Result<u64, Error> {
+        Ok(self.memory.cell(at))
+    }
+
+    fn set_word(&self, at: Offset, bits: u64) -> Result<(), Error> {
+        self.memory.word(at).store(bits, Ordering::Release);
+        Ok(())
+    }
 }
 
 /// What a host asks of the memory of a device.
@@ -73,6 +133,11 @@ impl WindowCopies for Window {
             }
         }
         Ok(())
+    }
+
+    fn mirror(&self, bytes: u64) -> Result<Arc<dyn Mirror>, Error> {
+        let window = self.own.upgrade().expect("it lives");
+        Ok(Arc::new(Beside { window, memory: Window::new(bytes), asked: Mutex::default() }))
     }
 }
 

@@ -9,11 +9,12 @@ use ep_roce::Roce;
 
 use super::pair::{End, Home};
 use super::*;
-
-type RoceEnd = End<ep_roce::RoceLanes>;
+use crate::proxy::Staged;
 
 /// What the other process is to do.
 const PLAN: &str = "EP_PROXY_TEST_PLAN";
+/// What a plan begins with whose rows are staged.
+const STAGED: &str = "staged ";
 /// Stands before what it says.
 const MARK: &str = "rank says: ";
 const TRAFFICS: [(u32, Traffic); 3] = [
@@ -22,16 +23,24 @@ const TRAFFICS: [(u32, Traffic); 3] = [
     (9, Traffic { seed: 13, staged: 16, ..TRAFFIC }),
 ];
 
-fn end(me: Rank, log_slots: u32) -> RoceEnd {
+fn network() -> Roce {
     let named = env::var("EP_ROCE_DEVICES").ok();
     let named = named.or_else(|| Some(env::var("SOFTROCE_DEVICES").ok()?.replace(',', "/")));
     let named = named.expect("RDMA devices: SOFTROCE_DEVICES or EP_ROCE_DEVICES; see ci/softroce/run");
-    let settings = ep_roce::Settings::new().devices(named.parse().expect("names of devices"));
-    End::new(me, Roce::new(settings), log_slots, Home::Host, HostMemory::new)
+    Roce::new(ep_roce::Settings::new().devices(named.parse().expect("names of devices")))
+}
+
+fn end(me: Rank, log_slots: u32) -> End<ep_roce::RoceLanes> {
+    End::new(me, network(), log_slots, Home::Host, HostMemory::new)
+}
+
+/// A rank whose window no adapter reaches.
+fn staged(me: Rank, log_slots: u32) -> End<<Staged<Roce> as Transport>::Lanes> {
+    End::new(me, Staged(network()), log_slots, Home::Device, HostMemory::new)
 }
 
 /// A rank's part in the exchange of offers, by lines of text.
-fn meet(end: &mut RoceEnd, say: &mut dyn FnMut(&str), hear: &mut dyn FnMut() -> String) {
+fn meet<L: Lanes>(end: &mut End<L>, say: &mut dyn FnMut(&str), hear: &mut dyn FnMut() -> String) {
     let own = end.lanes.offer().expect("an offer");
     say(&own.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     let text = hear();
@@ -78,7 +87,7 @@ impl Other {
         words.next().expect("it says something before it ends")
     }
 
-    fn meet(&mut self, end: &mut RoceEnd) {
+    fn meet<L: Lanes>(&mut self, end: &mut End<L>) {
         let theirs = self.hear();
         meet(end, &mut |own| self.say(own), &mut || theirs.clone());
     }
@@ -94,6 +103,13 @@ fn say(what: &str) {
 #[ignore = "no test by itself: the body of a rank that another test starts"]
 fn the_other_rank() {
     let plan = env::var(PLAN).expect("the test that starts it says what it is to do");
+    match plan.strip_prefix(STAGED) {
+        Some(plan) => be_the_other(plan, staged),
+        None => be_the_other(&plan, end),
+    }
+}
+
+fn be_the_other<L: Lanes>(plan: &str, end: fn(Rank, u32) -> End<L>) {
     let device = Device::usual().expect("compiled");
     let number: usize = plan.parse().unwrap_or(0);
     let (log_slots, traffic) = TRAFFICS[number];
@@ -109,13 +125,11 @@ fn the_other_rank() {
     drop(lines.next());
 }
 
-/// F1, F3, F5, F9 over RDMA.
-#[test]
-#[ignore = "NOT RUN: needs two RDMA devices; ci/roce has them"]
-fn what_a_device_posts_arrives_intact_at_another_process_over_roce() {
+/// What arrives at another process.
+fn arrives<L: Lanes>(kind: &str, end: fn(Rank, u32) -> End<L>) {
     let device = Device::usual().expect("compiled");
     for (number, (log_slots, traffic)) in TRAFFICS.into_iter().enumerate() {
-        let mut other = Other::start(&number.to_string());
+        let mut other = Other::start(&format!("{kind}{number}"));
         let mut end = end(A, log_slots);
         other.meet(&mut end);
         assert_eq!(traffic.send(&end, device), Ok(()), "{traffic:?}");
@@ -124,12 +138,36 @@ fn what_a_device_posts_arrives_intact_at_another_process_over_roce() {
     }
 }
 
+/// F1, F3, F5, F9 over RDMA.
+#[test]
+#[ignore = "NOT RUN: needs two RDMA devices; ci/roce has them"]
+fn what_a_device_posts_arrives_intact_at_another_process_over_roce() {
+    arrives("", end);
+}
+
+/// The same where no adapter reaches the windows.
+#[test]
+#[ignore = "NOT RUN: needs two RDMA devices; ci/roce has them"]
+fn staged_rows_arrive_intact_at_another_process_over_roce() {
+    arrives(STAGED, staged);
+}
+
 /// F6, F7: a device whose peer's process was killed is told so.
 #[test]
 #[ignore = "NOT RUN: needs two RDMA devices; ci/roce has them"]
 fn a_killed_process_ends_verbs_by_name_over_roce() {
+    is_named_when_killed("wait", end);
+}
+
+#[test]
+#[ignore = "NOT RUN: needs two RDMA devices; ci/roce has them"]
+fn a_killed_process_ends_verbs_of_staged_rows_by_name_over_roce() {
+    is_named_when_killed(&format!("{STAGED}wait"), staged);
+}
+
+fn is_named_when_killed<L: Lanes>(plan: &str, end: fn(Rank, u32) -> End<L>) {
     let device = Device::usual().expect("compiled");
-    let mut other = Other::start("wait");
+    let mut other = Other::start(plan);
     let mut end = end(A, 2);
     other.meet(&mut end);
     let (lane, at) = (end.poster(device), end.arena().0);

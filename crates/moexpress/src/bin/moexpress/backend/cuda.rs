@@ -38,9 +38,15 @@ fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Erro
         #[cfg(all(feature = "ibgda", target_os = "linux"))]
         Some(Far::Ibgda) => super::posted::over(builder, args, job.asked_far_lanes, job.topology.ranks()),
         #[cfg(all(feature = "roce", target_os = "linux"))]
-        Some(Far::Roce) => Ok(builder.far(super::far::roce(args, job.asked_far_lanes)?)),
+        Some(Far::Roce) => {
+            let network = super::far::roce(args, job.asked_far_lanes)?;
+            Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
+        }
         #[cfg(all(feature = "host", target_os = "linux"))]
-        Some(Far::Loop) => Ok(builder.far(super::far::looped(args, job.asked_far_lanes, job.launched.is_some())?)),
+        Some(Far::Loop) => {
+            let network = super::far::looped(args, job.asked_far_lanes, job.launched.is_some())?;
+            Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
+        }
         #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]
         Some(far) => {
             let name = crate::args::name_of(far);

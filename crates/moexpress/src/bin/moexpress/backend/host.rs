@@ -10,6 +10,9 @@ use crate::failure::Failure;
 pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings);
     let Some(args) = job.far else { return run_with(job, builder, step) };
+    if args.far_staged {
+        return Err(Failure::bad_input("--far-staged: windows of --backend host lie in memory of the host"));
+    }
     match args.far {
         None => run_with(job, builder, step),
         Some(Far::Ibgda) => Err(Failure::bad_input("--far ibgda: kernels post, so it needs --backend cuda")),

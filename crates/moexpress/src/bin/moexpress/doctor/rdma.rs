@@ -163,8 +163,8 @@ fn device_memory(system: &System, descriptors: bool) -> Finding {
         (false, Some(module)) => Finding::good(WHAT, format!("module {module}")),
         (false, None) => Finding::limited(
             WHAT,
-            "no dmabuf, no module nvidia_peermem",
-            "--backend cuda --far roce, which has RDMA write memory of GPUs: modprobe nvidia_peermem, after the adapter's driver",
+            "no dmabuf, no module nvidia_peermem: rows of GPUs are staged through memory of the host",
+            "full speed of --backend cuda --far roce, and --far ibgda: modprobe nvidia_peermem, after the adapter's driver",
         ),
     }
 }
@@ -243,6 +243,7 @@ mod tests {
         let memory = || look(&system).into_iter().find(|finding| finding.what == "GPU memory for RDMA").unwrap();
         let without = memory();
         assert_eq!(without.standing, Standing::Limited);
+        assert!(without.seen.contains("staged through memory of the host"));
         assert!(without.prevents.unwrap().contains("modprobe nvidia_peermem"));
         fs::create_dir_all(folder.path().join("sys/module/nvidia_peermem")).unwrap();
         assert_eq!(memory().standing, Standing::Good);
