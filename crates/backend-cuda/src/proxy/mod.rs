@@ -27,8 +27,8 @@
 //!
 //! # Staging
 //!
-//! Where an adapter does not reach memory of the device, a second transport goes around the first ([`staged`]): rows travel by way of pinned memory of
-//! the host at both ends.
+//! Where an adapter does not reach memory of the device, another transport goes around the one that was given: rows travel by way of pinned memory of the
+//! host at both ends (`proxy/staged`).
 //!
 //! # The thread
 //!
