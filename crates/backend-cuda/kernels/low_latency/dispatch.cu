@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         looked = ep_low_looks_soon(r, a);
         if (looked) bad = ep_low_look_at(r, a, ep_low_sender(r, 0), 0, a.tokens, false, false, nullptr);
     }
-    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_low_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
         return;
     }

@@ -46,10 +46,25 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r, ep_u32 tag) {
     return s;
 }
 
-/* Counts nothing yet. */
-EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s) {
-    EP_SHORT for (ep_u32 i = threadIdx.x; i < r.w.ranks * EP_LOW_WORDS; i += EP_LOW_THREADS) s.member[i] = 0;
-    EP_SHORT for (ep_u32 i = threadIdx.x; i < (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts * EP_LOW_WORDS : 0); i += EP_LOW_THREADS) s.chosen[i] = 0;
+/* Words of the tokens that the announcing block counts from `base` on. */
+EP_DEV ep_u32 ep_low_words(const EpLowDispatchArgs& a, ep_u32 base) {
+    const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS;
+    return (left + 31) / 32;
+}
+/* Of these tokens nothing is noted yet. */
+EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s, ep_u32 words) {
+    const ep_u32 all = (r.w.ranks + (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts : 0)) * words;
+    EP_SHORT for (ep_u32 i = threadIdx.x; i < all; i += EP_LOW_THREADS) {
+        const ep_u32 row = i / words, at = row * EP_LOW_WORDS + i - row * words;
+        if (row < r.w.ranks) s.member[at] = 0;
+        else s.chosen[at - r.w.ranks * EP_LOW_WORDS] = 0;
+    }
+}
+/* And of the batch nothing is counted. */
+EP_DEV void ep_low_count_nothing(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s) {
+    ep_low_clear(r, s, ep_low_words(a, 0));
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    EP_SHORT for (ep_u32 e = threadIdx.x; e < (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts : 0); e += EP_LOW_THREADS) s.gets[e] = 0;
 }
 
 /* Whether the row at hand goes to a rank, which is free. */

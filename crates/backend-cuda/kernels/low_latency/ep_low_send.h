@@ -165,10 +165,7 @@ EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const 
                              bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
     const bool tells = share + 1 == gridDim.x;
     if (share >= a.tokens && !tells) return __syncthreads_or(ep_low_look_at_shares(r) == 0) ? EP_SHARE_MORE : EP_SHARE_ALL;
-    if (tells) {
-        ep_low_clear(r, s);
-        EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
-    }
+    if (tells) ep_low_count_nothing(r, a, s);
     ep_low_open(r, op, again, s.state);
     int found = ep_low_look(r, op, nullptr, s.state, began, false, &early);
     EP_SHORT for (bool first = !again;; first = false) {

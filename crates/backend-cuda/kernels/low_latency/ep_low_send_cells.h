@@ -58,7 +58,7 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
     EP_SHORT for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
         const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
         if (!first || base > 0) {
-            ep_low_clear(r, s);
+            ep_low_clear(r, s, words);
             __syncthreads();
         }
         bad |= ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;

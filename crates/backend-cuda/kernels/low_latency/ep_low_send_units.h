@@ -47,13 +47,15 @@ EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
 /* It is there when it is there. */
 EP_DEV void ep_low_row_was_put(const EpRank&, const EpLowSender&, ep_u64, ep_u32, bool) {}
 
-/* What comes of a token's choice in its header: the expert, its weight, and which of this rank's rows for that expert the row is. */
-EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, bool all, ep_u32 base, ep_u32 token, ep_u32 k) {
+/* What comes of a token's choice in its header: the expert, its weight, and which of this rank's rows for that expert the row is. Those of the tokens until
+   the end of this turn, `words` of them, are counted: less those from this one on. */
+EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, bool all, ep_u32 base, ep_u32 words, ep_u32 token,
+                                       ep_u32 k) {
     const EpChoice choice = ep_low_choice_to_send(r, a, all, base + token, k);
     if (choice.expert < 0) return EpUnitChoice{choice.expert, choice.weight, 0};
     const ep_u32 *chosen = s.chosen + choice.expert * EP_LOW_WORDS, word = token / 32;
-    ep_u32 index = s.gets[choice.expert] + __popc(chosen[word] & ((1u << token % 32) - 1));
-    EP_SHORT for (ep_u32 before = 0; before < word; ++before) index += __popc(chosen[before]);
+    ep_u32 index = s.gets[choice.expert] - __popc(chosen[word] >> token % 32);
+    EP_SHORT for (ep_u32 after = word + 1; after < words; ++after) index -= __popc(chosen[after]);
     return EpUnitChoice{choice.expert, choice.weight, index};
 }
 
@@ -75,65 +77,81 @@ EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowSender& s, ep_u64 op) 
     }
 }
 
-/* Finds the rows' order at each rank and expert and puts, to the ranks that are free, the rows' headers and how many there are. `first`: the first
-   time; choices are looked at then, too, before anything is put. By all threads of the announcing block; true where choices are wrong. */
-EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
-    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = 1 + r.w.topk, local = r.w.local_experts;
-    bool all = true;
-    EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) all &= ep_low_takes_part(rank);
-    /* Of a batch of one turn all choices are looked at below. */
-    if (first && a.tokens > EP_LOW_THREADS && ep_low_looks_wrong(r, a, s, nullptr)) return true;
-    EP_SHORT for (ep_u32 e = tid; e < r.w.experts; e += EP_LOW_THREADS) s.gets[e] = 0;
-    EP_SHORT for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
-        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
-        if (!first || base > 0) {
-            ep_low_clear(r, s);
-            __syncthreads();
-        }
-        const bool bad = ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;
-        if (__syncthreads_or(bad)) return true;
-        EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
-            ep_u32 sum = s.rows[rank];
-            EP_SHORT for (ep_u32 word = 0; word < words; ++word) {
-                s.before[rank * EP_LOW_WORDS + word] = sum;
-                sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
-            }
-            s.rows[rank] = sum;
-        }
-        __syncthreads();
-        EP_SHORT for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
-            const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
-            EpUnitChoice v = {(ep_i32)r.me, ep_float_of(base + token), ep_low_stamp(r.generation, op)}; /* an EpUnitRow */
-            if (part > 0) v = ep_low_unit_choice(r, a, s, all, base, token, part - 1);
-            EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) {
-                const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
-                if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
-                const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
-                ep_put_unit(ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES), (ep_u32)v.expert, __float_as_uint(v.weight),
-                            v.index, s.tag);
-            }
-        }
-        __syncthreads();
-        EP_SHORT for (ep_u32 e = tid; e < r.w.experts; e += EP_LOW_THREADS) {
-            ep_u32 more = 0;
-            EP_SHORT for (ep_u32 word = 0; word < words; ++word) more += __popc(s.chosen[e * EP_LOW_WORDS + word]);
-            s.gets[e] += more;
+/* Puts the headers of the rows of `left` tokens from `base` on to the ranks that are free. By all threads. */
+EP_DEV void ep_low_put_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool all, ep_u32 base, ep_u32 left) {
+    const ep_u32 parts = 1 + r.w.topk, words = ep_low_words(a, base);
+    EP_SHORT for (ep_u32 item = threadIdx.x; item < left * parts; item += EP_LOW_THREADS) {
+        const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
+        /* An EpUnitRow. */
+        EpUnitChoice v = {(ep_i32)r.me, ep_float_of(base + token), ep_low_stamp(r.generation, op)};
+        if (part > 0) v = ep_low_unit_choice(r, a, s, all, base, words, token, part - 1);
+        EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) {
+            const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
+            if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
+            const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
+            ep_put_unit(ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES), (ep_u32)v.expert, __float_as_uint(v.weight),
+                        v.index, s.tag);
         }
     }
-    __syncthreads();
-    ep_low_say_counts(r, s, op);
-    if (first)
-        EP_SHORT for (ep_u32 rank = EP_LOW_WARPS - 1 - tid / 32; rank < ranks; rank += EP_LOW_WARPS) {
-            ep_u32 picks = 0;
-            EP_SHORT for (ep_u32 e = tid % 32; e < local; e += 32) picks += s.gets[rank * local + e];
-            picks = __reduce_add_sync(EP_FULL, picks);
-            if (tid % 32 != 0) continue;
-            ((ep_u32*)a.routed)[rank] = s.rows[rank];
-            ((ep_u32*)a.routed)[ranks + rank] = picks;
-            ep_low_add((ep_u64*)a.counters + rank, s.rows[rank]);
+}
+
+/* Counts what is noted of `words` words of tokens. By all threads. */
+EP_DEV void ep_low_count(const EpRank& r, const EpLowSender& s, ep_u32 words) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        ep_u32 sum = s.rows[rank];
+        EP_SHORT for (ep_u32 word = 0; word < words; ++word) {
+            s.before[rank * EP_LOW_WORDS + word] = sum;
+            sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
         }
-    __syncthreads();
-    EP_SHORT for (ep_u32 rank = tid; rank < ranks; rank += EP_LOW_THREADS) s.rows[rank] = 0;
+        s.rows[rank] = sum;
+    }
+    EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.experts; e += EP_LOW_THREADS) {
+        ep_u32 more = 0;
+        EP_SHORT for (ep_u32 word = 0; word < words; ++word) more += __popc(s.chosen[e * EP_LOW_WORDS + word]);
+        s.gets[e] += more;
+    }
+}
+
+/* Keeps where the tokens of the batch went, for the combine and the user. By all threads. */
+EP_DEV void ep_low_keep_routed(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s) {
+    EP_SHORT for (ep_u32 rank = EP_LOW_WARPS - 1 - threadIdx.x / 32; rank < r.w.ranks; rank += EP_LOW_WARPS) {
+        ep_u32 picks = 0;
+        EP_SHORT for (ep_u32 e = threadIdx.x % 32; e < r.w.local_experts; e += 32) picks += s.gets[rank * r.w.local_experts + e];
+        picks = __reduce_add_sync(EP_FULL, picks);
+        if (threadIdx.x % 32 != 0) continue;
+        ((ep_u32*)a.routed)[rank] = s.rows[rank];
+        ((ep_u32*)a.routed)[r.w.ranks + rank] = picks;
+        ep_low_add((ep_u64*)a.counters + rank, s.rows[rank]);
+    }
+}
+
+/* Finds the rows' order at each rank and expert and puts, to the ranks that are free, how many there are and the rows' headers. `first`: the first
+   time; choices are looked at then, too, before anything is put. By all threads of the announcing block, which has counted nothing; true where choices
+   are wrong. */
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+    bool all = true;
+    EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) all &= ep_low_takes_part(rank);
+    /* Of a batch of one turn all choices are looked at below. */
+    if (first && a.tokens > EP_LOW_THREADS && ep_low_looks_wrong(r, a, s, nullptr)) return true;
+    if (!first) {
+        ep_low_count_nothing(r, a, s);
+        __syncthreads();
+    }
+    EP_SHORT for (ep_u32 base = 0;; base += EP_LOW_THREADS) {
+        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = ep_low_words(a, base);
+        const bool bad = ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;
+        if (__syncthreads_or(bad)) return true;
+        ep_low_count(r, s, words);
+        __syncthreads();
+        const bool last = base + EP_LOW_THREADS >= a.tokens;
+        if (last) ep_low_say_counts(r, s, op);
+        ep_low_put_headers(r, a, s, op, all, base, left);
+        if (last) break;
+        __syncthreads();
+        ep_low_clear(r, s, ep_low_words(a, base + EP_LOW_THREADS));
+        __syncthreads();
+    }
+    if (first) ep_low_keep_routed(r, a, s);
     return false;
 }
 #endif
