@@ -183,6 +183,8 @@ c_enum! {
         ForwardedOffByOne = 25,
         /// Between nodes: a forwarder says that rows are placed before they are.
         ForwardedEarly = 26,
+        /// Low latency: a unit is stored in two parts, first the one with the tag.
+        LowUnitsTorn = 27,
     }
 }
 
