@@ -34,7 +34,7 @@ const WRONG_LOW_ROW: &[&str] = &[
 /// Rows that are placed within nodes, of two of two ranks.
 const BETWEEN: &str = "nodes_two_of_two";
 
-pub(crate) const FAULTS: [Fault; 23] = [
+pub(crate) const FAULTS: [Fault; 24] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -55,12 +55,13 @@ pub(crate) const FAULTS: [Fault; 23] = [
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
     fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
-    fault(Plant::LowWrongBank, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(Plant::LowWrongBank, "low_latency_both_forms", &["waited"]),
     fault(
-        Plant::LowCountOffByOne,
+        Plant::LowUnitsTorn,
         "low_latency_both_forms",
-        &["low-latency row", "token of the next row", "rows of a source", "results of a rank", "rows of an expert"],
+        &["low-latency row", "rows of", "recv_x", "tokens of a source"],
     ),
+    fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarStagingEarly, "low_latency_over_nodes_two_operations_in_flight", WRONG_LOW_ROW),

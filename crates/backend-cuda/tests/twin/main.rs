@@ -37,8 +37,9 @@ use posted::{Cards, Posted};
 /// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
 const DEADLINE: Nanos = Nanos::from_secs(6);
 
-/// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions.
-const FOUND: [Plant; 6] = [
+/// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units.
+const FOUND: [Plant; 7] = [
+    Plant::LowUnitsTorn,
     Plant::TailBeforeData,
     Plant::CreditEarly,
     Plant::WrongSlot,
