@@ -183,6 +183,20 @@ c_enum! {
         ForwardedOffByOne = 25,
         /// Between nodes: a forwarder says that rows are placed before they are.
         ForwardedEarly = 26,
+        /// Rows by expert: a row is stored one slot too low.
+        SlotOffByOne = 27,
+        /// Rows by expert: slots are given before the choices of the blocks before are counted.
+        ShareEarly = 28,
+        /// Rows by expert: what stands between two experts is left as it was.
+        PaddingLeft = 29,
+        /// Rows by expert: the results of a row's choices are added from the last to the first.
+        FoldDescending = 30,
+        /// Rows by expert: the sum of a row's choices is rounded after each of them.
+        FoldRoundedTooEarly = 31,
+        /// Counts say one choice less of each expert that has any.
+        ChoiceUntold = 32,
+        /// Rows by expert: a row carries a choice of an expert that its rank does not have.
+        ForeignChoice = 33,
     }
 }
 
