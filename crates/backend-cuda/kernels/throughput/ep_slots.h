@@ -88,6 +88,7 @@ EP_DEV bool ep_begin_shares(const EpRank& r, const EpSpreadArgs& a, const ep_u32
     const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
     const ep_u32 number = (ep_u32)ep_local(r)->ops_done;
     ep_u64* told = (ep_u64*)a.told;
+    if (ep_planted(r, EP_PLANT_SHARE_EARLY) && ep_block() == 0) ep_be_slow();
     ep_block_meet();
     for (ep_u32 e = ep_thread(); e < local; e += ep_threads()) {
         ep_u32 sum = 0;
