@@ -12,8 +12,8 @@
 /* Units of 16 bytes that a lane sums at once. */
 #define EP_FOLD_HELD 4u
 
-/* Sums the results of a row: each lane has the slot of a choice, or -1. By a warp. */
-EP_DEV void ep_fold_row(const EpRank& r, const EpFoldArgs& a, ep_u32 row, ep_i32 slot) {
+/* Sums the results of a row: each lane has the slot of a choice, or none of all. By a warp. */
+EP_DEV void ep_fold_row(const EpRank& r, const EpFoldArgs& a, ep_u32 row, ep_u32 slot) {
     const ep_u32 bytes = (ep_u32)r.w.result_stride, topk = r.w.topk;
     const bool descending = ep_planted(r, EP_PLANT_FOLD_DESCENDING);
     for (ep_u32 base = 0; base < bytes; base += 512 * EP_FOLD_HELD) {
@@ -22,9 +22,9 @@ EP_DEV void ep_fold_row(const EpRank& r, const EpFoldArgs& a, ep_u32 row, ep_i32
 #pragma unroll
         for (ep_u32 i = 0; i < EP_FOLD_HELD; ++i) ep_sum_clear(sum[i]);
         for (ep_u32 k = 0; k < topk; ++k) {
-            const ep_i32 at = ep_warp_shuffle(slot, descending ? topk - 1 - k : k);
-            if (at < 0) continue;
-            const ep_u8* from = (const ep_u8*)a.y + (ep_u64)(ep_u32)at * a.y_stride + begin;
+            const ep_u32 at = ep_warp_shuffle(slot, descending ? topk - 1 - k : k);
+            if (at >= a.room) continue;
+            const ep_u8* from = (const ep_u8*)a.y + (ep_u64)at * a.y_stride + begin;
             EpUnit held[EP_FOLD_HELD];
 #pragma unroll
             for (ep_u32 i = 0; i < EP_FOLD_HELD; ++i)
@@ -48,5 +48,5 @@ extern "C" __global__ void __launch_bounds__(256) ep_fold_kernel(const __grid_co
     if (ep_closed(r)) return;
     const ep_u32 topk = r.w.topk, lane = ep_warp_lane(), warps = ep_threads() / 32;
     for (ep_u32 row = ep_block() * warps + ep_warp(); row < a.rows; row += ep_blocks() * warps)
-        ep_fold_row(r, a, row, lane < topk ? ((const ep_i32*)a.slots)[(ep_u64)row * topk + lane] : -1);
+        ep_fold_row(r, a, row, lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL);
 }

@@ -32,10 +32,10 @@ EP_DEV void ep_spread_padding(const EpRank& r, const EpSpreadArgs& a, const EpSh
     }
 }
 
-/* Copies a row to slots: each lane has that of a choice, or -1. By a warp. */
-EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep_i32 slot) {
+/* Copies a row to slots: each lane has that of a choice, or none of all. By a warp. */
+EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep_u32 slot) {
     const ep_u32 lane = ep_warp_lane(), codes = (ep_u32)r.w.scales_offset, scales = (ep_u32)r.w.scales_stride;
-    const ep_u32 picks = ep_warp_votes(slot >= 0);
+    const ep_u32 picks = ep_warp_votes(slot < a.room);
     const ep_u8* from = (const ep_u8*)a.x + (ep_u64)row * codes;
     for (ep_u32 base = 0; base < codes; base += 512 * EP_SPREAD_HELD) {
         const ep_u32 begin = base + lane * 16;
@@ -44,7 +44,7 @@ EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep
         for (ep_u32 i = 0; i < EP_SPREAD_HELD; ++i)
             if (begin + i * 512 < codes) held[i] = ep_ld16(from + begin + i * 512);
         for (ep_u32 left = picks; left; left &= left - 1) {
-            const ep_u32 at = (ep_u32)ep_warp_shuffle(slot, ep_lowest_bit(left));
+            const ep_u32 at = ep_warp_shuffle(slot, ep_lowest_bit(left));
             ep_u8* to = (ep_u8*)a.out + (ep_u64)at * codes + begin;
 #pragma unroll
             for (ep_u32 i = 0; i < EP_SPREAD_HELD; ++i)
@@ -56,7 +56,7 @@ EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep
         ep_u32 word = 0;
         if (begin < scales) word = *(const ep_u32*)((const ep_u8*)a.scales + (ep_u64)row * scales + begin);
         for (ep_u32 left = picks; left; left &= left - 1) {
-            const ep_u32 at = (ep_u32)ep_warp_shuffle(slot, ep_lowest_bit(left));
+            const ep_u32 at = ep_warp_shuffle(slot, ep_lowest_bit(left));
             if (begin < scales) *(ep_u32*)((ep_u8*)a.out_scales + (ep_u64)at * scales + begin) = word;
         }
     }
@@ -64,7 +64,8 @@ EP_DEV void ep_spread_row(const EpRank& r, const EpSpreadArgs& a, ep_u32 row, ep
 
 extern "C" __global__ void __launch_bounds__(32 * EP_SPREAD_WARPS, 1) ep_spread_kernel(const __grid_constant__ EpRank r,
                                                                        const __grid_constant__ EpSpreadArgs a) {
-    if (ep_closed(r)) return;
+    /* Together: a block that runs already may fail meanwhile. */
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
     const ep_u32 local = r.w.local_experts, topk = r.w.topk, lane = ep_warp_lane(), warps = ep_threads() / 32;
     ep_u32* first = a.tables ? (ep_u32*)a.tables + (ep_u64)ep_block() * (1 + warps) * local : (ep_u32*)(ep_u8*)ep_pool;
@@ -83,9 +84,9 @@ extern "C" __global__ void __launch_bounds__(32 * EP_SPREAD_WARPS, 1) ep_spread_
         ep_warp_meet();
     }
     for (ep_u32 row = share.begin; row < share.end; ++row) {
-        const ep_i32 slot = lane < topk ? ((const ep_i32*)a.slots)[(ep_u64)row * topk + lane] : -1;
-        const ep_u32 more = ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && slot > 0 ? 1 : 0;
-        ep_spread_row(r, a, row, slot - (ep_i32)more);
+        const ep_u32 slot = lane < topk ? ((const ep_u32*)a.slots)[(ep_u64)row * topk + lane] : EP_FULL;
+        const ep_u32 off = ep_planted(r, EP_PLANT_SLOT_OFF_BY_ONE) && slot > 0 ? 1 : 0;
+        ep_spread_row(r, a, row, slot - off);
     }
     ep_spread_padding(r, a, share, first);
 }

@@ -231,6 +231,10 @@ c_struct! {
         pub(crate) rows: u32,
         /// The first slot of each expert is a multiple of it.
         pub(crate) alignment: u32,
+        /// Rows by expert. Nothing is stored beyond, whatever became of slots that the user holds, too.
+        pub(crate) room: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
     }
 }
 
@@ -249,8 +253,8 @@ c_struct! {
         pub(crate) out_stride: u64,
         /// Received.
         pub(crate) rows: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Rows by expert. Nothing is read beyond.
+        pub(crate) room: u32,
     }
 }
 

@@ -90,6 +90,7 @@ impl CudaEndpoint {
             out_scales: self.scales(out).0,
             rows: placed.rows,
             alignment: placed.alignment,
+            room: placed.rows(),
             ..args::Spread::default()
         };
         // SAFETY: rows, choices, plan and slots are memory of the own stream's, for as many rows and slots as the struct says.
@@ -116,7 +117,7 @@ impl CudaEndpoint {
             out: self.address(sums),
             out_stride: sums.stride() as u64,
             rows: placed.rows,
-            reserved: 0,
+            room: placed.rows(),
         };
         // SAFETY: results, slots and sums are memory of the own stream's, for as many rows and slots as the handle says.
         Ok(unsafe { self.device.fold(call, &args) }?)
