@@ -27,9 +27,9 @@ def layer_of(world: int) -> oracle.Layer:
     return oracle.Layer(world=world, experts=8, topk=4, hidden=256)
 
 
-def make(layer: oracle.Layer, meeting: Meeting, where: torch.device, **options: Any) -> Communicator:
+def make(layer: oracle.Layer, where: torch.device, **options: Any) -> Communicator:
     sizes = {"experts": layer.experts, "topk": layer.topk, "hidden": layer.hidden, "max_tokens": MOST}
-    return Communicator(meeting, device=where, **sizes, **options)
+    return Communicator(device=where, **sizes, **options)
 
 
 def parts(x: torch.Tensor, element: str) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -89,7 +89,7 @@ class Expected:
 def check(rank: int, world: int, element: str, alignment: int, placement: str, kind: str) -> None:
     layer, where = layer_of(world), torch.device("cpu") if kind == "cpu" else device(rank)
     expected = Expected(layer, rank, alignment, element)
-    with Meeting() as meeting, make(layer, meeting, where, element=element, placement=placement) as communicator:
+    with make(layer, where, element=element, placement=placement) as communicator:
         batch = expected.all[rank]
         x, scales = parts(batch.x, element)
         scales = None if scales is None else scales.to(where)
@@ -138,7 +138,7 @@ def check_refusals(rank: int, world: int) -> None:
     layer = layer_of(world)
     expected = Expected(layer, rank, 8, "bf16")
     batch = expected.all[rank]
-    with Meeting() as meeting, make(layer, meeting, torch.device("cpu")) as communicator:
+    with make(layer, torch.device("cpu")) as communicator:
         call = communicator.dispatch
         with pytest.raises(errors.InvalidArgument, match="worst-case rows of a dispatch by expert is 9, allowed: 0"):
             call(batch.x, batch.topk_idx, by_expert=True, worst_rows=9)
