@@ -21,7 +21,7 @@ use crate::node::Node;
 use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
-use crate::rank::{Options, RankDevice, check_low};
+use crate::rank::{Options, RankDevice, check_low, layout_of};
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ impl Builder {
         if self.topology.nodes() > 1 {
             self.check_nodes()?;
         }
-        Layout::new(shape, &self.topology, &settings)?.with_kernels()
+        layout_of(shape, &self.topology, &settings)
     }
 
     /// Ranks of several nodes reach each other over a network.

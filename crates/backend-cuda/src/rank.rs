@@ -38,7 +38,7 @@ use by_expert::Shares;
 use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
-pub(crate) use low::check_low;
+pub(crate) use low::{check_low, layout_of};
 pub(crate) use plan::DevicePlan;
 use roles::Roles;
 pub(crate) use tally::Tally;
@@ -295,14 +295,19 @@ impl RankDevice {
         Ok(u64::from_le_bytes(op))
     }
 
-    /// Begins a generation after a failure: nothing of this rank runs any more. Waits.
+    /// The number of the last operation of low latency that was sent, among all of the communicator; replays count. Waits.
+    pub(crate) fn low_serial(&self) -> Result<u64, CudaError> {
+        self.low.as_ref().map_or(Ok(0), |low| low.serial(&self.stream))
+    }
+
+    /// Begins a generation after a failure, whose first operation is `op`: nothing of this rank runs any more. Waits.
     pub(crate) fn restart(&self, generation: u16, op: u64) -> Result<(), CudaError> {
         for memory in [&self.local, &self.cursors, &self.numbers, &self.flags, &self.copied, &self.arrived] {
             memory.zero(&self.stream)?;
         }
         self.local.write(&self.stream, 0, &(op - 1).to_le_bytes())?;
         if let Some(low) = &self.low {
-            low.restart(&self.stream)?;
+            low.restart(&self.stream, op)?;
         }
         self.enter(generation)?;
         self.report.clear();

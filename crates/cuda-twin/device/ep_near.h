@@ -51,6 +51,7 @@ public:
     }
 };
 
+#define EP_HAS_UNITS
 #include "ep_verbs.h"
 
 #include "ep_far_post.h"
@@ -85,6 +86,22 @@ EP_DEV EpUnit ep_get16(EpAt from) { return from.get<EpUnit>(); }
 EP_DEV ep_u32 ep_get4(EpAt from) { return from.get<ep_u32>(); }
 EP_DEV ep_u8 ep_get1(EpAt from) { return from.get<ep_u8>(); }
 EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_ld16(at); }
+
+/* ---- units: aligned loads and stores of 16 bytes, which processors with AVX and 64-bit Arm make at once ---- */
+
+EP_DEV void ep_put_unit(EpAt to, ep_u32 x, ep_u32 y, ep_u32 z, ep_u32 tag) {
+    const ep_u32 unit[4] = {x, y, z, tag};
+    to.put(unit, sizeof unit);
+}
+EP_DEV bool ep_poll_unit(const void* at, ep_u32 tag, ep_u32* data) {
+    typedef ep_u32 Four __attribute__((vector_size(16)));
+    if ((ep_u64)at % 16) toy::broken("a unit at %llx", (ep_u64)at);
+    const Four unit = *(const volatile Four*)at;
+    for (int i = 0; i < 3; ++i) data[i] = unit[i];
+    if (ep_unit_has_come(unit[3], tag)) return true;
+    toy::Warp::own().wait();
+    return false;
+}
 
 /* ---- publish and peek ---- */
 

@@ -199,7 +199,17 @@ private:
         return any;
     }
 
-    static void land(const Put& put) { std::memcpy(put.to, put.bytes, put.count); }
+    /* What lies in 16 bytes lands at once, as a unit must. */
+    static void land(const Put& put) {
+        typedef unsigned Four __attribute__((vector_size(16)));
+        if (put.count != sizeof(Four) || (std::uintptr_t)put.to % sizeof(Four)) {
+            std::memcpy(put.to, put.bytes, put.count);
+            return;
+        }
+        Four unit;
+        std::memcpy(&unit, put.bytes, sizeof unit);
+        *(volatile Four*)put.to = unit;
+    }
     template <class F> void land(F due) {
         std::size_t left = 0;
         for (const Put& put : puts_) {

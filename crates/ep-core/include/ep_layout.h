@@ -178,6 +178,8 @@ struct EpWindow {
     ep_u64 pulls; /* Offset of where gets land. */
     ep_u64 low_slots; /* Offset of the slots of low latency. */
     ep_u64 low_part_slots; /* Result slots from one writer's part of them in one bank to the next's. */
+    ep_u64 low_units; /* Offset of the memory for units of low latency. */
+    ep_u64 low_unit_part_bytes; /* From one writer's part of that memory in one bank to the next's. */
     ep_u64 low_staging; /* Offset of the staging memory of low latency. */
     ep_u64 arena; /* Offset of the arena. */
     ep_u64 arena_bytes; /* Size of the arena. */
@@ -228,7 +230,7 @@ struct EpWindow {
     ep_u32 pull_depth; /* Pulled rows in flight per track and writer. */
     ep_u32 tracks; /* Tracks from one rank to one peer. */
 };
-static_assert(sizeof(EpWindow) == 416, "EpWindow");
+static_assert(sizeof(EpWindow) == 432, "EpWindow");
 static_assert(__builtin_offsetof(EpWindow, cells) == 0, "EpWindow.cells");
 static_assert(__builtin_offsetof(EpWindow, counts) == 8, "EpWindow.counts");
 static_assert(__builtin_offsetof(EpWindow, notes) == 16, "EpWindow.notes");
@@ -240,55 +242,57 @@ static_assert(__builtin_offsetof(EpWindow, far_staging) == 56, "EpWindow.far_sta
 static_assert(__builtin_offsetof(EpWindow, pulls) == 64, "EpWindow.pulls");
 static_assert(__builtin_offsetof(EpWindow, low_slots) == 72, "EpWindow.low_slots");
 static_assert(__builtin_offsetof(EpWindow, low_part_slots) == 80, "EpWindow.low_part_slots");
-static_assert(__builtin_offsetof(EpWindow, low_staging) == 88, "EpWindow.low_staging");
-static_assert(__builtin_offsetof(EpWindow, arena) == 96, "EpWindow.arena");
-static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 104, "EpWindow.arena_bytes");
-static_assert(__builtin_offsetof(EpWindow, piece_cells) == 112, "EpWindow.piece_cells");
-static_assert(__builtin_offsetof(EpWindow, low_cells) == 120, "EpWindow.low_cells");
-static_assert(__builtin_offsetof(EpWindow, low_heads) == 128, "EpWindow.low_heads");
-static_assert(__builtin_offsetof(EpWindow, low_far) == 136, "EpWindow.low_far");
-static_assert(__builtin_offsetof(EpWindow, window_bytes) == 144, "EpWindow.window_bytes");
-static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 152, "EpWindow.counts_bytes");
-static_assert(__builtin_offsetof(EpWindow, note_bytes) == 160, "EpWindow.note_bytes");
-static_assert(__builtin_offsetof(EpWindow, header_bytes) == 168, "EpWindow.header_bytes");
-static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 176, "EpWindow.payload_bytes");
-static_assert(__builtin_offsetof(EpWindow, payload_stride) == 184, "EpWindow.payload_stride");
-static_assert(__builtin_offsetof(EpWindow, scales_offset) == 192, "EpWindow.scales_offset");
-static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 200, "EpWindow.scales_bytes");
-static_assert(__builtin_offsetof(EpWindow, scales_stride) == 208, "EpWindow.scales_stride");
-static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 216, "EpWindow.wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, result_bytes) == 224, "EpWindow.result_bytes");
-static_assert(__builtin_offsetof(EpWindow, result_stride) == 232, "EpWindow.result_stride");
-static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 240, "EpWindow.result_wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 248, "EpWindow.slot_bytes");
-static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 256, "EpWindow.pull_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 264, "EpWindow.far_wire_bytes");
-static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 272, "EpWindow.far_slot_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 280, "EpWindow.low_row_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 288, "EpWindow.low_result_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 296, "EpWindow.low_staging_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 304, "EpWindow.low_result_header_bytes");
-static_assert(__builtin_offsetof(EpWindow, low_far_bytes) == 312, "EpWindow.low_far_bytes");
-static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 320, "EpWindow.near_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 328, "EpWindow.far_part_slots");
-static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 336, "EpWindow.near_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 344, "EpWindow.far_staging_part_slots");
-static_assert(__builtin_offsetof(EpWindow, nodes) == 352, "EpWindow.nodes");
-static_assert(__builtin_offsetof(EpWindow, ranks) == 356, "EpWindow.ranks");
-static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 360, "EpWindow.ranks_per_node");
-static_assert(__builtin_offsetof(EpWindow, experts) == 364, "EpWindow.experts");
-static_assert(__builtin_offsetof(EpWindow, local_experts) == 368, "EpWindow.local_experts");
-static_assert(__builtin_offsetof(EpWindow, topk) == 372, "EpWindow.topk");
-static_assert(__builtin_offsetof(EpWindow, hidden) == 376, "EpWindow.hidden");
-static_assert(__builtin_offsetof(EpWindow, max_tokens) == 380, "EpWindow.max_tokens");
-static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 384, "EpWindow.low_staging_slots");
-static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 388, "EpWindow.low_cells_of_writer");
-static_assert(__builtin_offsetof(EpWindow, low_columns) == 392, "EpWindow.low_columns");
-static_assert(__builtin_offsetof(EpWindow, element) == 396, "EpWindow.element");
-static_assert(__builtin_offsetof(EpWindow, scale_groups) == 400, "EpWindow.scale_groups");
-static_assert(__builtin_offsetof(EpWindow, channels) == 404, "EpWindow.channels");
-static_assert(__builtin_offsetof(EpWindow, pull_depth) == 408, "EpWindow.pull_depth");
-static_assert(__builtin_offsetof(EpWindow, tracks) == 412, "EpWindow.tracks");
+static_assert(__builtin_offsetof(EpWindow, low_units) == 88, "EpWindow.low_units");
+static_assert(__builtin_offsetof(EpWindow, low_unit_part_bytes) == 96, "EpWindow.low_unit_part_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_staging) == 104, "EpWindow.low_staging");
+static_assert(__builtin_offsetof(EpWindow, arena) == 112, "EpWindow.arena");
+static_assert(__builtin_offsetof(EpWindow, arena_bytes) == 120, "EpWindow.arena_bytes");
+static_assert(__builtin_offsetof(EpWindow, piece_cells) == 128, "EpWindow.piece_cells");
+static_assert(__builtin_offsetof(EpWindow, low_cells) == 136, "EpWindow.low_cells");
+static_assert(__builtin_offsetof(EpWindow, low_heads) == 144, "EpWindow.low_heads");
+static_assert(__builtin_offsetof(EpWindow, low_far) == 152, "EpWindow.low_far");
+static_assert(__builtin_offsetof(EpWindow, window_bytes) == 160, "EpWindow.window_bytes");
+static_assert(__builtin_offsetof(EpWindow, counts_bytes) == 168, "EpWindow.counts_bytes");
+static_assert(__builtin_offsetof(EpWindow, note_bytes) == 176, "EpWindow.note_bytes");
+static_assert(__builtin_offsetof(EpWindow, header_bytes) == 184, "EpWindow.header_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_bytes) == 192, "EpWindow.payload_bytes");
+static_assert(__builtin_offsetof(EpWindow, payload_stride) == 200, "EpWindow.payload_stride");
+static_assert(__builtin_offsetof(EpWindow, scales_offset) == 208, "EpWindow.scales_offset");
+static_assert(__builtin_offsetof(EpWindow, scales_bytes) == 216, "EpWindow.scales_bytes");
+static_assert(__builtin_offsetof(EpWindow, scales_stride) == 224, "EpWindow.scales_stride");
+static_assert(__builtin_offsetof(EpWindow, wire_bytes) == 232, "EpWindow.wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_bytes) == 240, "EpWindow.result_bytes");
+static_assert(__builtin_offsetof(EpWindow, result_stride) == 248, "EpWindow.result_stride");
+static_assert(__builtin_offsetof(EpWindow, result_wire_bytes) == 256, "EpWindow.result_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, slot_bytes) == 264, "EpWindow.slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, pull_bytes) == 272, "EpWindow.pull_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_wire_bytes) == 280, "EpWindow.far_wire_bytes");
+static_assert(__builtin_offsetof(EpWindow, far_slot_bytes) == 288, "EpWindow.far_slot_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_row_bytes) == 296, "EpWindow.low_row_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_bytes) == 304, "EpWindow.low_result_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_staging_bytes) == 312, "EpWindow.low_staging_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_result_header_bytes) == 320, "EpWindow.low_result_header_bytes");
+static_assert(__builtin_offsetof(EpWindow, low_far_bytes) == 328, "EpWindow.low_far_bytes");
+static_assert(__builtin_offsetof(EpWindow, near_part_slots) == 336, "EpWindow.near_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_part_slots) == 344, "EpWindow.far_part_slots");
+static_assert(__builtin_offsetof(EpWindow, near_staging_part_slots) == 352, "EpWindow.near_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, far_staging_part_slots) == 360, "EpWindow.far_staging_part_slots");
+static_assert(__builtin_offsetof(EpWindow, nodes) == 368, "EpWindow.nodes");
+static_assert(__builtin_offsetof(EpWindow, ranks) == 372, "EpWindow.ranks");
+static_assert(__builtin_offsetof(EpWindow, ranks_per_node) == 376, "EpWindow.ranks_per_node");
+static_assert(__builtin_offsetof(EpWindow, experts) == 380, "EpWindow.experts");
+static_assert(__builtin_offsetof(EpWindow, local_experts) == 384, "EpWindow.local_experts");
+static_assert(__builtin_offsetof(EpWindow, topk) == 388, "EpWindow.topk");
+static_assert(__builtin_offsetof(EpWindow, hidden) == 392, "EpWindow.hidden");
+static_assert(__builtin_offsetof(EpWindow, max_tokens) == 396, "EpWindow.max_tokens");
+static_assert(__builtin_offsetof(EpWindow, low_staging_slots) == 400, "EpWindow.low_staging_slots");
+static_assert(__builtin_offsetof(EpWindow, low_cells_of_writer) == 404, "EpWindow.low_cells_of_writer");
+static_assert(__builtin_offsetof(EpWindow, low_columns) == 408, "EpWindow.low_columns");
+static_assert(__builtin_offsetof(EpWindow, element) == 412, "EpWindow.element");
+static_assert(__builtin_offsetof(EpWindow, scale_groups) == 416, "EpWindow.scale_groups");
+static_assert(__builtin_offsetof(EpWindow, channels) == 420, "EpWindow.channels");
+static_assert(__builtin_offsetof(EpWindow, pull_depth) == 424, "EpWindow.pull_depth");
+static_assert(__builtin_offsetof(EpWindow, tracks) == 428, "EpWindow.tracks");
 
 /* The Rings of a call for a kernel: EpRings of the C header. */
 struct EpRings {
@@ -521,6 +525,30 @@ EP_HD static inline ep_u32 ep_arrival_kind(const EpWindow& w, ep_u64 value) {
 }
 EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
+}
+
+/* --- Low latency as units: 12 bytes of data and a tag, which come at once (F11). --- */
+
+/* Units that bytes of data take, and the memory that these take. */
+EP_HD static inline ep_u64 ep_unit_count(ep_u64 bytes) { return (bytes + EP_UNIT_DATA - 1) / EP_UNIT_DATA; }
+EP_HD static inline ep_u64 ep_unit_bytes(ep_u64 bytes) { return ep_unit_count(bytes) * EP_UNIT_BYTES; }
+
+/* All memory for units that writer puts in operation op, in which it first says what comes. */
+EP_HD static inline ep_u64 ep_low_unit_head(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.low_units + (op % 2 * w.ranks + writer) * w.low_unit_part_bytes;
+}
+
+/* The units of the header of the row at position among those of source; and of the payload of its row of token. */
+EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return ep_low_unit_head(w, op, source) + EP_UNIT_BYTES + position * ep_unit_bytes(w.header_bytes);
+}
+EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 token) {
+    return ep_low_unit_header(w, op, source, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
+}
+
+/* The units of the result in column of those that writer has for token. */
+EP_HD static inline ep_u64 ep_low_unit_result(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u32 column) {
+    return ep_low_unit_head(w, op, writer) + EP_UNIT_BYTES + ((ep_u64)token * w.low_columns + column) * ep_unit_bytes(w.result_bytes);
 }
 
 /* --- What kernels announce piece by piece, or row by row. --- */

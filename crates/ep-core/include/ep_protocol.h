@@ -167,12 +167,13 @@ EP_HD static inline ep_u64 ep_gives_up_after(ep_u64 allowed, ep_u32 ranks, ep_u3
 
 /* --- Units: 12 bytes of data and a tag, stored and seen at once (F11). A unit is four words, the tag last. --- */
 
-/* Units that bytes of data take, and the memory that these take. */
-EP_HD static inline ep_u64 ep_unit_count(ep_u64 bytes) { return (bytes + EP_UNIT_DATA - 1) / EP_UNIT_DATA; }
-EP_HD static inline ep_u64 ep_unit_bytes(ep_u64 bytes) { return ep_unit_count(bytes) * EP_UNIT_BYTES; }
-
-/* The tag of an operation, by its number among all of the communicator, those of earlier generations included. Never 0. */
-EP_HD static inline ep_u32 ep_unit_tag(ep_u64 serial) { return (ep_u32)(serial % EP_UNIT_TAGS) + 1; }
+/* The tag of an operation, by its number among all of the communicator, those of earlier generations included: serial % EP_UNIT_TAGS + 1, which
+   needs no division. Never 0. */
+EP_HD static inline ep_u32 ep_unit_tag(ep_u64 serial) {
+    static_assert(EP_UNIT_TAGS == 0xffffffffull, "all numbers of 32 bits but 0 are tags");
+    const ep_u64 once = (serial & EP_UNIT_TAGS) + (serial >> 32), twice = (once & EP_UNIT_TAGS) + (once >> 32);
+    return (ep_u32)(twice == EP_UNIT_TAGS ? 0 : twice) + 1;
+}
 /* The stretch of operations that one belongs to: in the first one of each, a rank clears what it reads units from. */
 EP_HD static inline ep_u64 ep_unit_era(ep_u64 serial) { return serial / EP_UNIT_ERA; }
 

@@ -120,9 +120,10 @@ struct EpLow {
     ep_u32 late[2]; /* For each bank: whether there are ranks that were not sent all, because their banks were not free in time. */
     ep_u32 generation; /* Generation of the communicator: graphs of an earlier one must not run. */
     ep_u32 speaking; /* Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster. */
-    ep_u64 reserved; /* Zero. */
+    ep_u64 serials; /* Operations of earlier generations, at least: tags of units run on from there. */
+    ep_u64 last; /* The last of them that this rank sent, as tags count. */
 };
-static_assert(sizeof(EpLow) == 64, "EpLow");
+static_assert(sizeof(EpLow) == 72, "EpLow");
 static_assert(__builtin_offsetof(EpLow, sent) == 0, "EpLow.sent");
 static_assert(__builtin_offsetof(EpLow, received) == 8, "EpLow.received");
 static_assert(__builtin_offsetof(EpLow, failed) == 16, "EpLow.failed");
@@ -134,7 +135,8 @@ static_assert(__builtin_offsetof(EpLow, said) == 36, "EpLow.said");
 static_assert(__builtin_offsetof(EpLow, late) == 40, "EpLow.late");
 static_assert(__builtin_offsetof(EpLow, generation) == 48, "EpLow.generation");
 static_assert(__builtin_offsetof(EpLow, speaking) == 52, "EpLow.speaking");
-static_assert(__builtin_offsetof(EpLow, reserved) == 56, "EpLow.reserved");
+static_assert(__builtin_offsetof(EpLow, serials) == 56, "EpLow.serials");
+static_assert(__builtin_offsetof(EpLow, last) == 64, "EpLow.last");
 
 /* What the kernels of low latency know of a rank of another node, in the rank's own device memory; zero at first, and in each generation. */
 struct EpLowFar {
@@ -216,23 +218,23 @@ struct EpRank {
     ep_u64 test; /* Address of the EpTest in builds for tests; 0 in others. */
     ep_u64 far; /* Address of an array [ranks, lanes]: the EpFar.state of each lane to a rank of another node; 0 for other lanes. */
 };
-static_assert(sizeof(EpRank) == 520, "EpRank");
+static_assert(sizeof(EpRank) == 536, "EpRank");
 static_assert(__builtin_offsetof(EpRank, w) == 0, "EpRank.w");
-static_assert(__builtin_offsetof(EpRank, windows) == 416, "EpRank.windows");
-static_assert(__builtin_offsetof(EpRank, local) == 424, "EpRank.local");
-static_assert(__builtin_offsetof(EpRank, report) == 432, "EpRank.report");
-static_assert(__builtin_offsetof(EpRank, cursors) == 440, "EpRank.cursors");
-static_assert(__builtin_offsetof(EpRank, first_op) == 448, "EpRank.first_op");
-static_assert(__builtin_offsetof(EpRank, settings) == 456, "EpRank.settings");
-static_assert(__builtin_offsetof(EpRank, allowed) == 464, "EpRank.allowed");
-static_assert(__builtin_offsetof(EpRank, plan) == 472, "EpRank.plan");
-static_assert(__builtin_offsetof(EpRank, tally) == 480, "EpRank.tally");
-static_assert(__builtin_offsetof(EpRank, me) == 488, "EpRank.me");
-static_assert(__builtin_offsetof(EpRank, generation) == 492, "EpRank.generation");
-static_assert(__builtin_offsetof(EpRank, kind) == 496, "EpRank.kind");
-static_assert(__builtin_offsetof(EpRank, replays) == 500, "EpRank.replays");
-static_assert(__builtin_offsetof(EpRank, test) == 504, "EpRank.test");
-static_assert(__builtin_offsetof(EpRank, far) == 512, "EpRank.far");
+static_assert(__builtin_offsetof(EpRank, windows) == 432, "EpRank.windows");
+static_assert(__builtin_offsetof(EpRank, local) == 440, "EpRank.local");
+static_assert(__builtin_offsetof(EpRank, report) == 448, "EpRank.report");
+static_assert(__builtin_offsetof(EpRank, cursors) == 456, "EpRank.cursors");
+static_assert(__builtin_offsetof(EpRank, first_op) == 464, "EpRank.first_op");
+static_assert(__builtin_offsetof(EpRank, settings) == 472, "EpRank.settings");
+static_assert(__builtin_offsetof(EpRank, allowed) == 480, "EpRank.allowed");
+static_assert(__builtin_offsetof(EpRank, plan) == 488, "EpRank.plan");
+static_assert(__builtin_offsetof(EpRank, tally) == 496, "EpRank.tally");
+static_assert(__builtin_offsetof(EpRank, me) == 504, "EpRank.me");
+static_assert(__builtin_offsetof(EpRank, generation) == 508, "EpRank.generation");
+static_assert(__builtin_offsetof(EpRank, kind) == 512, "EpRank.kind");
+static_assert(__builtin_offsetof(EpRank, replays) == 516, "EpRank.replays");
+static_assert(__builtin_offsetof(EpRank, test) == 520, "EpRank.test");
+static_assert(__builtin_offsetof(EpRank, far) == 528, "EpRank.far");
 
 /* --- What lies behind the structs: addresses of words of 32 bits. --- */
 

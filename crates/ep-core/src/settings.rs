@@ -170,8 +170,7 @@ impl Settings {
         self
     }
 
-    /// The same with low latency as units where that is possible: to run the same tests in both forms.
-    #[cfg(feature = "plant")]
+    /// The same with low latency as units where that is possible.
     #[must_use]
     pub const fn with_units(mut self, topology: &Topology) -> Self {
         self.low_latency_units = self.low_latency && topology.nodes() == 1;
@@ -187,7 +186,7 @@ impl Settings {
     }
 
     /// Operations of low latency before the first one: none, without the feature `plant`.
-    pub(crate) const fn operations_before(&self) -> u64 {
+    pub const fn operations_before(&self) -> u64 {
         self.before.operations()
     }
 

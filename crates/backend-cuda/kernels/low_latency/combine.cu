@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             ep_poison(r, ep_low_own(r) + ep_low_result(r.w, op, item % r.w.ranks, item / r.w.ranks, 0),
                       (ep_u32)(r.w.low_columns * r.w.low_result_bytes));
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, false, last != EP_LOW_LAST, began);
+    const bool received = ep_low_end(r, now, op, a.phases, tries, false, last != EP_LOW_LAST, began);
     ep_u64* counters = (ep_u64*)a.counters + 2 * r.w.ranks;
     const ep_u32 part = a.kind == EP_LOW_PER_RANK ? 0 : r.w.ranks;
     EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) {

@@ -3,14 +3,16 @@
  * slot there; the receiver spreads it to its experts.
  *
  *   launch   any number of blocks of 512 threads, which need not all run at a time; phases says which halves
- *   memory   slots, headers and cells of the windows (ep_layout.h, ep_low.h); shared: one row as it travels; counts; the rows of a batch
- *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, stored to the token's slot at each of its
- *            ranks with 16 bytes a thread, and announced one by one. The last share finds the rows' order at each rank and sends all headers
- *            ahead (ep_low_shares.h)
+ *   memory   memory for units of the windows (ep_layout.h); slots, headers and cells where there are several nodes; shared: one row as it travels;
+ *            counts; the rows of a batch
+ *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, and stored to the place of the token at each of its
+ *            ranks with 16 bytes a thread. The last share finds the rows' order at each rank and sends all headers ahead (ep_low_shares.h)
  *   receive  every block waits for all headers and counts, over the rows before its share, those of each local expert: this gives
  *            its rows' places, packed by expert in order of source and token. Then it waits for its rows and copies them. The last
  *            block counts all rows for the user instead
- *   rules    ep_low.h. Slots and headers are read after the acquire of their cell and a barrier, by loads that are coherent
+ *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_take_units.h); with several nodes in slots, which cells
+ *            announce (ep_low_send_cells.h, ep_low_take_cells.h)
+ *   rules    ep_low.h
  */
 #include "ep_low_end.h"
 #include "ep_low_receive.h"
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (sends) {
         early = ep_low_early(r, a.window);
         looked = ep_low_looks_soon(r, a);
-        if (looked) bad = ep_low_look_at(r, a, ep_low_sender(r), 0, a.tokens, false, false, nullptr);
+        if (looked) bad = ep_low_look_at(r, a, ep_low_sender(r, 0), 0, a.tokens, false, false, nullptr);
     }
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
@@ -48,9 +50,10 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         if (threadIdx.x == 0) own = ep_low_take(r, blockIdx.x);
         early = ep_low_early(r, a.window);
     }
-    const EpLowReceiver s = ep_low_receiver(r);
+    const ep_u32 tag = ep_unit_tag(now.serials + op);
+    const EpLowReceiver s = ep_low_receiver(r, tag);
     bool refused = false, counted = false;
-    if (tries) refused = ep_low_send_tokens(r, a, op, !sends, own, looked, bad, ahead, early, began);
+    if (tries) refused = ep_low_send_tokens(r, a, op, tag, !sends, own, looked, bad, ahead, early, began);
     if (receives && !refused) {
         __syncthreads();
         const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
             ep_low_receive_early(r, op);
             if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
             counted = blockIdx.x + 1 == gridDim.x;
-            if (counted) ep_low_count_all(r, a, s, op);
+            if (counted) ep_low_count_all(r, a, s, op, began);
         }
     }
     const ep_u32 last = ep_low_last_block(r, counted);
@@ -67,16 +70,9 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
-        EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) {
-            ep_u32 source;
-            const ep_u8* header = ep_low_header(r, s, op, row, &source);
-            const ep_u32 token = (ep_u32)ep_ld16_put(header).y;
-            __syncwarp();
-            ep_poison(r, ep_low_own(r) + ep_low_row(r.w, op, source, token), (ep_u32)r.w.wire_bytes);
-            ep_poison(r, header, (ep_u32)r.w.header_bytes);
-        }
+        EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) ep_low_forget(r, s, op, row);
 #endif
-    const bool received = ep_low_end(r, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
+    const bool received = ep_low_end(r, now, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
     if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);
 }
 } // namespace ep_low_latency

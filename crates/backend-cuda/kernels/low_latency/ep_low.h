@@ -147,11 +147,19 @@ struct EpLowNow {
     ep_u32 late_even;
     ep_u32 late_odd;
     ep_u32 generation;
+    ep_u64 serials;
+    ep_u64 last;
     EP_DEV bool late(ep_u64 op) const { return (op % 2 ? late_odd : late_even) != 0; }
 };
 EP_DEV EpLowNow ep_low_now(const EpRank& r) {
     const EpLow* low = ep_low_state(r);
-    return EpLowNow{low->sent, low->received, low->broken, low->late[0], low->late[1], low->generation};
+    return EpLowNow{low->sent, low->received, low->broken, low->late[0], low->late[1], low->generation, low->serials, low->last};
+}
+
+/* Whether op is the first in its bank of a stretch of tags: what lies there is to be cleared. */
+EP_DEV bool ep_low_begins_era(const EpRank& r, const EpLowNow& now, ep_u64 op) {
+    const ep_u64 serial = now.serials + op;
+    return ep_one_node(r) && ep_unit_era(serial) != ep_unit_era(op > 2 ? serial - 2 : now.last);
 }
 
 /* Whether a launch must end at once: an earlier one has failed, or it cannot go on from where low latency is. The host sees to that

@@ -69,14 +69,24 @@ EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows,
     return failed;
 }
 
+/* Clears what units come to in the bank of op: in the first operation of a stretch of tags, once it was read. Peers put there again when they have seen
+   Received. By all threads of the last block. */
+EP_RARE void ep_low_clear_units(const EpRank& r, ep_u64 op) {
+    ep_u8* at = ep_low_own(r) + ep_low_unit_head(r.w, op, 0);
+    EP_SHORT for (ep_u64 i = threadIdx.x * EP_UNIT_BYTES; i < r.w.ranks * r.w.low_unit_part_bytes; i += EP_LOW_THREADS * EP_UNIT_BYTES)
+        ep_st16(at + i, ep_unit(0, 0, 0, 0));
+    __syncthreads();
+}
+
 /* Ends a launch: what was sent and received counts, unless it failed. By all threads of the last block. `tried`: whether rows were
    to be put; `refused`: bad choices, so that nothing was. A rank that was not sent all fails the receiving half. True when the
    operation was received. */
-EP_DEV bool ep_low_end(const EpRank& r, ep_u64 op, ep_u32 phases, bool tried, bool refused, bool trouble, ep_u64 began) {
+EP_DEV bool ep_low_end(const EpRank& r, const EpLowNow& now, ep_u64 op, ep_u32 phases, bool tried, bool refused, bool trouble, ep_u64 began) {
     EpLow* low = ep_low_state(r);
     const bool rows = tried && !refused;
     const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
     const bool received = (phases & EP_LOW_RECEIVE) && !failed;
+    if (received && ep_low_begins_era(r, now, op)) ep_low_clear_units(r, op);
     if (tried) {
         ep_low_free_shares(r);
         ep_low_count_anew(r);

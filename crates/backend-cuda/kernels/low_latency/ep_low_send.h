@@ -3,8 +3,8 @@
  */
 #ifndef EP_LOW_SEND_H
 #define EP_LOW_SEND_H
-#include "ep_low_headers.h"
 #include "ep_low_shares.h"
+#include "ep_low_tell.h"
 #include "ep_quant.h"
 #include "ep_sum.h"
 
@@ -94,8 +94,7 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     }
 }
 
-/* Writes a row's header, and says where the row goes: to the slot of its token, at ranks that are free (ep_low_goes_now). By the last warp,
-   whose lanes have the choices. */
+/* Says where a token's row goes, at ranks that are free (ep_low_goes_now). By the last warp, whose lanes have the choices. */
 EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice) {
     const ep_u32 k = ep_low_served();
     EP_SHORT for (ep_u32 rank = k; rank < r.w.ranks; rank += 32) s.place[rank] = ep_nowhere();
@@ -103,26 +102,11 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
     if (k < r.w.topk) {
         const ep_u32 rank = choice.expert >= 0 && choice.expert < (ep_i32)r.w.experts ? ep_rank_of_expert(r.w, (ep_u32)choice.expert) : EP_FULL;
         const bool goes = rank != EP_FULL && ep_low_takes_part(rank);
-        if (!goes) choice = EpChoice{-1, 0.0f};
-        ((EpChoice*)(s.row + sizeof(EpRowHeader)))[k] = choice;
-        if (goes)
-            s.place[rank] = ep_is_beyond(r, rank)
-                                ? ep_low_staged_row(r, rank, token)
-                                : ep_low_at(rank, ep_low_row(r.w, ep_planted(r, EP_PLANT_LOW_WRONG_BANK) ? op + 1 : op, r.me, token));
+        if (goes) s.place[rank] = ep_low_row_place(r, op, rank, token);
+        else choice = EpChoice{-1, 0.0f};
     }
-    if (k == 31) ep_st16(s.row, make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op)));
+    ep_low_keep_header(r, s, op, token, k, choice);
     __syncwarp();
-}
-
-EP_DEV bool ep_low_goes_now(const EpLowSender& s, ep_u32 rank) { return ep_is_somewhere(s.place[rank]) && s.state[rank] == EP_PEER_NOW; }
-
-/* Says that a row is where it goes, and counts it where it is staged. `early`: a planted fault, within the node. By the last warp. */
-EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, bool early) {
-    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
-        if (!ep_low_goes_now(s, rank)) continue;
-        if (!ep_is_beyond(r, rank)) ep_low_raise(r, op, rank, token);
-        else if (!early) ep_low_staged_one(r, op, rank);
-    }
 }
 
 /* How a share, or a turn of it, has ended: choices are wrong, and nothing was announced; nothing was left to put; there may be more to do; all
@@ -137,8 +121,7 @@ EP_DEV void ep_low_raise_all(const EpRank& r, const EpLowSender& s, ep_u64 op, e
    threads. */
 EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
                            bool looked, EpLowAhead ahead, ep_u64 began, int found) {
-    const ep_u32 tid = threadIdx.x, units = (ep_u32)(r.w.wire_bytes / 16);
-    const bool last_warp = tid / 32 + 1 == EP_LOW_WARPS;
+    const bool last_warp = threadIdx.x / 32 + 1 == EP_LOW_WARPS;
     EP_SHORT for (ep_u32 token = share;; token += gridDim.x) {
         const bool begins = token == share, is = token < a.tokens;
         if (!is && !begins) return EP_SHARE_MORE;
@@ -154,21 +137,15 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
             if (!is) return EP_SHARE_MORE;
         }
         if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
-            ep_low_raise_all(r, s, op, token, true);
+            ep_low_row_was_put(r, s, op, token, true);
             ep_be_slow();
         }
         if (!begins) __syncthreads();
-        EP_SHORT for (ep_u32 unit = tid; unit < units; unit += EP_LOW_THREADS) {
-            const int4 v = ep_ld16(s.row + (ep_u64)unit * 16);
-            EP_SHORT for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
-                const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
-                if (ep_low_goes_now(s, rank)) ep_put16(s.place[rank] + (ep_u64)unit * 16, v);
-            }
-        }
+        ep_low_put_row(r, s);
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
-        const bool bad = begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
+        const bool bad = !EP_LOW_LOOKS_FIRST && begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
         if (__syncthreads_or(bad)) return EP_SHARE_WRONG;
-        if (last_warp) ep_low_raise_all(r, s, op, token, false);
+        if (last_warp) ep_low_row_was_put(r, s, op, token, false);
     }
 }
 
@@ -207,9 +184,9 @@ EP_RARE void ep_low_refuse_choices(const EpRank& r, const EpLowDispatchArgs& a, 
 
 /* Sends this block's share of a dispatch, if it is `own`, as the first thread knows, and those of blocks that have not begun. True where
    choices are wrong: then nothing is announced. `looked`: choices were looked at, and a thread knows that has found `bad` ones. */
-EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool again, bool own, bool looked, bool bad,
+EP_DEV bool ep_low_send_tokens(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, ep_u32 tag, bool again, bool own, bool looked, bool bad,
                                EpLowAhead ahead, ep_u64 early, ep_u64 began) {
-    const EpLowSender s = ep_low_sender(r);
+    const EpLowSender s = ep_low_sender(r, tag);
     ep_u32 share = blockIdx.x;
     int end = EP_SHARE_MORE;
     if (!__syncthreads_and(own && !bad)) {

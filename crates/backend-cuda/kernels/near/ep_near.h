@@ -38,6 +38,7 @@ struct EpNear {
     static EP_DEV const ep_u64* windows(const EpRank& r) { return (const ep_u64*)r.windows; }
 };
 
+#define EP_HAS_UNITS
 #include "ep_verbs.h"
 
 #include "ep_far_post.h"
@@ -76,6 +77,21 @@ EP_DEV ep_u32 ep_get4(EpAt from) { return *(const volatile ep_u32*)EpNear::of(fr
 EP_DEV ep_u8 ep_get1(EpAt from) { return *(const volatile ep_u8*)EpNear::of(from); }
 /* What a peer has put into the own window, read as a get reads. */
 EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_get16(EpNear::at((ep_u64)at)); }
+
+/* ---- units: PTX has single loads and stores of 16 bytes from compute capability 7.0 on ---- */
+
+EP_DEV void ep_put_unit(EpAt to, ep_u32 x, ep_u32 y, ep_u32 z, ep_u32 tag) {
+    asm volatile("{ .reg .b128 unit; mov.b128 unit, {%1, %2}; st.relaxed.sys.global.b128 [%0], unit; }" ::"l"(EpNear::of(to)),
+                 "l"(x | (ep_u64)y << 32), "l"(z | (ep_u64)tag << 32) : "memory");
+}
+EP_DEV bool ep_poll_unit(const void* at, ep_u32 tag, ep_u32* data) {
+    ep_u64 low, high;
+    asm volatile("{ .reg .b128 unit; ld.relaxed.sys.global.b128 unit, [%2]; mov.b128 {%0, %1}, unit; }" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+    data[0] = (ep_u32)low;
+    data[1] = (ep_u32)(low >> 32);
+    data[2] = (ep_u32)high;
+    return ep_unit_has_come((ep_u32)(high >> 32), tag);
+}
 
 /* ---- publish and peek ---- */
 

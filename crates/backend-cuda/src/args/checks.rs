@@ -183,20 +183,22 @@ c_enum! {
         ForwardedOffByOne = 25,
         /// Between nodes: a forwarder says that rows are placed before they are.
         ForwardedEarly = 26,
+        /// Low latency: a unit is stored in two parts, first the one with the tag.
+        LowUnitsTorn = 27,
         /// Rows by expert: a row is stored one slot too low.
-        SlotOffByOne = 27,
+        SlotOffByOne = 28,
         /// Rows by expert: slots are given before the choices of the blocks before are counted.
-        ShareEarly = 28,
+        ShareEarly = 29,
         /// Rows by expert: what stands between two experts is left as it was.
-        PaddingLeft = 29,
+        PaddingLeft = 30,
         /// Rows by expert: the results of a row's choices are added from the last to the first.
-        FoldDescending = 30,
+        FoldDescending = 31,
         /// Rows by expert: the sum of a row's choices is rounded after each of them.
-        FoldRoundedTooEarly = 31,
+        FoldRoundedTooEarly = 32,
         /// Counts say one choice less of each expert that has any.
-        ChoiceUntold = 32,
+        ChoiceUntold = 33,
         /// Rows by expert: a row carries a choice of an expert that its rank does not have.
-        ForeignChoice = 33,
+        ForeignChoice = 34,
     }
 }
 

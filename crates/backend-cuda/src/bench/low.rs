@@ -12,7 +12,7 @@ use crate::args::{self, LOW_RECEIVE, LOW_SEND};
 use crate::driver::Scratch;
 use crate::memory;
 use crate::node::Node;
-use crate::rank::{Options, RankDevice, check_low};
+use crate::rank::{Options, RankDevice, check_low, layout_of};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl LowPlan {
         let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).element(element);
         let (shape, topology) = (shape.build()?, Topology::new(1, self.ranks)?);
         let settings = Settings::builder(&shape, &topology).slots(1).low_latency(true);
-        Layout::new(&shape, &topology, &settings.deadline(Nanos::from_secs(2)).build()?)?.with_kernels()
+        layout_of(&shape, &topology, &settings.deadline(Nanos::from_secs(2)).build()?)
     }
 
     /// About what one rank takes of its GPU. No GPU is needed.

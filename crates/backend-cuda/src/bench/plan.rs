@@ -5,6 +5,7 @@ use ep_core::{Element, Error, Layout, Placement, Settings, Shape, Topology};
 
 use super::devices;
 use crate::memory;
+use crate::rank::layout_of;
 
 /// Which experts tokens choose; all are equally likely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,7 +58,7 @@ impl Plan {
             .slots(1)
             .deadline(ep_core::Nanos::from_secs(2))
             .build()?;
-        Layout::new(&shape, &topology, &settings)?.with_kernels()
+        layout_of(&shape, &topology, &settings)
     }
 
     /// About what one rank takes of its GPU. No GPU is needed.

@@ -28,6 +28,8 @@ impl CudaEndpoint {
         self.pinned.drain(..).filter_map(|pinned| pinned.upgrade()).for_each(|held| held.offer());
         // Replays are counted there alone.
         let op = proposal.op.max(self.device.ops_done()? + 1);
+        // And the next operation's number is more than any tag of a unit that low latency has put.
+        let op = op.max(self.device.low_serial()? + 1);
         let allowed = self.settings().deadline();
         let agreement = self.peers.agree(self.desk.rank(), Proposal { op, ..proposal }, allowed).await?;
         if self.settings().low_latency() {

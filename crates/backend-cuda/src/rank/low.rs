@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ep_core::device::{Low, LowFar, Report};
 use ep_core::layout::KernelWindow;
-use ep_core::{Error, Layout, Rank, RankSet};
+use ep_core::port::UNIT_BYTES;
+use ep_core::{Error, Layout, Rank, RankSet, Settings, Shape, Topology};
 
 use super::{Call, RankDevice, RankView, Tally};
 use crate::args::{self, LOW_THREADS};
@@ -41,14 +42,17 @@ impl LowDevice {
         // Each thread of a block looks at the share of one.
         let blocks = blocks.clamp(1, LOW_THREADS);
         let memory = |bytes| DeviceMemory::zeroed(stream, bytes);
-        Ok(Some(Self {
+        let low = Self {
             state: memory(Low::bytes(ranks, blocks as usize))?,
             counters: memory(Tally::bytes(ranks, layout.local_experts() as usize))?,
             windows: memory(8 * ranks)?,
             far: (layout.topology().nodes() > 1).then(|| memory(size_of::<LowFar>() * ranks)).transpose()?,
             report: Mapped::zeroed(stream.device(), size_of::<Report>())?,
             blocks,
-        }))
+        };
+        let before = layout.settings().operations_before();
+        low.count_on(stream, before, before)?;
+        Ok(Some(low))
     }
 
     pub(super) fn connect(&self, stream: &Stream, windows: &[u8]) -> Result<(), CudaError> {
@@ -64,20 +68,44 @@ impl LowDevice {
         self.state.write(stream, Low::gone(ranks, rank), &1u32.to_le_bytes())
     }
 
-    pub(super) fn restart(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// The number of the last operation that was sent, among all of the communicator. Waits.
+    pub(super) fn serial(&self, stream: &Stream) -> Result<u64, CudaError> {
+        let word = |at| {
+            let mut bytes = [0; 8];
+            self.state.read(stream, at, &mut bytes).map(|()| u64::from_le_bytes(bytes))
+        };
+        Ok(word(offset_of!(Low, serials))? + word(offset_of!(Low, sent))?)
+    }
+
+    /// Counts on from so many operations, of which this rank sent `last` as the last one.
+    pub(super) fn count_on(&self, stream: &Stream, serials: u64, last: u64) -> Result<(), CudaError> {
+        self.state.write(stream, offset_of!(Low, serials), &serials.to_le_bytes())?;
+        self.state.write(stream, offset_of!(Low, last), &last.to_le_bytes())
+    }
+
+    /// Begins a generation behind `serials` operations, which no rank has sent more of.
+    pub(super) fn restart(&self, stream: &Stream, serials: u64) -> Result<(), CudaError> {
+        let last = self.serial(stream)?;
         self.state.zero(stream)?;
+        self.count_on(stream, serials, last)?;
         self.far.as_ref().map_or(Ok(()), |far| far.zero(stream))?;
         self.report.clear();
         Ok(())
     }
 }
 
+/// How windows of GPUs are cut: low latency of one node travels as units, and kernels have regions of their own.
+pub(crate) fn layout_of(shape: &Shape, topology: &Topology, settings: &Settings) -> Result<Layout, Error> {
+    Layout::new(shape, topology, &settings.with_units(topology))?.with_kernels()
+}
+
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
     let (ranks, warps) = (u64::from(window.ranks), u64::from(LOW_THREADS / 32));
-    let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes;
+    // The last unit of a row may end behind it.
+    let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes + UNIT_BYTES;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
-    let receive = warps * (8 + 4 + 4 * 32) + 4 * (4 * ranks + 1 + counts);
+    let receive = warps * (8 + 4 + 4 * 32 + 4) + 4 * (4 * ranks + 1 + counts);
     send.max(receive)
 }
 

@@ -81,8 +81,10 @@ c_struct! {
         pub generation: u32,
         /// Not 0 while a thread says whom this rank waits for, where there are several nodes: their lanes have one poster.
         pub speaking: u32,
-        /// Zero.
-        pub reserved: u64,
+        /// Operations of earlier generations, at least: tags of units run on from there.
+        pub serials: u64,
+        /// The last of them that this rank sent, as tags count.
+        pub last: u64,
     }
 }
 

@@ -32,6 +32,10 @@ c_struct! {
         pub low_slots: u64,
         /// Result slots from one writer's part of them in one bank to the next's.
         pub low_part_slots: u64,
+        /// Offset of the memory for units of low latency.
+        pub low_units: u64,
+        /// From one writer's part of that memory in one bank to the next's.
+        pub low_unit_part_bytes: u64,
         /// Offset of the staging memory of low latency.
         pub low_staging: u64,
         /// Offset of the arena.
@@ -149,6 +153,8 @@ impl From<&Layout> for KernelWindow {
             pulls: layout.pulls.base.0,
             low_slots: layout.low.slots.base.0,
             low_part_slots: layout.low.slots.per_part,
+            low_units: layout.low_units.base.0,
+            low_unit_part_bytes: layout.low_units.bytes,
             low_staging: layout.low.staging.base.0,
             arena: layout.arena.0,
             arena_bytes: layout.settings().arena_bytes(),

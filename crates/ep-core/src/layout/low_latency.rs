@@ -5,10 +5,12 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
-//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come, then the rows
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come; behind it
+//!                                                the rows' headers, in order, and each payload at the place of its token; or results
 //! ```
 //!
-//! Rows that come as units are laid out in the low slots when they have come.
+//! So a sender knows where a row goes without counting, and a receiver that has the headers knows which rows come. A result has no header:
+//! its place says what it is. The roles lay rows out in the low slots when they have come.
 //!
 //! An operation brings rows or results, never both, so both lie in the same parts. A part is written to by one rank alone, results
 //! too: what a rank still does that was given up falls where nobody reads any more (`docs/decisions.md` has the price).
@@ -133,9 +135,9 @@ impl LowRegions {
     /// Memory for units: parts of one slot each.
     pub(super) fn cut_units(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Slots {
         let tokens = u64::from(shape.max_tokens());
-        let rows = unit_bytes(row.wire_bytes()).saturating_mul(tokens);
+        let rows = (unit_bytes(row.header_bytes()) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
         let results = tokens * u64::from(low_columns(shape, topology));
-        let results = unit_bytes(RESULT_HEADER + row.results().payload_bytes()).saturating_mul(results);
+        let results = unit_bytes(row.results().payload_bytes()).saturating_mul(results);
         let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
         let banks = if on { 2 } else { 0 };
         cut.slots(banks * u64::from(topology.ranks()), 1, part)
@@ -243,9 +245,23 @@ impl Layout {
         self.low_units.slot(self.low_part_of(op, writer), 0, 0, 0, UNIT_BYTES).offset
     }
 
-    /// Where the units of row `at` of `bytes` bytes, among those of one length that `writer` sends in operation `op`, begin.
-    pub fn low_unit_row(&self, op: u64, writer: Rank, bytes: u64, at: u32) -> Offset {
-        self.low_unit_head(op, writer).plus(UNIT_BYTES + u64::from(at) * unit_bytes(bytes))
+    /// Where the units begin of the header of the row at `position` among those that `writer` sends in operation `op`, a dispatch.
+    pub fn low_unit_header(&self, op: u64, writer: Rank, position: u32) -> Offset {
+        let bytes = unit_bytes(self.row().header_bytes());
+        self.low_unit_head(op, writer).plus(UNIT_BYTES + u64::from(position) * bytes)
+    }
+
+    /// Where those of the payload of `writer`'s row of `token` begin.
+    pub fn low_unit_row(&self, op: u64, writer: Rank, token: u32) -> Offset {
+        let first = self.low_unit_header(op, writer, self.shape().max_tokens());
+        first.plus(u64::from(token) * unit_bytes(self.row().payload_bytes()))
+    }
+
+    /// Where those of the result in `column` of those that `writer` has for `token` begin in operation `op`, a combine.
+    pub fn low_unit_result(&self, op: u64, writer: Rank, token: u32, column: u32) -> Offset {
+        let at = u64::from(token) * u64::from(self.low_columns()) + u64::from(column);
+        let bytes = unit_bytes(self.row().results().payload_bytes());
+        self.low_unit_head(op, writer).plus(UNIT_BYTES + at * bytes)
     }
 
     /// All memory for units that `writer` puts in operation `op`.

@@ -184,6 +184,10 @@ fn expected(case: &Case) -> Vec<u64> {
         layout.low_head(op, writer, 0).len,
         beyond.map_or(0, |peer| layout.low_far(writer, peer).offset.0),
         beyond.map_or(0, |peer| layout.low_far_heads(writer, peer).offset.0),
+        layout.low_unit_head(op, writer).0,
+        layout.low_unit_header(op, writer, case.count as u32 % 64).0,
+        layout.low_unit_row(op, writer, case.count as u32 % 64).0,
+        layout.low_unit_result(op, writer, case.count as u32 % 64, 1).0,
         arrival.encode(layout.shape()),
         Arrival::due(op + 1, layout.shape()),
         arrival.op,
@@ -313,6 +317,10 @@ int main() {
         out(w.nodes > 1 ? ep_low_far(w, c.writer, beyond) : 0);
         out(w.nodes > 1 ? ep_low_far_heads(w, c.writer, beyond) : 0);
         const ep_u64 arrival = ep_arrival(w, c.op, kind, few);
+        out(ep_low_unit_head(w, c.op, c.writer));
+        out(ep_low_unit_header(w, c.op, c.writer, few));
+        out(ep_low_unit_row(w, c.op, c.writer, few));
+        out(ep_low_unit_result(w, c.op, c.writer, few, 1));
         out(arrival);
         out(ep_arrival(w, c.op + 1, 0, 0));
         out(ep_arrival_op(w, arrival));

@@ -168,10 +168,8 @@ impl<M: Machine> Engine<M> {
                 self.low.flights.receive();
                 continue;
             }
-            let (asked, local) = (work.asked(), self.desk.layout.local_experts());
-            let all = work.kind == LowKind::Dispatch || self.desk.settings().low_latency_units();
-            let owes = |rank| all || asked.owed(work.kind, local, rank) > 0;
-            self.finish(op, &work, async |call| skip(call, &owes).await).await?;
+            let asked = work.asked();
+            self.finish(op, &work, async |call| skip(call, &asked).await).await?;
         }
         Ok(())
     }

@@ -211,6 +211,30 @@ EP_HD static inline ep_u32 ep_arrival_rows(const EpWindow& w, ep_u64 value) {
     return (ep_u32)(value % (ep_low_limit(w) + 1));
 }
 
+/* --- Low latency as units: 12 bytes of data and a tag, which come at once (F11). --- */
+
+/* Units that bytes of data take, and the memory that these take. */
+EP_HD static inline ep_u64 ep_unit_count(ep_u64 bytes) { return (bytes + EP_UNIT_DATA - 1) / EP_UNIT_DATA; }
+EP_HD static inline ep_u64 ep_unit_bytes(ep_u64 bytes) { return ep_unit_count(bytes) * EP_UNIT_BYTES; }
+
+/* All memory for units that writer puts in operation op, in which it first says what comes. */
+EP_HD static inline ep_u64 ep_low_unit_head(const EpWindow& w, ep_u64 op, ep_u32 writer) {
+    return w.low_units + (op % 2 * w.ranks + writer) * w.low_unit_part_bytes;
+}
+
+/* The units of the header of the row at position among those of source; and of the payload of its row of token. */
+EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
+    return ep_low_unit_head(w, op, source) + EP_UNIT_BYTES + position * ep_unit_bytes(w.header_bytes);
+}
+EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 token) {
+    return ep_low_unit_header(w, op, source, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
+}
+
+/* The units of the result in column of those that writer has for token. */
+EP_HD static inline ep_u64 ep_low_unit_result(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u32 column) {
+    return ep_low_unit_head(w, op, writer) + EP_UNIT_BYTES + ((ep_u64)token * w.low_columns + column) * ep_unit_bytes(w.result_bytes);
+}
+
 /* --- What kernels announce piece by piece, or row by row. --- */
 
 /* The cell that says that a piece of writer's rows for this rank is there, in the bank of generation. */

@@ -1,16 +1,16 @@
 //! What went wrong with whom while sending, and what could not be sent yet.
 
-use super::{Call, Outbox};
+use super::{Call, Outbox, Place};
 use crate::error::{Fault, Phase};
 use crate::machine::Machine;
-use crate::port::{Duty, Offset, Port};
+use crate::port::{Duty, Port};
 use crate::topology::{Rank, RankSet};
 
 /// Rows for a peer whose bank was not free in time.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// Where each row goes, and its bytes.
-    pub(super) rows: Vec<(Offset, Vec<u8>)>,
+    pub(super) rows: Vec<(Place, Vec<u8>)>,
     /// Whether the peer waits for an arrival.
     pub(super) announced: bool,
 }
@@ -75,12 +75,11 @@ pub(crate) async fn deliver<M: Machine>(
         // From here on it is being sent: what fails now is not tried again.
         let Some(held) = faults.0[at].held.take() else { break };
         let mut troubles = Faults::default();
-        for (at, (to, bytes)) in (0u32..).zip(&held.rows) {
+        for (place, bytes) in &held.rows {
             let slot = outbox.slot(call, &mut port, &mut troubles).await?;
             let from = call.layout.low_staging(slot).offset;
             port.write(from, bytes)?;
-            let row = from.span(bytes.len() as u64);
-            let ticket = call.put_row(&mut port, peer, row, (call.op, *to, at)).await?;
+            let ticket = call.put_row(&mut port, peer, from, (call.op, *place)).await?;
             outbox.sent(peer, ticket);
         }
         if held.announced {

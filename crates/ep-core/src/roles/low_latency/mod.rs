@@ -71,6 +71,19 @@ pub(crate) struct Call<'a, M> {
     pub(crate) board: Rc<Board>,
 }
 
+/// Where a row goes: which one it is of those to its rank.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// A row of a dispatch.
+    Row {
+        /// Among those of its rank.
+        position: u32,
+        token: u32,
+    },
+    /// A result.
+    Result { token: u32, column: u32 },
+}
+
 impl<M: Machine> Call<'_, M> {
     pub(crate) fn port(&self, duty: Duty) -> Attended<M::Port> {
         let Self { op, generation, deadline, .. } = *self;
@@ -132,7 +145,7 @@ impl<M: Machine> Call<'_, M> {
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
 
-    /// Waits until all rows of `peer` have come, and returns how many.
+    /// Waits until all rows of `peer` have come, and returns how many. (Of results that travel as units: until it has said how many come.)
     async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
         let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
         let due = Arrival::due(self.op, shape);
@@ -156,7 +169,7 @@ impl<M: Machine> Call<'_, M> {
                 return Err(mismatch(field, mine, theirs));
             }
         }
-        if self.as_units() {
+        if self.as_units() && self.kind == LowKind::Dispatch {
             self.take_rows(port, peer, arrival.rows).await?;
         }
         Ok(arrival.rows)

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use super::Call;
+use super::reducer::arrived;
+use super::{Asked, Call};
 use crate::buffers::HostRows;
 use crate::error::Fault;
+use crate::layout::LowKind;
 use crate::machine::{Machine, Window};
 use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
@@ -70,13 +72,16 @@ pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, ow
 
 /// Waits for what an operation brings, of the peers that owe something, and does not look at it: this rank had it dropped. Its bank
 /// may be filled again when everything has come, not before: what is still on its way would fall upon what comes next.
-pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, owes: &impl Fn(Rank) -> bool) -> Result<(), Fault> {
+pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, asked: &Asked<'_>) -> Result<(), Fault> {
     let mut port = call.port(Duty::Receiver);
-    for &peer in call.peers.iter().filter(|&&peer| owes(peer)) {
+    for &peer in call.peers {
         if call.plants(Plant::SkippedWithoutWaiting) {
             continue;
         }
-        call.arrival(&mut port, peer).await?;
+        match call.kind {
+            LowKind::Dispatch => call.arrival(&mut port, peer).await.map(drop)?,
+            LowKind::PerChoice | LowKind::PerRank => arrived(call, &mut port, asked, peer).await?,
+        }
     }
     call.received(&mut port).await
 }

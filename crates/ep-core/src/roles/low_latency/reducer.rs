@@ -2,7 +2,7 @@
 
 use super::Call;
 use crate::error::Fault;
-use crate::layout::{LowKind, RESULT_HEADER};
+use crate::layout::{Layout, LowKind, RESULT_HEADER};
 use crate::machine::Machine;
 use crate::plan::{Plan, first_mention};
 use crate::port::{Duty, Port, Work};
@@ -20,6 +20,20 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The results that `rank` owes: their tokens and columns.
+    fn due(&self, layout: &Layout, kind: LowKind, rank: Rank) -> impl Iterator<Item = (u32, u32)> {
+        let topk = layout.shape().topk() as usize;
+        let columns = move |token: u32| {
+            let choices = &self.topk_idx[token as usize * topk..(token as usize + 1) * topk];
+            let is_of = |at: &usize| {
+                let expert = u32::try_from(choices[*at]).ok();
+                expert.is_some_and(|expert| layout.rank_of_expert(expert) == rank) && first_mention(choices, *at) == *at
+            };
+            if kind == LowKind::PerChoice { (0..topk).filter(is_of).count() as u32 } else { 1 }
+        };
+        self.plan.sent_to(rank).iter().flat_map(move |&token| (0..columns(token)).map(move |column| (token, column)))
+    }
+
     /// Rows of results that `rank`, which has `local` experts, owes.
     pub(crate) fn owed(&self, kind: LowKind, local: u32, rank: Rank) -> u32 {
         match kind {
@@ -53,7 +67,7 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
         row: vec![0; bytes],
     };
     for &peer in call.peers {
-        reducer.arrived(asked, peer).await?;
+        arrived(call, &mut reducer.port, asked, peer).await?;
     }
     let here = |rank: Rank| !call.mask.contains(rank);
     let mut x = zeroed(tokens * bytes)?;
@@ -89,21 +103,29 @@ fn column<M: Machine>(call: &Call<'_, M>, choices: &[i64], at: usize) -> u32 {
     (0..at).filter(|&before| rank(before) == rank(at) && first_mention(choices, before) == before).count() as u32
 }
 
-impl<M: Machine> Reducer<'_, '_, M> {
-    /// Waits for the results of `peer`, if it owes any.
-    async fn arrived(&mut self, asked: &Asked<'_>, peer: Rank) -> Result<(), Fault> {
-        let owed = asked.owed(self.call.kind, self.call.layout.local_experts(), peer);
-        if owed == 0 && !self.call.as_units() {
-            return Ok(());
-        }
-        let rows = self.call.arrival(&mut self.port, peer).await?;
-        if rows != owed {
-            let (mine, theirs) = (owed.into(), rows.into());
-            return Err(Fault::Mismatch { field: "results of a rank", mine, theirs, peer });
-        }
-        Ok(())
+/// Waits for the results of `peer`, if it owes any.
+pub(super) async fn arrived<M: Machine>(
+    call: &Call<'_, M>,
+    port: &mut Attended<M::Port>,
+    asked: &Asked<'_>,
+    peer: Rank,
+) -> Result<(), Fault> {
+    let owed = asked.owed(call.kind, call.layout.local_experts(), peer);
+    if owed == 0 && !call.as_units() {
+        return Ok(());
     }
+    let rows = call.arrival(port, peer).await?;
+    if rows != owed {
+        let (mine, theirs) = (owed.into(), rows.into());
+        return Err(Fault::Mismatch { field: "results of a rank", mine, theirs, peer });
+    }
+    if call.as_units() {
+        call.take_results(port, peer, asked.due(call.layout, call.kind, peer)).await?;
+    }
+    Ok(())
+}
 
+impl<M: Machine> Reducer<'_, '_, M> {
     /// Adds a result of `rank`: times `weight`, or as it is.
     fn add(&mut self, rank: Rank, token: u32, column: u32, weight: Option<f32>) -> Result<(), Fault> {
         let at = self.call.layout.low_result(self.call.op, rank, token, column).offset;

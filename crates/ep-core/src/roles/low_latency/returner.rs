@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox, Pick, Row};
+use super::{Banks, Call, Faults, Outbox, Pick, Place, Row};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{LowKind, RESULT_HEADER, RowHeader};
@@ -104,7 +104,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             self.load(picks)?;
             let mut bytes = self.header(token, column).as_bytes().to_vec();
             bytes.extend_from_slice(&self.payload);
-            held.rows.push((self.call.layout.low_result(self.call.op, self.call.me, token, column).offset, bytes));
+            held.rows.push((Place::Result { token, column }, bytes));
         }
         held.announced = !held.rows.is_empty() || self.call.as_units();
         Ok(held)
@@ -115,7 +115,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         let mut sent = 0;
         for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
             self.load(picks)?;
-            self.put(source, (token, column), sent, faults).await?;
+            self.put(source, (token, column), faults).await?;
             sent += 1;
         }
         Ok(sent)
@@ -143,12 +143,11 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         RowHeader { source_rank: self.call.me.0, source_token: token, position: column, op: self.call.stamp() }
     }
 
-    /// Puts the result at hand, number `at` of those to this rank.
-    async fn put(&mut self, to: Rank, (token, column): (u32, u32), at: u32, faults: &mut Faults) -> Result<(), Fault> {
+    /// Puts the result at hand.
+    async fn put(&mut self, to: Rank, (token, column): (u32, u32), faults: &mut Faults) -> Result<(), Fault> {
         let call = self.call;
-        let place = |op| call.layout.low_result(op, call.me, token, column).offset;
         if to == call.me {
-            return self.write(place(call.op), token, column);
+            return self.write(call.layout.low_result(call.op, call.me, token, column).offset, token, column);
         }
         if faults.involve(to) {
             return Ok(());
@@ -160,8 +159,7 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             return Ok(());
         }
         let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-        let span = from.span(RESULT_HEADER + self.payload.len() as u64);
-        match call.put_row(&mut self.port, to, span, (op, place(op), at)).await {
+        match call.put_row(&mut self.port, to, from, (op, Place::Result { token, column })).await {
             Ok(ticket) => self.outbox.sent(to, ticket),
             Err(fault) => faults.note(to, fault)?,
         }

@@ -1,7 +1,7 @@
 //! Dispatch: puts each token once to every rank that holds one of its experts.
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox};
+use super::{Banks, Call, Faults, Outbox, Place};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowFormat, RowHeader};
@@ -73,7 +73,7 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         let mut held = Held { announced: true, ..Held::default() };
         for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
             staged.make(call, tokens, token)?;
-            held.rows.push((call.layout.low_row(call.op, call.me, position).offset, staged.to_vec(row)));
+            held.rows.push((Place::Row { position, token }, staged.to_vec(row)));
         }
         faults.hold(peer, held);
     }
@@ -96,13 +96,12 @@ async fn send_to<M: Machine, W: Window>(
         let reached = tokens.plan.reached(token).iter().filter(|(rank, _)| to[rank.index()]);
         let (mut made, mut place) = (false, None);
         for &(rank, position) in reached {
-            let slot = |op| call.layout.low_row(op, call.me, position).offset;
             if !made {
                 staged.make(call, tokens, token)?;
                 made = true;
             }
             if rank == call.me {
-                staged.write(port, slot(call.op), row)?;
+                staged.write(port, call.layout.low_row(call.op, call.me, position).offset, row)?;
                 continue;
             }
             let from = match place {
@@ -119,8 +118,7 @@ async fn send_to<M: Machine, W: Window>(
                 continue;
             }
             let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-            let span = from.span(row.header_bytes() + row.payload_bytes());
-            match call.put_row(port, rank, span, (op, slot(op), position)).await {
+            match call.put_row(port, rank, from, (op, Place::Row { position, token })).await {
                 Ok(ticket) => outbox.sent(rank, ticket),
                 Err(fault) => faults.note(rank, fault)?,
             }

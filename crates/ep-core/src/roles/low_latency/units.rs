@@ -1,20 +1,22 @@
 //! Low latency as units: rows, and how many there are, announce themselves (rule F11).
 //!
-//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and the rows beside it, in the
-//! order in which they leave. The peer waits for that unit, then for each row, and lays the rows out where they would lie had they been put.
-//! From there on all is as without units.
+//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and beside it the rows. A row of a
+//! dispatch is its header, at its position among those to this peer, and its payload, at the place of its token; a result is a payload, at the
+//! place of its token and column. The peer waits for that unit, then for what it says, or for the results that it has asked for, and lays
+//! the rows out where they would lie had they been put. From there on all is as without units. In which order units are put is free: kernels put
+//! all headers ahead.
 //!
 //! The tag counts on through generations: what a failed one has left never passes for what is new.
 
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
-use super::{Call, Faults, Outbox};
+use super::{Call, Faults, Outbox, Place};
 use crate::error::Fault;
-use crate::layout::{LowKind, MASKED, RESULT_HEADER, RowHeader};
+use crate::layout::{MASKED, RESULT_HEADER, RowHeader};
 use crate::machine::Machine;
 use crate::plant::Plant;
 use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
-use crate::roles::Attended;
+use crate::roles::{Attended, HeaderBytes};
 use crate::topology::Rank;
 
 /// Bytes of what says how many rows come: an arrival's value.
@@ -31,28 +33,36 @@ impl<M: Machine> Call<'_, M> {
         self.serials + self.op
     }
 
-    /// Bytes of a row of this operation as it is put.
-    fn row_bytes(&self) -> u64 {
-        let row = self.layout.row();
-        match self.kind {
-            LowKind::Dispatch => row.header_bytes() + row.payload_bytes(),
-            LowKind::PerChoice | LowKind::PerRank => RESULT_HEADER + row.results().payload_bytes(),
-        }
-    }
-
-    /// Puts a row to `peer`: into its slot there in the bank of `op`; or as units, as number `at` of those to this peer.
+    /// Puts a row that lies at `from`, with its header in front, to its place at `peer`, in the bank of `op`.
     pub(super) async fn put_row(
         &self,
         port: &mut Attended<M::Port>,
         peer: Rank,
-        from: Span,
-        (op, slot, at): (u64, Offset, u32),
+        from: Offset,
+        (op, place): (u64, Place),
     ) -> Result<Ticket, Fault> {
-        if !self.as_units() {
-            return port.put(Self::rows_lane(peer), from, slot).await;
+        let (lane, tag, layout) = (Self::rows_lane(peer), Tag::of(self.serial()), self.layout);
+        let (row, results) = (layout.row(), layout.row().results());
+        match place {
+            Place::Row { position, .. } if !self.as_units() => {
+                let bytes = row.header_bytes() + row.payload_bytes();
+                port.put(lane, from.span(bytes), layout.low_row(op, self.me, position).offset).await
+            }
+            Place::Result { token, column } if !self.as_units() => {
+                let bytes = RESULT_HEADER + results.payload_bytes();
+                port.put(lane, from.span(bytes), layout.low_result(op, self.me, token, column).offset).await
+            }
+            Place::Row { position, token } => {
+                let header = from.span(row.header_bytes());
+                port.put_units(lane, header, layout.low_unit_header(op, self.me, position), tag).await?;
+                let payload = from.plus(row.header_bytes()).span(row.payload_bytes());
+                port.put_units(lane, payload, layout.low_unit_row(op, self.me, token), tag).await
+            }
+            Place::Result { token, column } => {
+                let payload = from.plus(RESULT_HEADER).span(results.payload_bytes());
+                port.put_units(lane, payload, layout.low_unit_result(op, self.me, token, column), tag).await
+            }
         }
-        let to = self.layout.low_unit_row(op, self.me, from.len, at);
-        port.put_units(Self::rows_lane(peer), from, to, Tag::of(self.serial())).await
     }
 
     /// Puts the unit that says what comes.
@@ -81,42 +91,61 @@ impl<M: Machine> Call<'_, M> {
         Ok(if come { u64::from_le_bytes(value) } else { MASKED })
     }
 
-    /// Waits for all rows of `peer`, and lays them out in its slots.
+    /// Waits for all rows of `peer`, in order, and lays them out in its slots.
     pub(super) async fn take_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
-        let (tokens, columns) = (self.layout.shape().max_tokens(), self.layout.low_columns());
-        let most = if self.kind == LowKind::Dispatch { tokens } else { tokens * columns };
+        let (layout, most) = (self.layout, self.layout.shape().max_tokens());
         let mismatch =
             |field, mine: u32, theirs: u32| Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer };
         if rows > most {
             return Err(mismatch("rows of a source", most, rows));
         }
-        let before = self.op > 2 && self.plants(Plant::TagOfBefore);
-        let tag = Tag::of(self.serial() - if before { 2 } else { 0 });
-        let mut row = vec![0; self.row_bytes() as usize];
-        for at in 0..rows {
-            let from = self.layout.low_unit_row(self.op, peer, self.row_bytes(), at);
-            if !self.take_units(port, peer, from, &mut row, tag).await? {
-                return Err(Fault::MaskedBy { peer });
+        let mut header = HeaderBytes::new(layout.row());
+        let mut payload = vec![0; layout.row().payload_bytes() as usize];
+        for position in 0..rows {
+            let at = layout.low_unit_header(self.op, peer, position);
+            self.take_due(port, peer, at, header.as_mut_bytes()).await?;
+            let token = header.header().source_token;
+            if token >= most {
+                return Err(mismatch("tokens of a source", most, token));
             }
-            let slot = match self.kind {
-                LowKind::Dispatch => self.layout.low_row(self.op, peer, at),
-                LowKind::PerChoice | LowKind::PerRank => {
-                    let mut header = RowHeader::new_zeroed();
-                    header.as_mut_bytes().copy_from_slice(&row[..size_of::<RowHeader>()]);
-                    let RowHeader { source_token, position, .. } = header;
-                    self.check(&header, peer, None)?;
-                    if source_token >= tokens {
-                        return Err(mismatch("tokens of a rank", tokens, source_token));
-                    }
-                    if position >= columns {
-                        return Err(mismatch("results of a token", columns, position));
-                    }
-                    self.layout.low_result(self.op, peer, source_token, position)
-                }
-            };
-            port.write(slot.offset, &row)?;
+            self.take_due(port, peer, layout.low_unit_row(self.op, peer, token), &mut payload).await?;
+            let slot = layout.low_row(self.op, peer, position).offset;
+            port.write(slot, header.as_bytes())?;
+            port.write(slot.plus(layout.row().header_bytes()), &payload)?;
         }
         Ok(())
+    }
+
+    /// Waits for these results of `peer`, tokens and columns, and lays them out in its slots.
+    pub(super) async fn take_results(
+        &self,
+        port: &mut Attended<M::Port>,
+        peer: Rank,
+        due: impl Iterator<Item = (u32, u32)>,
+    ) -> Result<(), Fault> {
+        let layout = self.layout;
+        let mut payload = vec![0; layout.row().results().payload_bytes() as usize];
+        for (token, column) in due {
+            self.take_due(port, peer, layout.low_unit_result(self.op, peer, token, column), &mut payload).await?;
+            let slot = layout.low_result(self.op, peer, token, column).offset;
+            let header = RowHeader { source_rank: peer.0, source_token: token, position: column, op: self.stamp() };
+            port.write(slot, header.as_bytes())?;
+            port.write(slot.plus(RESULT_HEADER), &payload)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a part of a row.
+    async fn take_due(
+        &self,
+        port: &mut Attended<M::Port>,
+        peer: Rank,
+        at: Offset,
+        into: &mut [u8],
+    ) -> Result<(), Fault> {
+        let before = self.op > 2 && self.plants(Plant::TagOfBefore);
+        let tag = Tag::of(self.serial() - if before { 2 } else { 0 });
+        if self.take_units(port, peer, at, into, tag).await? { Ok(()) } else { Err(Fault::MaskedBy { peer }) }
     }
 
     /// Waits for a payload of `peer`; false when the peer goes on without this rank.

@@ -1,0 +1,97 @@
+/*
+ * ep_low_receiver.h: what the receiving half of the low-latency dispatch has of its rows, however these come: their places, and what becomes of them there.
+ */
+#ifndef EP_LOW_RECEIVER_H
+#define EP_LOW_RECEIVER_H
+#include "ep_low_arrivals.h"
+#include "ep_low_rows.h"
+
+/* Shared memory of the receiving half. */
+struct EpLowReceiver {
+    ep_u64* from;  /* [EP_LOW_WARPS]: where the rows of a batch lie */
+    ep_u32* rows;  /* [ranks]: rows of each source */
+    ep_u32* first; /* [ranks + 1]: and before it */
+    ep_u32* count; /* [local experts]: rows before the batch; of the block that counts all: [ranks, local experts] */
+    ep_u32* bits;  /* [local experts]: rows of the batch that go there */
+    ep_u32* of;    /* [EP_LOW_WARPS]: experts of each row of the batch */
+    ep_u32* to;    /* [EP_LOW_WARPS, 32]: and their rows */
+    ep_u32* source; /* [EP_LOW_WARPS]: the rank that each is of */
+    ep_u32 tag;    /* of units of the operation */
+};
+EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r, ep_u32 tag) {
+    EpLowReceiver s;
+    s.tag = tag;
+    s.from = (ep_u64*)ep_low_pool(r);
+    s.of = (ep_u32*)(s.from + EP_LOW_WARPS);
+    s.to = s.of + EP_LOW_WARPS;
+    s.source = s.to + EP_LOW_WARPS * 32;
+    s.rows = s.source + EP_LOW_WARPS;
+    s.first = s.rows + r.w.ranks;
+    s.count = s.first + r.w.ranks + 1;
+    s.bits = s.count + r.w.local_experts;
+    return s;
+}
+
+/* What a warp reads of a row's header. */
+struct EpLowRead {
+    ep_u32 source;
+    ep_u32 token;
+    ep_u32 least; /* the least token that it may be of */
+    ep_u32 from;  /* the source that it says it is of */
+    ep_u32 op;
+    EpChoice choice;
+};
+
+/* Whether a row is the one due: of this operation, its source, and a token from `least` on. */
+EP_DEV bool ep_low_is_due(const EpRank& r, ep_u64 op, const EpLowRead& row) {
+    return row.op == ep_low_stamp(r.generation, op) && row.from == row.source && row.token >= row.least && row.token < r.w.max_tokens;
+}
+/* Says why it is not. */
+EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
+    ep_u32 field = EP_LOW_FIELD_TOKENS, mine = r.w.max_tokens, theirs = row.token;
+    if (row.op != ep_low_stamp(r.generation, op)) return ep_low_refuse_stamp(r, op, row.source, row.op);
+    if (row.from != row.source) {
+        field = EP_LOW_FIELD_ROW_SOURCE;
+        mine = row.source;
+        theirs = row.from;
+    } else if (row.token < row.least) {
+        field = EP_LOW_FIELD_LEAST_TOKEN;
+        mine = row.least;
+    }
+    ep_low_mismatch(r, op, row.source, field, mine, theirs);
+}
+
+/* Keeps what the combine and the user must know of a row. By a warp. */
+EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 row, const EpLowRead& read,
+                            ep_i32 place) {
+    const ep_u32 lane = threadIdx.x % 32;
+    EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, row - s.first[read.source]);
+    if (lane == 0) *record = EpLowRow{read.token, 0};
+    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, read.choice.weight};
+    if (place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
+}
+
+/* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */
+EP_DEV void ep_low_store_scales(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+    const ep_u32 experts = s.of[turn], wide = r.w.ranks * r.w.max_tokens, first = at / 4;
+    const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
+    EP_SHORT for (ep_u32 i = 0; i < experts; ++i) {
+        const ep_u32 place = s.to[turn * 32 + i];
+        ep_u8* to = (ep_u8*)a.scales + place / wide * a.scales_expert + place % wide * a.scales_row + first * a.scales_word;
+        *(int*)to = v.x;
+        if (first + 1 < words) *(int*)(to + a.scales_word) = v.y;
+        if (first + 2 < words) *(int*)(to + 2 * a.scales_word) = v.z;
+        if (first + 3 < words) *(int*)(to + 3 * a.scales_word) = v.w;
+    }
+}
+
+/* Stores 16 bytes of a row of the batch to each of its experts. */
+EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 turn, ep_u32 at, int4 v) {
+    if (a.scales != 0 && at >= (ep_u32)r.w.scales_offset) {
+        ep_low_store_scales(r, a, s, turn, at - (ep_u32)r.w.scales_offset, v);
+        return;
+    }
+    const ep_u32 experts = s.of[turn];
+    EP_SHORT for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
+}
+#endif
