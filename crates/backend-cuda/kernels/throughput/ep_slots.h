@@ -82,8 +82,8 @@ EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u32 number, ep
     }
 }
 
-/* Lets each warp's table `own` [local] of those at `tables` [warps, local], which counts its share's choices, say where these begin. By all threads; false
-   where this rank has failed. */
+/* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin. By all threads; false where this rank has
+   failed. */
 EP_DEV bool ep_begin_shares(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
     const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
     const ep_u32 number = (ep_u32)ep_local(r)->ops_done;
@@ -117,7 +117,8 @@ EP_DEV void ep_store_offsets(const EpRank& r, const EpSpreadArgs& a, ep_u32 sour
     for (ep_u32 e = ep_warp_lane(); e < local; e += 32) ((ep_u32*)a.offsets)[(ep_u64)source * local + e] = next[e];
 }
 
-/* Gives a tile of up to 32 choices their slots. False for a lane whose expert has more choices than the ranks told each other: there is no room for them. */
+/* Gives a tile of up to 32 choices their slots. False for a lane whose expert has more choices than the ranks told each other: there is no room
+   for them. By a warp. */
 EP_DEV bool ep_place_choices(const EpRank& r, const EpSpreadArgs& a, ep_u64 at, ep_u64 end, const ep_u32* first, ep_u32* next) {
     const ep_u32 lane = ep_warp_lane();
     const bool mine = at + lane < end;
@@ -137,8 +138,8 @@ EP_DEV bool ep_place_choices(const EpRank& r, const EpSpreadArgs& a, ep_u64 at, 
     return fits;
 }
 
-/* Finds the slots of a share's choices, and the first ones of the sources that begin in it: next says where the share's choices begin. By a warp; false
-   where there are others than the ranks told each other. */
+/* Finds the slots of a share's choices, and the first ones of the sources that begin in it: next says where the share's choices begin. By a warp;
+   false where there are others than the ranks told each other. */
 EP_DEV bool ep_place_share(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, const ep_u32* first, ep_u32* next) {
     const ep_u32* first_of = (const ep_u32*)a.first_of;
     const ep_u32 topk = r.w.topk, ranks = r.w.ranks;

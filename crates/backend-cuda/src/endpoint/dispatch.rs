@@ -318,19 +318,6 @@ impl CudaEndpoint {
         })
     }
 
-    /// Lets a graph keep the rows by source that its rows by expert are copied from.
-    fn keep_by_source(&mut self, capture: Option<&Capture>, rows: &Rows) -> Result<(), Error> {
-        self.keep_leased(capture, rows);
-        self.keep_for(capture, || vec![rows.memory()])
-    }
-
-    /// A block that a graph grants is remembered.
-    fn keep_leased(&mut self, capture: Option<&Capture>, rows: &Rows) {
-        if let Some(lease) = rows.lease().filter(|_| capture.is_some()) {
-            self.pin(lease.held());
-        }
-    }
-
     /// Room for `len` numbers, undefined; of none it costs nothing.
     pub(super) fn room_for<T: Scalar>(&self, len: usize) -> Result<Array<T>, Error> {
         match len {
