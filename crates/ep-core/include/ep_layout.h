@@ -165,6 +165,28 @@ static_assert(sizeof(EpChoice) == 8, "EpChoice");
 static_assert(__builtin_offsetof(EpChoice, expert) == 0, "EpChoice.expert");
 static_assert(__builtin_offsetof(EpChoice, weight) == 4, "EpChoice.weight");
 
+/* The header of a low-latency row that travels as units: this unit, and one for each choice. */
+struct EpUnitRow {
+    ep_u32 source_rank; /* The rank whose token this is. */
+    ep_u32 source_token; /* The token's index in its rank's batch. */
+    ep_u32 op; /* As of a RowHeader. */
+};
+static_assert(sizeof(EpUnitRow) == 12, "EpUnitRow");
+static_assert(__builtin_offsetof(EpUnitRow, source_rank) == 0, "EpUnitRow.source_rank");
+static_assert(__builtin_offsetof(EpUnitRow, source_token) == 4, "EpUnitRow.source_token");
+static_assert(__builtin_offsetof(EpUnitRow, op) == 8, "EpUnitRow.op");
+
+/* One of the choices of such a row. */
+struct EpUnitChoice {
+    ep_i32 expert; /* The expert, of all ranks, or -1 when the choice is dropped. */
+    ep_f32 weight; /* The router's weight, or 0 where expert is -1. */
+    ep_u32 index; /* The row's index among those that its rank sends to this expert, in token order. */
+};
+static_assert(sizeof(EpUnitChoice) == 12, "EpUnitChoice");
+static_assert(__builtin_offsetof(EpUnitChoice, expert) == 0, "EpUnitChoice.expert");
+static_assert(__builtin_offsetof(EpUnitChoice, weight) == 4, "EpUnitChoice.weight");
+static_assert(__builtin_offsetof(EpUnitChoice, index) == 8, "EpUnitChoice.index");
+
 /* A Layout for a kernel: EpWindow of the C header. Offsets and sizes in bytes unless said otherwise. */
 struct EpWindow {
     ep_u64 cells; /* Offset of the cells. */
@@ -538,12 +560,14 @@ EP_HD static inline ep_u64 ep_low_unit_head(const EpWindow& w, ep_u64 op, ep_u32
     return w.low_units + (op % 2 * w.ranks + writer) * w.low_unit_part_bytes;
 }
 
-/* The units of the header of the row at position among those of source; and of the payload of its row of token. */
-EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
-    return ep_low_unit_head(w, op, source) + EP_UNIT_BYTES + position * ep_unit_bytes(w.header_bytes);
+/* Of a dispatch: the units by which it says how many rows each expert gets, u32 [local experts]; those of the header of its row at position, an EpUnitRow
+   and topk EpUnitChoice; and those of the payload of its row of token. */
+EP_HD static inline ep_u64 ep_low_unit_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) { return ep_low_unit_head(w, op, writer) + EP_UNIT_BYTES; }
+EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 position) {
+    return ep_low_unit_counts(w, op, writer) + ep_unit_bytes(4ull * w.local_experts) + (ep_u64)position * (1 + w.topk) * EP_UNIT_BYTES;
 }
-EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 token) {
-    return ep_low_unit_header(w, op, source, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
+EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token) {
+    return ep_low_unit_header(w, op, writer, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
 }
 
 /* The units of the result in column of those that writer has for token. */

@@ -31,6 +31,31 @@ c_struct! {
     }
 }
 
+c_struct! {
+    /// The header of a low-latency row that travels as units: this unit, and one for each choice.
+    #[derive(Eq)]
+    pub struct UnitRow = "EpUnitRow" {
+        /// The rank whose token this is.
+        pub source_rank: u32,
+        /// The token's index in its rank's batch.
+        pub source_token: u32,
+        /// As of a [`RowHeader`].
+        pub op: u32,
+    }
+}
+
+c_struct! {
+    /// One of the choices of such a row.
+    pub struct UnitChoice = "EpUnitChoice" {
+        /// The expert, of all ranks, or -1 when the choice is dropped.
+        pub expert: i32,
+        /// The router's weight, or 0 where `expert` is -1.
+        pub weight: f32,
+        /// The row's index among those that its rank sends to this expert, in token order.
+        pub index: u32,
+    }
+}
+
 impl Choice {
     /// A choice that is not the receiver's.
     pub const NONE: Self = Self { expert: -1, weight: 0.0 };

@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     ep_low_begin(r, a);
     ep_low_bring_windows(r);
     const ep_u64 early = ep_low_early(r, a.window);
-    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_low_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
         return;
     }

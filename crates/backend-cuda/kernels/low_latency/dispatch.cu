@@ -6,16 +6,19 @@
  *   memory   memory for units of the windows (ep_layout.h); slots, headers and cells where there are several nodes; shared: one row as it travels;
  *            counts; the rows of a batch
  *   send     share b, of block b, are the rows of tokens b, b + blocks, ...: quantised once, and stored to the place of the token at each of its
- *            ranks with 16 bytes a thread. The last share finds the rows' order at each rank and sends all headers ahead (ep_low_shares.h)
- *   receive  every block waits for all headers and counts, over the rows before its share, those of each local expert: this gives
- *            its rows' places, packed by expert in order of source and token. Then it waits for its rows and copies them. The last
- *            block counts all rows for the user instead
- *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_take_units.h); with several nodes in slots, which cells
- *            announce (ep_low_send_cells.h, ep_low_take_cells.h)
+ *            ranks with 16 bytes a thread. The last share finds the rows' order and sends all headers ahead (ep_low_shares.h)
+ *   receive  rows are packed by expert in order of source and token. A block finds the places of its own, waits for them and copies them. The last
+ *            block tells the user how many there are instead
+ *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_receive_units.h); with several nodes in slots, which
+ *            cells announce (ep_low_send_cells.h, ep_low_receive_cells.h)
  *   rules    ep_low.h
  */
 #include "ep_low_end.h"
-#include "ep_low_receive.h"
+#ifdef EP_FAR_H
+#include "ep_low_receive_cells.h"
+#else
+#include "ep_low_receive_units.h"
+#endif
 #include "ep_low_send.h"
 
 namespace ep_low_latency {
@@ -40,7 +43,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         looked = ep_low_looks_soon(r, a);
         if (looked) bad = ep_low_look_at(r, a, ep_low_sender(r, 0), 0, a.tokens, false, false, nullptr);
     }
-    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_crashed(r)) {
+    if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_low_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
         return;
     }
@@ -56,13 +59,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (tries) refused = ep_low_send_tokens(r, a, op, tag, !sends, own, looked, bad, ahead, early, began);
     if (receives && !refused) {
         __syncthreads();
-        const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
-        if (ep_low_await_all(r, s, op, began)) {
-            ep_low_receive_early(r, op);
-            if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
-            counted = blockIdx.x + 1 == gridDim.x;
-            if (counted) ep_low_count_all(r, a, s, op, began);
-        }
+        counted = ep_low_receive(r, a, s, op, began);
     }
     const ep_u32 last = ep_low_last_block(r, counted);
     /* Nobody waits for it. */
@@ -70,7 +67,8 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     if (receives && !refused && !ep_low_failed(r))
-        EP_SHORT for (ep_u32 row = threadIdx.x / 32; row < s.first[r.w.ranks]; row += EP_LOW_WARPS) ep_low_forget(r, s, op, row);
+        EP_SHORT for (ep_u32 item = threadIdx.x / 32; item < r.w.ranks * r.w.max_tokens; item += EP_LOW_WARPS)
+            if (item / r.w.ranks < s.rows[item % r.w.ranks]) ep_low_forget(r, s, op, item % r.w.ranks, item / r.w.ranks);
 #endif
     const bool received = ep_low_end(r, now, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
     if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);

@@ -162,6 +162,13 @@ EP_DEV bool ep_low_begins_era(const EpRank& r, const EpLowNow& now, ep_u64 op) {
     return ep_one_node(r) && ep_unit_era(serial) != ep_unit_era(op > 2 ? serial - 2 : now.last);
 }
 
+/* Whether a test has ended this rank. Another block may do that now, and all threads of this one must know the same: a meeting of the block. */
+#ifdef EP_TEST
+EP_DEV bool ep_low_crashed(const EpRank& r) { return __syncthreads_or(ep_crashed(r)); }
+#else
+EP_DEV bool ep_low_crashed(const EpRank&) { return false; }
+#endif
+
 /* Whether a launch must end at once: an earlier one has failed, or it cannot go on from where low latency is. The host sees to that
    for its own calls, but what a graph replays may come at any time: after a recovery; with more or fewer operations in flight than
    `in_flight`, as when it was captured; when no number is left. By all threads, at the start. */

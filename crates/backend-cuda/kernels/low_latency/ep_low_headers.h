@@ -8,6 +8,13 @@
 /* Tokens that the announcing block counts at a time, in words of 32. */
 #define EP_LOW_WORDS (EP_LOW_THREADS / 32)
 
+/* Bytes of shared memory that it has for each expert: rows travel as units where all ranks are of one node (ep_low_send_units.h). */
+#ifdef EP_FAR_H
+#define EP_LOW_EXPERT_BYTES 0
+#else
+#define EP_LOW_EXPERT_BYTES (4 + 4 * EP_LOW_WORDS)
+#endif
+
 /* Shared memory of the sending half. */
 struct EpLowSender {
     EpAt* place;   /* [ranks]: where the row at hand goes, or nowhere */
@@ -19,6 +26,9 @@ struct EpLowSender {
     ep_u32* picks;  /* [ranks]: choices of each rank's experts */
     ep_u32* member; /* [ranks, EP_LOW_WORDS]: tokens that go to each rank, as bits */
     ep_u32* before; /* [ranks, EP_LOW_WORDS]: rows to each rank of the tokens before those of the word */
+    /* And where rows travel as units: */
+    ep_u32* gets;   /* [experts]: rows of each expert */
+    ep_u32* chosen; /* [experts, EP_LOW_WORDS]: tokens that choose each expert, as bits */
 };
 EP_DEV EpLowSender ep_low_sender(const EpRank& r, ep_u32 tag) {
     const ep_u32 ranks = r.w.ranks;
@@ -30,8 +40,31 @@ EP_DEV EpLowSender ep_low_sender(const EpRank& r, ep_u32 tag) {
     s.picks = s.rows + ranks;
     s.member = s.picks + ranks;
     s.before = s.member + ranks * EP_LOW_WORDS;
-    s.row = ep_pool + (ranks * (28 + 8 * EP_LOW_WORDS) + 127) / 128 * 128;
+    s.gets = s.before + ranks * EP_LOW_WORDS;
+    s.chosen = s.gets + r.w.experts;
+    s.row = ep_pool + (ranks * (28 + 8 * EP_LOW_WORDS) + r.w.experts * EP_LOW_EXPERT_BYTES + 127) / 128 * 128;
     return s;
+}
+
+/* Words of the tokens that the announcing block counts from `base` on. */
+EP_DEV ep_u32 ep_low_words(const EpLowDispatchArgs& a, ep_u32 base) {
+    const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS;
+    return (left + 31) / 32;
+}
+/* Of these tokens nothing is noted yet. */
+EP_DEV void ep_low_clear(const EpRank& r, const EpLowSender& s, ep_u32 words) {
+    const ep_u32 all = (r.w.ranks + (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts : 0)) * words;
+    EP_SHORT for (ep_u32 i = threadIdx.x; i < all; i += EP_LOW_THREADS) {
+        const ep_u32 row = i / words, at = row * EP_LOW_WORDS + i - row * words;
+        if (row < r.w.ranks) s.member[at] = 0;
+        else s.chosen[at - r.w.ranks * EP_LOW_WORDS] = 0;
+    }
+}
+/* And of the batch nothing is counted. */
+EP_DEV void ep_low_count_nothing(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s) {
+    ep_low_clear(r, s, ep_low_words(a, 0));
+    EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
+    EP_SHORT for (ep_u32 e = threadIdx.x; e < (EP_LOW_EXPERT_BYTES > 0 ? r.w.experts : 0); e += EP_LOW_THREADS) s.gets[e] = 0;
 }
 
 /* Whether the row at hand goes to a rank, which is free. */
@@ -60,7 +93,8 @@ EP_DEV bool ep_low_look_at(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         if (!ep_low_takes_part(rank)) continue;
         atomicOr(s.member + rank * EP_LOW_WORDS + token / 32, 1u << token % 32);
         /* However often an expert is named, it has one result. */
-        if (counts && (same & ((1u << lane) - 1)) == 0) atomicAdd(s.picks + rank, 1u);
+        if (EP_LOW_EXPERT_BYTES > 0) atomicOr(s.chosen + expert * EP_LOW_WORDS + token / 32, 1u << token % 32);
+        else if (counts && (same & ((1u << lane) - 1)) == 0) atomicAdd(s.picks + rank, 1u);
     }
     return any;
 }

@@ -62,10 +62,9 @@ EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
 }
 
 /* Keeps what the combine and the user must know of a row. By a warp. */
-EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 row, const EpLowRead& read,
-                            ep_i32 place) {
+EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 position, const EpLowRead& read, ep_i32 place) {
     const ep_u32 lane = threadIdx.x % 32;
-    EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, row - s.first[read.source]);
+    EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, position);
     if (lane == 0) *record = EpLowRow{read.token, 0};
     if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, read.choice.weight};
     if (place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
@@ -93,5 +92,47 @@ EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLo
     }
     const ep_u32 experts = s.of[turn];
     EP_SHORT for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
+}
+
+/* Tells the user how many rows each expert has got, and keeps what the combine has to know of each source: from rows[ranks] and count[ranks, local experts]. */
+EP_DEV void ep_low_tell_counts(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
+    EP_SHORT for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
+        ep_u32 sum = 0;
+        EP_SHORT for (ep_u32 source = 0; source < ranks; ++source) {
+            const ep_u32 rows = s.count[source * local + e];
+            ((ep_i64*)a.segments)[(ep_u64)e * ranks + source] = (ep_i64)sum << 32 | rows;
+            sum += rows;
+        }
+        ((ep_i32*)a.expert_counts)[e] = (ep_i32)sum;
+    }
+    /* A warp a source, and not those that are busy with experts. */
+    EP_SHORT for (ep_u32 source = EP_LOW_WARPS - 1 - tid / 32; source < ranks; source += EP_LOW_WARPS) {
+        ep_u32 sum = 0;
+        EP_SHORT for (ep_u32 e = tid % 32; e < local; e += 32) sum += s.count[source * local + e];
+        sum = __reduce_add_sync(EP_FULL, sum);
+        if (tid % 32 != 0) continue;
+        ((ep_u32*)a.records)[source] = s.rows[source];
+        ((ep_u32*)a.records)[ranks + source] = sum;
+    }
+}
+
+/* Adds what ep_low_tell_counts has told to what is counted for the user. By all threads of a block: of the one that found it, or, after a fence,
+   of the last block, which takes back (`sign` -1) what a launch has counted that failed. */
+EP_DEV void ep_low_tally(const EpRank& r, const EpLowDispatchArgs& a, ep_i32 sign) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
+    ep_u64* counters = (ep_u64*)a.counters;
+    EP_SHORT for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {
+        const ep_i32 rows = sign * __ldcg((const ep_i32*)a.expert_counts + e);
+        ep_low_add(counters + 4 * ranks + e, (ep_u64)(ep_i64)rows);
+        if (a.stats != 0) atomicAdd((ep_i32*)a.stats + e, rows);
+    }
+    EP_SHORT for (ep_u32 source = tid; source < ranks; source += EP_LOW_THREADS)
+        ep_low_add(counters + ranks + source, (ep_u64)((ep_i64)sign * __ldcg((const ep_u32*)a.records + source)));
+    if (tid == 0) ep_low_add(counters + 4 * ranks + local, (ep_u64)(ep_i64)sign);
+}
+EP_RARE void ep_low_untally(const EpRank& r, const EpLowDispatchArgs& a) {
+    ep_fence_device();
+    ep_low_tally(r, a, -1);
 }
 #endif

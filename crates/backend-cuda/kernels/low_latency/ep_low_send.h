@@ -3,8 +3,12 @@
  */
 #ifndef EP_LOW_SEND_H
 #define EP_LOW_SEND_H
+#ifdef EP_FAR_H
+#include "ep_low_send_cells.h"
+#else
+#include "ep_low_send_units.h"
+#endif
 #include "ep_low_shares.h"
-#include "ep_low_tell.h"
 #include "ep_quant.h"
 #include "ep_sum.h"
 
@@ -44,6 +48,11 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
     return ahead;
 }
 
+/* Whether a block looks at the choices while the launch waits for what it begins with: where nothing may be put before, one turn is enough, or the block
+   has no row to make. The block with the last share looks when it counts what is sent, the others while their first row is under way. */
+EP_DEV bool ep_low_looks_soon(const EpRank& r, const EpLowDispatchArgs& a) {
+    return blockIdx.x + 1 != gridDim.x && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
+}
 /* Brings what the sending half begins with on its way. */
 EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
     const ep_u64 choices = (ep_u64)a.tokens * r.w.topk, at = threadIdx.x * 128ull;
@@ -120,7 +129,7 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
    any rank is waited for. `first`: the first time, when that row has been loaded, and choices are looked at unless they were. By all
    threads. */
 EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
-                           bool looked, EpLowAhead ahead, ep_u64 began, int found) {
+                           bool looked, EpLowAhead ahead, ep_u64 began, int found, ep_u32* taken) {
     const bool last_warp = threadIdx.x / 32 + 1 == EP_LOW_WARPS;
     EP_SHORT for (ep_u32 token = share;; token += gridDim.x) {
         const bool begins = token == share, is = token < a.tokens;
@@ -141,6 +150,8 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
             ep_be_slow();
         }
         if (!begins) __syncthreads();
+        /* What other blocks have begun is looked at while the row is put; those that begin later are looked for once more. */
+        *taken = EP_LOW_LOOKS_FIRST ? ep_low_look_at_shares(r) : 0;
         ep_low_put_row(r, s);
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
         const bool bad = !EP_LOW_LOOKS_FIRST && begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
@@ -154,19 +165,17 @@ EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const 
                              bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
     const bool tells = share + 1 == gridDim.x;
     if (share >= a.tokens && !tells) return __syncthreads_or(ep_low_look_at_shares(r) == 0) ? EP_SHARE_MORE : EP_SHARE_ALL;
-    if (tells) {
-        ep_low_clear(r, s);
-        EP_SHORT for (ep_u32 rank = threadIdx.x; rank < r.w.ranks; rank += EP_LOW_THREADS) s.rows[rank] = s.picks[rank] = 0;
-    }
+    if (tells) ep_low_count_nothing(r, a, s);
     ep_low_open(r, op, again, s.state);
     int found = ep_low_look(r, op, nullptr, s.state, began, false, &early);
     EP_SHORT for (bool first = !again;; first = false) {
-        const int end = ep_low_put_rows(r, a, s, share, op, first, looked || tells, ahead, began, found);
+        ep_u32 seen = 0;
+        const int end = ep_low_put_rows(r, a, s, share, op, first, looked || tells, ahead, began, found, &seen);
         if (end == EP_SHARE_WRONG) return EP_SHARE_WRONG;
         if (end == EP_SHARE_NOTHING) return EP_SHARE_MORE;
         /* Mostly one meeting of the block says that there is no more to do. Blocks that begin late have begun by now, so the shares are looked at
            here, while the last warp waits until its row is there. */
-        const bool taken = ep_low_look_at_shares(r) != 0, left = ep_low_is_left(r, s.state);
+        const bool taken = seen != 0 || ep_low_look_at_shares(r) != 0, left = ep_low_is_left(r, s.state);
         if (!__syncthreads_or(left || !taken)) return EP_SHARE_ALL;
         ep_low_finish(r, s.state);
         found = EP_FOUND_WAITING;

@@ -41,18 +41,61 @@ EP_DEV void ep_low_row_was_put(const EpRank& r, const EpLowSender& s, ep_u64 op,
     }
 }
 
-/* Parts of a header as it is sent ahead: of its beginning, or two choices. */
-EP_DEV ep_u32 ep_low_header_parts(const EpRank& r) { return (ep_u32)r.w.header_bytes / 16; }
+/* 16 bytes of a header as it is sent ahead: its beginning, or two choices. */
 EP_DEV EpUnit ep_low_make_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool all, ep_u32 token, ep_u32 part) {
     if (part == 0) return make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op));
     const EpChoice first = ep_low_choice_to_send(r, a, all, token, 2 * part - 2), second = ep_low_choice_to_send(r, a, all, token, 2 * part - 1);
     return make_int4(first.expert, __float_as_int(first.weight), second.expert, __float_as_int(second.weight));
 }
-EP_DEV void ep_low_put_header_part(const EpRank& r, const EpLowSender&, ep_u64 op, ep_u32 rank, ep_u32 position, ep_u32 part, EpUnit v) {
-    const EpAt head = ep_is_beyond(r, rank) ? ep_low_staged_head(r, rank, position) : ep_low_at(rank, ep_low_head(r.w, op, r.me, position));
-    ep_put16(head + part * 16, v);
-}
 
-/* Says to the ranks that are filled now how many rows come. After a barrier behind their headers. */
-EP_DEV void ep_low_say_rows(const EpRank& r, const EpLowSender& s, ep_u64 op) { ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state); }
+/* Finds the rows' order at each rank and puts their headers, and behind them the arrival, to the ranks that are free. `first`: the first
+   time; choices are looked at and counted then, too. By all threads of the announcing block; true where choices are wrong: then
+   nothing is announced. */
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+    const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, parts = (ep_u32)r.w.header_bytes / 16;
+    bool bad = false, all = true;
+    EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) all &= ep_low_takes_part(rank);
+    EP_SHORT for (ep_u32 base = 0; base < a.tokens; base += EP_LOW_THREADS) {
+        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = (left + 31) / 32;
+        if (!first || base > 0) {
+            ep_low_clear(r, s, words);
+            __syncthreads();
+        }
+        bad |= ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;
+        __syncthreads();
+        EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
+            ep_u32 sum = s.rows[rank];
+            EP_SHORT for (ep_u32 word = 0; word < words; ++word) {
+                s.before[rank * EP_LOW_WORDS + word] = sum;
+                sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+            }
+            s.rows[rank] = sum;
+        }
+        __syncthreads();
+        EP_SHORT for (ep_u32 item = tid; item < left * parts; item += EP_LOW_THREADS) {
+            const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
+            const EpUnit v = ep_low_make_header_part(r, a, op, all, base + token, part);
+            EP_SHORT for (ep_u32 rank = 0; rank < ranks; ++rank) {
+                const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
+                if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
+                const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
+                const EpAt head = ep_is_beyond(r, rank) ? ep_low_staged_head(r, rank, position) : ep_low_at(rank, ep_low_head(r.w, op, r.me, position));
+                ep_put16(head + part * 16, v);
+            }
+        }
+        bad = __syncthreads_or(bad);
+    }
+    if (bad) return true;
+    /* By the threads that have counted the rows. */
+    ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state);
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
+        if (first) {
+            ((ep_u32*)a.routed)[rank] = s.rows[rank];
+            ((ep_u32*)a.routed)[ranks + rank] = s.picks[rank];
+            ep_low_add((ep_u64*)a.counters + rank, s.rows[rank]);
+        }
+        s.rows[rank] = 0;
+    }
+    return false;
+}
 #endif

@@ -2,8 +2,9 @@
  * ep_low_send_units.h: how the rows of a low-latency dispatch leave, where all ranks are of one node: as units (F11), which announce themselves.
  *
  *   head      a unit of each rank for each, in every operation: how many rows come
- *   headers   of all rows, in order: put ahead of them
- *   rows      payloads, each at the place of its token
+ *   counts    how many rows each expert gets
+ *   headers   of all rows, in order: a unit for the row and one for each choice, which says which of this rank's rows for the expert it is
+ *   rows      payloads, each at the place of its token, behind all that is put ahead
  *   before    choices are looked at before any unit is put: what is put is there, and nobody can take it back
  *
  * Whoever polls a unit sees it whole, so neither fences nor cells announce a row. Its tag is that of the operation, which counts on through all
@@ -46,30 +47,111 @@ EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
 /* It is there when it is there. */
 EP_DEV void ep_low_row_was_put(const EpRank&, const EpLowSender&, ep_u64, ep_u32, bool) {}
 
-/* Parts of a header as it is sent ahead: its units. */
-EP_DEV ep_u32 ep_low_header_parts(const EpRank& r) { return (ep_u32)ep_unit_count(r.w.header_bytes); }
-/* Three words of a token's header. From the fifth word on experts and weights take turns; so unit 1 has the stamp, an expert and its weight, and then
-   an even one has an expert, its weight and the next expert, and the odd one behind it the weight of that and one more choice. */
-EP_DEV EpUnit ep_low_make_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool all, ep_u32 token, ep_u32 part) {
-    if (part == 0) return make_int4((int)r.me, (int)token, 0, 0);
-    const ep_u32 k = (3 * part - 2) / 2; /* of the second of the two choices that it has words of */
-    const EpChoice second = ep_low_choice_to_send(r, a, all, token, k);
-    if (part == 1) return make_int4((int)ep_low_stamp(r.generation, op), second.expert, __float_as_int(second.weight), 0);
-    const EpChoice first = ep_low_choice_to_send(r, a, all, token, k - 1);
-    return part % 2 ? make_int4(__float_as_int(first.weight), second.expert, __float_as_int(second.weight), 0)
-                    : make_int4(first.expert, __float_as_int(first.weight), second.expert, 0);
-}
-EP_DEV void ep_low_put_header_part(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 rank, ep_u32 position, ep_u32 part, EpUnit v) {
-    ep_put_unit(ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES), (ep_u32)v.x, (ep_u32)v.y, (ep_u32)v.z, s.tag);
+/* What comes of a token's choice in its header: the expert, its weight, and which of this rank's rows for that expert the row is. Those of the tokens until
+   the end of this turn, `words` of them, are counted: less those from this one on. */
+EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, bool all, ep_u32 base, ep_u32 words, ep_u32 token,
+                                       ep_u32 k) {
+    const EpChoice choice = ep_low_choice_to_send(r, a, all, base + token, k);
+    if (choice.expert < 0) return EpUnitChoice{choice.expert, choice.weight, 0};
+    const ep_u32 *chosen = s.chosen + choice.expert * EP_LOW_WORDS, word = token / 32;
+    ep_u32 index = s.gets[choice.expert] - __popc(chosen[word] >> token % 32);
+    EP_SHORT for (ep_u32 after = word + 1; after < words; ++after) index -= __popc(chosen[after]);
+    return EpUnitChoice{choice.expert, choice.weight, index};
 }
 
-/* Says to the ranks that are filled now how many rows come. */
-EP_DEV void ep_low_say_rows(const EpRank& r, const EpLowSender& s, ep_u64 op) {
+/* Says to the ranks that are filled now how many rows come, and how many of them each expert gets. By all threads. */
+EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowSender& s, ep_u64 op) {
+    const ep_u32 local = r.w.local_experts, units = (ep_u32)ep_unit_count(4ull * local);
+    EP_SHORT for (ep_u32 item = threadIdx.x; item < r.w.ranks * units; item += EP_LOW_THREADS) {
+        const ep_u32 rank = item / units, first = (item - rank * units) * 3;
+        if (s.state[rank] != EP_PEER_NOW) continue;
+        const ep_u32* gets = s.gets + rank * local + first;
+        ep_put_unit(ep_low_at(rank, ep_low_unit_counts(r.w, op, r.me) + first / 3 * EP_UNIT_BYTES), gets[0], first + 1 < local ? gets[1] : 0,
+                    first + 2 < local ? gets[2] : 0, s.tag);
+    }
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (s.state[peer] != EP_PEER_NOW) continue;
         const ep_u64 value = ep_arrival(r.w, op, EP_LOW_DISPATCH, s.rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0));
         if (!ep_posts(r, peer, EP_LANE_LOW_ROWS, value)) continue;
         ep_put_unit(ep_low_at(peer, ep_low_unit_head(r.w, op, r.me)), (ep_u32)value, (ep_u32)(value >> 32), 0, s.tag);
     }
+}
+
+/* Puts the headers of the rows of `left` tokens from `base` on to the ranks that are free. By all threads. */
+EP_DEV void ep_low_put_headers(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool all, ep_u32 base, ep_u32 left) {
+    const ep_u32 parts = 1 + r.w.topk, words = ep_low_words(a, base);
+    EP_SHORT for (ep_u32 item = threadIdx.x; item < left * parts; item += EP_LOW_THREADS) {
+        const ep_u32 token = item / parts, part = item - token * parts, word = token / 32, bit = 1u << token % 32;
+        /* An EpUnitRow. */
+        EpUnitChoice v = {(ep_i32)r.me, ep_float_of(base + token), ep_low_stamp(r.generation, op)};
+        if (part > 0) v = ep_low_unit_choice(r, a, s, all, base, words, token, part - 1);
+        EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) {
+            const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
+            if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
+            const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
+            ep_put_unit(ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES), (ep_u32)v.expert, __float_as_uint(v.weight),
+                        v.index, s.tag);
+        }
+    }
+}
+
+/* Counts what is noted of `words` words of tokens. By all threads. */
+EP_DEV void ep_low_count(const EpRank& r, const EpLowSender& s, ep_u32 words) {
+    EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += EP_LOW_THREADS) {
+        ep_u32 sum = s.rows[rank];
+        EP_SHORT for (ep_u32 word = 0; word < words; ++word) {
+            s.before[rank * EP_LOW_WORDS + word] = sum;
+            sum += __popc(s.member[rank * EP_LOW_WORDS + word]);
+        }
+        s.rows[rank] = sum;
+    }
+    EP_SHORT for (ep_u32 e = threadIdx.x; e < r.w.experts; e += EP_LOW_THREADS) {
+        ep_u32 more = 0;
+        EP_SHORT for (ep_u32 word = 0; word < words; ++word) more += __popc(s.chosen[e * EP_LOW_WORDS + word]);
+        s.gets[e] += more;
+    }
+}
+
+/* Keeps where the tokens of the batch went, for the combine and the user. By all threads. */
+EP_DEV void ep_low_keep_routed(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s) {
+    EP_SHORT for (ep_u32 rank = EP_LOW_WARPS - 1 - threadIdx.x / 32; rank < r.w.ranks; rank += EP_LOW_WARPS) {
+        ep_u32 picks = 0;
+        EP_SHORT for (ep_u32 e = threadIdx.x % 32; e < r.w.local_experts; e += 32) picks += s.gets[rank * r.w.local_experts + e];
+        picks = __reduce_add_sync(EP_FULL, picks);
+        if (threadIdx.x % 32 != 0) continue;
+        ((ep_u32*)a.routed)[rank] = s.rows[rank];
+        ((ep_u32*)a.routed)[r.w.ranks + rank] = picks;
+        ep_low_add((ep_u64*)a.counters + rank, s.rows[rank]);
+    }
+}
+
+/* Finds the rows' order at each rank and expert and puts, to the ranks that are free, how many there are and the rows' headers. `first`: the first
+   time; choices are looked at then, too, before anything is put. By all threads of the announcing block, which has counted nothing; true where choices
+   are wrong. */
+EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
+    bool all = true;
+    EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) all &= ep_low_takes_part(rank);
+    /* Of a batch of one turn all choices are looked at below. */
+    if (first && a.tokens > EP_LOW_THREADS && ep_low_looks_wrong(r, a, s, nullptr)) return true;
+    if (!first) {
+        ep_low_count_nothing(r, a, s);
+        __syncthreads();
+    }
+    EP_SHORT for (ep_u32 base = 0;; base += EP_LOW_THREADS) {
+        const ep_u32 left = a.tokens - base < EP_LOW_THREADS ? a.tokens - base : EP_LOW_THREADS, words = ep_low_words(a, base);
+        const bool bad = ep_low_look_at(r, a, s, base, left, true, first, nullptr) && first;
+        if (__syncthreads_or(bad)) return true;
+        ep_low_count(r, s, words);
+        __syncthreads();
+        const bool last = base + EP_LOW_THREADS >= a.tokens;
+        if (last) ep_low_say_counts(r, s, op);
+        ep_low_put_headers(r, a, s, op, all, base, left);
+        if (last) break;
+        __syncthreads();
+        ep_low_clear(r, s, ep_low_words(a, base + EP_LOW_THREADS));
+        __syncthreads();
+    }
+    if (first) ep_low_keep_routed(r, a, s);
+    return false;
 }
 #endif

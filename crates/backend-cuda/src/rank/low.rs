@@ -102,8 +102,9 @@ pub(crate) fn layout_of(shape: &Shape, topology: &Topology, settings: &Settings)
 /// Shared memory of a dispatch block: that of the larger half.
 fn dispatch_shared(window: &KernelWindow) -> u64 {
     let (ranks, warps) = (u64::from(window.ranks), u64::from(LOW_THREADS / 32));
-    // The last unit of a row may end behind it.
-    let send = ((28 + 8 * warps) * ranks).next_multiple_of(128) + window.wire_bytes + UNIT_BYTES;
+    // Where rows travel as units, and the last unit of a row may end behind it.
+    let experts = if window.nodes == 1 { (4 + 4 * warps) * u64::from(window.experts) } else { 0 };
+    let send = ((28 + 8 * warps) * ranks + experts).next_multiple_of(128) + window.wire_bytes + UNIT_BYTES;
     let counts = u64::from(window.experts.max(2 * window.local_experts));
     let receive = warps * (8 + 4 + 4 * 32 + 4) + 4 * (4 * ranks + 1 + counts);
     send.max(receive)

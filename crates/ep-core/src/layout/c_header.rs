@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use super::{
     Alarm, CELL_BYTES, Choice, CountsHeader, KernelRings, KernelWindow, Kind, LINE_BYTES, LowKind, MASKED, NO_BASE,
-    Note, OpHeader, PIECES, ROW_ALIGN, RowHeader, SLOT_ALIGN, Share, VALUE_BITS,
+    Note, OpHeader, PIECES, ROW_ALIGN, RowHeader, SLOT_ALIGN, Share, UnitChoice, UnitRow, VALUE_BITS,
 };
 use crate::declare::{CStruct, number};
 use crate::error::Phase;
@@ -34,6 +34,8 @@ fn structs(out: &mut String) {
         Share::declaration,
         RowHeader::declaration,
         Choice::declaration,
+        UnitRow::declaration,
+        UnitChoice::declaration,
         KernelWindow::declaration,
         KernelRings::declaration,
     ];

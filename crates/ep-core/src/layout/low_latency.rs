@@ -5,12 +5,14 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
-//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come; behind it
-//!                                                the rows' headers, in order, and each payload at the place of its token; or results
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come; of a dispatch how many each expert
+//!                                                gets, the rows' headers, in order, and each payload at the place of its token; or results
 //! ```
 //!
-//! So a sender knows where a row goes without counting, and a receiver that has the headers knows which rows come. A result has no header:
-//! its place says what it is. The roles lay rows out in the low slots when they have come.
+//! The header of a row that travels as units is a unit of its own for the row and one for each choice ([`UnitRow`](super::UnitRow),
+//! [`UnitChoice`](super::UnitChoice)). Who writes it says which of its rows for an expert this is; so where a row goes is known by the numbers of the
+//! sources before it and its own header, and no other header. A result has no header: its place says what it is. The roles lay rows out in the
+//! low slots when they have come.
 //!
 //! An operation brings rows or results, never both, so both lie in the same parts. A part is written to by one rank alone, results
 //! too: what a rank still does that was given up falls where nobody reads any more (`docs/decisions.md` has the price).
@@ -135,7 +137,8 @@ impl LowRegions {
     /// Memory for units: parts of one slot each.
     pub(super) fn cut_units(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Slots {
         let tokens = u64::from(shape.max_tokens());
-        let rows = (unit_bytes(row.header_bytes()) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
+        let counts = unit_bytes(4 * u64::from(shape.experts() / topology.ranks()));
+        let rows = counts + (low_unit_header_bytes(shape) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
         let results = tokens * u64::from(low_columns(shape, topology));
         let results = unit_bytes(row.results().payload_bytes()).saturating_mul(results);
         let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
@@ -165,6 +168,11 @@ impl LowRegions {
 /// Choices of one rank's experts that a token may have.
 pub(super) fn low_columns(shape: &Shape, topology: &Topology) -> u32 {
     shape.topk().min(shape.experts() / topology.ranks())
+}
+
+/// Bytes of a row's header where it travels as units.
+const fn low_unit_header_bytes(shape: &Shape) -> u64 {
+    UNIT_BYTES * (1 + shape.topk() as u64)
 }
 
 /// What the header of a low-latency row or result has as its operation: the generation above the operation's low bits.
@@ -245,13 +253,18 @@ impl Layout {
         self.low_units.slot(self.low_part_of(op, writer), 0, 0, 0, UNIT_BYTES).offset
     }
 
-    /// Where the units begin of the header of the row at `position` among those that `writer` sends in operation `op`, a dispatch.
-    pub fn low_unit_header(&self, op: u64, writer: Rank, position: u32) -> Offset {
-        let bytes = unit_bytes(self.row().header_bytes());
-        self.low_unit_head(op, writer).plus(UNIT_BYTES + u64::from(position) * bytes)
+    /// Where the units begin by which it says how many rows each expert gets, u32 `[local experts]`, where the operation is a dispatch.
+    pub fn low_unit_counts(&self, op: u64, writer: Rank) -> Offset {
+        self.low_unit_head(op, writer).plus(UNIT_BYTES)
     }
 
-    /// Where those of the payload of `writer`'s row of `token` begin.
+    /// Where those of the header of its row at `position` begin.
+    pub fn low_unit_header(&self, op: u64, writer: Rank, position: u32) -> Offset {
+        let first = self.low_unit_counts(op, writer).plus(unit_bytes(4 * u64::from(self.local_experts())));
+        first.plus(u64::from(position) * low_unit_header_bytes(self.shape()))
+    }
+
+    /// Where those of the payload of its row of `token` begin.
     pub fn low_unit_row(&self, op: u64, writer: Rank, token: u32) -> Offset {
         let first = self.low_unit_header(op, writer, self.shape().max_tokens());
         first.plus(u64::from(token) * unit_bytes(self.row().payload_bytes()))

@@ -59,6 +59,6 @@ pub use queues::{Queue, Queues};
 pub(crate) use window::PULL_DEPTH;
 pub use window::{Layout, Region};
 
-pub use crate::row::{Block, Choice, RowFormat, RowHeader};
+pub use crate::row::{Block, Choice, RowFormat, RowHeader, UnitChoice, UnitRow};
 pub(crate) use crate::terms::round_up;
 pub use crate::terms::{ROW_ALIGN, SCALES_ALIGN, SLOT_ALIGN};

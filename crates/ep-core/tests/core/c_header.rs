@@ -185,6 +185,7 @@ fn expected(case: &Case) -> Vec<u64> {
         beyond.map_or(0, |peer| layout.low_far(writer, peer).offset.0),
         beyond.map_or(0, |peer| layout.low_far_heads(writer, peer).offset.0),
         layout.low_unit_head(op, writer).0,
+        layout.low_unit_counts(op, writer).0,
         layout.low_unit_header(op, writer, case.count as u32 % 64).0,
         layout.low_unit_row(op, writer, case.count as u32 % 64).0,
         layout.low_unit_result(op, writer, case.count as u32 % 64, 1).0,
@@ -318,6 +319,7 @@ int main() {
         out(w.nodes > 1 ? ep_low_far_heads(w, c.writer, beyond) : 0);
         const ep_u64 arrival = ep_arrival(w, c.op, kind, few);
         out(ep_low_unit_head(w, c.op, c.writer));
+        out(ep_low_unit_counts(w, c.op, c.writer));
         out(ep_low_unit_header(w, c.op, c.writer, few));
         out(ep_low_unit_row(w, c.op, c.writer, few));
         out(ep_low_unit_result(w, c.op, c.writer, few, 1));

@@ -222,12 +222,14 @@ EP_HD static inline ep_u64 ep_low_unit_head(const EpWindow& w, ep_u64 op, ep_u32
     return w.low_units + (op % 2 * w.ranks + writer) * w.low_unit_part_bytes;
 }
 
-/* The units of the header of the row at position among those of source; and of the payload of its row of token. */
-EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 position) {
-    return ep_low_unit_head(w, op, source) + EP_UNIT_BYTES + position * ep_unit_bytes(w.header_bytes);
+/* Of a dispatch: the units by which it says how many rows each expert gets, u32 [local experts]; those of the header of its row at position, an EpUnitRow
+   and topk EpUnitChoice; and those of the payload of its row of token. */
+EP_HD static inline ep_u64 ep_low_unit_counts(const EpWindow& w, ep_u64 op, ep_u32 writer) { return ep_low_unit_head(w, op, writer) + EP_UNIT_BYTES; }
+EP_HD static inline ep_u64 ep_low_unit_header(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 position) {
+    return ep_low_unit_counts(w, op, writer) + ep_unit_bytes(4ull * w.local_experts) + (ep_u64)position * (1 + w.topk) * EP_UNIT_BYTES;
 }
-EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 source, ep_u32 token) {
-    return ep_low_unit_header(w, op, source, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
+EP_HD static inline ep_u64 ep_low_unit_row(const EpWindow& w, ep_u64 op, ep_u32 writer, ep_u32 token) {
+    return ep_low_unit_header(w, op, writer, w.max_tokens) + token * ep_unit_bytes(w.payload_bytes);
 }
 
 /* The units of the result in column of those that writer has for token. */
