@@ -15,7 +15,8 @@ pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
-    Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Members, Offer, Positions, Unpack,
+    Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions, Spread,
+    Unpack,
 };
 
 use ep_core::declare::{CEnum, CStruct};
@@ -57,6 +58,8 @@ pub(crate) const POSITION_THREADS: u32 = 512;
 pub(crate) const COUNTS_THREADS: u32 = 512;
 /// Threads of a block of the kernel that finds which ranks and experts a batch goes to.
 pub(crate) const MEMBERS_THREADS: u32 = 512;
+/// Warps of a block of the kernel that orders rows by expert, at most.
+pub(crate) const SPREAD_WARPS: u32 = 16;
 /// Bytes of an `EpPlace`: where rows go at a rank.
 pub(crate) const PLACE_BYTES: u32 = 24;
 /// Bytes of an `EpSource`: where a rank's offered rows lie.
@@ -70,7 +73,7 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 24] = [
+const NUMBERS: [(&str, u32); 25] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("RING_WARPS", RING_WARPS),
@@ -89,6 +92,7 @@ const NUMBERS: [(&str, u32); 24] = [
     ("POSITION_THREADS", POSITION_THREADS),
     ("COUNTS_THREADS", COUNTS_THREADS),
     ("MEMBERS_THREADS", MEMBERS_THREADS),
+    ("SPREAD_WARPS", SPREAD_WARPS),
     ("PLACE_BYTES", PLACE_BYTES),
     ("SOURCE_BYTES", SOURCE_BYTES),
     ("ROUTE_BYTES", ROUTE_BYTES),
@@ -122,6 +126,8 @@ pub(crate) fn header() -> String {
         DispatchRing::declaration(),
         Dispatch::declaration(),
         Unpack::declaration(),
+        Spread::declaration(),
+        Fold::declaration(),
         Offer::declaration(),
         Combine::declaration(),
         CombineRing::declaration(),

@@ -3,6 +3,7 @@
 //! Nothing here waits, except where a name says so. Addresses are those of the rank's GPU; who calls keeps what they name alive
 //! until the stream has passed.
 
+mod by_expert;
 mod combine;
 mod counts;
 mod low;
@@ -33,6 +34,7 @@ use crate::far::{Far, Network, Offers};
 use crate::kernels::Kernels;
 use crate::node::{Copies, Node};
 use crate::posting::dmabuf_of;
+use by_expert::Shares;
 use counts::COUNTS_HEADER;
 pub(crate) use counts::{Chosen, Counting, HostCounts};
 use low::LowDevice;
@@ -140,6 +142,8 @@ pub(crate) struct RankDevice {
     copied: DeviceMemory,
     /// u32 `[ranks]`: rows that a running dispatch by way of outboxes has pulled; zero in between.
     arrived: DeviceMemory,
+    /// What blocks that order rows by expert tell each other.
+    shares: Shares,
     /// [`Tally`] of throughput mode.
     tally: DeviceMemory,
     /// What does not change.
@@ -230,6 +234,7 @@ impl RankDevice {
             flags: memory(POSITION_BLOCKS as usize * 8)?,
             copied: memory(4 * ranks * PIECES as usize)?,
             arrived: memory(4 * ranks)?,
+            shares: Shares::new(&stream, blocks, layout.local_experts())?,
             nothing: Arc::new(Scratch::new(&stream, 0)?),
             _presence: presence,
             layout: layout.clone(),

@@ -43,12 +43,13 @@ impl<'py> FromPyObject<'_, 'py> for RawBatch {
     }
 }
 
-/// `(alignment, worst_rows, device_counts, repeats)`.
+/// `(alignment, by_expert, worst_rows, device_counts, repeats)`.
 #[derive(FromPyObject)]
-pub(crate) struct DispatchOptions(u32, u32, bool, bool);
+pub(crate) struct DispatchOptions(u32, bool, u32, bool, bool);
 
 impl From<DispatchOptions> for Dispatch {
-    fn from(DispatchOptions(expert_alignment, worst_rows, device_counts, repeats): DispatchOptions) -> Self {
-        Self { expert_alignment, worst_rows, device_counts, repeats, ..Self::default() }
+    fn from(options: DispatchOptions) -> Self {
+        let DispatchOptions(expert_alignment, by_expert, worst_rows, device_counts, repeats) = options;
+        Self { expert_alignment, by_expert, worst_rows, device_counts, repeats, ..Self::default() }
     }
 }

@@ -152,7 +152,7 @@ impl Endpoint {
         quantized.into_capsule(py)
     }
 
-    /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows; `bias` at most two addresses.
+    /// See `moexpress.Communicator.combine`. `y` has at least the handle's rows of results; `bias` at most two addresses.
     fn combine<'py>(
         &self,
         py: Python<'py>,
@@ -164,7 +164,7 @@ impl Endpoint {
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
         let bias = [bias.first().copied(), bias.get(1).copied()];
-        let y = RawRows { address: y, rows: handle.rows(), scales: None };
+        let y = RawRows { address: y, rows: handle.result_rows(), scales: None };
         let with = RawCombine { topk_weights, bias };
         // SAFETY: as in `dispatch`.
         let combined =

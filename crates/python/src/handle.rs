@@ -76,6 +76,18 @@ impl Handle {
         self.inner.rows()
     }
 
+    /// Rows of results that a combine takes: rows by expert, or as many as were received.
+    #[getter]
+    fn result_rows(&self) -> u32 {
+        self.inner.result_rows()
+    }
+
+    /// Whether the dispatch brought rows by expert.
+    #[getter]
+    fn is_by_expert(&self) -> bool {
+        self.inner.slots().is_some()
+    }
+
     /// The most rows that any rank received: the same on all ranks. Waits for the dispatch where counts stay in the machine's memory.
     fn most_rows(&self, py: Python<'_>) -> PyResult<u32> {
         let exchange = self.exchange(py)?;

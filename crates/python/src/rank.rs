@@ -59,7 +59,16 @@ pub(crate) struct Dispatched {
     pub(crate) expert_counts: Vec<u32>,
     /// Rows, and counts of each expert, where they stay in the machine's memory.
     pub(crate) counts: Option<(Tensor, Tensor)>,
+    pub(crate) by_expert: Option<ByExpert>,
     pub(crate) handle: Handle,
+}
+
+/// Where rows by expert stand. See [`moexpress::engine::ByExpert`].
+pub(crate) struct ByExpert {
+    pub(crate) first: Vec<u32>,
+    pub(crate) counts: Vec<u32>,
+    pub(crate) slots: Tensor,
+    pub(crate) offsets: Tensor,
 }
 
 /// What a combine brought: rows, and the sums of weights where they travelled.
@@ -218,7 +227,7 @@ impl<E: Backend> Rank<E> {
     fn dispatched(&mut self, received: moexpress::engine::Received<E>, carries: bool) -> Answer<Dispatched> {
         let moexpress::engine::Received {
             x,
-            by_expert: _,
+            by_expert,
             rows,
             topk_idx,
             topk_weights,
@@ -240,8 +249,18 @@ impl<E: Backend> Rank<E> {
             None => None,
         };
         let out = self.endpoint.rows_out(x)?;
-        let room = out.x.shape[0];
         let topk = self.topk() as i64;
+        // By received row there are as many as these say; rows by expert are others.
+        let room = if by_expert.is_some() { i64::from(rows) } else { out.x.shape[0] };
+        let by_expert = match by_expert {
+            Some(told) => Some(ByExpert {
+                first: told.first,
+                counts: told.counts,
+                slots: self.endpoint.array_out(told.slots, vec![room, topk])?,
+                offsets: self.endpoint.array_out(told.offsets, vec![self.layout.topology().ranks().into(), local])?,
+            }),
+            None => None,
+        };
         let choices = if carries {
             let topk_idx = self.endpoint.array_out(topk_idx, vec![room, topk])?;
             Some((topk_idx, self.endpoint.array_out(topk_weights, vec![room, topk])?))
@@ -259,6 +278,7 @@ impl<E: Backend> Rank<E> {
             source_rank,
             expert_counts,
             counts,
+            by_expert,
             handle,
         })
     }

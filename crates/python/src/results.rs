@@ -22,6 +22,9 @@ pub(crate) struct Dispatched {
     /// Of each local expert. Empty where the dispatch was cached, or counts stay in the machine's memory.
     #[pyo3(get)]
     expert_counts: Vec<u32>,
+    /// First slot of each local expert, and last all slots; then rows of each expert. None where rows are by source.
+    #[pyo3(get)]
+    by_expert: Option<(Vec<u32>, Vec<u32>)>,
     handle: Handle,
 }
 
@@ -35,14 +38,18 @@ struct Parts {
     source_rank: Option<Tensor>,
     device_rows: Option<Tensor>,
     device_counts: Option<Tensor>,
+    slots: Option<Tensor>,
+    offsets: Option<Tensor>,
 }
 
 impl Dispatched {
     /// Of rank `me`.
     pub(crate) fn new(dispatched: rank::Dispatched, me: Rank, topology: Topology) -> Self {
-        let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, expert_counts, counts, handle } =
-            dispatched;
+        let rank::Dispatched { x, scales, rows, choices, source_token, source_rank, .. } = dispatched;
+        let rank::Dispatched { expert_counts, counts, by_expert, handle, .. } = dispatched;
         let ((topk_idx, topk_weights), (device_rows, device_counts)) = (choices.unzip(), counts.unzip());
+        let (by_expert, places) = by_expert.map(|told| ((told.first, told.counts), (told.slots, told.offsets))).unzip();
+        let (slots, offsets) = places.unzip();
         let parts = Parts {
             x: Some(x),
             scales,
@@ -52,8 +59,11 @@ impl Dispatched {
             source_rank: Some(source_rank),
             device_rows,
             device_counts,
+            slots,
+            offsets,
         };
-        Self { parts: Mutex::new(parts), rows, expert_counts, handle: Handle { inner: handle, me, topology } }
+        let handle = Handle { inner: handle, me, topology };
+        Self { parts: Mutex::new(parts), rows, expert_counts, by_expert, handle }
     }
 
     fn take<'py>(
@@ -107,6 +117,16 @@ impl Dispatched {
     /// Counts of each local expert, in the machine's memory.
     fn device_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.device_counts)
+    }
+
+    /// Slot of each choice, of rows by expert.
+    fn slots<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.slots)
+    }
+
+    /// First slot of each source at each local expert, of rows by expert.
+    fn offsets<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.offsets)
     }
 
     /// For combine and cached dispatches.

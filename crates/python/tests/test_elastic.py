@@ -92,6 +92,8 @@ def check_handle(
             range(int((to == other).any(1).sum()))
         )
     assert handle.token_metadata_at_forward is None and handle.channel_linked_list is None
+    # Rows come by expert from the dispatch itself, where the host knows how many there are.
+    assert (handle.routing.by_expert is not None) == (handle.do_expand and sync)
 
 
 def check_dispatch(rank: int, world: int, kind: str, alignment: int) -> None:
@@ -196,7 +198,11 @@ def check_cached(rank: int, world: int) -> None:
             for kind in ("bf16", "fp8"):
                 sent = [parts(cast(x, kind)) for x in again]
                 received = [oracle.gathered(list(part), rows) for part in zip(*sent, strict=True)]
-                wanted = [first.expanded.of(part) for part in received] if expand else received
+                expanded = [first.expanded.of(part) for part in received]
+                wanted, others = (expanded, received) if expand else (received, expanded)
+                # Rows of a handle may be asked for in the other layout.
+                other = buffer.dispatch(cast(again[rank], kind), handle=handle, do_expand=not expand)
+                equal(other[0], others)
                 for own in (None, weights[rank]):
                     x, idx, back, same, _ = buffer.dispatch(
                         cast(again[rank], kind), topk_weights=own, handle=handle, do_expand=expand

@@ -18,7 +18,10 @@ EP_DEV void ep_write_counts(const EpRank& r, const EpCountsArgs& a, EpAt at) {
     if (lane == 0) ep_put_message(at, EpCountsHeader{ep_header(r, 0, 0), a.tokens, a.room, {0, 0}});
     const ep_u32 more = ep_planted(r, EP_PLANT_COUNT_OFF_BY_ONE) ? 1 : 0;
     for (ep_u32 i = lane; i < ranks; i += 32) ep_put4(numbers + i * 4, ((const ep_u32*)a.rows)[i] + more);
-    for (ep_u32 i = lane; i < r.w.experts; i += 32) ep_put4(numbers + (ranks + i) * 4, ((const ep_u32*)a.choices)[i]);
+    for (ep_u32 i = lane; i < r.w.experts; i += 32) {
+        const ep_u32 choices = ((const ep_u32*)a.choices)[i], less = ep_planted(r, EP_PLANT_CHOICE_UNTOLD) && choices > 0;
+        ep_put4(numbers + (ranks + i) * 4, choices - less);
+    }
 }
 
 /* Opens the operation towards a peer, and waits until its bank may be written. By a warp. */

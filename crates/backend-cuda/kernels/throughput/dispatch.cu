@@ -71,7 +71,7 @@ EP_DEV void ep_write_headers(const EpRank& r, const EpDispatchArgs& a, const EpP
                         const ep_u64 at = (ep_u64)token * topk + k;
                         const ep_i64 expert = ((const ep_i64*)a.ring.topk_idx)[at] - (ep_i64)rank * r.w.local_experts;
                         if (expert >= 0 && expert < (ep_i64)r.w.local_experts) {
-                            two[i].expert = (ep_i32)expert;
+                            two[i].expert = ep_planted(r, EP_PLANT_FOREIGN_CHOICE) ? (ep_i32)r.w.local_experts : (ep_i32)expert;
                             two[i].weight = a.ring.topk_weights ? ((const float*)a.ring.topk_weights)[at] : 1.0f;
                         }
                     }

@@ -185,6 +185,20 @@ c_enum! {
         ForwardedEarly = 26,
         /// Low latency: a unit is stored in two parts, first the one with the tag.
         LowUnitsTorn = 27,
+        /// Rows by expert: a row is stored one slot too low.
+        SlotOffByOne = 28,
+        /// Rows by expert: slots are given before the choices of the blocks before are counted.
+        ShareEarly = 29,
+        /// Rows by expert: what stands between two experts is left as it was.
+        PaddingLeft = 30,
+        /// Rows by expert: the results of a row's choices are added from the last to the first.
+        FoldDescending = 31,
+        /// Rows by expert: the sum of a row's choices is rounded after each of them.
+        FoldRoundedTooEarly = 32,
+        /// Counts say one choice less of each expert that has any.
+        ChoiceUntold = 33,
+        /// Rows by expert: a row carries a choice of an expert that its rank does not have.
+        ForeignChoice = 34,
     }
 }
 

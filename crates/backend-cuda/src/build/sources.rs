@@ -18,6 +18,10 @@ pub enum Source {
     Dispatch,
     /// Headers of placed rows.
     Unpack,
+    /// Rows by expert.
+    Spread,
+    /// Sums of the results of rows by expert.
+    Fold,
     /// Headers of offered rows.
     Offer,
     /// Saying that none are offered, between nodes.
@@ -53,12 +57,14 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 21] = [
+pub const ALL: [Source; 23] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
+    Source::Spread,
+    Source::Fold,
     Source::Offer,
     Source::OfferNone,
     Source::DispatchRing,
@@ -108,6 +114,8 @@ sources! {
     Counts: "throughput/counts.cu" "ep_counts_kernel";
     Dispatch: "throughput/dispatch.cu" "ep_dispatch_kernel";
     Unpack: "throughput/unpack.cu" "ep_unpack_kernel";
+    Spread: "throughput/spread.cu" "ep_spread_kernel";
+    Fold: "throughput/fold.cu" "ep_fold_kernel";
     Offer: "throughput/offer.cu" "ep_offer_kernel";
     OfferNone: "throughput/offer_none.cu" "ep_offer_none_kernel";
     DispatchRing: "throughput/dispatch_ring.cu" "ep_dispatch_ring_kernel";
@@ -140,10 +148,11 @@ impl Source {
     /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
         use Source::{
-            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, OfferNone, Probe, Unpack,
+            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, OfferNone, Probe,
+            Spread, Unpack,
         };
         // A rank that fails tells those of other nodes, too.
-        let speaks = matches!(self, Counts | DispatchRing | Unpack | CombineRing | OfferNone | Probe);
+        let speaks = matches!(self, Counts | DispatchRing | Unpack | Spread | CombineRing | OfferNone | Probe);
         let low = matches!(self, LowDispatch | LowCombine | LowMask | LowLastWords);
         (speaks || low).then(|| Target::new(self, arch).over(lanes))
     }
@@ -177,13 +186,13 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 44] = headers! {
+const HEADERS: [(&str, &str); 45] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
-        "ep_pieces.h" "ep_place_far.h" "ep_ring.h";
+        "ep_pieces.h" "ep_place_far.h" "ep_ring.h" "ep_slots.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
         "ep_low_far_results.h" "ep_low_headers.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
         "ep_low_rows.h" "ep_low_send.h" "ep_low_send_cells.h" "ep_low_send_units.h" "ep_low_shares.h" "ep_low_watch.h";

@@ -32,9 +32,18 @@ impl CudaEndpoint {
         let out = Rows::new(&stream, handle.tokens(), self.shape().result_bytes() as usize)?;
         let weighed = if options.topk_weights.is_some() { handle.tokens() as usize * topk as usize } else { 0 };
         let sums: Array<f32> = self.room_for(weighed)?;
+        let folding = match &kept.placed {
+            Some(placed) => Some((placed, self.room_for_sums(handle)?)),
+            None => None,
+        };
         let plan = &kept.plan;
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
         let (rings, pulled) = self.way(rings, handle.outboxes());
+        let results = y;
+        if let Some((placed, sums)) = &folding {
+            self.fold(call, results, sums, placed)?;
+        }
+        let y = folding.as_ref().map_or(results, |(_, sums)| sums);
         let (offered, copy) = if pulled { (None, None) } else { self.offer(y, handle) };
         let copy_offered = copy.as_ref().filter(|_| capture.is_none());
         copy_offered.inspect(|copy| copy.offer());
@@ -102,7 +111,12 @@ impl CudaEndpoint {
             let bias = options.bias.into_iter().flatten().map(Rows::memory);
             let weights = options.topk_weights.map(Array::memory);
             let all = [y.memory(), Arc::new(handle.clone()) as _, combined.x.memory(), combined.topk_weights.memory()];
-            all.into_iter().chain(bias).chain(weights).chain(copy.map(|copy| copy as _)).collect()
+            all.into_iter()
+                .chain([results.memory()])
+                .chain(bias)
+                .chain(weights)
+                .chain(copy.map(|copy| copy as _))
+                .collect()
         })?;
         Ok(combined)
     }

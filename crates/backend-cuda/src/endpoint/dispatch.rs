@@ -7,6 +7,7 @@ use ep_core::layout::{Block, KernelRings, Kind, NO_BASE, OPEN_ROOM};
 use ep_core::plan::{Exchange, Plan, Repeats, TopK, align_counts};
 use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
 
+use super::by_expert::{Placed, Spreading};
 use super::replayed::{Known, Replayed};
 use super::{Array, CudaEndpoint, Rows, report};
 use crate::args;
@@ -32,6 +33,8 @@ struct Batch<'a> {
     room: u32,
     /// Whether fewer may come.
     spare: bool,
+    /// Where they are to stand by expert.
+    placed: Option<&'a Placed>,
 }
 
 /// Where a dispatch's results go.
@@ -40,6 +43,8 @@ struct Landing {
     x: Option<Rows>,
     topk_idx: Array<i64>,
     topk_weights: Array<f32>,
+    /// Where rows are to stand by expert.
+    by_expert: Option<Rows>,
 }
 
 impl CudaEndpoint {
@@ -51,12 +56,7 @@ impl CudaEndpoint {
     ) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
         let rings = self.desk.check_options(options)?;
-        if options.by_expert {
-            return Err(Error::unsupported(
-                "a dispatch by expert on GPUs",
-                "rows by source; there are no kernels for it yet",
-            ));
-        }
+        self.desk.check_by_expert(options, matches!(routing, Routing::TopK { .. }))?;
         let tokens = self.check_routing(routing)?;
         self.desk.check_x(x.extent(), tokens)?;
         self.check_home("x", x)?;
@@ -102,6 +102,12 @@ impl CudaEndpoint {
         if let Some(exchange) = &told {
             expert_counts = align_counts(exchange.expert_counts(), options.expert_alignment);
         }
+        let placed = match &told {
+            Some(exchange) if options.by_expert => {
+                Some(Placed::new(&stream, self.layout(), exchange, rows, options.expert_alignment)?)
+            }
+            _ => None,
+        };
         let room = if options.worst_rows > 0 { options.worst_rows } else { rows };
         let choices = match routing {
             Routing::TopK { topk_idx, topk_weights } => {
@@ -112,8 +118,19 @@ impl CudaEndpoint {
         let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
         let spare = told.is_none() || room > rows;
         let (cut, pulled) = self.way(rings, outboxes);
-        let batch =
-            Batch { call, rings: cut, pulled, x, tokens, plan: &plan, choices, sources: sources.clone(), room, spare };
+        let batch = Batch {
+            call,
+            rings: cut,
+            pulled,
+            x,
+            tokens,
+            plan: &plan,
+            choices,
+            sources: sources.clone(),
+            room,
+            spare,
+            placed: placed.as_ref(),
+        };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
         let kept = Replayed {
@@ -123,6 +140,7 @@ impl CudaEndpoint {
             shape: *self.shape(),
             ranks,
             rows,
+            placed,
             known: match told {
                 Some(exchange) => Some(Known::from(exchange)),
                 None => capture.is_none().then(Known::default),
@@ -130,7 +148,7 @@ impl CudaEndpoint {
         };
         let (mark, op) = (self.desk.mark(), self.last_op());
         let replay = Replay { mark, op, rings, outboxes, tokens, rows, kept: Arc::new(kept) };
-        let mut received = self.received(landing, sources, Handle::of_backend(replay), event);
+        let mut received = self.received(landing, sources, Handle::of_backend(replay), event, capture.as_ref())?;
         (received.expert_counts, received.counts) = (expert_counts, counts);
         self.keep_received(capture.as_ref(), x, &received)?;
         self.keep_for(capture.as_ref(), || match routing {
@@ -161,6 +179,7 @@ impl CudaEndpoint {
             sources: (kept.source_token.clone(), kept.source_rank.clone()),
             room: handle.rows(),
             spare: false,
+            placed: kept.placed.as_ref(),
         };
         let landing = self.landed(&batch, capture.as_ref())?;
         let event = self.end(capture.is_some()).await?;
@@ -175,7 +194,7 @@ impl CudaEndpoint {
             rows: handle.rows(),
             kept: handle.shared_kept()?,
         };
-        let received = self.received(landing, sources, Handle::of_backend(replay), event);
+        let received = self.received(landing, sources, Handle::of_backend(replay), event, capture.as_ref())?;
         self.keep_received(capture.as_ref(), x, &received)?;
         Ok(received)
     }
@@ -290,9 +309,7 @@ impl CudaEndpoint {
 
     /// Lets a graph keep what a dispatch of `x` uses and gives.
     fn keep_received(&mut self, capture: Option<&Capture>, x: &Rows, received: &Received<Self>) -> Result<(), Error> {
-        if let Some(lease) = received.x.lease().filter(|_| capture.is_some()) {
-            self.pin(lease.held());
-        }
+        self.keep_leased(capture, &received.x);
         self.keep_for(capture, || {
             let counts = received.counts.iter().flat_map(|counts| [counts.rows.memory(), counts.experts.memory()]);
             let arrays = [received.topk_idx.memory(), received.topk_weights.memory()];
@@ -322,7 +339,9 @@ impl CudaEndpoint {
             None => Some(Rows::landing(&stream, batch.room, &row)?),
         };
         let choices = if batch.choices.0 != 0 { batch.room as usize * row.topk() as usize } else { 0 };
-        let landing = Landing { block, x, topk_idx: self.room_for(choices)?, topk_weights: self.room_for(choices)? };
+        let by_expert = batch.placed.map(|placed| Rows::landing(&stream, placed.rows(), &row)).transpose()?;
+        let (topk_idx, topk_weights) = (self.room_for(choices)?, self.room_for(choices)?);
+        let landing = Landing { block, x, topk_idx, topk_weights, by_expert };
         if landing.block.is_none() && batch.spare {
             // Rows beyond those that come name no expert, token or rank; received ones are written over it.
             // SAFETY: where the call is captured, its results are kept by the graph (`keep_received`).
@@ -406,7 +425,23 @@ impl CudaEndpoint {
             // SAFETY: as above, and as many rows as the block has.
             unsafe { self.device.unpack(batch.call, &args) }?;
         }
-        Ok(())
+        match (batch.placed, &landing.by_expert) {
+            (Some(placed), Some(out)) => {
+                let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
+                let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
+                let spreading = Spreading {
+                    // Where rows came to, and their scales.
+                    x: block.unwrap_or((ring.out, ring.out_scales)),
+                    // A cached dispatch brings no choices: their slots are known.
+                    topk_idx: idx,
+                    plan,
+                    placed,
+                    out,
+                };
+                self.spread(batch.call, &spreading)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the user gets, without counts.
@@ -416,9 +451,10 @@ impl CudaEndpoint {
         (source_token, source_rank): (Array<i32>, Array<i32>),
         handle: Handle,
         event: super::Event,
-    ) -> Received<Self> {
-        let Landing { x, topk_idx, topk_weights, .. } = landing;
-        let x = match (x, self.desk.granted().take()) {
+        capture: Option<&Capture>,
+    ) -> Result<Received<Self>, Error> {
+        let Landing { x, topk_idx, topk_weights, by_expert, .. } = landing;
+        let by_source = match (x, self.desk.granted().take()) {
             (Some(x), _) => x,
             (None, block) => {
                 let block = block.unwrap_or_else(|| self.layout().row().block(ep_core::port::Offset(0), 0));
@@ -426,10 +462,19 @@ impl CudaEndpoint {
             }
         };
         let (rows, expert_counts, counts) = (handle.rows(), Vec::new(), None);
-        self.desk.ways.dispatched(rows, x.lease().is_some());
-        Received {
+        self.desk.ways.dispatched(rows, by_source.lease().is_some());
+        let placed = handle.kept::<Replayed>()?.placed.as_ref();
+        let told = placed.map(Placed::told);
+        let x = match by_expert {
+            Some(rows) => {
+                self.keep_by_source(capture, &by_source)?;
+                rows
+            }
+            None => by_source,
+        };
+        Ok(Received {
             x,
-            by_expert: None,
+            by_expert: told,
             rows,
             topk_idx,
             topk_weights,
@@ -439,6 +484,6 @@ impl CudaEndpoint {
             counts,
             handle,
             event,
-        }
+        })
     }
 }

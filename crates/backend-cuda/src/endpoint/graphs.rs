@@ -48,7 +48,7 @@ use std::sync::Arc;
 use ep_core::Error;
 use ep_core::engine::Held;
 
-use super::CudaEndpoint;
+use super::{CudaEndpoint, Rows};
 use crate::driver::{Capture, Kept};
 
 impl CudaEndpoint {
@@ -58,6 +58,19 @@ impl CudaEndpoint {
         let mut kept = uses();
         kept.push(Arc::clone(&self.device) as _);
         Ok(capture.keep(kept)?)
+    }
+
+    /// Lets a graph keep the rows by source that its rows by expert are copied from.
+    pub(super) fn keep_by_source(&mut self, capture: Option<&Capture>, rows: &Rows) -> Result<(), Error> {
+        self.keep_leased(capture, rows);
+        self.keep_for(capture, || vec![rows.memory()])
+    }
+
+    /// A block that a graph grants is remembered.
+    pub(super) fn keep_leased(&mut self, capture: Option<&Capture>, rows: &Rows) {
+        if let Some(lease) = rows.lease().filter(|_| capture.is_some()) {
+            self.pin(lease.held());
+        }
     }
 
     /// Remembers a block that a graph grants or offers: after a failure peers may still touch it.

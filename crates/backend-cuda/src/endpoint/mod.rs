@@ -10,9 +10,11 @@
 //! |---|---|
 //! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed |
 //! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
-//! | combine | offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
+//! | dispatch by expert, cached or not | as a dispatch, then spread |
+//! | combine | fold where rows are by expert; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |
 
+mod by_expert;
 #[cfg(feature = "workshop")]
 mod checks;
 mod combine;

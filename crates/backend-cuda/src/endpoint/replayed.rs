@@ -7,6 +7,7 @@ use ep_core::plan::{Exchange, Membership, Plan};
 use ep_core::{Error, RankSet, Shape};
 
 use super::Array;
+use super::by_expert::Placed;
 use crate::rank::DevicePlan;
 
 /// What a handle keeps on the device.
@@ -19,6 +20,8 @@ pub(super) struct Replayed {
     pub(super) ranks: u32,
     /// Rows that it received, or made room for.
     pub(super) rows: u32,
+    /// Where the choices stand, of a dispatch by expert.
+    pub(super) placed: Option<Placed>,
     /// What the host knows; none where a graph makes it anew each time it runs.
     pub(super) known: Option<Known>,
 }
@@ -53,6 +56,10 @@ fn fetched<T>(cell: Option<&OnceLock<Arc<T>>>, fetch: impl FnOnce() -> Result<T,
 impl Kept for Replayed {
     fn size(&self) -> (u32, u32) {
         (self.plan.tokens(), self.rows)
+    }
+
+    fn slots(&self) -> Option<u32> {
+        self.placed.as_ref().map(Placed::rows)
     }
 
     fn plan(&self) -> Result<Arc<Plan>, Error> {

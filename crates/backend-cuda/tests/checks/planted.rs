@@ -34,7 +34,13 @@ const WRONG_LOW_ROW: &[&str] = &[
 /// Rows that are placed within nodes, of two of two ranks.
 const BETWEEN: &str = "nodes_two_of_two";
 
-pub(crate) const FAULTS: [Fault; 23] = [
+/// Rows by expert, brought by every way.
+const BY_EXPERT: &str = "by_expert_every_placement";
+
+/// Many choices of a token at a rank, whose sum shows in which order they are added.
+const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
+
+pub(crate) const FAULTS: [Fault; 31] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -53,14 +59,22 @@ pub(crate) const FAULTS: [Fault; 23] = [
     ),
     fault(Plant::OfferedEarly, "engine_ranks_that_are_no_power_of_two", &["combined_x"]),
     fault(Plant::RoundedTooEarly, "memory_output_in_the_window_is_pulled", &["combined_x"]),
+    fault(Plant::SlotOffByOne, BY_EXPERT, &["byte of the rows by expert"]),
+    fault(Plant::ShareEarly, BY_EXPERT, &["choices of an expert", "slots", "offsets"]),
+    fault(Plant::PaddingLeft, BY_EXPERT, &["byte of the rows by expert"]),
+    fault(Plant::ChoiceUntold, BY_EXPERT, &["choices of an expert"]),
+    fault(Plant::ForeignChoice, BY_EXPERT, &["local experts of the choices received"]),
+    fault(Plant::FoldDescending, MANY_CHOICES, &["combined_x"]),
+    fault(Plant::FoldRoundedTooEarly, MANY_CHOICES, &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
     fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
-    fault(Plant::LowWrongBank, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(Plant::LowWrongBank, "low_latency_both_forms", &["waited"]),
     fault(
-        Plant::LowCountOffByOne,
+        Plant::LowUnitsTorn,
         "low_latency_both_forms",
-        &["low-latency row", "token of the next row", "rows of a source", "results of a rank", "rows of an expert"],
+        &["low-latency row", "rows of", "recv_x", "tokens of a source"],
     ),
+    fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarStagingEarly, "low_latency_over_nodes_two_operations_in_flight", WRONG_LOW_ROW),

@@ -30,12 +30,12 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::ManyNodes => Some("each node has a proxy's thread for each rank"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
-        Requirement::ByExpert => Some("no kernel orders rows by expert yet"),
         Requirement::Units => Some("no kernel stores units yet"),
         Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
-        Requirement::Departures
+        Requirement::ByExpert
+        | Requirement::Departures
         | Requirement::FarLowLatency
         | Requirement::Get
         | Requirement::Incidents

@@ -84,6 +84,34 @@ fn cached_on(layer: &Layer, full: Option<Rank>) -> Verdict {
     Ok(())
 }
 
+/// Rows by expert: a graph brings what ordinary calls bring, which the suite holds against the oracle.
+pub(crate) fn by_expert() -> Verdict {
+    [Placement::Ring, Placement::Direct].into_iter().try_for_each(|placement| {
+        let layer = Layer::new(placement).map_err(text)?;
+        let first = layer.batches(0).map_err(text)?;
+        layer.run(async |mut ep| {
+            let me = ep.rank().index();
+            let mut input = Uploaded::new(&mut ep, &first[me])?;
+            let options = Dispatch { by_expert: true, expert_alignment: 4, ..Dispatch::default() };
+            let handle = ep.dispatch_with(&input.x, &input.routing(), &options).await?.handle;
+            let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
+            layer.meet()?;
+            for turn in 1..=REPLAYS {
+                let new = layer.batches(turn)?;
+                ep.store(&mut input.x, 0, &bytes_of(&new[me].x))?;
+                replay(&ep, &mut graph)?;
+                let plain = ep.redispatch(&input.x, &handle).await?;
+                let sums = ep.combine(&plain.x, &plain.handle, Combine::default()).await?;
+                same("slots", turn, &[got.x.rows()], &[handle.slots().unwrap_or_default()])?;
+                same("bytes of an ordinary call", turn, &ep.bytes(&got.x)?, &ep.bytes(&plain.x)?)?;
+                same("sums of an ordinary call", turn, &ep.bytes(&back.x)?, &ep.bytes(&sums.x)?)?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    })
+}
+
 /// Captures a cached dispatch of `x` and a combine of what it brings.
 pub(crate) async fn along(
     ep: &mut CudaEndpoint,

@@ -37,14 +37,23 @@ use posted::{Cards, Posted};
 /// Time allowed to operations of kernels with planted faults: what is planted may let them wait for ever.
 const DEADLINE: Nanos = Nanos::from_secs(6);
 
-/// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions.
-const FOUND: [Plant; 6] = [
+/// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
+/// rows by expert.
+const FOUND: [Plant; 14] = [
+    Plant::LowUnitsTorn,
     Plant::TailBeforeData,
     Plant::CreditEarly,
     Plant::WrongSlot,
     Plant::WrongBank,
     Plant::PositionOffByOne,
     Plant::RoundedTooEarly,
+    Plant::SlotOffByOne,
+    Plant::ShareEarly,
+    Plant::PaddingLeft,
+    Plant::ChoiceUntold,
+    Plant::ForeignChoice,
+    Plant::FoldDescending,
+    Plant::FoldRoundedTooEarly,
 ];
 
 /// Cases that ranks run, too, which are processes: they reach each other's memory, meet, and leave.

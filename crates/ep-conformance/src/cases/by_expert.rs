@@ -26,6 +26,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("by_expert_every_placement", own, every_placement::<B>),
         case("by_expert_no_tokens_and_experts_without_tokens", own, without_tokens::<B>),
         case("by_expert_all_tokens_to_one_expert", own, one_expert::<B>),
+        case("by_expert_thousands_of_experts_at_a_rank", own, many_experts::<B>),
         case("by_expert_fp8_rows_with_their_scales", own, fp8_rows::<B>),
         case("by_expert_int8_rows_with_their_scales", &[Requirement::ByExpert, Requirement::Int8], |backend| {
             coded_rows(backend, Element::Int8)
@@ -165,6 +166,11 @@ fn one_expert<B: Backend>(backend: &B) -> Verdict {
     ALIGNMENTS.into_iter().try_for_each(|alignment| {
         check(backend, &Scenario { routing: RoutingKind::Single, topk: 1, ..scenario(3, 25) }, alignment)
     })
+}
+
+/// Tables of so many experts fit into no processor's own memory beside other things.
+fn many_experts<B: Backend>(backend: &B) -> Verdict {
+    check_in(backend, &Scenario { local_experts: 3500, topk: 5, ..scenario(1, 30) }, 2, None)
 }
 
 fn fp8_rows<B: Backend>(backend: &B) -> Verdict {

@@ -26,7 +26,7 @@ use super::cut::{Cut, Slots};
 use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
 use crate::error::Error;
 use crate::shape::Shape;
-use crate::terms::{Offset, Span, UNIT_BYTES, unit_bytes};
+use crate::terms::{Offset, Span, UNIT_BYTES, UNIT_DATA, unit_bytes};
 use crate::topology::{Rank, Topology};
 
 /// What a low-latency operation brings.
@@ -138,7 +138,7 @@ impl LowRegions {
     pub(super) fn cut_units(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Slots {
         let tokens = u64::from(shape.max_tokens());
         let counts = unit_bytes(4 * u64::from(shape.experts() / topology.ranks()));
-        let rows = counts + (low_unit_header_bytes(shape) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
+        let rows = counts + (unit_bytes(unit_header(shape)) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
         let results = tokens * u64::from(low_columns(shape, topology));
         let results = unit_bytes(row.results().payload_bytes()).saturating_mul(results);
         let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
@@ -146,11 +146,20 @@ impl LowRegions {
         cut.slots(banks * u64::from(topology.ranks()), 1, part)
     }
 
-    pub(super) fn cut(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Self {
+    pub(super) fn cut(
+        cut: &mut Cut,
+        shape: &Shape,
+        topology: &Topology,
+        row: &RowFormat,
+        [on, units]: [bool; 2],
+    ) -> Self {
         let (row_bytes, result_bytes) = (row_slot(row), result_slot(row));
         let (tokens, ranks) = (u64::from(shape.max_tokens()), u64::from(topology.ranks()));
         let results = tokens * u64::from(shape.topk());
-        let staged = row_bytes.max(result_bytes);
+        // Rows that travel as units have their headers behind them; and what each expert gets is staged, too.
+        let counts = 4 * u64::from(shape.experts() / topology.ranks());
+        let as_units = round_up((row.wire_bytes() + unit_header(shape)).max(counts), SLOT_ALIGN);
+        let staged = row_bytes.max(result_bytes).max(if units { as_units } else { 0 });
         let staging = tokens.max(results.min(STAGING_BYTES / staged));
         let banks = if on { 2 } else { 0 };
         let part = tokens
@@ -170,9 +179,9 @@ pub(super) fn low_columns(shape: &Shape, topology: &Topology) -> u32 {
     shape.topk().min(shape.experts() / topology.ranks())
 }
 
-/// Bytes of a row's header where it travels as units.
-const fn low_unit_header_bytes(shape: &Shape) -> u64 {
-    UNIT_BYTES * (1 + shape.topk() as u64)
+/// Bytes of a row's header where it travels as units: a unit of data for the row, and one for each choice.
+const fn unit_header(shape: &Shape) -> u64 {
+    UNIT_DATA * (1 + shape.topk() as u64)
 }
 
 /// What the header of a low-latency row or result has as its operation: the generation above the operation's low bits.
@@ -261,7 +270,12 @@ impl Layout {
     /// Where those of the header of its row at `position` begin.
     pub fn low_unit_header(&self, op: u64, writer: Rank, position: u32) -> Offset {
         let first = self.low_unit_counts(op, writer).plus(unit_bytes(4 * u64::from(self.local_experts())));
-        first.plus(u64::from(position) * low_unit_header_bytes(self.shape()))
+        first.plus(u64::from(position) * unit_bytes(self.low_unit_header_bytes()))
+    }
+
+    /// Bytes of such a header.
+    pub fn low_unit_header_bytes(&self) -> u64 {
+        unit_header(self.shape())
     }
 
     /// Where those of the payload of its row of `token` begin.

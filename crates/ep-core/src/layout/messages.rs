@@ -134,6 +134,10 @@ c_enum! {
         WorstRows = 12,
         /// generation of a replayed graph
         Generation = 13,
+        /// choices of an expert
+        Choices = 14,
+        /// local experts of the choices received
+        LocalExpert = 15,
     }
 }
 

@@ -105,7 +105,8 @@ impl Layout {
         let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
         let pulling = nodes * u64::from(settings.channels());
         let pulls = cut.slots(locals, pulling * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
-        let low = LowRegions::cut(&mut cut, shape, topology, &row, settings.low_latency());
+        let low =
+            LowRegions::cut(&mut cut, shape, topology, &row, [settings.low_latency(), settings.low_latency_units()]);
         let arena = cut.take(Some(settings.arena_bytes()));
         let window = window_end(&cut)?;
         Ok(Self {

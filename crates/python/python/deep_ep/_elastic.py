@@ -14,7 +14,7 @@ from . import _checks
 from ._arena import Arena, Sizes
 from ._communicators import Communicators
 from ._ep_handle import ElasticRouting, EPHandle
-from ._expanded import blanked
+from ._expanded import Expansion, Placed, blanked
 from ._members import Members
 from ._scales import Rows
 from ._taking import Rows_t, event, taken
@@ -83,7 +83,8 @@ class Elastic:
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,), device)
         sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
         worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
-        arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer)
+        by_expert = layout.expand and counting.sync
+        arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, by_expert)
         if defer:
             for given in (stats, topk_idx):
                 arena.communicator.order.beyond(given)
@@ -114,8 +115,9 @@ class Elastic:
         else:
             self._choices(rows, handle.topk_idx, topk_weights)
             alignment = handle.expert_alignment
+            by_expert = routing.by_expert is not None
             arena, received = self._sent(
-                rows, handle.topk_idx, topk_weights, handle.num_experts, alignment, routing.worst_rows, defer
+                rows, handle.topk_idx, topk_weights, handle.num_experts, alignment, routing.worst_rows, defer, by_expert
             )
             if not routing.worst_rows and received.rows != handle.num_recv_tokens:
                 raise errors.InvalidArgument(
@@ -199,8 +201,9 @@ class Elastic:
         alignment: int,
         worst: int,
         defer: bool,
+        by_expert: bool,
     ) -> tuple[Arena, Received]:
-        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host."""
+        """A dispatch by choices. ``worst``: rows to make room for, where counts are not to come to the host; then not ``by_expert``."""
 
         def rows_to() -> list[int]:
             counts: list[int] = self.members.of(topk_idx, experts)[0].tolist()
@@ -214,6 +217,7 @@ class Elastic:
             topk_weights,
             scales=rows.scales,
             alignment=alignment,
+            by_expert=by_expert,
             worst_rows=worst,
             device_counts=worst > 0,
             defer=defer,
@@ -233,12 +237,14 @@ class Elastic:
         """Rows and weights as the caller wants them. What is no row is zeros."""
         weights = received.topk_weights if with_weights else None
         with self._behind(arena, defer):
-            if layout.expand:
+            expansion = handle.expansion if layout.expand or handle.routing.by_expert is not None else None
+            if expansion is not None:
                 arena.has_placed()
                 x, scales = _parts(rows.received(received.x, received.scales))
-                x = handle.expansion.rows(x)
-                scales = None if scales is None else handle.expansion.rows(scales)
-                weights = None if weights is None else handle.expansion.weights(weights)
+                x = _ordered(expansion, x, layout.expand)
+                scales = None if scales is None else _ordered(expansion, scales, layout.expand)
+                if layout.expand and weights is not None:
+                    weights = expansion.weights(weights)
             else:
                 x, scales = _parts(taken(rows, received, arena, defer))
                 if handle.routing.worst_rows:
@@ -306,7 +312,7 @@ def _handle(
         channel_linked_list=None,
     )
     source = received.source_rank, received.source_token
-    handle._routing = ElasticRouting(arena, sizes, received.handle, choices.clone(), *source, worst)
+    handle._routing = ElasticRouting(arena, sizes, received.handle, choices.clone(), *source, worst, received.by_expert)
     return handle
 
 
@@ -315,6 +321,14 @@ def column_major(scales: torch.Tensor) -> torch.Tensor:
     rows, columns = scales.shape
     strides = (1, align(rows, SCALES_ALIGN))
     return torch.empty_strided((rows, columns), strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+
+
+def _ordered(expansion: Expansion | Placed, x: torch.Tensor, expand: bool) -> torch.Tensor:
+    """Received rows expanded, or by received row: as they come from dispatches of :class:`Placed` by expert, and of :class:`Expansion`
+    by received row."""
+    if isinstance(expansion, Placed):
+        return x if expand else expansion.by_row(x)
+    return expansion.rows(x)
 
 
 def _parts(rows: Rows_t) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import NamedTuple, NoReturn
 
 import torch
-from moexpress import adapter, errors
+from moexpress import ByExpert, adapter, errors
 
 from . import _checks
 from ._arena import Arena, Sizes
-from ._expanded import Expansion, aligned, counted
+from ._expanded import Expansion, Placed, aligned, counted
 
 
 class ElasticRouting(NamedTuple):
@@ -27,6 +27,8 @@ class ElasticRouting(NamedTuple):
     """int32 ``[rows]``, likewise."""
     worst_rows: int
     """Rows that there is room for, where counts did not come to the host; else 0."""
+    by_expert: ByExpert | None
+    """Where the rows stand, where the dispatch brought them by expert."""
 
 
 class EPHandle:
@@ -105,9 +107,11 @@ class EPHandle:
         return self._routing
 
     @cached_property
-    def expansion(self) -> Expansion:
+    def expansion(self) -> Expansion | Placed:
         """Where its rows stand when they are expanded."""
         routing = self.routing
+        if routing.by_expert is not None:
+            return Placed(routing.by_expert)
         local = routing.arena.communicator.local_experts
         return Expansion(routing.choices, local, self.expert_alignment, self.num_expanded_tokens)
 

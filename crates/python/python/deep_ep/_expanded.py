@@ -2,13 +2,17 @@
 
 A dispatch brings a row once to each rank. Expanded, it stands once for each expert that it is for: expert-major, the
 first row of each expert at a multiple of the alignment, those of an expert ordered as they came: by source rank, token,
-choice. What is no row is zeros. Everything here has shapes that the host knows, so that nothing waits for a GPU and all
-of it can be captured.
+choice. What is no row is zeros. Where counts come to the host, dispatch and combine do so themselves (:class:`Placed`). Where
+they stay on the device, torch does (:class:`Expansion`): everything there has shapes that the host knows, so that nothing waits
+for a GPU and all of it can be captured.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
+from moexpress import ByExpert
 
 
 def counted(choices: torch.Tensor, experts: int) -> torch.Tensor:
@@ -21,8 +25,54 @@ def aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
     return (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
 
 
+class Placed:
+    """Where each choice's row stands, of rows that a dispatch brought by expert."""
+
+    def __init__(self, told: ByExpert) -> None:
+        self._told = told
+        self.slots = told.slots
+        """int32 ``[rows, topk]``: the expanded row of each choice, or -1."""
+        self.room = told.first[-1]
+        """Expanded rows."""
+
+    @cached_property
+    def psum(self) -> torch.Tensor:
+        """int32 ``[experts]``: behind the last row of each expert."""
+        ends = [first + count for first, count in zip(self._told.first, self._told.counts, strict=False)]
+        return torch.tensor(ends, dtype=torch.int32, device=self.slots.device)
+
+    def weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """``[rows, topk]`` expanded: ``[room]``."""
+        return weights.new_zeros(self.room + 1).scatter_(0, self._places, weights.reshape(-1))[: self.room]
+
+    def folded(self, weights: torch.Tensor) -> torch.Tensor:
+        """The way back of :meth:`weights`."""
+        return _of_slots(weights, self.slots.reshape(-1)).view(self.slots.shape)
+
+    def by_row(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [room, ...]`` by received row: each has a choice here."""
+        raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
+        return raw.index_select(0, self.slots.amax(1)).view(x.dtype) if len(self.slots) else x[:0]
+
+    def of_choice(self, y: torch.Tensor, choice: int) -> torch.Tensor:
+        """bf16 ``[room, hidden]``: results of one choice of each row, zeros elsewhere: combine sums them at this rank."""
+        rows, topk = self.slots.shape
+        column = torch.arange(topk, device=y.device).repeat(rows)
+        columns = column.new_full((self.room + 1,), -1).scatter_(0, self._places, column)
+        return y[: self.room].masked_fill(_beside(columns[: self.room] != choice, y), 0)
+
+    def reduced(self, y: torch.Tensor) -> torch.Tensor:
+        """``y`` as it is: combine sums each row's results at this rank."""
+        return y
+
+    @property
+    def _places(self) -> torch.Tensor:
+        """int64 ``[rows * topk]``: the slots, ``room`` for none."""
+        return torch.where(self.slots < 0, self.room, self.slots).long().reshape(-1)
+
+
 class Expansion:
-    """Where each choice's row stands.
+    """Where each choice's row stands, found by torch.
 
     Args:
         choices: int64 ``[rows, topk]``: local expert, or -1.
@@ -64,11 +114,11 @@ class Expansion:
 
     def folded(self, weights: torch.Tensor) -> torch.Tensor:
         """The way back of :meth:`weights`."""
-        return self._of_slots(weights, self.slots.reshape(-1)).view(self.slots.shape)
+        return _of_slots(weights, self.slots.reshape(-1)).view(self.slots.shape)
 
     def of_choice(self, y: torch.Tensor, choice: int) -> torch.Tensor:
         """bf16 ``[rows, hidden]``: results of one choice of each row, zeros where it is none of this rank's."""
-        return self._of_slots(y, self.slots[:, choice])
+        return _of_slots(y, self.slots[:, choice])
 
     def reduced(self, y: torch.Tensor) -> torch.Tensor:
         """bf16 ``[rows, hidden]``: sums of each row's results ``y [room, hidden]``, in f32, choices ascending, rounded once."""
@@ -85,12 +135,13 @@ class Expansion:
         picked = raw.index_select(0, index)
         return picked.masked_fill_(_beside(self._absent, picked), 0).view(x.dtype)
 
-    @staticmethod
-    def _of_slots(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        if not slots.numel():
-            return y.new_zeros((0, *y.shape[1:]))
-        picked = y.index_select(0, slots.clamp(min=0))
-        return picked.masked_fill_(_beside(slots < 0, picked), 0)
+
+def _of_slots(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Those of ``y`` at ``slots``, zeros for -1."""
+    if not slots.numel():
+        return y.new_zeros((0, *y.shape[1:]))
+    picked = y.index_select(0, slots.clamp(min=0))
+    return picked.masked_fill_(_beside(slots < 0, picked), 0)
 
 
 def blanked(x: torch.Tensor, absent: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0"
 
 __all__ = [
+    "ByExpert",
     "Combined",
     "Communicator",
     "Error",
@@ -41,7 +42,7 @@ def __getattr__(name: str) -> object:
         from ._communicator import Communicator
 
         return globals().setdefault(name, Communicator)
-    if name in ("Combined", "LowReceived", "Received"):
+    if name in ("ByExpert", "Combined", "LowReceived", "Received"):
         from . import _results
 
         return globals().setdefault(name, getattr(_results, name))

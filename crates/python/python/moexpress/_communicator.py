@@ -189,6 +189,7 @@ class Communicator:
         *,
         scales: torch.Tensor | None = None,
         alignment: int = 1,
+        by_expert: bool = False,
         worst_rows: int = 0,
         device_counts: bool = False,
     ) -> Received:
@@ -199,7 +200,11 @@ class Communicator:
             topk_idx: int64 ``[tokens, topk]``: the router's choices, -1 for a dropped one. No token names an expert twice.
             topk_weights: f32 ``[tokens, topk]``, carried to the receiver. Default: ones.
             scales: ``[tokens, scales]``, f32, or int32 with four UE8M0 bytes each; any strides.
-            alignment: per-expert counts are rounded up to a multiple of this. Rows do not move.
+            alignment: per-expert counts are rounded up to a multiple of this. Rows do not move, unless they are to be by expert.
+            by_expert: rows ready for a grouped GEMM: ``x`` and ``scales`` have a row for each choice. Those of an expert lie side by side,
+                by source rank, token and choice; the first of each expert is at a multiple of ``alignment``; what lies between is zeros.
+                :attr:`Received.by_expert` says where each stands, and :meth:`combine` takes results in the same layout. Not with
+                ``worst_rows``.
             worst_rows: rows to make room for instead of the exact number; if more come, that is an error on all ranks. Rows beyond
                 those that came have ``topk_idx`` -1.
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
@@ -211,6 +216,7 @@ class Communicator:
             topk_weights,
             scales=scales,
             alignment=alignment,
+            by_expert=by_expert,
             worst_rows=worst_rows,
             device_counts=device_counts,
         )
@@ -260,8 +266,10 @@ class Communicator:
         """Brings rows back to their tokens' ranks and sums them there, in f32, ranks ascending, rounded to bf16 once.
 
         Args:
-            y: bf16 ``[rows, hidden]``, in the order of the received rows; more rows than the handle has are left out.
-            topk_weights: f32 ``[rows, topk]``, summed likewise.
+            y: bf16 ``[rows, hidden]``, in the order of the received rows; more rows than the handle has are left out. Of a dispatch by expert
+                one row a choice, as they came: each received row's are summed at their rank, from zero, choices ascending, in f32,
+                rounded to bf16, and the sums travel.
+            topk_weights: f32 ``[received rows, topk]``, summed likewise; of a dispatch by expert, too.
             bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
         """
         return self.throughput.combine(y, handle, topk_weights=topk_weights, bias=bias)

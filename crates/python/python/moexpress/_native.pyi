@@ -29,7 +29,7 @@ _Capsule = Any
 _Order = tuple[int, bool]  # the caller's stream, and whether he waits for the call's work himself
 _Rows = tuple[int, int, tuple[int, int, int] | None]  # address, rows; of scales address and strides
 _Routing = tuple[int, int | None] | tuple[int, list[int]]  # topk_idx, topk_weights; or in_rank, tokens_per_expert
-_DispatchOptions = tuple[int, int, bool, bool]  # alignment, worst_rows, device_counts, repeats
+_DispatchOptions = tuple[int, bool, int, bool, bool]  # alignment, by_expert, worst_rows, device_counts, repeats
 _Batch = tuple[int, int, int, int | None, bool]  # x, tokens, topk_idx, topk_weights, repeats
 
 class _Options(TypedDict):
@@ -105,6 +105,8 @@ class Meeting:
 @final
 class Handle:
     rows: int
+    result_rows: int
+    is_by_expert: bool
     tokens: int
     generation: int
     def most_rows(self) -> int: ...
@@ -122,6 +124,7 @@ class Handle:
 class Dispatched:
     rows: int
     expert_counts: list[int]
+    by_expert: tuple[list[int], list[int]] | None
     handle: Handle
     def x(self, knows_fp8: bool) -> _Capsule | None: ...
     def scales(self) -> _Capsule | None: ...
@@ -131,6 +134,8 @@ class Dispatched:
     def source_rank(self) -> _Capsule | None: ...
     def device_rows(self) -> _Capsule | None: ...
     def device_counts(self) -> _Capsule | None: ...
+    def slots(self) -> _Capsule | None: ...
+    def offsets(self) -> _Capsule | None: ...
 
 @final
 class Members:

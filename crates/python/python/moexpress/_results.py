@@ -61,8 +61,24 @@ class _Rows:
         return None if given is None else self._tensor(given)
 
 
+@dataclass(slots=True)
+class ByExpert:
+    """Where rows by expert stand. *Slots* are rows of :attr:`Received.x`."""
+
+    first: list[int]
+    """``[local experts + 1]``: the first slot of each expert, a multiple of the alignment; last, slots in all."""
+    counts: list[int]
+    """``[local experts]``: rows of each expert, padding not counted."""
+    slots: torch.Tensor
+    """int32 ``[received rows, topk]``: the slot of each choice, or -1."""
+    offsets: torch.Tensor
+    """int32 ``[ranks, local experts]``: the first slot of each source at each expert. Its rows there end where those of the next source
+    begin."""
+
+
 class Received(_Rows):
-    """What a rank received from a dispatch. Rows are ordered by source rank, then by token.
+    """What a rank received from a dispatch. Rows are ordered by source rank, then by token; of a dispatch by expert ``x`` and ``scales`` are by
+    expert, and all else stays by received row.
 
     Tensors are made of the memory they lie in when they are asked for.
     """
@@ -117,6 +133,14 @@ class Received(_Rows):
     def source_rank(self) -> torch.Tensor:
         """int32 ``[rows]``: rank that the row came from."""
         return self._tensor(self._out.source_rank())
+
+    @cached_property
+    def by_expert(self) -> ByExpert | None:
+        """Where the rows of ``x`` stand, of a dispatch by expert and of cached ones along its handle; else None."""
+        slots, offsets = self._maybe(self._out.slots()), self._maybe(self._out.offsets())
+        if self._out.by_expert is None or slots is None or offsets is None:
+            return None
+        return ByExpert(*self._out.by_expert, slots, offsets)
 
     @cached_property
     def device_counts(self) -> tuple[torch.Tensor, torch.Tensor] | None:

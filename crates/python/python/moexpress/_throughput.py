@@ -29,6 +29,7 @@ class Throughput:
         alignment: int,
         worst_rows: int,
         device_counts: bool,
+        by_expert: bool = False,
         repeats: bool = False,
         defer: bool = False,
     ) -> Received:
@@ -42,13 +43,14 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (choices, weights),
-                (alignment, worst_rows, device_counts, repeats),
+                (alignment, by_expert, worst_rows, device_counts, repeats),
             )
         except (TypeError, OverflowError):
             # Looked at only now: on the path of every call.
             _limits.number("alignment", alignment)
             _limits.number("worst_rows", worst_rows)
             _limits.flag("device_counts", device_counts)
+            _limits.flag("by_expert", by_expert)
             raise
         return Received(out, order)
 
@@ -75,7 +77,7 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (in_rank.data_ptr(), counts),
-                (alignment, worst_rows, False, False),
+                (alignment, False, worst_rows, False, False),
             ),
             order,
         )
@@ -117,8 +119,9 @@ class Throughput:
         shape, order = self.shape, self.order
         if not isinstance(handle, _native.Handle):
             raise _not_a_handle(handle)
-        rows, results = shape.results("y", y, handle.rows)
-        weights = shape.weights(topk_weights, rows)
+        rows, results = shape.results("y", y, handle.result_rows)
+        # Weights are by received row, whatever the results are by.
+        weights = shape.weights(topk_weights, handle.rows if handle.is_by_expert else rows)
         starts = () if bias is None else self._starts(bias, handle.tokens)
         if defer:
             order.beyond(y, topk_weights, *starts)

@@ -58,8 +58,12 @@ impl Elision {
         missing.dedup();
         let opening = size_of::<OpHeader>() as u64;
         let shares = size_of::<Share>() as u64 * u64::from(layout.topology().ranks_per_node());
-        // What says how many rows come as units, and their headers.
-        let units = layout.settings().low_latency_units().then_some([size_of::<u64>() as u64, short.header_bytes()]);
+        // What says how many rows come as units, how many each expert gets, and their headers.
+        let units = layout.settings().low_latency_units().then_some([
+            size_of::<u64>() as u64,
+            4 * u64::from(layout.local_experts()),
+            layout.low_unit_header_bytes(),
+        ]);
         let others = [opening, opening + shares, bare].into_iter().chain(units.into_iter().flatten());
         let others: Vec<u64> = others.chain(heads).collect();
         let twice = missing.windows(2).any(|pair| pair[0].0 == pair[1].0);

@@ -11,6 +11,8 @@ use crate::topology::{Rank, RankSet};
 pub(crate) struct Held {
     /// Where each row goes, and its bytes.
     pub(super) rows: Vec<(Place, Vec<u8>)>,
+    /// Of a dispatch as units: how many rows each of the peer's experts gets.
+    pub(super) counts: Option<Vec<u32>>,
     /// Whether the peer waits for an arrival.
     pub(super) announced: bool,
 }
@@ -83,7 +85,8 @@ pub(crate) async fn deliver<M: Machine>(
             outbox.sent(peer, ticket);
         }
         if held.announced {
-            call.announce(&mut port, outbox, &mut troubles, peer, held.rows.len() as u32).await?;
+            let rows = held.rows.len() as u32;
+            call.announce(&mut port, outbox, &mut troubles, peer, (rows, held.counts.as_deref())).await?;
         }
         faults.0.remove(at);
         faults.0.extend(troubles.0);

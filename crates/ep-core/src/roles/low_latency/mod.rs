@@ -125,15 +125,19 @@ impl<M: Machine> Call<'_, M> {
         if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
-    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are.
+    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are, and, of a dispatch, how
+    /// many each of its experts gets.
     async fn announce(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        rows: u32,
+        (rows, counts): (u32, Option<&[u32]>),
     ) -> Result<(), Fault> {
+        if let Some(counts) = counts {
+            self.put_counts(port, outbox, faults, peer, counts).await?;
+        }
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };

@@ -81,7 +81,7 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
             let rows = returner.give_back(peer, faults).await?;
             // Who is owed nothing does not wait for an arrival; but units come from everybody.
             if (rows > 0 || call.as_units()) && !faults.involve(peer) {
-                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, rows).await;
+                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, (rows, None)).await;
                 sent.or_else(|fault| faults.note(peer, fault))?;
             }
         }

@@ -1,16 +1,19 @@
 //! Dispatch: puts each token once to every rank that holds one of its experts.
 
+use zerocopy::IntoBytes;
+
 use super::faults::Held;
 use super::{Banks, Call, Faults, Outbox, Place};
 use crate::buffers::HostRows;
 use crate::error::Fault;
-use crate::layout::{Choice, RowFormat, RowHeader};
+use crate::layout::{Choice, RowFormat, RowHeader, UnitChoice, UnitRow};
 use crate::machine::{Machine, Window};
 use crate::plan::{Plan, first_mention};
 use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
 use crate::roles::{Attended, HeaderBytes};
 use crate::shape::Element;
+use crate::topology::Rank;
 
 /// What a rank sends.
 pub(crate) struct Tokens<'a, W: Window> {
@@ -22,11 +25,43 @@ pub(crate) struct Tokens<'a, W: Window> {
     pub(crate) topk_weights: Option<&'a [f32]>,
 }
 
+impl<W: Window> Tokens<'_, W> {
+    /// How many rows each expert of `rank` gets.
+    fn gets(&self, local: u32, rank: Rank) -> &[u32] {
+        let first = (rank.0 * local) as usize;
+        &self.plan.experts()[first..first + local as usize]
+    }
+
+    /// `[tokens, topk]`: of each choice, how many rows of earlier tokens its expert gets.
+    fn numbers(&self, experts: u32) -> Vec<u32> {
+        let (tokens, mut gets) = (self.plan.tokens().max(1) as usize, vec![0; experts as usize]);
+        let choices = self.topk_idx.chunks_exact((self.topk_idx.len() / tokens).max(1));
+        choices
+            .flat_map(|choices| {
+                let numbers: Vec<u32> = choices
+                    .iter()
+                    .map(|&expert| {
+                        usize::try_from(expert).ok().and_then(|expert| gets.get(expert)).map_or(0, |&count| count)
+                    })
+                    .collect();
+                for (at, &expert) in choices.iter().enumerate() {
+                    if let Some(count) = usize::try_from(expert).ok().and_then(|expert| gets.get_mut(expert)) {
+                        *count += u32::from(first_mention(choices, at) == at);
+                    }
+                }
+                numbers
+            })
+            .collect()
+    }
+}
+
 /// A row being made: its header, and its payload as it travels.
 struct Staged {
     header: HeaderBytes,
     scratch: Vec<u8>,
     payload: Vec<u8>,
+    /// Where rows travel as units: their headers in this form, and `[tokens, topk]`: which row of its expert each choice's is.
+    units: Option<(Vec<u8>, Vec<u32>)>,
 }
 
 /// Sends all tokens: to the peers whose banks are free at once, to the others as theirs become free.
@@ -42,6 +77,7 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         header: HeaderBytes::new(row),
         scratch: vec![0; row.results().payload_bytes() as usize],
         payload: vec![0; row.payload_bytes() as usize],
+        units: call.as_units().then(|| (Vec::new(), tokens.numbers(call.layout.shape().experts()))),
     };
     let mut banks = Banks::new(call);
     // The own bank is free: what it held has been received before.
@@ -59,7 +95,8 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
                 true => Ok(()),
                 false => {
                     let rows = tokens.plan.rows()[peer.index()];
-                    call.announce(&mut port, outbox, faults, peer, rows).await
+                    let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer));
+                    call.announce(&mut port, outbox, faults, peer, (rows, counts)).await
                 }
             };
             sent.or_else(|fault| faults.note(peer, fault))?;
@@ -70,7 +107,8 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         }
     }
     for peer in faults.late() {
-        let mut held = Held { announced: true, ..Held::default() };
+        let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer).to_vec());
+        let mut held = Held { announced: true, counts, ..Held::default() };
         for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
             staged.make(call, tokens, token)?;
             held.rows.push((Place::Row { position, token }, staged.to_vec(row)));
@@ -110,6 +148,9 @@ async fn send_to<M: Machine, W: Window>(
                     let free = outbox.slot(call, port, faults).await?;
                     let from = call.layout.low_staging(free).offset;
                     staged.write(port, from, row)?;
+                    if let Some((header, _)) = &staged.units {
+                        port.write(from.plus(row.wire_bytes()), header)?;
+                    }
                     place = Some(from);
                     from
                 }
@@ -149,6 +190,16 @@ impl Staged {
             }
             Choice { expert: expert as i32, weight: tokens.topk_weights.map_or(1.0, |weights| weights[first + at]) }
         });
+        if let Some((units, numbers)) = &mut self.units {
+            let row = UnitRow { source_rank: own.source_rank, source_token: token, op: own.op };
+            units.clear();
+            units.extend_from_slice(row.as_bytes());
+            for at in 0..topk {
+                let Choice { expert, weight } = self.header.choice(at);
+                let index = if expert < 0 { 0 } else { numbers[first + at] };
+                units.extend_from_slice(UnitChoice { expert, weight, index }.as_bytes());
+            }
+        }
         let x = tokens.x.borrow(token, &mut self.scratch)?;
         match call.layout.shape().element() {
             Element::Bf16 => self.payload.copy_from_slice(x),
@@ -167,11 +218,15 @@ impl Staged {
         Ok(())
     }
 
-    /// Its bytes as they travel.
+    /// Its bytes as they are staged.
     fn to_vec(&self, row: &RowFormat) -> Vec<u8> {
         let mut bytes = self.header.as_bytes().to_vec();
         bytes.resize(row.header_bytes() as usize, 0);
         bytes.extend_from_slice(&self.payload);
+        if let Some((units, _)) = &self.units {
+            bytes.resize(row.wire_bytes() as usize, 0);
+            bytes.extend_from_slice(units);
+        }
         bytes
     }
 

@@ -1,18 +1,18 @@
 //! Low latency as units: rows, and how many there are, announce themselves (rule F11).
 //!
-//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and beside it the rows. A row of a
-//! dispatch is its header, at its position among those to this peer, and its payload, at the place of its token; a result is a payload, at the
-//! place of its token and column. The peer waits for that unit, then for what it says, or for the results that it has asked for, and lays
-//! the rows out where they would lie had they been put. From there on all is as without units. In which order units are put is free: kernels put
-//! all headers ahead.
+//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and beside it the rows. Of a dispatch it says
+//! how many rows each expert gets; a row is a header ([`UnitRow`], [`UnitChoice`]), at its position among those to this peer, and a payload, at the
+//! place of its token. A result is a payload, at the place of its token and column. The peer waits for that unit, then for what it says, or for
+//! the results that it has asked for, and lays the rows out where they would lie had they been put. From there on all is as without units. In
+//! which order units are put is free: kernels put all headers ahead.
 //!
 //! The tag counts on through generations: what a failed one has left never passes for what is new.
 
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Call, Faults, Outbox, Place};
 use crate::error::Fault;
-use crate::layout::{MASKED, RESULT_HEADER, RowHeader};
+use crate::layout::{Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
 use crate::machine::Machine;
 use crate::plant::Plant;
 use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
@@ -21,6 +21,10 @@ use crate::topology::Rank;
 
 /// Bytes of what says how many rows come: an arrival's value.
 const HEAD: u64 = size_of::<u64>() as u64;
+
+fn mismatch(field: &'static str, mine: u32, theirs: u32, peer: Rank) -> Fault {
+    Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer }
+}
 
 impl<M: Machine> Call<'_, M> {
     /// Whether this communicator's low latency travels as units.
@@ -53,7 +57,7 @@ impl<M: Machine> Call<'_, M> {
                 port.put(lane, from.span(bytes), layout.low_result(op, self.me, token, column).offset).await
             }
             Place::Row { position, token } => {
-                let header = from.span(row.header_bytes());
+                let header = from.plus(row.wire_bytes()).span(layout.low_unit_header_bytes());
                 port.put_units(lane, header, layout.low_unit_header(op, self.me, position), tag).await?;
                 let payload = from.plus(row.header_bytes()).span(row.payload_bytes());
                 port.put_units(lane, payload, layout.low_unit_row(op, self.me, token), tag).await
@@ -63,6 +67,25 @@ impl<M: Machine> Call<'_, M> {
                 port.put_units(lane, payload, layout.low_unit_result(op, self.me, token, column), tag).await
             }
         }
+    }
+
+    /// Puts what says how many rows each of `peer`'s experts gets: u32 of `counts`.
+    pub(super) async fn put_counts(
+        &self,
+        port: &mut Attended<M::Port>,
+        outbox: &mut Outbox,
+        faults: &mut Faults,
+        peer: Rank,
+        counts: &[u32],
+    ) -> Result<(), Fault> {
+        let slot = outbox.slot(self, port, faults).await?;
+        let from = self.layout.low_staging(slot).offset;
+        port.write(from, counts.as_bytes())?;
+        let to = self.layout.low_unit_counts(self.op, self.me);
+        let counts = from.span(size_of_val(counts) as u64);
+        let ticket = port.put_units(Self::rows_lane(peer), counts, to, Tag::of(self.serial())).await?;
+        outbox.sent(peer, ticket);
+        Ok(())
     }
 
     /// Puts the unit that says what comes.
@@ -94,17 +117,20 @@ impl<M: Machine> Call<'_, M> {
     /// Waits for all rows of `peer`, in order, and lays them out in its slots.
     pub(super) async fn take_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
         let (layout, most) = (self.layout, self.layout.shape().max_tokens());
-        let mismatch =
-            |field, mine: u32, theirs: u32| Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer };
+        let mismatch = |field, mine: u32, theirs: u32| mismatch(field, mine, theirs, peer);
         if rows > most {
             return Err(mismatch("rows of a source", most, rows));
         }
+        let mut counts = vec![0u32; layout.local_experts() as usize];
+        self.take_due(port, peer, layout.low_unit_counts(self.op, peer), counts.as_mut_bytes()).await?;
+        let mut come = vec![0; counts.len()];
+        let mut units = vec![0; layout.low_unit_header_bytes() as usize];
         let mut header = HeaderBytes::new(layout.row());
         let mut payload = vec![0; layout.row().payload_bytes() as usize];
         for position in 0..rows {
             let at = layout.low_unit_header(self.op, peer, position);
-            self.take_due(port, peer, at, header.as_mut_bytes()).await?;
-            let token = header.header().source_token;
+            self.take_due(port, peer, at, &mut units).await?;
+            let token = self.read_header(peer, &units, &mut header, &mut come)?;
             if token >= most {
                 return Err(mismatch("tokens of a source", most, token));
             }
@@ -113,7 +139,32 @@ impl<M: Machine> Call<'_, M> {
             port.write(slot, header.as_bytes())?;
             port.write(slot.plus(layout.row().header_bytes()), &payload)?;
         }
-        Ok(())
+        match come.iter().zip(&counts).find(|(come, said)| come != said) {
+            Some((&come, &said)) => Err(mismatch("rows of an expert", come, said)),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the header of a row of `peer` into the form of rows in slots; returns its token. `come` counts the rows of each own expert.
+    fn read_header(&self, peer: Rank, units: &[u8], header: &mut HeaderBytes, come: &mut [u32]) -> Result<u32, Fault> {
+        let unreadable = Fault::Mismatch { field: "header of a row", mine: units.len() as u64, theirs: 0, peer };
+        let (row, choices) = UnitRow::read_from_prefix(units).map_err(|_| unreadable)?;
+        let choices = <[UnitChoice]>::ref_from_bytes(choices).map_err(|_| unreadable)?;
+        for choice in choices {
+            let local = u32::try_from(choice.expert).ok().filter(|&expert| expert < self.layout.shape().experts());
+            let local = local.filter(|&expert| self.layout.rank_of_expert(expert) == self.me);
+            let Some(expert) = local else { continue };
+            let count = &mut come[(expert % self.layout.local_experts()) as usize];
+            if choice.index != *count {
+                return Err(mismatch("number of a row of an expert", *count, choice.index, peer));
+            }
+            *count += 1;
+        }
+        let UnitRow { source_rank, source_token, op } = row;
+        header.set(&RowHeader { source_rank, source_token, position: 0, op }, |at| {
+            choices.get(at).map_or(Choice::NONE, |choice| Choice { expert: choice.expert, weight: choice.weight })
+        });
+        Ok(source_token)
     }
 
     /// Waits for these results of `peer`, tokens and columns, and lays them out in its slots.

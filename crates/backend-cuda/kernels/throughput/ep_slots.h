@@ -1,0 +1,168 @@
+/*
+ * ep_slots.h: where the choices of received rows stand by expert (ep_core::plan::Expansion), found by all warps of a launch. A warp serves
+ * a share of the rows, side by side; a block those of its warps.
+ *
+ *   first    the first slot of each local expert: a prefix sum of the choices that the ranks told each other, aligned
+ *   count    choices of each expert in each share; a block tells the blocks behind it, each count in a word with the launch's number
+ *   place    behind the choices of all shares before, in order of row and choice: a match among 32 choices at a time
+ *   waits    for blocks of lower index, which run at the same time; not longer than the deadline
+ *
+ * Tables of local experts lie in shared memory, or in `tables` where they are too large for it.
+ */
+#ifndef EP_SLOTS_H
+#define EP_SLOTS_H
+#include "ep_fail.h"
+
+/* A warp's share. */
+struct EpShareOf {
+    ep_u32 begin, end; /* rows */
+    ep_u32 number, shares;
+};
+
+EP_DEV EpShareOf ep_share_of(ep_u32 rows) {
+    EpShareOf s;
+    s.shares = ep_blocks() * (ep_threads() / 32);
+    s.number = ep_block() * (ep_threads() / 32) + ep_warp();
+    s.begin = ep_channel_first(rows, s.shares, s.number);
+    s.end = ep_channel_first(rows, s.shares, s.number + 1);
+    return s;
+}
+
+/* first[e]: the first slot of expert e. By a warp. */
+EP_DEV void ep_first_slots(const EpRank& r, const EpSpreadArgs& a, ep_u32* first) {
+    const ep_u32 lane = ep_warp_lane(), local = r.w.local_experts;
+    ep_u32 before = 0;
+    for (ep_u32 base = 0; base < local; base += 32) {
+        const ep_u32 e = base + lane, choices = e < local ? ((const ep_u32*)a.counts)[e] : 0;
+        const ep_u32 slots = (choices + a.alignment - 1) / a.alignment * a.alignment;
+        ep_u32 upto = slots;
+        for (ep_u32 by = 1; by < 32; by *= 2) {
+            const ep_u32 other = __shfl_sync(EP_FULL, upto, lane - by);
+            if (lane >= by) upto += other;
+        }
+        if (e < local) first[e] = before + upto - slots;
+        before += __shfl_sync(EP_FULL, upto, 31);
+    }
+}
+
+/* The source of a row. */
+EP_DEV ep_u32 ep_source_of(const EpRank& r, const EpSpreadArgs& a, ep_u32 row) {
+    ep_u32 source = 0;
+    while (source + 1 < r.w.ranks && ((const ep_u32*)a.first_of)[source + 1] <= row) ++source;
+    return source;
+}
+
+/* Counts the choices of a share by expert: counts is zero. By a warp. */
+EP_DEV void ep_count_choices(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, ep_u32* counts) {
+    const ep_u64 end = (ep_u64)s.end * r.w.topk;
+    for (ep_u64 at = (ep_u64)s.begin * r.w.topk + ep_warp_lane(); at < end; at += 32) {
+        const ep_i64 expert = ((const ep_i64*)a.topk_idx)[at];
+        if (expert >= 0 && expert < (ep_i64)r.w.local_experts) {
+            atomicAdd(counts + expert, 1u);
+        } else if (expert != -1) {
+            const ep_u32 source = ep_source_of(r, a, (ep_u32)(at / r.w.topk));
+            ep_fail_mismatch(r, source, EP_FIELD_LOCAL_EXPERT, r.w.local_experts, (ep_u64)expert + 1);
+        }
+    }
+}
+
+/* What a block has told of an expert. */
+EP_DEV ep_u32 ep_take_share(const EpRank& r, const ep_u64* at, ep_u32 number, ep_u64 began) {
+    for (ep_u32 spin = 1;; ++spin) {
+        const ep_u64 told = ep_ld_relaxed_sys(at);
+        if ((ep_u32)(told >> 32) == number || ep_planted(r, EP_PLANT_SHARE_EARLY)) return (ep_u32)told;
+        if (spin % 64 != 0) continue;
+        const ep_u64 waited = ep_now() - began;
+        if (ep_failed(r)) return 0;
+        if (waited > r.allowed) {
+            /* A block of this rank is nobody's fault but the device's. */
+            ep_fail(r, EP_STATUS_GONE, EP_PHASE_ROWS, r.me, r.me, 0, told, (ep_u64)number << 32, waited, 0);
+            return 0;
+        }
+    }
+}
+
+/* Tables [warps, local], which count the choices of each warp's share, say afterwards where these begin. By all threads; false where this rank has
+   failed. */
+EP_DEV bool ep_begin_shares(const EpRank& r, const EpSpreadArgs& a, const ep_u32* first, ep_u32* tables, ep_u64 began) {
+    const ep_u32 local = r.w.local_experts, warps = ep_threads() / 32, blocks = ep_blocks();
+    const ep_u32 number = (ep_u32)ep_local(r)->ops_done;
+    ep_u64* told = (ep_u64*)a.told;
+    if (ep_planted(r, EP_PLANT_SHARE_EARLY) && ep_block() == 0) ep_be_slow();
+    ep_block_meet();
+    for (ep_u32 e = ep_thread(); e < local; e += ep_threads()) {
+        ep_u32 sum = 0;
+        for (ep_u32 warp = 0; warp < warps; ++warp) {
+            const ep_u32 choices = tables[(ep_u64)warp * local + e];
+            tables[(ep_u64)warp * local + e] = sum;
+            sum += choices;
+        }
+        /* The word says all: who sees its number sees the count. */
+        *(volatile ep_u64*)(told + (ep_u64)e * blocks + ep_block()) = (ep_u64)number << 32 | sum;
+    }
+    ep_block_meet();
+    for (ep_u32 e = ep_warp(); e < local; e += warps) {
+        ep_u32 before = 0;
+        for (ep_u32 block = ep_warp_lane(); block < ep_block(); block += 32)
+            before += ep_take_share(r, told + (ep_u64)e * blocks + block, number, began);
+        before = __reduce_add_sync(EP_FULL, before) + first[e];
+        for (ep_u32 warp = ep_warp_lane(); warp < warps; warp += 32) tables[(ep_u64)warp * local + e] += before;
+    }
+    return !ep_block_any(ep_failed(r));
+}
+
+/* The first slots of a source. By a warp. */
+EP_DEV void ep_store_offsets(const EpRank& r, const EpSpreadArgs& a, ep_u32 source, const ep_u32* next) {
+    const ep_u32 local = r.w.local_experts;
+    for (ep_u32 e = ep_warp_lane(); e < local; e += 32) ((ep_u32*)a.offsets)[(ep_u64)source * local + e] = next[e];
+}
+
+/* Gives a tile of up to 32 choices their slots. False for a lane whose expert has more choices than the ranks told each other: there is no room
+   for them. By a warp. */
+EP_DEV bool ep_place_choices(const EpRank& r, const EpSpreadArgs& a, ep_u64 at, ep_u64 end, const ep_u32* first, ep_u32* next) {
+    const ep_u32 lane = ep_warp_lane();
+    const bool mine = at + lane < end;
+    const ep_i64 expert = mine ? ((const ep_i64*)a.topk_idx)[at + lane] : -1;
+    const ep_u32 e = expert < 0 ? EP_FULL : (ep_u32)expert;
+    const ep_u32 same = __match_any_sync(EP_FULL, e), before = __popc(same & ((1u << lane) - 1));
+    ep_u32 slot = EP_FULL;
+    bool fits = true;
+    if (e != EP_FULL) {
+        slot = next[e] + before;
+        fits = slot < first[e] + ((const ep_u32*)a.counts)[e];
+    }
+    ep_warp_meet();
+    if (e != EP_FULL && before == 0) next[e] += __popc(same);
+    ep_warp_meet();
+    if (mine) ((ep_u32*)a.slots)[at + lane] = fits ? slot : EP_FULL;
+    return fits;
+}
+
+/* Finds the slots of a share's choices, and the first ones of the sources that begin in it: next says where the share's choices begin. By a warp;
+   false where there are others than the ranks told each other. */
+EP_DEV bool ep_place_share(const EpRank& r, const EpSpreadArgs& a, const EpShareOf& s, const ep_u32* first, ep_u32* next) {
+    const ep_u32* first_of = (const ep_u32*)a.first_of;
+    const ep_u32 topk = r.w.topk, ranks = r.w.ranks;
+    const bool last = s.number + 1 == s.shares;
+    const ep_u64 end = (ep_u64)s.end * topk;
+    ep_u64 at = (ep_u64)s.begin * topk;
+    ep_u32 source = 0;
+    bool fits = true;
+    while (source < ranks && first_of[source] < s.begin) ++source;
+    for (;;) {
+        for (; source < ranks && (ep_u64)first_of[source] * topk == at && (at < end || last); ++source)
+            ep_store_offsets(r, a, source, next);
+        if (at == end) break;
+        const ep_u64 behind = source < ranks ? (ep_u64)first_of[source] * topk : end, stop = behind < end ? behind : end;
+        for (; at < stop; at += 32) fits &= ep_place_choices(r, a, at, stop, first, next);
+        at = stop;
+    }
+    ep_u32 wrong = EP_FULL;
+    if (last)
+        for (ep_u32 e = ep_warp_lane(); e < r.w.local_experts; e += 32)
+            if (next[e] != first[e] + ((const ep_u32*)a.counts)[e]) wrong = e;
+    if (wrong != EP_FULL) ep_fail_mismatch(r, r.me, EP_FIELD_CHOICES, ((const ep_u32*)a.counts)[wrong], next[wrong] - first[wrong]);
+    return ep_warp_all(fits && wrong == EP_FULL);
+}
+
+#endif

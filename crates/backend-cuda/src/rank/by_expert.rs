@@ -1,0 +1,55 @@
+//! Launches for rows by expert: behind a dispatch, and before a combine.
+
+use super::{Call, RankDevice};
+use crate::args::{self, SPREAD_WARPS};
+use crate::driver::{DeviceMemory, Launch, Scratch, Stream};
+use crate::error::CudaError;
+
+/// Words that blocks tell each other, at most: with more experts fewer blocks share the work.
+const MOST_WORDS: u32 = 1 << 20;
+
+/// What blocks that order rows by expert tell each other.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// u64 `[local experts, blocks]`, zero at first.
+    told: DeviceMemory,
+    blocks: u32,
+}
+
+impl Shares {
+    pub(super) fn new(stream: &Stream, blocks: u32, local_experts: u32) -> Result<Self, CudaError> {
+        let blocks = blocks.min(MOST_WORDS / local_experts).max(1);
+        Ok(Self { told: DeviceMemory::zeroed(stream, 8 * blocks as usize * local_experts as usize)?, blocks })
+    }
+}
+
+impl RankDevice {
+    /// Orders rows that came by expert; `args` without what this fills in: memory for the work.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn spread(&self, call: Call, args: &args::Spread) -> Result<(), CudaError> {
+        let blocks = self.shares.blocks;
+        let needed = 4 * (1 + SPREAD_WARPS) as usize * self.view.w.local_experts as usize;
+        // Given back in the order of the stream.
+        let beside = match needed > self.stream.device().shared_memory() as usize {
+            true => Some(Scratch::of(&self.stream, blocks as usize, needed)?),
+            false => None,
+        };
+        let shared_memory = if beside.is_some() { 0 } else { needed as u32 };
+        let tables = beside.as_ref().map_or(0, Scratch::address);
+        let args = args::Spread { told: self.shares.told.address(), tables, ..*args };
+        let shape = Launch { blocks, threads: 32 * SPREAD_WARPS, shared_memory, cooperative: true };
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.spread, shape, call, &args) }
+    }
+
+    /// Sums the results of each received row's choices.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn fold(&self, call: Call, args: &args::Fold) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.fold, self.light(), call, args) }
+    }
+}

@@ -1,0 +1,198 @@
+"""Rows by expert from one call, and their combine: on CPU ranks and GPUs against the oracle, on NPUs' twin against CPU ranks.
+
+Those of GPUs are skipped, and counted so, on machines without two of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import oracle
+import oracle_elastic
+import pytest
+import torch
+from deep_ep.utils.math import per_token_cast_to_fp8
+from gpus import LIMIT, device, needs_two
+from moexpress import ByExpert, Communicator, Meeting, Received, errors
+from tests import npus
+from tests.npus import both, clean, needs_twin, put, started
+from tests.test_npu import EXPERTS, SIZES, _batch, _group, _same
+
+TOKENS = [37, 0, 64, 5]
+MOST = 64
+
+
+def layer_of(world: int) -> oracle.Layer:
+    return oracle.Layer(world=world, experts=8, topk=4, hidden=256)
+
+
+def make(layer: oracle.Layer, where: torch.device, **options: Any) -> Communicator:
+    sizes = {"experts": layer.experts, "topk": layer.topk, "hidden": layer.hidden, "max_tokens": MOST}
+    return Communicator(device=where, **sizes, **options)
+
+
+def parts(x: torch.Tensor, element: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows as they travel, and their scales."""
+    return per_token_cast_to_fp8(x) if element == "fp8" else (x, None)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().contiguous().view(torch.uint8)
+
+
+class Expected:
+    """What a rank is to receive of all ranks' batches."""
+
+    def __init__(self, layer: oracle.Layer, rank: int, alignment: int, element: str) -> None:
+        self.layer, self.rank, self.alignment = layer, rank, alignment
+        self.all = oracle.batches(layer, TOKENS[: layer.world])
+        self.rows = oracle.arrived(layer, self.all, rank)
+        self.expanded = oracle_elastic.expanded(layer, self.rows, alignment)
+        self.slots = self.expanded.slots(self.rows)
+        self.element = element
+
+    def check_rows(self, got: Received, scale: float = 1.0) -> None:
+        """Rows of all batches times ``scale``, and scales with them, with zeros between experts."""
+        sent = [parts(each.x * scale, self.element) for each in self.all]
+        for mine, one in ((got.x, [each[0] for each in sent]), (got.scales, [each[1] for each in sent])):
+            if mine is None:
+                assert one[0] is None
+                continue
+            wanted = oracle.gathered([part.view(torch.uint8) for part in one], self.rows)  # type: ignore[union-attr]
+            assert torch.equal(bits(mine), self.expanded.of(wanted))
+
+    def check_places(self, told: ByExpert | None) -> None:
+        assert told is not None
+        layer, local = self.layer, self.layer.local
+        ends = torch.tensor([-(-count // self.alignment) * self.alignment for count in self.rows.counts]).cumsum(0)
+        assert told.first == [0, *ends.tolist()] and told.counts == self.rows.counts
+        assert torch.equal(told.slots.cpu(), self.slots) and told.slots.dtype == torch.int32
+        choices, sources = self.rows.topk_idx, self.rows.source_rank
+        for source in range(layer.world):
+            for expert in range(local):
+                before = int((choices[sources < source] == expert).sum())
+                assert int(told.offsets[source, expert]) == told.first[expert] + before
+        assert told.offsets.dtype == torch.int32 and told.offsets.shape == (layer.world, local)
+
+    def results(self) -> torch.Tensor:
+        """What experts give, NaN where no row is."""
+        y = torch.full((len(self.expanded.choices), self.layer.hidden), torch.nan).bfloat16()
+        for slot, pick in enumerate(self.expanded.choices):
+            if pick is not None:
+                row, choice = pick
+                source, token = int(self.rows.source_rank[row]), int(self.rows.source_token[row])
+                y[slot] = oracle_elastic.results(self.layer, source, token, choice)
+        return y
+
+
+def check(rank: int, world: int, element: str, alignment: int, placement: str, kind: str) -> None:
+    layer, where = layer_of(world), torch.device("cpu") if kind == "cpu" else device(rank)
+    expected = Expected(layer, rank, alignment, element)
+    with make(layer, where, element=element, placement=placement) as communicator:
+        batch = expected.all[rank]
+        x, scales = parts(batch.x, element)
+        scales = None if scales is None else scales.to(where)
+        idx, weights = batch.topk_idx.to(where), batch.topk_weights.to(where)
+        for _ in range(2):  # the second in memory that the first has left
+            got = communicator.dispatch(x.to(where), idx, weights, scales=scales, alignment=alignment, by_expert=True)
+            expected.check_rows(got)
+            expected.check_places(got.by_expert)
+            rows = len(expected.rows.source_rank)
+            assert got.rows == rows and got.handle.rows == rows and got.handle.result_rows == len(got.x)
+            assert torch.equal(got.source_token.cpu(), expected.rows.source_token)
+            assert got.topk_idx is not None and torch.equal(got.topk_idx.cpu(), expected.rows.topk_idx)
+            bias = torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(rank)).bfloat16()
+            back = communicator.combine(
+                expected.results().to(where), got.handle, topk_weights=got.topk_weights, bias=bias.to(where)
+            )
+            assert torch.equal(bits(back.x), bits(oracle_elastic.summed(layer, expected.all, rank, [bias], True)))
+            assert back.topk_weights is not None
+            assert torch.equal(back.topk_weights.cpu(), batch.topk_weights.masked_fill(batch.topk_idx < 0, 0))
+            x2, scales2 = parts(batch.x * 2, element)
+            scales2 = None if scales2 is None else scales2.to(where)
+            cached = communicator.redispatch(x2.to(where), got.handle, scales=scales2)
+            expected.check_rows(cached, 2.0)
+            expected.check_places(cached.by_expert)
+            by_source = communicator.dispatch(x.to(where), idx, weights, scales=scales, alignment=alignment)
+            assert by_source.by_expert is None and len(by_source.x) == rows
+            del got, cached, by_source
+
+
+@pytest.mark.parametrize("element", ["bf16", "fp8"])
+@pytest.mark.parametrize("alignment", [1, 16])
+@pytest.mark.parametrize("placement", ["ring", "direct"])
+def test_rows_stand_as_the_oracle_says(ranks: Any, element: str, alignment: int, placement: str) -> None:
+    ranks.run(check, element, alignment, placement, "cpu")
+
+
+@needs_two
+@pytest.mark.parametrize("element", ["bf16", "fp8"])
+@pytest.mark.parametrize("alignment", [1, 16])
+@pytest.mark.parametrize("placement", ["ring", "direct", "pulled"])
+def test_rows_stand_so_on_gpus(two: Any, element: str, alignment: int, placement: str) -> None:
+    two.run(check, element, alignment, placement, "cuda", limit=LIMIT)
+
+
+def check_refusals(rank: int, world: int) -> None:
+    layer = layer_of(world)
+    expected = Expected(layer, rank, 8, "bf16")
+    batch = expected.all[rank]
+    with make(layer, torch.device("cpu")) as communicator:
+        call = communicator.dispatch
+        with pytest.raises(errors.InvalidArgument, match="worst-case rows of a dispatch by expert is 9, allowed: 0"):
+            call(batch.x, batch.topk_idx, by_expert=True, worst_rows=9)
+        with pytest.raises(errors.InvalidArgument, match="expert alignment of a dispatch by expert is"):
+            call(batch.x, batch.topk_idx, by_expert=True, alignment=(1 << 30) // layer.local + 1)
+        with pytest.raises(errors.InvalidArgument, match="by_expert is "):
+            call(batch.x, batch.topk_idx, by_expert="yes")  # type: ignore[arg-type]
+        got = call(batch.x, batch.topk_idx, batch.topk_weights, alignment=8, by_expert=True)
+        if len(got.x):
+            with pytest.raises(errors.InvalidArgument, match=f"rows of y is {len(got.x) - 1}, allowed: at least"):
+                communicator.combine(got.x[:-1], got.handle)
+            weights = torch.zeros(len(got.x), layer.topk)
+            with pytest.raises(errors.InvalidArgument, match="topk_weights"):
+                communicator.combine(got.x, got.handle, topk_weights=weights)
+        # What was refused has cost nothing.
+        expected.check_rows(got)
+        back = communicator.combine(expected.results(), got.handle)
+        assert torch.equal(back.x, oracle_elastic.summed(layer, expected.all, rank, [], True))
+
+
+def test_what_cannot_be_is_refused_by_name(two: Any) -> None:
+    two.run(check_refusals)
+
+
+def check_npus(rank: int, world: int, near: int, library: str) -> None:
+    npu = started(rank, world, near, library)
+    meeting = Meeting()
+    cpus, npus_ = both(meeting, **SIZES)
+    for seed in range(2):
+        x, topk_idx, topk_weights = _batch(rank, seed)
+        asked: dict[str, Any] = {"alignment": 4, "by_expert": True}
+        here = cpus.dispatch(x, topk_idx, topk_weights, **asked)
+        there = npus_.dispatch(put(npu, x), put(npu, topk_idx), put(npu, topk_weights), **asked)
+        cached, other = cpus.redispatch(x + 1, here.handle), npus_.redispatch(put(npu, x + 1), there.handle)
+        for mine, theirs in ((here, there), (cached, other)):
+            told, also = mine.by_expert, theirs.by_expert
+            assert told is not None and also is not None
+            assert (told.first, told.counts) == (also.first, also.counts) and len(told.first) == EXPERTS // world + 1
+            _same(mine.x, theirs.x, "x")
+            _same(told.slots, also.slots, "slots")
+            _same(told.offsets, also.offsets, "offsets")
+        back = cpus.combine(here.x * 2, here.handle, topk_weights=here.topk_weights)
+        again = npus_.combine(put(npu, here.x * 2), there.handle, topk_weights=there.topk_weights)
+        _same(back.x, again.x, "sums")
+        _same(back.topk_weights, again.topk_weights, "weights")
+    cpus.close()
+    npus_.close()
+    meeting.close()
+    del here, there, cached, other, back, again, mine, theirs, told, also
+    gc.collect()
+    clean(npu)
+
+
+@needs_twin
+@pytest.mark.parametrize("near", [2, 1])
+def test_npus_bring_what_cpu_ranks_bring(near: int) -> None:
+    _group(2, near).run(check_npus, near, npus.library(), limit=240.0)
