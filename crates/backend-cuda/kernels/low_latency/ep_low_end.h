@@ -69,8 +69,8 @@ EP_RARE bool ep_low_settle(const EpRank& r, ep_u64 op, ep_u32 phases, bool rows,
     return failed;
 }
 
-/* Clears what units come to in the bank of op: in the first operation of a stretch of tags, once it was read. Peers put there again when they have seen
-   Received. By all threads of the last block. */
+/* Clears what units come to in the bank of op: in the first operation of a stretch of tags, once it was read. Peers put there again when they have
+   seen Received. By all threads of the last block. */
 EP_RARE void ep_low_clear_units(const EpRank& r, ep_u64 op) {
     ep_u8* at = ep_low_own(r) + ep_low_unit_head(r.w, op, 0);
     EP_SHORT for (ep_u64 i = threadIdx.x * EP_UNIT_BYTES; i < r.w.ranks * r.w.low_unit_part_bytes; i += EP_LOW_THREADS * EP_UNIT_BYTES)

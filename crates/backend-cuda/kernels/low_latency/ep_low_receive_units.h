@@ -1,9 +1,9 @@
 /*
- * ep_low_receive_units.h: the receiving half of the low-latency dispatch where rows come as units (ep_low_send_units.h): each thread polls the units that it
- * needs, and copies what it has polled. Nothing else says that a row is there.
+ * ep_low_receive_units.h: the receiving half of the low-latency dispatch where rows come as units (ep_low_send_units.h): each thread polls the units
+ * that it needs, and copies what it has polled. Nothing else says that a row is there.
  *
- * A row's place is the number of rows that its expert gets from the sources before, which their counts tell, and its own number, which its header tells.
- * So a block looks at counts and at the headers of its own rows at once, and at those of no others.
+ * A row's place is the number of rows that its expert gets from the sources before, which their counts tell, and its own number, which its header
+ * tells. So a block looks at counts and at the headers of its own rows at once, and at those of no others.
  */
 #ifndef EP_LOW_RECEIVE_UNITS_H
 #define EP_LOW_RECEIVE_UNITS_H
@@ -79,7 +79,7 @@ EP_DEV bool ep_low_await_counts(const EpRank& r, const EpLowReceiver& s, ep_u64 
     return true;
 }
 
-/* A row that a warp takes: its source, its position among that one's, and what a lane has of its header: of lane 0 the row, of the others a choice. */
+/* A row that a warp takes: its source, its position among that one's, and what a lane has of its header: lane 0 the row, the others a choice. */
 struct EpLowItem {
     ep_u32 source;
     ep_u32 position;
@@ -89,8 +89,8 @@ struct EpLowItem {
 EP_DEV const ep_u8* ep_low_item_header(const EpRank& r, ep_u64 op, const EpLowItem& item) {
     return ep_low_own(r) + ep_low_unit_header(r.w, op, item.source, item.position) + threadIdx.x % 32 * EP_UNIT_BYTES;
 }
-/* Looks at the header of a row, whether there is such a row or not; rows are numbered position by position. A token has at most 32 choices: the last one
-   is looked at apart. */
+/* Looks at the header of a row, whether there is such a row or not; rows are numbered position by position. A token has at most 32 choices: the last
+   one is looked at apart. */
 EP_DEV EpLowItem ep_low_look_for(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 number) {
     EpLowItem item = {number % r.w.ranks, number / r.w.ranks, {0, 0, 0}, true};
     if (threadIdx.x % 32 <= r.w.topk && item.position < r.w.max_tokens && ep_low_takes_part(item.source))
@@ -105,9 +105,10 @@ EP_DEV ep_u32 ep_low_place(const EpRank& r, const EpLowReceiver& s, ep_u32 sourc
     return place;
 }
 
-/* Takes a row that there is: waits for its header, finds its places, and keeps what must be known of it if it is the block that `keeps` it. False after a
-   fault. By a warp. */
-EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, EpLowItem item, bool keeps, ep_u64 began) {
+/* Takes a row that there is: waits for its header, finds its places, and keeps what must be known of it if it is the block that `keeps` it. False
+   after a fault. By a warp. */
+EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, EpLowItem item, bool keeps,
+                            ep_u64 began) {
     const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, source = item.source;
     bool there = ep_low_await_unit(r, op, source, ep_low_item_header(r, op, item), s.tag, began, item.come, item.data);
     /* Of 32 choices the last. */
@@ -159,6 +160,17 @@ EP_DEV ep_u32 ep_low_pieces(const EpRank& r) { return ((ep_u32)ep_unit_count(r.w
 /* Units that a thread has in flight. */
 #define EP_LOW_HELD 4u
 
+/* A unit of a row of the batch. */
+EP_DEV const ep_u8* ep_low_unit(const EpLowReceiver& s, ep_u32 turn, ep_u32 unit) { return (const ep_u8*)s.from[turn] + unit * EP_UNIT_BYTES; }
+
+/* 16 bytes of what four lanes have polled, for three of them: the end of the own unit, and the beginning of the next lane's. By a warp. */
+EP_DEV EpUnit ep_low_join(const ep_u32* own) {
+    const ep_u32 lane = threadIdx.x % 32, next = (lane + 1) % 32;
+    const int x = (int)own[0], y = (int)own[1], z = (int)own[2];
+    const int p = __shfl_sync(EP_FULL, x, next), q = __shfl_sync(EP_FULL, y, next), t = __shfl_sync(EP_FULL, z, next);
+    return lane % 4 == 0 ? ep_unit(x, y, z, p) : lane % 4 == 1 ? ep_unit(y, z, p, q) : ep_unit(z, p, q, t);
+}
+
 /* Copies pieces begin .. end of a batch to their experts, as they come; false after a fault. By all threads. */
 EP_DEV bool ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 begin, ep_u32 end, ep_u64 began) {
     const ep_u32 wide = 4 * ep_low_pieces(r), units = (ep_u32)ep_unit_count(r.w.payload_bytes), lane = threadIdx.x % 32, quarter = lane % 4;
@@ -171,18 +183,15 @@ EP_DEV bool ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
         for (ep_u32 i = 0; i < EP_LOW_HELD; ++i) {
             const ep_u32 item = first + i * EP_LOW_THREADS + lane, turn = item / wide, unit = item - turn * wide;
             data[i][0] = data[i][1] = data[i][2] = 0;
-            come[i] = item >= 4 * end || unit >= units || s.of[turn] == 0 || ep_poll_unit((const ep_u8*)s.from[turn] + unit * EP_UNIT_BYTES, s.tag, data[i]);
+            come[i] = item >= 4 * end || unit >= units || s.of[turn] == 0 || ep_poll_unit(ep_low_unit(s, turn, unit), s.tag, data[i]);
         }
 #pragma unroll
         for (ep_u32 i = 0; i < EP_LOW_HELD; ++i) {
             const ep_u32 item = first + i * EP_LOW_THREADS + lane, turn = item / wide, unit = item - turn * wide;
             if (first + i * EP_LOW_THREADS >= 4 * end) continue;
             const bool is = item < 4 * end;
-            if (!come[i]) there &= ep_low_await_unit(r, op, s.source[turn], (const ep_u8*)s.from[turn] + unit * EP_UNIT_BYTES, s.tag, began, false, data[i]);
-            /* Three lanes of four have 16 bytes each: the end of their own unit, and the beginning of the next. */
-            const ep_u32 x = data[i][0], y = data[i][1], z = data[i][2];
-            const ep_u32 p = __shfl_sync(EP_FULL, x, (lane + 1) % 32), q = __shfl_sync(EP_FULL, y, (lane + 1) % 32), t = __shfl_sync(EP_FULL, z, (lane + 1) % 32);
-            const EpUnit v = quarter == 0 ? ep_unit((int)x, (int)y, (int)z, (int)p) : quarter == 1 ? ep_unit((int)y, (int)z, (int)p, (int)q) : ep_unit((int)z, (int)p, (int)q, (int)t);
+            if (!come[i]) there &= ep_low_await_unit(r, op, s.source[turn], ep_low_unit(s, turn, unit), s.tag, began, false, data[i]);
+            const EpUnit v = ep_low_join(data[i]);
             const ep_u32 at = unit / 4 * 48 + quarter * 16;
             if (is && quarter < 3 && at < (ep_u32)r.w.payload_stride) ep_low_store(r, a, s, turn, at, v);
         }
@@ -222,7 +231,8 @@ EP_DEV ep_u32 ep_low_sharing(const EpRank& r, const EpLowDispatchArgs& a, ep_u32
 
 /* Receives all rows. True for the block that tells how many have come. By all threads. */
 EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
-    const ep_u32 warp = threadIdx.x / 32, movers = gridDim.x > 1 ? gridDim.x - 1 : 1, sharing = ep_low_sharing(r, a, movers), groups = movers / sharing;
+    const ep_u32 warp = threadIdx.x / 32, movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
+    const ep_u32 sharing = ep_low_sharing(r, a, movers), groups = movers / sharing;
     const ep_u32 group = blockIdx.x / sharing, part = blockIdx.x - group * sharing, pieces = ep_low_pieces(r);
     const bool moves = blockIdx.x < movers && group < groups, tells = blockIdx.x + 1 == gridDim.x;
     /* Counts and the first headers are on their way at once. */
@@ -257,7 +267,8 @@ EP_DEV void ep_low_forget(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep
     __syncwarp();
     const ep_u8* payload = ep_low_own(r) + ep_low_unit_row(r.w, op, source, data[1]);
     const EpUnit none = ep_unit(EP_POISON, EP_POISON, EP_POISON, 0);
-    EP_SHORT for (ep_u32 unit = threadIdx.x % 32; unit < ep_unit_count(r.w.payload_bytes); unit += 32) ep_st16((void*)(payload + unit * EP_UNIT_BYTES), none);
+    const ep_u32 units = (ep_u32)ep_unit_count(r.w.payload_bytes);
+    EP_SHORT for (ep_u32 unit = threadIdx.x % 32; unit < units; unit += 32) ep_st16((void*)(payload + unit * EP_UNIT_BYTES), none);
     EP_SHORT for (ep_u32 unit = threadIdx.x % 32; unit <= r.w.topk; unit += 32) ep_st16((void*)(header + unit * EP_UNIT_BYTES), none);
 }
 #endif

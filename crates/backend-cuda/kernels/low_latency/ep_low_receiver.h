@@ -1,5 +1,5 @@
 /*
- * ep_low_receiver.h: what the receiving half of the low-latency dispatch has of its rows, however these come: their places, and what becomes of them there.
+ * ep_low_receiver.h: what the receiving half of the low-latency dispatch has of its rows, however these come: their places, and what becomes of them.
  */
 #ifndef EP_LOW_RECEIVER_H
 #define EP_LOW_RECEIVER_H
@@ -15,8 +15,9 @@ struct EpLowReceiver {
     ep_u32* bits;  /* [local experts]: rows of the batch that go there */
     ep_u32* of;    /* [EP_LOW_WARPS]: experts of each row of the batch */
     ep_u32* to;    /* [EP_LOW_WARPS, 32]: and their rows */
-    ep_u32* source; /* [EP_LOW_WARPS]: the rank that each is of */
-    ep_u32 tag;    /* of units of the operation */
+    /* Where rows come as units: */
+    ep_u32* source; /* [EP_LOW_WARPS]: the rank that each row of the batch is of */
+    ep_u32 tag;     /* of the operation */
 };
 EP_DEV EpLowReceiver ep_low_receiver(const EpRank& r, ep_u32 tag) {
     EpLowReceiver s;
@@ -94,7 +95,8 @@ EP_DEV void ep_low_store(const EpRank& r, const EpLowDispatchArgs& a, const EpLo
     EP_SHORT for (ep_u32 i = 0; i < experts; ++i) ep_st16((ep_u8*)a.out + s.to[turn * 32 + i] * a.out_stride + at, v);
 }
 
-/* Tells the user how many rows each expert has got, and keeps what the combine has to know of each source: from rows[ranks] and count[ranks, local experts]. */
+/* Tells the user how many rows each expert has got, and keeps what the combine has to know of each source: from rows[ranks] and
+   count[ranks, local experts]. */
 EP_DEV void ep_low_tell_counts(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s) {
     const ep_u32 tid = threadIdx.x, ranks = r.w.ranks, local = r.w.local_experts;
     EP_SHORT for (ep_u32 e = tid; e < local; e += EP_LOW_THREADS) {

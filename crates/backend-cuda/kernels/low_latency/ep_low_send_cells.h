@@ -1,6 +1,6 @@
 /*
- * ep_low_send_cells.h: how the rows of a low-latency dispatch leave, where there are several nodes: into slots. A row within the node is announced by a cell
- * of its own; those of other nodes are staged and counted (ep_low_far.h). Headers go ahead, with the arrival behind them.
+ * ep_low_send_cells.h: how the rows of a low-latency dispatch leave, where there are several nodes: into slots. A row within the node is announced by
+ * a cell of its own; those of other nodes are staged and counted (ep_low_far.h). Headers go ahead, with the arrival behind them.
  */
 #ifndef EP_LOW_SEND_CELLS_H
 #define EP_LOW_SEND_CELLS_H
@@ -79,7 +79,8 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
                 const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
                 if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
                 const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
-                const EpAt head = ep_is_beyond(r, rank) ? ep_low_staged_head(r, rank, position) : ep_low_at(rank, ep_low_head(r.w, op, r.me, position));
+                const EpAt head = ep_is_beyond(r, rank) ? ep_low_staged_head(r, rank, position)
+                                                        : ep_low_at(rank, ep_low_head(r.w, op, r.me, position));
                 ep_put16(head + part * 16, v);
             }
         }

@@ -47,10 +47,10 @@ EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
 /* It is there when it is there. */
 EP_DEV void ep_low_row_was_put(const EpRank&, const EpLowSender&, ep_u64, ep_u32, bool) {}
 
-/* What comes of a token's choice in its header: the expert, its weight, and which of this rank's rows for that expert the row is. Those of the tokens until
-   the end of this turn, `words` of them, are counted: less those from this one on. */
-EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, bool all, ep_u32 base, ep_u32 words, ep_u32 token,
-                                       ep_u32 k) {
+/* What comes of a token's choice in its header: the expert, its weight, and which of this rank's rows for that expert the row is. Those of the tokens
+   until the end of this turn, `words` of them, are counted: less those from this one on. */
+EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, bool all, ep_u32 base, ep_u32 words,
+                                       ep_u32 token, ep_u32 k) {
     const EpChoice choice = ep_low_choice_to_send(r, a, all, base + token, k);
     if (choice.expert < 0) return EpUnitChoice{choice.expert, choice.weight, 0};
     const ep_u32 *chosen = s.chosen + choice.expert * EP_LOW_WORDS, word = token / 32;
@@ -89,8 +89,8 @@ EP_DEV void ep_low_put_headers(const EpRank& r, const EpLowDispatchArgs& a, cons
             const ep_u32 member = s.member[rank * EP_LOW_WORDS + word];
             if (!(member & bit) || s.state[rank] != EP_PEER_NOW) continue;
             const ep_u32 position = s.before[rank * EP_LOW_WORDS + word] + __popc(member & (bit - 1));
-            ep_put_unit(ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES), (ep_u32)v.expert, __float_as_uint(v.weight),
-                        v.index, s.tag);
+            const EpAt to = ep_low_at(rank, ep_low_unit_header(r.w, op, r.me, position) + part * EP_UNIT_BYTES);
+            ep_put_unit(to, (ep_u32)v.expert, __float_as_uint(v.weight), v.index, s.tag);
         }
     }
 }
@@ -126,8 +126,8 @@ EP_DEV void ep_low_keep_routed(const EpRank& r, const EpLowDispatchArgs& a, cons
 }
 
 /* Finds the rows' order at each rank and expert and puts, to the ranks that are free, how many there are and the rows' headers. `first`: the first
-   time; choices are looked at then, too, before anything is put. By all threads of the announcing block, which has counted nothing; true where choices
-   are wrong. */
+   time; choices are looked at then, too, before anything is put. By all threads of the announcing block, which has counted nothing; true where
+   choices are wrong. */
 EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op, bool first) {
     bool all = true;
     EP_SHORT for (ep_u32 rank = 0; rank < r.w.ranks; ++rank) all &= ep_low_takes_part(rank);
