@@ -227,11 +227,15 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::LateUntold, Story::OtherCall, &["failure: "]),
 ];
 
+/// Seeds of a fault that few show: in 2 of 100 a core begins when its rank has failed.
+const RARE: u64 = 120;
+
 #[test]
 fn each_fault_that_endpoints_show_is_caught_by_what_it_breaks() {
     for (plant, story, said) in PLANTED {
-        let caught = (1..=SEEDS).find_map(|seed| found(*story, seed, *plant as u32));
-        let caught = caught.unwrap_or_else(|| panic!("{plant:?} is not caught in {SEEDS} seeds"));
+        let seeds = if *plant as u32 == Plant::LateUntold as u32 { RARE } else { SEEDS };
+        let caught = (1..=seeds).find_map(|seed| found(*story, seed, *plant as u32));
+        let caught = caught.unwrap_or_else(|| panic!("{plant:?} is not caught in {seeds} seeds"));
         assert!(said.iter().any(|said| caught.starts_with(said)), "{plant:?} is caught as {caught}, expected {said:?}");
     }
 }

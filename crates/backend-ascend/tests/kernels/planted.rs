@@ -178,7 +178,7 @@ const PLANTED: &[Planted] = &[
     (Plant::CompletionsKept, polled, &["roce: a queue's element: no room for a completion"]),
     (Plant::TailFirst, far, &["oracle: ", "refused: "]),
     (Plant::StagingEarly, far, &["oracle: ", "refused: "]),
-    (Plant::GapsSent, far, &["oracle: ", "refused: "]),
+    (Plant::GapsSent, far, &["oracle: ", "refused: ", "deadline: "]),
     (Plant::FarCreditLost, far, &["deadline: "]),
     (Plant::FarUnasked, far, &["oracle: ", "refused: "]),
     (Plant::StagingUnasked, far, &["oracle: ", "refused: "]),

@@ -17,6 +17,8 @@ mod planted;
 mod posted;
 #[path = "../common/striped.rs"]
 mod striped;
+#[path = "../common/tags.rs"]
+mod tags;
 
 use std::env;
 use std::process::ExitCode;
@@ -189,6 +191,7 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    let suite = suite.with(planted.collect());
+    let patient = OnTwin(Cuda { absent, checks: None, deadline: Some(DEADLINE) });
+    let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent)]);
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }
