@@ -1,7 +1,7 @@
 //! Tags of units after billions of operations: memory for units is cleared, and tags wrap around. Nobody notices.
 #![allow(unreachable_pub)] // The test targets that hold it are crates of their own.
 
-use ep_conformance::low_latency::{Scenario, Turn};
+use ep_conformance::low_latency::scenario::{Scenario, Turn};
 use ep_conformance::workload::RoutingKind;
 use ep_conformance::{Backend, Setup};
 use ep_core::Element;

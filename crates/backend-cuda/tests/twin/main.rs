@@ -191,7 +191,7 @@ fn main() -> ExitCode {
         Some(reason) => Trial::test(fault.name(), move || Err(reason.into())).with_ignored_flag(true),
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
-    let patient = OnTwin(Cuda { absent, checks: None, deadline: Some(DEADLINE) });
+    let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
     let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent)]);
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }
