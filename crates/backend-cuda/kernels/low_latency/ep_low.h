@@ -156,11 +156,15 @@ EP_DEV EpLowNow ep_low_now(const EpRank& r) {
     return EpLowNow{low->sent, low->received, low->broken, low->late[0], low->late[1], low->generation, low->serials, low->last};
 }
 
-/* Whether op is the first in its bank of a stretch of tags: what lies there is to be cleared. */
-EP_DEV bool ep_low_begins_era(const EpRank& r, const EpLowNow& now, ep_u64 op) {
+/* Whether op is the first in its bank of a stretch of tags: what lies there is to be cleared. Between nodes nothing travels as units. */
+#ifdef EP_FAR_H
+EP_DEV bool ep_low_begins_era(const EpLowNow&, ep_u64) { return false; }
+#else
+EP_DEV bool ep_low_begins_era(const EpLowNow& now, ep_u64 op) {
     const ep_u64 serial = now.serials + op;
-    return ep_one_node(r) && ep_unit_era(serial) != ep_unit_era(op > 2 ? serial - 2 : now.last);
+    return ep_unit_era(serial) != ep_unit_era(op > 2 ? serial - 2 : now.last);
 }
+#endif
 
 /* Whether a test has ended this rank. Another block may do that now, and all threads of this one must know the same: a meeting of the block. */
 #ifdef EP_TEST

@@ -86,7 +86,7 @@ EP_DEV bool ep_low_end(const EpRank& r, const EpLowNow& now, ep_u64 op, ep_u32 p
     const bool rows = tried && !refused;
     const bool failed = trouble && ep_low_settle(r, op, phases, rows, began);
     const bool received = (phases & EP_LOW_RECEIVE) && !failed;
-    if (received && ep_low_begins_era(r, now, op)) ep_low_clear_units(r, op);
+    if (received && ep_low_begins_era(now, op)) ep_low_clear_units(r, op);
     if (tried) {
         ep_low_free_shares(r);
         ep_low_count_anew(r);
