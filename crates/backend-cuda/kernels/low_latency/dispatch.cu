@@ -54,9 +54,10 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         early = ep_low_early(r, a.window);
     }
     const ep_u32 tag = ep_unit_tag(now.serials + op);
-    const EpLowReceiver s = ep_low_receiver(r, tag);
     bool refused = false, counted = false;
     if (tries) refused = ep_low_send_tokens(r, a, op, tag, !sends, own, looked, bad, ahead, early, began);
+    /* Not before: between nodes every register counts. */
+    const EpLowReceiver s = ep_low_receiver(r, tag);
     if (receives && !refused) {
         __syncthreads();
         counted = ep_low_receive(r, a, s, op, began);
