@@ -73,6 +73,12 @@ TWIN int cuGetErrorString(int code, const char** text) {
         case kInvalidImage: *text = "no module of the twin's"; break;
         case kNotFound: *text = "no such kernel in the module"; break;
         case kLaunchTooLarge: *text = "more blocks than fit beside each other"; break;
+        case kIllegalState: *text = "the stream is in no state for it"; break;
+        case kCaptureUnsupported: *text = "not while a stream is captured"; break;
+        case kCaptureInvalidated: *text = "the capture was broken"; break;
+        case kCaptureIsolation: *text = "a wait for what a capture does not know"; break;
+        case kCapturedEvent: *text = "an event of a capture, which does not come"; break;
+        case kCaptureWrongThread: *text = "the capture is another thread's"; break;
         case kNotSupported: *text = "the twin of a GPU has no such thing"; break;
         default: return kInvalidValue;
     }
@@ -120,6 +126,7 @@ TWIN int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
     return kSuccess;
 }
 TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
+    if (not_beside_capture() != kSuccess) return kCaptureUnsupported;
     if (bytes > kMemory) return kOutOfMemory;
     const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
     /* The system gives pages when they are written. */
@@ -132,6 +139,7 @@ TWIN int cuMemAlloc_v2(std::uint64_t* at, std::size_t bytes) {
     return kSuccess;
 }
 TWIN int cuMemHostAlloc(void** at, std::size_t bytes, unsigned) {
+    if (not_beside_capture() != kSuccess) return kCaptureUnsupported;
     *at = bytes > kMemory ? nullptr : std::aligned_alloc(4096, (bytes + 4095) & ~4095ull);
     return *at ? kSuccess : kOutOfMemory;
 }
@@ -150,6 +158,8 @@ TWIN int cuMemPoolGetAttribute(void*, int, void* value) {
     return kSuccess;
 }
 TWIN int cuMemAllocFromPoolAsync(std::uint64_t* at, std::size_t bytes, void*, Stream* stream) {
+    /* Memory of a graph's own: the twin has none. */
+    if (not_in_capture(stream_of(stream)) != kSuccess || not_beside_capture() != kSuccess) return kCaptureUnsupported;
     void* memory = bytes > kMemory ? nullptr : std::aligned_alloc(256, (bytes + 255) & ~255ull);
     if (!memory) return kOutOfMemory;
     {
@@ -162,6 +172,7 @@ TWIN int cuMemAllocFromPoolAsync(std::uint64_t* at, std::size_t bytes, void*, St
     return kSuccess;
 }
 TWIN int cuMemFreeAsync(std::uint64_t at, Stream* stream) {
+    if (not_in_capture(stream_of(stream)) != kSuccess || not_beside_capture() != kSuccess) return kCaptureUnsupported;
     std::size_t bytes;
     {
         std::lock_guard<std::mutex> lock(mutex);

@@ -19,12 +19,18 @@ enum Result {
     kInvalidDevice = 101,
     kInvalidImage = 200,
     kPeerAccessAlreadyEnabled = 704,
+    kIllegalState = 401,
     kNotFound = 500,
     kNotReady = 600,
     kAlreadyRegistered = 712,
     kNotRegistered = 713,
     kLaunchTooLarge = 720,
     kNotSupported = 801,
+    kCaptureUnsupported = 900,
+    kCaptureInvalidated = 901,
+    kCaptureIsolation = 905,
+    kCapturedEvent = 907,
+    kCaptureWrongThread = 908,
 };
 
 /* The GPUs that it shows: as many as EP_CUDA_TWIN_GPUS says, and like small ones of compute capability 8.0. */

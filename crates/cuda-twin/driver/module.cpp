@@ -74,6 +74,7 @@ std::uint64_t next_seed() {
 using namespace twin;
 
 TWIN int cuModuleLoadData(void** module, const void* image) {
+    if (not_beside_capture() != kSuccess) return kCaptureUnsupported;
     const int file = memfd_create("cuda-twin", MFD_CLOEXEC);
     const std::size_t bytes = bytes_of(image);
     if (file < 0 || write(file, image, bytes) != (ssize_t)bytes) return kOutOfMemory;
@@ -98,10 +99,11 @@ TWIN int cuLaunchKernelEx(const Launch* launch, const Entry* entry, void** param
     for (unsigned i = 0; i < entry->count; ++i)
         copies.emplace_back((unsigned char*)parameters[i], (unsigned char*)parameters[i] + entry->bytes[i]);
     const Shape shape = {blocks, threads / 32, launch->shared_memory};
-    stream_of(launch->stream).enqueue([=, seed = next_seed()] {
+    /* Each run is drawn anew, of a graph's, too. */
+    stream_of(launch->stream).enqueue([=] {
         std::vector<void*> places;
         for (const auto& copy : copies) places.push_back((void*)copy.data());
-        entry->run(shape, seed, places.data());
+        entry->run(shape, next_seed(), places.data());
     });
     return kSuccess;
 }

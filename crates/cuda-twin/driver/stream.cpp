@@ -20,6 +20,7 @@ void Place::wait() {
 }
 
 void Stream::enqueue(std::function<void()> work) {
+    if (captures(work)) return;
     std::lock_guard<std::mutex> lock(mutex_);
     work_.push_back(std::move(work));
     more_.notify_one();
@@ -92,7 +93,10 @@ TWIN int cuStreamDestroy_v2(Stream* stream) {
     Stream::retire(stream);
     return kSuccess;
 }
-TWIN int cuStreamQuery(Stream* stream) { return stream_of(stream).is_idle() ? kSuccess : kNotReady; }
+TWIN int cuStreamQuery(Stream* stream) {
+    if (not_in_capture(stream_of(stream)) != kSuccess || not_beside_capture() != kSuccess) return kCaptureUnsupported;
+    return stream_of(stream).is_idle() ? kSuccess : kNotReady;
+}
 
 /* ---- events ---- */
 
@@ -105,16 +109,20 @@ TWIN int cuEventDestroy_v2(Event* event) {
     return kSuccess;
 }
 TWIN int cuEventRecord(Event* event, Stream* stream) {
-    auto place = std::make_shared<Place>();
+    const std::uint64_t capture = capture_of(stream_of(stream));
+    const auto place = capture ? nullptr : std::make_shared<Place>();
     {
         std::lock_guard<std::mutex> lock(event->mutex);
         event->place = place;
+        event->capture = capture;
     }
-    stream_of(stream).enqueue([place] { place->arrive(); });
+    if (place) stream_of(stream).enqueue([place] { place->arrive(); });
     return kSuccess;
 }
 TWIN int cuEventQuery(Event* event) {
+    if (not_beside_capture() != kSuccess) return kCaptureUnsupported;
     const auto place = event->now();
+    if (event->is_of()) return kCapturedEvent;
     if (!place) return kSuccess;
     std::lock_guard<std::mutex> lock(place->mutex);
     return place->is_there ? kSuccess : kNotReady;
@@ -126,7 +134,14 @@ TWIN int cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return kSuccess;
 }
 TWIN int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    const std::uint64_t of = event->is_of(), here = capture_of(stream_of(stream));
+    if (of != 0 && of == here) return kSuccess; /* Work of one stream comes in order. */
+    if (of != 0) return refuse("captures of more than one stream");
     const auto place = event->now();
+    if (place && here != 0) {
+        not_in_capture(stream_of(stream));
+        return kCaptureIsolation;
+    }
     if (place) stream_of(stream).enqueue([place] { place->wait(); });
     return kSuccess;
 }
@@ -163,25 +178,3 @@ TWIN int cuMemsetD8Async(std::uint64_t at, unsigned char byte, std::size_t bytes
     stream_of(stream).enqueue([=] { std::memset((void*)at, byte, bytes); });
     return kSuccess;
 }
-
-/* ---- captures: there are none ---- */
-
-TWIN int cuStreamIsCapturing(Stream*, int* status) {
-    *status = 0;
-    return kSuccess;
-}
-TWIN int cuStreamGetCaptureInfo_v3(Stream*, int* status, std::uint64_t*, void**, const void***, const void**, std::size_t*) {
-    *status = 0;
-    return kSuccess;
-}
-TWIN int cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
-TWIN int cuStreamBeginCapture_v2(Stream*, int) { return refuse("graphs"); }
-TWIN int cuStreamEndCapture(Stream*, void**) { return refuse("graphs"); }
-TWIN int cuGraphInstantiateWithFlags(void**, void*, unsigned long long) { return refuse("graphs"); }
-TWIN int cuGraphDestroy(void*) { return refuse("graphs"); }
-TWIN int cuGraphExecDestroy(void*) { return refuse("graphs"); }
-TWIN int cuGraphLaunch(void*, Stream*) { return refuse("graphs"); }
-TWIN int cuGraphUpload(void*, Stream*) { return refuse("graphs"); }
-TWIN int cuGraphRetainUserObject(void*, void*, unsigned, unsigned) { return refuse("graphs"); }
-TWIN int cuUserObjectCreate(void**, void*, void (*)(void*), unsigned, unsigned) { return refuse("graphs"); }
-TWIN int cuUserObjectRelease(void*, unsigned) { return refuse("graphs"); }

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "driver.h"
+#include "capture.h"
 
 namespace twin {
 
@@ -26,28 +26,42 @@ struct Place {
     void wait();
 };
 
-/* An event names the place where it was recorded last. */
+/* An event names the place where it was recorded last, or the capture in which it was: there it comes when a graph runs, and nobody outside may ask. */
 struct Event {
     std::mutex mutex;
     std::shared_ptr<Place> place;
+    std::uint64_t capture = 0;
 
     std::shared_ptr<Place> now() {
         std::lock_guard<std::mutex> lock(mutex);
         return place;
+    }
+    /* The capture that it is of; 0 for none. */
+    std::uint64_t is_of() {
+        std::lock_guard<std::mutex> lock(mutex);
+        return capture;
     }
 };
 
 class Stream {
 public:
     Stream() : thread_([this] { run(); }) {}
+    /* Lets it run when all before it has ended; or, while the stream is captured, whenever a graph of that runs. */
     void enqueue(std::function<void()> work);
     /* Whether all work that was enqueued has ended. */
     bool is_idle();
     /* Lets its work end, and then its thread; nobody enqueues any more. */
     static void retire(Stream* stream);
 
+    /* Of graph.cpp, under its lock. */
+    std::unique_ptr<Capture> capture_;
+    /* So that who is not captured need not take that lock. */
+    std::atomic<bool> is_captured_{false};
+
 private:
     void run();
+    /* Whether the work goes to a capture: then it is there. */
+    bool captures(std::function<void()>& work);
 
     std::mutex mutex_;
     std::condition_variable more_;

@@ -18,7 +18,7 @@
 //! | `EP_CUDA_TWIN_BUILT` | the folder of a twin that another process has built: [`Twin::start`] loads that one |
 //! | `CXX` | the compiler; g++ where it is not set |
 //!
-//! What it has not, it refuses and says on stderr: graphs, for one. Its time is not that of a GPU.
+//! What it has not, it refuses and says on stderr: captures of more than one stream, for one. Its time is not that of a GPU.
 //!
 //! For Linux on x86-64.
 
@@ -43,12 +43,14 @@ const OWN: [(&str, &str); 3] = [
     ("ep_bulk.h", include_str!("../device/ep_bulk.h")),
 ];
 /// The text of both libraries.
-const DRIVER: [(&str, &str); 7] = [
+const DRIVER: [(&str, &str); 9] = [
     ("driver.h", include_str!("../driver/driver.h")),
+    ("capture.h", include_str!("../driver/capture.h")),
     ("stream.h", include_str!("../driver/stream.h")),
     ("adapter.cpp", include_str!("../driver/adapter.cpp")),
     ("device.cpp", include_str!("../driver/device.cpp")),
     ("stream.cpp", include_str!("../driver/stream.cpp")),
+    ("graph.cpp", include_str!("../driver/graph.cpp")),
     ("module.cpp", include_str!("../driver/module.cpp")),
     ("nvrtc.cpp", include_str!("../driver/nvrtc.cpp")),
 ];
@@ -58,7 +60,7 @@ const FLAGS: &str =
     "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique -w";
 /// The libraries, by the names by which they are opened, and what they are made of.
 const LIBRARIES: [(&str, &[&str]); 2] =
-    [("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
+    [("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "graph.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
 
 /// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
 pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";

@@ -196,7 +196,7 @@ EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, EpSource* sources, 
 extern "C" __global__ void __launch_bounds__(32 * EP_COMBINE_WARPS, 1) ep_combine_kernel(const __grid_constant__ EpRank r,
                                                                        const __grid_constant__ EpCombineOfferedArgs given) {
     __shared__ bool pulled;
-    if (__syncthreads_or(ep_closed(r))) return;
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now();
     const EpCombineRingArgs& ring = given.ring;
     const EpCombineArgs& a = ring.combine;

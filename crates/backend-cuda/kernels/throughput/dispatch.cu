@@ -215,7 +215,8 @@ EP_DEV void ep_move_rows(const EpRank& r, const EpDispatchArgs& a, const EpPlace
 
 extern "C" __global__ void __launch_bounds__(32 * EP_DISPATCH_WARPS, 1) ep_dispatch_kernel(const __grid_constant__ EpRank r,
                                                                         const __grid_constant__ EpDispatchArgs a) {
-    if (ep_closed(r)) return;
+    /* Together: a block that runs already may fail meanwhile. */
+    if (ep_block_any(ep_closed(r))) return;
     const ep_u64 began = ep_now(), op = ep_op(r);
     const ep_u32 tid = threadIdx.x, warp = ep_warp(), ranks = r.w.ranks;
     const EpBlockRole& role = a.block[warp];

@@ -3,6 +3,8 @@
 #[cfg(feature = "workshop")]
 mod ahead;
 mod cache;
+#[cfg(test)]
+mod closed;
 mod cubin;
 mod nvrtc;
 #[cfg(feature = "workshop")]

@@ -12,7 +12,7 @@ use ep_core::{Endpoint, Error, Failure, Fault, LowLatency, Placement, RankSet};
 use ep_cuda::CudaEndpoint;
 
 use super::Verdict;
-use super::fixture::{DEADLINE, Layer, TOKENS, Uploaded, replay, same};
+use super::fixture::{Layer, TOKENS, Uploaded, deadline, replay, same};
 use super::throughput::{WORST, along, fresh};
 
 /// [`WORST`] of three ranks.
@@ -137,7 +137,7 @@ pub(crate) fn bad_choices() -> Verdict {
 
 /// How long a rank waits for one that does not replay.
 fn within_deadline(began: Instant) -> Result<(), Error> {
-    let (took, most) = (began.elapsed(), Duration::from_nanos(DEADLINE.0) + Duration::from_secs(4));
+    let (took, most) = (began.elapsed(), Duration::from_nanos(deadline().0) + Duration::from_secs(4));
     if took > most {
         return Err(Error::invalid("wait for a missing rank", format!("{took:?}"), format!("at most {most:?}")));
     }

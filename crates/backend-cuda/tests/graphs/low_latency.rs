@@ -10,7 +10,7 @@ use ep_cuda::driver::Graph;
 use ep_cuda::{Array, CudaEndpoint};
 
 use super::Verdict;
-use super::fixture::{HIDDEN, Layer, Uploaded, replay, same};
+use super::fixture::{HIDDEN, Layer, Uploaded, replay, same, turns};
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -70,17 +70,28 @@ async fn captured(ep: &mut CudaEndpoint, input: &Uploaded, how: Weighing) -> Res
     Ok((stream.end_capture()?, Round { got, back }))
 }
 
-/// 100 replays of dispatch and combine, in both forms.
+/// Replays of dispatch and combine, in both forms.
 pub(crate) fn replays() -> Verdict {
+    replays_on(Layer::new)
+}
+
+pub(crate) fn replays_over_nodes() -> Verdict {
+    replays_on(Layer::over_nodes)
+}
+
+/// Makes a layer.
+type Make = fn(Placement) -> Result<Layer, Error>;
+
+fn replays_on(make: Make) -> Verdict {
     for how in [Weighing::AtSource, Weighing::AtExperts] {
-        let layer = Layer::new(Placement::Ring).map_err(text)?;
+        let layer = make(Placement::Ring).map_err(text)?;
         let first = layer.batches(0).map_err(text)?;
         layer.run(async |mut ep| {
             let me = ep.rank().index();
             let mut input = Uploaded::new(&mut ep, &first[me])?;
             let (mut graph, seen) = captured(&mut ep, &input, how).await?;
             layer.meet()?;
-            for turn in 1..=100 {
+            for turn in 1..=turns(48) {
                 let batches = layer.batches(turn)?;
                 input.replace(&mut ep, &batches[me])?;
                 replay(&ep, &mut graph)?;
@@ -94,8 +105,16 @@ pub(crate) fn replays() -> Verdict {
 
 /// Halves apart, two operations in flight.
 pub(crate) fn halves() -> Verdict {
+    halves_on(Layer::new)
+}
+
+pub(crate) fn halves_over_nodes() -> Verdict {
+    halves_on(Layer::over_nodes)
+}
+
+fn halves_on(make: Make) -> Verdict {
     let how = Weighing::AtExperts;
-    let layer = Layer::new(Placement::Ring).map_err(text)?;
+    let layer = make(Placement::Ring).map_err(text)?;
     let first = layer.batches(0).map_err(text)?;
     layer.run(async |mut ep| {
         let me = ep.rank().index();
@@ -114,7 +133,7 @@ pub(crate) fn halves() -> Verdict {
         let mut graph = stream.end_capture()?;
         let seen = [Round { got: got_one, back: back_one }, Round { got: got_two, back: back_two }];
         layer.meet()?;
-        for turn in 1..=50 {
+        for turn in 1..=turns(32) {
             let batches = [layer.batches(2 * turn)?, layer.batches(2 * turn + 1)?];
             one.replace(&mut ep, &batches[0][me])?;
             two.replace(&mut ep, &batches[1][me])?;
@@ -130,15 +149,23 @@ pub(crate) fn halves() -> Verdict {
 
 /// Replays, ordinary low latency and throughput mode in turns.
 pub(crate) fn mixed() -> Verdict {
+    mixed_on(Layer::new)
+}
+
+pub(crate) fn mixed_over_nodes() -> Verdict {
+    mixed_on(Layer::over_nodes)
+}
+
+fn mixed_on(make: Make) -> Verdict {
     let how = Weighing::AtSource;
-    let layer = Layer::new(Placement::Direct).map_err(text)?;
+    let layer = make(Placement::Direct).map_err(text)?;
     let first = layer.batches(0).map_err(text)?;
     layer.run(async |mut ep| {
         let me = ep.rank().index();
         let mut input = Uploaded::new(&mut ep, &first[me])?;
         let (mut graph, seen) = captured(&mut ep, &input, how).await?;
         layer.meet()?;
-        for turn in 1..=30 {
+        for turn in 1..=turns(30) {
             let batches = layer.batches(turn)?;
             input.replace(&mut ep, &batches[me])?;
             for _ in 0..turn % 3 + 1 {
