@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
+use crate::any::AnyOf;
 use crate::backend::{Backend, Requirement};
 use crate::cases;
 use crate::processes::{self, InProcesses, Pool, Processes};
@@ -15,13 +16,13 @@ use crate::processes::{self, InProcesses, Pool, Processes};
 const CASE_LIMIT: Duration = Duration::from_secs(300);
 
 /// One case of the suite.
-pub struct Case<B> {
+pub(crate) struct Case<B> {
     /// Named after the rule that it proves.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What it needs beyond the contract's minimum.
-    pub needs: &'static [Requirement],
+    pub(crate) needs: &'static [Requirement],
     /// Runs it; the error says what was wrong and how to see it again.
-    pub body: fn(&B) -> Result<(), String>,
+    pub(crate) body: fn(&B) -> Result<(), String>,
 }
 
 impl<B> std::fmt::Debug for Case<B> {
@@ -30,9 +31,13 @@ impl<B> std::fmt::Debug for Case<B> {
     }
 }
 
-/// All cases of the suite, in its order: for tests that run one of them by its name.
-pub fn cases<B: Backend>() -> Vec<Case<B>> {
-    cases::all()
+/// Runs the case of that name on `backend`, for tests of one's own.
+///
+/// # Errors
+/// What was wrong; and where no case has that name.
+pub fn run_case<B: Backend>(name: &str, backend: B) -> Result<(), String> {
+    let case = cases::all().into_iter().find(|case| case.name == name);
+    (case.ok_or_else(|| format!("no case is called {name}"))?.body)(&AnyOf::new(backend))
 }
 
 /// Runs all cases on `backend`. Cases that it cannot run are counted as ignored; their kind says what is missing.
@@ -55,8 +60,8 @@ impl Suite {
     /// With those cases on one backend more that need `what`, called `NAME::...`.
     #[must_use]
     pub fn on_those<B: Backend>(mut self, name: &str, what: Requirement, backend: B) -> Self {
-        let (prefix, backend) = (format!("{name}::"), Arc::new(backend));
-        let those = cases::all::<B>().into_iter().filter(|case| case.needs.contains(&what));
+        let (prefix, backend) = (format!("{name}::"), AnyOf::new(backend));
+        let those = cases::all().into_iter().filter(|case| case.needs.contains(&what));
         self.0.extend(those.map(|case| trial(&prefix, &backend, case)));
         self
     }
@@ -90,7 +95,7 @@ impl Suite {
         if processes::is_rank() {
             return processes::serve(processes);
         }
-        let apart = InProcesses { backend: processes, session: None };
+        let apart = AnyOf::new(InProcesses { backend: processes, session: None });
         let pool = Arc::new(Pool::default());
         let taken = cases::all().into_iter().filter(|case| takes(case.name));
         self.0.extend(taken.map(|case| trial_in_processes(&apart, &pool, &case)));
@@ -104,8 +109,8 @@ fn run(trials: Vec<Trial>) -> ExitCode {
 
 /// All cases on `backend`; their names begin with `prefix`.
 fn trials<B: Backend>(prefix: &str, backend: B) -> Vec<Trial> {
-    let backend = Arc::new(backend);
-    cases::all::<B>().into_iter().map(|case| trial(prefix, &backend, case)).collect()
+    let backend = AnyOf::new(backend);
+    cases::all().into_iter().map(|case| trial(prefix, &backend, case)).collect()
 }
 
 /// As [`main`]; then all cases again, called `processes::...`, with ranks that are processes of this program.
@@ -119,15 +124,15 @@ pub fn main_with_processes<B: Backend, P: Processes>(
     Suite(trials("", threads())).run_with_processes(processes())
 }
 
-fn trial_in_processes<P: Processes>(apart: &InProcesses<P>, pool: &Arc<Pool>, case: &Case<InProcesses<P>>) -> Trial {
+fn trial_in_processes<B: Backend>(apart: &B, pool: &Arc<Pool>, case: &Case<B>) -> Trial {
     let lack = lack(apart, case);
     let (pool, name) = (Arc::clone(pool), case.name);
     skip_or(lack, format!("processes::{name}"), move || pool.run(name, time_limit()).map_err(Failed::from))
 }
 
-fn trial<B: Backend>(prefix: &str, backend: &Arc<B>, case: Case<B>) -> Trial {
-    let lack = lack(&**backend, &case);
-    let backend = Arc::clone(backend);
+fn trial<B: Backend + Clone>(prefix: &str, backend: &B, case: Case<B>) -> Trial {
+    let lack = lack(backend, &case);
+    let backend = backend.clone();
     skip_or(lack, format!("{prefix}{}", case.name), move || within(time_limit(), move || (case.body)(&backend)))
 }
 

@@ -45,6 +45,8 @@
 //! - To compare a layer of your own with the oracle: [`drive`] makes a round, [`verify`] compares it.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "suite")]
+mod any;
 pub mod arrival;
 #[cfg(feature = "suite")]
 mod backend;

@@ -13,7 +13,7 @@ mod zombies;
 
 use ep_ascend::twin::{Host, Library, Machine, Session, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
-use ep_conformance::harness::{Suite, cases};
+use ep_conformance::harness::{Suite, run_case};
 use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
@@ -246,9 +246,7 @@ fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {
     let library = compiled(&["EP_TEST"]);
     for (plant, name, said) in IN_CASES {
         let twin = Twin { library: library.clone(), seeds: PLANTED_SEEDS, plant: plant as u32 };
-        let case = cases::<Twin>().into_iter().find(|case| case.name == name);
-        let case = case.ok_or_else(|| format!("there is no case {name}"))?;
-        match (case.body)(&twin) {
+        match run_case(name, twin) {
             Err(error) if error.contains(said) => {}
             Err(error) => return Err(format!("{plant:?} is caught as {error}, expected {said}").into()),
             Ok(()) => return Err(format!("{plant:?} is not caught by {name} in {PLANTED_SEEDS} seeds").into()),

@@ -27,6 +27,7 @@ mod wire;
 
 pub(crate) use hub::Pool;
 pub(crate) use rank::{is_rank, serve};
+pub(crate) use wire::{pack, unpack};
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};

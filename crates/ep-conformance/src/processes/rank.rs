@@ -14,6 +14,7 @@ use ep_core::incident::Incident;
 
 use super::wire::{FromRank, Outcome, ToRank, pack, receive, send, unpack};
 use super::{InProcesses, Place, Processes};
+use crate::any::AnyOf;
 use crate::backend::{Setup, Travels};
 use crate::cases;
 
@@ -170,7 +171,7 @@ pub(crate) fn serve<P: Processes>(backend: P) -> ExitCode {
     let (named, names) = channel();
     let listener = Arc::clone(&session);
     thread::spawn(move || listener.listen(&named));
-    let backend = InProcesses { backend, session: Some(Arc::clone(&session)) };
+    let backend = AnyOf::new(InProcesses { backend, session: Some(Arc::clone(&session)) });
     for name in names {
         let case = cases::all().into_iter().find(|case| case.name == name);
         let result = case.map_or_else(|| Err(format!("no case is called {name}")), |case| (case.body)(&backend));

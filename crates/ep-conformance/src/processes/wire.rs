@@ -34,12 +34,12 @@ pub(super) enum FromRank {
 }
 
 /// A value as bytes.
-pub(super) fn pack(value: &impl Serialize) -> Result<Vec<u8>, String> {
+pub(crate) fn pack(value: &impl Serialize) -> Result<Vec<u8>, String> {
     postcard::to_stdvec(value).map_err(|error| format!("a value that cannot be sent: {error}"))
 }
 
 /// The value in `bytes`.
-pub(super) fn unpack<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+pub(crate) fn unpack<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     postcard::from_bytes(bytes).map_err(|error| format!("{} bytes that say nothing: {error}", bytes.len()))
 }
 

@@ -74,7 +74,9 @@ fn an_error_of_all_processes_is_said_once() {
     assert_eq!(output.status.code(), Some(2));
     let said = lines(&output.stderr);
     assert_eq!(said.iter().filter(|line| line.contains("ring slots is 0, allowed: ")).count(), 1, "{said:?}");
-    assert_eq!(said.len(), 3, "the error, whose exit code it is, and how all ended: {said:?}");
+    // How all ended may take several lines: one that has not come so far when another fails is told to end.
+    let [endings, rest] = [true, false].map(|is| said.iter().filter(|line| line.starts_with("  rank") == is).count());
+    assert!(endings > 0 && rest == 2, "the error, whose exit code it is, and how all ended: {said:?}");
 }
 
 #[test]
