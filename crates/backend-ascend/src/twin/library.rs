@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::fs;
+use std::iter;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,7 @@ use ep_core::Rank;
 use libloading::Library as Loaded;
 use tempfile::TempDir;
 
+use super::kept::{Kept, keep};
 use super::{QueueView, TwinError};
 
 /// A kernel as the twin calls it: with the address of its parameters.
@@ -91,24 +93,36 @@ impl Library {
     /// Compiles kernels with the twin, and loads them. `headers` and `sources` are files by name; `defines` are macros for all of them, as
     /// `EP_TEST` is for kernels with planted faults.
     ///
+    /// What was compiled before of the same is loaded from `EP_NPU_TWIN_CACHE`, or from `moexpress/npu-twin` in the user's folder of caches.
+    ///
     /// # Errors
     /// [`TwinError::Compiler`] with what the compiler says, [`TwinError::Library`] where its result cannot be loaded.
     pub fn build(headers: &[(&str, String)], sources: &[(&str, &str)], defines: &[&str]) -> Result<Self, TwinError> {
         let compiler = compiler()?;
         let problem = |error: std::io::Error| TwinError::Library(error.to_string());
+        let texts = || headers.iter().map(|(name, text)| (*name, &text[..])).chain(TWIN).chain(sources.iter().copied());
+        let version = Command::new(&compiler).arg("--version").output().map_err(problem)?.stdout;
+        let options = OPTIONS.iter().chain(&LINKED).chain(defines).map(|option| option.as_bytes());
+        let parts = texts().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
+        let place = Kept::of_user().place(iter::once(&version[..]).chain(options).chain(parts));
+        if let Some(place) = place.as_ref().filter(|place| place.exists()) {
+            // SAFETY: the file was put there whole, compiled from this text by this compiler; the folder is the user's.
+            return unsafe { Self::load(place.clone(), None) };
+        }
         let folder = tempfile::tempdir().map_err(problem)?;
-        for (name, text) in
-            headers.iter().map(|(name, text)| (*name, &text[..])).chain(TWIN).chain(sources.iter().copied())
-        {
+        for (name, text) in texts() {
             fs::write(folder.path().join(name), text).map_err(problem)?;
         }
         let own = TWIN.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp"));
         let files: Vec<&str> = sources.iter().map(|(name, _)| *name).chain(own).collect();
         compile_all(&compiler, folder.path(), &files, defines)?;
         let mut command = Command::new(&compiler);
-        command.args(["-shared", "-o", "twin.so"]).args(files.iter().map(|name| object(name)));
-        run(command.arg("-ldl").current_dir(folder.path()))?;
+        command.args(["-o", "twin.so"]).args(files.iter().map(|name| object(name)));
+        run(command.args(LINKED).current_dir(folder.path()))?;
         let path = folder.path().join("twin.so");
+        if let Some(Err(problem)) = place.map(|place| keep(&path, &place)) {
+            tracing::debug!(%problem, "the compiled twin is not kept");
+        }
         // SAFETY: the library was compiled from the twin's and the kernels' text just now.
         unsafe { Self::load(path, Some(folder)) }
     }
@@ -250,6 +264,24 @@ impl Library {
     }
 }
 
+/// How files are compiled. Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
+const OPTIONS: [&str; 11] = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-Wno-clobbered",
+];
+
+/// How their objects are linked.
+const LINKED: [&str; 2] = ["-shared", "-ldl"];
+
 /// The file that a source is compiled to.
 fn object(name: &str) -> String {
     format!("{name}.o")
@@ -261,9 +293,7 @@ fn compile_all(compiler: &str, folder: &Path, files: &[&str], defines: &[&str]) 
     let some = || {
         while let Some(name) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut command = Command::new(compiler);
-            command.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]);
-            // Structs are read as words; sums round after every operation; fibers leave their stacks by longjmp.
-            command.args(["-fno-strict-aliasing", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-Wno-clobbered"]);
+            command.args(OPTIONS);
             command.args(defines.iter().map(|define| format!("-D{define}")));
             run(command.args(["-c", name, "-o", &object(name)]).current_dir(folder))?;
         }

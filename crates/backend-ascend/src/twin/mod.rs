@@ -27,6 +27,7 @@
 //! Wrong order between cores and ranks is no fault by itself: stale or overwritten bytes are what a kernel then sees.
 
 mod host;
+mod kept;
 mod library;
 mod machine;
 mod network;
