@@ -87,6 +87,10 @@ TWIN int cuModuleGetFunction(const Entry** entry, void* module, const char* name
     *entry = (const Entry*)dlsym(module, "twin_entry");
     return *entry && plain(name) == (*entry)->kernel ? kSuccess : kNotFound;
 }
+TWIN int cuModuleGetLoadingMode(int* mode) {
+    *mode = 1; /* eager */
+    return kSuccess;
+}
 TWIN int cuFuncLoad(const Entry*) { return kSuccess; }
 TWIN int cuFuncSetAttribute(const Entry*, int, int) { return kSuccess; }
 

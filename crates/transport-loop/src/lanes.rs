@@ -278,6 +278,10 @@ impl Lanes for LoopLanes {
             link.lock().lanes.iter_mut().filter(held).for_each(|lane| lane.fail(LaneCause::Cut));
         }
     }
+
+    fn is_copied(&self) -> bool {
+        matches!(self.own.window, Window::Device(_))
+    }
 }
 
 impl Drop for LoopLanes {

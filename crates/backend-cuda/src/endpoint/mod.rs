@@ -137,6 +137,12 @@ impl CudaEndpoint {
         }
     }
 
+    /// Whether rows between nodes travel by copies that the driver makes: over the loop, and where they are staged. A kernel of another library that
+    /// is [loaded lazily](crate::driver::loads_lazily) then waits for kernels here, which wait for such copies, and these for it.
+    pub fn copies_between_nodes(&self) -> bool {
+        self.far().is_some_and(|far| far.lanes().is_copied())
+    }
+
     /// Its lanes to other nodes.
     pub(crate) fn far(&self) -> Option<&Far> {
         self.device.far.as_ref()

@@ -116,6 +116,10 @@ impl<L: Lanes + 'static, M: Reached + 'static> DeviceLanes for ProxyLanes<L, M> 
             }
         }
     }
+
+    fn is_copied(&self) -> bool {
+        self.shared.between_turns().transport.is_copied()
+    }
 }
 
 impl<L: Lanes, M: Reached> Drop for ProxyLanes<L, M> {

@@ -237,4 +237,9 @@ pub trait DeviceLanes: Send + fmt::Debug {
 
     /// Breaks the lanes of `scope` that are not [drained](Self::drain).
     fn cut(&mut self, scope: Scope);
+
+    /// As [`Lanes::is_copied`](super::Lanes::is_copied).
+    fn is_copied(&self) -> bool {
+        false
+    }
 }

@@ -129,6 +129,11 @@ pub trait Lanes: Send + fmt::Debug {
     /// Breaks the lanes of `scope` that are not [drained](Self::drain): what they hold never arrives, and draining ends
     /// at once.
     fn cut(&mut self, scope: Scope);
+
+    /// Whether rows travel by copies that the driver of the window's device makes: what holds up its calls in this process holds up rows.
+    fn is_copied(&self) -> bool {
+        false
+    }
 }
 
 /// No transport: for one node.

@@ -265,4 +265,8 @@ impl<L: Lanes> Lanes for StagedLanes<L> {
             }
         }
     }
+
+    fn is_copied(&self) -> bool {
+        true
+    }
 }
