@@ -41,10 +41,10 @@ use failure::Failure;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // RUST_LOG=info shows every operation of every rank, once it has ended. Without, which device each rank uses
-    // between nodes, and why. What became of an operation is not said here, too: the command itself says it.
+    // between nodes, and why, and that rows are staged. What became of an operation is not said here, too: the command itself says it.
     let filter = match std::env::var_os("RUST_LOG") {
         Some(_) => EnvFilter::from_default_env(),
-        None => EnvFilter::new("error,ep_core=off,ep_cuda=off,ep_ascend=off,ep_roce::lanes=info"),
+        None => EnvFilter::new("error,ep_core=off,ep_cuda=off,ep_cuda::far=warn,ep_ascend=off,ep_roce::lanes=info"),
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter);
     logs.with_span_events(FmtSpan::CLOSE).with_writer(io::stderr).init();
