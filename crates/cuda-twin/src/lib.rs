@@ -59,8 +59,10 @@ const DRIVER: [(&str, &str); 9] = [
 const FLAGS: &str =
     "-std=c++17 -O1 -fPIC -pthread -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -fno-gnu-unique -w";
 /// The libraries, by the names by which they are opened, and what they are made of.
-const LIBRARIES: [(&str, &[&str]); 2] =
-    [("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "graph.cpp", "module.cpp"]), ("libnvrtc.so", &["nvrtc.cpp"])];
+const LIBRARIES: [(&str, &[&str]); 2] = [
+    ("libcuda.so", &["adapter.cpp", "device.cpp", "stream.cpp", "graph.cpp", "module.cpp"]),
+    ("libnvrtc.so", &["nvrtc.cpp"]),
+];
 
 /// Names the folder of a twin that another process has built, and keeps for as long as this one lives.
 pub const BUILT: &str = "EP_CUDA_TWIN_BUILT";

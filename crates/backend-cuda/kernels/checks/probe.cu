@@ -71,6 +71,45 @@ EP_DEV EpSaw ep_wait_probe(const EpRank& r, const EpStep& step, ep_u64 deadline)
     }
 }
 
+/* A word of `len` bytes that begin there; what is beyond them is 0. */
+EP_DEV ep_u32 ep_word_of(const ep_u8* from, ep_u64 len) {
+    ep_u32 word = 0;
+    for (ep_u32 i = 0; i < 4 && i < len; ++i) word |= (ep_u32) * (const volatile ep_u8*)(from + i) << 8 * i;
+    return word;
+}
+EP_DEV ep_u64 ep_beyond_of(ep_u64 len, ep_u64 at) { return len > at ? len - at : 0; }
+
+/* Bytes of the own window as units to the peer. */
+EP_DEV void ep_put_units(const EpRank& r, const EpStep& step) {
+    const ep_u8* from = ep_own(r) + step.from;
+    for (ep_u64 unit = threadIdx.x; unit < ep_unit_count(step.len); unit += blockDim.x) {
+        ep_u32 data[3];
+        for (ep_u32 i = 0; i < 3; ++i) data[i] = ep_word_of(from + unit * EP_UNIT_DATA + 4 * i, ep_beyond_of(step.len, unit * EP_UNIT_DATA + 4 * i));
+        ep_put_unit(ep_at(r, step.peer, step.to) + unit * EP_UNIT_BYTES, data[0], data[1], data[2], ep_unit_tag(step.value));
+    }
+}
+/* Waits for units in the own window and copies their data. By all threads; each sees to its own. */
+EP_DEV EpSaw ep_await_units(const EpRank& r, const EpStep& step, ep_u64 deadline) {
+    const ep_u64 since = ep_now();
+    ep_u64 status = EP_SAW_DONE;
+    for (ep_u64 unit = threadIdx.x; unit < ep_unit_count(step.len) && status == EP_SAW_DONE; unit += blockDim.x) {
+        ep_u32 data[3];
+        for (;;) {
+            /* Looked at first: what came before counts. */
+            const bool gone = ep_is_gone(r, step.peer);
+            if (ep_poll_unit(ep_own(r) + step.from + unit * EP_UNIT_BYTES, ep_unit_tag(step.value), data)) break;
+            if (gone) status = EP_SAW_GONE;
+            else if (ep_now() >= deadline || ep_crashed(r)) status = EP_SAW_TIMEOUT;
+            if (status != EP_SAW_DONE) break;
+        }
+        const ep_u64 at = unit * EP_UNIT_DATA;
+        for (ep_u64 i = 0; status == EP_SAW_DONE && i < EP_UNIT_DATA && at + i < step.len; ++i)
+            *(volatile ep_u8*)(step.out + at + i) = (ep_u8)(data[i / 4] >> 8 * (i % 4));
+    }
+    const bool late = __syncthreads_or(status == EP_SAW_TIMEOUT), gone = __syncthreads_or(status == EP_SAW_GONE);
+    return EpSaw{(ep_u64)(late ? EP_SAW_TIMEOUT : gone ? EP_SAW_GONE : EP_SAW_DONE), 0, ep_now() - since};
+}
+
 #ifdef EP_FAR_H
 /* A put to another node; what it saw is its ticket. By the thread that posts. */
 EP_DEV EpSaw ep_put_beyond(const EpRank& r, const EpStep& step, ep_u64 deadline) {
@@ -100,8 +139,12 @@ EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, const EpSaw* saws
     const bool beyond = ep_is_beyond(r, step.peer);
     const bool reads = step.verb == EP_VERB_READ || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
     const bool writes = step.verb == EP_VERB_WRITE || step.verb == EP_VERB_PUT || step.verb == EP_VERB_GET;
+    const bool units = step.verb == EP_VERB_PUT_UNITS || step.verb == EP_VERB_UNITS;
+    const ep_u64 room = ep_unit_count(step.len) * EP_UNIT_BYTES;
     if (reads && !ep_inside(r, step.from, step.len)) return EpSaw{EP_SAW_OUTSIDE_FROM, 0, 0};
     if (writes && !ep_inside(r, step.to, step.len)) return EpSaw{EP_SAW_OUTSIDE_TO, 0, 0};
+    if (units && !ep_inside(r, step.from, step.verb == EP_VERB_UNITS ? room : step.len)) return EpSaw{EP_SAW_OUTSIDE_FROM, 0, 0};
+    if (step.verb == EP_VERB_PUT_UNITS && !ep_inside(r, step.to, room)) return EpSaw{EP_SAW_OUTSIDE_TO, 0, 0};
     ep_u8* own = ep_own(r);
     switch (step.verb) {
         case EP_VERB_WRITE:
@@ -124,6 +167,8 @@ EP_DEV EpSaw ep_take_step(const EpRank& r, const EpStep& step, const EpSaw* saws
         case EP_VERB_WAIT:
             if (threadIdx.x == 0) saw = ep_wait_probe(r, step, deadline);
             break;
+        case EP_VERB_PUT_UNITS: ep_put_units(r, step); break;
+        case EP_VERB_UNITS: saw = ep_await_units(r, step, deadline); break;
         case EP_VERB_PEEK: saw.value = ep_peek(r, step.peer, step.lane, EP_COUNTER_PROBE); break;
         default:
             ep_complete_puts();

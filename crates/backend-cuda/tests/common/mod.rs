@@ -30,9 +30,6 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         Requirement::ManyNodes => Some("each node has a proxy's thread for each rank"),
         Requirement::Plants => Some("kernels have planted faults of their own: see the test target `checks`"),
         Requirement::Coordinators => Some("one node has no lanes between nodes"),
-        Requirement::Units => {
-            Some("scripts of verbs have no units on a device, and a dispatch of one node is always units")
-        }
         Requirement::Int8 => Some("no kernel makes rows of int8: GPUs have FP8"),
         Requirement::Suspensions => Some("a kernel cannot be stopped and let go on from outside"),
         Requirement::ModesHeard => Some("kernels hear what others wait for in their own mode"),
@@ -44,7 +41,8 @@ pub fn lacks(what: Requirement) -> Option<&'static str> {
         | Requirement::LowLatency
         | Requirement::ManyRanks
         | Requirement::Nodes
-        | Requirement::Scripts => None,
+        | Requirement::Scripts
+        | Requirement::Units => None,
     }
 }
 

@@ -26,6 +26,10 @@ c_enum! {
         Peek = 6,
         /// Waits until all puts are complete.
         Flush = 7,
+        /// Puts `len` bytes from `from` in the own window to `to` in that of `peer`, as units of operation `value`.
+        PutUnits = 8,
+        /// Waits until all units of `len` bytes have come from `peer` to `from` in the own window, of operation `value`, and reads their data.
+        Units = 9,
     }
 }
 
@@ -62,9 +66,9 @@ c_struct! {
         pub to: u64,
         /// Bytes.
         pub len: u64,
-        /// Published or awaited.
+        /// Published or awaited; of units, their operation.
         pub value: u64,
-        /// Address that a read copies to: the backend's to say.
+        /// Address that what is read is copied to: the backend's to say.
         pub out: u64,
     }
 }
@@ -90,7 +94,8 @@ impl Step {
     /// Bytes that it reads out. None where it is refused for its length alone.
     fn read_bytes(&self) -> u64 {
         const MOST: u64 = 1 << 24;
-        if self.verb == Verb::Read as u32 && self.len <= MOST { self.len } else { 0 }
+        let reads = [Verb::Read as u32, Verb::Units as u32].contains(&self.verb);
+        if reads && self.len <= MOST { self.len } else { 0 }
     }
 }
 
