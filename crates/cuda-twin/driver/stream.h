@@ -48,6 +48,9 @@ public:
     Stream() : thread_([this] { run(); }) {}
     /* Lets it run when all before it has ended; or, while the stream is captured, whenever a graph of that runs. */
     void enqueue(std::function<void()> work);
+    /* The same of work that takes no time and waits for nobody: mostly done at once where the stream is idle, as a thread that must be woken for each copy
+       keeps whoever waits for it, on a busy processor for long. */
+    void enqueue_light(std::function<void()> work);
     /* Whether all work that was enqueued has ended. */
     bool is_idle();
     /* Lets its work end, and then its thread; nobody enqueues any more. */
