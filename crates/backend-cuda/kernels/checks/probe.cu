@@ -84,7 +84,9 @@ EP_DEV void ep_put_units(const EpRank& r, const EpStep& step) {
     const ep_u8* from = ep_own(r) + step.from;
     for (ep_u64 unit = threadIdx.x; unit < ep_unit_count(step.len); unit += blockDim.x) {
         ep_u32 data[3];
-        for (ep_u32 i = 0; i < 3; ++i) data[i] = ep_word_of(from + unit * EP_UNIT_DATA + 4 * i, ep_beyond_of(step.len, unit * EP_UNIT_DATA + 4 * i));
+#pragma unroll
+        for (ep_u32 i = 0; i < 3; ++i)
+            data[i] = ep_word_of(from + unit * EP_UNIT_DATA + 4 * i, ep_beyond_of(step.len, unit * EP_UNIT_DATA + 4 * i));
         ep_put_unit(ep_at(r, step.peer, step.to) + unit * EP_UNIT_BYTES, data[0], data[1], data[2], ep_unit_tag(step.value));
     }
 }
@@ -103,8 +105,9 @@ EP_DEV EpSaw ep_await_units(const EpRank& r, const EpStep& step, ep_u64 deadline
             if (status != EP_SAW_DONE) break;
         }
         const ep_u64 at = unit * EP_UNIT_DATA;
-        for (ep_u64 i = 0; status == EP_SAW_DONE && i < EP_UNIT_DATA && at + i < step.len; ++i)
-            *(volatile ep_u8*)(step.out + at + i) = (ep_u8)(data[i / 4] >> 8 * (i % 4));
+#pragma unroll
+        for (ep_u32 i = 0; i < EP_UNIT_DATA; ++i)
+            if (status == EP_SAW_DONE && at + i < step.len) *(volatile ep_u8*)(step.out + at + i) = (ep_u8)(data[i / 4] >> 8 * (i % 4));
     }
     const bool late = __syncthreads_or(status == EP_SAW_TIMEOUT), gone = __syncthreads_or(status == EP_SAW_GONE);
     return EpSaw{(ep_u64)(late ? EP_SAW_TIMEOUT : gone ? EP_SAW_GONE : EP_SAW_DONE), 0, ep_now() - since};
