@@ -139,7 +139,7 @@ TWIN int cuEventRecord(Event* event, Stream* stream) {
 TWIN int cuEventQuery(Event* event) {
     if (not_beside_capture() != kSuccess) return kCaptureUnsupported;
     const auto place = event->now();
-    if (event->is_of()) return kCapturedEvent;
+    if (event->captured_in()) return kCapturedEvent;
     if (!place) return kSuccess;
     std::lock_guard<std::mutex> lock(place->mutex);
     return place->is_there ? kSuccess : kNotReady;
@@ -151,7 +151,7 @@ TWIN int cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) {
     return kSuccess;
 }
 TWIN int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
-    const std::uint64_t of = event->is_of(), here = capture_of(stream_of(stream));
+    const std::uint64_t of = event->captured_in(), here = capture_of(stream_of(stream));
     if (of != 0 && of == here) return kSuccess; /* Work of one stream comes in order. */
     if (of != 0) return refuse("captures of more than one stream");
     const auto place = event->now();

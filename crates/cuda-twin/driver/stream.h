@@ -37,7 +37,7 @@ struct Event {
         return place;
     }
     /* The capture that it is of; 0 for none. */
-    std::uint64_t is_of() {
+    std::uint64_t captured_in() {
         std::lock_guard<std::mutex> lock(mutex);
         return capture;
     }

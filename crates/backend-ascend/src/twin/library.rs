@@ -106,7 +106,8 @@ impl Library {
         let parts = texts().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
         let place = Kept::of_user().place(iter::once(&version[..]).chain(options).chain(parts));
         if let Some(place) = place.as_ref().filter(|place| place.exists()) {
-            // SAFETY: the file was put there whole, compiled from this text by this compiler; the folder is the user's.
+            // SAFETY: the file was put there whole, compiled from this text by this compiler, in a folder of the user's or one that he
+            // has named for it.
             return unsafe { Self::load(place.clone(), None) };
         }
         let folder = tempfile::tempdir().map_err(problem)?;

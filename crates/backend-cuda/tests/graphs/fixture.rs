@@ -34,9 +34,9 @@ pub(crate) fn deadline() -> Nanos {
     Nanos::from_secs(if ON_TWIN.load(Ordering::Relaxed) { 6 } else { 2 })
 }
 
-/// How many replays there are, of so many on a GPU.
-pub(crate) fn turns(most: u64) -> u64 {
-    if ON_TWIN.load(Ordering::Relaxed) { most.div_ceil(8) } else { most }
+/// How many replays there are: on a GPU, and on one made of software.
+pub(crate) fn turns(gpu: u64, twin: u64) -> u64 {
+    if ON_TWIN.load(Ordering::Relaxed) { twin } else { gpu }
 }
 
 /// A communicator and how its ranks come together on the host.

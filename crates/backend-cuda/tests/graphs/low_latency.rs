@@ -91,7 +91,7 @@ fn replays_on(make: Make) -> Verdict {
             let mut input = Uploaded::new(&mut ep, &first[me])?;
             let (mut graph, seen) = captured(&mut ep, &input, how).await?;
             layer.meet()?;
-            for turn in 1..=turns(48) {
+            for turn in 1..=turns(100, 6) {
                 let batches = layer.batches(turn)?;
                 input.replace(&mut ep, &batches[me])?;
                 replay(&ep, &mut graph)?;
@@ -133,7 +133,7 @@ fn halves_on(make: Make) -> Verdict {
         let mut graph = stream.end_capture()?;
         let seen = [Round { got: got_one, back: back_one }, Round { got: got_two, back: back_two }];
         layer.meet()?;
-        for turn in 1..=turns(32) {
+        for turn in 1..=turns(50, 4) {
             let batches = [layer.batches(2 * turn)?, layer.batches(2 * turn + 1)?];
             one.replace(&mut ep, &batches[0][me])?;
             two.replace(&mut ep, &batches[1][me])?;
@@ -165,7 +165,7 @@ fn mixed_on(make: Make) -> Verdict {
         let mut input = Uploaded::new(&mut ep, &first[me])?;
         let (mut graph, seen) = captured(&mut ep, &input, how).await?;
         layer.meet()?;
-        for turn in 1..=turns(30) {
+        for turn in 1..=turns(30, 4) {
             let batches = layer.batches(turn)?;
             input.replace(&mut ep, &batches[me])?;
             for _ in 0..turn % 3 + 1 {

@@ -1,7 +1,7 @@
 //! Calls captured into CUDA graphs and replayed, held against the oracle after every replay.
 //!
 //! Ranks are threads of this process, as in the suite: set `CUDA_DEVICE_MAX_CONNECTIONS=32` where they share a GPU, and
-//! `--test-threads=1`. Where no GPU is visible they run on GPUs made of software ([`ep_cuda_twin`]), with an eighth of the replays. That needs g++.
+//! `--test-threads=1`. Where no GPU is visible they run on GPUs made of software ([`ep_cuda_twin`]), with fewer replays. That needs g++.
 
 mod failures;
 mod fixture;

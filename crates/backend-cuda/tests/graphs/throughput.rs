@@ -63,7 +63,7 @@ fn cached_on(layer: &Layer, full: Option<Rank>) -> Verdict {
         let mut input = Uploaded::new(&mut ep, &first[me])?;
         let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
         layer.meet()?;
-        for turn in 1..=turns(REPLAYS) {
+        for turn in 1..=turns(REPLAYS, 13) {
             // The routing stays, the rows change.
             let rows = layer.batches(turn)?.into_iter().zip(&first);
             let batches: Vec<_> = rows.map(|(new, first)| Batch { x: new.x, ..first.clone() }).collect();
@@ -96,7 +96,7 @@ pub(crate) fn by_expert() -> Verdict {
             let handle = ep.dispatch_with(&input.x, &input.routing(), &options).await?.handle;
             let (mut graph, got, back) = along(&mut ep, &input.x, &handle).await?;
             layer.meet()?;
-            for turn in 1..=turns(REPLAYS) {
+            for turn in 1..=turns(REPLAYS, 13) {
                 let new = layer.batches(turn)?;
                 ep.store(&mut input.x, 0, &bytes_of(&new[me].x))?;
                 replay(&ep, &mut graph)?;
@@ -158,7 +158,7 @@ pub(crate) fn from_anywhere() -> Verdict {
             let back = ep.combine(&y, &handle, options).await?;
             let mut graph = stream.end_capture()?;
             layer.meet()?;
-            for turn in 1..=turns(30) {
+            for turn in 1..=turns(30, 4) {
                 let new = layer.batches(turn)?;
                 let batches: Vec<_> =
                     new.iter().zip(&first).map(|(new, first)| Batch { x: new.x.clone(), ..first.clone() }).collect();
@@ -195,7 +195,7 @@ fn worst_case_on(layer: &Layer, full: Option<Rank>) -> Verdict {
         let counts = got.counts.as_ref().ok_or_else(|| Error::invalid("counts", "none", "on the device"))?;
         layer.meet()?;
         let mut sizes = std::collections::BTreeSet::new();
-        for turn in 1..=turns(REPLAYS) {
+        for turn in 1..=turns(REPLAYS, 13) {
             let mut batches = layer.batches(turn)?;
             for (rank, batch) in (0..).map(Rank).zip(&mut batches) {
                 batch.drop_choices((turn % 4) as f64 / 4.0, turn, rank)?;
@@ -245,7 +245,7 @@ fn mixed_on(layer: &Layer) -> Verdict {
         let (mut two, two_got, two_back) = fresh(&mut ep, &input, &WORST).await?;
         layer.meet()?;
         let (received, combined) = layer.expected(&first, None);
-        for turn in 1..=turns(20) {
+        for turn in 1..=turns(20, 3) {
             replay(&ep, &mut one)?;
             replay(&ep, &mut two)?;
             if turn % 2 == 0 {
