@@ -10,6 +10,11 @@ struct EpSum {
     float v[8];
 };
 
+/* The sums of a lane's columns, 512 bytes apart: so many loads of a row are in flight. */
+template <int columns> struct EpSums {
+    EpSum of[columns];
+};
+
 EP_DEV float ep_low(int two) { return ep_float_of((ep_u32)two << 16); }
 EP_DEV float ep_high(int two) { return ep_float_of((ep_u32)two & 0xffff0000u); }
 

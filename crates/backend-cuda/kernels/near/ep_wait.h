@@ -70,6 +70,10 @@ EP_DEV bool ep_wait(const EpRank& r, ep_u32 writer, ep_u32 lane, ep_u32 counter,
             return true;
         }
         if (spin % 64 == 0 && ep_wait_is_vain(r, writer, lane, cell, phase, seen, at_least, began)) return false;
+#ifdef EP_FAR_H
+        /* Hundreds of warps that look without a pause hold up what the driver copies between nodes, twentyfold. */
+        if (spin > 16) ep_nap(100);
+#endif
     }
 }
 

@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_COMBINE_WARPS, 1) ep_combin
     const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.role_count > ep_blocks();
     const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
     if (!all && !leaves && reduces && !ep_failed(r))
-        ep_reduce(r, ring, sources, routes, ((const EpRole*)ring.roles)[ep_block()].channel, began);
+        ep_reduce<1>(r, ring, sources, routes, ((const EpRole*)ring.roles)[ep_block()].channel, began);
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
     if (leaves) {
         const bool gives = a.base == EP_NO_BASE;

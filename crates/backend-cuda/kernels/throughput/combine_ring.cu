@@ -26,7 +26,7 @@ EP_KERNEL(32 * EP_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVE
     if (warp < a.role_count) {
         const EpRole role = ((const EpRole*)a.roles)[warp];
         EpRoute* routes = (EpRoute*)(sources + ranks) + in_block * ranks;
-        if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce(r, a, sources, routes, role.channel, began);
+        if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce<EP_COLUMNS>(r, a, sources, routes, role.channel, began);
         if (role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me))
             ep_give_back(r, a, role, began);
 #ifdef EP_FAR_H

@@ -37,11 +37,13 @@ EP_DEV void ep_lay_sum(const EpRank& r, const EpTokens& t, const EpRoute* routes
     if (lane == 0) ep_put16(to, ep_row_header(r, token, number));
     for (ep_u32 k = lane; k < r.w.topk; k += 32)
         ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, ep_add_weights(routes, t.first, end, k)});
-    for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512) {
-        EpSum sum;
-        ep_sum_clear(sum);
-        ep_add_rows(routes, t.first, end, at, sum);
-        ep_put16(to + (r.w.header_bytes + at), ep_sum_round(sum));
+    for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512 * EP_COLUMNS) {
+        EpSums<EP_COLUMNS> sums;
+        ep_sums_clear(sums);
+        ep_add_rows(r, routes, t.first, end, at, sums);
+#pragma unroll
+        for (int i = 0; i < EP_COLUMNS; ++i)
+            if (at + i * 512 < r.w.result_stride) ep_put16(to + (r.w.header_bytes + at + i * 512), ep_sum_round(sums.of[i]));
     }
 }
 

@@ -12,6 +12,9 @@
 #include "ep_ring.h"
 #include "ep_sum.h"
 
+/* Columns of a row that a lane sums at a time, where warps have registers for them. */
+enum { EP_COLUMNS = 8 };
+
 /* The first of some ascending tokens that is not below token. */
 EP_DEV ep_u32 ep_partition(const ep_i32* tokens, ep_u32 count, ep_u32 token) {
     ep_u32 low = 0;
@@ -210,12 +213,29 @@ EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
         if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
 }
 
+/* A lane's columns of a row from byte `at` on; those beyond the row are garbage that nobody stores. */
+template <int columns> EP_DEV void ep_get_columns(EpAt row, ep_u32 at, ep_u64 bytes, EpUnit (&held)[columns]) {
+#pragma unroll
+    for (int i = 0; i < columns; ++i) held[i] = at + i * 512 < bytes ? ep_get16(row + (at + i * 512)) : ep_sum_nothing();
+}
+template <int columns> EP_DEV void ep_sums_clear(EpSums<columns>& sums) {
+#pragma unroll
+    for (int i = 0; i < columns; ++i) ep_sum_clear(sums.of[i]);
+}
+template <int columns> EP_DEV void ep_sums_add(EpSums<columns>& sums, const EpUnit (&held)[columns]) {
+#pragma unroll
+    for (int i = 0; i < columns; ++i) ep_sum_add(sums.of[i], held[i]);
+}
+
 /* Adds rows of the ranks first .. end, ascending; whether there were any. */
-EP_DEV bool ep_add_rows(const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 at, EpSum& sum) {
+template <int columns>
+EP_DEV bool ep_add_rows(const EpRank& r, const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 at, EpSums<columns>& sums) {
     bool any = false;
     for (ep_u32 rank = first; rank < end; ++rank)
         if (ep_is_somewhere(routes[rank].row)) {
-            ep_sum_add(sum, ep_get16(routes[rank].row + at));
+            EpUnit held[columns];
+            ep_get_columns(routes[rank].row, at, r.w.result_stride, held);
+            ep_sums_add(sums, held);
             any = true;
         }
     return any;
@@ -232,21 +252,24 @@ EP_DEV float ep_add_weights(const EpRoute* routes, ep_u32 first, ep_u32 end, ep_
 }
 
 /* Adds all that a token has: its rows, or where there are several nodes the own node's sum, rounded as the others were, and theirs. */
-EP_DEV void ep_add_nodes(const EpRank& r, const EpRoute* routes, ep_u32 at, EpSum& sum) {
+template <int columns>
+EP_DEV void ep_add_nodes(const EpRank& r, const EpRoute* routes, ep_u32 at, EpSums<columns>& sums) {
     const ep_u32 width = r.w.ranks_per_node, own = r.me / width;
     if (ep_one_node(r)) {
-        ep_add_rows(routes, 0, r.w.ranks, at, sum);
+        ep_add_rows(r, routes, 0, r.w.ranks, at, sums);
         return;
     }
     for (ep_u32 node = 0; node < r.w.nodes; ++node) {
         const ep_u32 first = node * width, end = first + width;
         if (node != own || ep_planted(r, EP_PLANT_PARTIAL_NOT_ROUNDED)) {
-            ep_add_rows(routes, first, end, at, sum);
+            ep_add_rows(r, routes, first, end, at, sums);
             continue;
         }
-        EpSum partial;
-        ep_sum_clear(partial);
-        if (ep_add_rows(routes, first, end, at, partial)) ep_sum_add(sum, ep_sum_round(partial));
+        EpSums<columns> partial;
+        ep_sums_clear(partial);
+        if (!ep_add_rows(r, routes, first, end, at, partial)) continue;
+#pragma unroll
+        for (int i = 0; i < columns; ++i) ep_sum_add(sums.of[i], ep_sum_round(partial.of[i]));
     }
 }
 EP_DEV float ep_add_node_weights(const EpRank& r, const EpRoute* routes, ep_u32 k) {
@@ -257,6 +280,8 @@ EP_DEV float ep_add_node_weights(const EpRank& r, const EpRoute* routes, ep_u32 
     return sum;
 }
 
+/* `columns`: of a row, that a lane sums at a time. */
+template <int columns>
 EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
                       ep_u64 began) {
     const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
@@ -270,13 +295,22 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
     const ep_u32 end = ep_channel_first(c.tokens, a.rings.channels, channel + 1);
     for (ep_u32 token = ep_channel_first(c.tokens, a.rings.channels, channel); token < end; ++token) {
         if (!ep_find_rows(r, a, sources, tokens, routes, token, began)) return;
-        for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512) {
-            EpSum sum;
-            ep_sum_clear(sum);
-            if (c.bias[0]) ep_sum_start(sum, ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + at));
-            if (c.bias[1]) ep_sum_add(sum, ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + at));
-            ep_add_nodes(r, routes, at, sum);
-            ep_st16((ep_u8*)c.out + token * c.out_stride + at, ep_sum_round(sum));
+        for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512 * columns) {
+            EpSums<columns> sums;
+            ep_sums_clear(sums);
+#pragma unroll
+            for (int i = 0; i < columns; ++i) {
+                const ep_u32 to = at + i * 512;
+                if (to >= r.w.result_stride) continue;
+                if (c.bias[0]) ep_sum_start(sums.of[i], ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + to));
+                if (c.bias[1]) ep_sum_add(sums.of[i], ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + to));
+            }
+            ep_add_nodes(r, routes, at, sums);
+#pragma unroll
+            for (int i = 0; i < columns; ++i) {
+                const ep_u32 to = at + i * 512;
+                if (to < r.w.result_stride) ep_st16((ep_u8*)c.out + token * c.out_stride + to, ep_sum_round(sums.of[i]));
+            }
         }
         if (c.weights)
             for (ep_u32 k = lane; k < r.w.topk; k += 32)

@@ -180,7 +180,9 @@ EP_DEV void ep_inlet_return(const EpRank& r, EpInlet& i) {
     i.ring.returned = i.ring.head;
 }
 
+/* Whether there is a row; the cell is looked at where the rows seen so far have been taken. */
 EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
+    if (ep_consumer_has_row(i.ring)) return true;
     const ep_u64 tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
     if (tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, tail, ep_op(r));
     if (ep_consumer_saw(i.ring, rings, tail)) return ep_consumer_has_row(i.ring);

@@ -148,11 +148,11 @@ impl Source {
     /// What it is compiled to for ranks of several nodes, whose lanes a transport with this text has.
     pub fn between_nodes(self, arch: &str, lanes: &DeviceSource) -> Option<Target> {
         use Source::{
-            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, OfferNone, Probe,
+            CombineRing, Counts, DispatchRing, LowCombine, LowDispatch, LowLastWords, LowMask, Meet, OfferNone, Probe,
             Spread, Unpack,
         };
         // A rank that fails tells those of other nodes, too.
-        let speaks = matches!(self, Counts | DispatchRing | Unpack | Spread | CombineRing | OfferNone | Probe);
+        let speaks = matches!(self, Counts | DispatchRing | Unpack | Spread | CombineRing | OfferNone | Probe | Meet);
         let low = matches!(self, LowDispatch | LowCombine | LowMask | LowLastWords);
         (speaks || low).then(|| Target::new(self, arch).over(lanes))
     }
