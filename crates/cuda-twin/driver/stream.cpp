@@ -191,6 +191,26 @@ TWIN int cuStreamWriteValue64_v2(Stream* stream, std::uint64_t at, std::uint64_t
     stream_of(stream).enqueue_light([=] { __atomic_store_n((std::uint64_t*)at, value, __ATOMIC_RELEASE); });
     return kSuccess;
 }
+/* Of these only stores of eight bytes. */
+struct MemOp {
+    unsigned operation;
+    std::uint64_t address, value;
+    unsigned flags;
+    std::uint64_t alias, rest;
+};
+static_assert(sizeof(MemOp) == 48, "as the driver's CUstreamBatchMemOpParams");
+constexpr unsigned kWriteValue64 = 5;
+TWIN int cuStreamBatchMemOp_v2(Stream* stream, unsigned count, const MemOp* asked, unsigned) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> words;
+    for (unsigned i = 0; i < count; ++i) {
+        if (asked[i].operation != kWriteValue64 || asked[i].flags != 0) return kInvalidValue;
+        words.emplace_back(asked[i].address, asked[i].value);
+    }
+    stream_of(stream).enqueue_light([=] {
+        for (const auto& [at, value] : words) __atomic_store_n((std::uint64_t*)at, value, __ATOMIC_RELEASE);
+    });
+    return kSuccess;
+}
 TWIN int cuMemsetD8Async(std::uint64_t at, unsigned char byte, std::size_t bytes, Stream* stream) {
     stream_of(stream).enqueue_light([=] { std::memset((void*)at, byte, bytes); });
     return kSuccess;

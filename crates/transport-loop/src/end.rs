@@ -1,5 +1,6 @@
 //! Where one rank's window is reached, and the lanes that lead from it.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -37,7 +38,14 @@ pub(crate) struct State {
     /// The peer's connection that these lanes belong to.
     pub(crate) connection: Option<u32>,
     pub(crate) lanes: Vec<Lane>,
+    /// Whether the peer's gate is held for what is in the air.
+    inside: bool,
+    /// By each way of the peer's window: marks that are not reached, and the verbs before each.
+    aloft: Vec<VecDeque<(u64, usize)>>,
 }
+
+/// Verbs in the air by one way, at most. A driver takes some hundreds; then it waits in the middle of a call, and all others with it.
+const MOST_ALOFT: usize = 64;
 
 impl End {
     pub(crate) const fn new(me: Rank, window: Window, gate: Gate, links: Vec<Link>) -> Self {
@@ -51,7 +59,11 @@ impl End {
 
 impl Link {
     pub(crate) fn new(to: Rank, lanes: Vec<Lane>) -> Self {
-        Self { to, busy: AtomicBool::new(false), state: Mutex::new(State { connection: None, lanes }) }
+        Self {
+            to,
+            busy: AtomicBool::new(false),
+            state: Mutex::new(State { connection: None, lanes, inside: false, aloft: Vec::new() }),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -78,23 +90,79 @@ impl Link {
     }
 }
 
+/// The way of a link's lane. A lane of rows and that of their credit come one after the other.
+fn way_of(lane: usize, sink: &End) -> usize {
+    lane / 2 % sink.window.ways()
+}
+
 impl State {
     fn carry(&mut self, network: &Network, source: &End, sink: &End) {
+        self.land(source, sink);
         let now = network.now();
-        if !self.lanes.iter().any(|lane| lane.is_due(now)) {
+        let mut due: Vec<Vec<&mut Lane>> = (0..sink.window.ways()).map(|_| Vec::new()).collect();
+        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.is_due(now)) {
+            due[way_of(at, sink)].push(lane);
+        }
+        if due.iter().all(Vec::is_empty) {
             return;
         }
         if network.has_lost(source.me, sink.me) {
             let before = now.saturating_sub(network.answer_timeout());
-            self.lanes.iter_mut().for_each(|lane| lane.give_up(before));
+            due.iter_mut().flatten().for_each(|lane| lane.give_up(before));
             return;
         }
         let pass = sink.gate.enter(source.me, self.connection);
+        self.inside = true;
         if let Some(pass) = &pass {
-            self.lanes.iter_mut().for_each(|lane| lane.deliver(&source.window, &sink.window, now, pass));
+            for (way, (lanes, aloft)) in due.iter_mut().zip(&mut self.aloft).enumerate() {
+                let before = aloft.iter().map(|&(_, verbs)| verbs).sum();
+                let mut room = MOST_ALOFT.saturating_sub(before);
+                let mut verbs = 0;
+                for lane in lanes.iter_mut() {
+                    let some = lane.deliver((way, room), &source.window, &sink.window, now, pass);
+                    (room, verbs) = (room - some, verbs + some);
+                }
+                if verbs > 0 {
+                    // One for all of them: asking a driver takes as long as a copy.
+                    let mark = sink.window.mark(way);
+                    lanes.iter_mut().for_each(|lane| lane.depart(mark));
+                    aloft.extend(mark.map(|mark| (mark, verbs)));
+                }
+            }
         }
         if !pass.is_some_and(|pass| pass.is_valid()) {
             self.lanes.iter_mut().filter(|lane| !lane.is_idle()).for_each(|lane| lane.fail(LaneCause::NoAnswer));
+        }
+        self.land(source, sink);
+    }
+
+    /// Looks how far the peer's window is: when nothing is in the air any more, its gate may close.
+    fn land(&mut self, source: &End, sink: &End) {
+        let reached: Vec<u64> = (0..sink.window.ways()).map(|way| sink.window.reached(way)).collect();
+        self.aloft.resize_with(reached.len(), VecDeque::new);
+        for (aloft, reached) in self.aloft.iter_mut().zip(&reached) {
+            while aloft.pop_front_if(|(mark, _)| *mark <= *reached).is_some() {}
+        }
+        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.is_in_the_air()) {
+            lane.land(reached[way_of(at, sink)]);
+        }
+        self.leave(source, sink);
+    }
+
+    fn leave(&mut self, source: &End, sink: &End) {
+        if self.inside && !self.lanes.iter().any(Lane::is_in_the_air) {
+            sink.gate.leave(source.me);
+            self.inside = false;
+        }
+    }
+
+    /// Waits for what is in the air.
+    pub(crate) fn land_all(&mut self, source: &End, sink: &End) {
+        if self.lanes.iter().any(Lane::is_in_the_air) {
+            sink.window.finish();
+            self.lanes.iter_mut().for_each(|lane| lane.land(u64::MAX));
+            self.aloft.clear();
+            self.leave(source, sink);
         }
     }
 }

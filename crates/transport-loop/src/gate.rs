@@ -115,17 +115,30 @@ impl Gate {
         }
     }
 
-    /// Lets `rank` copy by `connection`; none where that is not up.
+    /// Lets `rank` copy by `connection`, until it [leaves](Self::leave); none where that is not up.
     pub(crate) fn enter(&self, rank: Rank, connection: Option<u32>) -> Option<Pass<'_>> {
         let pass = match self {
             Self::Threads(up) => Pass::Thread { up: up.read().unwrap_or_else(PoisonError::into_inner), connection },
             Self::Processes(page) => {
                 // Before the look at what is up: whoever closes the gate looks in the other order.
                 page.set(COPYING + u64::from(rank.0), process::id().into());
-                Pass::Process { page, rank, connection }
+                Pass::Process { page, connection }
             }
         };
         pass.is_valid().then_some(pass)
+    }
+
+    /// Whether a process copies by it now.
+    #[cfg(test)]
+    pub(crate) fn is_held_by(&self, rank: Rank) -> bool {
+        matches!(self, Self::Processes(page) if page.get(COPYING + u64::from(rank.0)) != 0)
+    }
+
+    /// All that `rank` has copied is there. Among threads a gate that has closed waits for its own window.
+    pub(crate) fn leave(&self, rank: Rank) {
+        if let Self::Processes(page) = self {
+            page.set(COPYING + u64::from(rank.0), 0);
+        }
     }
 }
 
@@ -133,7 +146,7 @@ impl Gate {
 #[derive(Debug)]
 pub(crate) enum Pass<'a> {
     Thread { up: RwLockReadGuard<'a, Option<u32>>, connection: Option<u32> },
-    Process { page: &'a Page, rank: Rank, connection: Option<u32> },
+    Process { page: &'a Page, connection: Option<u32> },
 }
 
 impl Pass<'_> {
@@ -141,17 +154,9 @@ impl Pass<'_> {
     pub(crate) fn is_valid(&self) -> bool {
         match self {
             Self::Thread { up, connection } => connection.is_some() && **up == *connection,
-            Self::Process { page, connection, .. } => {
+            Self::Process { page, connection } => {
                 connection.is_some_and(|connection| page.get(UP) == u64::from(connection))
             }
-        }
-    }
-}
-
-impl Drop for Pass<'_> {
-    fn drop(&mut self) {
-        if let Self::Process { page, rank, .. } = self {
-            page.set(COPYING + u64::from(rank.0), 0);
         }
     }
 }
@@ -172,7 +177,7 @@ mod tests {
         own.set_up(Some(1));
         let pass = theirs.enter(Rank(1), Some(1)).unwrap();
         assert!(pass.is_valid() && theirs.enter(Rank(0), Some(2)).is_none());
-        drop(pass);
+        theirs.leave(Rank(1));
         own.set_up(None);
         assert!(theirs.enter(Rank(1), Some(1)).is_none());
     }
@@ -182,7 +187,7 @@ mod tests {
         let own = Page::new(2, 7).unwrap();
         let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
         own.set_up(Some(1));
-        let pass = theirs.enter(Rank(1), Some(1)).unwrap();
+        let _pass = theirs.enter(Rank(1), Some(1)).unwrap();
         let ended = Instant::now() + Duration::from_millis(50);
         thread::scope(|scope| {
             let closer = scope.spawn(|| {
@@ -191,7 +196,7 @@ mod tests {
             });
             thread::sleep(ended.saturating_duration_since(Instant::now()));
             assert!(!closer.is_finished(), "closed in the middle of a copy");
-            drop(pass);
+            theirs.leave(Rank(1));
             assert!(closer.join().unwrap() >= ended);
         });
         own.set_up(Some(2));

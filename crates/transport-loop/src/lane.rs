@@ -47,7 +47,11 @@ pub(crate) struct Lane {
     depth: usize,
     /// Puts accepted, ever.
     issued: u64,
-    /// Those that have been carried out.
+    /// Those that were handed to whoever moves bytes.
+    delivered: u64,
+    /// What is in the air: marks of the peer's window, each with the puts that have been carried out when it is reached.
+    flights: VecDeque<(u64, u64)>,
+    /// Puts that have been carried out.
     settled: u64,
     pub(crate) broken: Option<LaneCause>,
 }
@@ -55,13 +59,15 @@ pub(crate) struct Lane {
 impl Lane {
     /// One that holds at most `depth` verbs. It leads nowhere yet.
     pub(crate) fn new(id: LaneId, depth: usize) -> Self {
-        Self { id, held: VecDeque::new(), depth, issued: 0, settled: 0, broken: Some(LaneCause::Flushed) }
+        let (held, flights, broken) = (VecDeque::new(), VecDeque::new(), Some(LaneCause::Flushed));
+        Self { id, held, depth, issued: 0, delivered: 0, flights, settled: 0, broken }
     }
 
-    /// Begins anew, without what was under way; broken where there is a cause.
+    /// Begins anew, without what was under way; broken where there is a cause. Nothing is in the air.
     pub(crate) fn renew(&mut self, broken: Option<LaneCause>) {
         self.held.clear();
-        self.settled = self.issued;
+        self.flights.clear();
+        (self.delivered, self.settled) = (self.issued, self.issued);
         self.broken = broken;
     }
 
@@ -80,7 +86,12 @@ impl Lane {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.held.is_empty()
+        self.held.is_empty() && self.flights.is_empty()
+    }
+
+    /// Whether something was handed on that may not be there yet.
+    pub(crate) fn is_in_the_air(&self) -> bool {
+        !self.flights.is_empty()
     }
 
     pub(crate) const fn issued(&self) -> u64 {
@@ -109,26 +120,49 @@ impl Lane {
         }
     }
 
-    /// Carries out what is due, as long as `pass` is valid: from the window of the rank that posted it to that of the peer.
-    pub(crate) fn deliver(&mut self, source: &Window, sink: &Window, now: u64, pass: &Pass<'_>) {
-        let mut settled = 0;
-        let mut well = true;
-        while well
+    /// Hands on what is due, at most `room` verbs, as long as `pass` is valid: from the window of the rank that posted it to that of the
+    /// peer, by its way. How many it were.
+    pub(crate) fn deliver(
+        &mut self,
+        (way, room): (usize, usize),
+        source: &Window,
+        sink: &Window,
+        now: u64,
+        pass: &Pass<'_>,
+    ) -> usize {
+        let mut verbs = 0;
+        while verbs < room
             && pass.is_valid()
             && let Some(Held { verb, .. }) = self.held.pop_front_if(|held| held.due <= now)
         {
-            well = match verb {
-                Verb::Put { from, to } => sink.pull(source, from, to),
-                Verb::Raise { at, bits } => sink.raise(at, bits),
+            let well = match verb {
+                Verb::Put { from, to } => sink.pull(way, source, from, to),
+                Verb::Raise { at, bits } => sink.raise(way, at, bits),
                 Verb::Probe => true,
             };
-            settled += u64::from(matches!(verb, Verb::Put { .. }));
+            if !well {
+                // The peer's window is as large as the own one, against which it was checked.
+                self.fail(LaneCause::RemoteAccess);
+                break;
+            }
+            self.delivered += u64::from(matches!(verb, Verb::Put { .. }));
+            verbs += 1;
         }
-        if sink.finish() && well {
-            self.settled += settled;
-        } else {
-            // The peer's window is as large as the own one, against which it was checked.
-            self.fail(LaneCause::RemoteAccess);
+        verbs
+    }
+
+    /// All that was delivered is there when the peer's window has reached `mark`; none: something went wrong.
+    pub(crate) fn depart(&mut self, mark: Option<u64>) {
+        match mark {
+            Some(mark) => self.flights.push_back((mark, self.delivered)),
+            None => self.fail(LaneCause::RemoteAccess),
+        }
+    }
+
+    /// The peer's window is so far.
+    pub(crate) fn land(&mut self, reached: u64) {
+        while let Some((_, puts)) = self.flights.pop_front_if(|(mark, _)| *mark <= reached) {
+            self.settled = puts;
         }
     }
 }

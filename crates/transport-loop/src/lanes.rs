@@ -21,7 +21,7 @@ use crate::window::{self, File, Window};
 /// The lanes of one rank over a network made of software.
 #[derive(Debug)]
 pub struct LoopLanes {
-    own: Arc<End>,
+    pub(crate) own: Arc<End>,
     number: u64,
     network: Arc<Network>,
     pace: Pace,
@@ -115,6 +115,17 @@ impl LoopLanes {
         link.set_busy();
     }
 
+    /// Ends the connection: when it returns, nothing is in the air that came or went by it.
+    fn close(&self) {
+        self.own.gate.set_up(None);
+        self.own.window.finish();
+        for (link, peer) in self.own.links.iter().zip(&self.peers) {
+            if let Some(peer) = peer {
+                link.lock().land_all(&self.own, peer);
+            }
+        }
+    }
+
     fn set_peers(&mut self, peers: Vec<Option<Arc<End>>>) {
         if let Some(carrier) = &self.carrier {
             carrier.connect(peers.clone());
@@ -172,7 +183,7 @@ fn cells_of(layout: &Layout) -> Vec<Span> {
 
 impl Lanes for LoopLanes {
     fn offer(&mut self) -> Result<Vec<u8>, Error> {
-        self.own.gate.set_up(None);
+        self.close();
         for link in &self.own.links {
             let mut state = link.lock();
             state.connection = None;
@@ -244,7 +255,7 @@ impl Lanes for LoopLanes {
         for (link, peer) in self.own.links.iter().zip(&self.peers) {
             let Some(peer) = peer else { continue };
             link.carry(&self.network, &self.own, peer, true);
-            if let Some(back) = peer.link(self.own.me) {
+            if let Some(back) = peer.link(self.own.me).filter(|_| !self.own.window.has_proxy()) {
                 back.carry(&self.network, peer, &self.own, false);
             }
         }
@@ -287,7 +298,7 @@ impl Lanes for LoopLanes {
 impl Drop for LoopLanes {
     fn drop(&mut self) {
         // Whoever posts here finds no answer; nothing that was posted here is carried on.
-        self.own.gate.set_up(None);
+        self.close();
         self.own.links.iter().for_each(|link| link.lock().lanes.iter_mut().for_each(|lane| lane.fail(LaneCause::Cut)));
         self.network.remove(self.number);
     }

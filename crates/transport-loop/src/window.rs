@@ -80,26 +80,56 @@ impl Window {
         }
     }
 
-    /// Copies `from` of `source` to `to` here, after what was copied here before; false where that cannot be.
-    pub(crate) fn pull(&self, source: &Self, from: Span, to: Offset) -> bool {
+    /// Ways by which copies come here; what goes by one arrives in its order.
+    pub(crate) fn ways(&self) -> usize {
+        match self {
+            Self::Host(_) => 1,
+            Self::Device(copies) => copies.ways(),
+        }
+    }
+
+    /// Copies `from` of `source` to `to` here, after what was copied by this way before; false where that cannot be.
+    pub(crate) fn pull(&self, way: usize, source: &Self, from: Span, to: Offset) -> bool {
         match (source, self) {
             (Self::Host(source), Self::Host(sink)) => source.memory.copy(from, &sink.memory, to).is_ok(),
-            (Self::Device(source), Self::Device(sink)) => told(sink.pull(&**source, from, to)),
+            (Self::Device(source), Self::Device(sink)) => told(sink.pull(way, &**source, from, to)),
             // Offers of the one do not fit the other.
             _ => false,
         }
     }
 
-    /// Raises a cell, after all that was copied here before; false where there is none.
-    pub(crate) fn raise(&self, at: Offset, bits: u64) -> bool {
+    /// Raises a cell, after all that was copied by this way before; false where there is none.
+    pub(crate) fn raise(&self, way: usize, at: Offset, bits: u64) -> bool {
         match self {
             Self::Host(file) => file.memory.cell(at).is_some_and(|cell| {
                 debug_assert!(cell.load(Ordering::Relaxed) <= bits, "the cell at {at:?} would fall");
                 cell.store(bits, Ordering::Release);
                 true
             }),
-            Self::Device(copies) => told(copies.raise(at, bits)),
+            Self::Device(copies) => told(copies.raise(way, at, bits)),
         }
+    }
+
+    /// What [`reached`](Self::reached) gives once all that was copied and raised by this way so far is there; none where something went wrong.
+    pub(crate) fn mark(&self, way: usize) -> Option<u64> {
+        match self {
+            // Copied by the core that was asked.
+            Self::Host(_) => Some(0),
+            Self::Device(copies) => copies.mark(way).inspect_err(tell).ok(),
+        }
+    }
+
+    /// How far it is.
+    pub(crate) fn reached(&self, way: usize) -> u64 {
+        match self {
+            Self::Host(_) => 0,
+            Self::Device(copies) => copies.reached(way),
+        }
+    }
+
+    /// Whether somebody else than ranks that wait carries what is due on its lanes: a device has a proxy.
+    pub(crate) const fn has_proxy(&self) -> bool {
+        matches!(self, Self::Device(_))
     }
 
     /// Returns when all that was copied and raised here is there; false where something went wrong.
@@ -113,5 +143,9 @@ impl Window {
 
 /// Whether it went well; what went wrong is in the log: a lane that breaks has no room for it.
 fn told(done: Result<(), Error>) -> bool {
-    done.inspect_err(|error| tracing::error!(%error, "the loop cannot move bytes of a device")).is_ok()
+    done.inspect_err(tell).is_ok()
+}
+
+fn tell(error: &Error) {
+    tracing::error!(%error, "the loop cannot move bytes of a device");
 }

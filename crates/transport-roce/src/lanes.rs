@@ -207,7 +207,7 @@ impl RoceLanes {
         let spans = far.flat_map(|writer| [0, 1].map(|generation| self.layout.cells_of(writer, generation)));
         for at in spans.flat_map(|span| (span.offset.0..span.end()).step_by(8)) {
             match &self.copies {
-                Some(copies) => copies.raise(Offset(at), 0)?,
+                Some(copies) => copies.raise(0, Offset(at), 0)?,
                 None => {
                     if let Some(word) = self.window.memory().word(at) {
                         word.store(0, Ordering::Release);

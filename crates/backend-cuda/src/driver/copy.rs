@@ -6,6 +6,9 @@ use super::relaxed::Relaxed;
 use super::{Device, Stream, check};
 use crate::error::CudaError;
 
+/// Words that the driver stores at a time, at most.
+const MOST_STORES: usize = 128;
+
 impl Stream {
     /// Copies `bytes` to device memory; they may be changed on return.
     ///
@@ -78,6 +81,42 @@ impl Stream {
         self.device().bind()?;
         // SAFETY: as the caller promises.
         check("cuStreamWriteValue64", unsafe { sys::cuStreamWriteValue64_v2(self.raw(), at, bits, 0) })
+    }
+
+    /// Stores words of device memory, one after the other, behind everything enqueued, enqueued: in one question to the driver, and one change from its
+    /// copy engine to what stores words, which takes as long as a copy of 100 KB.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    ///
+    /// # Safety
+    /// As [`store`](Self::store) of each.
+    pub(crate) unsafe fn store_all(&self, words: &[(u64, u64)]) -> Result<(), CudaError> {
+        self.device().bind()?;
+        let operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+        for some in words.chunks(MOST_STORES) {
+            let mut asked: Vec<_> = some
+                .iter()
+                .map(|&(address, value64)| {
+                    let mut one = sys::CUstreamBatchMemOpParams { pad: [0; 6] };
+                    one.writeValue = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st {
+                        operation,
+                        address,
+                        __bindgen_anon_1:
+                            sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 {
+                                value64,
+                            },
+                        flags: 0,
+                        alias: 0,
+                    };
+                    one
+                })
+                .collect();
+            // SAFETY: as the caller promises; the driver reads the array before it returns.
+            let code = unsafe { sys::cuStreamBatchMemOp_v2(self.raw(), asked.len() as u32, asked.as_mut_ptr(), 0) };
+            check("cuStreamBatchMemOp", code)?;
+        }
+        Ok(())
     }
 
     /// Copies `rows` rows of `width` bytes between device memories with their own strides, enqueued.

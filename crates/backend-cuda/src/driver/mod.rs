@@ -27,6 +27,7 @@ pub(crate) use module::{Kernel, Launch, Module};
 #[cfg(target_os = "linux")]
 pub(crate) use registered::Registered;
 pub use scratch::Scratch;
+pub(crate) use stream::Pause;
 pub use stream::{Event, Stream};
 
 use crate::error::CudaError;
@@ -77,18 +78,6 @@ pub fn devices() -> Result<usize, CudaError> {
     // SAFETY: `count` is written to.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
     Ok(usize::try_from(count).unwrap_or(0))
-}
-
-/// Whether kernels of other libraries come to the GPU with their first launch, as `CUDA_MODULE_LOADING` says. That launch waits until all kernels
-/// that run have ended, and launches and copies of other threads wait with it.
-///
-/// # Errors
-/// [`CudaError::Driver`].
-pub fn loads_lazily() -> Result<bool, CudaError> {
-    let mut mode = sys::CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING;
-    // SAFETY: the mode is written to.
-    check("cuModuleGetLoadingMode", unsafe { sys::cuModuleGetLoadingMode(&raw mut mode) })?;
-    Ok(mode == sys::CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING)
 }
 
 #[cfg(test)]

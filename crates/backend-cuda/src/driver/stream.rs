@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -9,6 +10,26 @@ use cudarc::driver::sys;
 use super::relaxed::Relaxed;
 use super::{Device, check};
 use crate::error::CudaError;
+
+/// Between two questions to the driver. Each takes its lock, which a proxy needs for every copy between nodes: so whoever has asked often pauses.
+#[derive(Debug, Default)]
+pub(crate) struct Pause {
+    asked: u32,
+}
+
+impl Pause {
+    const EAGER: u32 = 200;
+    const TIME: Duration = Duration::from_micros(20);
+
+    pub(crate) fn pass(&mut self) {
+        self.asked += 1;
+        if self.asked < Self::EAGER {
+            thread::yield_now();
+        } else {
+            thread::sleep(Self::TIME);
+        }
+    }
+}
 
 /// A queue of work of one GPU. Does not wait for the default stream.
 #[derive(Debug)]
@@ -108,10 +129,11 @@ impl Stream {
         self.device.bind()?;
         self.must_run("a wait for the stream")?;
         let _relaxed = Relaxed::enter();
+        let mut pause = Pause::default();
         loop {
             // SAFETY: the stream lives.
             match unsafe { sys::cuStreamQuery(self.raw) } {
-                sys::CUresult::CUDA_ERROR_NOT_READY => std::thread::yield_now(),
+                sys::CUresult::CUDA_ERROR_NOT_READY => pause.pass(),
                 code => return check("cuStreamQuery", code),
             }
         }
@@ -271,12 +293,12 @@ impl Event {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn wait(&self, timeout: Duration) -> Result<bool, CudaError> {
-        let began = Instant::now();
+        let (began, mut pause) = (Instant::now(), Pause::default());
         while !self.has_come()? {
             if began.elapsed() > timeout {
                 return Ok(false);
             }
-            std::thread::yield_now();
+            pause.pass();
         }
         Ok(true)
     }

@@ -1,7 +1,7 @@
 //! Windows as a network made of software moves their bytes: by the GPU's copy engines.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ep_core::port::{Offset, Span};
 #[cfg(target_os = "linux")]
@@ -12,14 +12,34 @@ use ep_core::{Error, Rank};
 use super::Node;
 #[cfg(target_os = "linux")]
 use super::mirror::Beside;
-use crate::driver::{Device, Imported, MemoryHandle, Stream};
+use crate::driver::{Device, Imported, Mapped, MemoryHandle, Stream};
 use crate::error::CudaError;
 
-/// A rank's window, and a stream beside those of kernels.
+/// Streams by which copies go to a window. On one alone a copy waits for the cells that were stored before, which takes as long as a copy.
+const WAYS: usize = 4;
+
+/// A rank's window, and streams beside those of kernels.
 #[derive(Debug)]
 pub(crate) struct Copies {
     window: Place,
+    ways: Vec<Way>,
+}
+
+#[derive(Debug)]
+struct Way {
     stream: Arc<Stream>,
+    asked: Mutex<Asked>,
+    /// Where the stream stores the last mark that it has reached.
+    reached: Mapped,
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Where cells lie, and what is to be stored there at the next mark.
+    raises: Vec<(u64, u64)>,
+    /// The last mark.
+    mark: u64,
 }
 
 /// Where a window of so many bytes lies.
@@ -40,8 +60,44 @@ enum At {
 impl Copies {
     /// Of `rank`, whose window of so many bytes lies on `device`.
     pub(crate) fn new(node: &Arc<Node>, rank: Rank, device: &Arc<Device>, bytes: u64) -> Result<Self, CudaError> {
-        let window = Place { at: At::Here(Arc::clone(node), rank), bytes };
-        Ok(Self { window, stream: Stream::new(device, 0)? })
+        Self::of(Place { at: At::Here(Arc::clone(node), rank), bytes }, device)
+    }
+
+    fn of(window: Place, device: &Arc<Device>) -> Result<Self, CudaError> {
+        let ways = (0..WAYS).map(|_| Way::new(device)).collect::<Result<_, _>>()?;
+        Ok(Self { window, ways })
+    }
+
+    fn way(&self, way: usize) -> &Way {
+        &self.ways[way % self.ways.len()]
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        self.way(0).stream.device()
+    }
+}
+
+impl Way {
+    fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        let reached = Mapped::zeroed(device, size_of::<u64>())?;
+        Ok(Self { stream: Stream::new(device, 0)?, asked: Mutex::default(), reached })
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mark(&self) -> Result<u64, Error> {
+        // Held until all is enqueued: marks are reached in their order, and so are cells raised.
+        let mut asked = self.asked();
+        asked.mark += 1;
+        let mark = asked.mark;
+        asked.raises.push((self.reached.address(), mark));
+        // SAFETY: eight bytes each of the window, which nobody else writes: a cell has one writer. Those of the mark live as long as the stream, which ends
+        // before they do.
+        let stored = unsafe { self.stream.store_all(&asked.raises) };
+        asked.raises.clear();
+        Ok(stored.map(|()| mark)?)
     }
 }
 
@@ -75,7 +131,11 @@ impl WindowCopies for Copies {
         self.window.bytes
     }
 
-    fn pull(&self, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error> {
+    fn ways(&self) -> usize {
+        self.ways.len()
+    }
+
+    fn pull(&self, way: usize, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error> {
         let Some(source) = (source as &dyn Any).downcast_ref::<Self>() else {
             return Err(Error::invalid(
                 "a window to copy from",
@@ -87,22 +147,33 @@ impl WindowCopies for Copies {
         // SAFETY: both ranges lie in windows, whose memory stays for as long as the process lives; of another process, as long as its mapping,
         // which this value holds. The protocol excludes that somebody else writes the one or touches the other; what does so nevertheless makes
         // wrong rows and harms no memory.
-        Ok(unsafe { self.stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
+        Ok(unsafe { self.way(way).stream.copy_rows((to, bytes), (from, bytes), bytes, 1) }?)
     }
 
-    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
+    fn raise(&self, way: usize, at: Offset, bits: u64) -> Result<(), Error> {
         let at = self.window.at(at.span(8))?;
-        // SAFETY: eight bytes of the window, which nobody else writes: the cell has one writer.
-        Ok(unsafe { self.stream.store(at, bits) }?)
+        self.way(way).asked().raises.push((at, bits));
+        Ok(())
+    }
+
+    fn mark(&self, way: usize) -> Result<u64, Error> {
+        self.way(way).mark()
+    }
+
+    fn reached(&self, way: usize) -> u64 {
+        self.way(way).reached.long(0)
     }
 
     fn finish(&self) -> Result<(), Error> {
-        Ok(self.stream.synchronize()?)
+        self.ways.iter().try_for_each(|way| {
+            way.mark()?;
+            Ok(way.stream.synchronize()?)
+        })
     }
 
     #[cfg(target_os = "linux")]
     fn mirror(&self, bytes: u64) -> Result<Arc<dyn Mirror>, Error> {
-        let stream = Stream::new(self.stream.device(), 0)?;
+        let stream = Stream::new(self.device(), 0)?;
         Ok(Arc::new(Beside::new(self.window.clone(), stream, bytes)?))
     }
 
@@ -118,16 +189,18 @@ impl WindowCopies for Copies {
             let limit = format_args!("{}", MemoryHandle::BYTES);
             return Err(Error::invalid("bytes of a window's name", name.len(), limit));
         };
-        let device = self.stream.device();
+        let device = self.device();
         let window = Imported::open(device, MemoryHandle::from_bytes(handle))?;
         let window = Place { at: At::There(Arc::new(window)), bytes: self.window.bytes };
-        Ok(Arc::new(Self { window, stream: Stream::new(device, 0)? }))
+        Ok(Arc::new(Self::of(window, device)?))
     }
 }
 
 impl Drop for Copies {
     fn drop(&mut self) {
         // Before another process' memory is given back.
-        let _ = self.stream.synchronize();
+        for way in &self.ways {
+            let _ = way.stream.synchronize();
+        }
     }
 }

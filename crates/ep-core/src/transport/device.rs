@@ -56,26 +56,41 @@ pub enum WindowMemory<'a> {
     },
 }
 
-/// A window in memory of a device, for transports whose host moves the bytes. What is enqueued here is carried out in its order, and may be
-/// under way until [`finish`](Self::finish) returns.
+/// A window in memory of a device, for transports whose host moves the bytes. What is enqueued on one of its [ways](Self::ways) is carried out in its
+/// order, and may be under way until [`finish`](Self::finish) returns; ways overtake each other.
 pub trait WindowCopies: Any + Send + Sync + fmt::Debug {
     /// [`Layout::window_bytes`].
     fn bytes(&self) -> u64;
+
+    /// How many ways there are, 1 or more.
+    fn ways(&self) -> usize {
+        1
+    }
 
     /// Copies `from`, a span of the window `source`, to `to` in this one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a span that leaves a window, and for a window of another kind of device; [`Error::Broken`] with what the driver
     /// refused.
-    fn pull(&self, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error>;
+    fn pull(&self, way: usize, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error>;
 
-    /// Stores `bits` in the cell at `at`, at once, after all that was copied here before.
+    /// Stores `bits` in the cell at `at`, at once, after all that was copied on this way before. It may wait for the next [`mark`](Self::mark).
     ///
     /// # Errors
     /// As [`pull`](Self::pull).
-    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error>;
+    fn raise(&self, way: usize, at: Offset, bits: u64) -> Result<(), Error>;
 
-    /// Returns when all is done: sources have been read, and kernels see it.
+    /// A number that [`reached`](Self::reached) gives once all is done that was enqueued on this way so far: sources have been read, and kernels see it.
+    /// Numbers of a way rise.
+    ///
+    /// # Errors
+    /// As [`pull`](Self::pull).
+    fn mark(&self, way: usize) -> Result<u64, Error>;
+
+    /// The last [`mark`](Self::mark) that was reached; 0 before the first. Waits for nothing, and asks no driver.
+    fn reached(&self, way: usize) -> u64;
+
+    /// Returns when all is done.
     ///
     /// # Errors
     /// [`Error::Broken`] with what the driver said.

@@ -190,13 +190,21 @@ impl WindowCopies for Copies {
         self.0.metadata().unwrap().len()
     }
 
-    fn pull(&self, _: &dyn WindowCopies, _: Span, _: Offset) -> Result<(), Error> {
+    fn pull(&self, _: usize, _: &dyn WindowCopies, _: Span, _: Offset) -> Result<(), Error> {
         Err(Error::unsupported("a copy between windows", "an adapter"))
     }
 
-    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
+    fn raise(&self, _: usize, at: Offset, bits: u64) -> Result<(), Error> {
         self.0.write_all_at(&bits.to_le_bytes(), at.0).unwrap();
         Ok(())
+    }
+
+    fn mark(&self, _: usize) -> Result<u64, Error> {
+        Ok(0)
+    }
+
+    fn reached(&self, _: usize) -> u64 {
+        0
     }
 
     fn finish(&self) -> Result<(), Error> {

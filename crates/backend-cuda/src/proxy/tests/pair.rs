@@ -1,6 +1,7 @@
 //! Two ranks of two nodes, each a device of CPU threads with a proxy, and a network between them.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +38,7 @@ pub(super) struct Window {
     bytes: u64,
     own: Weak<Self>,
     /// What was asked for of the device's memory, and not done yet.
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<AskedSoFar>,
 }
 
 /// Memory of the host beside a window, and what was asked for between them.
@@ -103,6 +104,17 @@ impl Mirror for Beside {
 enum Asked {
     Copy { source: Arc<Window>, from: Span, to: Offset },
     Raise { at: Offset, bits: u64 },
+    Mark(u64),
+}
+
+#[derive(Debug, Default)]
+struct AskedSoFar {
+    queue: VecDeque<Asked>,
+    /// The last mark asked for, and the last reached.
+    marks: u64,
+    reached: u64,
+    /// How often somebody has looked.
+    looks: u64,
 }
 
 /// A window in memory of a device that takes its time: nothing is done before it must be.
@@ -111,26 +123,43 @@ impl WindowCopies for Window {
         self.bytes
     }
 
-    fn pull(&self, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error> {
+    fn pull(&self, _: usize, source: &dyn WindowCopies, from: Span, to: Offset) -> Result<(), Error> {
         let source = (source as &dyn Any).downcast_ref::<Self>().and_then(|window| window.own.upgrade());
         let source = source.ok_or_else(|| Error::invalid("a window", "another one", "one of this kind"))?;
-        self.asked.lock().expect("no panic").push(Asked::Copy { source, from, to });
+        self.asked.lock().expect("no panic").queue.push_back(Asked::Copy { source, from, to });
         Ok(())
     }
 
-    fn raise(&self, at: Offset, bits: u64) -> Result<(), Error> {
-        self.asked.lock().expect("no panic").push(Asked::Raise { at, bits });
+    fn raise(&self, _: usize, at: Offset, bits: u64) -> Result<(), Error> {
+        self.asked.lock().expect("no panic").queue.push_back(Asked::Raise { at, bits });
         Ok(())
+    }
+
+    fn mark(&self, _: usize) -> Result<u64, Error> {
+        let mut asked = self.asked.lock().expect("no panic");
+        asked.marks += 1;
+        let mark = asked.marks;
+        asked.queue.push_back(Asked::Mark(mark));
+        Ok(mark)
+    }
+
+    fn reached(&self, _: usize) -> u64 {
+        // Now and then something of what was asked for is done.
+        let mut asked = self.asked.lock().expect("no panic");
+        asked.looks += 1;
+        if asked.looks.is_multiple_of(3)
+            && let Some(next) = asked.queue.pop_front()
+        {
+            self.carry_out(&mut asked, next);
+        }
+        asked.reached
     }
 
     fn finish(&self) -> Result<(), Error> {
         thread::yield_now();
         let mut asked = self.asked.lock().expect("no panic");
-        for asked in asked.drain(..) {
-            match asked {
-                Asked::Copy { source, from, to } => self.write(to, &source.read(from)),
-                Asked::Raise { at, bits } => self.word(at).store(bits, Ordering::Release),
-            }
+        while let Some(next) = asked.queue.pop_front() {
+            self.carry_out(&mut asked, next);
         }
         Ok(())
     }
@@ -147,6 +176,14 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
+    fn carry_out(&self, so_far: &mut AskedSoFar, asked: Asked) {
+        match asked {
+            Asked::Copy { source, from, to } => self.write(to, &source.read(from)),
+            Asked::Raise { at, bits } => self.word(at).store(bits, Ordering::Release),
+            Asked::Mark(mark) => so_far.reached = mark,
+        }
+    }
+
     fn new(bytes: u64) -> Arc<Self> {
         let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&file, bytes).expect("memory");
