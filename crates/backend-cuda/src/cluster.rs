@@ -9,9 +9,11 @@ use std::thread;
 
 use ep_bootstrap::{LocalMeeting, Peers, joined};
 use ep_core::memory::Estimate;
+use ep_core::settings::SettingsBuilder;
 use ep_core::transport::{DeviceSource, DeviceTransport, Transport};
 use ep_core::{Element, Error, Layout, Rank, Settings, Shape, Topology};
 
+use crate::args::RING_WARPS;
 use crate::checks::Checks;
 use crate::driver::{self, Device};
 use crate::endpoint::{CudaEndpoint, poll};
@@ -22,6 +24,9 @@ use crate::posting::PostingGpu;
 #[cfg(feature = "workshop")]
 use crate::probe;
 use crate::rank::{Options, RankDevice, check_low, layout_of};
+
+/// Multiprocessors of a GPU that kernels occupy, where nobody says.
+const MULTIPROCESSORS: u32 = 24;
 
 /// Collects what a [`Cluster`] needs to know.
 #[derive(Clone, Debug)]
@@ -74,7 +79,7 @@ impl Builder {
         self
     }
 
-    /// How the windows are cut. Automatic: [`Settings::auto`].
+    /// How the windows are cut. Automatic: those of [`Cluster::settings`].
     pub const fn settings(mut self, settings: Settings) -> Self {
         self.settings = Some(settings);
         self
@@ -173,7 +178,10 @@ impl Builder {
         if shape.element() == Element::Int8 {
             return Err(Error::invalid("element of the rows", shape.element(), "bf16 or fp8 on GPUs"));
         }
-        let settings = self.settings.unwrap_or_else(|| Settings::auto(shape, &self.topology));
+        let settings = match self.settings {
+            Some(settings) => settings,
+            None => Cluster::settings(shape, &self.topology, self.multiprocessors).build()?,
+        };
         if self.topology.nodes() > 1 {
             self.check_nodes()?;
         }
@@ -206,7 +214,7 @@ impl Builder {
     fn options(&self, devices: &[Arc<Device>], sharing: u32) -> Result<Options, Error> {
         let present = devices.iter().map(|device| device.multiprocessors()).min().unwrap_or(1);
         let most = present.saturating_sub(self.left) / sharing;
-        let blocks = self.multiprocessors.unwrap_or(24.min(most));
+        let blocks = self.multiprocessors.unwrap_or(MULTIPROCESSORS.min(most));
         // A driver may copy within a GPU by a kernel, and kernels wait for what it brings.
         let spared = if self.topology.nodes() > 1 { most.div_ceil(16) } else { 0 };
         let low_blocks = self.low_latency_multiprocessors.unwrap_or((most - spared).max(1).min(most));
@@ -261,6 +269,13 @@ impl Cluster {
             checks: None,
             network: None,
         }
+    }
+
+    /// Starts from the automatic choice for GPUs, of which a rank's kernels occupy so many multiprocessors (none: 24). Where rows go through rings there are
+    /// as many channels as half of the kernels' warps carry: `docs/cuda-tried.md` has what more of them cost.
+    pub fn settings(shape: &Shape, topology: &Topology, multiprocessors: Option<u32>) -> SettingsBuilder {
+        let warps = multiprocessors.unwrap_or(MULTIPROCESSORS).saturating_mul(RING_WARPS);
+        Settings::builder(shape, topology).role_warps(warps / 2)
     }
 
     /// The endpoints, one a rank, for threads of the caller's own.

@@ -216,6 +216,7 @@ pub struct SettingsBuilder {
     low_latency: bool,
     low_latency_units: bool,
     deadline: Nanos,
+    role_warps: Option<u32>,
 }
 
 impl Default for SettingsBuilder {
@@ -237,12 +238,19 @@ impl Default for SettingsBuilder {
             low_latency: false,
             low_latency_units: false,
             deadline: Nanos::from_secs(60),
+            role_warps: None,
         }
     }
 }
 
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
+/// The same where warps of a device play the roles, and their channels at most.
+const AUTO_WARPS_RING_BYTES: u64 = 64 << 20;
+const AUTO_WARPS_CHANNELS: u32 = 32;
+/// Rows of a ring at most.
+const AUTO_SLOTS: u64 = 256;
+const AUTO_WARPS_SLOTS: u64 = 128;
 /// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
 const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
 const AUTO_OUTBOX_CHANNELS: u32 = 24;
@@ -250,14 +258,21 @@ const AUTO_OUTBOX_CHANNELS: u32 = 24;
 const AUTO_ARENA_BYTES: u64 = 1 << 30;
 
 impl SettingsBuilder {
-    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1; 24 where rows are pulled.
+    /// For devices whose warps each play one role: so many do. Where rows go through rings, within a node or to others, the automatic choice then has as
+    /// many channels as that carries, 1 to 32, and deeper rings. Automatic: a rank's roles share a processor, which one channel fills.
+    pub const fn role_warps(mut self, warps: u32) -> Self {
+        self.role_warps = Some(warps);
+        self
+    }
+
+    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1, or what [role warps](Self::role_warps) carry; 24 where rows are pulled.
     pub const fn channels(mut self, channels: u32) -> Self {
         self.channels = Some(channels);
         self
     }
 
-    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer; where rows are
-    /// pulled, at an outbox of 64 MiB.
+    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer; with [role warps](Self::role_warps) 8 to 128, at 64 MiB; where
+    /// rows are pulled, at an outbox of 64 MiB.
     pub const fn slots(mut self, slots: u32) -> Self {
         self.slots = Some(slots);
         self
@@ -342,13 +357,22 @@ impl SettingsBuilder {
 
     fn chosen(&self) -> Settings {
         let row = RowFormat::new(&self.shape);
-        let (usual, bytes, parts) = match self.placement {
-            Placement::Ring | Placement::Direct => (1, AUTO_RING_BYTES, self.topology.nodes()),
-            Placement::Pulled => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
+        let nodes = self.topology.nodes();
+        // Low latency on one node has no use for rings.
+        let uses_rings = nodes > 1 || (self.placement == Placement::Ring && !self.low_latency);
+        let warps = self.role_warps.filter(|_| uses_rings);
+        let (usual, bytes, parts) = match (self.placement, warps) {
+            (Placement::Pulled, _) => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
+            (_, None) => (1, AUTO_RING_BYTES, nodes),
+            (_, Some(warps)) => {
+                let carried = warps / self.topology.dispatch_roles();
+                (carried.clamp(1, AUTO_WARPS_CHANNELS), AUTO_WARPS_RING_BYTES, 1)
+            }
         };
+        let most = if warps.is_some() { AUTO_WARPS_SLOTS } else { AUTO_SLOTS };
         let fitting = |bytes: u64, channels: u32, parts: u32| {
             let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
-            (each / u64::from(parts)).clamp(8, 256) as u32
+            (each / u64::from(parts)).clamp(8, most) as u32
         };
         let channels = self.channels.unwrap_or(usual);
         let slots = self.slots.unwrap_or_else(|| fitting(bytes, channels, parts));
@@ -467,6 +491,33 @@ mod tests {
         assert_eq!(refused(2, true).unwrap_err(), "nodes is 2, allowed: 1 with low latency as units");
         let alone = "low latency as units is true, allowed: only with low_latency(true)";
         assert_eq!(refused(1, false).unwrap_err(), alone);
+    }
+
+    #[test]
+    fn channels_are_as_many_as_warps_carry() {
+        let shape = Shape::builder().experts(64).topk(8).hidden(7168).build().unwrap();
+        let rings = |nodes, ranks, placement, warps: Option<u32>| {
+            let topology = Topology::new(nodes, ranks).unwrap();
+            let settings = Settings::builder(&shape, &topology).placement(placement).arena_bytes(1 << 20);
+            let settings = warps.into_iter().fold(settings, SettingsBuilder::role_warps).build().unwrap();
+            (settings.rings().channels, settings.rings().far.slots)
+        };
+        let (ring, direct) = (Placement::Ring, Placement::Direct);
+        assert_eq!(
+            rings(2, 1, direct, Some(96)),
+            (32, 128),
+            "two for each node's rank and one for the own: 3 a channel"
+        );
+        assert_eq!(rings(2, 2, ring, Some(96)), (16, 128));
+        assert_eq!(rings(2, 8, ring, Some(96)), (4, 128));
+        assert_eq!(rings(8, 8, ring, Some(8)), (1, 128), "some role has to be played");
+        assert_eq!(rings(1, 4, ring, Some(96)), (13, 128));
+        assert_eq!(
+            rings(1, 4, direct, Some(96)),
+            rings(1, 4, direct, None),
+            "no row goes through rings there as a rule"
+        );
+        assert_eq!(rings(2, 2, ring, None).0, 1);
     }
 
     #[test]

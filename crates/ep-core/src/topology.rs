@@ -63,6 +63,11 @@ impl Topology {
         self.nodes * self.ranks_per_node
     }
 
+    /// Roles of a rank in a dispatch on one channel: two of each other rank of the node and of each rail peer, one of each other rank and its own.
+    pub(crate) const fn dispatch_roles(&self) -> u32 {
+        self.ranks() + (self.ranks_per_node - 1) + (self.nodes - 1)
+    }
+
     /// Every rank, ascending.
     pub fn all(&self) -> impl DoubleEndedIterator<Item = Rank> + ExactSizeIterator + use<> {
         (0..self.ranks()).map(Rank)

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
-use moexpress::cuda::driver::{Scratch, loads_lazily};
+use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
     Array, Cluster, Combining, CudaEndpoint, Dispatching, Event, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
 };
@@ -41,11 +41,9 @@ pub(crate) fn join(
         builder = builder.multiprocessors(options.multiprocessors);
     }
     let builder = far::between_gpus(builder, far::named(options, &topology)?)?;
-    let endpoint = builder.join(shape, member)?;
-    if endpoint.copies_between_nodes() && loads_lazily().map_err(Error::from)? {
-        let what = "rows that the driver copies between nodes (far loop, or staged), while it loads a framework's kernels lazily";
-        return Err(Error::unsupported(what, "CUDA_MODULE_LOADING=EAGER in the environment before CUDA starts"));
-    }
+    let mut endpoint = builder.join(shape, member)?;
+    // A framework asks the driver for what waits there whenever it likes.
+    endpoint.wait_for_kernels(endpoint.copies_between_nodes());
     Ok(Box::new(Rank::new(endpoint, layout)))
 }
 

@@ -112,7 +112,7 @@ impl Endpoint {
     fn new(py: Python<'_>, meeting: &Meeting, backend: String, sizes: Sizes, options: Options) -> PyResult<Self> {
         let member = meeting.member(py)?;
         let (me, ranks, seconds) = (member.rank(), member.world(), options.seconds);
-        let plan = Plan::new(&sizes, ranks, &options).map_err(|error| of(py, &error))?;
+        let plan = Plan::new(&backend, &sizes, ranks, &options).map_err(|error| of(py, &error))?;
         let topology = plan.topology();
         let joined = aside(py, move || join(&backend, plan, &options, member))?;
         let rank = joined.map_err(|error| of(py, &error))?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use moexpress::layout::RowFormat;
+use moexpress::settings::SettingsBuilder;
 use moexpress::{Element, Error, Layout, Nanos, Placement, Scaling, Settings, Shape, Topology};
 use pyo3::prelude::*;
 
@@ -56,11 +57,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(sizes: &Sizes, ranks: u32, options: &Options) -> Result<Self, Error> {
+    pub(crate) fn new(backend: &str, sizes: &Sizes, ranks: u32, options: &Options) -> Result<Self, Error> {
         let shape = sizes.shape(element(&options.element)?)?;
         let topology = topology(ranks, options.ranks_per_node)?;
         let nanos = u64::try_from(within(options.seconds).as_nanos()).unwrap_or(u64::MAX);
-        let mut settings = Settings::builder(&shape, &topology)
+        let mut settings = automatic(backend, &shape, &topology, options.multiprocessors)
             .placement(placement(&options.placement)?)
             .low_latency(options.low_latency)
             .deadline(Nanos(nanos));
@@ -85,6 +86,16 @@ impl Plan {
 }
 
 /// Nodes of so many ranks each.
+/// What the device takes by itself.
+fn automatic(backend: &str, shape: &Shape, topology: &Topology, multiprocessors: u32) -> SettingsBuilder {
+    if backend == "cuda" {
+        let multiprocessors = Some(multiprocessors).filter(|&number| number > 0);
+        moexpress::cuda::Cluster::settings(shape, topology, multiprocessors)
+    } else {
+        Settings::builder(shape, topology)
+    }
+}
+
 fn topology(ranks: u32, ranks_per_node: u32) -> Result<Topology, Error> {
     if ranks_per_node == 0 || !ranks.is_multiple_of(ranks_per_node) {
         return Err(Error::invalid("ranks_per_node", ranks_per_node, format_args!("a divisor of {ranks}, the ranks")));

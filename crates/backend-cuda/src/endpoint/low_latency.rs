@@ -149,7 +149,7 @@ impl CudaEndpoint {
         launch(&self.device)?;
         let event = Event(Arc::new(self.device.stream.record(false)?));
         if self.wait_for_kernels {
-            self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
+            self.ended(&event).await?;
             if let Some(error) = self.low_failure() {
                 self.device.low_resume()?;
                 self.desk.set_poisoned(None);

@@ -137,10 +137,29 @@ impl CudaEndpoint {
         }
     }
 
-    /// Whether rows between nodes travel by copies that the driver makes: over the loop, and where they are staged. A kernel of another library that
-    /// is [loaded lazily](crate::driver::loads_lazily) then waits for kernels here, which wait for such copies, and these for it.
+    /// Whether rows between nodes travel by copies that the driver makes: over the loop, and where they are staged. Whatever waits inside the driver
+    /// for kernels here, such as a copy of pageable memory or the first launch of a kernel that is loaded lazily, holds up such copies, which the kernels
+    /// wait for: so nobody may ask the driver for that before [calls have waited](Self::wait_for_kernels) for their kernels.
     pub fn copies_between_nodes(&self) -> bool {
         self.far().is_some_and(|far| far.lanes().is_copied())
+    }
+
+    /// As [`Builder::wait_for_kernels`](crate::Builder::wait_for_kernels), from the next call on.
+    pub const fn wait_for_kernels(&mut self, on: bool) {
+        self.wait_for_kernels = on;
+    }
+
+    /// Waits for the kernels before an event.
+    async fn ended(&mut self, event: &Event) -> Result<(), Error> {
+        let mut pause = driver::Pause::default();
+        self.until(|_| {
+            let has_come = event.0.has_come()?;
+            if !has_come {
+                pause.pass();
+            }
+            Ok(has_come.then_some(()))
+        })
+        .await
     }
 
     /// Its lanes to other nodes.
@@ -214,7 +233,7 @@ impl CudaEndpoint {
             return Ok(event);
         }
         if self.wait_for_kernels {
-            self.until(|_| Ok(event.0.has_come()?.then_some(()))).await?;
+            self.ended(&event).await?;
             if let Some(error) = report::read(&self.device.report).error(self.desk.rank()) {
                 return Err(self.fail(error));
             }

@@ -115,13 +115,8 @@ pub fn ring_roles(layout: &Layout, me: Rank, kind: Kind) -> Vec<RoleRow> {
 
 /// How many rows of the table a call with so many channels takes.
 pub fn ring_roles_of(layout: &Layout, kind: Kind, channels: u32) -> u32 {
-    let (nodes, ranks) = (layout.topology().nodes(), layout.topology().ranks_per_node());
-    let of_channel = match kind {
-        Kind::Combine => nodes * ranks,
-        // Two of each other rank of the node and of each rail peer, one of each other rank.
-        _ => nodes * ranks + (ranks - 1) + (nodes - 1),
-    };
-    channels * of_channel
+    let topology = layout.topology();
+    channels * if kind == Kind::Combine { topology.ranks() } else { topology.dispatch_roles() }
 }
 
 #[cfg(test)]
