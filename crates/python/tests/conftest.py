@@ -40,8 +40,6 @@ def _work(rank: int, world: int, ranks_per_node: int | None, store: str, pipe: A
         # As torchrun, or `moexpress launch --nodes`, tells them.
         told = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": ranks_per_node}
         os.environ.update({name: str(number) for name, number in told.items()}, MOEXPRESS_FAR="loop")
-        # Or torch's first launch of a kernel would wait for ours, which wait for the loop's copies.
-        os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     dist.init_process_group("gloo", init_method=f"file://{store}", world_size=world, rank=rank)
     while True:
         try:

@@ -207,7 +207,7 @@ def test_an_arena_leaves_memory_to_the_model(two: Any) -> None:
 def check_outboxes(rank: int, world: int) -> None:
     """What GPUs do where memory is short, here on CPUs: no arena, and results are the caller's as long as he wants."""
     limit_memory(8 * 70 * MIB)
-    decides, _arena.has_outboxes = _arena.has_outboxes, lambda device, room: room.is_all
+    decides, _arena.has_outboxes = _arena.has_outboxes, lambda device, room, nodes: room.is_all
     try:
         buffer = deep_ep.Buffer(dist.group.WORLD, 0, explicitly_destroy=True)
         tokens = 8192 // world

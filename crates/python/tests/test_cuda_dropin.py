@@ -111,7 +111,7 @@ def test_an_arena_grows_with_the_largest_batch(two: Any) -> None:
 def check_handles_and_choices(rank: int, world: int, outboxes: bool) -> None:
     where = device(rank)
     if outboxes:
-        _arena.has_outboxes = lambda device, room: True
+        _arena.has_outboxes = lambda device, room, nodes: True
     layer = oracle.Layer(world, 4 * world, 4, 256)
     buffer = deep_ep.Buffer(dist.group.WORLD, 0, low_latency_mode=True, explicitly_destroy=True)
     for repeats, short in itertools.product((False, True), (False, True)):

@@ -14,7 +14,7 @@ to memory of torch's allocator, where DeepEP would have put them, so that the ne
 dispatches the ranks make an arena in which all that they kept at a time has room, of an eighth of what is free then.
 
 On GPUs with too little free memory for that there is no arena: rows go through outboxes of some 64 MiB, slower by a quarter. Over several
-nodes of GPUs, and on NPUs, there is neither: rows go through rings.
+nodes there are no outboxes: rows for which an arena has no room go through rings, and so do all results. On NPUs there is no arena, either.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def agreed(meeting: Meeting, device: torch.device, rows: Sizes, rows_to: list[in
         ) from None
     received = max(map(sum, to))
     batch = max(received + received // 4, *leasts)
-    if kind(device) == "npu" or (device.type == "cuda" and meeting.nodes > 1):
+    if kind(device) == "npu":
         return Room(batch, 0, True)
     limit = min(frees) // SHARE
     there, back = rows.blocks(batch)
@@ -164,9 +164,9 @@ class Kept:
             _free(number)
 
 
-def has_outboxes(device: torch.device, room: Room) -> bool:
+def has_outboxes(device: torch.device, room: Room, nodes: int) -> bool:
     """Whether rows go through outboxes, as an arena for them would take too much of the memory."""
-    return room.is_all and room.bytes > 0 and device.type == "cuda"
+    return room.is_all and room.bytes > 0 and device.type == "cuda" and nodes == 1
 
 
 class Arena:
@@ -176,7 +176,8 @@ class Arena:
         self.communicator, self.room, self.rows = communicator, room, rows
         self.dispatches = dispatches
         """Whose routing was new, here and in the arenas before."""
-        self.has_outboxes = has_outboxes(communicator.device, room)
+        nodes = communicator.ranks // communicator.ranks_per_node
+        self.has_outboxes = has_outboxes(communicator.device, room, nodes)
         if self.has_outboxes:
             LOG.warning(
                 "rank %d: rows of %d elements go through outboxes of %d MiB, which is slower by about a quarter: an arena for them "
@@ -187,6 +188,8 @@ class Arena:
                 SHARE,
             )
         self._is_there = room.bytes > 0 and not self.has_outboxes
+        # Results that lie in it are pulled from there; else they return through rings in any case.
+        self._is_pulled = communicator.device.type == "cuda" and nodes == 1
         there, back = rows.blocks(1 << 20)
         self._row, self._result = there >> 20, back >> 20
         self._kept, self._copies = Kept(), Kept()
@@ -210,8 +213,8 @@ class Arena:
         return False
 
     def look_at_results(self) -> None:
-        """After a combine. On CPUs results always return through rings."""
-        if not self._has_said and self._is_there and self.communicator.device.type == "cuda":
+        """After a combine. On CPUs, and over several nodes, results always return through rings."""
+        if not self._has_said and self._is_there and self._is_pulled:
             _, results = self.communicator.through_rings()
             if results:
                 self._say(results, "rows of results")

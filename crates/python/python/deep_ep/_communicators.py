@@ -101,7 +101,7 @@ class Communicators:
         """An arena in the place of this one, where all ranks have memory for it; else this one."""
         room, device = arena.room, arena.communicator.device
         # A larger one that is not to be had: with outboxes what has no room goes on at speed.
-        if larger.bytes <= room.bytes and not _arena.has_outboxes(device, larger):
+        if larger.bytes <= room.bytes and not _arena.has_outboxes(device, larger, self.meeting.nodes):
             arena.room = Room(larger.rows, room.bytes, larger.is_all)
             return arena
         try:
@@ -209,7 +209,7 @@ class Communicators:
             return self._make(device, rows, WORST_TOKENS, placement=placement, arena_bytes=room.bytes)
         # On CPUs a copy takes as long whichever way it goes: one channel, as rings have.
         channels = min(self.multiprocessors, OUTBOX_CHANNELS) if device.type == "cuda" else 1
-        if _arena.has_outboxes(device, room):
+        if _arena.has_outboxes(device, room, self.meeting.nodes):
             return self._make(device, rows, WORST_TOKENS, placement="pulled", channels=channels)
         return self._make(device, rows, WORST_TOKENS, placement="direct", arena_bytes=room.bytes, outboxes=channels)
 
