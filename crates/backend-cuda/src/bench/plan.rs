@@ -75,6 +75,15 @@ impl Plan {
             .with("rows of other ranks", self.most().saturating_mul(12 * topk + 8 + result)))
     }
 
+    /// The groups of `width` ranks to which a token's choices go, ascending.
+    pub(super) fn groups(&self, choices: &[i64], width: u32) -> Vec<u32> {
+        let experts = i64::from(self.experts / self.ranks * width);
+        let mut groups: Vec<u32> = choices.iter().map(|expert| (expert / experts) as u32).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        groups
+    }
+
     /// Refuses what its GPUs have no room for, before anything is taken.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ mod posted;
 mod striped;
 #[path = "../common/tags.rs"]
 mod tags;
+mod timed;
 
 use std::env;
 use std::process::ExitCode;
@@ -191,6 +192,6 @@ fn main() -> ExitCode {
         None => Trial::test(fault.name(), move || fault.is_caught().map_err(Into::into)),
     });
     let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
-    let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent)]);
+    let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent), timed::trial(absent)]);
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }

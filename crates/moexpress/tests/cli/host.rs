@@ -218,6 +218,19 @@ fn bench_refuses_what_nothing_heeds() {
         ("--backend host --multiprocessors 8", "--backend with --multiprocessors is host, allowed: cuda"),
         ("--backend host --processes", "--backend with --processes is host, allowed: cuda"),
         ("--backend cuda --processes", "--mode with --processes is not given, allowed: throughput"),
+        ("--backend cuda --far loop", "--nodes with --far is 1, allowed: 2 or more"),
+        ("--backend cuda --channels 4", "--nodes with --channels is 1, allowed: 2 or more"),
+        ("--backend host --nodes 2 --far loop", "--backend with --nodes is host, allowed: cuda"),
+        ("--backend cuda --nodes 2 --mode throughput", "--far with --nodes is not given, allowed: loop"),
+        ("--backend cuda --nodes 2 --far loop", "--mode with --nodes is not given, allowed: throughput"),
+        (
+            "--backend cuda --nodes 2 --far loop --mode throughput --ranks 3",
+            "--ranks is 3, allowed: a multiple of 2 nodes",
+        ),
+        (
+            "--backend cuda --nodes 2 --far loop --mode throughput --far-mtu 1024",
+            "--far is loop, allowed: one that heeds --far-mtu",
+        ),
         ("--backend host --mode low-latency --tokens 8", "--mode with --tokens is low-latency, allowed: throughput"),
         (
             "--backend host --mode throughput --low-latency-tokens 8",

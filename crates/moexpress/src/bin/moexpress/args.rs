@@ -234,6 +234,20 @@ pub(crate) struct BenchArgs {
     /// those of users are; rank 0 reports
     #[arg(long)]
     pub(crate) processes: bool,
+    /// With --backend cuda --mode throughput --far loop: nodes that the ranks are dealt out to, which share this host's GPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) nodes: u32,
+    #[command(flatten)]
+    pub(crate) far: FarArgs,
+    /// With --nodes: queues to a rail peer [default: rows-with-credit]
+    #[arg(long, value_enum, value_name = "QUEUES")]
+    pub(crate) far_lanes: Option<FarLanesArg>,
+    /// With --nodes: rings from each rank to each other [default: chosen for the shape]
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    channels: Option<Vec<u32>>,
+    /// With --nodes: rows that fit a ring [default: chosen for the shape]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) slots: Option<u32>,
     /// Elements of a token's row
     #[arg(long, value_name = "N", default_value_t = 7168)]
     pub(crate) hidden: u32,
@@ -272,9 +286,16 @@ impl BenchArgs {
         self.multiprocessors.as_deref().unwrap_or(&[8, 12, 16, 24])
     }
 
+    /// Rings between ranks of several nodes, one number after the other; none: as chosen for the shape.
+    #[cfg(all(feature = "cuda", feature = "host", target_os = "linux"))]
+    pub(crate) fn channels(&self) -> Vec<Option<u32>> {
+        self.channels.as_ref().map_or_else(|| vec![None], |all| all.iter().copied().map(Some).collect())
+    }
+
     /// Refuses options that nothing would heed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refused = |with: &str, value: String, allowed| Err(Error::invalid(with, value, allowed));
+        self.check_nodes()?;
         let multiprocessors = self.multiprocessors.is_some();
         if self.backend != Backend::Cuda && multiprocessors {
             return refused("--backend with --multiprocessors", name_of(self.backend), "cuda");
@@ -301,6 +322,47 @@ impl BenchArgs {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl BenchArgs {
+    /// Of several nodes: what is measured, and what belongs to them alone.
+    fn check_nodes(&self) -> Result<(), Error> {
+        let refused = |with: &str, value: String, allowed: &str| Err(Error::invalid(with, value, allowed));
+        if self.nodes == 1 {
+            let given = [
+                ("--far", self.far.far.is_some()),
+                ("--far-lanes", self.far_lanes.is_some()),
+                ("--channels", self.channels.is_some()),
+                ("--slots", self.slots.is_some()),
+            ];
+            return match given.into_iter().find(|(_, given)| *given) {
+                Some((option, _)) => refused(&format!("--nodes with {option}"), "1".to_owned(), "2 or more"),
+                None => Ok(()),
+            };
+        }
+        if self.backend != Backend::Cuda {
+            return refused("--backend with --nodes", name_of(self.backend), "cuda");
+        }
+        if self.far.far != Some(Far::Loop) {
+            let far = self.far.far.map_or_else(|| "not given".to_owned(), name_of);
+            return refused("--far with --nodes", far, "loop: between hosts, time your own job");
+        }
+        if let Some((option, _)) = self.far.misplaced() {
+            return refused("--far", name_of(Far::Loop), &format!("one that heeds {option}"));
+        }
+        if self.mode != Some(Mode::Throughput) || self.processes {
+            let mode = self.mode.map_or_else(|| "not given".to_owned(), name_of);
+            return refused("--mode with --nodes", mode, "throughput, without --processes");
+        }
+        if self.ranks.is_some_and(|ranks| !ranks.is_multiple_of(self.nodes)) {
+            return refused(
+                "--ranks",
+                self.ranks.unwrap_or(0).to_string(),
+                &format!("a multiple of {} nodes", self.nodes),
+            );
+        }
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@ use ep_bootstrap::Environment;
 use ep_conformance::workload::Batch;
 use ep_core::layout::Queues;
 use ep_core::reference::{Weighing, World};
+use ep_core::settings::SettingsBuilder;
 use ep_core::trace::Record;
 use ep_core::{Error, Settings, Shape, Topology};
 #[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
@@ -25,7 +26,7 @@ mod budget;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
-mod far;
+pub(crate) mod far;
 #[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod gather;
 #[cfg(all(feature = "host", target_os = "linux"))]
@@ -123,6 +124,15 @@ async fn rank<E: LowLatency>(job: &Job<'_>, step: &(dyn Fn() + Sync), mut ep: E)
         Some(weighing) => work_low_latency(&mut ep, batch, weighing, &shared).await,
     };
     account.map_err(|error| error.to_string())
+}
+
+/// Where the settings of a backend begin.
+pub(crate) fn automatic(backend: Backend, shape: &Shape, topology: &Topology) -> SettingsBuilder {
+    match backend {
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => ep_cuda::Cluster::settings(shape, topology, None),
+        _ => Settings::builder(shape, topology),
+    }
 }
 
 /// The layer that ranks see when one of `shape` is asked for: with elided payload rows are shorter.

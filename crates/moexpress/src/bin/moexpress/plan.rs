@@ -64,7 +64,7 @@ impl Sizes {
     fn of(args: &PlanArgs) -> Result<Self, ep_core::Error> {
         let topology = args.topology.topology()?;
         let shape = args.layer.shape(args.max_tokens)?;
-        let settings = args.settings.settings(&shape, &topology, args.low_latency)?;
+        let settings = args.settings.settings(Settings::builder(&shape, &topology), args.low_latency)?;
         let layout = Layout::new(&shape, &topology, &settings)?;
         let memory = Memory::of(&shape, &topology, &settings)?;
         let deepep = deepep::needs(topology.ranks(), shape.experts(), shape.hidden(), shape.max_tokens());

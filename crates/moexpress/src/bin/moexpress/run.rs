@@ -77,7 +77,8 @@ impl Task {
         let (timing, low_latency) = (timing(args)?, low_latency(args)?);
         check_far(args, &topology)?;
         let settled = |shape: &Shape| -> Result<(Settings, Shape), Error> {
-            let settings = args.settings.settings(shape, &topology, args.mode == Mode::LowLatency)?;
+            let automatic = backend::automatic(args.backend, shape, &topology);
+            let settings = args.settings.settings(automatic, args.mode == Mode::LowLatency)?;
             Ok((settings, backend::seen_shape(shape, &topology, &settings, timing)?))
         };
         let needs = |shape, seen, settings, tokens| {

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ep_core::settings::SettingsBuilder;
-use ep_core::{Error, Nanos, Placement, Settings, Shape, Topology};
+use ep_core::{Error, Nanos, Placement, Settings};
 
 use super::parse_time;
 
@@ -76,14 +76,14 @@ impl SettingsArgs {
         given.find(|(_, given)| *given).map(|(name, _)| name).or_else(|| self.far())
     }
 
-    /// The settings of a communicator, with room for low latency or without.
-    pub(crate) fn settings(&self, shape: &Shape, topology: &Topology, low_latency: bool) -> Result<Settings, Error> {
+    /// The settings of a communicator, from its automatic choice; with room for low latency or without.
+    pub(crate) fn settings(&self, automatic: SettingsBuilder, low_latency: bool) -> Result<Settings, Error> {
         let placement = match self.placement {
             Some(PlacementArg::Direct) => Placement::Direct,
             Some(PlacementArg::Pulled) => Placement::Pulled,
             Some(PlacementArg::Ring) | None => Placement::Ring,
         };
-        let builder = Settings::builder(shape, topology).placement(placement).deadline(self.deadline);
+        let builder = automatic.placement(placement).deadline(self.deadline);
         let mut builder = builder.low_latency(low_latency);
         for (_, value, set) in self.near().into_iter().chain(self.between()) {
             if let Some(value) = value {
@@ -122,7 +122,8 @@ mod tests {
             panic!("a plan")
         };
         let topology = args.topology.topology().unwrap();
-        let settings = args.settings.settings(&args.layer.shape(1).unwrap(), &topology, false).unwrap();
+        let automatic = Settings::builder(&args.layer.shape(1).unwrap(), &topology);
+        let settings = args.settings.settings(automatic, false).unwrap();
         let rings = settings.rings();
         assert_eq!((rings.channels, rings.near.slots, rings.near.chunk, rings.near.credit), (2, 8, 3, 5));
         assert_eq!((rings.far.slots, rings.far.chunk, rings.far.credit), (16, 7, 6));

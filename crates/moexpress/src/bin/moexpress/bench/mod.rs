@@ -4,6 +4,8 @@
 mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod host;
+#[cfg(all(feature = "cuda", feature = "host", target_os = "linux"))]
+mod nodes;
 #[cfg(any(feature = "cuda", all(feature = "host", target_os = "linux")))]
 mod table;
 

@@ -24,6 +24,9 @@ pub(crate) fn page(backend: &str, rows: &Value) -> String {
     let (fast, low) = (of("throughput"), of("low-latency"));
     if !fast.is_empty() {
         let note = match backend {
+            "cuda" if fast.iter().any(|row| row["nodes"].is_number()) => {
+                "GB/s of rows between nodes, out of or into the rank with most of them. The mark is what the network carries."
+            }
             "cuda" => {
                 "GB/s on the link. The mark is what plain stores of as many multiprocessors carry in the same run."
             }
@@ -53,6 +56,10 @@ fn rates(backend: &str, rows: &[&Value]) -> String {
     let mut all = Bars::default();
     for row in rows {
         let (how, rate, ceiling) = match row["placement"].as_str() {
+            Some(placement) if row["nodes"].is_number() => {
+                let how = format!("{placement}, {} SMs, {} channels", row["multiprocessors"], row["channels"]);
+                (how, "far_gb_s", &row["far_rate_gb_s"])
+            }
             Some(placement) => (placement.to_owned(), "copied_gb_s", &row["copying_gb_s"]),
             None => (format!("{} SMs", row["multiprocessors"]), "gb_s", &row["ceiling_gb_s"]),
         };
@@ -64,7 +71,7 @@ fn rates(backend: &str, rows: &[&Value]) -> String {
         };
         all.group(heading(row), [("there", "dispatch"), ("back", "combine")].map(bar));
     }
-    if backend == "cuda" {
+    if backend == "cuda" && !rows.iter().any(|row| row["nodes"].is_number()) {
         let (heading, bars) = peer(&published::NORMAL, "GB/s");
         all.group(heading, bars);
     }

@@ -1,0 +1,29 @@
+//! The measurement of calls over nodes: its ranks meet, and what comes back is compared.
+
+use ep_core::{Element, Placement};
+use ep_cuda::bench::{Choice, NodesCut, Plan, run_nodes};
+use ep_loop::Loop;
+use libtest_mimic::{Failed, Trial};
+
+pub(crate) fn trial(absent: Option<&'static str>) -> Trial {
+    let name = "timed::calls_over_nodes_are_timed_and_what_comes_back_is_compared";
+    Trial::test(name, measures).with_ignored_flag(absent.is_some())
+}
+
+/// Two nodes of one rank and of two, rows placed and not.
+fn measures() -> Result<(), Failed> {
+    for (ranks, placement) in [(2, Placement::Ring), (4, Placement::Direct)] {
+        let (tokens, hidden, topk, experts) = (20, 256, 2, 8);
+        let (element, choice, repetitions) = (Element::Bf16, Choice::Any, 2);
+        let plan = Plan { ranks, tokens, hidden, topk, experts, element, choice, repetitions };
+        let cut = NodesCut { nodes: 2, blocks: 2, placement, channels: Some(2), slots: None };
+        let times = run_nodes(&plan, &cut, Loop::new().bytes_per_second(1_000_000_000)?)?;
+        let row = 2 * u64::from(hidden);
+        assert_eq!(times.far_bytes[0], times.far_bytes[1]);
+        assert!(times.far_bytes[0].is_multiple_of(row) && times.far_bytes[0] <= u64::from(tokens) * row);
+        // At a gigabyte a second a byte takes a nanosecond.
+        let least = times.far_bytes[0] as f64 / 1e3;
+        assert!(times.wrong == 0 && times.dispatch > least && times.combine > least, "{times:?}, {least} us");
+    }
+    Ok(())
+}

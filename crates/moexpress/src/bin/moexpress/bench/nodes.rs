@@ -1,0 +1,87 @@
+//! Calls over several nodes of GPUs, whose ranks are threads of this process, over a network made of software.
+
+use ep_core::layout::Queues;
+use ep_core::{Element, Placement};
+use ep_cuda::bench::{Choice, NodesCut, NodesTimes, Plan, run_nodes};
+use serde_json::json;
+
+use super::table::{ELEMENTS, Table};
+use crate::args::BenchArgs;
+use crate::failure::Failure;
+use crate::{backend, show};
+
+/// How rows travel within a node.
+const PLACEMENTS: [(&str, Placement); 2] = [("rings", Placement::Ring), ("placed", Placement::Direct)];
+
+pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
+    let html = args.html.create()?;
+    let ranks = args.ranks.unwrap_or(args.nodes);
+    let mut table = Table::default();
+    let rate = args.far.far_rate.map_or_else(|| "unthrottled".to_owned(), |rate| format!("{rate} GB/s a rank"));
+    table.line(format_args!(
+        "{} of {} on {}, hidden {}, top-{} of {} experts chosen at random, over the loop, {rate}\nmicroseconds of the slowest rank by device \
+         events, median of {}; GB/s of rows between nodes, out of or into the rank with most of them, and their share of the rate\n",
+        show::plural(u64::from(ranks), "rank"),
+        show::plural(u64::from(args.nodes), "node"),
+        show::plural(gpus as u64, "GPU"),
+        args.hidden,
+        args.topk,
+        args.experts,
+        args.repetitions,
+    ));
+    table.line("       tokens  SMs          channels    MiB  dispatch   GB/s  share   combine   GB/s  share");
+    for (name, element) in ELEMENTS {
+        for &tokens in args.tokens() {
+            for &blocks in args.multiprocessors() {
+                for (how, placement) in PLACEMENTS {
+                    for channels in args.channels() {
+                        let (nodes, slots) = (args.nodes, args.slots);
+                        let cut = NodesCut { nodes, blocks, placement, channels, slots };
+                        row(args, &mut table, &plan(args, ranks, tokens, element), &cut, (name, how))?;
+                    }
+                }
+            }
+        }
+    }
+    table.print(args, html)
+}
+
+fn plan(args: &BenchArgs, ranks: u32, tokens: u32, element: Element) -> Plan {
+    let BenchArgs { hidden, topk, experts, repetitions, .. } = *args;
+    Plan { ranks, tokens, hidden, topk, experts, element, choice: Choice::Any, repetitions }
+}
+
+fn row(
+    args: &BenchArgs,
+    table: &mut Table,
+    plan: &Plan,
+    cut: &NodesCut,
+    (name, how): (&str, &str),
+) -> Result<(), Failure> {
+    let queues = args.far_lanes.map(Queues::from);
+    let network = backend::far::looped(&args.far, queues, false).map_err(Failure::bad_input)?;
+    cut.admit(plan).map_err(Failure::bad_input)?;
+    let times = run_nodes(plan, cut, network).map_err(Failure::failed)?;
+    let NodesTimes { window, dispatch, combine, far_bytes, wrong } = times;
+    if wrong > 0 {
+        return Err(Failure::failed(format_args!("{wrong} values came back wrong, {name}, {plan:?}, {cut:?}")));
+    }
+    let channels = cut.settings(plan).map_err(Failure::bad_input)?.rings().channels;
+    let [there, back] = [(dispatch, far_bytes[0]), (combine, far_bytes[1])].map(|(us, bytes)| bytes as f64 / us / 1e3);
+    let share = |rate: f64| args.far.far_rate.map_or_else(|| "-".to_owned(), |all| format!("{:.2}", rate / all));
+    table.line(format_args!(
+        "{name:<5} {:>7} {:>4}  {how:<7} {channels:>8} {:>6} {dispatch:>9.1} {there:>6.1} {:>6} {combine:>9.1} {back:>6.1} {:>6}",
+        plan.tokens,
+        cut.blocks,
+        window >> 20,
+        share(there),
+        share(back),
+    ));
+    table.row(json!({
+        "mode": "throughput", "dtype": name, "ranks": plan.ranks, "nodes": cut.nodes, "tokens": plan.tokens, "placement": how,
+        "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": cut.blocks,
+        "channels": channels, "window_bytes": window, "far_rate_gb_s": args.far.far_rate,
+        "dispatch_us": dispatch, "dispatch_far_gb_s": there, "combine_us": combine, "combine_far_gb_s": back,
+    }));
+    Ok(())
+}
