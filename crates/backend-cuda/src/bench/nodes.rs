@@ -1,15 +1,12 @@
 //! Times of calls over several nodes, beside what their network could carry.
 
-use std::fmt;
-
 use ep_core::settings::SettingsBuilder;
-use ep_core::transport::Transport;
 use ep_core::{Error, Layout, Nanos, Placement, Settings, Topology};
 
 use super::whole::{self, WholeTimes};
 use super::{Plan, route};
 use crate::rank::layout_of;
-use crate::{Cluster, memory};
+use crate::{Builder, Cluster, memory};
 
 /// How a communicator over several nodes is set up.
 #[derive(Clone, Copy, Debug)]
@@ -79,16 +76,17 @@ impl NodesCut {
     }
 }
 
-/// Measures on ranks that are threads of this process, with `network` between their nodes.
+/// Measures on ranks that are threads of this process; `over` gives their cluster the network between their nodes.
 ///
 /// # Errors
 /// What is missing, or what a kernel reported.
-pub fn run_nodes<T>(plan: &Plan, cut: &NodesCut, network: T) -> Result<NodesTimes, Error>
-where
-    T: Transport<Lanes: 'static> + Clone + fmt::Debug + Send + Sync + 'static,
-{
+pub fn run_nodes(
+    plan: &Plan,
+    cut: &NodesCut,
+    over: impl FnOnce(Builder) -> Result<Builder, Error>,
+) -> Result<NodesTimes, Error> {
     let topology = cut.topology(plan)?;
-    let cluster = Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks).far(network);
+    let cluster = over(Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks))?;
     let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster.build(plan.shape()?)?)?;
     let shape = plan.shape()?;
     let rows = far_rows(plan, cut.nodes);

@@ -17,7 +17,8 @@ fn measures() -> Result<(), Failed> {
         let (element, choice, repetitions) = (Element::Bf16, Choice::Any, 2);
         let plan = Plan { ranks, tokens, hidden, topk, experts, element, choice, repetitions };
         let cut = NodesCut { nodes: 2, blocks: 2, placement, channels: Some(2), slots: None };
-        let times = run_nodes(&plan, &cut, Loop::new().bytes_per_second(1_000_000_000)?)?;
+        let network = Loop::new().bytes_per_second(1_000_000_000)?;
+        let times = run_nodes(&plan, &cut, |builder| Ok(builder.far(network)))?;
         let row = 2 * u64::from(hidden);
         assert_eq!(times.far_bytes[0], times.far_bytes[1]);
         assert!(times.far_bytes[0].is_multiple_of(row) && times.far_bytes[0] <= u64::from(tokens) * row);

@@ -234,7 +234,7 @@ pub(crate) struct BenchArgs {
     /// those of users are; rank 0 reports
     #[arg(long)]
     pub(crate) processes: bool,
-    /// With --backend cuda --mode throughput --far loop: nodes that the ranks are dealt out to, which share this host's GPUs
+    /// With --backend cuda --mode throughput and --far: nodes that the ranks are dealt out to, which share this host's GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) nodes: u32,
     #[command(flatten)]
@@ -287,7 +287,7 @@ impl BenchArgs {
     }
 
     /// Rings between ranks of several nodes, one number after the other; none: as chosen for the shape.
-    #[cfg(all(feature = "cuda", feature = "host", target_os = "linux"))]
+    #[cfg(feature = "cuda")]
     pub(crate) fn channels(&self) -> Vec<Option<u32>> {
         self.channels.as_ref().map_or_else(|| vec![None], |all| all.iter().copied().map(Some).collect())
     }
@@ -344,12 +344,20 @@ impl BenchArgs {
         if self.backend != Backend::Cuda {
             return refused("--backend with --nodes", name_of(self.backend), "cuda");
         }
-        if self.far.far != Some(Far::Loop) {
+        if !matches!(self.far.far, Some(Far::Loop | Far::Ibgda)) {
             let far = self.far.far.map_or_else(|| "not given".to_owned(), name_of);
-            return refused("--far with --nodes", far, "loop: between hosts, time your own job");
+            return refused(
+                "--far with --nodes",
+                far,
+                "loop, or ibgda with --far-devices gpu: between hosts, time your own job",
+            );
         }
         if let Some((option, _)) = self.far.misplaced() {
-            return refused("--far", name_of(Far::Loop), &format!("one that heeds {option}"));
+            return refused(
+                "--far",
+                self.far.far.map_or_else(String::new, name_of),
+                &format!("one that heeds {option}"),
+            );
         }
         if self.mode != Some(Mode::Throughput) || self.processes {
             let mode = self.mode.map_or_else(|| "not given".to_owned(), name_of);

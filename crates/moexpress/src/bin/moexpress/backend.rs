@@ -24,9 +24,9 @@ mod ascend;
 #[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod budget;
 #[cfg(feature = "cuda")]
-mod cuda;
+pub(crate) mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
-pub(crate) mod far;
+mod far;
 #[cfg(any(feature = "ascend", feature = "cuda", feature = "host"))]
 mod gather;
 #[cfg(all(feature = "host", target_os = "linux"))]

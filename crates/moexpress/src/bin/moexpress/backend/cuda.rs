@@ -1,6 +1,7 @@
 //! GPUs as a backend: every rank a thread of this process, or a process of its own.
 
 use ep_core::Error;
+use ep_core::layout::Queues;
 use ep_cuda::{Builder, Cluster};
 use futures_executor::block_on;
 
@@ -25,34 +26,44 @@ pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>
 
 fn builder(job: &Job<'_>) -> Result<Builder, Failure> {
     let builder = Cluster::builder(job.topology).settings(job.settings).wait_for_kernels(true);
-    match job.far {
-        None => Ok(builder),
-        Some(args) => over(job, args, builder).map_err(Failure::bad_input),
-    }
+    let Some(args) = job.far else { return Ok(builder) };
+    let network = Between { args, far_lanes: job.asked_far_lanes, ranks: job.topology.ranks() };
+    network.over(builder, job.launched.is_some()).map_err(Failure::bad_input)
 }
 
-/// With the network that the arguments name.
-fn over(job: &Job<'_>, args: &FarArgs, builder: Builder) -> Result<Builder, Error> {
-    match args.far {
-        None => Ok(builder),
-        #[cfg(all(feature = "ibgda", target_os = "linux"))]
-        Some(Far::Ibgda) => super::posted::over(builder, args, job.asked_far_lanes, job.topology.ranks()),
-        #[cfg(all(feature = "roce", target_os = "linux"))]
-        Some(Far::Roce) => {
-            let network = super::far::roce(args, job.asked_far_lanes)?;
-            Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
-        }
-        #[cfg(all(feature = "host", target_os = "linux"))]
-        Some(Far::Loop) => {
-            let network = super::far::looped(args, job.asked_far_lanes, job.launched.is_some())?;
-            Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
-        }
-        #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]
-        Some(far) => {
-            let name = crate::args::name_of(far);
-            let feature = if matches!(far, Far::Loop) { "host" } else { &name };
-            let needed = format_args!("a program that was built with the feature {feature}");
-            Err(Error::unsupported(format_args!("--far {name} on {} nodes", job.topology.nodes()), needed))
+/// What lies between nodes of so many ranks in all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Between<'a> {
+    pub(crate) args: &'a FarArgs,
+    pub(crate) far_lanes: Option<Queues>,
+    pub(crate) ranks: u32,
+}
+
+impl Between<'_> {
+    /// With the network that the arguments name, between threads or `processes`.
+    pub(crate) fn over(self, builder: Builder, processes: bool) -> Result<Builder, Error> {
+        let Self { args, far_lanes, ranks } = self;
+        match args.far {
+            None => Ok(builder),
+            #[cfg(all(feature = "ibgda", target_os = "linux"))]
+            Some(Far::Ibgda) => super::posted::over(builder, args, far_lanes, ranks),
+            #[cfg(all(feature = "roce", target_os = "linux"))]
+            Some(Far::Roce) => {
+                let network = super::far::roce(args, far_lanes)?;
+                Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
+            }
+            #[cfg(all(feature = "host", target_os = "linux"))]
+            Some(Far::Loop) => {
+                let network = super::far::looped(args, far_lanes, processes)?;
+                Ok(if args.far_staged { builder.far_staged(network) } else { builder.far(network) })
+            }
+            #[cfg(not(all(feature = "ibgda", feature = "roce", feature = "host", target_os = "linux")))]
+            Some(far) => {
+                let name = crate::args::name_of(far);
+                let feature = if matches!(far, Far::Loop) { "host" } else { &name };
+                let needed = format_args!("a program that was built with the feature {feature}");
+                Err(Error::unsupported(format_args!("--far {name} with {ranks} ranks"), needed))
+            }
         }
     }
 }

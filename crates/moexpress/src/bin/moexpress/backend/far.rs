@@ -9,7 +9,7 @@ use ep_roce::{Roce, Settings};
 use crate::args::FarArgs;
 
 /// A network made of software, between threads or `processes`; fails for values outside their limits.
-pub(crate) fn looped(args: &FarArgs, far_lanes: Option<Queues>, processes: bool) -> Result<Loop, Error> {
+pub(super) fn looped(args: &FarArgs, far_lanes: Option<Queues>, processes: bool) -> Result<Loop, Error> {
     let mut network = if processes { Loop::new().between_processes() } else { Loop::new() };
     if let Some(queues) = far_lanes {
         network = network.queues(queues);

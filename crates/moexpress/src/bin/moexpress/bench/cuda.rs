@@ -19,14 +19,7 @@ const FITTING: (u32, u32) = (24, 0);
 
 pub(super) fn bench(args: &BenchArgs) -> Result<String, Failure> {
     if args.nodes > 1 {
-        let gpus = ep_cuda::driver::devices().map_err(Failure::bad_input)?;
-        #[cfg(all(feature = "host", target_os = "linux"))]
-        return super::nodes::bench(args, gpus);
-        #[cfg(not(all(feature = "host", target_os = "linux")))]
-        return Err(Failure::bad_input(format_args!(
-            "--nodes {} with {gpus} GPUs: this program was built without the loop (feature host)",
-            args.nodes
-        )));
+        return super::nodes::bench(args, ep_cuda::driver::devices().map_err(Failure::bad_input)?);
     }
     let member = args.processes.then(|| meet(args)).transpose()?;
     let reports = member.as_ref().is_none_or(|member| member.rank() == Rank(0));

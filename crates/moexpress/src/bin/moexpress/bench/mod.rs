@@ -4,7 +4,7 @@
 mod cuda;
 #[cfg(all(feature = "host", target_os = "linux"))]
 mod host;
-#[cfg(all(feature = "cuda", feature = "host", target_os = "linux"))]
+#[cfg(feature = "cuda")]
 mod nodes;
 #[cfg(any(feature = "cuda", all(feature = "host", target_os = "linux")))]
 mod table;

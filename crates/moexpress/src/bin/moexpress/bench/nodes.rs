@@ -1,4 +1,4 @@
-//! Calls over several nodes of GPUs, whose ranks are threads of this process, over a network made of software.
+//! Calls over several nodes of GPUs, whose ranks are threads of this process, over a network that is made of software or played by the GPUs.
 
 use ep_core::layout::Queues;
 use ep_core::{Element, Placement};
@@ -6,9 +6,10 @@ use ep_cuda::bench::{Choice, NodesCut, NodesTimes, Plan, run_nodes};
 use serde_json::json;
 
 use super::table::{ELEMENTS, Table};
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, name_of};
+use crate::backend::cuda::Between;
 use crate::failure::Failure;
-use crate::{backend, show};
+use crate::show;
 
 /// How rows travel within a node.
 const PLACEMENTS: [(&str, Placement); 2] = [("rings", Placement::Ring), ("placed", Placement::Direct)];
@@ -19,7 +20,7 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
     let mut table = Table::default();
     let rate = args.far.far_rate.map_or_else(|| "unthrottled".to_owned(), |rate| format!("{rate} GB/s a rank"));
     table.line(format_args!(
-        "{} of {} on {}, hidden {}, top-{} of {} experts chosen at random, over the loop, {rate}\nmicroseconds of the slowest rank by device \
+        "{} of {} on {}, hidden {}, top-{} of {} experts chosen at random, over {}, {rate}\nmicroseconds of the slowest rank by device \
          events, median of {}; GB/s of rows between nodes, out of or into the rank with most of them, and their share of the rate\n",
         show::plural(u64::from(ranks), "rank"),
         show::plural(u64::from(args.nodes), "node"),
@@ -27,6 +28,7 @@ pub(super) fn bench(args: &BenchArgs, gpus: usize) -> Result<String, Failure> {
         args.hidden,
         args.topk,
         args.experts,
+        args.far.far.map_or_else(String::new, name_of),
         args.repetitions,
     ));
     table.line("       tokens  SMs          channels    MiB  dispatch   GB/s  share   combine   GB/s  share");
@@ -58,10 +60,9 @@ fn row(
     cut: &NodesCut,
     (name, how): (&str, &str),
 ) -> Result<(), Failure> {
-    let queues = args.far_lanes.map(Queues::from);
-    let network = backend::far::looped(&args.far, queues, false).map_err(Failure::bad_input)?;
+    let network = Between { args: &args.far, far_lanes: args.far_lanes.map(Queues::from), ranks: plan.ranks };
     cut.admit(plan).map_err(Failure::bad_input)?;
-    let times = run_nodes(plan, cut, network).map_err(Failure::failed)?;
+    let times = run_nodes(plan, cut, |builder| network.over(builder, false)).map_err(Failure::failed)?;
     let NodesTimes { window, dispatch, combine, far_bytes, wrong } = times;
     if wrong > 0 {
         return Err(Failure::failed(format_args!("{wrong} values came back wrong, {name}, {plan:?}, {cut:?}")));
@@ -80,7 +81,7 @@ fn row(
     table.row(json!({
         "mode": "throughput", "dtype": name, "ranks": plan.ranks, "nodes": cut.nodes, "tokens": plan.tokens, "placement": how,
         "hidden": plan.hidden, "topk": plan.topk, "experts": plan.experts, "multiprocessors": cut.blocks,
-        "channels": channels, "window_bytes": window, "far_rate_gb_s": args.far.far_rate,
+        "far": args.far.far.map(name_of), "channels": channels, "window_bytes": window, "far_rate_gb_s": args.far.far_rate,
         "dispatch_us": dispatch, "dispatch_far_gb_s": there, "combine_us": combine, "combine_far_gb_s": back,
     }));
     Ok(())
