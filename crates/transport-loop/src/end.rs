@@ -44,7 +44,7 @@ pub(crate) struct State {
     aloft: Vec<VecDeque<(u64, usize)>>,
 }
 
-/// Verbs in the air by one way, at most. A driver takes some hundreds; then it waits in the middle of a call, and all others with it.
+/// Verbs in the air by one way, at most: where a driver's queue is full it waits in the middle of a call, and all other calls with it.
 const MOST_ALOFT: usize = 64;
 
 impl End {
