@@ -10,8 +10,9 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
                                   ep_u64 awaited, ep_u64 began) {
     if (ep_failed(r)) return true;
     const ep_u64 op = ep_op(r);
-    /* Looked at first: who is gone may have delivered before, or have said why it goes. */
+    /* Looked at first: who is gone, or whose lanes have broken, may have delivered before, or have said why it goes. */
     const bool gone = ep_is_gone(r, writer);
+    const ep_u32 trouble = ep_far_trouble(r, writer);
     if (gone && ep_look(r, cell) >= awaited) return false;
     const ep_u64 waited = ep_now() - began;
     const ep_u64 turn = ep_gives_up_after(r.allowed, r.w.ranks, r.me);
@@ -30,8 +31,7 @@ EP_DEV_APART bool ep_wait_is_vain(const EpRank& r, ep_u32 writer, ep_u32 lane, e
             asked |= wait != EP_NO_WAIT && ep_wait_op(wait) == EP_WAIT_OP;
         }
     }
-    const ep_u32 trouble = status == 0 ? ep_far_trouble(r, writer) : 0;
-    if (trouble != 0) {
+    if (status == 0 && trouble != 0) {
         /* As above: lanes to a rank break when it leaves. */
         if (ep_look(r, cell) >= awaited) return false;
         status = EP_STATUS_LANE;

@@ -54,11 +54,21 @@ EP_DEV EpStaged ep_staged_at(const EpRank& r, ep_u64 count, ep_u64 began) {
     return EpStaged{count, count, count, 0, 0, began + ep_gives_up_after(r.allowed, r.w.ranks, r.me)};
 }
 
+/* A lane to peer does not go on. Lanes break when a rank leaves: where a neighbour has said whom it gives up, that is taken over. */
+EP_DEV_APART void ep_fail_lane(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 status, ep_u64 slots) {
+    for (ep_u32 other = 0; other < r.w.ranks && status == EP_FAR_BROKEN; ++other) {
+        const ep_u64 alarm = ep_is_neighbour(r, other) ? ep_peek(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM) : 0;
+        if (ep_alarm_serial(alarm) == 0 || !ep_alarm_verdict(alarm)) continue;
+        return ep_fail(r, EP_STATUS_ABORTED, EP_PHASE_CREDIT, other, ep_alarm_peer(alarm), lane, 0, slots, 0, 0);
+    }
+    ep_fail(r, EP_STATUS_LANE, EP_PHASE_CREDIT, peer, ep_far_culprit(r, peer, status), lane, 0, slots, 0, status);
+}
+
 /* Whether a lane goes on. That of a peer that is done with the operation may break: it needs nothing more, and may have left. */
 EP_DEV bool ep_far_is_well(const EpRank& r, ep_u32 peer, ep_u32 lane, ep_u32 status, ep_u64 slots) {
     if (status == EP_FAR_OK) return true;
     if (status == EP_FAR_BROKEN && ep_peek(r, peer, EP_LANE_CONTROL, EP_COUNTER_DONE) >= ep_op(r)) return true;
-    ep_fail(r, EP_STATUS_LANE, EP_PHASE_CREDIT, peer, ep_far_culprit(r, peer, status), lane, 0, slots, 0, status);
+    ep_fail_lane(r, peer, lane, status, slots);
     return false;
 }
 

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "workshop")]
 mod ahead;
+#[cfg(test)]
+mod blame;
 mod cache;
 #[cfg(test)]
 mod closed;
