@@ -1,9 +1,12 @@
 //! How a communicator uses memory and time: ring sizes, placement, arena, deadline.
 
+mod builder;
+
+pub use builder::SettingsBuilder;
+
 use crate::error::Error;
 use crate::plant::{Before, Plant, Planted};
 use crate::ring::Geometry;
-use crate::row::RowFormat;
 use crate::shape::Shape;
 use crate::terms::Nanos;
 use crate::topology::Topology;
@@ -102,7 +105,7 @@ impl Settings {
 
     /// Starts from the automatic choice.
     pub fn builder(shape: &Shape, topology: &Topology) -> SettingsBuilder {
-        SettingsBuilder { shape: *shape, topology: *topology, ..SettingsBuilder::default() }
+        SettingsBuilder::new(*shape, *topology)
     }
 
     /// The rings of a call that says nothing else; the window is cut for these.
@@ -193,252 +196,6 @@ impl Settings {
     /// Whether tests planted this fault: never, without the feature `plant`.
     pub(crate) fn plants(&self, plant: Plant) -> bool {
         self.planted.is(plant)
-    }
-}
-
-/// Collects what differs from the automatic choice of [`Settings`].
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-pub struct SettingsBuilder {
-    shape: Shape,
-    topology: Topology,
-    channels: Option<u32>,
-    slots: Option<u32>,
-    chunk: Option<u32>,
-    credit: Option<u32>,
-    far_slots: Option<u32>,
-    far_chunk: Option<u32>,
-    far_credit: Option<u32>,
-    outbox_channels: Option<u32>,
-    outbox_slots: Option<u32>,
-    placement: Placement,
-    arena_bytes: Option<u64>,
-    low_latency: bool,
-    low_latency_units: bool,
-    deadline: Nanos,
-    role_warps: Option<u32>,
-}
-
-impl Default for SettingsBuilder {
-    fn default() -> Self {
-        Self {
-            shape: Shape::builder().build().expect("the default shape is valid"),
-            topology: Topology::new(1, 1).expect("one rank is valid"),
-            channels: None,
-            slots: None,
-            chunk: None,
-            credit: None,
-            far_slots: None,
-            far_chunk: None,
-            far_credit: None,
-            outbox_channels: None,
-            outbox_slots: None,
-            placement: Placement::Ring,
-            arena_bytes: None,
-            low_latency: false,
-            low_latency_units: false,
-            deadline: Nanos::from_secs(60),
-            role_warps: None,
-        }
-    }
-}
-
-/// Ring memory per writer that the automatic choice aims at, in bytes.
-const AUTO_RING_BYTES: u64 = 4 << 20;
-/// The same where warps of a device play the roles, and their channels at most.
-const AUTO_WARPS_RING_BYTES: u64 = 64 << 20;
-const AUTO_WARPS_CHANNELS: u32 = 32;
-/// Rows of a ring at most.
-const AUTO_SLOTS: u64 = 256;
-const AUTO_WARPS_SLOTS: u64 = 128;
-/// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
-const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
-const AUTO_OUTBOX_CHANNELS: u32 = 24;
-/// Arena that the automatic choice does not exceed, in bytes.
-const AUTO_ARENA_BYTES: u64 = 1 << 30;
-
-impl SettingsBuilder {
-    /// For devices whose warps each play one role: so many do. Where rows go through rings, within a node or to others, the automatic choice then has as
-    /// many channels as that carries, 1 to 32, and deeper rings. Automatic: a rank's roles share a processor, which one channel fills.
-    pub const fn role_warps(mut self, warps: u32) -> Self {
-        self.role_warps = Some(warps);
-        self
-    }
-
-    /// Rings from each writer to each reader, 1 to [`MAX_CHANNELS`]. Automatic: 1, or what [role warps](Self::role_warps) carry; 24 where rows are pulled.
-    pub const fn channels(mut self, channels: u32) -> Self {
-        self.channels = Some(channels);
-        self
-    }
-
-    /// Rows of each ring, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256 rows, aiming at 4 MiB a writer; with [role warps](Self::role_warps) 8 to 128, at 64 MiB; where
-    /// rows are pulled, at an outbox of 64 MiB.
-    pub const fn slots(mut self, slots: u32) -> Self {
-        self.slots = Some(slots);
-        self
-    }
-
-    /// Rows after which the producer publishes its tail, 1 to slots. Automatic: a quarter of the slots.
-    pub const fn chunk(mut self, chunk: u32) -> Self {
-        self.chunk = Some(chunk);
-        self
-    }
-
-    /// Rows after which the consumer returns credit, 1 to slots. Automatic: a quarter of the slots.
-    pub const fn credit(mut self, credit: u32) -> Self {
-        self.credit = Some(credit);
-        self
-    }
-
-    /// Rows of each ring between nodes, 1 to [`MAX_SLOTS`]. Automatic: as within a node.
-    pub const fn far_slots(mut self, slots: u32) -> Self {
-        self.far_slots = Some(slots);
-        self
-    }
-
-    /// Rows after which a far producer publishes its tail, 1 to its slots. Automatic: a quarter of the slots.
-    pub const fn far_chunk(mut self, chunk: u32) -> Self {
-        self.far_chunk = Some(chunk);
-        self
-    }
-
-    /// Rows after which a far consumer returns credit, 1 to its slots. Automatic: a quarter of the slots.
-    pub const fn far_credit(mut self, credit: u32) -> Self {
-        self.far_credit = Some(credit);
-        self
-    }
-
-    /// Where the rows of a dispatch land. Automatic: rings.
-    pub const fn placement(mut self, placement: Placement) -> Self {
-        self.placement = placement;
-        self
-    }
-
-    /// With direct placement on one node, whose machine offers [gets](crate::machine::Capabilities::get): a batch goes through
-    /// outboxes of so many channels, 1 to [`MAX_CHANNELS`], where some rank has no room in its arena for its rows and for as
-    /// many results; and so do all calls along its handle. Automatic: none, rows without room go through rings.
-    pub const fn outboxes(mut self, channels: u32) -> Self {
-        self.outbox_channels = Some(channels);
-        self
-    }
-
-    /// Rows of each of these outboxes for each other rank, 1 to [`MAX_SLOTS`]. Automatic: 8 to 256, aiming at 64 MiB in all.
-    pub const fn outbox_slots(mut self, slots: u32) -> Self {
-        self.outbox_slots = Some(slots);
-        self
-    }
-
-    /// Bytes of the arena. Automatic: none with rings and pulled rows; with direct placement room for two worst-case batches of
-    /// `max_tokens` a rank, at most 1 GiB.
-    pub const fn arena_bytes(mut self, bytes: u64) -> Self {
-        self.arena_bytes = Some(bytes);
-        self
-    }
-
-    /// Room in each window for low latency: slots for `max_tokens` rows of every rank, and for their results, twice.
-    /// Automatic: none.
-    pub const fn low_latency(mut self, low_latency: bool) -> Self {
-        self.low_latency = low_latency;
-        self
-    }
-
-    /// Whether rows of low latency, their counts and their results travel as units with a tag, which announce themselves, instead of
-    /// behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
-    pub const fn low_latency_units(mut self, units: bool) -> Self {
-        self.low_latency_units = units;
-        self
-    }
-
-    /// How long one operation may take. Automatic: 60 s.
-    pub const fn deadline(mut self, deadline: Nanos) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    fn chosen(&self) -> Settings {
-        let row = RowFormat::new(&self.shape);
-        let nodes = self.topology.nodes();
-        // Low latency on one node has no use for rings.
-        let uses_rings = nodes > 1 || (self.placement == Placement::Ring && !self.low_latency);
-        let warps = self.role_warps.filter(|_| uses_rings);
-        let (usual, bytes, parts) = match (self.placement, warps) {
-            (Placement::Pulled, _) => (AUTO_OUTBOX_CHANNELS, AUTO_OUTBOX_BYTES, self.topology.ranks_per_node()),
-            (_, None) => (1, AUTO_RING_BYTES, nodes),
-            (_, Some(warps)) => {
-                let carried = warps / self.topology.dispatch_roles();
-                (carried.clamp(1, AUTO_WARPS_CHANNELS), AUTO_WARPS_RING_BYTES, 1)
-            }
-        };
-        let most = if warps.is_some() { AUTO_WARPS_SLOTS } else { AUTO_SLOTS };
-        let fitting = |bytes: u64, channels: u32, parts: u32| {
-            let each = bytes / (row.slot_bytes() * u64::from(channels.max(1)));
-            (each / u64::from(parts)).clamp(8, most) as u32
-        };
-        let channels = self.channels.unwrap_or(usual);
-        let slots = self.slots.unwrap_or_else(|| fitting(bytes, channels, parts));
-        let outboxes = self.outbox_channels.map(|channels| {
-            let readers = self.topology.ranks_per_node();
-            let slots = self.outbox_slots.unwrap_or_else(|| fitting(AUTO_OUTBOX_BYTES, channels, readers));
-            let step = (slots / 4).max(1);
-            Rings::uniform(channels, Geometry { slots, chunk: step, credit: step })
-        });
-        let far_slots = self.far_slots.unwrap_or(slots);
-        let (step, far_step) = ((slots / 4).max(1), (far_slots / 4).max(1));
-        let worst_rows = u64::from(self.topology.ranks()) * u64::from(self.shape.max_tokens());
-        let arena = match self.placement {
-            Placement::Ring | Placement::Pulled => 0,
-            Placement::Direct => {
-                (row.block_bytes(worst_rows) + row.results().block_bytes(worst_rows)).min(AUTO_ARENA_BYTES)
-            }
-        };
-        Settings {
-            rings: Rings {
-                channels,
-                near: Geometry { slots, chunk: self.chunk.unwrap_or(step), credit: self.credit.unwrap_or(step) },
-                far: Geometry {
-                    slots: far_slots,
-                    chunk: self.far_chunk.unwrap_or(far_step),
-                    credit: self.far_credit.unwrap_or(far_step),
-                },
-            },
-            outboxes,
-            placement: self.placement,
-            arena_bytes: self.arena_bytes.unwrap_or(arena),
-            low_latency: self.low_latency,
-            low_latency_units: self.low_latency_units,
-            deadline: self.deadline,
-            planted: Planted::default(),
-            before: Before::default(),
-        }
-    }
-
-    /// Completes what was not set and checks everything.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] naming the first value outside its limits.
-    pub fn build(self) -> Result<Settings, Error> {
-        let settings = self.chosen();
-        settings.rings.check()?;
-        settings.placement.check(&self.topology)?;
-        if let Some(outboxes) = settings.outboxes {
-            outboxes.check()?;
-            if settings.placement != Placement::Direct {
-                return Err(Error::invalid("outboxes", outboxes.channels, "only with direct placement"));
-            }
-            if self.topology.nodes() > 1 {
-                return Err(Error::invalid("nodes", self.topology.nodes(), "1 with outboxes"));
-            }
-        }
-        if settings.low_latency_units && !settings.low_latency {
-            return Err(Error::invalid("low latency as units", true, "only with low_latency(true)"));
-        }
-        if settings.low_latency_units && self.topology.nodes() > 1 {
-            return Err(Error::invalid("nodes", self.topology.nodes(), "1 with low latency as units"));
-        }
-        if settings.deadline == Nanos(0) {
-            return Err(Error::invalid("deadline", settings.deadline, "more than 0 ns"));
-        }
-        Ok(settings)
     }
 }
 

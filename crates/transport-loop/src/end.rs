@@ -99,12 +99,12 @@ impl State {
     fn carry(&mut self, network: &Network, source: &End, sink: &End) {
         self.land(source, sink);
         let now = network.now();
+        if !self.lanes.iter().any(|lane| lane.is_due(now)) {
+            return;
+        }
         let mut due: Vec<Vec<&mut Lane>> = (0..sink.window.ways()).map(|_| Vec::new()).collect();
         for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(_, lane)| lane.is_due(now)) {
             due[way_of(at, sink)].push(lane);
-        }
-        if due.iter().all(Vec::is_empty) {
-            return;
         }
         if network.has_lost(source.me, sink.me) {
             let before = now.saturating_sub(network.answer_timeout());
@@ -113,6 +113,7 @@ impl State {
         }
         let pass = sink.gate.enter(source.me, self.connection);
         self.inside = true;
+        self.aloft.resize_with(sink.window.ways(), VecDeque::new);
         if let Some(pass) = &pass {
             for (way, (lanes, aloft)) in due.iter_mut().zip(&mut self.aloft).enumerate() {
                 let before = aloft.iter().map(|&(_, verbs)| verbs).sum();
@@ -138,8 +139,10 @@ impl State {
 
     /// Looks how far the peer's window is: when nothing is in the air any more, its gate may close.
     fn land(&mut self, source: &End, sink: &End) {
+        if !self.inside {
+            return;
+        }
         let reached: Vec<u64> = (0..sink.window.ways()).map(|way| sink.window.reached(way)).collect();
-        self.aloft.resize_with(reached.len(), VecDeque::new);
         for (aloft, reached) in self.aloft.iter_mut().zip(&reached) {
             while aloft.pop_front_if(|(mark, _)| *mark <= *reached).is_some() {}
         }
