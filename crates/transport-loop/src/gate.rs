@@ -10,13 +10,18 @@ use std::{io, process, thread};
 
 use ep_core::Rank;
 use ep_core::port::Offset;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::process::{Pid, test_kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::memory::{self, Memory};
 
-/// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good.
+/// How long a gate waits at most for a process that is in the middle of a copy: one that was stopped there, for good.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The part of an operation's time that it waits at most: whoever closes a gate has others who wait for it.
+const SHARE: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) enum Gate {
@@ -33,6 +38,7 @@ pub(crate) struct Page {
     memory: Memory,
     /// Of the rank whose gate it is: by which others open it.
     file: Option<OwnedFd>,
+    patience: Duration,
 }
 
 const TOKEN: u64 = 0;
@@ -44,19 +50,21 @@ impl Page {
         8 * (COPYING + u64::from(ranks))
     }
 
-    /// One of so many ranks.
-    pub(crate) fn new(ranks: u32, token: u64) -> io::Result<Self> {
+    /// One of so many ranks, whose operations may take `deadline`.
+    pub(crate) fn new(ranks: u32, token: u64, deadline: Duration) -> io::Result<Self> {
         let file = memfd_create("moexpress loop", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, Self::bytes(ranks))?;
         fcntl_add_seals(&file, SealFlags::SHRINK)?;
-        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: Some(file) };
+        let patience = PATIENCE.min(deadline / SHARE);
+        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: Some(file), patience };
         page.set(TOKEN, token);
         Ok(page)
     }
 
     /// That of another process of this host.
     pub(crate) fn open(process: u32, file: u32, ranks: u32, token: u64) -> io::Result<Self> {
-        let page = Self { memory: memory::of_process(process, file, Self::bytes(ranks))?, file: None };
+        let memory = memory::of_process(process, file, Self::bytes(ranks))?;
+        let page = Self { memory, file: None, patience: PATIENCE };
         if page.get(TOKEN) != token {
             return Err(io::Error::other("it is another process: that of the rank runs on another host"));
         }
@@ -80,7 +88,7 @@ impl Page {
 
     /// Returns when nobody copies any more; one who does not end it is left behind, and named in the log.
     fn wait(&self) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience;
         for rank in 0..self.memory.bytes() / 8 - COPYING {
             loop {
                 let process = self.get(COPYING + rank);
@@ -89,6 +97,8 @@ impl Page {
                 }
                 if Instant::now() > until {
                     tracing::warn!(rank, process, "a process stands in the middle of a copy and is left behind");
+                    // It is not waited for again.
+                    self.set(COPYING + rank, 0);
                     break;
                 }
                 thread::yield_now();
@@ -97,10 +107,16 @@ impl Page {
     }
 }
 
-/// Whether there is such a process.
+/// Whether there is such a process. One that has ended does not live, even where its parent has not asked how.
 fn lives(process: u64) -> bool {
-    let pid = i32::try_from(process).ok().and_then(Pid::from_raw);
-    pid.is_some_and(|pid| test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+    let Some(pid) = i32::try_from(process).ok().and_then(Pid::from_raw) else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut ended = [PollFd::new(&process, PollFlags::IN)];
+            !poll(&mut ended, Some(&Timespec::default())).is_ok_and(|events| events > 0)
+        }
+        Err(error) => error != Errno::SRCH,
+    }
 }
 
 impl Gate {
@@ -165,13 +181,15 @@ impl Pass<'_> {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(3600);
+
     fn other(page: &Page) -> Page {
         Page::open(process::id(), page.file(), 2, 7).unwrap()
     }
 
     #[test]
     fn who_enters_by_an_earlier_connection_is_kept_out() {
-        let own = Page::new(2, 7).unwrap();
+        let own = Page::new(2, 7, LONG).unwrap();
         let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
         assert!(theirs.enter(Rank(1), Some(1)).is_none(), "nothing is up");
         own.set_up(Some(1));
@@ -184,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_gate_is_closed_when_the_copy_under_way_has_ended_and_for_one_that_never_does_it_waits_a_while() {
-        let own = Page::new(2, 7).unwrap();
+        let own = Page::new(2, 7, LONG).unwrap();
         let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
         own.set_up(Some(1));
         let _pass = theirs.enter(Rank(1), Some(1)).unwrap();
@@ -208,18 +226,35 @@ mod tests {
 
     #[test]
     fn a_process_that_ended_in_the_middle_of_a_copy_is_not_waited_for() {
-        let own = Page::new(2, 7).unwrap();
-        let mut child = process::Command::new("true").spawn().unwrap();
+        let mut child = process::Command::new("true").stdout(process::Stdio::piped()).spawn().unwrap();
+        let process = child.id();
+        let closed = || {
+            let own = Page::new(2, 7, LONG).unwrap();
+            own.set(COPYING, process.into());
+            let (gate, began) = (Gate::Processes(own), Instant::now());
+            gate.set_up(None);
+            began.elapsed() < PATIENCE
+        };
+        // Its end of the pipe closes when it ends, a moment before it has ended.
+        io::Read::read_to_end(&mut child.stdout.take().unwrap(), &mut Vec::new()).unwrap();
+        assert!(closed(), "nobody has asked how it ended");
         child.wait().unwrap();
-        own.set(COPYING, child.id().into());
+        assert!(closed());
+    }
+
+    #[test]
+    fn a_gate_leaves_time_to_those_who_wait_for_its_rank_and_waits_once() {
+        let own = Page::new(2, 7, PATIENCE).unwrap();
+        own.set(COPYING, process::id().into());
         let (gate, began) = (Gate::Processes(own), Instant::now());
         gate.set_up(None);
-        assert!(began.elapsed() < PATIENCE);
+        assert!(began.elapsed() >= PATIENCE / SHARE && !gate.is_held_by(Rank(0)));
+        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     }
 
     #[test]
     fn a_page_of_another_process_is_refused() {
-        let own = Page::new(2, 7).unwrap();
+        let own = Page::new(2, 7, LONG).unwrap();
         let said = |file, token| Page::open(process::id(), file, 2, token).unwrap_err().to_string();
         assert!(said(own.file(), 8).contains("another process"));
         assert!(Page::open(process::id(), own.file(), 3, 7).is_err(), "it is shorter");
