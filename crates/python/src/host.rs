@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
 use moexpress::engine::{Buffer, Engine, HostRows, Lease, Scalar};
-use moexpress::host::{Builder, Cluster, Machine, Window, block_on_while};
+use moexpress::host::{Cluster, Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
 use moexpress::port::Span;
 use moexpress::room::zeroed;
-use moexpress::transport::{Lanes, Transport};
+use moexpress::transport::{AnyLanes, AnyTransport, NoTransport};
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
 use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
@@ -83,27 +83,20 @@ pub(crate) fn join(
     far: Option<Far>,
     member: &Arc<ep_bootstrap::Member>,
 ) -> Result<Box<dyn Calls>, Error> {
-    let builder = Cluster::builder(topology).settings(settings);
-    match far {
-        None => joined(builder, shape, member),
-        Some(Far::Loop(network)) => joined(builder.far(network), shape, member),
-        Some(Far::Roce(network)) => joined(builder.far(network), shape, member),
+    let network = match far {
+        None => AnyTransport::new(NoTransport),
+        Some(Far::Loop(network)) => AnyTransport::new(network),
+        Some(Far::Roce(network)) => AnyTransport::new(network),
         Some(Far::Ibgda(_)) => {
-            Err(Error::invalid("far", "ibgda", "roce or loop on CPUs: kernels of GPUs post by ibgda"))
+            return Err(Error::invalid("far", "ibgda", "roce or loop on CPUs: kernels of GPUs post by ibgda"));
         }
-    }
-}
-
-fn joined<T>(builder: Builder<T>, shape: Shape, member: &Arc<ep_bootstrap::Member>) -> Result<Box<dyn Calls>, Error>
-where
-    T: Transport<Lanes: 'static>,
-{
-    let endpoint = builder.join(shape, member)?;
+    };
+    let endpoint = Cluster::builder(topology).settings(settings).far(network).join(shape, member)?;
     let layout = endpoint.layout().clone();
     Ok(Box::new(Rank::new(endpoint, layout)))
 }
 
-fn parts<L: Lanes>(engine: &Engine<Machine<L>>) -> Parts {
+fn parts(engine: &Engine<Machine<AnyLanes>>) -> Parts {
     Parts::of(engine.layout().row(), engine.layout().shape().hidden())
 }
 
@@ -114,7 +107,7 @@ fn dense(rows: &HostRows<Window>, row_bytes: usize) -> Result<&[u8], Error> {
     }
 }
 
-impl<L: Lanes + 'static> Backend for Engine<Machine<L>> {
+impl Backend for Engine<Machine<AnyLanes>> {
     unsafe fn rows_in(&mut self, rows: &RawRows) -> Result<Self::Buf, Error> {
         let count = rows.rows as usize;
         let Some(scales) = &rows.scales else {

@@ -9,10 +9,11 @@ use ep_conformance::{Requirement, Setup};
 use ep_core::Rank;
 use ep_core::engine::Engine;
 use ep_core::machine::Decorated;
+use ep_core::transport::AnyLanes;
 use ep_host::{Cluster, Machine, block_on};
 
+use crate::common::Network;
 use crate::common::fate::Fate;
-use crate::common::{Lanes, Network};
 
 /// One rank, in a process of its own.
 pub(crate) struct Apart<N> {
@@ -27,11 +28,8 @@ pub(crate) struct Apart<N> {
     pub(crate) befall: fn(Rank) -> Result<(), String>,
 }
 
-impl<N: Network> Processes for Apart<N>
-where
-    Lanes<N>: 'static,
-{
-    type Endpoint = Engine<Decorated<Machine<Lanes<N>>, Fate>>;
+impl<N: Network> Processes for Apart<N> {
+    type Endpoint = Engine<Decorated<Machine<AnyLanes>, Fate>>;
     type Stay = Arc<Member>;
 
     fn absent(&self) -> Option<&'static str> {

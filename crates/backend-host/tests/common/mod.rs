@@ -7,16 +7,14 @@ use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
 use ep_core::layout::Queues;
 use ep_core::machine::{Decorated, Machine as _};
-use ep_core::transport::Transport;
+use ep_core::transport::{AnyLanes, AnyTransport};
 use ep_host::{Cluster, Machine};
 use fate::Fate;
 
 /// Where the suite gets its transports from: one for each communicator.
 pub(crate) trait Network: Send + Sync + 'static {
-    type Transport: Transport;
-
     /// The transport for a communicator.
-    fn transport(&self, setup: &Setup) -> Self::Transport;
+    fn transport(&self, setup: &Setup) -> AnyTransport;
 
     fn far_lanes(&self) -> Queues;
 }
@@ -34,20 +32,15 @@ pub(crate) struct Host<N> {
     pub(crate) absent: Option<&'static str>,
 }
 
-pub(crate) type Lanes<N> = <<N as Network>::Transport as Transport>::Lanes;
-
 impl<N: Network> Host<N> {
-    fn cluster(&self, setup: &Setup) -> Result<Cluster<Lanes<N>>, String> {
+    fn cluster(&self, setup: &Setup) -> Result<Cluster<AnyLanes>, String> {
         let builder = Cluster::builder(setup.topology).settings(setup.settings).far(self.network.transport(setup));
         builder.build(setup.shape).map_err(|error| error.to_string())
     }
 }
 
-impl<N: Network> Backend for Host<N>
-where
-    Lanes<N>: 'static,
-{
-    type Endpoint = Engine<Decorated<Machine<Lanes<N>>, Fate>>;
+impl<N: Network> Backend for Host<N> {
+    type Endpoint = Engine<Decorated<Machine<AnyLanes>, Fate>>;
 
     fn absent(&self) -> Option<&'static str> {
         self.absent

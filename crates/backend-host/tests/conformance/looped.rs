@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ep_conformance::Setup;
 use ep_core::layout::Queues;
+use ep_core::transport::AnyTransport;
 use ep_loop::Loop;
 
 use crate::common::{Host, Network};
@@ -15,10 +16,8 @@ pub(crate) struct Loops;
 pub(crate) struct Apart;
 
 impl Network for Apart {
-    type Transport = Loop;
-
-    fn transport(&self, setup: &Setup) -> Loop {
-        Loops.transport(setup).between_processes()
+    fn transport(&self, setup: &Setup) -> AnyTransport {
+        AnyTransport::new(paced(setup).between_processes())
     }
 
     fn far_lanes(&self) -> Queues {
@@ -27,22 +26,24 @@ impl Network for Apart {
 }
 
 impl Network for Loops {
-    type Transport = Loop;
-
-    /// Each table of lanes and queues has a fourth of the communicators.
-    fn transport(&self, setup: &Setup) -> Loop {
-        let network = Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]);
-        let paced = match setup.seed % 3 {
-            0 => Ok(network),
-            1 => network.latency(Duration::from_micros(20)),
-            _ => network.bytes_per_second(500_000_000).and_then(|network| network.queue_depth(7)),
-        };
-        paced.expect("within limits")
+    fn transport(&self, setup: &Setup) -> AnyTransport {
+        AnyTransport::new(paced(setup))
     }
 
     fn far_lanes(&self) -> Queues {
         Queues::ONE
     }
+}
+
+/// Each table of lanes and queues has a fourth of the communicators.
+fn paced(setup: &Setup) -> Loop {
+    let network = Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]);
+    let paced = match setup.seed % 3 {
+        0 => Ok(network),
+        1 => network.latency(Duration::from_micros(20)),
+        _ => network.bytes_per_second(500_000_000).and_then(|network| network.queue_depth(7)),
+    };
+    paced.expect("within limits")
 }
 
 /// Schedules are the machine's affair here: most seeds change nothing. [`Double`](crate::double::Double) has them all.

@@ -20,15 +20,14 @@ use double::Double;
 use ep_conformance::Setup;
 use ep_conformance::harness::Suite;
 use ep_core::layout::Queues;
+use ep_core::transport::AnyTransport;
 
 struct Doubles;
 
 impl Network for Doubles {
-    type Transport = Double;
-
     /// Each table of lanes and queues has a third of the communicators.
-    fn transport(&self, setup: &Setup) -> Double {
-        Double::new(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()], setup.seed)
+    fn transport(&self, setup: &Setup) -> AnyTransport {
+        AnyTransport::new(Double::new(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()], setup.seed))
     }
 
     fn far_lanes(&self) -> Queues {

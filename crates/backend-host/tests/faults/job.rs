@@ -9,7 +9,7 @@ use ep_conformance::verify::{self, Observed};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::Engine;
 use ep_core::reference::World;
-use ep_core::transport::{Lanes, Transport};
+use ep_core::transport::{AnyLanes, AnyTransport, Transport};
 use ep_core::{Endpoint as _, Error, Failure, LowLatency as _, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine};
 
@@ -49,15 +49,16 @@ impl Job {
     }
 
     /// Runs `user` on all ranks. None leaves before all are through: who leaves is gone for the others.
-    pub(crate) fn run<T: Transport, R: Send>(
+    pub(crate) fn run<R: Send>(
         &self,
-        transport: T,
-        user: impl AsyncFn(&mut Engine<Machine<T::Lanes>>) -> R + Sync,
+        transport: impl Transport<Lanes: 'static> + 'static,
+        user: impl AsyncFn(&mut Engine<Machine<AnyLanes>>) -> R + Sync,
     ) -> Vec<R> {
         let shape = self.shape();
         let deadline = Nanos(self.deadline.as_nanos() as u64);
         let settings = Settings::builder(&shape, &self.topology).slots(3).low_latency(true).deadline(deadline);
-        let cluster = Cluster::builder(self.topology).settings(settings.build().unwrap()).far(transport);
+        let cluster =
+            Cluster::builder(self.topology).settings(settings.build().unwrap()).far(AnyTransport::new(transport));
         let at_work = AtomicU32::new(self.topology.ranks());
         let ran = cluster.build(shape).unwrap().run(async |mut ep| {
             let through = Through(&at_work);
@@ -72,7 +73,7 @@ impl Job {
     }
 
     /// A round of throughput mode and one of low latency, without the ranks that were given up.
-    pub(crate) async fn both<L: Lanes>(&self, ep: &mut Engine<Machine<L>>) -> Result<Both, Error> {
+    pub(crate) async fn both(&self, ep: &mut Engine<Machine<AnyLanes>>) -> Result<Both, Error> {
         let (world, batches) = self.layer(ep.mask());
         let batch = &batches[ep.rank().index()];
         let (observed, _) = drive::round(ep, &world, batch, &HOW).await?;
@@ -90,9 +91,9 @@ impl Job {
     }
 
     /// Rounds until one fails: how, and after what time.
-    pub(crate) async fn until_failure<L: Lanes>(
+    pub(crate) async fn until_failure(
         &self,
-        ep: &mut Engine<Machine<L>>,
+        ep: &mut Engine<Machine<AnyLanes>>,
         rounds: &Rounds,
     ) -> (Failure, Duration) {
         loop {
@@ -108,9 +109,9 @@ impl Job {
     }
 
     /// Recovers without the ranks of `mask`, and does a round of each mode.
-    pub(crate) async fn go_on<L: Lanes>(
+    pub(crate) async fn go_on(
         &self,
-        ep: &mut Engine<Machine<L>>,
+        ep: &mut Engine<Machine<AnyLanes>>,
         mask: impl IntoIterator<Item = Rank>,
     ) -> Result<Both, Error> {
         ep.recover(&mask.into_iter().collect()).await?;

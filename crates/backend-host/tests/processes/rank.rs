@@ -9,7 +9,7 @@ use ep_conformance::drive;
 use ep_conformance::processes::plans::{Apart, Haunted, Layer, endure, go_on, haunted, pulling, verified};
 use ep_conformance::processes::started::{PLAN, say};
 use ep_core::engine::Engine;
-use ep_core::transport::{NoTransport, Transport};
+use ep_core::transport::{AnyLanes, AnyTransport, NoTransport, Transport};
 use ep_core::{Error, Nanos, Placement, RankSet, Settings, Topology};
 use ep_host::{Cluster, Machine, block_on};
 
@@ -41,7 +41,12 @@ fn a_rank_that_was_started() {
     }
 }
 
-fn act<T: Transport + Clone>(plan: &str, member: &Arc<Member>, topology: Topology, transport: &T) {
+fn act<T: Transport<Lanes: 'static> + Clone + 'static>(
+    plan: &str,
+    member: &Arc<Member>,
+    topology: Topology,
+    transport: &T,
+) {
     match plan {
         "work" => work(member, topology, transport),
         "persist" => persist(member, topology, transport),
@@ -59,21 +64,21 @@ struct Cpus<T> {
     placement: Placement,
 }
 
-impl<T: Transport + Clone> Cpus<T> {
+impl<T: Transport<Lanes: 'static> + Clone + 'static> Cpus<T> {
     const fn new(transport: T) -> Self {
         Self { transport, slots: 3, placement: Placement::Direct }
     }
 }
 
-impl<T: Transport + Clone> Apart for Cpus<T> {
-    type Endpoint = Engine<Machine<T::Lanes>>;
+impl<T: Transport<Lanes: 'static> + Clone + 'static> Apart for Cpus<T> {
+    type Endpoint = Engine<Machine<AnyLanes>>;
 
     fn join(&self, layer: &Layer, member: &Arc<Member>, deadline: Nanos) -> Result<Self::Endpoint, Error> {
         let (shape, topology) = (*layer.world.shape(), *layer.world.topology());
         let settings =
             Settings::builder(&shape, &topology).slots(self.slots).low_latency(true).placement(self.placement);
         let settings = settings.deadline(deadline).build()?;
-        Cluster::builder(topology).settings(settings).far(self.transport.clone()).join(shape, member)
+        Cluster::builder(topology).settings(settings).far(AnyTransport::new(self.transport.clone())).join(shape, member)
     }
 
     fn block_on<R>(&self, work: impl Future<Output = R>) -> R {
@@ -85,7 +90,7 @@ impl<T: Transport + Clone> Apart for Cpus<T> {
 const DEADLINE: Nanos = Nanos::from_secs(20);
 
 /// Works with rings and with direct placement.
-fn work<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+fn work<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, topology: Topology, transport: &T) {
     let layer = Layer::new(topology, RankSet::new());
     let mut rows = 0;
     for placement in [Placement::Ring, Placement::Direct] {
@@ -101,7 +106,7 @@ fn work<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transpor
 }
 
 /// Works until a rank is gone, then without it.
-fn persist<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+fn persist<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, topology: Topology, transport: &T) {
     let layer = Layer::new(topology, RankSet::new());
     let cpus = Cpus::new(transport.clone());
     let mut ep = cpus.join(&layer, member, DEADLINE).unwrap();
@@ -122,13 +127,18 @@ fn persist<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, trans
 const BESIDE: u32 = 300;
 
 /// Works beside a rank that was suspended and given up.
-fn beside<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T, what: Haunted) {
+fn beside<T: Transport<Lanes: 'static> + Clone + 'static>(
+    member: &Arc<Member>,
+    topology: Topology,
+    transport: &T,
+    what: Haunted,
+) {
     let deadline = Nanos::from_millis(800 * u64::from(factor()));
     haunted(&Cpus::new(transport.clone()), member, topology, what, deadline, BESIDE);
 }
 
 /// Ranks that were told different settings.
-fn differ<T: Transport + Clone>(member: &Arc<Member>, topology: Topology, transport: &T) {
+fn differ<T: Transport<Lanes: 'static> + Clone + 'static>(member: &Arc<Member>, topology: Topology, transport: &T) {
     let layer = Layer::new(topology, RankSet::new());
     let cpus = Cpus { slots: 3 + member.rank().0, placement: Placement::Ring, ..Cpus::new(transport.clone()) };
     say(cpus.join(&layer, member, DEADLINE).unwrap_err());

@@ -14,6 +14,7 @@ use apart::Apart;
 use common::{Host, Network};
 use ep_conformance::Setup;
 use ep_core::layout::Queues;
+use ep_core::transport::AnyTransport;
 use ep_roce::{Roce, Settings, Signal};
 
 /// Found in the environment, when the suite begins.
@@ -21,10 +22,8 @@ use ep_roce::{Roce, Settings, Signal};
 struct Devices(Settings);
 
 impl Network for Devices {
-    type Transport = Roce;
-
-    fn transport(&self, _: &Setup) -> Roce {
-        Roce::new(self.0.clone())
+    fn transport(&self, _: &Setup) -> AnyTransport {
+        AnyTransport::new(Roce::new(self.0.clone()))
     }
 
     fn far_lanes(&self) -> Queues {

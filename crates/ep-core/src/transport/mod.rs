@@ -5,11 +5,13 @@
 //! | on CPUs | the rank's thread | [`Transport`], [`Lanes`] |
 //! | on a device | a warp of a kernel | [`DeviceTransport`], [`DeviceLanes`]; of the device it may need [`PostingDevice`] |
 
+mod any;
 mod device;
 mod host;
 mod posting;
 mod ranges;
 
+pub use any::{AnyLanes, AnyTransport};
 pub use device::{DeviceLanes, DevicePlace, DeviceSource, DeviceTransport, Mirror, WindowCopies, WindowMemory};
 pub use host::{Lanes, NoLanes, NoTransport, Place, Transport};
 pub use posting::{Home, PostingDevice, PostingMemory};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use ep_conformance::Requirement;
-use ep_conformance::harness::Suite;
+use ep_conformance::harness::{Suite, thorough};
 use ep_core::layout::Queues;
 
 mod explore;
@@ -13,15 +13,13 @@ use explore::Simulator;
 use timed::Timed;
 
 fn main() -> ExitCode {
+    let (most, campaign) = if thorough() { (2000, 300) } else { (300, 60) };
+    let simulator = |far_lanes| Simulator { far_lanes, units: false, campaign };
     Suite::default()
-        .on("per-role", Simulator { far_lanes: Queues::PER_ROLE, units: false, campaign: 2000 })
-        .on("rows-and-credit", Simulator { far_lanes: Queues::ROWS_AND_CREDIT, units: false, campaign: 300 })
-        .on("one", Simulator { far_lanes: Queues::ONE, units: false, campaign: 300 })
-        .on_those(
-            "units",
-            Requirement::LowLatency,
-            Simulator { far_lanes: Queues::PER_ROLE, units: true, campaign: 300 },
-        )
+        .on("per-role", Simulator { campaign: most, ..simulator(Queues::PER_ROLE) })
+        .on("rows-and-credit", simulator(Queues::ROWS_AND_CREDIT))
+        .on("one", simulator(Queues::ONE))
+        .on_those("units", Requirement::LowLatency, Simulator { units: true, ..simulator(Queues::PER_ROLE) })
         .on_those("timed-units", Requirement::LowLatency, Timed { units: true })
         .on("timed", Timed { units: false })
         .run()
