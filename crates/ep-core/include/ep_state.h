@@ -199,6 +199,19 @@ static_assert(__builtin_offsetof(EpBlockRole, task) == 4, "EpBlockRole.task");
 static_assert(__builtin_offsetof(EpBlockRole, index) == 8, "EpBlockRole.index");
 static_assert(__builtin_offsetof(EpBlockRole, count) == 12, "EpBlockRole.count");
 
+/* Who does what is done once in a launch of low latency. What it sends is cut into as many shares as there are blocks, which other blocks may take over; what it receives, blocks divide among themselves. */
+struct EpLowRoles {
+    ep_u32 tells; /* The share with which goes what is said ahead of all rows: headers and counts. */
+    ep_u32 moves; /* So many blocks move what is received, from the first on. */
+    ep_u32 counts; /* The block that tells the user how many rows have come. */
+    ep_u32 addresses; /* The warp of a block that finds where a row goes, and says so there. */
+};
+static_assert(sizeof(EpLowRoles) == 16, "EpLowRoles");
+static_assert(__builtin_offsetof(EpLowRoles, tells) == 0, "EpLowRoles.tells");
+static_assert(__builtin_offsetof(EpLowRoles, moves) == 4, "EpLowRoles.moves");
+static_assert(__builtin_offsetof(EpLowRoles, counts) == 8, "EpLowRoles.counts");
+static_assert(__builtin_offsetof(EpLowRoles, addresses) == 12, "EpLowRoles.addresses");
+
 /* One rank as its kernels see it. Addresses are the device's. */
 struct EpRank {
     EpWindow w; /* How the window is cut. */

@@ -139,8 +139,7 @@ EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
     const ep_u32 wide = (columns + 32) / 32 * 32;
     const bool none = share == EP_LOW_NO_SHARE;
     const ep_u32 from = none ? 0 : share * each + (share < more ? share : more), to = none ? 0 : from + each + (share < more);
-    /* The last share has the fewest rows, none of a few. */
-    const bool tells = share + 1 == gridDim.x;
+    const bool tells = share == a.roles.tells;
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
         if (tells && from == to) ep_low_announce(r, op, a.kind, owed, false, states);
         EP_SHORT for (ep_u32 base = from; base < to; base += EP_LOW_WARPS) {

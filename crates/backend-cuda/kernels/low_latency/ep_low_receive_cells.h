@@ -188,11 +188,11 @@ EP_DEV void ep_low_count_all(const EpRank& r, const EpLowDispatchArgs& a, const 
 
 /* Receives all rows. True for the block that has counted them. By all threads. */
 EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
-    const ep_u32 movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
+    const ep_u32 movers = a.roles.moves;
     if (!ep_low_await_all(r, s, op, began)) return false;
     ep_low_receive_early(r, op);
     if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
-    const bool counts = blockIdx.x + 1 == gridDim.x;
+    const bool counts = blockIdx.x == a.roles.counts;
     if (counts) ep_low_count_all(r, a, s, op);
     return counts;
 }

@@ -231,10 +231,10 @@ EP_DEV ep_u32 ep_low_sharing(const EpRank& r, const EpLowDispatchArgs& a, ep_u32
 
 /* Receives all rows. True for the block that tells how many have come. By all threads. */
 EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
-    const ep_u32 warp = threadIdx.x / 32, movers = gridDim.x > 1 ? gridDim.x - 1 : 1;
+    const ep_u32 warp = threadIdx.x / 32, movers = a.roles.moves;
     const ep_u32 sharing = ep_low_sharing(r, a, movers), groups = movers / sharing;
     const ep_u32 group = blockIdx.x / sharing, part = blockIdx.x - group * sharing, pieces = ep_low_pieces(r);
-    const bool moves = blockIdx.x < movers && group < groups, tells = blockIdx.x + 1 == gridDim.x;
+    const bool moves = blockIdx.x < movers && group < groups, tells = blockIdx.x == a.roles.counts;
     /* Counts and the first headers are on their way at once. */
     EpLowItem item = {0, 0, {0, 0, 0}, true};
     if (moves) item = ep_low_look_for(r, s, op, group + warp * groups);

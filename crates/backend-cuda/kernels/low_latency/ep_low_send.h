@@ -49,15 +49,15 @@ EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a,
 }
 
 /* Whether a block looks at the choices while the launch waits for what it begins with: where nothing may be put before, one turn is enough, or the block
-   has no row to make. The block with the last share looks when it counts what is sent, the others while their first row is under way. */
+   has no row to make. The block with the share that tells looks when it counts what is sent, the others while their first row is under way. */
 EP_DEV bool ep_low_looks_soon(const EpRank& r, const EpLowDispatchArgs& a) {
-    return blockIdx.x + 1 != gridDim.x && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
+    return blockIdx.x != a.roles.tells && (EP_LOW_LOOKS_FIRST || a.tokens <= EP_LOW_WARPS * (32 / r.w.topk) || blockIdx.x >= a.tokens);
 }
 /* Brings what the sending half begins with on its way. */
 EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
     const ep_u64 choices = (ep_u64)a.tokens * r.w.topk, at = threadIdx.x * 128ull;
     if (at < choices * sizeof(ep_i64)) ep_prefetch((const ep_u8*)a.topk_idx + at);
-    if (blockIdx.x + 1 == gridDim.x && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
+    if (blockIdx.x == a.roles.tells && a.topk_weights && at < choices * sizeof(float)) ep_prefetch((const ep_u8*)a.topk_weights + at);
     return ep_low_load_ahead(r, a, blockIdx.x);
 }
 
@@ -103,7 +103,7 @@ EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 toke
     }
 }
 
-/* Says where a token's row goes, at ranks that are free (ep_low_goes_now). By the last warp, whose lanes have the choices. */
+/* Says where a token's row goes, at ranks that are free (ep_low_goes_now). By the warp that addresses, whose lanes have the choices. */
 EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, EpChoice choice) {
     const ep_u32 k = ep_low_served();
     EP_SHORT for (ep_u32 rank = k; rank < r.w.ranks; rank += 32) s.place[rank] = ep_nowhere();
@@ -125,27 +125,27 @@ EP_DEV void ep_low_address(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_
 #define EP_SHARE_MORE 2
 #define EP_SHARE_ALL 3
 
-/* Puts the rows of a share's tokens to the ranks that are free, and of the last share what is said ahead of them. The first row is made before
+/* Puts the rows of a share's tokens to the ranks that are free, and with the share that tells what is said ahead of them. The first row is made before
    any rank is waited for. `first`: the first time, when that row has been loaded, and choices are looked at unless they were. By all
    threads. */
 EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool first,
                            bool looked, EpLowAhead ahead, ep_u64 began, int found, ep_u32* taken) {
-    const bool last_warp = threadIdx.x / 32 + 1 == EP_LOW_WARPS;
+    const bool addresses = threadIdx.x / 32 == a.roles.addresses;
     EP_SHORT for (ep_u32 token = share;; token += gridDim.x) {
         const bool begins = token == share, is = token < a.tokens;
         if (!is && !begins) return EP_SHARE_MORE;
         if (is) {
             if (!begins || !first) ahead = ep_low_load_ahead(r, a, token);
             ep_delay(r, EP_LANE_LOW_ROWS, token);
-            if (last_warp) ep_low_address(r, s, op, token, ahead.choice);
+            if (addresses) ep_low_address(r, s, op, token, ahead.choice);
             ep_low_make(r, a, token, ahead, s.row + r.w.header_bytes);
         }
         if (begins) {
             if (!ep_low_next(r, op, nullptr, s.state, began, found)) return EP_SHARE_NOTHING;
-            if (share + 1 == gridDim.x && ep_low_tell(r, a, s, op, first)) return EP_SHARE_WRONG;
+            if (share == a.roles.tells && ep_low_tell(r, a, s, op, first)) return EP_SHARE_WRONG;
             if (!is) return EP_SHARE_MORE;
         }
-        if (last_warp && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
+        if (addresses && ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {
             ep_low_row_was_put(r, s, op, token, true);
             ep_be_slow();
         }
@@ -156,14 +156,14 @@ EP_DEV int ep_low_put_rows(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         /* While the row is under way. Nothing may be announced of a batch with wrong choices. */
         const bool bad = !EP_LOW_LOOKS_FIRST && begins && first && !looked && ep_low_look_at(r, a, s, 0, a.tokens, false, false, nullptr);
         if (__syncthreads_or(bad)) return EP_SHARE_WRONG;
-        if (last_warp) ep_low_row_was_put(r, s, op, token, false);
+        if (addresses) ep_low_row_was_put(r, s, op, token, false);
     }
 }
 
-/* Sends a share of a dispatch: of tokens, and the last one the headers. */
+/* Sends a share of a dispatch: of tokens, and with one of them the headers. */
 EP_DEV int ep_low_send_share(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u32 share, ep_u64 op, bool again,
                              bool looked, const EpLowAhead& ahead, ep_u64 early, ep_u64 began) {
-    const bool tells = share + 1 == gridDim.x;
+    const bool tells = share == a.roles.tells;
     if (share >= a.tokens && !tells) return __syncthreads_or(ep_low_look_at_shares(r) == 0) ? EP_SHARE_MORE : EP_SHARE_ALL;
     if (tells) ep_low_count_nothing(r, a, s);
     ep_low_open(r, op, again, s.state);

@@ -32,7 +32,7 @@ EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
         }
     }
 }
-/* Says that it is where it goes, and counts it where it is staged. `early`: a planted fault, within the node. By the last warp, after a barrier. */
+/* Says that it is where it goes, and counts it where it is staged. `early`: a planted fault, within the node. By the warp that addresses, after a barrier. */
 EP_DEV void ep_low_row_was_put(const EpRank& r, const EpLowSender& s, ep_u64 op, ep_u32 token, bool early) {
     EP_SHORT for (ep_u32 rank = ep_low_served(); rank < r.w.ranks; rank += 32) {
         if (!ep_low_goes_now(s, rank)) continue;

@@ -1,6 +1,7 @@
 //! Parameters of the kernels of low latency.
 
 use ep_core::c_struct;
+use ep_core::device::LowRoles;
 
 c_struct! {
     /// Parameters of ep_low_latency::dispatch.
@@ -52,6 +53,8 @@ c_struct! {
         pub(crate) in_flight: u32,
         /// Not 0: a token may name an expert more than once. The expert gets its row once.
         pub(crate) repeats: u32,
+        /// Who does what is done once.
+        pub(crate) roles: LowRoles,
     }
 }
 
@@ -90,6 +93,8 @@ c_struct! {
         pub(crate) repeats: u32,
         /// Zero.
         pub(crate) reserved: u32,
+        /// Who does what is done once.
+        pub(crate) roles: LowRoles,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use ep_core::device::{Low, LowFar, Report};
+use ep_core::device::{Low, LowFar, Report, low_roles};
 use ep_core::layout::KernelWindow;
 use ep_core::port::UNIT_BYTES;
 use ep_core::{Error, Layout, Rank, RankSet, Settings, Shape, Topology};
@@ -153,7 +153,8 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn low_dispatch(&self, args: args::LowDispatch) -> Result<(), CudaError> {
         let low = self.low()?;
-        let args = args::LowDispatch { counters: low.counters.address(), window: self.own_window(), ..args };
+        let (counters, window) = (low.counters.address(), self.own_window());
+        let args = args::LowDispatch { counters, window, roles: low_roles(low.blocks, LOW_THREADS / 32), ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
         let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
@@ -166,7 +167,8 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
         let low = self.low()?;
-        let args = args::LowCombine { counters: low.counters.address(), window: self.own_window(), ..args };
+        let (counters, window) = (low.counters.address(), self.own_window());
+        let args = args::LowCombine { counters, window, roles: low_roles(low.blocks, LOW_THREADS / 32), ..args };
         let shared_memory = 4 * (5 * self.ranks() + 1);
         let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.

@@ -28,7 +28,7 @@ mod state;
 
 pub use far::FarStatus;
 pub use report::{LowMismatch, Report, Status};
-pub use roles::{BlockRole, RoleRow, Task, block_roles, ring_roles, ring_roles_of};
+pub use roles::{BlockRole, LowRoles, RoleRow, Task, block_roles, low_roles, ring_roles, ring_roles_of};
 pub use state::{Local, Low, LowFar, Meeting, PlanHead, RankView};
 
 use crate::declare::{CEnum, CStruct};
@@ -67,6 +67,7 @@ fn state_header() -> String {
         RoleRow::declaration(),
         Task::declaration(),
         BlockRole::declaration(),
+        LowRoles::declaration(),
         RankView::declaration(),
     ];
     [STATE_PROLOGUE, &parts.concat(), STATE_FUNCTIONS].concat()

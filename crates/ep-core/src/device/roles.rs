@@ -3,6 +3,8 @@
 //! Kernels find no role by arithmetic: a warp takes the row of its number. So a role that another topology adds is a row more.
 //! There are two kinds of tables. A [`RoleRow`] serves one peer on one track; the launch has as many warps as the table has rows.
 //! A [`BlockRole`] serves all peers on the tracks of its block, and shares its duty with other warps; every block has the same rows.
+//!
+//! In low latency all blocks do the same: each sends a share of a batch, and receives another. [`LowRoles`] says who does what is done once.
 
 use crate::layout::{Kind, Layout};
 use crate::port::{Duty, Role};
@@ -73,6 +75,29 @@ c_struct! {
     }
 }
 
+c_struct! {
+    /// Who does what is done once in a launch of low latency. What it sends is cut into as many shares as there are blocks, which other
+    /// blocks may take over; what it receives, blocks divide among themselves.
+    #[derive(Eq)]
+    pub struct LowRoles = "EpLowRoles" {
+        /// The share with which goes what is said ahead of all rows: headers and counts.
+        pub tells: u32,
+        /// So many blocks move what is received, from the first on.
+        pub moves: u32,
+        /// The block that tells the user how many rows have come.
+        pub counts: u32,
+        /// The warp of a block that finds where a row goes, and says so there.
+        pub addresses: u32,
+    }
+}
+
+/// The roles of a launch of low latency of `blocks` blocks of `warps` warps. The last share has the fewest rows, or none, and the last warp
+/// of a block the least to do with them. The last block moves no rows, unless there is no other.
+pub const fn low_roles(blocks: u32, warps: u32) -> LowRoles {
+    let last = blocks.saturating_sub(1);
+    LowRoles { tells: last, moves: if last > 0 { last } else { 1 }, counts: last, addresses: warps.saturating_sub(1) }
+}
+
 /// The roles by which rank `me` moves the rows of an operation through rings, channel by channel: a call with fewer channels
 /// takes as many rows from the start ([`ring_roles_of`]).
 ///
@@ -141,6 +166,16 @@ mod tests {
     #[should_panic(expected = "a warp for each of its roles")]
     fn a_block_has_room_for_its_roles() {
         block_roles::<2>(&[(Duty::Placer, Task::Rows, 2), (Duty::Placer, Task::Headers, 1)]);
+    }
+
+    #[test]
+    fn each_launch_of_low_latency_has_somebody_for_each_role() {
+        for blocks in [1, 2, 16, 512] {
+            let roles = low_roles(blocks, 16);
+            assert!(roles.tells < blocks && roles.counts < blocks && roles.addresses < 16);
+            assert!((1..=blocks).contains(&roles.moves), "{blocks} blocks: {roles:?}");
+            assert!(blocks == 1 || roles.moves <= roles.counts, "who counts moves nothing: {roles:?}");
+        }
     }
 
     #[test]
