@@ -17,11 +17,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::memory::{self, Memory};
 
-/// How long a gate waits at most for a process that is in the middle of a copy: one that was stopped there, for good.
+/// How long a gate waits for a process that is in the middle of a copy: one that was stopped there, for good.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// The part of an operation's time that it waits at most: whoever closes a gate has others who wait for it.
-const SHARE: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) enum Gate {
@@ -38,7 +35,6 @@ pub(crate) struct Page {
     memory: Memory,
     /// Of the rank whose gate it is: by which others open it.
     file: Option<OwnedFd>,
-    patience: Duration,
 }
 
 const TOKEN: u64 = 0;
@@ -50,21 +46,19 @@ impl Page {
         8 * (COPYING + u64::from(ranks))
     }
 
-    /// One of so many ranks, whose operations may take `deadline`.
-    pub(crate) fn new(ranks: u32, token: u64, deadline: Duration) -> io::Result<Self> {
+    /// One of so many ranks.
+    pub(crate) fn new(ranks: u32, token: u64) -> io::Result<Self> {
         let file = memfd_create("moexpress loop", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, Self::bytes(ranks))?;
         fcntl_add_seals(&file, SealFlags::SHRINK)?;
-        let patience = PATIENCE.min(deadline / SHARE);
-        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: Some(file), patience };
+        let page = Self { memory: Memory::of(file.as_fd(), Self::bytes(ranks))?, file: Some(file) };
         page.set(TOKEN, token);
         Ok(page)
     }
 
     /// That of another process of this host.
     pub(crate) fn open(process: u32, file: u32, ranks: u32, token: u64) -> io::Result<Self> {
-        let memory = memory::of_process(process, file, Self::bytes(ranks))?;
-        let page = Self { memory, file: None, patience: PATIENCE };
+        let page = Self { memory: memory::of_process(process, file, Self::bytes(ranks))?, file: None };
         if page.get(TOKEN) != token {
             return Err(io::Error::other("it is another process: that of the rank runs on another host"));
         }
@@ -88,7 +82,7 @@ impl Page {
 
     /// Returns when nobody copies any more; one who does not end it is left behind, and named in the log.
     fn wait(&self) {
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + PATIENCE;
         for rank in 0..self.memory.bytes() / 8 - COPYING {
             loop {
                 let process = self.get(COPYING + rank);
@@ -97,8 +91,6 @@ impl Page {
                 }
                 if Instant::now() > until {
                     tracing::warn!(rank, process, "a process stands in the middle of a copy and is left behind");
-                    // It is not waited for again.
-                    self.set(COPYING + rank, 0);
                     break;
                 }
                 thread::yield_now();
@@ -181,15 +173,13 @@ impl Pass<'_> {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(3600);
-
     fn other(page: &Page) -> Page {
         Page::open(process::id(), page.file(), 2, 7).unwrap()
     }
 
     #[test]
     fn who_enters_by_an_earlier_connection_is_kept_out() {
-        let own = Page::new(2, 7, LONG).unwrap();
+        let own = Page::new(2, 7).unwrap();
         let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
         assert!(theirs.enter(Rank(1), Some(1)).is_none(), "nothing is up");
         own.set_up(Some(1));
@@ -202,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_gate_is_closed_when_the_copy_under_way_has_ended_and_for_one_that_never_does_it_waits_a_while() {
-        let own = Page::new(2, 7, LONG).unwrap();
+        let own = Page::new(2, 7).unwrap();
         let (theirs, own) = (Gate::Processes(other(&own)), Gate::Processes(own));
         own.set_up(Some(1));
         let _pass = theirs.enter(Rank(1), Some(1)).unwrap();
@@ -229,7 +219,7 @@ mod tests {
         let mut child = process::Command::new("true").stdout(process::Stdio::piped()).spawn().unwrap();
         let process = child.id();
         let closed = || {
-            let own = Page::new(2, 7, LONG).unwrap();
+            let own = Page::new(2, 7).unwrap();
             own.set(COPYING, process.into());
             let (gate, began) = (Gate::Processes(own), Instant::now());
             gate.set_up(None);
@@ -243,18 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_leaves_time_to_those_who_wait_for_its_rank_and_waits_once() {
-        let own = Page::new(2, 7, PATIENCE).unwrap();
-        own.set(COPYING, process::id().into());
-        let (gate, began) = (Gate::Processes(own), Instant::now());
-        gate.set_up(None);
-        assert!(began.elapsed() >= PATIENCE / SHARE && !gate.is_held_by(Rank(0)));
-        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
-    }
-
-    #[test]
     fn a_page_of_another_process_is_refused() {
-        let own = Page::new(2, 7, LONG).unwrap();
+        let own = Page::new(2, 7).unwrap();
         let said = |file, token| Page::open(process::id(), file, 2, token).unwrap_err().to_string();
         assert!(said(own.file(), 8).contains("another process"));
         assert!(Page::open(process::id(), own.file(), 3, 7).is_err(), "it is shorter");

@@ -2,7 +2,6 @@
 
 use std::process;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
 use ep_core::layout::Layout;
 use ep_core::port::{LaneId, Offset, Scope, Span, Ticket};
@@ -50,7 +49,7 @@ impl LoopLanes {
         let links: Vec<_> = links.collect();
         let peers = links.iter().map(|_| None).collect();
         let ranks = layout.topology().ranks();
-        let (gate, token) = gate(&settings, layout)?;
+        let (gate, token) = gate(&settings, ranks)?;
         let own = Arc::new(End::new(me, window, gate, links));
         let number = token.unwrap_or_else(|| network.add(&own));
         let alone = settings.processes && matches!(own.window, Window::Host(_));
@@ -155,7 +154,7 @@ impl LoopLanes {
 }
 
 /// The gate of a rank; between processes with what tells it from others.
-fn gate(settings: &Settings, layout: &Layout) -> Result<(Gate, Option<u64>), Error> {
+fn gate(settings: &Settings, ranks: u32) -> Result<(Gate, Option<u64>), Error> {
     if !settings.processes {
         return Ok((Gate::Threads(RwLock::new(None)), None));
     }
@@ -163,8 +162,7 @@ fn gate(settings: &Settings, layout: &Layout) -> Result<(Gate, Option<u64>), Err
         Error::broken("the loop's memory between processes", error, "let the system have more memory, and descriptors")
     };
     let token = getrandom::u64().map_err(|error| failed(&error))?;
-    let deadline = Duration::from_nanos(layout.settings().deadline().0);
-    let page = Page::new(layout.topology().ranks(), token, deadline).map_err(|error| failed(&error))?;
+    let page = Page::new(ranks, token).map_err(|error| failed(&error))?;
     Ok((Gate::Processes(page), Some(token)))
 }
 

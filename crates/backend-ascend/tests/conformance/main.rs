@@ -13,7 +13,7 @@ mod zombies;
 
 use ep_ascend::twin::{Host, Library, Machine, Session, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
-use ep_conformance::harness::{Suite, run_case};
+use ep_conformance::harness::{Suite, run_case, thorough};
 use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
@@ -25,8 +25,8 @@ use common::{IN_CASES, befall};
 use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
 
-/// Seeds of a case, where neither `EP_NPU_SEEDS` nor `EP_SEEDS` says.
-const SEEDS: u64 = 2;
+/// Seeds of a case, where neither `EP_NPU_SEEDS` nor `EP_SEEDS` says: of a plain run, and of a thorough one.
+const SEEDS: [u64; 2] = [2, 20];
 
 /// The variable that tells ranks' processes where the library is.
 const LIBRARY: &str = "EP_TEST_TWIN";
@@ -80,7 +80,7 @@ impl Twin {
                 .ok()
                 .map(|seeds| seeds.parse().unwrap_or_else(|_| panic!("{name} is a number of seeds")))
         };
-        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(SEEDS);
+        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(SEEDS[usize::from(thorough())]);
         Self { library, seeds, plant: 0 }
     }
 

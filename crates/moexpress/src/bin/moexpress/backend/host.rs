@@ -1,40 +1,38 @@
 //! CPU ranks as a backend: every rank a thread of this process, or a process of its own.
 
 use ep_core::transport::{AnyTransport, NoTransport};
-use ep_host::{Builder, Cluster, block_on};
+use ep_host::{Cluster, block_on};
 
 use super::{Job, Ran, processes, rank};
 use crate::args::Far;
 use crate::failure::Failure;
 
-pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
-    // One type of ranks for all networks: an engine takes long to compile.
-    let run_over =
-        |network: AnyTransport| run_with(job, Cluster::builder(job.topology).settings(job.settings).far(network), step);
-    let alone = || run_over(AnyTransport::new(NoTransport));
-    let Some(args) = job.far else { return alone() };
+/// The network between nodes. Ranks over any have one type: an engine takes long to compile.
+fn network(job: &Job<'_>) -> Result<AnyTransport, Failure> {
+    let Some(args) = job.far else { return Ok(AnyTransport::new(NoTransport)) };
     if args.far_staged {
         return Err(Failure::bad_input("--far-staged: windows of --backend host lie in memory of the host"));
     }
     match args.far {
-        None => alone(),
+        None => Ok(AnyTransport::new(NoTransport)),
         Some(Far::Ibgda) => Err(Failure::bad_input("--far ibgda: kernels post, so it needs --backend cuda")),
         Some(Far::Loop) => {
             let transport =
                 super::far::looped(args, job.asked_far_lanes, job.launched.is_some()).map_err(Failure::bad_input)?;
-            run_over(AnyTransport::new(transport))
+            Ok(AnyTransport::new(transport))
         }
         #[cfg(feature = "roce")]
         Some(Far::Roce) => {
             let transport = super::far::roce(args, job.asked_far_lanes).map_err(Failure::bad_input)?;
-            run_over(AnyTransport::new(transport))
+            Ok(AnyTransport::new(transport))
         }
         #[cfg(not(feature = "roce"))]
         Some(Far::Roce) => Err(Failure::bad_input("--far roce: this program was built without the feature roce")),
     }
 }
 
-fn run_with(job: &Job<'_>, builder: Builder<AnyTransport>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
+pub(super) fn run(job: &Job<'_>, step: &(dyn Fn() + Sync)) -> Result<Option<Ran>, Failure> {
+    let builder = Cluster::builder(job.topology).settings(job.settings).far(network(job)?);
     let accounts = match job.launched {
         None => {
             let cluster = builder.build(job.shape).map_err(Failure::bad_input)?;
