@@ -58,6 +58,9 @@ template <class T, class F> static inline T toy_fold(T mine, F with) {
 template <class T> static inline T __reduce_min_sync(unsigned mask, T mine) {
     return toy::full(mask), toy_fold(mine, [](T a, T b) { return a < b ? a : b; });
 }
+template <class T> static inline T __reduce_max_sync(unsigned mask, T mine) {
+    return toy::full(mask), toy_fold(mine, [](T a, T b) { return a > b ? a : b; });
+}
 template <class T> static inline T __reduce_add_sync(unsigned mask, T mine) {
     return toy::full(mask), toy_fold(mine, [](T a, T b) { return a + b; });
 }

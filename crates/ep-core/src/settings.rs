@@ -92,6 +92,7 @@ pub struct Settings {
     arena_bytes: u64,
     low_latency: bool,
     low_latency_units: bool,
+    low_latency_unit_bytes: u64,
     deadline: Nanos,
     planted: Planted,
     before: Before,
@@ -146,6 +147,11 @@ impl Settings {
     /// Whether low latency travels as units.
     pub const fn low_latency_units(&self) -> bool {
         self.low_latency_units
+    }
+
+    /// The most bytes of results that come as units to the tokens of a rank, from other ranks.
+    pub const fn low_latency_unit_bytes(&self) -> u64 {
+        self.low_latency_unit_bytes
     }
 
     /// How long one operation may take, a peer's slow experts included.

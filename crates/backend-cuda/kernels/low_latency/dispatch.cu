@@ -72,6 +72,8 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (receives && !refused && !ep_low_failed(r))
         EP_SHORT for (ep_u32 item = threadIdx.x / 32; item < r.w.ranks * r.w.max_tokens; item += EP_LOW_WARPS)
             if (item / r.w.ranks < s.rows[item % r.w.ranks]) ep_low_forget(r, s, op, item % r.w.ranks, item / r.w.ranks);
+    /* Before anybody is told that it may put there again. */
+    __syncthreads();
 #endif
     const bool received = ep_low_end(r, now, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
     if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);

@@ -72,20 +72,10 @@ EP_DEV bool ep_low_next(const EpRank& r, ep_u64 op, const ep_u32* owed, ep_u32* 
     return __syncthreads_or(found & EP_FOUND_NOW) || ep_low_next_later(r, op, owed, state, began, found);
 }
 
-/* Says to the ranks that are filled now how many rows come; where none do, only when `always`. What announces them lies before
-   them: after a barrier. */
-EP_DEV void ep_low_announce(const EpRank& r, ep_u64 op, ep_u32 kind, const ep_u32* rows, bool always, const ep_u32* state) {
-    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
-        if (state[peer] != EP_PEER_NOW || (!always && rows[peer] == 0)) continue;
-        if (ep_is_beyond(r, peer)) {
-            /* Of a dispatch alone: who stages results knows how many there are. */
-            if (always) ep_low_staged_all(r, op, peer, rows[peer]);
-            continue;
-        }
-        ep_fence_sys();
-        ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
-                       ep_arrival(r.w, op, kind, rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
-    }
+/* Says to peer how many rows come. What announces them lies before them. By one thread, after a fence. */
+EP_DEV void ep_low_arrive(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer, ep_u32 rows) {
+    ep_low_publish(r, peer, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN,
+                   ep_arrival(r.w, op, kind, rows + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0)));
 }
 
 /* Whether a rank that this thread serves is still waited for. */

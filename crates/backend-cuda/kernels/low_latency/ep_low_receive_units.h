@@ -8,57 +8,7 @@
 #ifndef EP_LOW_RECEIVE_UNITS_H
 #define EP_LOW_RECEIVE_UNITS_H
 #include "ep_low_receiver.h"
-
-/* The rare part of a wait for a unit of source: true when the wait is over because it will not come, which is reported. */
-EP_RARE bool ep_low_unit_over(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
-    const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
-    const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
-    if (!masked && !ep_low_vain(r, source, began)) return false;
-    const bool gone = ep_low_is_gone(r, source);
-    /* Who is gone, or has masked this rank, may have delivered before. */
-    ep_u32 data[3];
-    if (ep_poll_unit(at, tag, data)) return false;
-    if (ep_low_failed(r)) return true;
-    const ep_u32 status = masked ? EP_STATUS_MASKED : gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
-    const ep_u32 culprit = masked || gone ? source : ep_low_culprit(r, source);
-    ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, 0, ep_arrival(r.w, op, 0, 0), ep_now() - began, 0);
-    return true;
-}
-
-/* Waits for a unit that was not there when it was first looked at. Its tag is another when it will not come, after a fault. By one thread. */
-EP_RARE EpUnit ep_low_unit_later(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
-    ep_u32 data[3];
-    for (ep_u32 spin = 1;; ++spin) {
-        if (ep_poll_unit(at, tag, data)) {
-            if (spin > EP_LOW_LONG) ep_low_came(r, source);
-            return ep_unit((int)data[0], (int)data[1], (int)data[2], (int)tag);
-        }
-        if (spin % EP_LOW_LONG == 0 && ep_low_unit_over(r, op, source, at, tag, began)) return ep_unit(0, 0, 0, 0);
-    }
-}
-/* The same of one that was polled already, and has `come` or not; false after a fault. */
-EP_DEV bool ep_low_await_unit(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began, bool come, ep_u32* data) {
-    if (come) return true;
-    const EpUnit unit = ep_low_unit_later(r, op, source, at, tag, began);
-    data[0] = (ep_u32)unit.x;
-    data[1] = (ep_u32)unit.y;
-    data[2] = (ep_u32)unit.z;
-    return (ep_u32)unit.w == tag;
-}
-
-/* Waits until source has said how many rows come; false after a fault. By one thread. */
-EP_DEV bool ep_low_await_count(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 source, ep_u64 began, ep_u32* rows) {
-    ep_verb(r, EP_LANE_LOW_ROWS << 16 | source, ep_arrival(r.w, op, 0, 0));
-    const ep_u8* at = ep_low_own(r) + ep_low_unit_head(r.w, op, source);
-    ep_u32 data[3];
-    const bool come = ep_poll_unit(at, s.tag, data);
-    if (!ep_low_await_unit(r, op, source, at, s.tag, began, come, data)) return false;
-    const ep_u64 seen = data[0] | (ep_u64)data[1] << 32, over = seen - ep_arrival(r.w, op, EP_LOW_DISPATCH, 0);
-    *rows = (ep_u32)over;
-    if (over <= ep_low_limit(r.w)) return true;
-    ep_low_refuse_arrival(r, op, EP_LOW_DISPATCH, source, seen);
-    return false;
-}
+#include "ep_low_units.h"
 
 /* Waits until source has said how many rows each expert gets, as far as unit `at` of that says; false after a fault. By one thread. */
 EP_DEV bool ep_low_await_counts(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u32 source, ep_u32 at, ep_u64 began) {
@@ -154,22 +104,11 @@ EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const E
     return true;
 }
 
-/* What rows are shared by: four units, which are three times 16 bytes. */
-EP_DEV ep_u32 ep_low_pieces(const EpRank& r) { return ((ep_u32)ep_unit_count(r.w.payload_bytes) + 3) / 4; }
-
-/* Units that a thread has in flight. */
-#define EP_LOW_HELD 4u
+/* Pieces of a row. */
+EP_DEV ep_u32 ep_low_pieces(const EpRank& r) { return ep_low_pieces_of(r.w.payload_bytes); }
 
 /* A unit of a row of the batch. */
 EP_DEV const ep_u8* ep_low_unit(const EpLowReceiver& s, ep_u32 turn, ep_u32 unit) { return (const ep_u8*)s.from[turn] + unit * EP_UNIT_BYTES; }
-
-/* 16 bytes of what four lanes have polled, for three of them: the end of the own unit, and the beginning of the next lane's. By a warp. */
-EP_DEV EpUnit ep_low_join(const ep_u32* own) {
-    const ep_u32 lane = threadIdx.x % 32, next = (lane + 1) % 32;
-    const int x = (int)own[0], y = (int)own[1], z = (int)own[2];
-    const int p = __shfl_sync(EP_FULL, x, next), q = __shfl_sync(EP_FULL, y, next), t = __shfl_sync(EP_FULL, z, next);
-    return lane % 4 == 0 ? ep_unit(x, y, z, p) : lane % 4 == 1 ? ep_unit(y, z, p, q) : ep_unit(z, p, q, t);
-}
 
 /* Copies pieces begin .. end of a batch to their experts, as they come; false after a fault. By all threads. */
 EP_DEV bool ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 begin, ep_u32 end, ep_u64 began) {
@@ -200,7 +139,7 @@ EP_DEV bool ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
 }
 
 /* Waits until all sources have said what comes; false after a fault. By all threads. */
-EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
+EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u64 began) {
     const ep_u32 units = (ep_u32)ep_unit_count(4ull * r.w.local_experts);
     bool there = ep_low_is_unmasked(r, op);
     EP_SHORT for (ep_u32 item = threadIdx.x; item < r.w.ranks * (units + 1) && there; item += EP_LOW_THREADS) {
@@ -211,13 +150,15 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
         } else if (at < units) {
             there = ep_low_await_counts(r, s, op, source, at, began);
         } else {
-            ep_u32 rows = 0;
-            there = ep_low_await_count(r, s, op, source, began, &rows);
+            ep_u32 rows = 0, tokens = 0;
+            there = ep_low_await_count(r, op, EP_LOW_DISPATCH, source, s.tag, began, &rows, &tokens);
             if (there && rows > r.w.max_tokens) {
                 ep_low_mismatch(r, op, source, EP_LOW_FIELD_ROWS, r.w.max_tokens, rows);
                 there = false;
             }
             s.rows[source] = rows;
+            /* The combine sends it results accordingly. */
+            if (blockIdx.x == a.roles.counts) ((ep_u32*)a.records)[2 * r.w.ranks + source] = tokens;
         }
     }
     return __syncthreads_and(there);
@@ -238,7 +179,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     /* Counts and the first headers are on their way at once. */
     EpLowItem item = {0, 0, {0, 0, 0}, true};
     if (moves) item = ep_low_look_for(r, s, op, group + warp * groups);
-    if (!ep_low_await_all(r, s, op, began)) return false;
+    if (!ep_low_await_all(r, a, s, op, began)) return false;
     if (tells) ep_low_tell_counts(r, a, s);
     ep_u32 most = 0;
     EP_SHORT for (ep_u32 source = 0; source < r.w.ranks; ++source) most = s.rows[source] > most ? s.rows[source] : most;

@@ -30,6 +30,22 @@ EP_DEV EpShareOfRows ep_low_share(ep_u32 rows, ep_u32 columns, ep_u32 block, ep_
     return share;
 }
 
+/* A *piece* of a row is four units, which are three times 16 bytes: four lanes have a unit each, or three of them 16 bytes. */
+EP_DEV ep_u32 ep_low_pieces_of(ep_u64 bytes) { return ((ep_u32)ep_unit_count(bytes) + 3) / 4; }
+
+/* What of a share lies in the `batch` rows from `base` on, counted from the first of these, in parts of a unit. */
+struct EpRange {
+    ep_u32 begin;
+    ep_u32 end;
+};
+EP_DEV EpRange ep_low_within(const EpShareOfRows& share, ep_u32 base, ep_u32 batch, ep_u32 columns, ep_u32 parts) {
+    const ep_u64 origin = (ep_u64)base * columns, after = origin + (ep_u64)batch * columns;
+    EpRange range;
+    range.begin = parts * (share.begin > origin ? (ep_u32)(share.begin - origin) : 0);
+    range.end = parts * (ep_u32)((share.end < after ? share.end : after) - origin);
+    return range;
+}
+
 /* The source of row `row` of those that are counted in first[ranks + 1]. */
 EP_DEV ep_u32 ep_low_source(const ep_u32* first, ep_u32 row) {
     ep_u32 source = 0;
@@ -38,7 +54,8 @@ EP_DEV ep_u32 ep_low_source(const ep_u32* first, ep_u32 row) {
 }
 
 /* What the receiver of a dispatch keeps for the combine, of the row at `position` of source: an EpLowRow and EpLowPick[topk].
-   In front of all rows: u32 rows[ranks], picks[ranks], the rows and choices that came from each rank. */
+   In front of all rows: u32 rows[ranks], picks[ranks], tokens[ranks], reserved[ranks]: the rows and choices that came from each rank, and how many
+   tokens it had, where rows travel as units. */
 struct EpLowRow {
     ep_u32 token;
     ep_u32 reserved;
@@ -49,6 +66,6 @@ struct EpLowPick {
 };
 EP_DEV ep_u64 ep_low_record(const EpRank& r, ep_u64 records, ep_u32 source, ep_u32 position) {
     const ep_u64 at = (ep_u64)source * r.w.max_tokens + position;
-    return records + 8ull * r.w.ranks + at * (sizeof(EpLowRow) + r.w.topk * sizeof(EpLowPick));
+    return records + 16ull * r.w.ranks + at * (sizeof(EpLowRow) + r.w.topk * sizeof(EpLowPick));
 }
 #endif

@@ -41,6 +41,19 @@ EP_DEV void ep_low_row_was_put(const EpRank& r, const EpLowSender& s, ep_u64 op,
     }
 }
 
+/* Says to the ranks that are filled now how many rows come. Their headers lie before that: after a barrier. By all threads. */
+EP_DEV void ep_low_announce(const EpRank& r, const EpLowSender& s, ep_u64 op) {
+    EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
+        if (s.state[peer] != EP_PEER_NOW) continue;
+        if (ep_is_beyond(r, peer)) {
+            ep_low_staged_all(r, op, peer, s.rows[peer]);
+            continue;
+        }
+        ep_fence_sys();
+        ep_low_arrive(r, op, EP_LOW_DISPATCH, peer, s.rows[peer]);
+    }
+}
+
 /* 16 bytes of a header as it is sent ahead: its beginning, or two choices. */
 EP_DEV EpUnit ep_low_make_header_part(const EpRank& r, const EpLowDispatchArgs& a, ep_u64 op, bool all, ep_u32 token, ep_u32 part) {
     if (part == 0) return make_int4((int)r.me, (int)token, 0, (int)ep_low_stamp(r.generation, op));
@@ -88,7 +101,7 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
     }
     if (bad) return true;
     /* By the threads that have counted the rows. */
-    ep_low_announce(r, op, EP_LOW_DISPATCH, s.rows, true, s.state);
+    ep_low_announce(r, s, op);
     EP_SHORT for (ep_u32 rank = ep_low_served(); rank < ranks; rank += EP_LOW_THREADS) {
         if (first) {
             ((ep_u32*)a.routed)[rank] = s.rows[rank];

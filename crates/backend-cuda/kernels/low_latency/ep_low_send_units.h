@@ -13,6 +13,7 @@
 #ifndef EP_LOW_SEND_UNITS_H
 #define EP_LOW_SEND_UNITS_H
 #include "ep_low_headers.h"
+#include "ep_low_units.h"
 
 #define EP_LOW_LOOKS_FIRST true
 
@@ -23,13 +24,6 @@ EP_DEV EpAt ep_low_row_place(const EpRank& r, ep_u64 op, ep_u32 rank, ep_u32 tok
 /* A row's own header has gone ahead. */
 EP_DEV void ep_low_keep_header(const EpRank&, const EpLowSender&, ep_u64, ep_u32, ep_u32, EpChoice) {}
 
-/* A planted fault: a unit that is stored in two parts, first the one with the tag. */
-EP_RARE void ep_low_tear(EpAt to, ep_u32 x, ep_u32 y, ep_u32 z, ep_u32 tag) {
-    ep_put4(to + 12, tag);
-    ep_be_slow();
-    ep_put_unit(to, x, y, z, tag);
-}
-
 /* Puts the row at hand to the ranks that are free. By all threads. */
 EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
     const ep_u32* words = (const ep_u32*)(s.row + r.w.header_bytes);
@@ -39,8 +33,7 @@ EP_DEV void ep_low_put_row(const EpRank& r, const EpLowSender& s) {
         EP_SHORT for (ep_u32 turn = 1; turn <= r.w.ranks; ++turn) {
             const ep_u32 rank = r.me + turn < r.w.ranks ? r.me + turn : r.me + turn - r.w.ranks;
             if (!ep_low_goes_now(s, rank)) continue;
-            if (ep_planted(r, EP_PLANT_LOW_UNITS_TORN)) ep_low_tear(s.place[rank] + unit * EP_UNIT_BYTES, x, y, z, s.tag);
-            else ep_put_unit(s.place[rank] + unit * EP_UNIT_BYTES, x, y, z, s.tag);
+            ep_low_put_unit(s.place[rank] + unit * EP_UNIT_BYTES, x, y, z, s.tag, ep_planted(r, EP_PLANT_LOW_UNITS_TORN));
         }
     }
 }
@@ -60,7 +53,7 @@ EP_DEV EpUnitChoice ep_low_unit_choice(const EpRank& r, const EpLowDispatchArgs&
 }
 
 /* Says to the ranks that are filled now how many rows come, and how many of them each expert gets. By all threads. */
-EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowSender& s, ep_u64 op) {
+EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowDispatchArgs& a, const EpLowSender& s, ep_u64 op) {
     const ep_u32 local = r.w.local_experts, units = (ep_u32)ep_unit_count(4ull * local);
     EP_SHORT for (ep_u32 item = threadIdx.x; item < r.w.ranks * units; item += EP_LOW_THREADS) {
         const ep_u32 rank = item / units, first = (item - rank * units) * 3;
@@ -71,9 +64,7 @@ EP_DEV void ep_low_say_counts(const EpRank& r, const EpLowSender& s, ep_u64 op) 
     }
     EP_SHORT for (ep_u32 peer = ep_low_served(); peer < r.w.ranks; peer += EP_LOW_THREADS) {
         if (s.state[peer] != EP_PEER_NOW) continue;
-        const ep_u64 value = ep_arrival(r.w, op, EP_LOW_DISPATCH, s.rows[peer] + (ep_planted(r, EP_PLANT_LOW_COUNT_OFF_BY_ONE) ? 1 : 0));
-        if (!ep_posts(r, peer, EP_LANE_LOW_ROWS, value)) continue;
-        ep_put_unit(ep_low_at(peer, ep_low_unit_head(r.w, op, r.me)), (ep_u32)value, (ep_u32)(value >> 32), 0, s.tag);
+        ep_low_put_head(r, op, EP_LOW_DISPATCH, peer, s.rows[peer], a.tokens, s.tag);
     }
 }
 
@@ -144,7 +135,7 @@ EP_DEV bool ep_low_tell(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
         ep_low_count(r, s, words);
         __syncthreads();
         const bool last = base + EP_LOW_THREADS >= a.tokens;
-        if (last) ep_low_say_counts(r, s, op);
+        if (last) ep_low_say_counts(r, a, s, op);
         ep_low_put_headers(r, a, s, op, all, base, left);
         if (last) break;
         __syncthreads();

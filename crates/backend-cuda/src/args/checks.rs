@@ -183,7 +183,7 @@ c_enum! {
         ForwardedOffByOne = 25,
         /// Between nodes: a forwarder says that rows are placed before they are.
         ForwardedEarly = 26,
-        /// Low latency: a unit is stored in two parts, first the one with the tag.
+        /// Low latency: a unit of a dispatch is stored in two parts, first the one with the tag.
         LowUnitsTorn = 27,
         /// Rows by expert: a row is stored one slot too low.
         SlotOffByOne = 28,
@@ -199,6 +199,8 @@ c_enum! {
         ChoiceUntold = 33,
         /// Rows by expert: a row carries a choice of an expert that its rank does not have.
         ForeignChoice = 34,
+        /// Low latency: the same of a unit of a combine.
+        LowResultsTorn = 35,
     }
 }
 

@@ -91,8 +91,8 @@ c_struct! {
         pub(crate) in_flight: u32,
         /// As of the dispatch. A result counts as often as its expert was named.
         pub(crate) repeats: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// The most tokens of a batch whose results travel as units.
+        pub(crate) unit_tokens: u32,
         /// Who does what is done once.
         pub(crate) roles: LowRoles,
     }

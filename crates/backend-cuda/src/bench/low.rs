@@ -33,6 +33,8 @@ pub struct LowPlan {
     pub blocks: u32,
     /// Repetitions; the median is told.
     pub repetitions: u32,
+    /// Bytes of results that come as units, if other than what is chosen by itself.
+    pub unit_bytes: Option<u64>,
 }
 
 impl LowPlan {
@@ -41,6 +43,8 @@ impl LowPlan {
         let shape = Shape::builder().experts(experts).topk(topk).hidden(hidden).max_tokens(max_tokens).element(element);
         let (shape, topology) = (shape.build()?, Topology::new(1, self.ranks)?);
         let settings = Settings::builder(&shape, &topology).slots(1).low_latency(true);
+        let settings =
+            self.unit_bytes.into_iter().fold(settings, |settings, bytes| settings.low_latency_unit_bytes(bytes));
         layout_of(&shape, &topology, &settings.deadline(Nanos::from_secs(2)).build()?)
     }
 
@@ -187,7 +191,7 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
     let y = if plan.element == Element::Bf16 { None } else { Some(scratch(local * wide * result as usize)?) };
     let (numbers, counts) = (scratch(8 * ranks)?, scratch(4 * local)?);
     let (segments, source_token) = (scratch(8 * local * ranks)?, scratch(4 * local * wide)?);
-    let records = scratch(8 * ranks + wide * 8 * (1 + plan.topk as usize))?;
+    let records = scratch(16 * ranks + wide * 8 * (1 + plan.topk as usize))?;
     let sums = scratch(plan.max_tokens as usize * result as usize)?;
     let ones: Vec<u8> = (0..plan.max_tokens * plan.topk).flat_map(|_| 1f32.to_le_bytes()).collect();
     let weights = Scratch::from_bytes(&stream, &ones)?;
@@ -286,8 +290,17 @@ mod tests {
     #[test]
     fn what_a_rank_takes_is_known_without_a_gpu() {
         let (hidden, topk, experts, repetitions) = (7168, 8, 256, 1);
-        let plan =
-            |element| LowPlan { ranks: 8, max_tokens: 128, hidden, topk, experts, element, blocks: 0, repetitions };
+        let plan = |element| LowPlan {
+            ranks: 8,
+            max_tokens: 128,
+            hidden,
+            topk,
+            experts,
+            element,
+            blocks: 0,
+            repetitions,
+            unit_bytes: None,
+        };
         let [bf16, fp8] = [Element::Bf16, Element::Fp8(ep_core::quant::Scaling::Exact)]
             .map(|element| plan(element).footprint().unwrap());
         // A place for each expert of 32 and each token of 8 ranks.
@@ -302,8 +315,17 @@ mod tests {
     #[test]
     fn more_tokens_than_there_is_room_for_are_refused() {
         let element = Element::Bf16;
-        let plan =
-            LowPlan { ranks: 1, max_tokens: 4, hidden: 16, topk: 1, experts: 1, element, blocks: 1, repetitions: 1 };
+        let plan = LowPlan {
+            ranks: 1,
+            max_tokens: 4,
+            hidden: 16,
+            topk: 1,
+            experts: 1,
+            element,
+            blocks: 1,
+            repetitions: 1,
+            unit_bytes: None,
+        };
         let error = run_low(&plan, &[1, 5]).unwrap_err();
         assert_eq!(error.to_string(), "tokens of a rank is 5, allowed: at most 4");
     }

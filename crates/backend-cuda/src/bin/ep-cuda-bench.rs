@@ -93,7 +93,8 @@ fn pulled(mut words: impl Iterator<Item = String>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Low latency; 0 blocks are as many as a GPU has multiprocessors, or a rank's share of them. More do not run all at a time.
+/// Low latency; 0 blocks are as many as a GPU has multiprocessors, or a rank's share of them. More do not run all at a time. In the end, how many
+/// bytes of results come as units, if other than what is chosen by itself: 0 for none.
 fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
     let ranks = words.next().and_then(|word| word.parse().ok()).unwrap_or(4);
     let mut numbers = |default: &str| -> Vec<u32> {
@@ -101,12 +102,13 @@ fn low(mut words: impl Iterator<Item = String>) -> ExitCode {
         list.split(',').filter_map(|word| word.parse().ok()).collect()
     };
     let (counts, tokens) = (numbers("0"), numbers("1,128"));
+    let unit_bytes = words.next().and_then(|word| word.parse().ok());
     let max_tokens = tokens.iter().copied().max().unwrap_or(1).max(128);
     let mut right = true;
     for blocks in counts {
         for element in [Element::Bf16, Element::Fp8(Scaling::Exact), Element::Fp8(Scaling::Ue8m0)] {
             let (hidden, topk, experts, repetitions) = (7168, 8, 256, 50);
-            let plan = LowPlan { ranks, max_tokens, hidden, topk, experts, element, blocks, repetitions };
+            let plan = LowPlan { ranks, max_tokens, hidden, topk, experts, element, blocks, repetitions, unit_bytes };
             match run_low(&plan, &tokens) {
                 Ok(times) => {
                     print!("{}", low_table(&plan, &times));

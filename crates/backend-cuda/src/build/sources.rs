@@ -186,7 +186,7 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 45] = headers! {
+const HEADERS: [(&str, &str); 52] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
@@ -195,7 +195,8 @@ const HEADERS: [(&str, &str); 45] = headers! {
         "ep_pieces.h" "ep_place_far.h" "ep_ring.h" "ep_slots.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
         "ep_low_far_results.h" "ep_low_headers.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
-        "ep_low_rows.h" "ep_low_send.h" "ep_low_send_cells.h" "ep_low_send_units.h" "ep_low_shares.h" "ep_low_watch.h";
+        "ep_low_reduce_cells.h" "ep_low_reduce_units.h" "ep_low_results.h" "ep_low_return.h" "ep_low_return_cells.h"
+        "ep_low_return_units.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_send_cells.h" "ep_low_send_units.h" "ep_low_shares.h" "ep_low_units.h" "ep_low_watch.h";
     "checks/": "ep_test.h";
 };
 

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use ep_core::device::{Low, LowFar, Report, low_roles};
-use ep_core::layout::KernelWindow;
+use ep_core::layout::{KernelWindow, LowKind};
 use ep_core::port::UNIT_BYTES;
 use ep_core::{Error, Layout, Rank, RankSet, Settings, Shape, Topology};
 
@@ -161,15 +161,17 @@ impl RankDevice {
         unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
 
-    /// Halves of a combine; `args` without counters and window.
+    /// Halves of a combine; `args` without counters, window and what the settings say.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
         let low = self.low()?;
         let (counters, window) = (low.counters.address(), self.own_window());
-        let args = args::LowCombine { counters, window, roles: low_roles(low.blocks, LOW_THREADS / 32), ..args };
-        let shared_memory = 4 * (5 * self.ranks() + 1);
+        let kind = if args.kind == LowKind::PerRank as u32 { LowKind::PerRank } else { LowKind::PerChoice };
+        let (roles, unit_tokens) = (low_roles(low.blocks, LOW_THREADS / 32), self.layout.low_unit_tokens(kind));
+        let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
+        let shared_memory = 4 * (5 * self.ranks() + 2);
         let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_combine, shape, &args) }

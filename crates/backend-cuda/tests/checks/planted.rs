@@ -40,7 +40,7 @@ const BY_EXPERT: &str = "by_expert_every_placement";
 /// Many choices of a token at a rank, whose sum shows in which order they are added.
 const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 
-pub(crate) const FAULTS: [Fault; 31] = [
+pub(crate) const FAULTS: [Fault; 32] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -67,13 +67,14 @@ pub(crate) const FAULTS: [Fault; 31] = [
     fault(Plant::FoldDescending, MANY_CHOICES, &["combined_x"]),
     fault(Plant::FoldRoundedTooEarly, MANY_CHOICES, &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
-    fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
+    fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "combined_x"]),
     fault(Plant::LowWrongBank, "low_latency_both_forms", &["waited"]),
     fault(
         Plant::LowUnitsTorn,
         "low_latency_both_forms",
         &["low-latency row", "rows of", "recv_x", "tokens of a source"],
     ),
+    fault(Plant::LowResultsTorn, "low_latency_results_of_small_and_of_large_batches", &["combined_x"]),
     fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),

@@ -42,8 +42,9 @@ const DEADLINE: Nanos = Nanos::from_secs(6);
 
 /// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
 /// rows by expert.
-const FOUND: [Plant; 14] = [
+const FOUND: [Plant; 15] = [
     Plant::LowUnitsTorn,
+    Plant::LowResultsTorn,
     Plant::TailBeforeData,
     Plant::CreditEarly,
     Plant::WrongSlot,

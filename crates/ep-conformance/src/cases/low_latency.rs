@@ -22,6 +22,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, needs, body| Case { name, needs, body };
     vec![
         case("low_latency_both_forms", LOW, both_forms::<B> as fn(&B) -> _),
+        case("low_latency_results_of_small_and_of_large_batches", LOW, batch_sizes::<B>),
         case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
         case("low_latency_bf16_rows", LOW, bf16_rows::<B>),
         case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
@@ -77,6 +78,20 @@ pub(super) fn check<B: Backend>(backend: &B, scenario: &Scenario) -> Verdict {
 
 fn both_forms<B: Backend>(backend: &B) -> Verdict {
     [1, 2, 4, 8].into_iter().try_for_each(|ranks| check(backend, &scenario(ranks, 12)))
+}
+
+/// Where low latency travels as units, results of small batches do, and those of large ones lie in slots: each rank tells the others which it has.
+fn batch_sizes<B: Backend>(backend: &B) -> Verdict {
+    let turns = vec![TURN, Turn { at_experts: true, ..TURN }, TURN];
+    let sizes = Scenario { tokens: vec![9, 1, 0, 4], turns, ..scenario(4, 9) };
+    [0, 1, 5, 9].into_iter().try_for_each(|most| {
+        let mut setup = sizes.setup().map_err(text)?;
+        let settings = Settings::builder(&setup.shape, &setup.topology).low_latency(true);
+        setup.settings = settings.low_latency_unit_bytes(sizes.result_bytes(most)).build().map_err(text)?;
+        let compared =
+            sizes.check_in(backend, &setup).map_err(|error| format!("units up to {most} tokens: {error}"))?;
+        ensure(compared.rows > 0, || "nothing was compared".into())
+    })
 }
 
 fn odd_ranks<B: Backend>(backend: &B) -> Verdict {

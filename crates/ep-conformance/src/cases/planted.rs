@@ -244,7 +244,14 @@ fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
     caught(Plant::OpInWrongBank, &["race", row, "F11", "deadlock"])?;
     caught(Plant::BankReusedWithoutDone, &["race", row, "F11", "deadlock"])?;
     caught(Plant::SkippedFlush, &["race"])?;
-    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])
+    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])?;
+    // Batches of different sizes, of which the small ones have results as units.
+    hunt(Plant::FormOfTheOwnBatch, &["gave up", "deadlock", "waited"], |seed| {
+        let scenario = low_latency::Scenario { seed: 3 * seed + 1, tokens: vec![1, 9, 9], ..ahead() };
+        let setup =
+            scenario.setup().map(|setup| Setup { settings: setup.settings.with_units(&setup.topology), ..setup });
+        (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+    })
 }
 
 /// Low latency misused under many seeds: see [`hunt`].

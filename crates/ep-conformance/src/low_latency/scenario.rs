@@ -121,8 +121,16 @@ impl Scenario {
             .max_tokens(self.max_tokens)
             .element(self.element)
             .build()?;
-        let settings = Settings::builder(&shape, &topology).slots(4).low_latency(true).build()?;
+        // Where results travel as units: none, those of small batches, or all.
+        let most = [0, self.max_tokens / 2, u32::MAX][(self.seed % 3) as usize];
+        let settings = Settings::builder(&shape, &topology).slots(4).low_latency(true);
+        let settings = settings.low_latency_unit_bytes(self.result_bytes(most)).build()?;
         Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
+    }
+
+    /// Bytes of the results of a batch of so many tokens, a row a choice.
+    pub fn result_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * u64::from(self.topk) * 2 * u64::from(self.hidden)
     }
 
     /// The batches of turn `at`, `[ranks]`.

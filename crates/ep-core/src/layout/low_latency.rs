@@ -5,8 +5,9 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
-//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come; of a dispatch how many each expert
-//!                                                gets, the rows' headers, in order, and each payload at the place of its token; or results
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come, and of a dispatch of how many tokens;
+//!                                                then how many rows each expert gets, their headers, in order, and each payload at the place of its
+//!                                                token; or results, of small batches
 //! ```
 //!
 //! The header of a row that travels as units is a unit of its own for the row and one for each choice ([`UnitRow`](super::UnitRow),
@@ -291,6 +292,19 @@ impl Layout {
         self.low_unit_head(op, writer).plus(UNIT_BYTES + at * bytes)
     }
 
+    /// The most tokens of a batch whose results travel as units in a combine of this kind; 0 where none do. Each token has as many results as choices, or ranks,
+    /// and a like share of them from each rank.
+    pub fn low_unit_tokens(&self, kind: LowKind) -> u32 {
+        let (ranks, topk) = (u64::from(self.topology().ranks()), u64::from(self.shape().topk()));
+        let results = if kind == LowKind::PerRank { topk.min(ranks) } else { topk };
+        let all = results * (ranks - 1) * self.row().results().payload_bytes();
+        if !self.settings().low_latency_units() || all == 0 {
+            return 0;
+        }
+        let tokens = self.settings().low_latency_unit_bytes().saturating_mul(ranks) / all;
+        tokens.min(u64::from(self.shape().max_tokens())) as u32
+    }
+
     /// All memory for units that `writer` puts in operation `op`.
     pub fn low_unit_part(&self, op: u64, writer: Rank) -> Span {
         self.low_unit_head(op, writer).span(self.low_units.bytes)
@@ -326,6 +340,25 @@ mod tests {
         };
         let limit = "experts x max tokens in low latency is 2147483648, allowed: at most 2147483647";
         assert_eq!((refused(true).as_deref(), refused(false)), (Some(limit), None));
+    }
+
+    #[test]
+    fn results_of_small_batches_travel_as_units() {
+        let tokens = |ranks, units, bytes| {
+            let topology = Topology::new(1, ranks).unwrap();
+            let shape = Shape::builder().experts(16).topk(8).hidden(1024).max_tokens(128).build().unwrap();
+            let settings = crate::Settings::builder(&shape, &topology).low_latency(true).low_latency_units(units);
+            let settings = settings.low_latency_unit_bytes(bytes).build().unwrap();
+            let layout = Layout::new(&shape, &topology, &settings).unwrap();
+            [LowKind::PerRank, LowKind::PerChoice].map(|kind| layout.low_unit_tokens(kind))
+        };
+        // Of two ranks a token has a result of 2 KiB from the other one, or four; of four, three or six from the others.
+        assert_eq!(tokens(2, true, 64 << 10), [32, 8]);
+        assert_eq!(tokens(4, true, 64 << 10), [10, 5]);
+        assert_eq!(tokens(2, true, u64::MAX), [128, 128]);
+        assert_eq!((tokens(2, true, 0), tokens(2, false, u64::MAX)), ([0, 0], [0, 0]));
+        // No link lies between.
+        assert_eq!(tokens(1, true, u64::MAX), [0, 0]);
     }
 
     /// A product that would wrap around is of a layout without low latency: nobody gets it.

@@ -447,6 +447,7 @@ impl Layout {
             u64::from(own.far.staging_slots()),
             self.settings.placement() as u64,
             u64::from(self.settings.low_latency()) + u64::from(self.settings.low_latency_units()),
+            self.settings.low_latency_unit_bytes(),
             self.settings.arena_bytes(),
             outboxes.map_or(0, |outboxes| u64::from(outboxes.channels)),
             outboxes.map_or(0, |outboxes| u64::from(outboxes.near.slots)),

@@ -28,6 +28,7 @@ pub struct SettingsBuilder {
     arena_bytes: Option<u64>,
     low_latency: bool,
     low_latency_units: bool,
+    low_latency_unit_bytes: u64,
     deadline: Nanos,
     role_warps: Option<u32>,
 }
@@ -50,6 +51,7 @@ impl Default for SettingsBuilder {
             arena_bytes: None,
             low_latency: false,
             low_latency_units: false,
+            low_latency_unit_bytes: AUTO_UNIT_BYTES,
             deadline: Nanos::from_secs(60),
             role_warps: None,
         }
@@ -67,6 +69,8 @@ const AUTO_WARPS_SLOTS: u64 = 128;
 /// Outbox that the automatic choice aims at, in bytes, and its channels where rows are pulled: on GPUs a block serves one.
 const AUTO_OUTBOX_BYTES: u64 = 64 << 20;
 const AUTO_OUTBOX_CHANNELS: u32 = 24;
+/// Results of a batch that come as units from other ranks, in bytes: what two GPUs were measured to gain by (`docs/benchmarks/cuda.md`).
+const AUTO_UNIT_BYTES: u64 = 480 << 10;
 /// Arena that the automatic choice does not exceed, in bytes.
 const AUTO_ARENA_BYTES: u64 = 1 << 30;
 
@@ -166,6 +170,13 @@ impl SettingsBuilder {
         self
     }
 
+    /// Where low latency travels as units: results for a rank's tokens do up to so many bytes from other ranks. Those of larger batches, whose time is
+    /// that of their bytes, lie in slots, and are announced. Automatic: 480 KiB.
+    pub const fn low_latency_unit_bytes(mut self, bytes: u64) -> Self {
+        self.low_latency_unit_bytes = bytes;
+        self
+    }
+
     /// How long one operation may take. Automatic: 60 s.
     pub const fn deadline(mut self, deadline: Nanos) -> Self {
         self.deadline = deadline;
@@ -223,6 +234,7 @@ impl SettingsBuilder {
             arena_bytes: self.arena_bytes.unwrap_or(arena),
             low_latency: self.low_latency,
             low_latency_units: self.low_latency_units,
+            low_latency_unit_bytes: self.low_latency_unit_bytes,
             deadline: self.deadline,
             planted: Planted::default(),
             before: Before::default(),

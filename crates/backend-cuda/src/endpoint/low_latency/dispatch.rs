@@ -120,7 +120,7 @@ impl CudaEndpoint {
     fn records(&self) -> Result<Scratch, Error> {
         let ranks = self.topology().ranks() as usize;
         let records = ranks * self.shape().max_tokens() as usize * 8 * (1 + self.shape().topk() as usize);
-        Ok(Scratch::new(self.stream(), 8 * ranks + records)?)
+        Ok(Scratch::new(self.stream(), 16 * ranks + records)?)
     }
 
     fn low_landing(&self) -> Result<Landing, Error> {

@@ -80,8 +80,18 @@ enum Place {
         position: u32,
         token: u32,
     },
-    /// A result.
+    /// A result, in a slot.
     Result { token: u32, column: u32 },
+    /// The same as units.
+    UnitResult { token: u32, column: u32 },
+}
+
+/// What an operation brings from one rank to another, as it is announced.
+#[derive(Clone, Copy, Default, Debug)]
+struct Said {
+    rows: u32,
+    /// Of a dispatch as units: tokens of its source, which decide how their results come back.
+    tokens: u32,
 }
 
 impl<M: Machine> Call<'_, M> {
@@ -125,15 +135,20 @@ impl<M: Machine> Call<'_, M> {
         if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
-    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are, and, of a dispatch, how
-    /// many each of its experts gets.
+    /// Whether the results of a combine travel as units to a rank that dispatched so many tokens.
+    fn results_as_units(&self, tokens: u32) -> bool {
+        self.as_units() && tokens <= self.layout.low_unit_tokens(self.kind)
+    }
+
+    /// Tells `peer` that the rows of this operation have been put; or, `as_units`, that so many are, and, of a dispatch, how many each of its experts
+    /// gets.
     async fn announce(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        (rows, counts): (u32, Option<&[u32]>),
+        (said, as_units, counts): (Said, bool, Option<&[u32]>),
     ) -> Result<(), Fault> {
         if let Some(counts) = counts {
             self.put_counts(port, outbox, faults, peer, counts).await?;
@@ -141,21 +156,21 @@ impl<M: Machine> Call<'_, M> {
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
-        let arrival = Arrival { op, kind, rows };
+        let arrival = Arrival { op, kind, rows: said.rows };
         let value = arrival.encode(self.layout.shape());
-        if self.as_units() {
-            return self.put_head(port, outbox, faults, peer, value).await;
+        if as_units {
+            return self.put_head(port, outbox, faults, peer, (value, said.tokens)).await;
         }
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
 
     /// Waits until all rows of `peer` have come, and returns how many. (Of results that travel as units: until it has said how many come.)
-    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
+    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank, as_units: bool) -> Result<Said, Fault> {
         let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
         let due = Arrival::due(self.op, shape);
-        let mut value = if self.as_units() { self.take_head(port, peer).await? } else { port.peek(cell) };
+        let (mut value, tokens) = if as_units { self.take_head(port, peer).await? } else { (port.peek(cell), 0) };
         // Of many peers most have come while this rank waited for another.
-        if value < due && !self.as_units() {
+        if value < due && !as_units {
             port.wait(cell, due).await?;
             value = port.peek(cell);
         }
@@ -173,10 +188,10 @@ impl<M: Machine> Call<'_, M> {
                 return Err(mismatch(field, mine, theirs));
             }
         }
-        if self.as_units() && self.kind == LowKind::Dispatch {
+        if as_units && self.kind == LowKind::Dispatch {
             self.take_rows(port, peer, arrival.rows).await?;
         }
-        Ok(arrival.rows)
+        Ok(Said { rows: arrival.rows, tokens })
     }
 
     /// Reads the header of a result.

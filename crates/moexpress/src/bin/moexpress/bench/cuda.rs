@@ -77,7 +77,17 @@ impl Report<'_> {
     fn low_plan(&self, element: Element) -> LowPlan {
         let BenchArgs { hidden, topk, experts, repetitions, .. } = *self.args;
         let max_tokens = self.args.low_latency_tokens().iter().copied().max().unwrap_or(1);
-        LowPlan { ranks: self.ranks, max_tokens, hidden, topk, experts, element, blocks: 0, repetitions }
+        LowPlan {
+            ranks: self.ranks,
+            max_tokens,
+            hidden,
+            topk,
+            experts,
+            element,
+            blocks: 0,
+            repetitions,
+            unit_bytes: None,
+        }
     }
 
     /// Refuses what this machine or its GPUs have no room for, before anything is measured.
