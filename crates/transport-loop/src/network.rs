@@ -86,8 +86,7 @@ impl Loop {
             planted: AtomicBool::new(false),
             faults: Mutex::default(),
         };
-        let settings =
-            Settings { far_lanes: Queues::ROWS_WITH_CREDIT, pace: Pace::default(), depth: 256, processes: false };
+        let settings = Settings { far_lanes: Queues::PER_ROLE, pace: Pace::default(), depth: 256, processes: false };
         Self { settings, network: Arc::new(network) }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
+use ep_core::layout::Queues;
 use ep_core::{Error, Layout, Nanos};
 use ep_cuda::checks::Checks;
 use ep_cuda::{Builder, Cluster, CrashFlag, CudaEndpoint};
@@ -61,7 +62,8 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
     // In kernels for tests sources are read late, so that one that is written again too early is found.
     let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
-    let builder = builder.far(Loop::new().latency(lateness)?);
+    let builder =
+        builder.far(Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]).latency(lateness)?);
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {

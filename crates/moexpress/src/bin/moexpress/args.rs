@@ -177,7 +177,7 @@ pub(crate) struct RunArgs {
     pub(crate) schedule: Option<Schedule>,
     #[command(flatten)]
     pub(crate) far: FarArgs,
-    /// With --backend sim or --far: queues to a rail peer [default: per-role with sim, rows-with-credit with --far]
+    /// With --backend sim or --far: queues to a rail peer [default: per-role; rows-with-credit with --far roce]
     #[arg(long, value_enum, value_name = "QUEUES")]
     pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --schedule timed: the machine whose time it is [default: h800-cx7]

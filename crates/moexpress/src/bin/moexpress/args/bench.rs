@@ -34,7 +34,7 @@ pub(crate) struct BenchArgs {
     pub(crate) nodes: u32,
     #[command(flatten)]
     pub(crate) far: FarArgs,
-    /// With --nodes: queues to a rail peer [default: rows-with-credit]
+    /// With --nodes: queues to a rail peer [default: per-role; rows-with-credit with --far roce]
     #[arg(long, value_enum, value_name = "QUEUES")]
     pub(crate) far_lanes: Option<FarLanesArg>,
     /// With --nodes: rings from each rank to each other [default: chosen for the shape]
