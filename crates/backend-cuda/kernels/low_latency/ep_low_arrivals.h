@@ -5,11 +5,24 @@
 #define EP_LOW_ARRIVALS_H
 #include "ep_low_watch.h"
 
+/* Whether source has begun an operation of another kind, whose rows travel as units; reports that. */
+#ifdef EP_FAR_H
+EP_DEV bool ep_low_is_of_units(const EpRank&, ep_u64, ep_u32, ep_u32) { return false; }
+#else
+EP_RARE bool ep_low_is_of_units(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source) {
+    ep_u32 data[3];
+    const ep_u32 tag = ep_unit_tag(ep_low_state(r)->serials + op);
+    if (source == r.me || !ep_poll_unit(ep_low_own(r) + ep_low_unit_head(r.w, op, source), tag, data)) return false;
+    ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, ep_arrival_kind(r.w, data[0] | (ep_u64)data[1] << 32));
+    return true;
+}
+#endif
+
 /* The rare part of a wait for what source brings: true when the wait is over because nothing will come, which is reported. */
-EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
+EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
     const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
-    if (!masked && !ep_low_vain(r, source, began)) return false;
+    if (!masked && !ep_low_vain(r, source, began)) return ep_low_is_of_units(r, op, kind, source);
     const bool gone = ep_low_is_gone(r, source);
     const ep_u32 trouble = ep_low_far_trouble(r, source);
     /* Who is gone, or has masked this rank, may have delivered before. */
@@ -23,14 +36,14 @@ EP_RARE bool ep_low_over(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell,
 }
 
 /* Waits until this cell, of source, has reached `due`; 0 when it will not, after a fault. By one thread. */
-EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
+EP_DEV ep_u64 ep_low_await_cell(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, ep_u64 cell, ep_u64 due, ep_u64 began) {
     for (ep_u32 spin = 1;; ++spin) {
         const ep_u64 seen = ep_low_value(r, cell);
         if (seen >= due) {
             if (spin > EP_LOW_LONG) ep_low_came(r, source);
             return seen;
         }
-        if (spin % EP_LOW_LONG == 0 && ep_low_over(r, op, source, cell, due, began)) return 0;
+        if (spin % EP_LOW_LONG == 0 && ep_low_over(r, op, kind, source, cell, due, began)) return 0;
     }
 }
 
@@ -54,7 +67,7 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
     ep_verb(r, EP_LANE_LOW_ROWS << 16 | source, due);
     const ep_u64 cell =
         ep_cell(r.w, r.generation, source, EP_LANE_LOW_ROWS, op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN);
-    const ep_u64 seen = ep_low_await_cell(r, op, source, cell, due, began);
+    const ep_u64 seen = ep_low_await_cell(r, op, kind, source, cell, due, began);
     if (seen == 0) return false;
     const ep_u64 over = seen - ep_arrival(r.w, op, kind, 0);
     *rows = (ep_u32)over;
@@ -64,9 +77,9 @@ EP_DEV bool ep_low_await(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source,
 }
 
 /* Waits until writer's row of token is there; false after a fault. By one thread. Those of other nodes are there, as their arrival is. */
-EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 writer, ep_u32 token, ep_u64 began) {
+EP_DEV bool ep_low_await_row(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 writer, ep_u32 token, ep_u64 began) {
     if (ep_is_beyond(r, writer)) return true;
-    return ep_low_await_cell(r, op, writer, ep_low_cell(r.w, r.generation, op, writer, token), op, began) != 0;
+    return ep_low_await_cell(r, op, kind, writer, ep_low_cell(r.w, r.generation, op, writer, token), op, began) != 0;
 }
 
 /* Whether peer has masked this rank. */

@@ -151,7 +151,7 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
         }
         const bool waits = there && tid % 32 == 0;
         const ep_i32 place = ep_low_place_rows(r, s, op, read, there);
-        if (waits) there = ep_low_await_row(r, op, read.source, read.token, began);
+        if (waits) there = ep_low_await_row(r, op, EP_LOW_DISPATCH, read.source, read.token, began);
         /* All rows of the batch are there, or none is copied. */
         if (!__syncthreads_and(there || row >= share.last)) return;
         int4 own = make_int4(0, 0, 0, 0);

@@ -15,7 +15,7 @@ EP_DEV bool ep_low_await_counts(const EpRank& r, const EpLowReceiver& s, ep_u64 
     const ep_u8* unit = ep_low_own(r) + ep_low_unit_counts(r.w, op, source) + at * EP_UNIT_BYTES;
     ep_u32 data[3];
     const bool come = ep_poll_unit(unit, s.tag, data);
-    if (!ep_low_await_unit(r, op, source, unit, s.tag, began, come, data)) return false;
+    if (!ep_low_await_unit(r, op, EP_LOW_DISPATCH, source, unit, s.tag, began, come, data)) return false;
 #pragma unroll
     for (ep_u32 i = 0; i < 3; ++i) {
         const ep_u32 expert = 3 * at + i;
@@ -60,13 +60,13 @@ EP_DEV ep_u32 ep_low_place(const EpRank& r, const EpLowReceiver& s, ep_u32 sourc
 EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, EpLowItem item, bool keeps,
                             ep_u64 began) {
     const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, source = item.source;
-    bool there = ep_low_await_unit(r, op, source, ep_low_item_header(r, op, item), s.tag, began, item.come, item.data);
+    bool there = ep_low_await_unit(r, op, EP_LOW_DISPATCH, source, ep_low_item_header(r, op, item), s.tag, began, item.come, item.data);
     /* Of 32 choices the last. */
     ep_u32 last[3] = {EP_FULL, 0, 0};
     if (r.w.topk == 32 && lane == 31 && there) {
         const ep_u8* at = ep_low_item_header(r, op, item) + EP_UNIT_BYTES;
         const bool come = ep_poll_unit(at, s.tag, last);
-        there = ep_low_await_unit(r, op, source, at, s.tag, began, come, last);
+        there = ep_low_await_unit(r, op, EP_LOW_DISPATCH, source, at, s.tag, began, come, last);
     }
     if (!__all_sync(EP_FULL, there)) return false;
     EpLowRead read;
@@ -129,7 +129,7 @@ EP_DEV bool ep_low_copy(const EpRank& r, const EpLowDispatchArgs& a, const EpLow
             const ep_u32 item = first + i * EP_LOW_THREADS + lane, turn = item / wide, unit = item - turn * wide;
             if (first + i * EP_LOW_THREADS >= 4 * end) continue;
             const bool is = item < 4 * end;
-            if (!come[i]) there &= ep_low_await_unit(r, op, s.source[turn], ep_low_unit(s, turn, unit), s.tag, began, false, data[i]);
+            if (!come[i]) there &= ep_low_await_unit(r, op, EP_LOW_DISPATCH, s.source[turn], ep_low_unit(s, turn, unit), s.tag, began, false, data[i]);
             const EpUnit v = ep_low_join(data[i]);
             const ep_u32 at = unit / 4 * 48 + quarter * 16;
             if (is && quarter < 3 && at < (ep_u32)r.w.payload_stride) ep_low_store(r, a, s, turn, at, v);

@@ -27,10 +27,10 @@ EP_DEV bool ep_low_await_results(const EpRank& r, const EpLowCombineArgs& a, ep_
 }
 
 /* The warps wait for the results of the tokens that they have found; false after a fault. */
-EP_DEV bool ep_low_await_tokens(const EpRank& r, const EpLowBatch& s, const EpShareOfRows& share, ep_u32 base, ep_u64 op, ep_u64 began) {
+EP_DEV bool ep_low_await_tokens(const EpRank& r, const EpLowBatch& s, const EpShareOfRows& share, ep_u32 base, ep_u64 op, ep_u32 kind, ep_u64 began) {
     const ep_u32 lane = threadIdx.x % 32, turn = ep_low_turn();
     __syncwarp();
-    return base + turn >= share.last || lane >= s.count[turn] || ep_low_await_row(r, op, s.row[turn * 32 + lane], s.token[turn], began);
+    return base + turn >= share.last || lane >= s.count[turn] || ep_low_await_row(r, op, kind, s.row[turn * 32 + lane], s.token[turn], began);
 }
 
 /* Refuses a result that is not the one due; `own` is its header. */
@@ -48,7 +48,7 @@ EP_DEV void ep_low_reduce_cells(const EpRank& r, const EpLowCombineArgs& a, EpLo
     bool there = ep_low_await_results(r, a, op, began);
     EP_SHORT for (ep_u32 base = share.first; base < share.last || base == share.first; base += EP_LOW_WARPS) {
         if (!found || base != share.first) ep_low_load_tokens(r, a, s, share.last, base, false);
-        there &= ep_low_await_tokens(r, s, share, base, op, began);
+        there &= ep_low_await_tokens(r, s, share, base, op, a.kind, began);
         if (!__syncthreads_and(there)) return;
         const EpRange part = ep_low_within(share, base, EP_LOW_WARPS, columns, 1);
         /* The block with a token's beginning looks at the headers of its results, a warp a token. */

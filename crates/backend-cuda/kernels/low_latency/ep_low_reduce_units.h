@@ -1,6 +1,6 @@
 /*
  * ep_low_reduce_units.h: the receiving half of the low-latency combine where results come as units (ep_low_return_units.h): each thread polls the units
- * that it sums, and nothing else says that a result is there. One block looks at how many come.
+ * that it sums, and nothing else says that a result is there. The first block looks at how many come: it is the one that says whom this rank waits for.
  */
 #ifndef EP_LOW_REDUCE_UNITS_H
 #define EP_LOW_REDUCE_UNITS_H
@@ -24,7 +24,7 @@ EP_DEV bool ep_low_await_heads(const EpRank& r, const EpLowCombineArgs& a, ep_u6
 }
 
 /* Sums a lane's unit of a token, number `unit`; nothing where `parts` is 0. False after a fault. */
-EP_DEV bool ep_low_sum_unit(const EpRank& r, const EpLowBatch& s, ep_u64 op, const ep_u8* bank, ep_u32 turn, ep_u32 unit, ep_u32 parts, ep_u32 tag,
+EP_DEV bool ep_low_sum_unit(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u32 kind, const ep_u8* bank, ep_u32 turn, ep_u32 unit, ep_u32 parts, ep_u32 tag,
                             ep_u64 began, EpSum& sum) {
     bool there = true;
     ep_sum_clear(sum);
@@ -39,7 +39,7 @@ EP_DEV bool ep_low_sum_unit(const EpRank& r, const EpLowBatch& s, ep_u64 op, con
             if (base + i >= parts) continue;
             const ep_u32 part = turn * 32 + base + i;
             if (!come[i])
-                there &= ep_low_await_unit(r, op, s.row[part], bank + (ep_u64)(s.slot[part] + unit) * EP_UNIT_BYTES, tag, began, false, data[i]);
+                there &= ep_low_await_unit(r, op, kind, s.row[part], bank + (ep_u64)(s.slot[part] + unit) * EP_UNIT_BYTES, tag, began, false, data[i]);
             ep_sum_add_scaled(sum, s.weight[part], ep_unit((int)data[i][0], (int)data[i][1], (int)data[i][2], 0));
         }
     }
@@ -53,7 +53,7 @@ EP_DEV void ep_low_reduce_units(const EpRank& r, const EpLowCombineArgs& a, EpLo
     const ep_u32 all = (ep_u32)ep_unit_count(r.w.result_bytes);
     const ep_u8* bank = ep_low_own(r) + ep_low_unit_result(r.w, op, 0, 0, 0);
     bool there = ep_low_is_unmasked(r, op);
-    if (blockIdx.x == a.roles.counts) there &= ep_low_await_heads(r, a, op, tag, began);
+    if (blockIdx.x == 0) there &= ep_low_await_heads(r, a, op, tag, began);
     EP_SHORT for (ep_u32 base = share.first; base < share.last; base += EP_LOW_WARPS) {
         if (!found || base != share.first) {
             ep_low_load_tokens(r, a, s, share.last, base, true);
@@ -65,7 +65,7 @@ EP_DEV void ep_low_reduce_units(const EpRank& r, const EpLowCombineArgs& a, EpLo
             const ep_u32 item = first + lane, turn = item / wide, unit = item - turn * wide, at = unit / 4 * 48 + lane % 4 * 16;
             const bool is = item < units.end;
             EpSum sum;
-            there &= ep_low_sum_unit(r, s, op, bank, is ? turn : 0, unit, is && unit < all ? s.count[turn] : 0, tag, began, sum);
+            there &= ep_low_sum_unit(r, s, op, a.kind, bank, is ? turn : 0, unit, is && unit < all ? s.count[turn] : 0, tag, began, sum);
             const EpUnit own = ep_sum_round(sum);
             const ep_u32 words[3] = {(ep_u32)own.x, (ep_u32)own.y, (ep_u32)own.z};
             const EpUnit v = ep_low_join(words);

@@ -54,6 +54,8 @@ EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
         if (share == a.roles.tells) ep_low_tell_results(r, a, owed, op, tag);
 #ifndef EP_FAR_H
         if (!none) ep_low_return_units(r, a, s, units, op, tag, loaded);
+        /* The batch is read by all until here. */
+        if (!none && slots.begin < slots.end) __syncthreads();
 #endif
         if (slots.begin < slots.end) ep_low_return_cells(r, a, s, slots, op, loaded && none);
         loaded = false;

@@ -30,15 +30,21 @@ EP_DEV void ep_low_put_head(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 peer
 /* ---- waits ---- */
 
 /* The rare part of a wait for a unit of source: true when the wait is over because it will not come, which is reported. */
-EP_RARE bool ep_low_unit_over(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
+EP_RARE bool ep_low_unit_over(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
     const ep_u32 counter = op % 2 ? EP_COUNTER_ODD : EP_COUNTER_EVEN;
-    const bool masked = ep_peek(r, source, EP_LANE_LOW_ROWS, counter) == EP_MASKED;
-    if (!masked && !ep_low_vain(r, source, began)) return false;
+    const ep_u64 arrived = ep_peek(r, source, EP_LANE_LOW_ROWS, counter);
+    const bool masked = arrived == EP_MASKED, other = !masked && arrived >= ep_arrival(r.w, op, 0, 0);
+    if (!masked && !other && !ep_low_vain(r, source, began)) return false;
     const bool gone = ep_low_is_gone(r, source);
     /* Who is gone, or has masked this rank, may have delivered before. */
     ep_u32 data[3];
     if (ep_poll_unit(at, tag, data)) return false;
     if (ep_low_failed(r)) return true;
+    if (other) {
+        /* Its operation is of another kind, whose rows are announced. */
+        ep_low_mismatch(r, op, source, EP_LOW_FIELD_KIND, kind, ep_arrival_kind(r.w, arrived));
+        return true;
+    }
     const ep_u32 status = masked ? EP_STATUS_MASKED : gone ? EP_STATUS_GONE : EP_STATUS_TIMEOUT;
     const ep_u32 culprit = masked || gone ? source : ep_low_culprit(r, source);
     ep_low_fail(r, op, status, EP_PHASE_ROWS, source, culprit, EP_LANE_LOW_ROWS, 0, ep_arrival(r.w, op, 0, 0), ep_now() - began, 0);
@@ -46,20 +52,21 @@ EP_RARE bool ep_low_unit_over(const EpRank& r, ep_u64 op, ep_u32 source, const e
 }
 
 /* Waits for a unit that was not there when it was first looked at. Its tag is another when it will not come, after a fault. By one thread. */
-EP_RARE EpUnit ep_low_unit_later(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
+EP_RARE EpUnit ep_low_unit_later(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began) {
     ep_u32 data[3];
     for (ep_u32 spin = 1;; ++spin) {
         if (ep_poll_unit(at, tag, data)) {
             if (spin > EP_LOW_LONG) ep_low_came(r, source);
             return ep_unit((int)data[0], (int)data[1], (int)data[2], (int)tag);
         }
-        if (spin % EP_LOW_LONG == 0 && ep_low_unit_over(r, op, source, at, tag, began)) return ep_unit(0, 0, 0, 0);
+        if (spin % EP_LOW_LONG == 0 && ep_low_unit_over(r, op, kind, source, at, tag, began)) return ep_unit(0, 0, 0, 0);
     }
 }
 /* The same of one that was polled already, and has `come` or not; false after a fault. */
-EP_DEV bool ep_low_await_unit(const EpRank& r, ep_u64 op, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began, bool come, ep_u32* data) {
+EP_DEV bool ep_low_await_unit(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 source, const ep_u8* at, ep_u32 tag, ep_u64 began, bool come,
+                              ep_u32* data) {
     if (come) return true;
-    const EpUnit unit = ep_low_unit_later(r, op, source, at, tag, began);
+    const EpUnit unit = ep_low_unit_later(r, op, kind, source, at, tag, began);
     data[0] = (ep_u32)unit.x;
     data[1] = (ep_u32)unit.y;
     data[2] = (ep_u32)unit.z;
@@ -72,7 +79,7 @@ EP_DEV bool ep_low_await_count(const EpRank& r, ep_u64 op, ep_u32 kind, ep_u32 s
     const ep_u8* at = ep_low_own(r) + ep_low_unit_head(r.w, op, source);
     ep_u32 data[3];
     const bool come = ep_poll_unit(at, tag, data);
-    if (!ep_low_await_unit(r, op, source, at, tag, began, come, data)) return false;
+    if (!ep_low_await_unit(r, op, kind, source, at, tag, began, come, data)) return false;
     const ep_u64 seen = data[0] | (ep_u64)data[1] << 32, over = seen - ep_arrival(r.w, op, kind, 0);
     *rows = (ep_u32)over;
     *tokens = data[2];

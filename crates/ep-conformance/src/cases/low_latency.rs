@@ -11,7 +11,7 @@ use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
 use crate::low_latency::scenario::{Scenario, Turn};
-use crate::low_latency::{Seen, results, round, upload, verify};
+use crate::low_latency::{Seen, results, round, upload, verify, weights};
 use crate::verify::Observed;
 use crate::workload::{Batch, RoutingKind};
 
@@ -23,6 +23,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         case("low_latency_both_forms", LOW, both_forms::<B> as fn(&B) -> _),
         case("low_latency_results_of_small_and_of_large_batches", LOW, batch_sizes::<B>),
+        case("low_latency_combines_of_different_kinds_are_refused", LOW, other_kind::<B>),
         case("low_latency_ranks_in_odd_numbers", LOW, odd_ranks::<B>),
         case("low_latency_bf16_rows", LOW, bf16_rows::<B>),
         case("low_latency_rows_of_every_scaling", LOW, scalings::<B>),
@@ -92,6 +93,31 @@ fn batch_sizes<B: Backend>(backend: &B) -> Verdict {
             sizes.check_in(backend, &setup).map_err(|error| format!("units up to {most} tokens: {error}"))?;
         ensure(compared.rows > 0, || "nothing was compared".into())
     })
+}
+
+/// One rank weighs its results, the other lets them be weighed: both are told so, though where results travel as units one kind of this size does and the other
+/// does not.
+fn other_kind<B: Backend>(backend: &B) -> Verdict {
+    let scenario = Scenario { max_tokens: 8, ..scenario(2, 6) };
+    let mut layer = layer_of(scenario.clone()).map_err(text)?;
+    let settings = Settings::builder(&layer.setup.shape, &layer.setup.topology).low_latency(true).deadline(deadline());
+    layer.setup.settings = settings.low_latency_unit_bytes(scenario.result_bytes(2)).build().map_err(text)?;
+    let outcomes = backend.run(&layer.setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let weighing = if ep.rank() == Rank(0) { Weighing::AtExperts } else { Weighing::AtSource };
+        let (x, routing) = upload(&mut ep, batch, weighing)?;
+        let got = ep.low_latency_dispatch(&x, &routing).await?;
+        let seen = Seen::of_dispatch(&ep, &got)?;
+        let y = results(&mut ep, &layer.world, &seen)?;
+        let weights = weights(&mut ep, batch, weighing)?;
+        Ok(ep.low_latency_combine(&y, &got.handle, weights.as_ref()).await.map(drop))
+    })?;
+    for outcome in finished(outcomes)? {
+        let kind = "kind of the low-latency operation";
+        let is_told = |error: &Error| error.to_string().contains(kind);
+        ensure(outcome.as_ref().is_err_and(is_told), || format!("{outcome:?}, expected a word of the {kind}"))?;
+    }
+    Ok(())
 }
 
 fn odd_ranks<B: Backend>(backend: &B) -> Verdict {

@@ -47,6 +47,9 @@ use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
+/// What ranks differ in that do different things.
+const KIND: &str = "kind of the low-latency operation";
+
 /// One half of a low-latency operation on one rank: its sending or its receiving.
 pub(crate) struct Call<'a, M> {
     pub(crate) machine: &'a M,
@@ -171,8 +174,7 @@ impl<M: Machine> Call<'_, M> {
         let (mut value, tokens) = if as_units { self.take_head(port, peer).await? } else { (port.peek(cell), 0) };
         // Of many peers most have come while this rank waited for another.
         if value < due && !as_units {
-            port.wait(cell, due).await?;
-            value = port.peek(cell);
+            value = self.take_arrival(port, peer, Need { cell, at_least: due }).await?;
         }
         if value == MASKED {
             return Err(Fault::MaskedBy { peer });
@@ -182,7 +184,7 @@ impl<M: Machine> Call<'_, M> {
         let arrival = arrival.ok_or(mismatch("value of an arrival", due, value))?;
         for (field, mine, theirs) in [
             ("number of the low-latency operation", self.op, arrival.op),
-            ("kind of the low-latency operation", self.kind as u64, arrival.kind as u64),
+            (KIND, self.kind as u64, arrival.kind as u64),
         ] {
             if mine != theirs {
                 return Err(mismatch(field, mine, theirs));

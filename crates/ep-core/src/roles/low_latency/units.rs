@@ -10,9 +10,9 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Call, Faults, Outbox, Place};
+use super::{Call, Faults, KIND, Outbox, Place};
 use crate::error::Fault;
-use crate::layout::{Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
+use crate::layout::{Arrival, Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
 use crate::machine::Machine;
 use crate::plant::Plant;
 use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
@@ -120,6 +120,23 @@ impl<M: Machine> Call<'_, M> {
         Ok((u64::from_le(value), u32::from_le(tokens)))
     }
 
+    /// Waits for the arrival of `peer`, and returns its value; or what the peer says of an operation of another kind, whose rows travel as units.
+    pub(super) async fn take_arrival(
+        &self,
+        port: &mut Attended<M::Port>,
+        peer: Rank,
+        arrival: Need,
+    ) -> Result<u64, Fault> {
+        if !self.as_units() {
+            port.wait_any(&[arrival]).await?;
+            return Ok(port.peek(arrival.cell));
+        }
+        let (lane, at) = (Self::rows_lane(peer), self.layout.low_unit_head(self.op, peer));
+        let head = Units { lane, at, len: HEAD, tag: Tag::of(self.serial()) };
+        let came = port.wait_units(&[head], &[arrival]).await?;
+        if came == 0 { Ok(self.take_head(port, peer).await?.0) } else { Ok(port.peek(arrival.cell)) }
+    }
+
     /// Waits for all rows of `peer`, in order, and lays them out in its slots.
     pub(super) async fn take_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
         let (layout, most) = (self.layout, self.layout.shape().max_tokens());
@@ -215,13 +232,20 @@ impl<M: Machine> Call<'_, M> {
         tag: Tag,
     ) -> Result<bool, Fault> {
         let units = Units { lane: Self::rows_lane(peer), at, len: into.len() as u64, tag };
-        let masked = Need { cell: self.arrival_cell(peer), at_least: MASKED };
+        // The peer goes on without this rank, or has begun an operation of another kind, whose rows are announced.
+        let cell = self.arrival_cell(peer);
+        let other = Need { cell, at_least: Arrival::due(self.op, self.layout.shape()) };
         let first = Units { len: units.len.min(UNIT_DATA), ..units };
         let awaited = if self.plants(Plant::FirstUnitOnly) { first } else { units };
         // Of many payloads most have come while this rank waited for another.
         while !port.poll_units(&units, into)? {
-            if port.wait_units(&[awaited], &[masked]).await? > 0 {
-                return Ok(false);
+            if port.wait_units(&[awaited], &[other]).await? > 0 {
+                let value = port.peek(cell);
+                if value == MASKED {
+                    return Ok(false);
+                }
+                let theirs = Arrival::decode(value, self.layout.shape()).map_or(value, |arrival| arrival.kind as u64);
+                return Err(Fault::Mismatch { field: KIND, mine: self.kind as u64, theirs, peer });
             }
             if self.plants(Plant::FirstUnitOnly) {
                 port.poll_units(&units, into)?;
