@@ -99,6 +99,7 @@ fn low_latency(c: &mut Criterion) {
                             element,
                             blocks: 0,
                             repetitions: repetitions(iterations),
+                            unit_bytes: None,
                         };
                         sample(iterations, run_low(&plan, &[tokens]).map(|times| of(black_box(&times[0]))))
                     });

@@ -513,7 +513,7 @@ pub(super) async fn persist<E: LowLatency>(
         let got = masking!(ep, masked, ep.receive_dispatch(&sent).await);
         last = Seen::of_dispatch(ep, &got)?;
         let y = results(ep, &layer.world, &last)?;
-        let weights = crate::low_latency::weights(ep, batch, weighing)?;
+        let weights = weights(ep, batch, weighing)?;
         let sent = ep.send_combine(&y, &got.handle, weights.as_ref()).await?;
         let back = masking!(ep, masked, ep.receive_combine(&sent).await);
         last.combined_x = ep.bytes(&back.x)?;
