@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (counted) ep_low_tally(r, a, 1);
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
-    if (receives && !refused && !ep_low_failed(r))
+    /* What a launch in trouble leaves may be received once more. */
+    if (receives && !refused && last == EP_LOW_LAST)
         EP_SHORT for (ep_u32 item = threadIdx.x / 32; item < r.w.ranks * r.w.max_tokens; item += EP_LOW_WARPS)
             if (item / r.w.ranks < s.rows[item % r.w.ranks]) ep_low_forget(r, s, op, item % r.w.ranks, item / r.w.ranks);
     /* Before anybody is told that it may put there again. */
