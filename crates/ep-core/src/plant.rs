@@ -46,8 +46,6 @@ pub enum Plant {
     ArrivalOfAnotherKind,
     /// A low-latency receiver takes the tag of the operation before in the same bank for that of this one.
     TagOfBefore,
-    /// Results of low latency travel in the form that those for the own batch have.
-    FormOfTheOwnBatch,
     /// Tags of low latency start again in each generation.
     TagsStartAgain,
     /// A low-latency receiver takes the first unit of a row for all of them.

@@ -244,14 +244,7 @@ fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
     caught(Plant::OpInWrongBank, &["race", row, "F11", "deadlock"])?;
     caught(Plant::BankReusedWithoutDone, &["race", row, "F11", "deadlock"])?;
     caught(Plant::SkippedFlush, &["race"])?;
-    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])?;
-    // Batches of different sizes, of which the small ones have results as units.
-    hunt(Plant::FormOfTheOwnBatch, &["gave up", "deadlock", "waited", "kind of the low-latency operation"], |seed| {
-        let scenario = low_latency::Scenario { seed: 3 * seed + 1, tokens: vec![1, 9, 9], ..ahead() };
-        let setup =
-            scenario.setup().map(|setup| Setup { settings: setup.settings.with_units(&setup.topology), ..setup });
-        (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
-    })
+    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])
 }
 
 /// Low latency misused under many seeds: see [`hunt`].

@@ -304,8 +304,9 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
         let flight = &dispatching.flight;
         let routed = &flight.work().routed;
-        let intake = self.take(flight, async |call| receive_tokens(call, &routed.plan).await).await?;
-        let Intake { x, source_token, segments, counts, sources, tokens, rows, picks } = intake;
+        let me = self.desk.me.index();
+        let intake = self.take(flight, async |call| receive_tokens(call, routed.plan.rows()[me]).await).await?;
+        let Intake { x, source_token, segments, counts, sources, rows, picks } = intake;
         for (sum, &count) in self.stats.expert_rows.iter_mut().zip(&counts) {
             *sum += u64::from(count);
         }
@@ -313,7 +314,7 @@ impl<M: Machine> LowLatency for Engine<M> {
             let range = &sources[rank.index()];
             (0, (range.end - range.start).into())
         });
-        let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), sources, tokens, rows, picks };
+        let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), sources, rows, picks };
         Ok(LowReceived {
             x,
             expert_counts: counts.iter().map(|&count| count as i32).collect(),
@@ -332,12 +333,12 @@ impl<M: Machine> LowLatency for Engine<M> {
     ) -> Result<Combining, Error> {
         self.check_send()?;
         self.check_low_handle(handle)?;
-        let Inner { routed, sources, tokens, rows, picks, .. } = &*handle.inner;
+        let Inner { routed, sources, rows, picks, .. } = &*handle.inner;
         let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.desk.check_weights(topk_weights.map(Vec::len), routed.topk_idx.len())?;
         let most = self.desk.layout.low_expert_rows()?;
         self.desk.check_results("y", y.extent(), if picks.is_empty() { 0 } else { most })?;
-        let results = Results { y, sources, tokens, rows, picks };
+        let results = Results { y, sources, rows, picks };
         let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
             return_results(call, &results, outbox, faults).await
         };

@@ -47,9 +47,6 @@ use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
-/// What ranks differ in that do different things.
-const KIND: &str = "kind of the low-latency operation";
-
 /// One half of a low-latency operation on one rank: its sending or its receiving.
 pub(crate) struct Call<'a, M> {
     pub(crate) machine: &'a M,
@@ -83,18 +80,8 @@ enum Place {
         position: u32,
         token: u32,
     },
-    /// A result, in a slot.
+    /// A result.
     Result { token: u32, column: u32 },
-    /// The same as units.
-    UnitResult { token: u32, column: u32 },
-}
-
-/// What an operation brings from one rank to another, as it is announced.
-#[derive(Clone, Copy, Default, Debug)]
-struct Said {
-    rows: u32,
-    /// Of a dispatch as units: tokens of its source, which decide how their results come back.
-    tokens: u32,
 }
 
 impl<M: Machine> Call<'_, M> {
@@ -138,20 +125,15 @@ impl<M: Machine> Call<'_, M> {
         if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
-    /// Whether the results of a combine travel as units to a rank that dispatched so many tokens.
-    fn results_as_units(&self, tokens: u32) -> bool {
-        self.as_units() && tokens <= self.layout.low_unit_tokens(self.kind)
-    }
-
-    /// Tells `peer` that the rows of this operation have been put; or, `as_units`, that so many are, and, of a dispatch, how many each of its experts
-    /// gets.
+    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are, and, of a dispatch, how
+    /// many each of its experts gets.
     async fn announce(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        (said, as_units, counts): (Said, bool, Option<&[u32]>),
+        (rows, counts): (u32, Option<&[u32]>),
     ) -> Result<(), Fault> {
         if let Some(counts) = counts {
             self.put_counts(port, outbox, faults, peer, counts).await?;
@@ -159,22 +141,23 @@ impl<M: Machine> Call<'_, M> {
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
-        let arrival = Arrival { op, kind, rows: said.rows };
+        let arrival = Arrival { op, kind, rows };
         let value = arrival.encode(self.layout.shape());
-        if as_units {
-            return self.put_head(port, outbox, faults, peer, (value, said.tokens)).await;
+        if self.as_units() {
+            return self.put_head(port, outbox, faults, peer, value).await;
         }
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
 
     /// Waits until all rows of `peer` have come, and returns how many. (Of results that travel as units: until it has said how many come.)
-    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank, as_units: bool) -> Result<Said, Fault> {
+    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
         let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
         let due = Arrival::due(self.op, shape);
-        let (mut value, tokens) = if as_units { self.take_head(port, peer).await? } else { (port.peek(cell), 0) };
+        let mut value = if self.as_units() { self.take_head(port, peer).await? } else { port.peek(cell) };
         // Of many peers most have come while this rank waited for another.
-        if value < due && !as_units {
-            value = self.take_arrival(port, peer, Need { cell, at_least: due }).await?;
+        if value < due && !self.as_units() {
+            port.wait(cell, due).await?;
+            value = port.peek(cell);
         }
         if value == MASKED {
             return Err(Fault::MaskedBy { peer });
@@ -184,16 +167,16 @@ impl<M: Machine> Call<'_, M> {
         let arrival = arrival.ok_or(mismatch("value of an arrival", due, value))?;
         for (field, mine, theirs) in [
             ("number of the low-latency operation", self.op, arrival.op),
-            (KIND, self.kind as u64, arrival.kind as u64),
+            ("kind of the low-latency operation", self.kind as u64, arrival.kind as u64),
         ] {
             if mine != theirs {
                 return Err(mismatch(field, mine, theirs));
             }
         }
-        if as_units && self.kind == LowKind::Dispatch {
+        if self.as_units() && self.kind == LowKind::Dispatch {
             self.take_rows(port, peer, arrival.rows).await?;
         }
-        Ok(Said { rows: arrival.rows, tokens })
+        Ok(arrival.rows)
     }
 
     /// Reads the header of a result.

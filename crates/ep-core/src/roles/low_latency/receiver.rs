@@ -3,12 +3,11 @@
 use std::ops::Range;
 
 use super::reducer::arrived;
-use super::{Asked, Call, Said};
+use super::{Asked, Call};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::LowKind;
 use crate::machine::{Machine, Window};
-use crate::plan::Plan;
 use crate::plant::Plant;
 use crate::port::{Duty, Offset, Port, Work};
 use crate::roles::{Attended, HeaderBytes};
@@ -44,27 +43,23 @@ pub(crate) struct Intake<W: Window> {
     pub(crate) counts: Vec<u32>,
     /// `[ranks]`: the rows of each rank, a range of all rows.
     pub(crate) sources: Vec<Range<u32>>,
-    /// `[ranks]`: tokens of each, where rows travel as units.
-    pub(crate) tokens: Vec<u32>,
     pub(crate) rows: Vec<Row>,
     pub(crate) picks: Vec<Pick>,
 }
 
 /// Receives all rows: the sources in ascending order, so that every expert's rows lie in order of source and token,
-/// whatever the order in which they came. Those of `plan` for this rank stay here.
-pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, plan: &Plan) -> Result<Intake<W>, Fault> {
-    let own = Said { rows: plan.rows()[call.me.index()], tokens: plan.tokens() };
+/// whatever the order in which they came. `own` rows stay on this rank.
+pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, own: u32) -> Result<Intake<W>, Fault> {
     let mut port = call.port(Duty::Receiver);
     let mut intake = Intake::new(call)?;
     for source in call.layout.topology().all() {
-        let Said { rows, tokens } = if source == call.me {
+        let rows = if source == call.me {
             own
         } else if !call.mask.contains(source) {
-            call.arrival(&mut port, source, call.as_units()).await?
+            call.arrival(&mut port, source).await?
         } else {
-            Said::default()
+            0
         };
-        intake.tokens.push(tokens);
         if rows > call.layout.shape().max_tokens() {
             let mine = call.layout.shape().max_tokens().into();
             return Err(Fault::Mismatch { field: "rows of a source", mine, theirs: rows.into(), peer: source });
@@ -84,7 +79,7 @@ pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, asked: &Asked<'_>) -> R
             continue;
         }
         match call.kind {
-            LowKind::Dispatch => call.arrival(&mut port, peer, call.as_units()).await.map(drop)?,
+            LowKind::Dispatch => call.arrival(&mut port, peer).await.map(drop)?,
             LowKind::PerChoice | LowKind::PerRank => arrived(call, &mut port, asked, peer).await?,
         }
     }
@@ -102,7 +97,6 @@ impl<W: Window> Intake<W> {
             segments: vec![(0, 0); experts * ranks],
             counts: vec![0; experts],
             sources: Vec::with_capacity(ranks),
-            tokens: Vec::with_capacity(ranks),
             rows: Vec::new(),
             picks: Vec::new(),
         })

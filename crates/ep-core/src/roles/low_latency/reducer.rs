@@ -1,6 +1,6 @@
 //! Combine: the rank whose tokens they are sums what came back.
 
-use super::{Call, Said};
+use super::Call;
 use crate::error::Fault;
 use crate::layout::{Layout, LowKind, RESULT_HEADER};
 use crate::machine::Machine;
@@ -111,16 +111,15 @@ pub(super) async fn arrived<M: Machine>(
     peer: Rank,
 ) -> Result<(), Fault> {
     let owed = asked.owed(call.kind, call.layout.local_experts(), peer);
-    if owed == 0 {
+    if owed == 0 && !call.as_units() {
         return Ok(());
     }
-    let as_units = call.results_as_units(asked.plan.tokens());
-    let Said { rows, .. } = call.arrival(port, peer, as_units).await?;
+    let rows = call.arrival(port, peer).await?;
     if rows != owed {
         let (mine, theirs) = (owed.into(), rows.into());
         return Err(Fault::Mismatch { field: "results of a rank", mine, theirs, peer });
     }
-    if as_units {
+    if call.as_units() {
         call.take_results(port, peer, asked.due(call.layout, call.kind, peer)).await?;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Low latency as units: rows, and how many there are, announce themselves (rule F11).
 //!
-//! A rank puts one unit to every peer in a dispatch, which says how many rows come and how many tokens it has, and beside it the rows. It says how many
-//! rows each expert gets; a row is a header ([`UnitRow`], [`UnitChoice`]), at its position among those to this peer, and a payload, at the
+//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and beside it the rows. Of a dispatch it says
+//! how many rows each expert gets; a row is a header ([`UnitRow`], [`UnitChoice`]), at its position among those to this peer, and a payload, at the
 //! place of its token. A result is a payload, at the place of its token and column. The peer waits for that unit, then for what it says, or for
 //! the results that it has asked for, and lays the rows out where they would lie had they been put. From there on all is as without units. In
 //! which order units are put is free: kernels put all headers ahead.
@@ -10,17 +10,17 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Call, Faults, KIND, Outbox, Place};
+use super::{Call, Faults, Outbox, Place};
 use crate::error::Fault;
-use crate::layout::{Arrival, Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
+use crate::layout::{Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
 use crate::machine::Machine;
 use crate::plant::Plant;
 use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
 use crate::roles::{Attended, HeaderBytes};
 use crate::topology::Rank;
 
-/// Bytes of what says how many rows come: an arrival's value, and the tokens of a dispatch.
-const HEAD: u64 = UNIT_DATA;
+/// Bytes of what says how many rows come: an arrival's value.
+const HEAD: u64 = size_of::<u64>() as u64;
 
 fn mismatch(field: &'static str, mine: u32, theirs: u32, peer: Rank) -> Fault {
     Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer }
@@ -52,7 +52,7 @@ impl<M: Machine> Call<'_, M> {
                 let bytes = row.header_bytes() + row.payload_bytes();
                 port.put(lane, from.span(bytes), layout.low_row(op, self.me, position).offset).await
             }
-            Place::Result { token, column } => {
+            Place::Result { token, column } if !self.as_units() => {
                 let bytes = RESULT_HEADER + results.payload_bytes();
                 port.put(lane, from.span(bytes), layout.low_result(op, self.me, token, column).offset).await
             }
@@ -62,7 +62,7 @@ impl<M: Machine> Call<'_, M> {
                 let payload = from.plus(row.header_bytes()).span(row.payload_bytes());
                 port.put_units(lane, payload, layout.low_unit_row(op, self.me, token), tag).await
             }
-            Place::UnitResult { token, column } => {
+            Place::Result { token, column } => {
                 let payload = from.plus(RESULT_HEADER).span(results.payload_bytes());
                 port.put_units(lane, payload, layout.low_unit_result(op, self.me, token, column), tag).await
             }
@@ -95,12 +95,11 @@ impl<M: Machine> Call<'_, M> {
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        (value, tokens): (u64, u32),
+        value: u64,
     ) -> Result<(), Fault> {
         let slot = outbox.slot(self, port, faults).await?;
         let from = self.layout.low_staging(slot).offset;
         port.write(from, &value.to_le_bytes())?;
-        port.write(from.plus(size_of_val(&value) as u64), &tokens.to_le_bytes())?;
         let to = self.layout.low_unit_head(self.op, self.me);
         let ticket = port.put_units(Self::rows_lane(peer), from.span(HEAD), to, Tag::of(self.serial())).await?;
         outbox.sent(peer, ticket);
@@ -108,33 +107,11 @@ impl<M: Machine> Call<'_, M> {
     }
 
     /// Waits for that unit of `peer`, and returns what it says; [`MASKED`] when the peer goes on without this rank.
-    pub(super) async fn take_head(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<(u64, u32), Fault> {
-        let (mut value, mut tokens) = (0u64, 0u32);
-        let mut head = [0; HEAD as usize];
+    pub(super) async fn take_head(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u64, Fault> {
+        let mut value = [0; HEAD as usize];
         let at = self.layout.low_unit_head(self.op, peer);
-        if !self.take_units(port, peer, at, &mut head, Tag::of(self.serial())).await? {
-            return Ok((MASKED, 0));
-        }
-        value.as_mut_bytes().copy_from_slice(&head[..8]);
-        tokens.as_mut_bytes().copy_from_slice(&head[8..]);
-        Ok((u64::from_le(value), u32::from_le(tokens)))
-    }
-
-    /// Waits for the arrival of `peer`, and returns its value; or what the peer says of an operation of another kind, whose rows travel as units.
-    pub(super) async fn take_arrival(
-        &self,
-        port: &mut Attended<M::Port>,
-        peer: Rank,
-        arrival: Need,
-    ) -> Result<u64, Fault> {
-        if !self.as_units() {
-            port.wait_any(&[arrival]).await?;
-            return Ok(port.peek(arrival.cell));
-        }
-        let (lane, at) = (Self::rows_lane(peer), self.layout.low_unit_head(self.op, peer));
-        let head = Units { lane, at, len: HEAD, tag: Tag::of(self.serial()) };
-        let came = port.wait_units(&[head], &[arrival]).await?;
-        if came == 0 { Ok(self.take_head(port, peer).await?.0) } else { Ok(port.peek(arrival.cell)) }
+        let come = self.take_units(port, peer, at, &mut value, Tag::of(self.serial())).await?;
+        Ok(if come { u64::from_le_bytes(value) } else { MASKED })
     }
 
     /// Waits for all rows of `peer`, in order, and lays them out in its slots.
@@ -232,20 +209,13 @@ impl<M: Machine> Call<'_, M> {
         tag: Tag,
     ) -> Result<bool, Fault> {
         let units = Units { lane: Self::rows_lane(peer), at, len: into.len() as u64, tag };
-        // The peer goes on without this rank, or has begun an operation of another kind, whose rows are announced.
-        let cell = self.arrival_cell(peer);
-        let other = Need { cell, at_least: Arrival::due(self.op, self.layout.shape()) };
+        let masked = Need { cell: self.arrival_cell(peer), at_least: MASKED };
         let first = Units { len: units.len.min(UNIT_DATA), ..units };
         let awaited = if self.plants(Plant::FirstUnitOnly) { first } else { units };
         // Of many payloads most have come while this rank waited for another.
         while !port.poll_units(&units, into)? {
-            if port.wait_units(&[awaited], &[other]).await? > 0 {
-                let value = port.peek(cell);
-                if value == MASKED {
-                    return Ok(false);
-                }
-                let theirs = Arrival::decode(value, self.layout.shape()).map_or(value, |arrival| arrival.kind as u64);
-                return Err(Fault::Mismatch { field: KIND, mine: self.kind as u64, theirs, peer });
+            if port.wait_units(&[awaited], &[masked]).await? > 0 {
+                return Ok(false);
             }
             if self.plants(Plant::FirstUnitOnly) {
                 port.poll_units(&units, into)?;
