@@ -42,7 +42,7 @@ EP_DEV void ep_low_check_result(const EpRank& r, ep_u64 op, int4 own, ep_u32 ran
 
 /* Waits for the results, and sums this block's share of the tokens, of which the first were found before if `found`. */
 EP_DEV void ep_low_reduce_cells(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpShareOfRows& share, bool found, ep_u64 op,
-                          ep_u64 began) {
+                                ep_u64 began) {
     const ep_u32 tid = threadIdx.x, turn = ep_low_turn(), mine = turn * 32 + tid % 32, columns = (ep_u32)(r.w.result_stride / 16);
     const ep_u8* slots = ep_low_own(r) + ep_low_part(r.w, op, 0);
     bool there = ep_low_await_results(r, a, op, began);

@@ -24,8 +24,8 @@ EP_DEV bool ep_low_await_heads(const EpRank& r, const EpLowCombineArgs& a, ep_u6
 }
 
 /* Sums a lane's unit of a token, number `unit`; nothing where `parts` is 0. False after a fault. */
-EP_DEV bool ep_low_sum_unit(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u32 kind, const ep_u8* bank, ep_u32 turn, ep_u32 unit, ep_u32 parts, ep_u32 tag,
-                            ep_u64 began, EpSum& sum) {
+EP_DEV bool ep_low_sum_unit(const EpRank& r, const EpLowBatch& s, ep_u64 op, ep_u32 kind, const ep_u8* bank, ep_u32 turn, ep_u32 unit,
+                            ep_u32 parts, ep_u32 tag, ep_u64 began, EpSum& sum) {
     bool there = true;
     ep_sum_clear(sum);
     EP_SHORT for (ep_u32 base = 0; base < parts; base += EP_LOW_HELD) {

@@ -67,7 +67,7 @@ pub(crate) const FAULTS: [Fault; 32] = [
     fault(Plant::FoldDescending, MANY_CHOICES, &["combined_x"]),
     fault(Plant::FoldRoundedTooEarly, MANY_CHOICES, &["combined_x"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
-    fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "combined_x"]),
+    fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
     fault(Plant::LowWrongBank, "low_latency_both_forms", &["waited"]),
     fault(
         Plant::LowUnitsTorn,

@@ -8,7 +8,6 @@ use ep_bootstrap::Member;
 use ep_conformance::processes::{Place, Processes};
 use ep_conformance::{Requirement, Setup};
 use ep_cuda::{CrashFlag, CudaEndpoint};
-use ep_loop::Loop;
 
 use crate::common;
 
@@ -45,7 +44,7 @@ impl Processes for Apart {
     fn join(&self, setup: &Setup, place: Place) -> Result<(CudaEndpoint, Arc<Member>), String> {
         let member = place.meet()?;
         let builder = common::builder(setup, None, None).map_err(|error| error.to_string())?;
-        let builder = builder.far(Loop::new().between_processes());
+        let builder = builder.far(common::network(setup).between_processes());
         let endpoint = builder.join(setup.shape, &member).map_err(|error| error.to_string())?;
         *self.crash.lock().unwrap_or_else(PoisonError::into_inner) = Some(endpoint.crash_flag());
         Ok((endpoint, member))

@@ -53,6 +53,11 @@ pub fn seeds(most: u64) -> u64 {
     most.min(wanted.unwrap_or(4))
 }
 
+/// The network between a case's nodes: which of its lanes share a queue is drawn.
+pub fn network(setup: &Setup) -> Loop {
+    Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()])
+}
+
 /// Builds what a case asks for, with kernels for tests where `checks` or its incidents need them.
 pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) -> Result<Builder, Error> {
     let settings = match deadline {
@@ -62,8 +67,7 @@ pub fn builder(setup: &Setup, checks: Option<&Checks>, deadline: Option<Nanos>) 
     let builder = Cluster::builder(setup.topology).settings(settings).multiprocessors(2).wait_for_kernels(true);
     // In kernels for tests sources are read late, so that one that is written again too early is found.
     let lateness = if checks.is_some() { Duration::from_millis(3) } else { Duration::ZERO };
-    let builder =
-        builder.far(Loop::new().queues(Queues::NAMED[setup.seed as usize % Queues::NAMED.len()]).latency(lateness)?);
+    let builder = builder.far(network(setup).latency(lateness)?);
     // A rank that only leaves needs nothing.
     let needs_kernels = setup.incidents.iter().any(|incident| !matches!(incident, Incident::Exit { .. }));
     if checks.is_none() && !needs_kernels {

@@ -5,9 +5,9 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
-//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come, and of a dispatch of how many tokens;
-//!                                                then how many rows each expert gets, their headers, in order, and each payload at the place of its
-//!                                                token; or results, of small batches
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come (and, in kernels, how many tokens a
+//!                                                dispatch has); how many each expert gets, the rows' headers, in order, and each payload at the place
+//!                                                of its token; or results (in kernels, of small batches)
 //! ```
 //!
 //! The header of a row that travels as units is a unit of its own for the row and one for each choice ([`UnitRow`](super::UnitRow),

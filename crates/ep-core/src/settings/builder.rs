@@ -163,8 +163,8 @@ impl SettingsBuilder {
         self
     }
 
-    /// Whether rows of low latency, their counts and the [results of small batches](Self::low_latency_unit_bytes) travel as units with a tag, which announce
-    /// themselves, instead of behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
+    /// Whether rows of low latency, their counts and their results ([in kernels](Self::low_latency_unit_bytes) those of small batches) travel as units with a tag,
+    /// which announce themselves, instead of behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
     pub const fn low_latency_units(mut self, units: bool) -> Self {
         self.low_latency_units = units;
         self
