@@ -16,7 +16,7 @@ pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
     Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions, Spread,
-    Unpack,
+    SumShape, Unpack,
 };
 
 use ep_core::declare::{CEnum, CStruct};
@@ -26,12 +26,16 @@ use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
 pub(crate) const DISPATCH_WARPS: u32 = 16;
 /// Warps of a block of the combine kernel at most.
 pub(crate) const COMBINE_WARPS: u32 = 24;
+/// The same where they pull by the bulk copy engine: each has more registers.
+pub(crate) const COMBINE_BULK_WARPS: u32 = 20;
 /// Warps of a block of the kernels of rings.
 pub(crate) const RING_WARPS: u32 = 8;
 /// Warps of a block of the kernels of outboxes at most.
 pub(crate) const PULLED_WARPS: u32 = 16;
 /// Bytes of an `EpBatch`: rows of a part of a token.
 pub(crate) const BATCH_BYTES: u32 = 16;
+/// Bytes of a stage's barrier.
+pub(crate) const BARRIER: u32 = 8;
 /// Bytes of an `EpItem`: a part of a row on its way.
 pub(crate) const ITEM_BYTES: u32 = 64;
 /// Bytes of an `EpOutboxEnd`: an end of the rings with a rank.
@@ -73,9 +77,10 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 25] = [
+const NUMBERS: [(&str, u32); 26] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
+    ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
     ("RING_WARPS", RING_WARPS),
     ("PULLED_WARPS", PULLED_WARPS),
     ("BATCH_BYTES", BATCH_BYTES),
@@ -131,6 +136,7 @@ pub(crate) fn header() -> String {
         Offer::declaration(),
         Combine::declaration(),
         CombineRing::declaration(),
+        SumShape::declaration(),
         CombineOffered::declaration(),
         DispatchPulled::declaration(),
         CombinePulled::declaration(),

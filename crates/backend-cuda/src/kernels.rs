@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ep_core::transport::DeviceSource;
 
-use crate::build::{self, Cache, PULL_WIDTHS, Source, Target};
+use crate::build::{self, Cache, Source, Target};
 use crate::driver::{Device, Kernel, Module};
 use crate::error::CudaError;
 use crate::far;
@@ -33,7 +33,7 @@ pub(crate) struct Kernels {
     /// In place of `combine`, where there are several nodes.
     pub(crate) offer_none: Option<Kernel>,
     /// By width, ascending.
-    combine: [(u32, Kernel); PULL_WIDTHS.len()],
+    combine: Vec<(u32, Kernel)>,
 }
 
 /// By GPU, whether they are built for tests, and the key of the lanes between nodes.
@@ -70,15 +70,11 @@ impl Kernels {
         };
         let plain = |source| load(Target::new(source, &arch), 0);
         let large = |source| load(Target::new(source, &arch), device.shared_memory());
-        let wide = |width: u32| {
-            let target = Target::new(Source::Combine, &arch).define("EP_PULL_WIDTH", width);
-            Ok::<_, CudaError>((width, load(target, device.shared_memory())?))
-        };
+        let wide = |(ranks, target)| Ok::<_, CudaError>((ranks, load(target, device.shared_memory())?));
         // Those that reach other nodes.
         let between = |source: Source| lanes.and_then(|lanes| source.between_nodes(&arch, lanes));
         let moving =
             |source, shared_memory| load(between(source).unwrap_or_else(|| Target::new(source, &arch)), shared_memory);
-        let [one, two, four, eight] = PULL_WIDTHS;
         Ok(Self {
             positions: plain(Source::Positions)?,
             members: plain(Source::Members)?,
@@ -97,7 +93,7 @@ impl Kernels {
             low_mask: moving(Source::LowMask, 0)?,
             low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
-            combine: [wide(one)?, wide(two)?, wide(four)?, wide(eight)?],
+            combine: build::combines(&arch).into_iter().map(wide).collect::<Result<_, _>>()?,
         })
     }
 

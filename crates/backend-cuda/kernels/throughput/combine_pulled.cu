@@ -11,26 +11,9 @@
  */
 #include "ep_offers.h"
 #include "ep_outbox.h"
-#include "ep_sum.h"
+#include "ep_summing.h"
 
 EP_POOL(ep_pool);
-
-/* Where rows are loaded into registers, several at once would need more than there are. */
-#if __CUDA_ARCH__ >= 900
-#define EP_ROW_BY_ROW
-#else
-#define EP_ROW_BY_ROW _Pragma("unroll 1")
-#endif
-
-/* Where a token's rows lie among those of each rank; -1: it did not go there. */
-EP_DEV const ep_i32* ep_positions(const EpRank& r, const EpCombineArgs& a, ep_u32 token) {
-    return (const ep_i32*)a.position + (ep_u64)token * r.w.ranks;
-}
-
-/* Units of 16 bytes of a part that a lane sums. */
-#define EP_SUM_UNITS 4u
-/* Rows of a token that are on their way together; more come one batch after the other. */
-#define EP_SUM_ROWS 8u
 
 /* Where one rank's rows for this rank lie on the channel: in its outbox, or for the own rank where they are. */
 struct EpRingSource {
@@ -185,120 +168,9 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpCombinePulledArgs& a, const
 
 /* ---- the end that sums ---- */
 
-/* Rows of a part of a token that are on their way to a stage. */
-struct EpBatch {
-    ep_u32 token;
-    ep_u32 at;    /* bytes of a row before the part */
-    ep_u32 rows;
-    ep_u32 ends;  /* bit 0: the token's first rows; bit 1: its last */
-};
-static_assert(sizeof(EpBatch) == EP_BATCH_BYTES, "the host makes room for another EpBatch");
-
-/* A warp's stages, and the sum of the part that is being summed. */
-struct EpSumming {
-    ep_u8* data;
-    EpBatch* batches;
-    ep_u64* bars;
-    ep_u32 out, parity, in_flight;
-    ep_u32 units; /* summed */
-    EpSum sum[EP_SUM_UNITS];
-};
-
-EP_DEV EpSumming ep_summing(const EpCombinePulledArgs& a, ep_u8* data, EpBatch* batches, ep_u64* bars) {
-    EpSumming s;
-    s.data = data;
-    s.batches = batches;
-    s.bars = bars;
-    s.out = s.parity = s.in_flight = s.units = 0;
-#if __CUDA_ARCH__ >= 900
-    if (ep_warp_lane() == 0) {
-        for (ep_u32 i = 0; i < a.sum_stages; ++i) ep_barrier_init(bars + i, 1);
-        ep_barrier_init_done();
-    }
-    __syncwarp();
-#endif
-    return s;
-}
-
-/* Bytes of a part. */
-EP_DEV ep_u32 ep_part_bytes(const EpRank& r, const EpCombinePulledArgs& a, ep_u32 at) {
-    const ep_u32 left = (ep_u32)r.w.result_stride - at;
-    return left < a.part ? left : a.part;
-}
-
-/* Adds the rows of a batch that is there; `row(i)` gives 16 bytes of the i-th, from byte `at` of the part on. */
-template <class Row> EP_DEV void ep_sum_batch(const EpRank& r, const EpCombinePulledArgs& a, EpSumming& s, const EpBatch& batch, Row row) {
-    const EpCombineArgs& m = a.ring.combine;
-    const ep_u32 bytes = ep_part_bytes(r, a, batch.at), lane = ep_warp_lane();
-#pragma unroll
-    for (ep_u32 u = 0; u < EP_SUM_UNITS; ++u) {
-        const ep_u32 at = (u * 32 + lane) * 16;
-        if (at >= bytes) break;
-        if (batch.ends & 1) {
-            const ep_u64 place = (ep_u64)batch.token * (ep_u32)m.bias_stride + batch.at + at;
-            ep_sum_clear(s.sum[u]);
-            if (m.bias[0]) ep_sum_start(s.sum[u], ep_ld16((const ep_u8*)m.bias[0] + place));
-            if (m.bias[1]) ep_sum_add(s.sum[u], ep_ld16((const ep_u8*)m.bias[1] + place));
-        }
-        EP_ROW_BY_ROW for (ep_u32 i = 0; i < batch.rows; ++i) {
-            ep_sum_add(s.sum[u], row(i, at));
-            if (ep_planted(r, EP_PLANT_ROUNDED_TOO_EARLY)) ep_sum_start(s.sum[u], ep_sum_round(s.sum[u]));
-        }
-        if (batch.ends & 2) ep_st16((ep_u8*)m.out + (ep_u64)batch.token * (ep_u32)m.out_stride + batch.at + at, ep_sum_round(s.sum[u]));
-    }
-    if (batch.ends & 2) ++s.units;
-}
-
-#if __CUDA_ARCH__ >= 900
-
-/* Sums the oldest batch. There is one. */
-EP_DEV void ep_sum_oldest(const EpRank& r, const EpCombinePulledArgs& a, EpSumming& s) {
-    ep_barrier_wait(s.bars + s.out, s.parity);
-    const ep_u8* from = s.data + s.out * a.sum_rows * a.part;
-    ep_sum_batch(r, a, s, s.batches[s.out], [&](ep_u32 i, ep_u32 at) { return ep_ld16(from + i * a.part + at); });
-    ep_fence_bulk();
-    __syncwarp();
-    if (++s.out == a.sum_stages) {
-        s.out = 0;
-        s.parity ^= 1;
-    }
-    --s.in_flight;
-}
-
-/* Starts to pull a batch, of which each lane with `mine` not -1 has a row, the `index`-th. A stage is free. */
-EP_DEV void ep_pull_batch(const EpRank& r, const EpCombinePulledArgs& a, EpSumming& s, const EpBatch& batch, EpAt from, ep_u32 index, bool mine) {
-    ep_u32 stage = s.out + s.in_flight;
-    if (stage >= a.sum_stages) stage -= a.sum_stages;
-    const ep_u32 bytes = ep_part_bytes(r, a, batch.at);
-    if (ep_warp_lane() == 0) {
-        s.batches[stage] = batch;
-        ep_bulk_expect(s.bars + stage, bytes * batch.rows);
-    }
-    __syncwarp();
-    if (mine) ep_get_bulk(s.data + (stage * a.sum_rows + index) * a.part, from + batch.at, bytes, s.bars + stage);
-    ++s.in_flight;
-    if (s.in_flight == a.sum_stages) ep_sum_oldest(r, a, s);
-}
-
-#else
-
-EP_DEV void ep_sum_oldest(const EpRank&, const EpCombinePulledArgs&, EpSumming&) {}
-
-/* Without the bulk copy engine: sums at once. */
-EP_DEV void ep_pull_batch(const EpRank& r, const EpCombinePulledArgs& a, EpSumming& s, const EpBatch& batch, EpAt from, ep_u32 index, bool mine) {
-    EpAt* rows = (EpAt*)s.data;
-    if (mine) rows[index] = from;
-    __syncwarp();
-    ep_sum_batch(r, a, s, batch, [&](ep_u32 i, ep_u32 at) { return ep_get16(rows[i] + (batch.at + at)); });
-    __syncwarp();
-}
-
-#endif
-
 /* Sums all that is on its way, and says so: nobody waits for this warp then. */
 EP_DEV void ep_sum_all(const EpRank& r, const EpCombinePulledArgs& a, const EpReturned& c, EpSumming& s, ep_u32 warp) {
-    while (s.in_flight > 0) ep_sum_oldest(r, a, s);
-    __syncwarp();
+    ep_sum_rest(r, a.ring.combine, s);
     if (ep_warp_lane() == 0 && c.wraps) ep_tell_count(c.summed + warp, s.units);
 }
 
@@ -381,35 +253,28 @@ EP_DEV void ep_sum_channel(const EpRank& r, const EpCombinePulledArgs& a, const 
     ep_i32 next = lane < ranks && warp < units ? ep_positions(r, m, c.begin + first)[lane] : -1;
     for (ep_u32 unit = warp; unit < units; unit += a.pullers) {
         const ep_u32 token = c.begin + unit / c.parts, part = unit % c.parts;
-        EpBatch batch = {token, part * a.part, 0, 1};
+        EpBatch batch = ep_batch(r, s, token, part);
         for (ep_u32 base = 0; base < ranks; base += 32) {
             const ep_i32 position = base == 0 ? next : base + lane < ranks ? ep_positions(r, m, token)[base + lane] : -1;
             if (base == 0 && lane < ranks && unit + a.pullers < units) next = ep_positions(r, m, c.begin + (unit + a.pullers) / c.parts)[lane];
-            if (!ep_await_rows(r, a, c, s, there, warp, base, position, began)) return;
+            if (!ep_await_rows(r, a, c, s, there, warp, base, position, began)) {
+                /* Nothing may be on its way to a block that has gone. */
+                ep_pull_ends(r, m, s, batch);
+                return ep_sum_rest(r, m, s);
+            }
             EpAt from = ep_nowhere();
             if (position >= 0) from = ep_source_row(c.sources[base + lane], position);
-            for (ep_u32 votes = __ballot_sync(EP_FULL, position >= 0);;) {
-                /* The lowest ones; without any, the token's sum is its bias. */
-                ep_u32 taken = votes, left = votes;
-                for (ep_u32 i = 0; i < a.sum_rows; ++i) left &= left - 1;
-                taken ^= left;
-                const bool mine = taken >> lane & 1;
-                batch.rows = __popc(taken);
-                if (left == 0 && base + 32 >= ranks) batch.ends |= 2;
-                if (batch.rows > 0 || batch.ends & 2) ep_pull_batch(r, a, s, batch, from, __popc(taken & ((1u << lane) - 1)), mine);
-                if (batch.rows > 0) batch.ends = 0;
-                votes = left;
-                if (votes == 0) break;
-            }
+            ep_pull_rows(s, batch, position >= 0, from);
         }
+        ep_pull_ends(r, m, s, batch);
+        if (ep_sums_first(s)) ep_sum_oldest(r, m, s);
         if (part == 0 && m.weights) ep_sum_weights_of(r, a, c, token);
         if (!c.wraps || s.units == told) continue;
         told = s.units;
         __syncwarp();
         if (lane == 0) ep_tell_count(c.summed + warp, told);
     }
-    while (s.in_flight > 0) ep_sum_oldest(r, a, s);
-    __syncwarp();
+    ep_sum_rest(r, m, s);
     if (lane == 0) ep_tell_count(c.summed + warp, EP_FULL / a.pullers - 1);
 }
 
@@ -504,8 +369,8 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
     EpReturned c;
     EpItem* items = (EpItem*)ep_pool;
     EpBatch* batches = (EpBatch*)(items + a.copiers * (a.stages + 1));
-    ep_u64* bars = (ep_u64*)(batches + a.pullers * a.sum_stages);
-    c.out = (EpOutboxEnd*)(bars + a.copiers * a.stages + a.pullers * a.sum_stages);
+    ep_u64* bars = (ep_u64*)(batches + a.pullers * a.sums.stages);
+    c.out = (EpOutboxEnd*)(bars + a.copiers * a.stages + a.pullers * a.sums.stages);
     c.in = c.out + ranks;
     c.sources = (EpRingSource*)(c.in + ranks);
     c.there = (ep_u32*)(c.sources + ranks);
@@ -517,12 +382,12 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
     ep_u8* stages = ep_pool + ep_round_128((ep_u32)((ep_u8*)(weighs + ranks) - ep_pool));
     ep_u8* sums = stages + (ep_u64)a.copiers * a.stages * a.piece_room;
     EpFlow flow;
-    EpSumming summing;
+    EpSumming summing = {};
     if (lays)
         flow = ep_flow(stages + (ep_u64)index * a.stages * a.piece_room, items + index * (a.stages + 1), bars + index * a.stages, a.stages, a.piece_room);
     if (pulls)
-        summing = ep_summing(a, sums + (ep_u64)index * a.sum_stages * a.sum_rows * a.part, batches + index * a.sum_stages,
-                             bars + a.copiers * a.stages + index * a.sum_stages);
+        summing = ep_summing(a.sums, sums + (ep_u64)index * ep_summing_bytes(a.sums), batches + index * a.sums.stages,
+                             bars + a.copiers * a.stages + index * a.sums.stages);
     if (ep_block() == 0) ep_send_notes(r, EP_NO_BASE, 0, m.own_weights ? EP_OFFERS_WEIGHTS : 0, ep_threads(), began);
     bool right = true;
     for (ep_u32 peer = ep_thread(); peer < ranks; peer += ep_threads()) {
@@ -537,7 +402,7 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             c.track = ep_own_track(r.w, r.me, channel);
             c.begin = ep_channel_first(m.tokens, channels, channel);
             c.tokens = ep_channel_first(m.tokens, channels, channel + 1) - c.begin;
-            c.parts = ((ep_u32)r.w.result_stride + a.part - 1) / a.part;
+            c.parts = ((ep_u32)r.w.result_stride + a.sums.part - 1) / a.sums.part;
             for (ep_u32 rank = warp; rank < ranks; rank += warps) ep_begin_rank(r, a, c, rank, weighs);
             if (pulls && ep_warp_lane() == 0) c.summed[index] = 0;
             ep_block_meet();

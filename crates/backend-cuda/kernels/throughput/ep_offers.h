@@ -6,6 +6,11 @@
 #include "ep_notes.h"
 #include "ep_pieces.h"
 
+/* Where a token's rows lie among those of each rank; -1: it did not go there. */
+EP_DEV const ep_i32* ep_positions(const EpRank& r, const EpCombineArgs& a, ep_u32 token) {
+    return (const ep_i32*)a.position + (ep_u64)token * r.w.ranks;
+}
+
 /* What an offer's note says in `first`: that its rows have headers; that they come in pieces (ep_pieces.h). */
 #define EP_OFFERS_WEIGHTS 1u
 #define EP_OFFERS_PIECES 2u

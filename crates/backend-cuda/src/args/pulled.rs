@@ -3,7 +3,7 @@
 use ep_core::c_struct;
 use ep_core::device::BlockRole;
 
-use super::{CombineRing, DispatchRing, PULLED_WARPS};
+use super::{CombineRing, DispatchRing, PULLED_WARPS, SumShape};
 
 c_struct! {
     /// Parameters of ep_dispatch_pulled_kernel.
@@ -46,12 +46,8 @@ c_struct! {
         pub(crate) ring: CombineRing,
         /// Warps of a block that pull and sum, 1 or more.
         pub(crate) pullers: u32,
-        /// Of each, in shared memory: 2 or more.
-        pub(crate) sum_stages: u32,
-        /// Rows of a token that a stage holds, 1 to EP_SUM_ROWS.
-        pub(crate) sum_rows: u32,
-        /// Bytes of a part of a row, as it is summed: a multiple of 16, at most EP_SUM_UNITS for each lane.
-        pub(crate) part: u32,
+        /// What each of them has in shared memory.
+        pub(crate) sums: SumShape,
         /// Warps that lay rows, 1 or more.
         pub(crate) copiers: u32,
         /// Of each copier, in shared memory: 3 or more.

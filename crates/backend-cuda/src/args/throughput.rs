@@ -345,10 +345,26 @@ c_struct! {
 }
 
 c_struct! {
+    /// Stages of a warp that sums rows which the bulk copy engine brings.
+    pub(crate) struct SumShape = "EpSumShape" {
+        /// 2 or more.
+        pub(crate) stages: u32,
+        /// Rows of a token that a stage holds, 1 or more.
+        pub(crate) rows: u32,
+        /// Bytes of a part of a row, as it is summed: a multiple of 16, at most EP_SUM_UNITS for each lane.
+        pub(crate) part: u32,
+    }
+}
+
+c_struct! {
     /// Parameters of ep_combine_kernel.
     pub(crate) struct CombineOffered = "EpCombineOfferedArgs" {
         /// What is summed; of the roles of the rings those of reducers, one for each block from the first on.
         pub(crate) ring: CombineRing,
+        /// What each warp that pulls has in shared memory, where there is a bulk copy engine.
+        pub(crate) sums: SumShape,
+        /// Zero.
+        pub(crate) reserved: u32,
         /// What the warps of a block do.
         pub(crate) block: [BlockRole; COMBINE_WARPS as usize],
     }

@@ -29,8 +29,8 @@ pub use shipped::absent;
 pub use shipped::absent_names;
 #[cfg(feature = "workshop")]
 pub use sources::ALL;
-pub(crate) use sources::{PULL_WIDTHS, targets_between};
 pub use sources::{Source, headers, targets};
+pub(crate) use sources::{combines, targets_between};
 
 use std::collections::HashMap;
 

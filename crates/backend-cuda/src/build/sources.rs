@@ -83,8 +83,23 @@ pub const ALL: [Source; 23] = [
     Source::Hca,
 ];
 
-/// Ranks whose rows a combine has in flight at the same time; it is compiled for each.
-pub(crate) const PULL_WIDTHS: [u32; 4] = [1, 2, 4, 8];
+/// Ranks whose rows a combine has in flight at the same time where they go through registers; it is compiled for each.
+const PULL_WIDTHS: [u32; 4] = [1, 2, 4, 8];
+
+/// Whether GPUs of an architecture have the bulk copy engine.
+fn copies_in_bulk(arch: &str) -> bool {
+    let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
+    digits.parse::<u32>().is_ok_and(|number| number >= 90)
+}
+
+/// The kernels of a combine, each with the ranks that it is for at most.
+pub(crate) fn combines(arch: &str) -> Vec<(u32, Target)> {
+    let plain = Target::new(Source::Combine, arch);
+    if copies_in_bulk(arch) {
+        return vec![(u32::MAX, plain)];
+    }
+    PULL_WIDTHS.iter().map(|&width| (width, plain.clone().define("EP_PULL_WIDTH", width))).collect()
+}
 
 /// File, kernel and text of each source.
 macro_rules! sources {
@@ -139,7 +154,7 @@ impl Source {
     pub fn variants(self, arch: &str) -> Vec<Target> {
         let plain = Target::new(self, arch);
         match self {
-            Self::Combine => PULL_WIDTHS.iter().map(|width| plain.clone().define("EP_PULL_WIDTH", width)).collect(),
+            Self::Combine => combines(arch).into_iter().map(|(_, target)| target).collect(),
             Self::Posts => vec![plain.over(&proxy::source())],
             _ => vec![plain],
         }
@@ -186,13 +201,13 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 52] = headers! {
+const HEADERS: [(&str, &str); 56] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
-        "ep_pieces.h" "ep_place_far.h" "ep_ring.h" "ep_slots.h";
+        "ep_pieces.h" "ep_place_far.h" "ep_pull.h" "ep_pull_bulk.h" "ep_pull_loads.h" "ep_ring.h" "ep_slots.h" "ep_summing.h";
     "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
         "ep_low_far_results.h" "ep_low_headers.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
         "ep_low_reduce_cells.h" "ep_low_reduce_units.h" "ep_low_results.h" "ep_low_return.h" "ep_low_return_cells.h"

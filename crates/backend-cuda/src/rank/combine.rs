@@ -5,21 +5,96 @@ use ep_core::layout::{Kind, NO_BASE};
 use ep_core::port::Duty;
 
 use super::{Call, RankDevice};
-use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES};
+use crate::args::{
+    self, BARRIER, BATCH_BYTES, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES,
+    SOURCE_BYTES,
+};
 use crate::driver::Launch;
 use crate::error::CudaError;
 
-/// Bytes that a warp has in flight of each rank's row, where it sums rows of up to four ranks, or of more: `EP_PART`.
+/// Bytes that a warp has in flight of each rank's row where rows go through registers, of up to four ranks, or of more: `ep_part`.
 const PARTS: [u32; 2] = [1024, 512];
-/// Bytes of rows that all warps have in flight together, at most. Half of it fills the links of an H200; what is asked for beyond that
+/// Bytes of rows that all warps have in flight together then, at most. Half of it fills the links of an H200; what is asked for beyond that
 /// queues there, and before copiers: with 5.5 MB a combine of rows that lie anywhere takes a fifth longer.
 const FLIGHT: u32 = 2 << 20;
-/// Warps of a block that copy rows into the window, where they are not there. More copy sooner and pull later: on the whole slower.
+/// The same of rows that the bulk copy engine brings.
+const BULK_FLIGHT: u32 = 9 << 18;
+/// Stages of each warp that sums these.
+const SUM_STAGES: u32 = 2;
+/// Bytes of a part of a row that it sums at most; bytes of a stage, if no part has less than 16.
+const SUM_PART: u32 = 2048;
+const SUM_STAGE: u32 = 8 << 10;
+/// Warps that pull by the copy engine, at least, where shared memory has room, and at most.
+const PULLING: [u32; 2] = [6, 17];
+/// Warps of a block that copy rows into the window, where they are not there: by registers, and by the bulk copy engine at most. More copy
+/// sooner and pull later: on the whole slower.
 const COPIERS: u32 = 2;
+const BULK_COPIERS: u32 = 4;
 /// Chunks of rows that each of them has in shared memory.
 const STAGES: u32 = 4;
 /// Bytes of a chunk at most.
-const CHUNK: u32 = 16 << 10;
+const CHUNK: u32 = 8 << 10;
+/// And at least, before fewer warps pull: of smaller ones too little is under way.
+const LEAST_CHUNK: u32 = 6912;
+
+/// How a block is made, and what it has in shared memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Shape {
+    pulling: u32,
+    sums: args::SumShape,
+    copiers: u32,
+    chunk: u32,
+    shared_memory: u32,
+}
+
+impl Shape {
+    /// One of `blocks`, for results of `bytes` bytes; with copiers where it `copies`. `memory`: of a block, where there is a bulk copy engine.
+    fn of_bulk(blocks: u32, bytes: u32, ranks: u32, copies: bool, memory: u32) -> Self {
+        let longest = SUM_PART.min(SUM_STAGE / ranks).max(16);
+        let part = bytes.div_ceil(bytes.div_ceil(longest).max(1)).next_multiple_of(16).max(16);
+        let sums = args::SumShape { stages: SUM_STAGES, rows: ranks, part };
+        let copiers = |pulling: u32| if copies { BULK_COPIERS.min(COMBINE_BULK_WARPS - pulling) } else { 0 };
+        // Beside what kernels keep by themselves.
+        let room = memory.saturating_sub(256);
+        let before = |pulling: u32| {
+            let pull = (pulling * SUM_STAGES * (BATCH_BYTES + BARRIER + ranks * part)).next_multiple_of(128);
+            state(ranks, pulling) + pull + copy_state(copiers(pulling))
+        };
+        let wished = (BULK_FLIGHT / (blocks * SUM_STAGES * ranks * part)).clamp(PULLING[0], PULLING[1]);
+        let fits = |pulling: &u32| before(*pulling) + copiers(*pulling) * STAGES * LEAST_CHUNK <= room;
+        let pulling = (1..=wished).rev().find(fits).unwrap_or(1);
+        let chunk = chunk(copiers(pulling), room.saturating_sub(before(pulling)));
+        let shared_memory = before(pulling) + copiers(pulling) * STAGES * chunk;
+        Self { pulling, sums, copiers: copiers(pulling), chunk, shared_memory }
+    }
+
+    /// The same where rows go through registers.
+    fn of_loads(blocks: u32, topk: u32, ranks: u32, copies: bool) -> Self {
+        let copiers = if copies { COPIERS } else { 0 };
+        // Of a token there are no more rows than it has choices, and no more are pulled at once than the widest kernel takes.
+        let rows = ranks.min(topk).min(8);
+        let flight = FLIGHT / (blocks * PARTS[usize::from(ranks > 4)] * rows);
+        let pulling = flight.clamp(1, COMBINE_WARPS - copiers);
+        let shared_memory = state(ranks, pulling) + copy_state(copiers);
+        Self { pulling, sums: args::SumShape::default(), copiers, chunk: CHUNK, shared_memory }
+    }
+}
+
+/// Bytes of what each block keeps of ranks.
+fn state(ranks: u32, pulling: u32) -> u32 {
+    (ranks * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128)
+}
+
+/// And of copiers, before their stages.
+fn copy_state(copiers: u32) -> u32 {
+    (copiers * (STAGES * CHUNK_STATE_BYTES + 4 * COUNTED)).next_multiple_of(128)
+}
+
+/// Bytes of a chunk, where all copiers' stages have `room`.
+fn chunk(copiers: u32, room: u32) -> u32 {
+    let most = room.checked_div(copiers * STAGES).unwrap_or(CHUNK);
+    (most / 128 * 128).clamp(128, CHUNK)
+}
 
 impl RankDevice {
     /// Pulls and sums; rows that were not offered come through rings. Where the own rows are not in the offered block yet, it `copies` them
@@ -37,43 +112,39 @@ impl RankDevice {
             };
         }
         // A rank alone has no peers that pull.
-        let copiers = if copies && self.ranks() > 1 { COPIERS } else { 0 };
-        let pulling = self.pulling_warps(self.blocks).min(COMBINE_WARPS - copiers);
-        let state = (self.ranks() * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128);
-        let mut shape =
-            Launch { blocks: self.blocks, threads: 32 * (pulling + copiers), shared_memory: state, cooperative: true };
+        let (copies, ranks, w) = (copies && self.ranks() > 1, self.ranks(), &self.view.w);
+        let device = self.stream.device();
+        let shape = if device.copies_in_bulk() {
+            Shape::of_bulk(self.blocks, w.result_stride as u32, ranks, copies, device.shared_memory())
+        } else {
+            Shape::of_loads(self.blocks, w.topk, ranks, copies)
+        };
         // Pullers first: they meet by themselves, as the block's first threads. One of the copiers tells which rows are there.
         let block = block_roles(&[
-            (Duty::Reducer, Task::Rows, pulling),
-            (Duty::Returner, Task::Tail, copiers.min(1)),
-            (Duty::Returner, Task::Rows, copiers.saturating_sub(1)),
+            (Duty::Reducer, Task::Rows, shape.pulling),
+            (Duty::Returner, Task::Tail, shape.copiers.min(1)),
+            (Duty::Returner, Task::Rows, shape.copiers.saturating_sub(1)),
         ]);
         let (roles, role_count) = (self.roles.reducers(), args.rings.channels);
-        let mut own = args::CombineOffered { ring: args::CombineRing { roles, role_count, ..*args }, block };
-        if copiers > 0 {
-            let own = &mut own.ring;
-            let state = state + (copiers * (STAGES * CHUNK_STATE_BYTES + 4 * COUNTED)).next_multiple_of(128);
-            // Beside what kernels keep by themselves.
-            let room = self.stream.device().shared_memory().saturating_sub(state + 256);
-            let chunk = (room / (copiers * STAGES) / 128 * 128).clamp(128, CHUNK);
-            (own.combine.copiers, own.combine.stages, own.combine.chunk) = (copiers, STAGES, chunk);
-            own.combine.copied = self.copied.address();
-            shape.shared_memory = state + copiers * STAGES * chunk;
+        let ring = args::CombineRing { roles, role_count, ..*args };
+        let mut own = args::CombineOffered { ring, sums: shape.sums, reserved: 0, block };
+        if shape.copiers > 0 {
+            let combine = &mut own.ring.combine;
+            (combine.copiers, combine.stages, combine.chunk) = (shape.copiers, STAGES, shape.chunk);
+            combine.copied = self.copied.address();
         }
+        let shape = Launch {
+            blocks: self.blocks,
+            threads: 32 * (shape.pulling + shape.copiers),
+            shared_memory: shape.shared_memory,
+            cooperative: true,
+        };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine(self.ranks()), shape, call, &own) }?;
         // The kernel says the same: it gives no rows back, and each of its blocks reduces one channel at most.
         let leaves = args.combine.base == NO_BASE || args.rings.channels > self.blocks;
         // SAFETY: as the caller promises.
         if leaves { unsafe { self.combine_ring(call, args) } } else { Ok(()) }
-    }
-
-    /// Warps of each of `blocks` blocks that pull.
-    pub(super) fn pulling_warps(&self, blocks: u32) -> u32 {
-        let part = PARTS[usize::from(self.ranks() > 4)];
-        // Of a token there are no more rows than it has choices, and no more are pulled at once than the widest kernel takes.
-        let rows = self.ranks().min(self.view.w.topk).min(8);
-        (FLIGHT / (blocks * part * rows)).max(1)
     }
 
     /// What a combine has left to rings.
@@ -86,5 +157,34 @@ impl RankDevice {
         let args = &args::CombineRing { roles, role_count, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.combine_ring, self.for_roles(role_count, shared_memory), call, args) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_fits_into_shared_memory_and_warps_whatever_the_row() {
+        for (memory, copies) in [(163 << 10, false), (163 << 10, true), (226 << 10, false), (226 << 10, true)] {
+            for (bytes, ranks) in [(16, 1), (272, 8), (14336, 2), (14336, 3), (14336, 8), (14336, 72), (131_072, 8)] {
+                for blocks in [1, 8, 24, 48, 132] {
+                    let shape = Shape::of_bulk(blocks, bytes, ranks, copies, memory);
+                    assert!(shape.shared_memory + 256 <= memory, "{bytes} {ranks} {blocks} {memory}: {shape:?}");
+                    assert!(shape.pulling + shape.copiers <= COMBINE_BULK_WARPS && (shape.copiers > 1) == copies);
+                    assert!(shape.sums.part <= SUM_PART.min((SUM_STAGE / ranks).next_multiple_of(16)), "{shape:?}");
+                }
+            }
+        }
+        let shape = Shape::of_loads(8, 8, 2, true);
+        assert_eq!((shape.pulling, shape.copiers), (COMBINE_WARPS - COPIERS, COPIERS));
+    }
+
+    /// Of the shape that is measured, two ranks: with few blocks as many warps as fit, with many no more than the links serve.
+    #[test]
+    fn few_blocks_have_many_warps_that_pull() {
+        let shape = |blocks| Shape::of_bulk(blocks, 14336, 2, true, 226 << 10);
+        assert_eq!([8, 16, 24, 48].map(|blocks| shape(blocks).pulling), [17, 17, 12, 6]);
+        assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7424), (4, 8192)]);
     }
 }

@@ -5,7 +5,7 @@ use ep_core::port::Duty;
 
 use super::{Call, RankDevice};
 use crate::args::{
-    self, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
+    self, BARRIER, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
     RING_SOURCE_BYTES,
 };
 use crate::driver::Launch;
@@ -23,14 +23,10 @@ const STAGES: u32 = 4;
 const COPIERS: u32 = 2;
 /// Stages of a warp that sums.
 const SUM_STAGES: u32 = 3;
-/// Rows of a token that are on their way together at most.
-const SUM_ROWS: u32 = 8;
 /// Bytes of a part of a row that a warp sums at most.
 const SUM_PART: u64 = 2048;
 /// Bytes of such a stage.
 const SUM_STAGE: u32 = 8 << 10;
-/// Bytes of a stage's barrier.
-const BARRIER: u32 = 8;
 
 /// What the warps of a block do.
 type Roles = [BlockRole; PULLED_WARPS as usize];
@@ -137,9 +133,7 @@ impl RankDevice {
         let args = args::CombinePulled {
             ring: *ring,
             pullers: block.pullers,
-            sum_stages: SUM_STAGES,
-            sum_rows: block.sum_rows,
-            part: block.part,
+            sums: args::SumShape { stages: SUM_STAGES, rows: block.sum_rows, part: block.part },
             copiers: COPIERS,
             stages: STAGES,
             piece_room: block.room,
@@ -177,8 +171,9 @@ impl CombineBlock {
         let pieces = bytes.div_ceil(PART).max(1);
         let piece = bytes.div_ceil(pieces).next_multiple_of(16).max(16);
         let room = (piece + (u64::from(topk) * 4).next_multiple_of(16)).next_multiple_of(128) as u32;
-        let sum_rows = ranks.min(SUM_ROWS);
-        let longest = SUM_PART.min(u64::from(SUM_STAGE / sum_rows));
+        // By a membership a token may go to all of them.
+        let sum_rows = ranks;
+        let longest = SUM_PART.min(u64::from(SUM_STAGE / sum_rows)).max(16);
         let part = bytes.div_ceil(bytes.div_ceil(longest).max(1)).next_multiple_of(16).max(16) as u32;
         let laying = COPIERS * (STAGES * (ITEM_BYTES + BARRIER + room) + ITEM_BYTES + 4 * LAID_LOG);
         let per_rank = 2 * OUTBOX_END_BYTES + RING_SOURCE_BYTES + 8 * COPIERS + 4;
