@@ -77,7 +77,8 @@ impl CudaEndpoint {
             y_stride: y.stride() as u64,
             signals: signals.map_or(0, Array::address),
             out: out.address(),
-            allowed: self.settings().deadline().0,
+            // Longer than the launch whose failure it is told of.
+            allowed: 2 * self.settings().deadline().0,
             pause: pause.0,
             experts: early.experts(),
             blocks: early.blocks(),
