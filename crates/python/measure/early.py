@@ -1,5 +1,5 @@
 # Kernels of Triton have no types.
-# mypy: ignore-missing-imports, allow-untyped-defs, allow-untyped-decorators, disable-error-code="import-untyped"
+# mypy: ignore-missing-imports, allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, disable-error-code="import-untyped"
 """Times experts that begin before all of their rows are there, and a combine that begins before all of their results are, on GPUs; needs Triton.
 
     python -m measure.early --ranks 2                       # needs two GPUs

@@ -232,7 +232,8 @@ impl CudaEndpoint {
     }
 
     /// [`send_combine`](ep_core::LowLatency::send_combine) of results that are still being made: each is read when it is ready. The signals stay until the
-    /// receiving half has ended.
+    /// receiving half has ended. With [`Builder::wait_for_kernels`](crate::Builder::wait_for_kernels) what makes the results is enqueued before this call,
+    /// which waits for them.
     ///
     /// # Errors
     /// Those of `send_combine`, and [`Error::Invalid`] for signals that are too few, or do not belong to the handle's dispatch. Results that are not ready in
