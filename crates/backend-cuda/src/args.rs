@@ -8,7 +8,7 @@ mod low_latency;
 mod pulled;
 mod throughput;
 
-pub(crate) use checks::{Ceiling, Event, Meet, Posts, Probe, Test};
+pub(crate) use checks::{Ceiling, Consumer, Event, Meet, Posts, Probe, Test};
 #[cfg_attr(not(feature = "workshop"), allow(unreachable_pub))] // What the workshop publishes.
 pub use checks::{Plant, RingStep};
 pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
@@ -149,6 +149,7 @@ pub(crate) fn header() -> String {
         StepSaw::declaration(),
         Probe::declaration(),
         Posts::declaration(),
+        Consumer::declaration(),
         HcaQueue::declaration(),
         HcaRegion::declaration(),
         HcaState::declaration(),

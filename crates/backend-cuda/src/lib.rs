@@ -91,13 +91,13 @@ mod rank;
 
 pub use build::{absent_names as kernels_absent, come_from as kernels_come_from, version as nvrtc_version};
 pub use cluster::{Builder, Cluster};
-#[cfg(feature = "workshop")]
-pub use endpoint::CrashFlag;
 pub use endpoint::graphs;
 pub use endpoint::{
-    Apart, Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Event, LowHandle, LowPlaces, LowScales, Owned,
-    Rows, ScaleStrides,
+    Apart, Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Early, Event, LowHandle, LowPlaces, LowScales,
+    Owned, Ready, Rows, ScaleStrides, Signals,
 };
+#[cfg(feature = "workshop")]
+pub use endpoint::{Consumed, CrashFlag};
 pub use error::CudaError;
 pub use members::{Members, MembersOf};
 pub use posting::{PostingGpu, QueueMemory};

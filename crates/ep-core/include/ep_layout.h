@@ -94,6 +94,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_PHASE_ALARM 7u
 #define EP_PHASE_RECOVERY 8u
 #define EP_PHASE_PROBE 9u
+#define EP_PHASE_RESULTS 10u
 
 /* Opens every message and every ring of an operation. */
 struct EpOpHeader {

@@ -52,6 +52,7 @@
 #define EP_LOW_FIELD_IN_FLIGHT 12u /* low-latency operations in flight */
 #define EP_LOW_FIELD_LAST_OP 13u /* last low-latency operation of a generation */
 #define EP_LOW_FIELD_ROW_GENERATION 14u /* generation of a low-latency row */
+#define EP_LOW_FIELD_READY_EPOCH 15u /* batch that the readiness of results is of */
 
 /* Meetings of a launch's blocks: indices of EpLocal.arrived. */
 #define EP_MEETING_MOVED 0u /* Rows have been moved. */
@@ -158,6 +159,15 @@ static_assert(__builtin_offsetof(EpLowFar, posting) == 24, "EpLowFar.posting");
 static_assert(__builtin_offsetof(EpLowFar, busy) == 28, "EpLowFar.busy");
 static_assert(__builtin_offsetof(EpLowFar, status) == 32, "EpLowFar.status");
 static_assert(__builtin_offsetof(EpLowFar, reserved) == 36, "EpLowFar.reserved");
+
+/* By what consumers learn of the rows of a low-latency dispatch as they come, and combine of results as they are ready: in device memory, zero at first. Behind it lie three arrays of u64 counters, [local experts, blocks] each: arrived, expected, ready. A counter holds the number of a batch in its high half and a count in its low half. So it never falls, and nothing is cleared: a batch that is sent moves arrived and ready to its number. Rows of a block are there once its expected is of the batch and its arrived has reached that. */
+struct EpEarly {
+    ep_u64 epoch; /* The number of the last batch that was sent, in the high half. */
+    ep_u64 stopped; /* The same of a batch whose rows do not come, as its launch has failed; 0 for none. */
+};
+static_assert(sizeof(EpEarly) == 16, "EpEarly");
+static_assert(__builtin_offsetof(EpEarly, epoch) == 0, "EpEarly.epoch");
+static_assert(__builtin_offsetof(EpEarly, stopped) == 8, "EpEarly.stopped");
 
 /* The beginning of a handle's numbers; u32 matrix[ranks, ranks] follows: rows from source to destination. */
 struct EpPlan {
@@ -271,5 +281,13 @@ EP_HD static inline ep_u64 ep_low_gone_at(ep_u64 low, ep_u32 ranks, ep_u32 rank)
 EP_HD static inline ep_u64 ep_low_taken_at(ep_u64 low, ep_u32 ranks, ep_u32 share) {
     return low + sizeof(EpLow) + 4 * (4ull * ranks + share);
 }
+
+/* --- Counters of early consumers, behind EpEarly: words of 64 bits, so many in each of three arrays. --- */
+
+/* One batch more. */
+#define EP_EPOCH 0x100000000ull
+EP_HD static inline ep_u64 ep_early_arrived_at(ep_u64 early, ep_u32 at) { return early + sizeof(EpEarly) + 8ull * at; }
+EP_HD static inline ep_u64 ep_early_expected_at(ep_u64 early, ep_u32 counters, ep_u32 at) { return ep_early_arrived_at(early, counters + at); }
+EP_HD static inline ep_u64 ep_early_ready_at(ep_u64 early, ep_u32 counters, ep_u32 at) { return ep_early_arrived_at(early, 2 * counters + at); }
 
 #endif

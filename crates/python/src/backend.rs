@@ -12,6 +12,7 @@ use moexpress::layout::RowFormat;
 use moexpress::{Element as Travels, Endpoint, Error, Layout, LowLatency, Scaling};
 
 use crate::dlpack::{Device, Element, Tensor};
+use crate::early::{EarlyOut, RawReady, unsupported};
 use crate::room::LowRoom;
 
 /// Rows in Python's memory, one behind the other: bf16, or codes with their scales elsewhere.
@@ -155,6 +156,32 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         sent: &Self::Dispatching,
         into: &LowInto,
     ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
+
+    /// Counters of early consumers, by blocks of `rows` rows, whose dispatches are received on so many multiprocessors at most.
+    fn early(&mut self, _rows: u32, _multiprocessors: Option<u32>) -> Result<EarlyOut, Error> {
+        Err(unsupported())
+    }
+
+    /// The sending half of a low-latency dispatch whose rows are counted in `early`, which [`early`](Self::early) gave.
+    async fn send_dispatch_early(
+        &mut self,
+        _x: &Self::Buf,
+        _routing: &LowRoutingOf<Self>,
+        _early: &(dyn Any + Send + Sync),
+    ) -> Result<Self::Dispatching, Error> {
+        Err(unsupported())
+    }
+
+    /// The sending half of a low-latency combine of results at `y`, as [`expert_rows_in`](Self::expert_rows_in) has them, which are read as they are ready.
+    async unsafe fn send_combine_ready(
+        &mut self,
+        _y: usize,
+        _handle: &Self::LowHandle,
+        _topk_weights: Option<&Self::Array<f32>>,
+        _ready: &RawReady,
+    ) -> Result<Self::Combining, Error> {
+        Err(unsupported())
+    }
 
     /// Both halves of a low-latency dispatch, as [`receive_into`](Self::receive_into) brings it.
     async unsafe fn dispatch_into(

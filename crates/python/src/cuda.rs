@@ -1,12 +1,14 @@
 //! GPUs: what Python has allocated is read and written where it lies, on the endpoint's stream. Results come from the endpoint's pool
 //! or arena, which get them back, in the order of that stream, when their tensors are gone.
 
+use std::any::Any;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
 use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
-    Array, Cluster, Combining, CudaEndpoint, Dispatching, Event, LowHandle, LowPlaces, LowScales, Rows, ScaleStrides,
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowScales, Ready, Rows,
+    ScaleStrides, Signals,
 };
 use moexpress::engine::Scalar;
 use moexpress::engine::low_latency::LowRoutingOf;
@@ -15,6 +17,7 @@ use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, 
 
 use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed, poll};
 use crate::dlpack::{Device, Element, Tensor};
+use crate::early::{self, EarlyOut, RawReady};
 use crate::far;
 use crate::guard::Own;
 use crate::join::Options;
@@ -208,6 +211,66 @@ impl Backend for CudaEndpoint {
             let memory = self.bytes_room(bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })
+    }
+
+    fn early(&mut self, rows: u32, multiprocessors: Option<u32>) -> Result<EarlyOut, Error> {
+        let made = CudaEndpoint::early(self, rows, multiprocessors)?;
+        let (all, device) = (early::shape(self.layout(), made.blocks()), device(self));
+        let tensor = |address: u64, shape: &[i64]| Tensor {
+            address: address as usize,
+            shape: shape.to_vec(),
+            strides: None,
+            element: Element::I64,
+            device: device.clone(),
+            owner: Box::new(made.memory()),
+        };
+        Ok(EarlyOut {
+            epoch: tensor(made.address(), &[1]),
+            stopped: tensor(made.stopped(), &[1]),
+            arrived: tensor(made.arrived(), &all),
+            expected: tensor(made.expected(), &all),
+            ready: tensor(made.ready(), &all),
+            early: Box::new(made),
+        })
+    }
+
+    async fn send_dispatch_early(
+        &mut self,
+        x: &Rows,
+        routing: &LowRoutingOf<Self>,
+        early: &(dyn Any + Send + Sync),
+    ) -> Result<Dispatching, Error> {
+        let Some(early) = early.downcast_ref::<Early>() else { return Err(early::unsupported()) };
+        CudaEndpoint::send_dispatch_early(self, x, routing, early).await
+    }
+
+    async unsafe fn send_combine_ready(
+        &mut self,
+        y: usize,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+        ready: &RawReady,
+    ) -> Result<Combining, Error> {
+        let row_bytes = self.shape().result_bytes();
+        // Others would be copied, before they are there.
+        for (what, value) in [("bytes of a row of y", row_bytes), ("address of y", y as u64)] {
+            if !value.is_multiple_of(ALIGN as u64) {
+                let limit = format_args!("a multiple of {ALIGN}, for results that are still to be made");
+                return Err(Error::invalid(what, value, limit));
+            }
+        }
+        // SAFETY: as the caller promises, for this and what follows.
+        let rows = unsafe { self.expert_rows_in(y, &[]) }?;
+        let signals = match ready.signals {
+            None => Signals::Early,
+            Some((address, words)) => {
+                // SAFETY: as above.
+                let signals = unsafe { self.foreign_array(address as u64, words) };
+                if ready.rows == 0 { Signals::Experts(signals) } else { Signals::Blocks { signals, rows: ready.rows } }
+            }
+        };
+        let ready = Ready { signals, due: ready.due, multiprocessors: ready.multiprocessors };
+        CudaEndpoint::send_combine_ready(self, &rows, handle, topk_weights, &ready).await
     }
 
     async unsafe fn receive_into(

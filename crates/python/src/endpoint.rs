@@ -11,6 +11,7 @@ use pyo3::types::PyDict;
 
 use crate::arguments::{DispatchOptions, Order};
 use crate::backend::{RawBatch, RawRows};
+use crate::early::{Early, RawReady};
 use crate::error::{busy, closed, invalid, of};
 use crate::guard::{Own, Patience, aside};
 use crate::handle::{Handle, LowHandle, Pending};
@@ -173,11 +174,25 @@ impl Endpoint {
         Ok((combined.x.into_capsule(py)?, topk_weights))
     }
 
+    /// Counters of early consumers.
+    fn early(&self, py: Python<'_>, rows: u32, multiprocessors: Option<u32>) -> PyResult<Early> {
+        let made = self.call(py, "early", |rank, _| Ok(rank.early(rows, multiprocessors)?))?;
+        Ok(Early::new(made, self.id))
+    }
+
     /// The sending half of a low-latency dispatch; beside it where the receiving half will write.
-    fn send_dispatch(&self, py: Python<'_>, order: Order, batch: RawBatch) -> PyResult<(Pending, LowDispatched)> {
+    fn send_dispatch(
+        &self,
+        py: Python<'_>,
+        order: Order,
+        batch: RawBatch,
+        early: Option<&Early>,
+    ) -> PyResult<(Pending, LowDispatched)> {
+        early.map_or(Ok(()), |early| self.check(py, "early", early.endpoint))?;
+        let early = early.map(|early| &*early.inner);
         // SAFETY: as in `dispatch`.
-        let (sent, room) =
-            self.call_on(py, "send_dispatch", order, |rank, go_on| unsafe { rank.send_dispatch(&batch, go_on) })?;
+        let (sent, room) = self
+            .call_on(py, "send_dispatch", order, |rank, go_on| unsafe { rank.send_dispatch(&batch, early, go_on) })?;
         Ok((self.sent(sent, batch.x.rows), LowDispatched::new(room)))
     }
 
@@ -235,11 +250,12 @@ impl Endpoint {
         y: usize,
         handle: &LowHandle,
         topk_weights: Option<usize>,
+        ready: Option<RawReady>,
     ) -> PyResult<Pending> {
         self.check(py, "handle", handle.endpoint)?;
         // SAFETY: as in `dispatch`.
         let sent = self.call_on(py, "send_combine", order, |rank, go_on| unsafe {
-            rank.send_combine(y, &*handle.inner, topk_weights, go_on)
+            rank.send_combine(y, &*handle.inner, topk_weights, ready.as_ref(), go_on)
         })?;
         Ok(self.sent(sent, handle.tokens))
     }

@@ -46,6 +46,7 @@ mod away;
 mod backend;
 mod cuda;
 mod dlpack;
+mod early;
 mod endpoint;
 mod error;
 mod far;
@@ -71,6 +72,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::away::Away;
+    #[pymodule_export]
+    use super::early::Early;
     #[pymodule_export]
     use super::endpoint::Endpoint;
     #[pymodule_export]

@@ -8,6 +8,7 @@ use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, RawBatch, RawRows};
 use crate::dlpack::Tensor;
+use crate::early::{EarlyOut, RawReady};
 use crate::room::LowRoom;
 
 /// Why a call gave no result.
@@ -103,7 +104,13 @@ pub(crate) trait Calls: Send {
     unsafe fn quantize(&mut self, x: &RawRows, go_on: GoOn<'_>) -> Answer<Tensor>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
 
-    unsafe fn send_dispatch(&mut self, batch: &RawBatch, go_on: GoOn<'_>) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
+    fn early(&mut self, rows: u32, multiprocessors: Option<u32>) -> Result<EarlyOut, Error>;
+    unsafe fn send_dispatch(
+        &mut self,
+        batch: &RawBatch,
+        early: Option<&(dyn Any + Send + Sync)>,
+        go_on: GoOn<'_>,
+    ) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
     unsafe fn receive_dispatch(
         &mut self,
         sent: &dyn Any,
@@ -115,6 +122,7 @@ pub(crate) trait Calls: Send {
         y: usize,
         handle: &dyn Any,
         topk_weights: Option<usize>,
+        ready: Option<&RawReady>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>>;
     unsafe fn receive_combine(&mut self, sent: &dyn Any, into: usize, go_on: GoOn<'_>) -> Answer<()>;
@@ -401,11 +409,23 @@ where
         Ok(Combined { x: self.endpoint.results_out(combined.x)?, topk_weights })
     }
 
-    unsafe fn send_dispatch(&mut self, batch: &RawBatch, go_on: GoOn<'_>) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
+    fn early(&mut self, rows: u32, multiprocessors: Option<u32>) -> Result<EarlyOut, Error> {
+        self.endpoint.early(rows, multiprocessors)
+    }
+
+    unsafe fn send_dispatch(
+        &mut self,
+        batch: &RawBatch,
+        early: Option<&(dyn Any + Send + Sync)>,
+        go_on: GoOn<'_>,
+    ) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
         // SAFETY: as the caller promises.
         let (rows, routing) = unsafe { self.low_batch(batch) }?;
         let room = self.endpoint.low_room(&self.layout)?;
-        let sent = wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?;
+        let sent = match early {
+            None => wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?,
+            Some(early) => wait::<E, _>(self.endpoint.send_dispatch_early(&rows, &routing, early), go_on)?,
+        };
         let sent = Sent { sent, tokens: batch.x.rows };
         Ok((Box::new(SentDispatch { sent, into: room.into.clone() }), room))
     }
@@ -428,11 +448,19 @@ where
         y: usize,
         handle: &dyn Any,
         topk_weights: Option<usize>,
+        ready: Option<&RawReady>,
         go_on: GoOn<'_>,
     ) -> Answer<Box<dyn Any + Send>> {
         let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
         // Its counts say how much is read.
         self.endpoint.check_low_handle(&low.handle)?;
+        if let Some(ready) = ready {
+            // SAFETY: as the caller promises, for this and what follows.
+            let weights = unsafe { self.weights(topk_weights, low.tokens, true) }?;
+            // SAFETY: as above.
+            let call = unsafe { self.endpoint.send_combine_ready(y, &low.handle, weights.as_ref(), ready) };
+            return Ok(Box::new(Sent { sent: wait::<E, _>(call, go_on)?, tokens: low.tokens }));
+        }
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
         // SAFETY: as above.

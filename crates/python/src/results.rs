@@ -136,6 +136,21 @@ impl Dispatched {
     }
 }
 
+/// A tensor to be taken once.
+pub(crate) struct Taken(Mutex<Option<Tensor>>);
+
+impl Taken {
+    pub(crate) const fn new(tensor: Tensor) -> Self {
+        Self(Mutex::new(Some(tensor)))
+    }
+
+    /// As a DLPack capsule; None after that.
+    pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let tensor = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        tensor.map(|tensor| tensor.into_capsule(py)).transpose()
+    }
+}
+
 /// Tensors of a low-latency dispatch, as [`Dispatched`] has them. Defined once it was received.
 #[pyclass(frozen, module = "moexpress._native")]
 pub(crate) struct LowDispatched {

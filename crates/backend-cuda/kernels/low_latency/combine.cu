@@ -6,6 +6,7 @@
  *            windows; shared: the rows of a batch
  *   send     the received rows are cut into as many shares as there are blocks. Per choice: each expert's row is copied to the token's place
  *            of that choice. Per rank: the rows of a token are weighed and summed, choices ascending, and rounded
+ *            results that are still being made are waited for batch by batch, where the caller says so (ep_low_ready.h)
  *   receive  the tokens are cut into as many shares as there are blocks, which wait for all that is owed to theirs, and sum it: per choice
  *            with the weights given here, per rank as it is, ranks ascending; f32, rounded once
  *   travel   as units, which announce themselves (ep_low_return_units.h, ep_low_reduce_units.h); or in slots, which cells announce
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         ep_low_reduce(r, a, summed, share, sends, op, tag, as_units, began);
     }
-    const ep_u32 last = ep_low_last_block(r, false);
+    const ep_u32 last = ep_low_last_block(r, false, false);
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST
     /* What a launch in trouble leaves may be received once more. */

@@ -9,7 +9,7 @@
  *            ranks with 16 bytes a thread. Whoever has the share that tells finds the rows' order and sends all headers ahead
  *            (ep_low_shares.h)
  *   receive  rows are packed by expert in order of source and token. A block finds the places of its own, waits for them and copies them. One
- *            tells the user how many there are instead
+ *            tells the user how many there are instead. Consumers learn of rows as they come, where the caller says so (ep_low_early.h)
  *   roles    the share that tells, the blocks that move and the one that counts are those of EpLowRoles
  *   travel   within one node as units, which announce themselves (ep_low_send_units.h, ep_low_receive_units.h); with several nodes in slots, which
  *            cells announce (ep_low_send_cells.h, ep_low_receive_cells.h)
@@ -47,6 +47,9 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     }
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_low_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
+#ifndef EP_FAR_H
+        if (a.early != 0 && receives && blockIdx.x == 0 && threadIdx.x == 0) ep_low_stop_early(a);
+#endif
         return;
     }
     const ep_u64 op = sends ? now.sent + 1 : now.received + 1;
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         counted = ep_low_receive(r, a, s, op, began);
     }
-    const ep_u32 last = ep_low_last_block(r, counted);
+    const ep_u32 last = ep_low_last_block(r, counted, a.early != 0);
     /* Nobody waits for it. */
     if (counted) ep_low_tally(r, a, 1);
     if (last == EP_LOW_NOT_LAST) return;
@@ -78,5 +81,8 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
 #endif
     const bool received = ep_low_end(r, now, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
     if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);
+#ifndef EP_FAR_H
+    if (a.early != 0) ep_low_end_early(r, a, sends && !refused, receives, received);
+#endif
 }
 } // namespace ep_low_latency

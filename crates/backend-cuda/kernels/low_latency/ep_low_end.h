@@ -12,13 +12,13 @@
 #define EP_LOW_LAST_IN_TROUBLE 2u
 #define EP_LOW_LAST_IN_TROUBLE_COUNTED 3u
 
-/* Which block comes last. It knows that the others have done with what they read; what the one wrote that has `counted` it sees after a
+/* Which block comes last. It knows that the others have done with what they read; what those wrote that have `counted`, or are `fenced`, it sees after a
    fence of the GPU; for what is written to the user's memory, the end of the launch is enough. Every thread of every block must call it. */
-EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool counted) {
+EP_DEV ep_u32 ep_low_last_block(const EpRank& r, bool counted, bool fenced) {
     __shared__ ep_u32 last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (counted) ep_fence_device();
+        if (counted || fenced) ep_fence_device();
         const ep_u32 mine = 1u + (counted ? EP_LOW_COUNTED : 0), all = atomicAdd(&ep_low_state(r)->arrived, mine) + mine;
         last = (all & ~(EP_LOW_TROUBLE | EP_LOW_COUNTED)) != gridDim.x ? EP_LOW_NOT_LAST
                : !(all & EP_LOW_TROUBLE) && !ep_crashed(r)             ? EP_LOW_LAST

@@ -7,7 +7,7 @@
  */
 #ifndef EP_LOW_RECEIVE_UNITS_H
 #define EP_LOW_RECEIVE_UNITS_H
-#include "ep_low_receiver.h"
+#include "ep_low_early.h"
 #include "ep_low_units.h"
 
 /* Waits until source has said how many rows each expert gets, as far as unit `at` of that says; false after a fault. By one thread. */
@@ -181,6 +181,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     if (moves) item = ep_low_look_for(r, s, op, group + warp * groups);
     if (!ep_low_await_all(r, a, s, op, began)) return false;
     if (tells) ep_low_tell_counts(r, a, s);
+    if (tells && a.early != 0) ep_low_tell_expected(r, a, sharing);
     ep_u32 most = 0;
     EP_SHORT for (ep_u32 source = 0; source < r.w.ranks; ++source) most = s.rows[source] > most ? s.rows[source] : most;
     EP_SHORT for (ep_u32 first = group; moves && first < most * r.w.ranks; first += groups * EP_LOW_WARPS) {
@@ -192,8 +193,14 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
         if (!__syncthreads_and(there)) return false;
         /* Warps' rows are in the order of their numbers, and the last ones may have none. */
         const ep_u32 rows = (most * r.w.ranks - first + groups - 1) / groups, batch = rows < EP_LOW_WARPS ? rows : EP_LOW_WARPS;
+        const bool early = a.early != 0, planted = ep_planted(r, EP_PLANT_LOW_COUNTED_EARLY);
+        if (early && planted) {
+            ep_low_count_arrived(r, a, s.of, s.to);
+            ep_be_last(r);
+        }
         const bool copied = ep_low_copy(r, a, s, op, batch * pieces * part / sharing, batch * pieces * (part + 1) / sharing, began);
         if (!__syncthreads_and(copied)) return false;
+        if (early && !planted) ep_low_count_arrived(r, a, s.of, s.to);
     }
     return tells;
 }

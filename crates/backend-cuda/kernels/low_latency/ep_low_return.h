@@ -38,26 +38,27 @@ EP_DEV bool ep_low_return_share(const EpRank& r, const EpLowCombineArgs& a, EpLo
     int found = ep_low_look(r, op, owed, states, began, false, &early);
     /* The first rows are found before it is known whose banks are free. */
     EpRange slots = {0, 0};
-    bool loaded = is, none = true;
+    bool loaded = is, none = true, ready = true;
 #ifndef EP_FAR_H
     EpShareOfRows units = {0, 0, 0, 0};
     if (is && ep_low_firsts(r, true)[r.w.ranks] > 0) units = ep_low_share_of_units(r, share);
     none = units.first == units.last;
-    if (!none) ep_low_load_rows(r, a, s, op, units.first, units.last, true);
+    if (!none) ready = ep_low_load_ready_rows(r, a, s, op, units.first, units.last, true, began);
 #endif
     if (is && ep_low_firsts(r, false)[r.w.ranks] > 0) slots = ep_low_share_of_slots(r, share);
-    if (none && slots.begin < slots.end) ep_low_load_rows(r, a, s, op, slots.begin, slots.end, false);
+    if (none && slots.begin < slots.end) ready = ep_low_load_ready_rows(r, a, s, op, slots.begin, slots.end, false, began);
+    if (!ready) return false;
     bool rest = false;
     EP_SHORT for (; ep_low_next(r, op, owed, states, began, found); found = EP_FOUND_WAITING) {
         /* Mostly a meeting of the block says that this is all, and none is needed behind what is put. */
         rest = __syncthreads_or(ep_low_is_left(r, states) || taken == 0);
         if (share == a.roles.tells) ep_low_tell_results(r, a, owed, op, tag);
 #ifndef EP_FAR_H
-        if (!none) ep_low_return_units(r, a, s, units, op, tag, loaded);
+        if (!none) ep_low_return_units(r, a, s, units, op, tag, loaded, began);
         /* The batch is read by all until here. */
         if (!none && slots.begin < slots.end) __syncthreads();
 #endif
-        if (slots.begin < slots.end) ep_low_return_cells(r, a, s, slots, op, loaded && none);
+        if (slots.begin < slots.end) ep_low_return_cells(r, a, s, slots, op, loaded && none, began);
         loaded = false;
         meanwhile();
         if (!rest) return false;

@@ -4,7 +4,7 @@
  */
 #ifndef EP_LOW_RETURN_CELLS_H
 #define EP_LOW_RETURN_CELLS_H
-#include "ep_low_results.h"
+#include "ep_low_ready.h"
 #include "ep_sum.h"
 
 /* The headers of all results of a row, 16 bytes each. */
@@ -57,14 +57,14 @@ EP_DEV EpRange ep_low_share_of_slots(const EpRank& r, ep_u32 share) {
 }
 
 /* Puts the results of a share that go into slots, to the ranks that are free. `loaded`: its first batch. */
-EP_DEV void ep_low_return_cells(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpRange& rows, ep_u64 op, bool loaded) {
+EP_DEV void ep_low_return_cells(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpRange& rows, ep_u64 op, bool loaded, ep_u64 began) {
     const ep_u32 columns = (ep_u32)(r.w.result_stride / 16);
     /* The header is a row's first unit, and no warp has units of two rows: so what it stores begins where a slot's lines do. */
     const ep_u32 wide = (columns + 32) / 32 * 32;
     EP_SHORT for (ep_u32 base = rows.begin; base < rows.end; base += EP_LOW_WARPS) {
-        ep_u32 batch = rows.end - base < EP_LOW_WARPS ? rows.end - base : EP_LOW_WARPS;
+        const ep_u32 batch = rows.end - base < EP_LOW_WARPS ? rows.end - base : EP_LOW_WARPS;
         if (!loaded || base != rows.begin) {
-            batch = ep_low_load_rows(r, a, s, op, base, rows.end, false);
+            if (!ep_low_load_ready_rows(r, a, s, op, base, rows.end, false, began)) return;
             __syncthreads();
         }
         if (ep_planted(r, EP_PLANT_LOW_RAISED_EARLY)) {

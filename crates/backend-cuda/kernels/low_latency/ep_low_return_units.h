@@ -4,7 +4,7 @@
  */
 #ifndef EP_LOW_RETURN_UNITS_H
 #define EP_LOW_RETURN_UNITS_H
-#include "ep_low_results.h"
+#include "ep_low_ready.h"
 #include "ep_low_units.h"
 #include "ep_sum.h"
 
@@ -49,11 +49,11 @@ EP_DEV EpShareOfRows ep_low_share_of_units(const EpRank& r, ep_u32 share) {
 
 /* Puts the results of a share that travel as units, to the ranks that are free. `loaded`: its first batch. */
 EP_DEV void ep_low_return_units(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, const EpShareOfRows& part, ep_u64 op, ep_u32 tag,
-                                bool loaded) {
+                                bool loaded, ep_u64 began) {
     const ep_u32 lane = threadIdx.x % 32, pieces = ep_low_pieces_of(r.w.result_bytes), wide = 4 * pieces;
     EP_SHORT for (ep_u32 base = part.first; base < part.last; base += EP_LOW_WARPS) {
         if (!loaded || base != part.first) {
-            ep_low_load_rows(r, a, s, op, base, part.last, true);
+            if (!ep_low_load_ready_rows(r, a, s, op, base, part.last, true, began)) return;
             __syncthreads();
         }
         const EpRange units = ep_low_within(part, base, EP_LOW_WARPS, pieces, 4);

@@ -107,6 +107,44 @@ c_struct! {
 }
 
 c_struct! {
+    /// Parameters of ep_consumer_kernel.
+    pub(crate) struct Consumer = "EpConsumerArgs" {
+        /// The EpEarly of the dispatch.
+        pub(crate) early: u64,
+        /// i32 [local experts], of the dispatch.
+        pub(crate) expert_counts: u64,
+        /// Rows of the dispatch, [local experts, wide].
+        pub(crate) x: u64,
+        /// Bytes from one to the next.
+        pub(crate) x_stride: u64,
+        /// Out: results, likewise.
+        pub(crate) y: u64,
+        /// Bytes from one to the next.
+        pub(crate) y_stride: u64,
+        /// u32 [local experts, blocks], counters in place of the EpEarly's; 0 for none.
+        pub(crate) signals: u64,
+        /// Out, added to: u32 [2]: blocks whose rows do not come, and that were waited for in vain.
+        pub(crate) out: u64,
+        /// Nanoseconds that a wait may take.
+        pub(crate) allowed: u64,
+        /// Nanoseconds before the results of each block.
+        pub(crate) pause: u64,
+        /// Local experts.
+        pub(crate) experts: u32,
+        /// Blocks of rows of each.
+        pub(crate) blocks: u32,
+        /// Rows of a block.
+        pub(crate) rows: u32,
+        /// Rows of an expert that there is room for.
+        pub(crate) wide: u32,
+        /// Units of 16 bytes of a row.
+        pub(crate) columns: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
     /// Parameters of ep_ceiling_kernel.
     pub(crate) struct Ceiling = "EpCeilingArgs" {
         /// Bytes to store.
@@ -201,6 +239,10 @@ c_enum! {
         ForeignChoice = 34,
         /// Low latency: the same of a unit of a combine.
         LowResultsTorn = 35,
+        /// Low latency: consumers are told of rows before these are stored.
+        LowCountedEarly = 36,
+        /// Low latency: a combine reads results without waiting until they are ready.
+        LowResultsUnawaited = 37,
     }
 }
 

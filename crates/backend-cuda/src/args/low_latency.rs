@@ -45,6 +45,12 @@ c_struct! {
         pub(crate) stats: u64,
         /// Where the own window begins: what is looked at first need not wait for the list of all windows.
         pub(crate) window: u64,
+        /// The EpEarly by which consumers learn of rows as they come; 0 for none.
+        pub(crate) early: u64,
+        /// Rows of a block there.
+        pub(crate) early_rows: u32,
+        /// Blocks of an expert there.
+        pub(crate) early_blocks: u32,
         /// Tokens of the batch.
         pub(crate) tokens: u32,
         /// Which halves the launch does: EP_LOW_SEND, EP_LOW_RECEIVE.
@@ -81,6 +87,18 @@ c_struct! {
         pub(crate) counters: u64,
         /// As of EpLowDispatchArgs.
         pub(crate) window: u64,
+        /// Counters by which results are said to be ready, [local experts, ready_blocks]; 0: all are.
+        pub(crate) ready: u64,
+        /// Address of EpEarly.epoch: the counters are that one's; 0: they are u32.
+        pub(crate) ready_epoch: u64,
+        /// What the counter of a block has reached when its results are ready.
+        pub(crate) ready_due: u32,
+        /// Rows of a block.
+        pub(crate) ready_rows: u32,
+        /// Counters of an expert.
+        pub(crate) ready_blocks: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
         /// Tokens of the batch.
         pub(crate) tokens: u32,
         /// EP_LOW_PER_CHOICE or EP_LOW_PER_RANK.

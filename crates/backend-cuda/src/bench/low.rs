@@ -241,7 +241,7 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
         let mut times = LowTimes { tokens, ..LowTimes::default() };
         times.dispatch = halves(&mut bench, |rank, phases| {
             // SAFETY: memory of this function's, for the batch and for all that may come.
-            unsafe { rank.low_dispatch(args::LowDispatch { phases, in_flight: in_flight(phases), ..dispatch }) }
+            unsafe { rank.low_dispatch(args::LowDispatch { phases, in_flight: in_flight(phases), ..dispatch }, None) }
         })?;
         for (kind, into) in [(LowKind::PerChoice, &mut times.per_choice), (LowKind::PerRank, &mut times.per_rank)] {
             // SAFETY: nothing is captured.
@@ -249,7 +249,9 @@ fn one(plan: &LowPlan, tokens: &[u32], rank: RankDevice, me: u32, barrier: &Barr
             let kind = kind as u32;
             *into = halves(&mut bench, |rank, phases| {
                 // SAFETY: as above.
-                unsafe { rank.low_combine(args::LowCombine { phases, in_flight: in_flight(phases), kind, ..combine }) }
+                unsafe {
+                    rank.low_combine(args::LowCombine { phases, in_flight: in_flight(phases), kind, ..combine }, None)
+                }
             })?;
             if y.is_none() {
                 times.wrong += check(plan, &sums, &sent)?;

@@ -54,10 +54,12 @@ pub enum Source {
     Posts,
     /// Plays adapters of a network, for tests and for hosts that have none.
     Hca,
+    /// Consumes rows of low latency as they come, for tests.
+    Consumer,
 }
 
 /// All kernel files.
-pub const ALL: [Source; 23] = [
+pub const ALL: [Source; 24] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
@@ -81,6 +83,7 @@ pub const ALL: [Source; 23] = [
     Source::Probe,
     Source::Posts,
     Source::Hca,
+    Source::Consumer,
 ];
 
 /// Ranks whose rows a combine has in flight at the same time where they go through registers; it is compiled for each.
@@ -147,6 +150,7 @@ sources! {
     Probe: "checks/probe.cu" "ep_probe_kernel";
     Posts: "checks/posts.cu" "ep_posts_kernel";
     Hca: "far/hca.cu" "ep_hca_kernel";
+    Consumer: "checks/consumer.cu" "ep_consumer_kernel";
 }
 
 impl Source {
@@ -181,6 +185,7 @@ pub fn targets(arch: &str) -> Vec<Target> {
         Source::Probe,
         Source::Posts,
         Source::Hca,
+        Source::Consumer,
         Source::OfferNone,
         Source::LowLastWords,
     ];
@@ -201,15 +206,15 @@ macro_rules! headers {
 }
 
 /// Those that lie in the folder of kernels.
-const HEADERS: [(&str, &str); 56] = headers! {
+const HEADERS: [(&str, &str); 58] = headers! {
     "far/": "ep_far_lanes.h" "ep_far_post.h" "ep_hca_element.h";
     "near/": "ep_bulk.h" "ep_device.h" "ep_fail.h" "ep_meet.h" "ep_near.h" "ep_rank.h" "ep_wait.h";
     "": "ep_quant.h" "ep_sum.h";
     "throughput/": "ep_combine_due.h" "ep_combine_far.h" "ep_combine_ring.h" "ep_copy.h" "ep_counts_far.h"
         "ep_dispatch_far.h" "ep_dispatch_ring.h" "ep_far_ring.h" "ep_flow.h" "ep_notes.h" "ep_offers.h" "ep_outbox.h"
         "ep_pieces.h" "ep_place_far.h" "ep_pull.h" "ep_pull_bulk.h" "ep_pull_loads.h" "ep_ring.h" "ep_slots.h" "ep_summing.h";
-    "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_end.h" "ep_low_far.h"
-        "ep_low_far_results.h" "ep_low_headers.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
+    "low_latency/": "ep_low.h" "ep_low_arrivals.h" "ep_low_banks.h" "ep_low_early.h" "ep_low_end.h" "ep_low_far.h"
+        "ep_low_far_results.h" "ep_low_headers.h" "ep_low_ready.h" "ep_low_receive_cells.h" "ep_low_receive_units.h" "ep_low_receiver.h"
         "ep_low_reduce_cells.h" "ep_low_reduce_units.h" "ep_low_results.h" "ep_low_return.h" "ep_low_return_cells.h"
         "ep_low_return_units.h" "ep_low_rows.h" "ep_low_send.h" "ep_low_send_cells.h" "ep_low_send_units.h" "ep_low_shares.h" "ep_low_units.h" "ep_low_watch.h";
     "checks/": "ep_test.h";

@@ -11,11 +11,14 @@
 //! An operation that was dropped is skipped by the next call of low latency ([`LowLatency`]), in which it takes a launch of its own. One
 //! whose rows lay in memory of the caller's, and which has a peer that was late, cannot be: that poisons the communicator.
 //!
+//! Rows may be consumed, and results made, while a half runs: [`early`].
+//!
 //! Rows are read from the user's memory by the sending half, and once more by the receiving half where a peer was late: the operation
 //! keeps that memory from being given back, but not from being written to. Write to it after the receiving half only.
 
 mod combine;
 mod dispatch;
+mod early;
 mod flights;
 
 use std::sync::Arc;
@@ -31,6 +34,7 @@ use crate::error::CudaError;
 use crate::rank::RankDevice;
 pub use combine::Combining;
 pub use dispatch::Dispatching;
+pub use early::{Early, Ready, Signals};
 pub(super) use flights::Low;
 
 /// Says combine where the rows of a low-latency dispatch came from. Cheap to clone.
@@ -57,6 +61,8 @@ struct Inner {
     routed: Arc<Routed>,
     /// What the receiver keeps of each row: `ep_low_record`.
     records: Scratch,
+    /// What the rows were counted in.
+    early: Option<Early>,
 }
 
 /// Where this rank's own tokens went.
@@ -169,7 +175,7 @@ impl LowLatency for CudaEndpoint {
     type Combining = Combining;
 
     async fn send_dispatch(&mut self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
-        self.low_send_dispatch(x, routing).await
+        self.low_send_dispatch(x, routing, None).await
     }
 
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
@@ -182,7 +188,7 @@ impl LowLatency for CudaEndpoint {
         handle: &LowHandle,
         topk_weights: Option<&Array<f32>>,
     ) -> Result<Combining, Error> {
-        self.low_send_combine(y, handle, topk_weights).await
+        self.low_send_combine(y, handle, topk_weights, None).await
     }
 
     async fn receive_combine(&mut self, combining: &Combining) -> Result<LowCombined<Self>, Error> {

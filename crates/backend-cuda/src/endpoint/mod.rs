@@ -46,9 +46,9 @@ use crate::driver::{self, Capture, Scratch};
 use crate::far::Far;
 use crate::rank::{Call, RankDevice};
 #[cfg(feature = "workshop")]
-pub use checks::CrashFlag;
+pub use checks::{Consumed, CrashFlag};
 pub use foreign::{LowPlaces, LowScales};
-pub use low_latency::{Combining, Dispatching, LowHandle};
+pub use low_latency::{Combining, Dispatching, Early, LowHandle, Ready, Signals};
 pub use rows::{Apart, Array, DeviceWindow, Owned, Rows, ScaleStrides};
 
 /// How much longer than the kernels the host waits before it takes the GPU for gone.

@@ -147,32 +147,34 @@ impl RankDevice {
         unsafe { kernel.launch(&self.stream, shape, &view, args) }
     }
 
-    /// Halves of a dispatch; `args` without counters and window.
+    /// Halves of a dispatch, on so many multiprocessors at most where that is said; `args` without counters and window.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
-    pub(crate) unsafe fn low_dispatch(&self, args: args::LowDispatch) -> Result<(), CudaError> {
+    pub(crate) unsafe fn low_dispatch(&self, args: args::LowDispatch, most: Option<u32>) -> Result<(), CudaError> {
         let low = self.low()?;
+        let blocks = low.blocks.min(most.unwrap_or(u32::MAX));
         let (counters, window) = (low.counters.address(), self.own_window());
-        let args = args::LowDispatch { counters, window, roles: low_roles(low.blocks, LOW_THREADS / 32), ..args };
+        let args = args::LowDispatch { counters, window, roles: low_roles(blocks, LOW_THREADS / 32), ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
-        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
+        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
 
-    /// Halves of a combine; `args` without counters, window and what the settings say.
+    /// Halves of a combine, on so many multiprocessors at most where that is said; `args` without counters, window and what the settings say.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
-    pub(crate) unsafe fn low_combine(&self, args: args::LowCombine) -> Result<(), CudaError> {
+    pub(crate) unsafe fn low_combine(&self, args: args::LowCombine, most: Option<u32>) -> Result<(), CudaError> {
         let low = self.low()?;
+        let blocks = low.blocks.min(most.unwrap_or(u32::MAX));
         let (counters, window) = (low.counters.address(), self.own_window());
         let kind = if args.kind == LowKind::PerRank as u32 { LowKind::PerRank } else { LowKind::PerChoice };
-        let (roles, unit_tokens) = (low_roles(low.blocks, LOW_THREADS / 32), self.layout.low_unit_tokens(kind));
+        let (roles, unit_tokens) = (low_roles(blocks, LOW_THREADS / 32), self.layout.low_unit_tokens(kind));
         let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
         let shared_memory = 4 * (5 * self.ranks() + 2);
-        let shape = Launch { blocks: low.blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
+        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_combine, shape, &args) }
     }

@@ -8,7 +8,7 @@ use ep_core::Rank;
 use super::{Call, RankDevice};
 use crate::args;
 use crate::build::{Cache, Source, Target, code};
-use crate::driver::{Kernel, Launch};
+use crate::driver::{Kernel, Launch, Stream};
 use crate::error::CudaError;
 use crate::far::key;
 use crate::kernels::loaded;
@@ -64,6 +64,17 @@ impl RankDevice {
         let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.other(Source::Probe)?, shape, Call::none(), args) }
+    }
+
+    /// Consumes rows as they come, on another stream of this GPU.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says, for what is enqueued to `stream`.
+    pub(crate) unsafe fn consume(&self, stream: &Stream, blocks: u32, args: &args::Consumer) -> Result<(), CudaError> {
+        let shape = Launch { blocks, threads: 256, shared_memory: 0, cooperative: false };
+        let kernel = self.other(Source::Consumer)?;
+        // SAFETY: as the caller promises; a kernel without windows has no other parameter.
+        unsafe { kernel.launch_alone(stream.device(), stream.raw() as usize, shape, args) }
     }
 
     /// Stores as much to every peer as `args` say, for measurements.

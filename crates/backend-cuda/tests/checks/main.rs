@@ -5,6 +5,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/early.rs"]
+mod early;
 mod planted;
 mod traces;
 
@@ -62,5 +64,6 @@ fn main() -> ExitCode {
         trials.push(trial(fault.name(), Box::new(move || fault.is_caught())));
     }
     trials.push(trial("rings_keep_the_rules_and_carry_what_the_plan_says".into(), Box::new(traces::rings)));
+    trials.extend(early::trials(absent));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -5,12 +5,12 @@ use ep_conformance::verify::bits_of;
 use ep_conformance::workload::Batch;
 use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRouting};
 use ep_core::reference::{self, Weighing};
-use ep_core::{Endpoint, Error, LowLatency, Placement};
+use ep_core::{Endpoint, Error, LowLatency, Nanos, Placement};
 use ep_cuda::driver::Graph;
-use ep_cuda::{Array, CudaEndpoint};
+use ep_cuda::{Array, Consumed, CudaEndpoint, Ready, Signals};
 
 use super::Verdict;
-use super::fixture::{HIDDEN, Layer, Uploaded, replay, same, turns};
+use super::fixture::{HIDDEN, LOCAL, Layer, TOKENS, Uploaded, replay, same, turns};
 
 fn text(error: Error) -> String {
     error.to_string()
@@ -100,6 +100,49 @@ fn replays_on(make: Make) -> Verdict {
             Ok(())
         })?;
     }
+    Ok(())
+}
+
+/// Rows are consumed, and results read, by counters that nobody clears: each replay is the next batch of them.
+pub(crate) fn early() -> Verdict {
+    let how = Weighing::AtExperts;
+    let layer = Layer::new(Placement::Ring).map_err(text)?;
+    let first = layer.batches(0).map_err(text)?;
+    layer.run(async |mut ep| {
+        let me = ep.rank().index();
+        let mut input = Uploaded::new(&mut ep, &first[me])?;
+        ep.prepare_to_consume()?;
+        let early = ep.early(5, Some(1))?;
+        let y = ep.room(LOCAL * ep.topology().ranks() * TOKENS, 2 * HIDDEN as usize)?;
+        let out = ep.array(&[0; 2])?;
+        let stream = ep.stream().clone();
+        stream.begin_capture()?;
+        let sent = ep.send_dispatch_early(&input.x, &routing(&input, how), &early).await?;
+        let got = ep.receive_dispatch(&sent).await?;
+        let consumed = Consumed {
+            early: &early,
+            expert_counts: &got.expert_counts,
+            x: &got.x,
+            y: &y,
+            signals: None,
+            out: &out,
+            pause: Nanos(0),
+        };
+        // SAFETY: all of it outlives the graph.
+        unsafe { ep.consume(&stream, 2, &consumed) }?;
+        let ready = Ready { signals: Signals::Early, due: 1, multiprocessors: Some(1) };
+        let sums = ep.send_combine_ready(&y, &got.handle, None, &ready).await?;
+        let back = ep.receive_combine(&sums).await?;
+        let (mut graph, seen) = (stream.end_capture()?, Round { got, back });
+        layer.meet()?;
+        for turn in 1..=turns(100, 6) {
+            let batches = layer.batches(turn)?;
+            input.replace(&mut ep, &batches[me])?;
+            replay(&ep, &mut graph)?;
+            compare(&layer, &ep, turn, &seen, &batches, how)?;
+        }
+        same("blocks that did not come", 0, &ep.values(&out)?, &[0, 0])
+    })?;
     Ok(())
 }
 

@@ -37,6 +37,7 @@ const CASES: &[Case] = &[
     ("graphs_low_latency_replays", low_latency::replays),
     ("graphs_low_latency_in_halves_replays", low_latency::halves),
     ("graphs_low_latency_replays_and_calls_mix", low_latency::mixed),
+    ("graphs_low_latency_early_consumers_replay", low_latency::early),
     ("graphs_low_latency_over_nodes_replays", low_latency::replays_over_nodes),
     ("graphs_low_latency_over_nodes_in_halves_replays", low_latency::halves_over_nodes),
     ("graphs_low_latency_over_nodes_replays_and_calls_mix", low_latency::mixed_over_nodes),

@@ -11,6 +11,8 @@ mod apart;
 mod broken;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/early.rs"]
+mod early;
 #[path = "../checks/planted.rs"]
 mod planted;
 #[path = "../common/posted.rs"]
@@ -194,5 +196,6 @@ fn main() -> ExitCode {
     });
     let patient = OnTwin(Cuda { deadline: Some(DEADLINE), ..Cuda::new() });
     let suite = suite.with(planted.collect()).with(vec![tags::trial(patient, absent), timed::trial(absent)]);
+    let suite = suite.with(early::trials(absent));
     suite.run_with_processes_for(Apart::default(), |name| all() || APART.contains(&name))
 }

@@ -29,7 +29,7 @@ mod state;
 pub use far::FarStatus;
 pub use report::{LowMismatch, Report, Status};
 pub use roles::{BlockRole, LowRoles, RoleRow, Task, block_roles, low_roles, ring_roles, ring_roles_of};
-pub use state::{Local, Low, LowFar, Meeting, PlanHead, RankView};
+pub use state::{EPOCH, Early, Local, Low, LowFar, Meeting, PlanHead, RankView};
 
 use crate::declare::{CEnum, CStruct};
 use crate::layout::{Mismatch, c_header};
@@ -63,6 +63,7 @@ fn state_header() -> String {
         Local::declaration(),
         Low::declaration(),
         LowFar::declaration(),
+        Early::declaration(),
         PlanHead::declaration(),
         RoleRow::declaration(),
         Task::declaration(),

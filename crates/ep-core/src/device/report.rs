@@ -60,6 +60,8 @@ c_enum! {
         LastOp = 13,
         /// generation of a low-latency row
         RowGeneration = 14,
+        /// batch that the readiness of results is of
+        ReadyEpoch = 15,
     }
 }
 

@@ -111,6 +111,44 @@ impl Low {
 }
 
 c_struct! {
+    /// By what consumers learn of the rows of a low-latency dispatch as they come, and combine of results as they are ready: in device memory,
+    /// zero at first. Behind it lie three arrays of u64 counters, `[local experts, blocks]` each: `arrived`, `expected`, `ready`. A counter holds the
+    /// number of a batch in its high half and a count in its low half. So it never falls, and nothing is cleared: a batch that is sent moves
+    /// `arrived` and `ready` to its number. Rows of a block are there once its `expected` is of the batch and its `arrived` has reached that.
+    pub struct Early = "EpEarly" {
+        /// The number of the last batch that was sent, in the high half.
+        pub epoch: u64,
+        /// The same of a batch whose rows do not come, as its launch has failed; 0 for none.
+        pub stopped: u64,
+    }
+}
+
+/// One batch more, as an `EpEarly` and its counters have it.
+pub const EPOCH: u64 = 1 << 32;
+
+impl Early {
+    /// Bytes of it and of what lies behind it, of so many counters in each array.
+    pub const fn bytes(counters: usize) -> usize {
+        Self::ready(counters, counters)
+    }
+
+    /// Offset of counter `at` of `arrived`: the rows of that block that are there, in a unit of the launch's.
+    pub const fn arrived(at: usize) -> usize {
+        size_of::<Self>() + 8 * at
+    }
+
+    /// Offset of counter `at` of `expected`, of so many in an array: how many will come, in the same unit.
+    pub const fn expected(counters: usize, at: usize) -> usize {
+        Self::arrived(counters + at)
+    }
+
+    /// Offset of counter `at` of `ready`: what the caller's kernels have added for results of that block.
+    pub const fn ready(counters: usize, at: usize) -> usize {
+        Self::arrived(2 * counters + at)
+    }
+}
+
+c_struct! {
     /// What the kernels of low latency know of a rank of another node, in the rank's own device memory; zero at first, and in each generation.
     pub struct LowFar = "EpLowFar" {
         /// The last operation of which everything was posted to it.

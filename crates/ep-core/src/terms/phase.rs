@@ -28,11 +28,13 @@ pub enum Phase {
     Recovery = 8,
     /// Waiting for something a test made up.
     Probe = 9,
+    /// Waiting until the results of the own experts are ready, which the caller's kernels say.
+    Results = 10,
 }
 
 impl Phase {
     /// Every phase, by number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Bank,
         Self::Counts,
         Self::Note,
@@ -43,6 +45,7 @@ impl Phase {
         Self::Alarm,
         Self::Recovery,
         Self::Probe,
+        Self::Results,
     ];
 
     /// The phase of a number that a cell or a kernel's report holds; [`Self::Probe`] for any other.
@@ -64,6 +67,7 @@ impl fmt::Display for Phase {
             Self::Alarm => "an alarm",
             Self::Recovery => "recovery",
             Self::Probe => "a probe",
+            Self::Results => "ready results of its own experts",
         })
     }
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use ep_core::blame::{Wait, culprit, origin};
-use ep_core::device::{Local, Low, headers};
+use ep_core::device::{EPOCH, Early, Local, Low, headers};
 use ep_core::layout::{Alarm, Difference, OpHeader, RowHeader};
 use ep_core::port::{Tag, UNIT_DATA, pack_unit, unit_bytes, unit_count};
 use ep_core::ring::{Consumer, Geometry, Producer};
@@ -263,6 +263,15 @@ fn what_lies_behind_the_structs_is_where_the_host_writes() {
             program,
             "out(ep_gone_at(0, {rank}u)); out(ep_low_late_at(0, {ranks}u, {op}ull, {rank}u));\n\
              out(ep_low_gone_at(0, {ranks}u, {rank}u)); out(ep_low_taken_at(0, {ranks}u, {rank}u));\n"
+        );
+        // Of as many counters as ranks.
+        let (counters, at) = (ranks as usize, rank as usize);
+        let early = [Early::arrived(at), Early::expected(counters, at), Early::ready(counters, at)];
+        expected.extend(early.into_iter().map(|at| at as u64).chain([EPOCH]));
+        let _ = write!(
+            program,
+            "out(ep_early_arrived_at(0, {rank}u)); out(ep_early_expected_at(0, {ranks}u, {rank}u));\n\
+             out(ep_early_ready_at(0, {ranks}u, {rank}u)); out(EP_EPOCH);\n"
         );
     }
     program += "}\n";

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from moexpress import Communicator, errors
-from moexpress.adapter import Element, plain
+from moexpress.adapter import Element, Ready, plain
 
 from . import _arena, _checks, _handles
 from ._arena import Sizes
@@ -18,6 +18,37 @@ from ._under_way import UnderWay
 from .utils import EventHandle, EventOverlap
 
 Hook = Callable[[], None]
+
+
+def ready_of(
+    overlap: bool,
+    packed_recv_count: object,
+    comp_signal: torch.Tensor | None,
+    block_m: int,
+    threshold: int,
+    num_sms: int,
+    src_signals: torch.Tensor | None,
+    src_signal_expect_value: int,
+) -> Ready | None:
+    """When results are ready, in the two forms that SGLang says it in; None where all are."""
+    if src_signals is not None:
+        if comp_signal is not None:
+            raise errors.InvalidArgument("comp_signal and src_signals are given, allowed: one of them")
+        return Ready(src_signal_expect_value, src_signals, None, num_sms)
+    if not overlap:
+        if comp_signal is not None:
+            raise errors.InvalidArgument("comp_signal is given and overlap is False, allowed: True with it")
+        return None
+    if comp_signal is None:
+        raise errors.InvalidArgument("comp_signal is None, allowed: int32 [local experts * blocks], with overlap")
+    if packed_recv_count is not None and not isinstance(packed_recv_count, torch.Tensor):
+        raise errors.InvalidArgument(
+            f"packed_recv_count is {_checks.told(packed_recv_count)}, allowed: a tensor, or None"
+        )
+    _checks.whole("comp_signal", comp_signal)
+    if comp_signal.is_contiguous():
+        comp_signal = comp_signal.view(-1)
+    return Ready(threshold, comp_signal, block_m, num_sms)
 
 
 def element_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Element:
@@ -111,6 +142,7 @@ class LowLatency:
         waited: torch.Tensor | None,
         async_finish: bool,
         return_recv_hook: bool,
+        ready: Ready | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
         made = _handles.low_latency(handle, self._known)
         under_way, native, topk_idx = made.under_way, made.native, _checks.topk_idx(topk_idx)
@@ -123,10 +155,10 @@ class LowLatency:
             raise errors.InvalidArgument("topk_idx differs from that of the dispatch, allowed: the same")
         self._check_waited("combine_wait_recv_cost_stats", waited, device)
         y = under_way.zero_copy_buffer() if zero_copy else x
-        if not return_recv_hook and waited is None and under_way.goes_at_once():
+        if ready is None and not return_recv_hook and waited is None and under_way.goes_at_once():
             sums = under_way.calls.combine(y, native, topk_weights, out)
             return sums, _event(async_finish), None
-        sent = under_way.calls.send_combine(y, native, topk_weights, out)
+        sent = under_way.calls.send_combine(y, native, topk_weights, out, ready)
         receive = under_way.sent(sent, waited)
         if return_recv_hook:
             return sent.result, _event(async_finish), receive

@@ -11,7 +11,7 @@ from moexpress.adapter import default_timeout, limits, low_latency_bytes
 
 from . import _checks, config
 from ._communicators import Communicators
-from ._low_latency import LowLatency, element_of
+from ._low_latency import LowLatency, element_of, ready_of
 from ._members import Members
 from ._npus import NotServed, none
 from ._runtime import MOST_BYTES, LocalMemory, Runtime
@@ -419,6 +419,15 @@ class Buffer(NotServed):
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: torch.Tensor | None = None,
+        comp_signal: torch.Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 3,
+        src_signals: torch.Tensor | None = None,
+        src_signal_expect_value: int = 0,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
         """Brings the experts' results back and sums them for each token, weighted.
 
@@ -430,6 +439,13 @@ class Buffer(NotServed):
             zero_copy: results were written to :meth:`get_next_low_latency_combine_buffer`; ``x`` is not read.
             out: bf16 ``[tokens, hidden]`` for the sums.
             combine_wait_recv_cost_stats: int64 ``[ranks]``, to which nanoseconds waited for each rank are added.
+            overlap: a kernel of another stream is still making ``x``, and adds to ``comp_signal`` for each tile. On GPUs of one node.
+            packed_recv_count: accepted; the handle knows how many rows there are.
+            comp_signal: int32, one for each ``block_m`` rows of a local expert, zero before that kernel begins.
+            threshold: what the signal of a block has reached when its rows are there.
+            num_sms: multiprocessors that send, while that kernel has the others.
+            src_signals: the same as ``comp_signal``, int32 or uint32 ``[local experts]``: one for each expert.
+            src_signal_expect_value: what it has reached when the expert's rows are there.
 
         Returns:
             bf16 ``[tokens, hidden]``; an event; the hook, or None.
@@ -446,6 +462,16 @@ class Buffer(NotServed):
             combine_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
+            ready_of(
+                overlap,
+                packed_recv_count,
+                comp_signal,
+                block_m,
+                threshold,
+                num_sms,
+                src_signals,
+                src_signal_expect_value,
+            ),
         )
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:

@@ -22,9 +22,11 @@ __all__ = [
     "ByExpert",
     "Combined",
     "Communicator",
+    "Early",
     "Error",
     "LowReceived",
     "Meeting",
+    "Ready",
     "Received",
     "cuda_available",
     "errors",
@@ -46,4 +48,8 @@ def __getattr__(name: str) -> object:
         from . import _results
 
         return globals().setdefault(name, getattr(_results, name))
+    if name in ("Early", "Ready"):
+        from . import _early
+
+        return globals().setdefault(name, getattr(_early, name))
     raise AttributeError(f"module 'moexpress' has no attribute {name!r}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import _exit, _far, _limits, _native, _npu, errors
+from ._early import Early, Ready
 from ._far import Far
 from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch, LowLatency
@@ -276,9 +277,23 @@ class Communicator:
 
     # Low latency.
 
+    def early(self, rows: int, *, multiprocessors: int | None = None) -> Early:
+        """Counters for dispatches whose rows are consumed as they come, on GPUs of one node. docs/python.md says how.
+
+        Args:
+            rows: rows of an expert that are counted together, those of a tile of a GEMM for instance.
+            multiprocessors: how many the receiving half takes at most. Default: all, and then a consumer mostly begins when it ends.
+        """
+        return self.in_low_latency.early(rows, multiprocessors)
+
     @plain
     def send_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        early: Early | None = None,
     ) -> LowDispatch:
         """The sending half of a low-latency dispatch: posts everything and returns.
 
@@ -287,8 +302,10 @@ class Communicator:
             topk_idx: as for :meth:`dispatch`.
             topk_weights: where given, each rank weighs and sums its experts' results, and one row a rank comes back; where not,
                 one row a choice comes back, and combine is given the weights.
+            early: counters by which consumers learn of the rows while :meth:`LowDispatch.receive` brings them. The dispatch before with the same
+                counters was received, and its consumers are enqueued to the current stream, or to one that it waits for.
         """
-        return self.in_low_latency.send_dispatch(x, topk_idx, topk_weights)
+        return self.in_low_latency.send_dispatch(x, topk_idx, topk_weights, early=early)
 
     @plain
     def low_latency_dispatch(
@@ -305,6 +322,7 @@ class Communicator:
         topk_weights: torch.Tensor | None = None,
         *,
         out: torch.Tensor | None = None,
+        ready: Ready | None = None,
     ) -> LowCombine:
         """The sending half of a low-latency combine.
 
@@ -312,8 +330,10 @@ class Communicator:
             y: bf16 ``[local experts, ranks * max_tokens, hidden]``, in the order of the received rows.
             topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
+            ready: on GPUs of one node: ``y`` is still being made, by another stream than the current one, and is read as it is ready. Default: what the
+                current stream holds makes ``y``.
         """
-        return self.in_low_latency.send_combine(y, handle, topk_weights, out)
+        return self.in_low_latency.send_combine(y, handle, topk_weights, out, ready)
 
     @plain
     def low_latency_combine(

@@ -6,6 +6,7 @@ import torch
 
 from . import _check, _native
 from ._check import Held
+from ._early import Early, Ready, count, raw, some
 from ._order import Order
 from ._plain import plain
 from ._results import LowReceived
@@ -19,6 +20,10 @@ class LowLatency:
     def __init__(self, native: _native.Endpoint, order: Order, shape: Shape) -> None:
         self.native, self.order, self.shape = native, order, shape
 
+    def early(self, rows: int, multiprocessors: int | None = None) -> Early:
+        rows, few = count("rows", rows), some("multiprocessors", multiprocessors)
+        return Early(self.native.early(rows, few), rows, self.order)
+
     def send_dispatch(
         self,
         x: torch.Tensor,
@@ -26,14 +31,18 @@ class LowLatency:
         topk_weights: torch.Tensor | None,
         stats: torch.Tensor | None = None,
         repeats: bool = False,
+        early: Early | None = None,
     ) -> LowDispatch:
+        if early is not None and not isinstance(early, Early):
+            raise _check.invalid("early", f"a {type(early).__name__}", "what Communicator.early gave")
         tokens, rows, choices, weights = self._batch(x, topk_idx, topk_weights)
         if stats is not None:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
         batch = (rows, tokens, choices, weights, repeats)
-        sent, into = self.native.send_dispatch((self.order.current(), False), batch)
+        counters = None if early is None else early.native
+        sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
 
     def dispatch(
@@ -51,13 +60,21 @@ class LowLatency:
         return LowReceived(into, handle, self.order)
 
     def send_combine(
-        self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
+        self,
+        y: torch.Tensor,
+        handle: _native.LowHandle,
+        topk_weights: torch.Tensor | None,
+        out: torch.Tensor | None,
+        ready: Ready | None = None,
     ) -> LowCombine:
         results, weights, out = self._sums(y, handle, topk_weights, out)
-        # The receiving half may read the results again.
-        kept, into = self.order.hold("y", y), Held("out", out)
-        sent = self.native.send_combine((self.order.current(), False), results, handle, weights)
-        return LowCombine(self, sent, kept, into)
+        when = None if ready is None else raw(ready, self.shape)
+        # The receiving half may read the results again, and look whether they are ready.
+        kept, into = [self.order.hold("y", y)], Held("out", out)
+        if ready is not None and ready.signals is not None:
+            kept.append(self.order.hold("signals of ready", ready.signals))
+        sent = self.native.send_combine((self.order.current(), False), results, handle, weights, when)
+        return LowCombine(self, sent, [held for held in kept if held is not None], into)
 
     def combine(
         self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
@@ -120,8 +137,9 @@ class LowDispatch:
         return self._into
 
     @plain
-    def receive(self) -> LowReceived:
-        """Waits for what the others sent.
+    def receive(self, *, beside: bool = False) -> LowReceived:
+        """Waits for what the others sent. ``beside``: on GPUs the current stream does not wait, and what is enqueued there runs beside this half: it
+        learns of rows by an :class:`Early`. Its own results come behind both when the next call is made.
 
         Raises:
             errors.OperationFailed: a peer did not deliver. Mask it (:meth:`Communicator.mask_rank`) and receive again.
@@ -131,16 +149,16 @@ class LowDispatch:
         if self._x is not None:
             self._x.check()
         stats = None if self._stats is None else self._stats.check()
-        into.received(calls.native.receive_dispatch((calls.order.current(), False), self._pending, stats))
+        into.received(calls.native.receive_dispatch((calls.order.current(), beside), self._pending, stats))
         return into
 
 
 class LowCombine:
     """A low-latency combine that was sent."""
 
-    def __init__(self, calls: LowLatency, pending: _native.Pending, y: Held | None, into: Held) -> None:
+    def __init__(self, calls: LowLatency, pending: _native.Pending, kept: list[Held], into: Held) -> None:
         # Results are kept: those for a rank that was late are read again by the receiving half.
-        self._calls, self._pending, self._y, self._into = calls, pending, y, into
+        self._calls, self._pending, self._kept, self._into = calls, pending, kept, into
 
     @property
     def result(self) -> torch.Tensor:
@@ -156,8 +174,8 @@ class LowCombine:
                 it was sent.
         """
         calls = self._calls
-        if self._y is not None:
-            self._y.check()
+        for held in self._kept:
+            held.check()
         into = self._into.check(whole=True)
         calls.native.receive_combine((calls.order.current(), False), self._pending, into)
         return self._into.tensor

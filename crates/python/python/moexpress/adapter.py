@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import _check as check
 from . import _limits as limits
+from ._early import Ready
 from ._libraries import load_kernels
 from ._low_latency import LowCombine, LowDispatch
 from ._meeting import default_timeout
@@ -25,6 +26,7 @@ __all__ = [
     "LowDispatch",
     "LowHandle",
     "Members",
+    "Ready",
     "block_bytes",
     "check",
     "current_stream",

@@ -8,6 +8,7 @@ use ep_core::{Endpoint as _, Error};
 
 use super::super::rows::stride;
 use super::super::{Array, CudaEndpoint, Event, Owned, Rows};
+use super::early::{Awaited, Ready};
 use super::flights::{Sent, Work, in_flight};
 use super::{Inner, Kept, LowHandle};
 use crate::args;
@@ -30,6 +31,8 @@ struct Checked {
     /// `[tokens, topk]`: given with the combine.
     topk_weights: Option<Array<f32>>,
     y: Kept,
+    /// When they are ready, if they are still being made.
+    ready: Option<Awaited>,
 }
 
 /// A combine to be skipped.
@@ -57,7 +60,8 @@ impl Checked {
     }
 
     fn args(&self, out: Option<(u64, usize)>) -> args::LowCombine {
-        args_of(&self.handle, self.kind(), self.topk_weights.as_ref(), Some(&self.y), out)
+        let args = args_of(&self.handle, self.kind(), self.topk_weights.as_ref(), Some(&self.y), out);
+        Awaited::args(self.ready.as_ref(), args)
     }
 }
 
@@ -90,9 +94,12 @@ fn args_of(
 ///
 /// # Safety
 /// As [`RankDevice`] says of `args`.
-unsafe fn launch(args: args::LowCombine) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
+unsafe fn launch(
+    args: args::LowCombine,
+    multiprocessors: Option<u32>,
+) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
     // SAFETY: as the caller promises.
-    move |device| unsafe { device.low_combine(args) }
+    move |device| unsafe { device.low_combine(args, multiprocessors) }
 }
 
 impl CudaEndpoint {
@@ -113,15 +120,26 @@ impl CudaEndpoint {
     }
 
     /// Checks a combine, and keeps what it reads.
-    fn check_combine(&self, y: &Rows, handle: &LowHandle, topk_weights: Option<&Array<f32>>) -> Result<Checked, Error> {
+    fn check_combine(
+        &self,
+        y: &Rows,
+        handle: &LowHandle,
+        topk_weights: Option<&Array<f32>>,
+        ready: Option<&Ready>,
+    ) -> Result<Checked, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
         mark.check("handle", &self.desk.mark())?;
         LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.check_weights(topk_weights, routed.topk_idx.len())?;
         let rows = self.expert_rows()?;
         self.check_results("y", y, rows)?;
+        let ready = ready.map(|ready| self.awaited(handle, ready)).transpose()?;
+        if ready.is_some() && !matches!(y, Rows::Owned(_)) {
+            // They would be copied, before they are there.
+            return Err(Error::invalid("y", "rows in the arena, still to be made", "rows in memory of their own"));
+        }
         let y = self.keep(y, rows)?;
-        Ok(Checked { handle: handle.clone(), topk_weights: topk_weights.cloned(), y })
+        Ok(Checked { handle: handle.clone(), topk_weights: topk_weights.cloned(), y, ready })
     }
 
     /// Where the sums of `handle`'s tokens go: to the caller's rows, where he gives some that have room for them.
@@ -138,7 +156,7 @@ impl CudaEndpoint {
         self.keep_for(capture, || {
             let weights = sums.topk_weights.as_ref().map(Array::memory);
             let all = [Arc::clone(&sums.y.memory) as _, Arc::clone(&sums.handle.inner) as _];
-            all.into_iter().chain(weights).collect()
+            all.into_iter().chain(weights).chain(sums.ready.as_ref().map(Awaited::memory)).collect()
         })
     }
 
@@ -161,16 +179,20 @@ impl CudaEndpoint {
         y: &Rows,
         handle: &LowHandle,
         topk_weights: Option<&Array<f32>>,
+        ready: Option<&Ready>,
     ) -> Result<Combining, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
         let op = self.check_send(capture)?;
-        let sums = self.check_combine(y, handle, topk_weights)?;
+        let sums = self.check_combine(y, handle, topk_weights, ready)?;
         self.skip(capture).await?;
         let in_flight = in_flight(self.low.flights(capture));
         let args = args::LowCombine { phases: LOW_SEND, in_flight, ..sums.args(None) };
+        let few = sums.ready.as_ref().and_then(|ready| ready.multiprocessors);
         // SAFETY: results, weights, sums and what the handle keeps are memory of the own stream's, for all rows and tokens of the handle.
-        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args, few) }).await;
+        // Results that were never ready were sent in part: no other call may take the operation's number.
+        half.map_err(|error| if ready.is_some() { self.fail(error) } else { error })?;
         let sent = self.sent(Work::Combine(Sums::new(&sums, capture)), capture);
         self.keep_combining(capture, &sums)?;
         Ok(Combining { sent, sums })
@@ -192,7 +214,7 @@ impl CudaEndpoint {
         let args = sums.args(Some((self.address(&x), x.stride())));
         let args = args::LowCombine { phases: LOW_RECEIVE, in_flight, ..args };
         // SAFETY: as in the sending half.
-        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args) }).await?;
+        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args, None) }).await?;
         self.low_combined(sums, (x, event), capture)
     }
 
@@ -207,13 +229,13 @@ impl CudaEndpoint {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
         let op = self.check_both(capture)?;
-        let sums = self.check_combine(y, handle, topk_weights)?;
+        let sums = self.check_combine(y, handle, topk_weights, None)?;
         let x = self.sums_into(handle, x)?;
         self.skip(capture).await?;
         let args = sums.args(Some((self.address(&x), x.stride())));
         let args = args::LowCombine { phases: LOW_SEND | LOW_RECEIVE, ..args };
         // SAFETY: as in the sending half.
-        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await;
         if let Err(error) = &half
             && error.failure().is_none()
         {
@@ -237,7 +259,7 @@ impl CudaEndpoint {
         let in_flight = in_flight(self.low.flights(capture));
         let args = args::LowCombine { phases: LOW_RECEIVE, in_flight, ..args };
         // SAFETY: as in the sending half.
-        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await?;
         self.keep_for(capture, || {
             let kept = [x.memory(), Arc::clone(&handle.inner) as _];
             let y = y.iter().map(|y| Arc::clone(&y.memory) as _);

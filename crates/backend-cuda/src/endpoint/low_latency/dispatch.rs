@@ -9,6 +9,7 @@ use ep_core::{Endpoint as _, Error};
 
 use super::super::foreign::{LowPlaces, LowScales};
 use super::super::{Array, CudaEndpoint, Event, Rows};
+use super::early::{self, Early, counted};
 use super::flights::{Sent, Work, in_flight};
 use super::{Inner, Kept, LowHandle, Routed};
 use crate::args;
@@ -23,6 +24,7 @@ pub struct Dispatching {
     sent: Sent,
     routed: Arc<Routed>,
     x: Kept,
+    early: Option<Arc<early::Batch>>,
 }
 
 /// A dispatch to be skipped.
@@ -66,9 +68,12 @@ struct Landing {
 ///
 /// # Safety
 /// As [`RankDevice`] says of `args`.
-unsafe fn launch(args: args::LowDispatch) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
+unsafe fn launch(
+    args: args::LowDispatch,
+    multiprocessors: Option<u32>,
+) -> impl FnOnce(&RankDevice) -> Result<(), CudaError> {
     // SAFETY: as the caller promises.
-    move |device| unsafe { device.low_dispatch(args) }
+    move |device| unsafe { device.low_dispatch(args, multiprocessors) }
 }
 
 impl CudaEndpoint {
@@ -193,17 +198,23 @@ impl CudaEndpoint {
         &mut self,
         (sent, x): (&Sent, &Kept),
         routed: &Arc<Routed>,
-        landing: Landing,
+        (landing, early): (Landing, Option<&early::Batch>),
         event: Event,
         capture: Option<&Capture>,
     ) -> Result<LowReceived<Self>, Error> {
         self.low.flights(capture).receive();
+        if let Some(batch) = early {
+            batch.receive();
+        }
         let Landing { x: rows, expert_counts, segments, source_token, records, owner, .. } = landing;
-        let inner = Arc::new(Inner { mark: sent.flight.mark().clone(), routed: Arc::clone(routed), records });
+        let early = early.map(|batch| batch.early.clone());
+        let mark = sent.flight.mark().clone();
+        let inner = Arc::new(Inner { mark, routed: Arc::clone(routed), records, early });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
-            all.into_iter().chain(arrays).chain(owner).collect()
+            let counters = inner.early.as_ref().map(Early::memory);
+            all.into_iter().chain(arrays).chain(owner).chain(counters).collect()
         })?;
         Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
     }
@@ -213,21 +224,27 @@ impl CudaEndpoint {
         &mut self,
         x: &Rows,
         routing: &LowRoutingOf<Self>,
+        early: Option<&Early>,
     ) -> Result<Dispatching, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
         let op = self.check_send(capture)?;
+        early.map_or(Ok(()), |early| early.check(self))?;
         let routed = Arc::new(self.routed(x, routing)?);
         self.skip(capture).await?;
         let x = self.keep(x, routed.tokens)?;
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), None);
         let args = args::LowDispatch { phases: LOW_SEND, in_flight: in_flight(self.low.flights(capture)), ..args };
+        let args = counted(args, early);
         // SAFETY: rows, routing and landing are memory of the own stream's, with room for the batch and for all that may come.
-        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await;
         half.map_err(|error| self.name_choices(routing, error))?;
         let sent = self.sent(Work::Dispatch(Batch::new(&routed, &x, capture)), capture);
-        self.keep_for(capture, || vec![Arc::clone(&x.memory) as _, Arc::clone(&routed) as _])?;
-        Ok(Dispatching { sent, routed, x })
+        self.keep_for(capture, || {
+            let all = [Arc::clone(&x.memory) as _, Arc::clone(&routed) as _];
+            all.into_iter().chain(early.map(Early::memory)).collect()
+        })?;
+        Ok(Dispatching { sent, routed, x, early: early.map(Early::begin) })
     }
 
     /// The receiving half of a dispatch, into memory of the caller's where he gives some.
@@ -238,15 +255,17 @@ impl CudaEndpoint {
     ) -> Result<LowReceived<Self>, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
-        let Dispatching { sent, routed, x } = dispatching;
+        let Dispatching { sent, routed, x, early } = dispatching;
         self.check_receive(sent, capture)?;
         let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
         self.skip(capture).await?;
         let args = self.low_dispatch_args(routed, None, Some(x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
+        let counters = early.as_deref().map(|batch| &batch.early);
+        let (args, few) = (counted(args, counters), counters.and_then(Early::multiprocessors));
         // SAFETY: as in the sending half.
-        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args) }).await?;
-        self.low_received((sent, x), routed, landing, event, capture)
+        let event = self.low_half(sent.op(), capture.is_some(), unsafe { launch(args, few) }).await?;
+        self.low_received((sent, x), routed, (landing, early.as_deref()), event, capture)
     }
 
     /// Both halves of a dispatch, in one launch where nothing is in flight; into memory of the caller's where he gives some.
@@ -266,7 +285,7 @@ impl CudaEndpoint {
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, ..args };
         // SAFETY: as in the sending half.
-        let half = self.low_half(op, capture.is_some(), unsafe { launch(args) }).await;
+        let half = self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await;
         // What failed in receiving was sent; it is dropped here, and so skipped by the next call.
         if let Err(error) = &half
             && error.failure().is_none()
@@ -274,7 +293,7 @@ impl CudaEndpoint {
             return Err(self.name_choices(routing, error.clone()));
         }
         let sent = self.sent(Work::Dispatch(Batch::new(&routed, &x, capture)), capture);
-        self.low_received((&sent, &x), &routed, landing, half?, capture)
+        self.low_received((&sent, &x), &routed, (landing, None), half?, capture)
     }
 
     /// Receives a dispatch that was dropped into memory of nobody's.
@@ -289,7 +308,7 @@ impl CudaEndpoint {
         let args = self.low_dispatch_args(routed, None, x.as_ref(), Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
         // SAFETY: as in the sending half.
-        self.low_half(op, capture.is_some(), unsafe { launch(args) }).await?;
+        self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await?;
         self.keep_for(capture, || {
             let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];

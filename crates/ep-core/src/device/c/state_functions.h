@@ -22,4 +22,12 @@ EP_HD static inline ep_u64 ep_low_taken_at(ep_u64 low, ep_u32 ranks, ep_u32 shar
     return low + sizeof(EpLow) + 4 * (4ull * ranks + share);
 }
 
+/* --- Counters of early consumers, behind EpEarly: words of 64 bits, so many in each of three arrays. --- */
+
+/* One batch more. */
+#define EP_EPOCH 0x100000000ull
+EP_HD static inline ep_u64 ep_early_arrived_at(ep_u64 early, ep_u32 at) { return early + sizeof(EpEarly) + 8ull * at; }
+EP_HD static inline ep_u64 ep_early_expected_at(ep_u64 early, ep_u32 counters, ep_u32 at) { return ep_early_arrived_at(early, counters + at); }
+EP_HD static inline ep_u64 ep_early_ready_at(ep_u64 early, ep_u32 counters, ep_u32 at) { return ep_early_arrived_at(early, 2 * counters + at); }
+
 #endif
