@@ -27,6 +27,8 @@ pub(crate) struct Kernels {
     pub(crate) combine_pulled: Kernel,
     pub(crate) low_dispatch: Kernel,
     pub(crate) low_combine: Kernel,
+    /// The same for results that are still being made; on one node.
+    pub(crate) low_combine_ready: Option<Kernel>,
     pub(crate) low_mask: Kernel,
     /// Where there are several nodes.
     pub(crate) low_last_words: Option<Kernel>,
@@ -90,6 +92,10 @@ impl Kernels {
             combine_pulled: large(Source::CombinePulled)?,
             low_dispatch: moving(Source::LowDispatch, device.shared_memory())?,
             low_combine: moving(Source::LowCombine, device.shared_memory() / 4)?,
+            low_combine_ready: match lanes {
+                None => Some(load(build::low_combine_ready(&arch), device.shared_memory() / 4)?),
+                Some(_) => None,
+            },
             low_mask: moving(Source::LowMask, 0)?,
             low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,

@@ -5,12 +5,14 @@
  *             of an expert, ready_blocks for each expert
  *   release   the kernel that makes results: stores, a barrier, fence.acq_rel.gpu, an add to the counter
  *   acquire   ld.acquire by a lane for each result of the batch, then a barrier
+ *   compiled  with EP_LOW_READY where there are such results: others pay nothing for it
  *   F6        a wait ends by the deadline, with a fault that names what was awaited. Nobody else is to blame
  */
 #ifndef EP_LOW_READY_H
 #define EP_LOW_READY_H
 #include "ep_low_results.h"
 
+#ifdef EP_LOW_READY
 /* Waits until a lane's result is ready, in row `row` of y; false when it will not be, after a fault. */
 EP_RARE bool ep_low_await_result(const EpRank& r, const EpLowCombineArgs& a, ep_u64 op, ep_u32 row, ep_u64 began) {
     const ep_u32 wide = r.w.ranks * r.w.max_tokens, expert = row / wide, at = expert * a.ready_blocks + (row - expert * wide) / a.ready_rows;
@@ -38,17 +40,23 @@ EP_RARE bool ep_low_await_result(const EpRank& r, const EpLowCombineArgs& a, ep_
         ep_nap(50);
     }
 }
+#endif
 
 /* As ep_low_load_rows, and waits until what these rows are made of is ready, where that is asked for; false when it will not be, after a fault. By all
    threads. */
 EP_DEV bool ep_low_load_ready_rows(const EpRank& r, const EpLowCombineArgs& a, EpLowBatch& s, ep_u64 op, ep_u32 base, ep_u32 end, bool as_units,
                                    ep_u64 began) {
+#ifndef EP_LOW_READY
+    ep_low_load_rows(r, a, s, op, base, end, as_units);
+    return true;
+#else
     const ep_u32 batch = ep_low_load_rows(r, a, s, op, base, end, as_units);
-    if (a.ready == 0 || ep_planted(r, EP_PLANT_LOW_RESULTS_UNAWAITED)) return true;
+    if (ep_planted(r, EP_PLANT_LOW_RESULTS_UNAWAITED)) return true;
     const ep_u32 turn = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncwarp();
     bool is = true;
     if (turn < batch && lane < s.count[turn]) is = ep_low_await_result(r, a, op, s.row[turn * 32 + lane], began);
     return __syncthreads_and(is);
+#endif
 }
 #endif

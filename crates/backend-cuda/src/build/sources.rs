@@ -104,6 +104,11 @@ pub(crate) fn combines(arch: &str) -> Vec<(u32, Target)> {
     PULL_WIDTHS.iter().map(|&width| (width, plain.clone().define("EP_PULL_WIDTH", width))).collect()
 }
 
+/// The combine of low latency that waits for results while they are made: apart, so that others pay nothing for it.
+pub(crate) fn low_combine_ready(arch: &str) -> Target {
+    Target::new(Source::LowCombine, arch).define("EP_LOW_READY", 1)
+}
+
 /// File, kernel and text of each source.
 macro_rules! sources {
     ($($source:ident: $file:literal $kernel:literal;)*) => {
@@ -159,6 +164,7 @@ impl Source {
         let plain = Target::new(self, arch);
         match self {
             Self::Combine => combines(arch).into_iter().map(|(_, target)| target).collect(),
+            Self::LowCombine => vec![plain, low_combine_ready(arch)],
             Self::Posts => vec![plain.over(&proxy::source())],
             _ => vec![plain],
         }

@@ -175,8 +175,12 @@ impl RankDevice {
         let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
         let shared_memory = 4 * (5 * self.ranks() + 2);
         let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
+        let kernel = match self.kernels.low_combine_ready {
+            Some(waits) if args.ready != 0 => waits,
+            _ => self.kernels.low_combine,
+        };
         // SAFETY: as the caller promises.
-        unsafe { self.launch_low(self.kernels.low_combine, shape, &args) }
+        unsafe { self.launch_low(kernel, shape, &args) }
     }
 
     /// Tells `peer` that low latency goes on without it, and does so. Waits.
