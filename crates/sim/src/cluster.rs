@@ -5,10 +5,12 @@ use std::future::Future;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use ep_core::engine::Engine;
 use ep_core::layout::Queues;
+use ep_core::machine::Machine as _;
 use ep_core::memory::Estimate;
 use ep_core::trace::Record;
 use ep_core::{Error, Layout, Nanos, Rank, Settings, Shape, Topology};
@@ -222,10 +224,13 @@ impl Cluster {
     where
         F: AsyncFn(Machine) -> T,
     {
-        match &self.config.timed {
-            Some(timing) => timed::run(&self.layout, &self.config, timing, &each),
-            None => self.explore(&each),
-        }
+        let results = Results::of(self.layout.topology());
+        let begin = |machine: Machine| results.awaited(machine.rank(), each(machine));
+        let run = match &self.config.timed {
+            Some(timing) => timed::run(&self.layout, &self.config, timing, &begin),
+            None => self.explore(&begin),
+        };
+        Ok(results.into(run?))
     }
 
     /// As [`Cluster::run_machines`]; under the timed scheduler, where there are several nodes and the link between them has
@@ -242,33 +247,32 @@ impl Cluster {
         T: Send,
         F: AsyncFn(Machine) -> T + Sync,
     {
-        match &self.config.timed {
-            Some(timing) => timed::run_on(threads, &self.layout, (&self.config, timing), &each),
-            None => self.explore(&each),
-        }
+        let results = Results::of(self.layout.topology());
+        let begin = |machine: Machine| results.awaited(machine.rank(), each(machine));
+        let run = match &self.config.timed {
+            Some(timing) => timed::run_on(threads, &self.layout, (&self.config, timing), &begin),
+            None => self.explore(&begin),
+        };
+        Ok(results.into(run?))
     }
 
     /// Runs under the adversary.
-    fn explore<T, F>(&self, each: &F) -> Result<Run<T>, Violation>
-    where
-        F: AsyncFn(Machine) -> T,
-    {
+    fn explore(&self, begin: &Begin<'_>) -> Result<Run<()>, Violation> {
         let layout = Rc::new(self.layout.clone());
         let (wakes, wakers) = Wakes::new(layout.topology().ranks() as usize);
         let world = Rc::new(RefCell::new(World::new(&layout, &self.config)));
         let home = Home::Explore(Rc::clone(&world));
         let _story = StoryOnPanic { seed: self.config.seed, home: home.clone() };
         let ranks = self.layout.topology().all();
-        let mut roots: Vec<Option<Root<'_, T>>> = ranks
-            .map(|rank| Some(Box::pin(each(Machine::new(&home, &layout, rank, self.config.far_lanes))) as Root<'_, T>))
-            .collect();
-        let mut outcomes: Vec<Option<Outcome<T>>> = roots.iter().map(|_| None).collect();
+        let mut roots: Vec<Option<Root<'_>>> =
+            ranks.map(|rank| Some(begin(Machine::new(&home, &layout, rank, self.config.far_lanes)))).collect();
+        let mut outcomes: Vec<Option<Outcome<()>>> = roots.iter().map(|_| None).collect();
         let next = || world.borrow_mut().next(&wakes);
         while let Step::Poll(rank) = next()? {
             if let Some(root) = &mut roots[rank.index()]
-                && let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&wakers[rank.index()]))
+                && let Poll::Ready(()) = root.as_mut().poll(&mut Context::from_waker(&wakers[rank.index()]))
             {
-                outcomes[rank.index()] = Some(Outcome::Finished(value));
+                outcomes[rank.index()] = Some(Outcome::Finished(()));
                 roots[rank.index()] = None;
                 world.borrow_mut().finish(rank);
             }
@@ -316,7 +320,44 @@ impl Cluster {
     }
 }
 
-type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+/// The work of a rank. Its result has a place elsewhere ([`Results`]), so that schedulers are compiled once, not for each caller.
+pub(crate) type Root<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Begins the work of a rank on its machine.
+pub(crate) type Begin<'a> = dyn Fn(Machine) -> Root<'a> + 'a;
+
+/// `[ranks]`: what ranks return.
+struct Results<T>(Vec<Mutex<Option<T>>>);
+
+impl<T> Results<T> {
+    fn of(topology: &Topology) -> Self {
+        Self(topology.all().map(|_| Mutex::new(None)).collect())
+    }
+
+    /// Puts what `work` gives where the rank's result belongs.
+    fn awaited<'a>(&'a self, rank: Rank, work: impl Future<Output = T> + 'a) -> Root<'a> {
+        Box::pin(async move {
+            let result = work.await;
+            *self.0[rank.index()].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        })
+    }
+
+    /// A run with the results of those that finished.
+    fn into(self, run: Run<()>) -> Run<T> {
+        let results = self.0.into_iter().map(|place| place.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let outcome = |(outcome, result): (Outcome<()>, Option<T>)| match (outcome, result) {
+            (Outcome::Finished(()), Some(result)) => Outcome::Finished(result),
+            _ => Outcome::Crashed,
+        };
+        Run {
+            outcomes: run.outcomes.into_iter().zip(results).map(outcome).collect(),
+            events: run.events,
+            time: run.time,
+            resident: run.resident,
+            records: run.records,
+        }
+    }
+}
 
 /// Tells what is known when a rank's code panics: an assertion knows neither the seed nor that a race came before it.
 pub(crate) struct StoryOnPanic {

@@ -2,9 +2,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -14,7 +12,7 @@ use ep_core::{Layout, Nanos, Rank};
 
 use super::mail::Bag;
 use super::{NEVER, Partitions, Timing, World};
-use crate::cluster::StoryOnPanic;
+use crate::cluster::{Begin, Root, StoryOnPanic};
 use crate::explore::Config;
 use crate::home::Home;
 use crate::machine::Machine;
@@ -105,24 +103,21 @@ pub(super) fn caught<T>(work: impl FnOnce() -> Result<T, Violation>) -> Result<T
     }
 }
 
-type Root<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-
 /// One partition: its world, and the futures of its ranks.
-struct Member<'a, T> {
+struct Member<'a> {
     world: Rc<RefCell<World>>,
     woken: Arc<Woken>,
     wakers: Vec<Waker>,
-    roots: Vec<Option<Root<'a, T>>>,
-    outcomes: Vec<Option<T>>,
+    roots: Vec<Option<Root<'a>>>,
     seed: u64,
 }
 
-impl<'a, T> Member<'a, T> {
-    fn new<F: AsyncFn(Machine) -> T>(
+impl<'a> Member<'a> {
+    fn new(
         layout: &Rc<Layout>,
         (config, timing): (&Config, &Timing),
         place: (Partitions, usize),
-        each: &'a F,
+        begin: &Begin<'a>,
     ) -> Self {
         let world = World::new(layout, config, timing, place);
         let ranks = world.its_ranks();
@@ -130,9 +125,8 @@ impl<'a, T> Member<'a, T> {
         let world = Rc::new(RefCell::new(world));
         let home = Home::Timed(Rc::clone(&world));
         let machine = |rank| Machine::new(&home, layout, Rank(rank), config.far_lanes);
-        let roots: Vec<_> = ranks.map(|rank| Some(Box::pin(each(machine(rank))) as Root<'a, T>)).collect();
-        let outcomes = roots.iter().map(|_| None).collect();
-        Self { world, woken, wakers, roots, outcomes, seed: config.seed }
+        let roots = ranks.map(|rank| Some(begin(machine(rank)))).collect();
+        Self { world, woken, wakers, roots, seed: config.seed }
     }
 
     /// Goes through a stretch.
@@ -145,9 +139,8 @@ impl<'a, T> Member<'a, T> {
             let Some(rank) = next else { break };
             let place = (rank.0 - first) as usize;
             if let Some(root) = &mut self.roots[place]
-                && let Poll::Ready(value) = root.as_mut().poll(&mut Context::from_waker(&self.wakers[place]))
+                && let Poll::Ready(()) = root.as_mut().poll(&mut Context::from_waker(&self.wakers[place]))
             {
-                self.outcomes[place] = Some(value);
                 self.roots[place] = None;
                 self.world.borrow_mut().finish(rank);
             }
@@ -158,10 +151,10 @@ impl<'a, T> Member<'a, T> {
         Ok(())
     }
 
-    fn close(self, ended: Ended) -> Closed<T> {
+    fn close(self, ended: Ended) -> Closed {
         let mut world = self.world.borrow_mut();
         Closed {
-            outcomes: self.outcomes.into_iter().flatten().collect(),
+            finished: self.roots.iter().filter(|root| root.is_none()).count(),
             events: world.events(),
             time: world.end(),
             resident: world.resident(),
@@ -172,9 +165,9 @@ impl<'a, T> Member<'a, T> {
 }
 
 /// A partition at the end of a run.
-pub(super) struct Closed<T> {
-    /// Those that ended.
-    pub(super) outcomes: Vec<T>,
+pub(super) struct Closed {
+    /// Ranks that ended.
+    pub(super) finished: usize,
     pub(super) events: u64,
     pub(super) time: Nanos,
     pub(super) resident: u64,
@@ -184,7 +177,7 @@ pub(super) struct Closed<T> {
 }
 
 /// What every partition of a crew has to say at the end, unless it stopped, or none when another crew did.
-pub(super) type Outcomes<T> = Result<Option<(Ended, Vec<Closed<T>>)>, Stop>;
+pub(super) type Outcomes = Result<Option<(Ended, Vec<Closed>)>, Stop>;
 
 /// How a crew hears of the others.
 pub(super) trait Company {
@@ -197,24 +190,24 @@ pub(super) trait Company {
 }
 
 /// The partitions of one thread.
-pub(super) struct Crew<'a, T> {
+pub(super) struct Crew<'a> {
     partitions: Partitions,
     max_events: u64,
-    members: Vec<Member<'a, T>>,
+    members: Vec<Member<'a>>,
     /// To every partition.
     bags: Vec<Bag>,
 }
 
-impl<'a, T> Crew<'a, T> {
+impl<'a> Crew<'a> {
     /// Those with such numbers.
-    pub(super) fn new<F: AsyncFn(Machine) -> T>(
+    pub(super) fn new(
         layout: &Layout,
         (config, timing): (&Config, &Timing),
         (partitions, numbers): (Partitions, std::ops::Range<usize>),
-        each: &'a F,
+        begin: &Begin<'a>,
     ) -> Self {
         let layout = Rc::new(layout.clone());
-        let member = |number| Member::new(&layout, (config, timing), (partitions, number), each);
+        let member = |number| Member::new(&layout, (config, timing), (partitions, number), begin);
         Self {
             partitions,
             max_events: config.max_events,
@@ -224,10 +217,10 @@ impl<'a, T> Crew<'a, T> {
     }
 
     /// Goes through time, together with the others, to the end.
-    pub(super) fn run(mut self, company: &mut impl Company) -> Outcomes<T> {
+    pub(super) fn run(mut self, company: &mut impl Company) -> Outcomes {
         let mut stop = None;
         loop {
-            let outlook = |member: &mut Member<'a, T>| member.world.borrow_mut().outlook(&member.woken);
+            let outlook = |member: &mut Member<'a>| member.world.borrow_mut().outlook(&member.woken);
             let own = stop.is_none().then(|| self.members.iter_mut().map(outlook).fold(Outlook::NOTHING, Outlook::and));
             let all = company.outlook(own);
             if let Some(stop) = stop {

@@ -9,37 +9,30 @@ use ep_core::Layout;
 use super::crew::{Closed, Company, Crew, Ended, Outcomes, Outlook, Stop, caught};
 use super::mail::Bag;
 use super::{Partitions, Timing};
-use crate::cluster::{Outcome, Run};
+use crate::cluster::{Begin, Outcome, Root, Run};
 use crate::explore::Config;
 use crate::machine::Machine;
 use crate::violation::Violation;
 
 /// Runs all partitions on this thread.
-pub(crate) fn run<T, F>(layout: &Layout, config: &Config, timing: &Timing, each: &F) -> Result<Run<T>, Violation>
-where
-    F: AsyncFn(Machine) -> T,
-{
+pub(crate) fn run(layout: &Layout, config: &Config, timing: &Timing, begin: &Begin<'_>) -> Result<Run<()>, Violation> {
     let partitions = Partitions::new(layout.topology(), &timing.model);
-    let crew = Crew::new(layout, (config, timing), (partitions, 0..partitions.count()), each);
+    let crew = Crew::new(layout, (config, timing), (partitions, 0..partitions.count()), begin);
     conclude(vec![crew.run(&mut Alone)])
 }
 
 /// Runs the partitions on `threads` threads, or fewer where there are fewer partitions: it comes out the same.
-pub(crate) fn run_on<T, F>(
+pub(crate) fn run_on<'a>(
     threads: NonZeroUsize,
     layout: &Layout,
     (config, timing): (&Config, &Timing),
-    each: &F,
-) -> Result<Run<T>, Violation>
-where
-    T: Send,
-    F: AsyncFn(Machine) -> T + Sync,
-{
+    begin: &(dyn Fn(Machine) -> Root<'a> + Sync + 'a),
+) -> Result<Run<()>, Violation> {
     let partitions = Partitions::new(layout.topology(), &timing.model);
     let count = partitions.count();
     let threads = threads.get().min(count);
     if threads == 1 {
-        return run(layout, config, timing, each);
+        return run(layout, config, timing, begin);
     }
     let crews: Vec<Range<usize>> =
         (0..threads).map(|thread| thread * count / threads..(thread + 1) * count / threads).collect();
@@ -50,7 +43,7 @@ where
             scope.spawn(move || {
                 let mut company = Among { post, number };
                 let numbers = post.crews[number].clone();
-                let crew = caught(|| Ok(Crew::new(layout, (config, timing), (partitions, numbers), each)));
+                let crew = caught(|| Ok(Crew::new(layout, (config, timing), (partitions, numbers), begin)));
                 if crew.is_err() {
                     company.outlook(None);
                 }
@@ -64,7 +57,7 @@ where
 }
 
 /// What came of it, crews in the order of their partitions.
-fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
+fn conclude(crews: Vec<Outcomes>) -> Result<Run<()>, Violation> {
     let mut all = Vec::new();
     let mut how = Ended::Finished;
     for crew in crews {
@@ -78,13 +71,13 @@ fn conclude<T>(crews: Vec<Outcomes<T>>) -> Result<Run<T>, Violation> {
             Err(Stop::Panicked(panic)) => std::panic::resume_unwind(panic),
         }
     }
-    let reports = all.iter_mut().filter_map(|closed: &mut Closed<T>| closed.report.take());
+    let reports = all.iter_mut().filter_map(|closed: &mut Closed| closed.report.take());
     if let Some(report) = reports.reduce(|one, other| Box::new(one.and(*other))) {
         return Err(if how == Ended::Livelock { Violation::Livelock(report) } else { Violation::Deadlock(report) });
     }
     let mut run = Run { outcomes: Vec::new(), events: 0, time: ep_core::Nanos(0), resident: 0, records: Vec::new() };
     for closed in all {
-        run.outcomes.extend(closed.outcomes.into_iter().map(Outcome::Finished));
+        run.outcomes.extend(std::iter::repeat_n(Outcome::Finished(()), closed.finished));
         run.events += closed.events;
         run.time = run.time.max(closed.time);
         run.resident += closed.resident;
