@@ -241,6 +241,11 @@ impl Backend for CudaEndpoint {
         early: &(dyn Any + Send + Sync),
     ) -> Result<Dispatching, Error> {
         let Some(early) = early.downcast_ref::<Early>() else { return Err(early::unsupported()) };
+        // Such rows are taken apart behind the receiving half.
+        let hidden = self.shape().hidden() as usize;
+        if matches!(self.shape().element(), moexpress::Element::Fp8(_)) && !hidden.is_multiple_of(ALIGN) {
+            return Err(Error::unsupported("early consumers", format!("FP8 rows of a multiple of {ALIGN} elements")));
+        }
         CudaEndpoint::send_dispatch_early(self, x, routing, early).await
     }
 

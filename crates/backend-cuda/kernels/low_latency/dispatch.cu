@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     if (ep_low_closed(r, now, a.phases, a.in_flight) || ep_low_crashed(r)) {
         if (sends && threadIdx.x == 0 && own) *ep_low_taken(r, blockIdx.x) = 0;
 #ifndef EP_FAR_H
-        if (a.early != 0 && receives && blockIdx.x == 0 && threadIdx.x == 0) ep_low_stop_early(a);
+        if (a.early != 0 && blockIdx.x == 0 && threadIdx.x == 0) ep_low_stop_early(a, sends);
 #endif
         return;
     }
@@ -82,7 +82,9 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     const bool received = ep_low_end(r, now, op, a.phases, tries, refused, last != EP_LOW_LAST, began);
     if (last == EP_LOW_LAST_IN_TROUBLE_COUNTED && !received) ep_low_untally(r, a);
 #ifndef EP_FAR_H
-    if (a.early != 0) ep_low_end_early(r, a, sends && !refused, receives, received);
+    if (a.early == 0) return;
+    if (!refused) ep_low_end_early(r, a, sends, receives, received);
+    else if (threadIdx.x == 0) ep_low_stop_early(a, sends);
 #endif
 }
 } // namespace ep_low_latency

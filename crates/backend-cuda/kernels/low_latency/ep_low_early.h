@@ -64,9 +64,12 @@ EP_RARE void ep_low_end_early(const EpRank& r, const EpLowDispatchArgs& a, bool 
     if (over) *(volatile ep_u64*)&early->stopped = received ? 0 : now;
 }
 
-/* Says that a launch does nothing, as an earlier one has failed. By one thread. */
-EP_DEV void ep_low_stop_early(const EpLowDispatchArgs& a) {
+/* Says that no rows come: a launch does nothing, as an earlier one has failed, or its choices are refused. A half that `sends` begins a batch, whose
+   counters nobody moves: consumers wait for them, and see that it is stopped. By one thread. */
+EP_DEV void ep_low_stop_early(const EpLowDispatchArgs& a, bool sends) {
     EpEarly* early = (EpEarly*)a.early;
-    *(volatile ep_u64*)&early->stopped = early->epoch;
+    const ep_u64 epoch = early->epoch + (sends ? EP_EPOCH : 0);
+    *(volatile ep_u64*)&early->epoch = epoch;
+    *(volatile ep_u64*)&early->stopped = epoch;
 }
 #endif

@@ -47,7 +47,7 @@ EP_DEV void ep_pull(const EpRank& r, const EpCombineArgs& a, const EpSumShape& s
     if (threadIdx.x == 0) *pulled = all;
     ep_delay(r, EP_LANE_CONTROL, (ep_u64)blockIdx.x << 32 | role.index);
     if (ep_planted(r, EP_PLANT_NOT_WAITING_FOR_PULLS)) ep_be_last(r);
-    if (all && !ep_failed(r)) {
+    if (all && !ep_warp_any(ep_failed(r))) {
         ep_sum_rows(r, a, shape, sources, walk, memory, there + role.index * r.w.ranks, role.index, role.count, began);
         if (a.weights) ep_sum_weights(r, a, sources, threads);
     }

@@ -351,7 +351,7 @@ c_struct! {
         pub(crate) stages: u32,
         /// Rows of a token that a stage holds, 1 or more.
         pub(crate) rows: u32,
-        /// Bytes of a part of a row, as it is summed: a multiple of 16, at most EP_SUM_UNITS for each lane.
+        /// Bytes of a part of a row, as it is summed: a multiple of 16.
         pub(crate) part: u32,
     }
 }

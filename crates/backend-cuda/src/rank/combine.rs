@@ -61,8 +61,10 @@ impl Shape {
             state(ranks, pulling) + pull + copy_state(copiers(pulling))
         };
         let wished = (BULK_FLIGHT / (blocks * SUM_STAGES * ranks * part)).clamp(PULLING[0], PULLING[1]);
-        let fits = |pulling: &u32| before(*pulling) + copiers(*pulling) * STAGES * LEAST_CHUNK <= room;
-        let pulling = (1..=wished).rev().find(fits).unwrap_or(1);
+        let fits = |pulling: u32, chunk: u32| before(pulling) + copiers(pulling) * STAGES * chunk <= room;
+        // Where shared memory is small, chunks are smaller before warps are few.
+        let most = |least: u32| (1..=wished).rev().find(|&pulling| fits(pulling, least));
+        let pulling = [LEAST_CHUNK, 2048, 128].into_iter().find_map(most).unwrap_or(1);
         let chunk = chunk(copiers(pulling), room.saturating_sub(before(pulling)));
         let shared_memory = before(pulling) + copiers(pulling) * STAGES * chunk;
         Self { pulling, sums, copiers: copiers(pulling), chunk, shared_memory }
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_block_fits_into_shared_memory_and_warps_whatever_the_row() {
-        for (memory, copies) in [(163 << 10, false), (163 << 10, true), (226 << 10, false), (226 << 10, true)] {
+        for (memory, copies) in [(98 << 10, false), (98 << 10, true), (226 << 10, false), (226 << 10, true)] {
             for (bytes, ranks) in [(16, 1), (272, 8), (14336, 2), (14336, 3), (14336, 8), (14336, 72), (131_072, 8)] {
                 for blocks in [1, 8, 24, 48, 132] {
                     let shape = Shape::of_bulk(blocks, bytes, ranks, copies, memory);
@@ -185,6 +187,7 @@ mod tests {
     fn few_blocks_have_many_warps_that_pull() {
         let shape = |blocks| Shape::of_bulk(blocks, 14336, 2, true, 226 << 10);
         assert_eq!([8, 16, 24, 48].map(|blocks| shape(blocks).pulling), [17, 17, 12, 6]);
+        assert!(Shape::of_bulk(24, 14336, 2, true, 98 << 10).pulling > 4);
         assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7424), (4, 8192)]);
     }
 }

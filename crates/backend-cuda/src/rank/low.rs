@@ -175,9 +175,15 @@ impl RankDevice {
         let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
         let shared_memory = 4 * (5 * self.ranks() + 2);
         let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
-        let kernel = match self.kernels.low_combine_ready {
-            Some(waits) if args.ready != 0 => waits,
-            _ => self.kernels.low_combine,
+        let kernel = match (args.ready, self.kernels.low_combine_ready) {
+            (0, _) => self.kernels.low_combine,
+            (_, Some(waits)) => waits,
+            (_, None) => {
+                return Err(CudaError::Driver {
+                    call: "a combine that waits for results",
+                    code: "over several nodes".into(),
+                });
+            }
         };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(kernel, shape, &args) }

@@ -355,6 +355,34 @@ fn rows_that_do_not_come_are_said_not_to() -> Result<(), String> {
     Ok(())
 }
 
+/// A batch whose choices are refused where they are read is none that came before: consumers are told that its rows do not come.
+fn a_batch_that_is_refused_is_said_not_to_come() -> Result<(), String> {
+    let form = FORMS[0];
+    let all = on_ranks(None, DEADLINE, async |mut ep| {
+        let places = Places::new(&mut ep, form)?;
+        let mut batch = batches(0)?.swap_remove(ep.rank().index());
+        batch.topk_idx[0] = 99;
+        let (x, routing) = low_latency::upload(&mut ep, &batch, form.how)?;
+        let sent = ep.send_dispatch_early(&x, &routing, &places.early).await?;
+        places.consume(&ep, form, Nanos(0))?;
+        // The host may know by now.
+        // SAFETY: as in a round.
+        let _refused = unsafe { ep.receive_dispatch_into(&sent, &places.low(&ep)).await };
+        places.consumed(&ep)?;
+        ep.stream().synchronize()?;
+        // A call is told of the refusal; then what lies in memory may be read.
+        let _told = ep.send_dispatch(&x, &routing).await;
+        ep.values(&places.out)
+    })?;
+    for out in all {
+        let (stopped, vain) = (out[0], out[1]);
+        if stopped == 0 || vain != 0 {
+            return Err(format!("{stopped} blocks were said not to come, {vain} waited for in vain"));
+        }
+    }
+    Ok(())
+}
+
 /// Bad input is named with its limit, before anything moves.
 fn bad_input_is_named_with_its_limit() -> Result<(), String> {
     let all = on_ranks(None, DEADLINE, async |mut ep| {
@@ -400,12 +428,13 @@ fn bad_input_is_named_with_its_limit() -> Result<(), String> {
 /// A case's name, after the rule that it proves, and what it does.
 type Case = (&'static str, fn() -> Result<(), String>);
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     ("rows_are_consumed_as_they_come", rows_are_consumed_as_they_come),
     ("nothing_is_read_too_early", nothing_is_read_too_early),
     ("results_that_are_never_ready_end_by_the_deadline", results_that_are_never_ready_end_by_the_deadline),
     ("readiness_of_another_batch_is_refused", readiness_of_another_batch_is_refused),
     ("rows_that_do_not_come_are_said_not_to", rows_that_do_not_come_are_said_not_to),
+    ("a_batch_that_is_refused_is_said_not_to_come", a_batch_that_is_refused_is_said_not_to_come),
     ("bad_input_is_named_with_its_limit", bad_input_is_named_with_its_limit),
     ("planted_rows_counted_before_they_are_stored_are_caught", || {
         is_caught(Plant::LowCountedEarly, Nanos(0), "combined_x")
