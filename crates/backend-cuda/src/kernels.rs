@@ -34,6 +34,8 @@ pub(crate) struct Kernels {
     pub(crate) low_last_words: Option<Kernel>,
     /// In place of `combine`, where there are several nodes.
     pub(crate) offer_none: Option<Kernel>,
+    /// Whether the combine's were compiled for the bulk copy engine.
+    pub(crate) copies_in_bulk: bool,
     /// By width, ascending.
     combine: Vec<(u32, Kernel)>,
 }
@@ -99,6 +101,7 @@ impl Kernels {
             low_mask: moving(Source::LowMask, 0)?,
             low_last_words: between(Source::LowLastWords).map(|target| load(target, 0)).transpose()?,
             offer_none: between(Source::OfferNone).map(|target| load(target, 0)).transpose()?,
+            copies_in_bulk: build::copies_in_bulk(&arch),
             combine: build::combines(&arch).into_iter().map(wide).collect::<Result<_, _>>()?,
         })
     }

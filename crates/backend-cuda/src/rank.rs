@@ -10,6 +10,7 @@ mod low;
 mod plan;
 mod pulled;
 mod roles;
+mod sums;
 mod tally;
 #[cfg(feature = "workshop")]
 mod workshop;

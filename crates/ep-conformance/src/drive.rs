@@ -41,6 +41,21 @@ pub fn upload<E: Endpoint>(
     Ok((x, Routing::TopK { topk_idx, topk_weights }))
 }
 
+/// What all ranks gave; else the errors of all: one rank's makes the others fail, too.
+///
+/// # Errors
+/// These, as one text.
+pub fn all_of<T>(outcomes: Vec<Result<T, Error>>) -> Result<Vec<T>, String> {
+    let (mut values, mut errors) = (Vec::new(), Vec::new());
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(value) => values.push(value),
+            Err(error) => errors.push(format!("rank {rank}: {error}")),
+        }
+    }
+    if errors.is_empty() { Ok(values) } else { Err(errors.join("; ")) }
+}
+
 /// Dispatches `batch`, lets the reference experts work, combines, and tells what this rank saw and its handle.
 ///
 /// # Errors

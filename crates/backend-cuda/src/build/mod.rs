@@ -30,7 +30,7 @@ pub use shipped::absent_names;
 #[cfg(feature = "workshop")]
 pub use sources::ALL;
 pub use sources::{Source, headers, targets};
-pub(crate) use sources::{combines, low_combine_ready, targets_between};
+pub(crate) use sources::{combines, copies_in_bulk, low_combine_ready, targets_between};
 
 use std::collections::HashMap;
 

@@ -90,7 +90,7 @@ pub const ALL: [Source; 24] = [
 const PULL_WIDTHS: [u32; 4] = [1, 2, 4, 8];
 
 /// Whether GPUs of an architecture have the bulk copy engine.
-fn copies_in_bulk(arch: &str) -> bool {
+pub(crate) fn copies_in_bulk(arch: &str) -> bool {
     let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
     digits.parse::<u32>().is_ok_and(|number| number >= 90)
 }

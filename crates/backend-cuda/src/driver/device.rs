@@ -166,11 +166,6 @@ impl Device {
         self.shared_memory.saturating_sub(1024)
     }
 
-    /// Whether it has the bulk copy engine.
-    pub const fn copies_in_bulk(&self) -> bool {
-        self.capability.0 >= 9
-    }
-
     /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub fn arch(&self) -> String {
         let (major, minor) = self.capability;

@@ -6,8 +6,8 @@ use ep_core::port::Duty;
 
 use super::{Call, RankDevice};
 use crate::args::{
-    self, BARRIER, BATCH_BYTES, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES,
-    SOURCE_BYTES,
+    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES,
+    SumShape,
 };
 use crate::driver::Launch;
 use crate::error::CudaError;
@@ -21,9 +21,6 @@ const FLIGHT: u32 = 2 << 20;
 const BULK_FLIGHT: u32 = 9 << 18;
 /// Stages of each warp that sums these.
 const SUM_STAGES: u32 = 2;
-/// Bytes of a part of a row that it sums at most; bytes of a stage, if no part has less than 16.
-const SUM_PART: u32 = 2048;
-const SUM_STAGE: u32 = 8 << 10;
 /// Warps that pull by the copy engine, at least, where shared memory has room, and at most.
 const PULLING: [u32; 2] = [6, 17];
 /// Warps of a block that copy rows into the window, where they are not there: by registers, and by the bulk copy engine at most. More copy
@@ -32,16 +29,17 @@ const COPIERS: u32 = 2;
 const BULK_COPIERS: u32 = 4;
 /// Chunks of rows that each of them has in shared memory.
 const STAGES: u32 = 4;
-/// Bytes of a chunk at most.
+/// Bytes of a chunk at most, and at least before fewer warps pull: of smaller ones too little is under way.
 const CHUNK: u32 = 8 << 10;
-/// And at least, before fewer warps pull: of smaller ones too little is under way.
 const LEAST_CHUNK: u32 = 6912;
+/// Bytes of one that goes through registers.
+const LOADED_CHUNK: u32 = 16 << 10;
 
 /// How a block is made, and what it has in shared memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Shape {
     pulling: u32,
-    sums: args::SumShape,
+    sums: SumShape,
     copiers: u32,
     chunk: u32,
     shared_memory: u32,
@@ -50,17 +48,15 @@ struct Shape {
 impl Shape {
     /// One of `blocks`, for results of `bytes` bytes; with copiers where it `copies`. `memory`: of a block, where there is a bulk copy engine.
     fn of_bulk(blocks: u32, bytes: u32, ranks: u32, copies: bool, memory: u32) -> Self {
-        let longest = SUM_PART.min(SUM_STAGE / ranks).max(16);
-        let part = bytes.div_ceil(bytes.div_ceil(longest).max(1)).next_multiple_of(16).max(16);
-        let sums = args::SumShape { stages: SUM_STAGES, rows: ranks, part };
+        let sums = SumShape::new(bytes, ranks, SUM_STAGES);
         let copiers = |pulling: u32| if copies { BULK_COPIERS.min(COMBINE_BULK_WARPS - pulling) } else { 0 };
         // Beside what kernels keep by themselves.
         let room = memory.saturating_sub(256);
         let before = |pulling: u32| {
-            let pull = (pulling * SUM_STAGES * (BATCH_BYTES + BARRIER + ranks * part)).next_multiple_of(128);
+            let pull = (pulling * sums.bytes()).next_multiple_of(128);
             state(ranks, pulling) + pull + copy_state(copiers(pulling))
         };
-        let wished = (BULK_FLIGHT / (blocks * SUM_STAGES * ranks * part)).clamp(PULLING[0], PULLING[1]);
+        let wished = (BULK_FLIGHT / (blocks * SUM_STAGES * ranks * sums.part)).clamp(PULLING[0], PULLING[1]);
         let fits = |pulling: u32, chunk: u32| before(pulling) + copiers(pulling) * STAGES * chunk <= room;
         // Where shared memory is small, chunks are smaller before warps are few.
         let most = |least: u32| (1..=wished).rev().find(|&pulling| fits(pulling, least));
@@ -78,7 +74,7 @@ impl Shape {
         let flight = FLIGHT / (blocks * PARTS[usize::from(ranks > 4)] * rows);
         let pulling = flight.clamp(1, COMBINE_WARPS - copiers);
         let shared_memory = state(ranks, pulling) + copy_state(copiers);
-        Self { pulling, sums: args::SumShape::default(), copiers, chunk: CHUNK, shared_memory }
+        Self { pulling, sums: SumShape::default(), copiers, chunk: LOADED_CHUNK, shared_memory }
     }
 }
 
@@ -115,9 +111,9 @@ impl RankDevice {
         }
         // A rank alone has no peers that pull.
         let (copies, ranks, w) = (copies && self.ranks() > 1, self.ranks(), &self.view.w);
-        let device = self.stream.device();
-        let shape = if device.copies_in_bulk() {
-            Shape::of_bulk(self.blocks, w.result_stride as u32, ranks, copies, device.shared_memory())
+        let shape = if self.kernels.copies_in_bulk {
+            let memory = self.stream.device().shared_memory();
+            Shape::of_bulk(self.blocks, w.result_stride as u32, ranks, copies, memory)
         } else {
             Shape::of_loads(self.blocks, w.topk, ranks, copies)
         };
@@ -168,13 +164,13 @@ mod tests {
 
     #[test]
     fn a_block_fits_into_shared_memory_and_warps_whatever_the_row() {
-        for (memory, copies) in [(98 << 10, false), (98 << 10, true), (226 << 10, false), (226 << 10, true)] {
+        let memories = [98 << 10, 163 << 10, 226 << 10];
+        for (memory, copies) in memories.into_iter().flat_map(|memory| [(memory, false), (memory, true)]) {
             for (bytes, ranks) in [(16, 1), (272, 8), (14336, 2), (14336, 3), (14336, 8), (14336, 72), (131_072, 8)] {
                 for blocks in [1, 8, 24, 48, 132] {
                     let shape = Shape::of_bulk(blocks, bytes, ranks, copies, memory);
                     assert!(shape.shared_memory + 256 <= memory, "{bytes} {ranks} {blocks} {memory}: {shape:?}");
                     assert!(shape.pulling + shape.copiers <= COMBINE_BULK_WARPS && (shape.copiers > 1) == copies);
-                    assert!(shape.sums.part <= SUM_PART.min((SUM_STAGE / ranks).next_multiple_of(16)), "{shape:?}");
                 }
             }
         }

@@ -5,8 +5,8 @@ use ep_core::port::Duty;
 
 use super::{Call, RankDevice};
 use crate::args::{
-    self, BARRIER, BATCH_BYTES, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
-    RING_SOURCE_BYTES,
+    self, BARRIER, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
+    RING_SOURCE_BYTES, SumShape,
 };
 use crate::driver::Launch;
 use crate::error::CudaError;
@@ -23,10 +23,6 @@ const STAGES: u32 = 4;
 const COPIERS: u32 = 2;
 /// Stages of a warp that sums.
 const SUM_STAGES: u32 = 3;
-/// Bytes of a part of a row that a warp sums at most.
-const SUM_PART: u64 = 2048;
-/// Bytes of such a stage.
-const SUM_STAGE: u32 = 8 << 10;
 
 /// What the warps of a block do.
 type Roles = [BlockRole; PULLED_WARPS as usize];
@@ -133,7 +129,7 @@ impl RankDevice {
         let args = args::CombinePulled {
             ring: *ring,
             pullers: block.pullers,
-            sums: args::SumShape { stages: SUM_STAGES, rows: block.sum_rows, part: block.part },
+            sums: block.sums,
             copiers: COPIERS,
             stages: STAGES,
             piece_room: block.room,
@@ -154,11 +150,10 @@ impl RankDevice {
 }
 
 /// How the blocks of a combine are made, and what they have in shared memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 struct CombineBlock {
     pullers: u32,
-    sum_rows: u32,
-    part: u32,
+    sums: SumShape,
     room: u32,
     piece: u32,
     pieces: u32,
@@ -171,20 +166,17 @@ impl CombineBlock {
         let pieces = bytes.div_ceil(PART).max(1);
         let piece = bytes.div_ceil(pieces).next_multiple_of(16).max(16);
         let room = (piece + (u64::from(topk) * 4).next_multiple_of(16)).next_multiple_of(128) as u32;
-        // By a membership a token may go to all of them.
-        let sum_rows = ranks;
-        let longest = SUM_PART.min(u64::from(SUM_STAGE / sum_rows)).max(16);
-        let part = bytes.div_ceil(bytes.div_ceil(longest).max(1)).next_multiple_of(16).max(16) as u32;
+        let sums = SumShape::new(bytes as u32, ranks, SUM_STAGES);
         let laying = COPIERS * (STAGES * (ITEM_BYTES + BARRIER + room) + ITEM_BYTES + 4 * LAID_LOG);
         let per_rank = 2 * OUTBOX_END_BYTES + RING_SOURCE_BYTES + 8 * COPIERS + 4;
         let takes = |pullers: u32| {
-            let summing = pullers * (SUM_STAGES * (BATCH_BYTES + BARRIER + sum_rows * part) + 4 + 4 * ranks);
+            let summing = pullers * (sums.bytes() + 4 + 4 * ranks);
             // Behind the state the stages begin anew at a multiple of 128.
             laying + ranks * per_rank + summing + 128
         };
         let pullers = (1..=PULLED_WARPS - COPIERS - 2).rev().find(|&warps| takes(warps) + 256 <= memory).unwrap_or(1);
         let shared_memory = takes(pullers);
-        Self { pullers, sum_rows, part, room, piece: piece as u32, pieces: pieces as u32, shared_memory }
+        Self { pullers, sums, room, piece: piece as u32, pieces: pieces as u32, shared_memory }
     }
 
     fn roles(&self) -> Roles {
@@ -217,7 +209,7 @@ mod tests {
             for (bytes, ranks) in [(16, 2), (272, 8), (14336, 2), (14336, 4), (14336, 8), (14336, 72), (131_072, 8)] {
                 let block = CombineBlock::new(bytes, 8, ranks, memory);
                 assert!(block.shared_memory + 256 <= memory, "{bytes} {ranks} {memory}: {block:?}");
-                assert!(block.part <= 2048 && block.pullers >= 1);
+                assert!(block.sums.part <= 2048 && block.pullers >= 1);
                 assert_eq!(warps_of(&block.roles()), block.pullers + COPIERS + 2);
             }
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use ep_conformance::drive::all_of;
 use ep_conformance::verify::{bits_of, bytes_of};
 use ep_conformance::workload::{Batch, Workload};
 use ep_core::engine::{Received, Routing};
@@ -89,15 +90,7 @@ impl Layer {
         let cluster = if self.world.topology().nodes() > 1 { cluster.far(Loop::new()) } else { cluster };
         let outcomes =
             cluster.build(self.shape).and_then(|cluster| cluster.run(user)).map_err(|error| error.to_string())?;
-        // One rank's error makes the others fail, too: all are told.
-        let (mut values, mut errors) = (Vec::new(), Vec::new());
-        for (rank, outcome) in outcomes.into_iter().enumerate() {
-            match outcome {
-                Ok(value) => values.push(value),
-                Err(error) => errors.push(format!("rank {rank}: {error}")),
-            }
-        }
-        if errors.is_empty() { Ok(values) } else { Err(errors.join("; ")) }
+        all_of(outcomes)
     }
 
     /// The batches of all ranks, of turn `turn`.

@@ -70,6 +70,23 @@ async fn captured(ep: &mut CudaEndpoint, input: &Uploaded, how: Weighing) -> Res
     Ok((stream.end_capture()?, Round { got, back }))
 }
 
+/// Replays a graph, each time with another batch, and holds what it brought against the oracle.
+fn replay_turns(
+    layer: &Layer,
+    ep: &mut CudaEndpoint,
+    (graph, seen): (&mut Graph, &Round),
+    input: &mut Uploaded,
+    how: Weighing,
+) -> Result<(), Error> {
+    for turn in 1..=turns(100, 6) {
+        let batches = layer.batches(turn)?;
+        input.replace(ep, &batches[ep.rank().index()])?;
+        replay(ep, graph)?;
+        compare(layer, ep, turn, seen, &batches, how)?;
+    }
+    Ok(())
+}
+
 /// Replays of dispatch and combine, in both forms.
 pub(crate) fn replays() -> Verdict {
     replays_on(Layer::new)
@@ -91,13 +108,7 @@ fn replays_on(make: Make) -> Verdict {
             let mut input = Uploaded::new(&mut ep, &first[me])?;
             let (mut graph, seen) = captured(&mut ep, &input, how).await?;
             layer.meet()?;
-            for turn in 1..=turns(100, 6) {
-                let batches = layer.batches(turn)?;
-                input.replace(&mut ep, &batches[me])?;
-                replay(&ep, &mut graph)?;
-                compare(&layer, &ep, turn, &seen, &batches, how)?;
-            }
-            Ok(())
+            replay_turns(&layer, &mut ep, (&mut graph, &seen), &mut input, how)
         })?;
     }
     Ok(())
@@ -135,12 +146,7 @@ pub(crate) fn early() -> Verdict {
         let back = ep.receive_combine(&sums).await?;
         let (mut graph, seen) = (stream.end_capture()?, Round { got, back });
         layer.meet()?;
-        for turn in 1..=turns(100, 6) {
-            let batches = layer.batches(turn)?;
-            input.replace(&mut ep, &batches[me])?;
-            replay(&ep, &mut graph)?;
-            compare(&layer, &ep, turn, &seen, &batches, how)?;
-        }
+        replay_turns(&layer, &mut ep, (&mut graph, &seen), &mut input, how)?;
         same("blocks that did not come", 0, &ep.values(&out)?, &[0, 0])
     })?;
     Ok(())

@@ -244,7 +244,7 @@ impl CudaEndpoint {
             let all = [Arc::clone(&x.memory) as _, Arc::clone(&routed) as _];
             all.into_iter().chain(early.map(Early::memory)).collect()
         })?;
-        Ok(Dispatching { sent, routed, x, early: early.map(Early::begin) })
+        Ok(Dispatching { sent, routed, x, early: early.map(|early| early.begin(self.desk.mark())) })
     }
 
     /// The receiving half of a dispatch, into memory of the caller's where he gives some.

@@ -10,6 +10,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use ep_core::engine::Mark;
 use ep_core::engine::low_latency::LowRoutingOf;
 use ep_core::{Endpoint as _, Error, device};
 
@@ -100,7 +101,9 @@ impl Early {
             return Err(Error::invalid("early", "of another endpoint", "one of this endpoint"));
         }
         let last = self.inner.last.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
-        if last.is_some_and(|batch| !batch.received.load(Ordering::Relaxed)) {
+        // One of before a recovery cannot be received any more.
+        let lasts = |batch: &Batch| batch.mark.check("early", &endpoint.desk.mark()).is_ok();
+        if last.is_some_and(|batch| !batch.received.load(Ordering::Relaxed) && lasts(&batch)) {
             let limit = "those of a dispatch that was received";
             return Err(Error::invalid("early", "of a dispatch that is still to be received", limit));
         }
@@ -108,8 +111,8 @@ impl Early {
     }
 
     /// The batch that is sent now.
-    pub(super) fn begin(&self) -> Arc<Batch> {
-        let batch = Arc::new(Batch { early: self.clone(), received: AtomicBool::new(false) });
+    pub(super) fn begin(&self, mark: Mark) -> Arc<Batch> {
+        let batch = Arc::new(Batch { early: self.clone(), mark, received: AtomicBool::new(false) });
         *self.inner.last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&batch);
         batch
     }
@@ -119,6 +122,7 @@ impl Early {
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) early: Early,
+    mark: Mark,
     received: AtomicBool,
 }
 
@@ -199,13 +203,13 @@ impl CudaEndpoint {
     /// half takes at most; where it takes all, a consumer begins when it ends.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without room for low latency, over several nodes, and in a capture; [`Error::Invalid`] for `rows` or multiprocessors that are 0,
-    /// and for more rows than an expert has room for; [`Error::Broken`] for want of memory.
+    /// [`Error::Unsupported`] without room for low latency, over several nodes, and in a capture; [`Error::Invalid`] for `rows` or multiprocessors that are 0;
+    /// [`Error::Broken`] for want of memory.
     pub fn early(&self, rows: u32, multiprocessors: Option<u32>) -> Result<Early, Error> {
         self.check_early()?;
         self.stream().must_run("making counters of early consumers")?;
         let (experts, room) = (self.layout().local_experts(), self.expert_room());
-        check_rows("rows of a block", rows, room)?;
+        check_rows(rows)?;
         check_multiprocessors(multiprocessors)?;
         let blocks = room.div_ceil(rows);
         let memory = Scratch::new(self.stream(), device::Early::bytes(experts as usize * blocks as usize))?;
@@ -297,7 +301,7 @@ impl CudaEndpoint {
                 })
             }
             Signals::Blocks { signals, rows } => {
-                check_rows("rows of a block", *rows, room)?;
+                check_rows(*rows)?;
                 words(signals, *rows, room.div_ceil(*rows))
             }
             Signals::Experts(signals) => words(signals, room, 1),
@@ -305,11 +309,12 @@ impl CudaEndpoint {
     }
 }
 
-fn check_rows(what: &str, rows: u32, room: u32) -> Result<(), Error> {
-    if (1..=room).contains(&rows) {
-        return Ok(());
+/// There may be more than an expert has room for: then all its rows are one block.
+fn check_rows(rows: u32) -> Result<(), Error> {
+    if rows == 0 {
+        return Err(Error::invalid("rows of a block", 0, "at least 1"));
     }
-    Err(Error::invalid(what, rows, format_args!("1 to {room}, the rows that an expert has room for")))
+    Ok(())
 }
 
 fn check_multiprocessors(multiprocessors: Option<u32>) -> Result<(), Error> {
