@@ -80,6 +80,16 @@ impl Suite {
         self
     }
 
+    /// Of what it has so far, a run that is not [thorough] runs those alone whose names `takes` holds for. The others are counted as ignored, and
+    /// say why.
+    #[must_use]
+    pub fn share(mut self, takes: impl Fn(&str) -> bool) -> Self {
+        if !thorough() {
+            self.0 = self.0.into_iter().map(|trial| if takes(trial.name()) { trial } else { left(trial) }).collect();
+        }
+        self
+    }
+
     /// Runs all cases, as [`main`] does.
     pub fn run(self) -> ExitCode {
         run(self.0)
@@ -101,6 +111,15 @@ impl Suite {
         self.0.extend(taken.map(|case| trial_in_processes(&apart, &pool, &case)));
         self.run()
     }
+}
+
+/// In place of a case that only a thorough run runs. One that is ignored anyway keeps its reason.
+fn left(trial: Trial) -> Trial {
+    if trial.has_ignored_flag() {
+        return trial;
+    }
+    const REASON: &str = "EP_THOROUGH=1 runs it";
+    skip_or(Some(REASON), trial.name().to_owned(), || Ok(()))
 }
 
 fn run(trials: Vec<Trial>) -> ExitCode {
@@ -163,6 +182,11 @@ fn time_limit() -> Duration {
 /// that `cargo test` ends in minutes.
 pub fn thorough() -> bool {
     env_number("EP_THOROUGH").is_some_and(|asked| asked > 0)
+}
+
+/// Of what is drawn, or tried one by one: `all` in a [thorough] run, else `some`.
+pub fn share<T>(all: T, some: T) -> T {
+    if thorough() { all } else { some }
 }
 
 /// A number from the environment.

@@ -22,8 +22,6 @@ pub(crate) struct Apart<N> {
     pub(crate) campaign: u32,
     /// Of how many seeds of a case one is run: each run is a meeting of processes, and most seeds change nothing here.
     pub(crate) one_in: u64,
-    /// Why nothing can run here.
-    pub(crate) absent: Option<&'static str>,
     /// What befalls a rank that has met the others.
     pub(crate) befall: fn(Rank) -> Result<(), String>,
 }
@@ -31,10 +29,6 @@ pub(crate) struct Apart<N> {
 impl<N: Network> Processes for Apart<N> {
     type Endpoint = Engine<Decorated<Machine<AnyLanes>, Fate>>;
     type Stay = Arc<Member>;
-
-    fn absent(&self) -> Option<&'static str> {
-        self.absent
-    }
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {

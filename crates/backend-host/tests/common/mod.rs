@@ -28,8 +28,6 @@ pub(crate) struct Host<N> {
     pub(crate) largest: (u32, u32),
     /// Of how many seeds of a case one is run.
     pub(crate) one_in: u64,
-    /// Why nothing can run here.
-    pub(crate) absent: Option<&'static str>,
 }
 
 impl<N: Network> Host<N> {
@@ -41,10 +39,6 @@ impl<N: Network> Host<N> {
 
 impl<N: Network> Backend for Host<N> {
     type Endpoint = Engine<Decorated<Machine<AnyLanes>, Fate>>;
-
-    fn absent(&self) -> Option<&'static str> {
-        self.absent
-    }
 
     fn lacks(&self, what: Requirement) -> Option<&'static str> {
         match what {

@@ -47,4 +47,4 @@ fn paced(setup: &Setup) -> Loop {
 }
 
 /// Schedules are the machine's affair here: most seeds change nothing. [`Double`](crate::double::Double) has them all.
-pub(crate) const RANKS: Host<Loops> = Host { network: Loops, campaign: 20, largest: (3, 2), one_in: 8, absent: None };
+pub(crate) const RANKS: Host<Loops> = Host { network: Loops, campaign: 20, largest: (3, 2), one_in: 8 };
