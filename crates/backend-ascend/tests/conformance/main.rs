@@ -13,7 +13,7 @@ mod zombies;
 
 use ep_ascend::twin::{Host, Library, Machine, Session, TwinError};
 use ep_ascend::{AscendEndpoint, Cluster, Roles};
-use ep_conformance::harness::{Suite, run_case, thorough};
+use ep_conformance::harness::{Suite, run_case, share};
 use ep_conformance::script::{Script, Seen, device};
 use ep_conformance::{Backend, Requirement, Setup, Travels};
 use ep_core::incident::Incident;
@@ -24,9 +24,6 @@ use apart::Apart;
 use common::{IN_CASES, befall};
 use libtest_mimic::{Failed, Trial};
 use zombies::Zombies;
-
-/// Seeds of a case, where neither `EP_NPU_SEEDS` nor `EP_SEEDS` says: of a plain run, and of a thorough one.
-const SEEDS: [u64; 2] = [2, 20];
 
 /// The variable that tells ranks' processes where the library is.
 const LIBRARY: &str = "EP_TEST_TWIN";
@@ -65,6 +62,16 @@ const APART: [&str; 12] = [
     "nodes_a_rank_that_leaves_after_its_last_operation_fails_nobody",
 ];
 
+/// Cases that take seconds each, left to a thorough run.
+const LEFT: [&str; 6] = [
+    "twin::by_expert_thousands_of_experts_at_a_rank",
+    "twin::engine_fp8_rows_of_every_scaling",
+    "twin::failure_a_starved_rank_is_only_slow",
+    "twin::low_latency_many_operations",
+    "twin::nodes_every_chunk_and_credit_of_far_rings",
+    "twin::nodes_with_rings_of_one_slot_everywhere",
+];
+
 /// Ranks on the twin.
 struct Twin {
     library: Library,
@@ -80,7 +87,7 @@ impl Twin {
                 .ok()
                 .map(|seeds| seeds.parse().unwrap_or_else(|_| panic!("{name} is a number of seeds")))
         };
-        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(SEEDS[usize::from(thorough())]);
+        let seeds = said("EP_NPU_SEEDS").or_else(|| said("EP_SEEDS")).unwrap_or(share(20, 1));
         Self { library, seeds, plant: 0 }
     }
 
@@ -158,7 +165,7 @@ impl Backend for Twin {
     }
 
     fn campaign(&self) -> u32 {
-        24
+        share(24, 6)
     }
 
     fn largest(&self) -> (u32, u32) {
@@ -259,7 +266,7 @@ fn main() -> ExitCode {
     let planted = Trial::test("planted_faults_are_caught_by_cases", planted_faults_are_caught_by_cases);
     let library = shipped();
     let here = || Twin::new(library.clone());
-    let suite = Suite::default().on("twin", here()).with(vec![planted]);
+    let suite = Suite::default().on("twin", here()).share(|name| !LEFT.contains(&name)).with(vec![planted]);
     let all = std::env::var_os("EP_TWIN_ALL").is_some();
     let apart = Apart { library: library.clone(), here: here() };
     suite.run_with_processes_for(apart, |name| all || APART.contains(&name))

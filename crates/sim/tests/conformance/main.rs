@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use ep_conformance::Requirement;
-use ep_conformance::harness::{Suite, thorough};
+use ep_conformance::harness::{Suite, share};
 use ep_core::layout::Queues;
 
 mod explore;
@@ -12,8 +12,34 @@ mod timed;
 use explore::Simulator;
 use timed::Timed;
 
+/// Suites of tables other than that of the first.
+const OTHERS: [&str; 2] = ["rows-and-credit::", "one::"];
+/// What is in names of cases whose ranks are, or may be, of several nodes: which lanes share a queue there is nothing to the rest.
+const FAR: [&str; 11] = [
+    "far_",
+    "nodes",
+    "campaign",
+    "zombie",
+    "forward",
+    "partial",
+    "to_a_node",
+    "share_too_long",
+    "far_rings",
+    "staging",
+    "second_poster",
+];
+
+/// It takes as long as all the others together.
+const LONG: &str = "nodes_eight_of_eight";
+
+/// Whether a run that is not thorough runs the case.
+fn takes(name: &str) -> bool {
+    let other = OTHERS.iter().find_map(|suite| name.strip_prefix(suite));
+    other.is_none_or(|case| case != LONG && FAR.iter().any(|far| case.contains(far)))
+}
+
 fn main() -> ExitCode {
-    let (most, campaign) = if thorough() { (2000, 300) } else { (300, 60) };
+    let (most, campaign) = share((2000, 300), (100, 30));
     let simulator = |far_lanes| Simulator { far_lanes, units: false, campaign };
     Suite::default()
         .on("per-role", Simulator { campaign: most, ..simulator(Queues::PER_ROLE) })
@@ -22,5 +48,6 @@ fn main() -> ExitCode {
         .on_those("units", Requirement::LowLatency, Simulator { units: true, ..simulator(Queues::PER_ROLE) })
         .on_those("timed-units", Requirement::LowLatency, Timed { units: true })
         .on("timed", Timed { units: false })
+        .share(takes)
         .run()
 }

@@ -3,6 +3,7 @@
 
 use std::num::NonZeroUsize;
 
+use ep_conformance::harness::share;
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
 use ep_core::engine::Engine;
@@ -49,7 +50,7 @@ impl Backend for Timed {
     }
 
     fn campaign(&self) -> u32 {
-        200
+        share(200, 50)
     }
 
     fn run<T, F>(&self, setup: &Setup, user: F) -> Result<Vec<Option<T>>, String>
