@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use ep_core::layout::Kind;
+use ep_core::layout::{Kind, SLOT_ALIGN};
 use ep_core::{Element, Error, Layout, Rank};
 
 use crate::args;
@@ -202,8 +202,8 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
     let most = plan.ranks * plan.tokens;
     let arrays = Scratch::new(&stream, most as usize * (plan.topk as usize * 12 + 8))?;
     let out = Scratch::new(&stream, plan.tokens as usize * row.results().payload_stride() as usize)?;
-    let block = layout.arena().offset.0.next_multiple_of(64);
-    let results = (block + row.block_bytes(most.into())).next_multiple_of(64);
+    let block = layout.arena().offset.0.next_multiple_of(SLOT_ALIGN);
+    let results = (block + row.block_bytes(most.into())).next_multiple_of(SLOT_ALIGN);
     let anywhere = Scratch::new(&stream, most as usize * row.results().payload_stride() as usize)?;
     let call = |kind| Call { kind, settings: 7, plan: device_plan.address() };
     let mut bench = Bench { rank, barrier, meetings: 0, repetitions: plan.repetitions };
@@ -331,7 +331,7 @@ fn one(plan: &Plan, shapes: &[Blocks], rank: RankDevice, me: u32, barrier: &dyn 
 /// What stores of the kernels' multiprocessors carry to all peers at once, in GB/s.
 fn ceiling(bench: &mut Bench<'_>, layout: &Layout, source: &Scratch) -> Result<f64, Error> {
     let (ranks, arena) = (u64::from(layout.topology().ranks()), layout.arena());
-    let base = arena.offset.0.next_multiple_of(64);
+    let base = arena.offset.0.next_multiple_of(SLOT_ALIGN);
     let bytes = ((arena.end() - base) / ranks).min(source.bytes() as u64).min(64 << 20) / 16 * 16;
     let args = args::Ceiling { source: source.address(), base, bytes };
     // SAFETY: `source` has so many bytes, and so has every peer's arena.

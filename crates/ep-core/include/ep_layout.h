@@ -32,7 +32,7 @@ static_assert(sizeof(ep_u32) == 4 && sizeof(ep_i32) == 4 && sizeof(ep_u64) == 8 
 #define EP_CELL_BYTES 8ull
 #define EP_LINE_BYTES 64ull
 #define EP_ROW_ALIGN 16ull
-#define EP_SLOT_ALIGN 64ull
+#define EP_SLOT_ALIGN 128ull
 #define EP_NO_BASE 18446744073709551615ull
 #define EP_MASKED 281474976710655ull
 #define EP_UNIT_BYTES 16ull

@@ -64,7 +64,7 @@ impl Choice {
 /// Sizes of a row for one shape.
 ///
 /// ```text
-/// header: RowHeader 16 B, Choice[topk] 8 B each, padded to 16 B | payload, padded to 16 B | padding to 64 B
+/// header: RowHeader 16 B, Choice[topk] 8 B each, padded to 16 B | payload, padded to 16 B | padding to 128 B
 ///
 /// payload, bf16: codes 2 B each
 /// payload, FP8:  codes 1 B each, padded to 16 B | scales, f32 or one byte each
@@ -180,7 +180,7 @@ impl RowFormat {
 /// Rows at their final place: all codes, then all scales, then all headers, so that codes and scales are a dense tensor each.
 ///
 /// ```text
-/// codes, each padded to 16 B | to 64 B | scales, where rows have some, each padded to 4 B | to 64 B | headers, each padded to 16 B | to 64 B
+/// codes, each padded to 16 B | to 128 B | scales, where rows have some, each padded to 4 B | to 128 B | headers, each padded to 16 B | to 128 B
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Block {
@@ -311,8 +311,8 @@ mod tests {
         assert_eq!((row.payload_bytes(), row.payload_stride(), row.header_bytes()), (34, 48, 48));
         let block = row.block(Offset(128), 3);
         assert_eq!(block.codes(2).offset, Offset(128 + 96));
-        assert_eq!(block.header(0).offset, Offset(128 + 192));
-        assert_eq!(block.span().len, 192 + 192);
+        assert_eq!(block.header(0).offset, Offset(128 + 256));
+        assert_eq!(block.span().len, 256 + 256);
         assert_eq!(block.parts(1).collect::<Vec<_>>(), [(0..34, Offset(128 + 48))]);
     }
 
@@ -325,10 +325,10 @@ mod tests {
             let parts = block.parts(2).map(|(part, at)| (part, at.0));
             (row.codes_stride(), row.scales_stride(), parts.collect::<Vec<_>>())
         };
-        // 3 x 7168 bytes are a multiple of 64.
+        // 3 x 7168 bytes are a multiple of 128.
         let expected = vec![(0..7168, 2 * 7168), (7168..7392, 3 * 7168 + 2 * 224)];
         assert_eq!(placed(Element::Fp8(Scaling::Exact), 7168), (7168, 224, expected));
-        let expected = vec![(0..300, 608), (304..307, 960 + 8)];
+        let expected = vec![(0..300, 608), (304..307, 1024 + 8)];
         assert_eq!(placed(Element::Fp8(Scaling::Ue8m0), 300), (304, 4, expected));
     }
 }

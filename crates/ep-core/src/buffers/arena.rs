@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn what_is_given_back_is_one_piece_again() {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
-        let arena = Arena::new(Offset(64).span(10 * format.block_bytes(1)));
+        let arena = Arena::new(Offset(SLOT_ALIGN).span(10 * format.block_bytes(1)));
         let blocks: Vec<_> = (0..10).map(|_| arena.take(&format, 1).unwrap()).collect();
         assert!(arena.take(&format, 1).is_none());
         for at in [3, 5, 4, 0, 9, 1, 2, 8, 6, 7] {
@@ -289,11 +289,24 @@ mod tests {
         assert!(arena.take(&format, 0).is_some());
     }
 
+    /// A line of a GPU's cache: whatever lies across two of them is read and written twice.
+    #[test]
+    fn blocks_of_any_number_of_rows_begin_at_a_line() {
+        for (hidden, topk) in [(7168, 8), (17, 3), (1, 1)] {
+            let format = RowFormat::new(&Shape::builder().hidden(hidden).topk(topk).build().unwrap());
+            let arena = Arena::new(Offset(1).span(64 << 20));
+            for rows in 1..40 {
+                let block = arena.take(&format, rows).unwrap();
+                assert!(block.base().0.is_multiple_of(128), "{rows} rows of {hidden} elements: {:?}", block.base());
+            }
+        }
+    }
+
     #[test]
     fn what_is_said_to_have_room_has_it() {
         let format = RowFormat::new(&Shape::builder().hidden(40).topk(3).build().unwrap());
         let both = |rows| format.block_bytes(rows) + format.results().block_bytes(rows);
-        for bytes in [0, 100, both(1) - 1, both(1), both(7) - 64, both(7), both(8) - 64] {
+        for bytes in [0, 100, both(1) - 1, both(1), both(7) - SLOT_ALIGN, both(7), both(8) - SLOT_ALIGN] {
             let arena = Arena::new(Offset(128).span(bytes));
             let room = arena.room(&format);
             assert!(arena.take(&format, room).is_some() && arena.take(&format.results(), room).is_some(), "{bytes}");
@@ -309,7 +322,7 @@ mod tests {
     fn what_a_lost_rank_may_touch_is_never_handed_out_again() {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
         for (lost, drops) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 1), (false, 2)] {
-            let arena = Arena::new(Offset(64).span(format.block_bytes(1)));
+            let arena = Arena::new(Offset(SLOT_ALIGN).span(format.block_bytes(1)));
             let mut held = Some(Held::new(&arena, arena.take(&format, 1).unwrap()));
             held.as_ref().unwrap().offer();
             for recovery in 0..3 {
@@ -325,7 +338,7 @@ mod tests {
     #[test]
     fn memory_is_grantable_when_nobody_holds_it() {
         let format = RowFormat::new(&Shape::builder().hidden(32).topk(1).build().unwrap());
-        let arena = Arena::new(Offset(64).span(format.block_bytes(1)));
+        let arena = Arena::new(Offset(SLOT_ALIGN).span(format.block_bytes(1)));
         let lease = Arc::new(Held::new(&arena, arena.take(&format, 1).unwrap()));
         let other = Arc::clone(&lease);
         drop(lease);

@@ -1,12 +1,12 @@
 //! Bytes: how rows, messages and cells lie in a window. The one home of every offset.
 //!
 //! All numbers are little-endian. The window of every rank is cut the same way, in this order ([`Layout::regions`]);
-//! every region and every part named below starts at a multiple of 64 bytes:
+//! every region and every part named below starts at a multiple of 128 bytes:
 //!
 //! ```text
 //! cells     2 generation banks x writers x lanes, one 64-byte line each; then 2 banks x mailboxes, likewise
 //! counts    2 operation banks x writers, one counts message each; and one outbox
-//! notes     2 operation banks x writers, 64 bytes each; and one outbox per peer
+//! notes     2 operation banks x writers, 128 bytes each; and one outbox per peer
 //! rings     writers x (channels x slots) row slots; filled by the writer, emptied by the owner. With pulled placement the
 //!           near ones are the outbox instead ([`Outbox`]): filled by the owner, read by its node; and nothing is staged near
 //! staging   peers x (channels x staging slots) row slots; the sources of the owner's puts

@@ -39,7 +39,7 @@ DISPATCHES, RESULTS = 3, 2
 """Batches of dispatched rows, and of results, for which there is room."""
 SHARE = 8
 """An arena made for batches takes at most one part of so many of the free memory."""
-ALIGN = 64
+ALIGN = 128
 """Bytes that the edges of an arena may cost."""
 
 
