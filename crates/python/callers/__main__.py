@@ -58,7 +58,7 @@ def main() -> int:
         for row in processes.run(setup):
             print(row, flush=True)
             for made in row.buffers if arguments.sizes else ():
-                print(f"{'':10} Buffer({made})", flush=True)
+                print(f"{'':13} Buffer({made})", flush=True)
             failed, passed = failed + bool(row.error), passed + (not row.error)
     if not failed + passed:
         print(f"no case has {arguments.only!r} in its name", file=sys.stderr)

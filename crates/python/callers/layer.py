@@ -98,26 +98,32 @@ def plain(x: Tensor, topk_idx: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) 
     return y
 
 
-def fp8_there_and_back(x: Tensor, power_of_two: bool = False) -> Tensor:
-    """What FP8 rows with a scale for every 128 elements leave of float32 rows."""
-    q, scales = fp8(x, power_of_two)
-    return (q.float().view(x.shape[0], -1, 128) * scales.unsqueeze(-1)).view_as(x)
+def fp8_there_and_back(x: Tensor, power_of_two: bool = False, block: int = 128) -> Tensor:
+    """What FP8 rows with a scale for every ``block`` elements leave of float32 rows."""
+    return from_fp8(*fp8(x, power_of_two, block))
 
 
-def fp8(x: Tensor, power_of_two: bool = False) -> tuple[Tensor, Tensor]:
-    """Codes ``[rows, hidden]`` and float32 scales ``[rows, hidden / 128]``."""
-    blocks = x.float().view(x.shape[0], x.shape[1] // 128, 128)
+def fp8(x: Tensor, power_of_two: bool = False, block: int = 128) -> tuple[Tensor, Tensor]:
+    """Codes ``[rows, hidden]`` and float32 scales ``[rows, hidden / block]``."""
+    blocks = x.float().view(x.shape[0], x.shape[1] // block, block)
     scales = blocks.abs().amax(-1).clamp(min=1e-4) / 448
     if power_of_two:
         scales = torch.exp2(torch.ceil(torch.log2(scales)))
     return (blocks / scales.unsqueeze(-1)).view_as(x).to(torch.float8_e4m3fn), scales
 
 
+def ue8m0(scales: Tensor) -> Tensor:
+    """Scales that are powers of two as bytes, uint8."""
+    return (torch.log2(scales) + 127).round().to(torch.uint8)
+
+
 def from_fp8(codes: Tensor, scales: Tensor) -> Tensor:
-    """float32 rows of codes ``[.., rows, hidden]`` and scales, float32 ``[.., rows, hidden / 128]`` or four UE8M0 in an int32."""
-    if scales.dtype == torch.int32:
-        scales = torch.exp2(scales.contiguous().view(torch.uint8).float() - 127)
-    rows: Tensor = (codes.float().unflatten(-1, (-1, 128)) * scales.unsqueeze(-1)).flatten(-2)
+    """float32 rows of codes ``[.., rows, hidden]`` and scales, each for as many elements as the others: float32 ``[.., rows, scales]``, or
+    UE8M0, one in a uint8 or four in an int32."""
+    if scales.dtype in (torch.int32, torch.uint8):
+        # A single column is contiguous with any strides.
+        scales = torch.exp2(scales.clone(memory_format=torch.contiguous_format).view(torch.uint8).float() - 127)
+    rows: Tensor = (codes.float().unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)).flatten(-2)
     return rows
 
 

@@ -82,7 +82,7 @@ class Row:
     def __str__(self) -> str:
         told = f"FAIL  {self.error}" if self.error else "PASS"
         setup = self.setup
-        return f"{setup.framework:10} {setup.commit:12} {self.case:46} {setup!s:14} {self.difference:8.2g}  {told}"
+        return f"{setup.framework:13} {setup.commit:12} {self.case:46} {setup!s:14} {self.difference:8.2g}  {told}"
 
 
 def run(setup: Setup) -> Iterator[Row]:

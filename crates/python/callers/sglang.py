@@ -37,8 +37,20 @@ IMPORTED = [DEEPEP, f"{MOE}.token_dispatcher.base", f"{MOE}.utils"]
 
 
 def load(here: Rank) -> None:
-    def setting(value: Any) -> Any:
-        return SimpleNamespace(get=lambda: value, is_set=lambda: False)
+    stand_ins.provide(here.source, ["sglang"], IMPORTED, given(here))
+    # It recommends to tune the number of multiprocessors.
+    logging.getLogger("sglang").setLevel(logging.ERROR)
+    if here.device.type == "cpu":
+        setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))  # noqa: B010
+
+
+def setting(value: Any) -> Any:
+    """One of SGLang's environment variables."""
+    return SimpleNamespace(get=lambda: value, is_set=lambda: False)
+
+
+def given(here: Rank) -> dict[str, dict[str, Any]]:
+    """What the modules import besides."""
 
     def no(*_: Any) -> bool:
         return False
@@ -49,7 +61,7 @@ def load(here: Rank) -> None:
         SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE=setting(False),
     )
     quant = {"sglang_per_token_group_quant_fp8": _quantize}
-    given: dict[str, dict[str, Any]] = {
+    return {
         "sglang.srt.environ": {"envs": environ},
         "sglang.srt.eplb.expert_distribution": {"get_global_expert_distribution_recorder": stand_ins.Silent},
         "sglang.srt.layers.deep_gemm_wrapper": gemm,
@@ -72,11 +84,6 @@ def load(here: Rank) -> None:
         "sglang.kernels.ops.quantization.fp8_kernel": quant,
         "sglang.srt.layers.quantization.fp8_kernel": quant,
     }
-    stand_ins.provide(here.source, ["sglang"], IMPORTED, given)
-    # It recommends to tune the number of multiprocessors.
-    logging.getLogger("sglang").setLevel(logging.ERROR)
-    if here.device.type == "cpu":
-        setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))  # noqa: B010
 
 
 def cases() -> list[Case]:
@@ -103,10 +110,9 @@ def cases() -> list[Case]:
 
 def _quantize(x: Tensor, size: int, column_major_scales: bool, scale_tma_aligned: bool, scale_ue8m0: bool) -> Any:
     """In place of a CUDA kernel: FP8 rows; scales lie by columns, four UE8M0 in an int32, where these are asked for."""
-    codes, scales = layer.fp8(x, power_of_two=scale_ue8m0)
+    codes, scales = layer.fp8(x, power_of_two=scale_ue8m0, block=size)
     if scale_ue8m0:
-        exponents = (torch.log2(scales) + 127).round().to(torch.uint8)
-        scales = exponents.contiguous().view(torch.int32)
+        scales = layer.ue8m0(scales).view(torch.int32)
     if column_major_scales:
         rows = -(-x.shape[0] // 4) * 4 if scale_tma_aligned else x.shape[0]
         columns = scales.new_zeros(scales.shape[1], rows)

@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-FRAMEWORKS = ("megatron", "vllm", "sglang", "torchtitan", "torchtitan_v2", "xtuner")
-PACKAGES = {"torchtitan_v2": "torchtitan"}
+FRAMEWORKS = ("megatron", "vllm", "vllm_v2", "sglang", "sglang_v2", "torchtitan", "torchtitan_v2", "xtuner")
+PACKAGES = {"vllm_v2": "vllm", "sglang_v2": "sglang", "torchtitan_v2": "torchtitan"}
 """Where a framework's package has another name than its checkout here."""
 
 

@@ -34,6 +34,16 @@ IMPORTED = [
 
 
 def load(here: Rank) -> None:
+    stand_ins.provide(here.source, ["vllm"], IMPORTED, given(here))
+    if here.device.type == "cpu":
+        torch.accelerator.synchronize = lambda *_: None
+        # There are no streams in which a tensor could be used.
+        ht: Any = importlib.import_module(HT)
+        ht._dbo_record_stream = lambda *_: None
+
+
+def given(here: Rank) -> dict[str, dict[str, Any]]:
+    """What the modules import besides."""
     cuda = here.device.type == "cuda"
     alone = SimpleNamespace(rank_in_group=here.rank, world_size=here.ranks)
     envs = {
@@ -43,7 +53,7 @@ def load(here: Rank) -> None:
         "VLLM_DEEPEPLL_NVFP4_DISPATCH": False,
     }
     platform = SimpleNamespace(is_rocm=lambda: False, is_cuda=lambda: cuda, fp8_dtype=lambda: torch.float8_e4m3fn)
-    given: dict[str, dict[str, Any]] = {
+    return {
         "vllm.envs": envs,
         "vllm.logger": {"init_logger": lambda _: stand_ins.Silent()},
         "vllm.config": {"get_current_vllm_config": _config},
@@ -56,7 +66,7 @@ def load(here: Rank) -> None:
         "vllm.platforms": {"current_platform": platform},
         "vllm.utils.math_utils": {"round_up": lambda x, y: -(-x // y) * y},
         "vllm.utils.torch_utils": {
-            "current_stream": torch.cuda.current_stream if cuda else lambda: _NoStream.only,
+            "current_stream": torch.cuda.current_stream if cuda else lambda: NoStream.only,
             "PIN_MEMORY": cuda,
         },
         "vllm.utils.import_utils": {"has_deep_ep": lambda: importlib.util.find_spec("deep_ep") is not None},
@@ -67,12 +77,6 @@ def load(here: Rank) -> None:
             "normalize_batched_scales_shape": lambda scales, _: scales,
         },
     }
-    stand_ins.provide(here.source, ["vllm"], IMPORTED, given)
-    if not cuda:
-        torch.accelerator.synchronize = lambda *_: None
-        # There are no streams in which a tensor could be used.
-        ht: Any = importlib.import_module(HT)
-        ht._dbo_record_stream = lambda *_: None
 
 
 def cases() -> list[Case]:
@@ -108,32 +112,36 @@ def _config() -> Any:
 def _quantize(
     x: Tensor, scale: Any, quant_dtype: Any, per_act_token_quant: bool, block_shape: Any = None, **_: Any
 ) -> Any:
-    """In place of CUDA kernels: none, or FP8 with a scale for every 128 elements."""
+    """In place of CUDA kernels: none, FP8 with a scale for every 128 elements, or with a UE8M0 scale for every 32."""
     if quant_dtype is None:
         return x, None
+    if quant_dtype == "mxfp8":
+        codes, scales = layer.fp8(x, power_of_two=True, block=32)
+        return codes, layer.ue8m0(scales)
     assert quant_dtype == torch.float8_e4m3fn and block_shape == BLOCK
     return layer.fp8(x)
 
 
-def _quant_config(fp8: bool) -> Any:
+def _quant_config(fp8: bool, mxfp8: bool) -> Any:
     return SimpleNamespace(
-        quant_dtype=torch.float8_e4m3fn if fp8 else None,
+        quant_dtype="mxfp8" if mxfp8 else torch.float8_e4m3fn if fp8 else None,
         is_block_quantized=fp8,
         block_shape=BLOCK if fp8 else None,
         per_act_token_quant=False,
         is_scale_swizzled=False,
+        mx_alignment=0,
         a1_scale=None,
         a2_scale=None,
         a1_gscale=None,
     )
 
 
-def _kernel(prepare_finalize: Any, fp8: bool, ue8m0: bool = False) -> Any:
+def kernel_of(prepare_finalize: Any, fp8: bool, ue8m0: bool = False, mxfp8: bool = False) -> Any:
     """vLLM's modular kernel around experts of ours, of which its preparing and finalizing halves are called."""
     reduce = importlib.import_module(f"{MOE}.topk_weight_and_reduce")
     experts = SimpleNamespace(
         moe_config=SimpleNamespace(moe_parallel_config=None),
-        quant_config=_quant_config(fp8),
+        quant_config=_quant_config(fp8, mxfp8),
         expects_unquantized_inputs=False,
         finalize_weight_and_reduce_impl=reduce.TopKWeightAndReduceDelegate,
         supports_packed_ue8m0_act_scales=lambda: ue8m0,
@@ -142,7 +150,7 @@ def _kernel(prepare_finalize: Any, fp8: bool, ue8m0: bool = False) -> Any:
     return importlib.import_module(f"{MOE}.modular_kernel").FusedMoEKernelModularImpl(prepare_finalize, experts)
 
 
-def _halves(made: Any, kernel: bool, shape: Shape) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def halves(made: Any, kernel: bool, shape: Shape) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``prepare(x, weights, idx)`` and ``finalize(output, result, weights, idx)``, as the kernel calls them or one by one."""
     if kernel:
 
@@ -180,7 +188,7 @@ def _high_throughput(
     for _ in range(flows.LAYERS):
         # Each layer asks for a buffer: it is the same one.
         one = made(manager.get_handle({}), num_dispatchers=here.ranks, dp_size=here.ranks, rank_expert_offset=first)
-        layers.append(_halves(_kernel(one, fp8), kernel or overlap, shape))
+        layers.append(halves(kernel_of(one, fp8), kernel or overlap, shape))
 
     def moe(at: int, x: Tensor, topk_idx: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
         prepare, finalize = layers[at]
@@ -203,7 +211,7 @@ def _high_throughput(
 
     there_and_back = layer.fp8_there_and_back if fp8 else None
     if overlap:
-        _overlapped(here, shape, moe)
+        overlapped(here, shape, moe)
     else:
         flows.serve(here, moe, shape, dropped=dropped, there_and_back=there_and_back)
     manager.destroy()
@@ -239,7 +247,7 @@ def _low_latency(
             num_dispatchers=here.ranks,
             use_fp8_dispatch=fp8,
         )
-        layers.append(_halves(_kernel(one, fp8, ue8m0), kernel or overlap, shape))
+        layers.append(halves(kernel_of(one, fp8, ue8m0), kernel or overlap, shape))
 
     def moe(at: int, x: Tensor, topk_idx: Tensor, weights: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
         prepare, finalize = layers[at]
@@ -256,7 +264,7 @@ def _low_latency(
     if fault_tolerance:
         _clean(here, manager)
     if overlap:
-        _overlapped(here, shape, moe)
+        overlapped(here, shape, moe)
     else:
         there_and_back = partial(layer.fp8_there_and_back, power_of_two=ue8m0) if fp8 else None
         flows.serve(here, moe, shape, dropped=dropped, there_and_back=there_and_back)
@@ -274,7 +282,7 @@ def _clean(here: Rank, manager: Any) -> None:
         raise AssertionError(f"mask is {manager.query_active_mask().tolist()}, expected: zeros")
 
 
-class _NoStream:
+class NoStream:
     """In place of streams and their events, where there are none."""
 
     only: Any
@@ -286,14 +294,14 @@ class _NoStream:
         pass
 
 
-_NoStream.only = _NoStream()
+NoStream.only = NoStream()
 
 
-def _overlapped(here: Rank, shape: Shape, moe: flows.Moe) -> None:
+def overlapped(here: Rank, shape: Shape, moe: flows.Moe) -> None:
     """Two threads take turns, each with batches of its own: vLLM's dual batch overlap. Threads and turns are vLLM's."""
     ubatching = importlib.import_module(UBATCHING)
     cuda = here.device.type == "cuda"
-    streams = [torch.cuda.Stream() if cuda else _NoStream.only for _ in range(2)]
+    streams = [torch.cuda.Stream() if cuda else NoStream.only for _ in range(2)]
     for number in range(flows.STEPS):
         barrier = threading.Barrier(3)
         contexts = ubatching.make_ubatch_contexts(2, *streams, [object(), object()], barrier)
@@ -314,7 +322,7 @@ def _overlapped(here: Rank, shape: Shape, moe: flows.Moe) -> None:
 
         for context in contexts:
             if not cuda:
-                context.gpu_comm_done_event = context.gpu_compute_done_event = _NoStream.only
+                context.gpu_comm_done_event = context.gpu_compute_done_event = NoStream.only
         threads = [threading.Thread(target=half, args=both, daemon=True) for both in zip(contexts, steps, strict=True)]
         for thread in threads:
             thread.start()

@@ -6,10 +6,12 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from callers import sources, stand_ins
+from callers import layer, sources, stand_ins
 
 
 @pytest.fixture
@@ -58,3 +60,46 @@ def test_a_stand_in_raises_when_it_is_called_or_read_and_nobody_gave_it(framewor
 def test_a_checkout_that_is_none_is_refused(given: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         sources.parse([given])
+
+
+def test_every_framework_has_modules_and_cases() -> None:
+    for name in sources.FRAMEWORKS:
+        cases = [case.name for case in importlib.import_module(f"callers.{name}").cases()]
+        assert cases and len(cases) == len(set(cases)), name
+        package = sources.PACKAGES.get(name, name)
+        assert {module.partition(".")[0] for module in sources.modules(name)} == {package}
+
+
+def test_checkouts_of_v2_have_the_frameworks_packages(tmp_path: Path) -> None:
+    for folder in ("vllm_v2/vllm", "sglang_v2/python/sglang", "torchtitan/torchtitan"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "vllm_v2" / "COMMIT").write_text("1.2.3\n")
+    found = sources.parse([f"all={tmp_path}"])
+    assert {name: (source.path.name, source.commit) for name, source in found.items()} == {
+        "vllm_v2": ("vllm_v2", "1.2.3"),
+        "sglang_v2": ("python", "unknown"),
+        "torchtitan": ("torchtitan", "unknown"),
+    }
+
+
+@pytest.mark.parametrize("name", ["vllm_v2", "sglang_v2"])
+def test_a_checkout_without_v2_is_told_so(name: str, tmp_path: Path) -> None:
+    here = SimpleNamespace(source=tmp_path, device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=r"v2 is not in this checkout: take one with V2, such as"):
+        importlib.import_module(f"callers.{name}").load(here)
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_codes_and_scales_of_all_forms_are_the_same_rows(block: int) -> None:
+    x = torch.randn(5, 1024, generator=torch.Generator().manual_seed(1))
+    codes, scales = layer.fp8(x, power_of_two=True, block=block)
+    rows = layer.from_fp8(codes, scales)
+    assert (rows - x).abs().max() < 0.1 * x.abs().max()
+    packed = layer.ue8m0(scales).view(torch.int32)
+    by_columns = packed.t().contiguous().t()
+    for form in (layer.ue8m0(scales), packed, by_columns):
+        assert torch.equal(layer.from_fp8(codes, form), rows)
+    # One column is contiguous with any strides.
+    single, part = packed[:, :1].t().contiguous().t(), 4 * block
+    assert single.stride() == (1, 5)
+    assert torch.equal(layer.from_fp8(codes[:, :part], single), rows[:, :part])
