@@ -9,7 +9,7 @@
  *   memory   both ends in memory of the own GPU, where rows lie alike; the rows of the own rank are read where they are. How many
  *            rows there are is known to the device alone, so that a graph may replay it. shared: `stages` chunks a copier
  *   rules    F3: a chunk is written, fence, count; the teller sees the count, fence, cell. F5: a stage is loaded again when its chunk
- *            was read from it
+ *            was written
  */
 #ifndef EP_COPY_H
 #define EP_COPY_H
@@ -121,9 +121,6 @@ EP_DEV void ep_tell_too_early(const EpRank& r) {
 
 #if __CUDA_ARCH__ >= 900
 
-/* Chunks of a copier that are being written at a time: a stage is loaded again as soon as it was read. */
-#define EP_WRITING 3u
-
 /* Bytes of shared memory that come before the stages. */
 EP_DEV ep_u32 ep_copy_state(const EpCombineArgs& a) {
     return a.copiers * (a.stages * (ep_u32)(sizeof(ep_u64) + sizeof(EpChunk)) + EP_COUNTED * 4);
@@ -157,43 +154,35 @@ EP_DEV void ep_copy_rows(const EpRank& r, const EpCombineArgs& a, ep_u8* shared,
         ++loaded;
     }
     ep_u32 stage = 0, parity = 0, before = stages - 1, uncounted = 0;
-    /* Pieces of the chunks that may not be written yet, the oldest first. */
-    ep_u32 writing[EP_WRITING];
-    ep_u32 begun = 0;
+    EpChunk last = {0, 0, 0};
     while (loaded > 0) {
         const EpChunk chunk = chunks[stage];
         ep_barrier_wait(bars + stage, parity);
         ep_bulk_store(to + chunk.at, data + stage * a.chunk, chunk.bytes);
         ep_bulk_commit();
         --loaded;
-        /* The chunk of one turn ago was read from its stage. */
-        ep_bulk_wait_read<1>();
+        /* The chunk of one turn ago is written. */
+        ep_bulk_wait<1>();
         if (more) more = ep_next_chunk(r, a, walk, copiers, &next);
         if (more) {
             chunks[before] = next;
             ep_load_chunk(a, next, data + before * a.chunk, bars + before);
             ++loaded;
         }
-        /* And that of EP_WRITING turns ago is written. */
-        ep_bulk_wait<EP_WRITING>();
-        if (begun++ >= EP_WRITING) {
-            written[uncounted++] = writing[0];
-            if (uncounted == EP_COUNTED || writing[0] % EP_PIECES < 2) {
+        if (last.bytes > 0) {
+            written[uncounted++] = last.piece;
+            if (uncounted == EP_COUNTED || last.piece % EP_PIECES < 2) {
                 ep_count_chunks(a, written, uncounted);
                 uncounted = 0;
             }
         }
-#pragma unroll
-        for (ep_u32 i = 0; i + 1 < EP_WRITING; ++i) writing[i] = writing[i + 1];
-        writing[EP_WRITING - 1] = chunk.piece;
+        last = chunk;
         before = stage;
         if (++stage == stages) { stage = 0; parity ^= 1; }
     }
     ep_bulk_wait_all();
+    if (last.bytes > 0) written[uncounted++] = last.piece;
     ep_count_chunks(a, written, uncounted);
-#pragma unroll
-    for (ep_u32 i = 0; i < EP_WRITING; ++i)
-        if (begun + i >= EP_WRITING) ep_count_chunks(a, writing + i, 1);
 }
 
 #else
