@@ -246,7 +246,7 @@ impl Twin {
 }
 
 /// Seeds that are tried until one catches a fault.
-const PLANTED_SEEDS: u64 = 40;
+const PLANTED_SEEDS: u64 = 160;
 
 /// Each of these faults is caught by its case.
 fn planted_faults_are_caught_by_cases() -> Result<(), Failed> {

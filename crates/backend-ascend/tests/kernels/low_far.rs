@@ -35,11 +35,15 @@ pub(crate) const PLANTED: &[Planted] = &[
     (Plant::OneWord, Story::Rounds, &["oracle: ", "refused: ", "deadline: "]),
 ];
 
+/// Seeds until a fault must be caught whose word must be posted again before the card has read it: one in eight shows it.
+const RARE: u64 = 40;
+
 #[test]
 fn each_fault_in_low_latency_between_servers_is_caught_by_what_it_breaks() {
     for (plant, story, said) in PLANTED {
-        let caught = (1..=SEEDS).find_map(|seed| found(*story, seed, *plant as u32));
-        let caught = caught.unwrap_or_else(|| panic!("{plant:?} is not caught in {SEEDS} seeds"));
+        let seeds = if *plant as u32 == Plant::OneWord as u32 { RARE } else { SEEDS };
+        let caught = (1..=seeds).find_map(|seed| found(*story, seed, *plant as u32));
+        let caught = caught.unwrap_or_else(|| panic!("{plant:?} is not caught in {seeds} seeds"));
         assert!(said.iter().any(|said| caught.starts_with(said)), "{plant:?} is caught as {caught}, expected {said:?}");
     }
 }

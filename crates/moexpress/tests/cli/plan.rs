@@ -17,8 +17,8 @@ fn regions_fill_the_window() {
 #[test]
 fn ring_sizes_follow_the_settings() {
     let object = moexpress("plan --json --slots 10 --channels 3 --hidden 16 --topk 2").json();
-    assert_eq!(object["row"]["slot_bytes"], 64);
-    assert_eq!(object["rings"]["bytes_per_writer"], 3 * 10 * 64);
+    assert_eq!(object["row"]["slot_bytes"], 128);
+    assert_eq!(object["rings"]["bytes_per_writer"], 3 * 10 * 128);
 }
 
 #[test]

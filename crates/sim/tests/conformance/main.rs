@@ -39,7 +39,7 @@ fn takes(name: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    let (most, campaign) = share((2000, 300), (100, 30));
+    let (most, campaign) = share((1000, 150), (100, 30));
     let simulator = |far_lanes| Simulator { far_lanes, units: false, campaign };
     Suite::default()
         .on("per-role", Simulator { campaign: most, ..simulator(Queues::PER_ROLE) })
