@@ -385,6 +385,42 @@ fn a_batch_that_is_refused_is_said_not_to_come() -> Result<(), String> {
     Ok(())
 }
 
+/// What was sent and is dropped cannot be received: consumers are told. Not those of the next batch, whenever one of before a recovery is dropped.
+fn a_batch_that_is_dropped_is_said_not_to_come() -> Result<(), String> {
+    let form = FORMS[0];
+    let all = on_ranks(None, DEADLINE, async |mut ep| {
+        let places = Places::new(&mut ep, form)?;
+        let batch = batches(0)?.swap_remove(ep.rank().index());
+        let (x, routing) = low_latency::upload(&mut ep, &batch, form.how)?;
+        let sent = ep.send_dispatch_early(&x, &routing, &places.early).await?;
+        places.consume(&ep, form, Nanos(0))?;
+        drop(sent);
+        places.consumed(&ep)?;
+        ep.stream().synchronize()?;
+        let told = ep.values(&places.out)?;
+        let before = ep.send_dispatch_early(&x, &routing, &places.early).await?;
+        ep.recover(&RankSet::new()).await?;
+        let sent = ep.send_dispatch_early(&x, &routing, &places.early).await?;
+        drop(before);
+        places.consume(&ep, form, Nanos(0))?;
+        // SAFETY: as in a round.
+        let _got = unsafe { ep.receive_dispatch_into(&sent, &places.low(&ep)).await }?;
+        places.consumed(&ep)?;
+        ep.stream().synchronize()?;
+        Ok((told, ep.values(&places.out)?))
+    })?;
+    for (told, after) in all {
+        let ([stopped, vain], beside) = ([told[0], told[1]], after[0] - told[0]);
+        if stopped == 0 || vain != 0 || beside != 0 || after[1] != 0 {
+            return Err(format!(
+                "{stopped} blocks were said not to come, {vain} waited for in vain; of the next {beside}, {}",
+                after[1]
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Bad input is named with its limit, before anything moves.
 fn bad_input_is_named_with_its_limit() -> Result<(), String> {
     let all = on_ranks(None, DEADLINE, async |mut ep| {
@@ -431,13 +467,14 @@ fn bad_input_is_named_with_its_limit() -> Result<(), String> {
 /// A case's name, after the rule that it proves, and what it does.
 type Case = (&'static str, fn() -> Result<(), String>);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     ("rows_are_consumed_as_they_come", rows_are_consumed_as_they_come),
     ("nothing_is_read_too_early", nothing_is_read_too_early),
     ("results_that_are_never_ready_end_by_the_deadline", results_that_are_never_ready_end_by_the_deadline),
     ("readiness_of_another_batch_is_refused", readiness_of_another_batch_is_refused),
     ("rows_that_do_not_come_are_said_not_to", rows_that_do_not_come_are_said_not_to),
     ("a_batch_that_is_refused_is_said_not_to_come", a_batch_that_is_refused_is_said_not_to_come),
+    ("a_batch_that_is_dropped_is_said_not_to_come", a_batch_that_is_dropped_is_said_not_to_come),
     ("bad_input_is_named_with_its_limit", bad_input_is_named_with_its_limit),
     ("planted_rows_counted_before_they_are_stored_are_caught", || {
         is_caught(Plant::LowCountedEarly, Nanos(0), "combined_x")

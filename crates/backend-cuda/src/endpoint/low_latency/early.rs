@@ -61,7 +61,7 @@ impl Early {
         self.inner.memory.address()
     }
 
-    /// Where `stopped` lies: `epoch` of a batch whose rows do not come, as its launch has failed.
+    /// Where `stopped` lies: `epoch` of a batch whose rows do not come, as its launch has failed, or what was sent was dropped.
     pub fn stopped(&self) -> u64 {
         self.address() + std::mem::offset_of!(device::Early, stopped) as u64
     }
@@ -130,6 +130,24 @@ impl Batch {
     /// It is over: the counters may count another.
     pub(super) fn receive(&self) {
         self.received.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Batch {
+    /// Nobody can receive it any more: its consumers are told. Not where the counters count another batch, nor in a capture, whose replays would say it of
+    /// the batch that they find.
+    fn drop(&mut self) {
+        let counters = &*self.early.inner;
+        let is_last = std::ptr::eq(counters.last.lock().unwrap_or_else(PoisonError::into_inner).as_ptr(), self);
+        let stream = counters.memory.stream();
+        if *self.received.get_mut() || !is_last || stream.must_run("telling early consumers").is_err() {
+            return;
+        }
+        // SAFETY: both are words of these counters, which are given back in the order of their stream.
+        let told = unsafe { stream.copy_rows((self.early.stopped(), 8), (self.early.address(), 8), 8, 1) };
+        if let Err(error) = told {
+            tracing::warn!(%error, "consumers of a batch that was dropped were not told");
+        }
     }
 }
 
