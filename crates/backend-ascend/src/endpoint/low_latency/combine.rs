@@ -4,16 +4,13 @@ use std::sync::Arc;
 
 use ep_core::engine::Ready;
 use ep_core::engine::low_latency::LowCombined;
-use ep_core::layout::LowKind;
+use ep_core::layout::{KernelWindow, LowKind};
 use ep_core::{Endpoint as _, Error, LowLatency as _};
 
 use super::super::{Array, AscendEndpoint, Rows};
 use super::halves::Work;
 use super::{Combining, Inner, LowHandle};
 use crate::args::Low;
-
-/// Bytes of a result before its payload.
-const RESULT_HEADER: u64 = 16;
 
 impl AscendEndpoint {
     /// Of `[2, ranks]` what counts in this form: rows, or choices.
@@ -26,7 +23,8 @@ impl AscendEndpoint {
     }
 
     fn low_result_bytes(&self) -> u64 {
-        RESULT_HEADER + self.shape().result_bytes()
+        let window = KernelWindow::from(self.layout());
+        window.low_result_header_bytes + window.result_bytes
     }
 
     pub(super) async fn low_send_combine(
