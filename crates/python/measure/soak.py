@@ -105,8 +105,8 @@ class Soak:
         # What all ranks must have alike is drawn by all, and what is each one's own by it alone.
         own = random.Random(options.seed * 1000 + rank + 1)
         shared = random.Random(options.seed)
+        # A graph writes to the memory of its rounds.
         self._replayed: list[list[Round]] = []
-        """A graph writes to the memory of its rounds."""
         self.scripts = []
         for at in range(options.scripts):
             script = [Round(self, own, by_choice=shared.random() < 0.5) for _ in range(ROUNDS)]

@@ -3,7 +3,7 @@
 //!
 //! `EP_SEEDS` says how many seeds of a case are run, one where it is not set. `EP_TWIN_ALL=1` runs the cases whose limits do not hold where others
 //! keep the processor busy, too, all planted faults, and what is run in part otherwise: the whole suite with ranks that are processes, and cases of
-//! several nodes over adapters that GPUs play, or with rows staged through memory of the host. Without either `EP_THOROUGH` or that a share is run.
+//! several nodes over adapters that GPUs play, or with rows staged through memory of the host. A run with neither that nor `EP_THOROUGH=1` takes a share.
 
 #[path = "../common/apart.rs"]
 mod apart;

@@ -289,7 +289,7 @@ mod tests {
         assert!(arena.take(&format, 0).is_some());
     }
 
-    /// A line of a GPU's cache: whatever lies across two of them is read and written twice.
+    /// Of 128 bytes, as a GPU's cache has them: rows beside one are dispatched and combined more slowly.
     #[test]
     fn blocks_of_any_number_of_rows_begin_at_a_line() {
         for (hidden, topk) in [(7168, 8), (17, 3), (1, 1)] {

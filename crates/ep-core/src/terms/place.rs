@@ -44,6 +44,6 @@ pub(crate) const fn round_up(value: u64, unit: u64) -> u64 {
 pub const ROW_ALIGN: u64 = 16;
 /// Alignment of rows' scales in a block: they are read and written in words.
 pub const SCALES_ALIGN: u64 = 4;
-/// Alignment of ring slots, of blocks in an arena and of regions' parts: a line of a GPU's cache, which is also what NVLink carries at once. Rows that
+/// Alignment of ring slots, of blocks in an arena and of regions' parts: a line of a GPU's cache. Rows that
 /// lie across such lines take a tenth longer to be dispatched, and up to a third longer to be combined.
 pub const SLOT_ALIGN: u64 = 128;

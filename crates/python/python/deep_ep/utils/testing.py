@@ -115,7 +115,7 @@ def bench_kineto(
     for asked in names:
         name = KERNELS.get(asked, asked)
         if name is None:
-            found.append(math.nan)
+            found.append(math.nan if num_kernels_per_period == 1 else [math.nan] * num_kernels_per_period)
             continue
         seconds = [event.time_range.elapsed_us() / 1e6 for event in launches if name in event.name]
         if not seconds:
