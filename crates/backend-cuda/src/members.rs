@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ep_core::Error;
 
 use crate::args;
-use crate::driver::{Device, Launch};
+use crate::driver::{Device, Launch, Mode};
 use crate::error::CudaError;
 use crate::kernels::Kernels;
 
@@ -72,7 +72,7 @@ impl Members {
         of.check()?;
         let args = args::Members { topk_idx, numbers, in_rank, tokens, topk, ranks, experts };
         let blocks = tokens.div_ceil(args::MEMBERS_THREADS).clamp(1, self.device.multiprocessors());
-        let shape = Launch { blocks, threads: args::MEMBERS_THREADS, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks, threads: args::MEMBERS_THREADS, shared_memory: 0, mode: Mode::Plain };
         let enqueued = || -> Result<(), CudaError> {
             // SAFETY: as the caller promises.
             unsafe { self.device.fill_on(stream, numbers, 0, 4 * (ranks as usize + experts as usize)) }?;

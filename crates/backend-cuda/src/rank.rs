@@ -29,7 +29,7 @@ use ep_core::{Error, Layout, Rank, RankSet};
 
 use crate::args::{self, DISPATCH_WARPS, EXIT_BYTES, PLACE_BYTES, POSITION_BLOCKS, RING_WARPS};
 use crate::checks::{Checks, TestDevice};
-use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Presence, Scratch, Stream};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Mode, Presence, Scratch, Stream};
 use crate::error::CudaError;
 use crate::far::{Far, Network, Offers};
 use crate::kernels::Kernels;
@@ -370,7 +370,7 @@ impl RankDevice {
             blocks: self.blocks,
             threads: 32 * warps,
             shared_memory: shape.shared_memory(self.ranks()),
-            cooperative: true,
+            mode: Mode::Cooperative,
         };
         // SAFETY: as the caller promises, for both.
         unsafe {
@@ -420,12 +420,12 @@ impl RankDevice {
 
     /// A warp for each role.
     const fn for_roles(&self, roles: u32, shared_memory: u32) -> Launch {
-        Launch { blocks: roles.div_ceil(RING_WARPS), threads: 32 * RING_WARPS, shared_memory, cooperative: true }
+        Launch { blocks: roles.div_ceil(RING_WARPS), threads: 32 * RING_WARPS, shared_memory, mode: Mode::Cooperative }
     }
 
     /// Kernels that wait for nobody and move little.
     const fn light(&self) -> Launch {
-        Launch { blocks: self.blocks, threads: 256, shared_memory: 0, cooperative: false }
+        Launch { blocks: self.blocks, threads: 256, shared_memory: 0, mode: Mode::Plain }
     }
 }
 

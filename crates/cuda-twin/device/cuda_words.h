@@ -80,6 +80,10 @@ EP_DEV bool ep_all_of(bool mine, ep_u32 threads) {
     return toy::Warp::own().meet(toy::Word::all_of, !mine, threads)[0] == 0;
 }
 
+/* Launches of a stream come one after the other. */
+EP_DEV void ep_wait_for_launches_before() {}
+EP_DEV void ep_let_next_begin() {}
+
 /* ---- memory ---- */
 
 EP_DEV void ep_fence_block() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }

@@ -63,6 +63,7 @@ namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::combine. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     combine(const __grid_constant__ EpRank r, const __grid_constant__ EpLowCombineArgs a) {
+    ep_wait_for_launches_before();
     const ep_u64 began = ep_now();
     /* Loads that wait for nothing come first. */
     const EpLowNow now = ep_low_now(r);
@@ -95,6 +96,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         ep_low_reduce(r, a, summed, share, sends, op, tag, as_units, began);
     }
+    ep_let_next_begin();
     const ep_u32 last = ep_low_last_block(r, false, false);
     if (last == EP_LOW_NOT_LAST) return;
 #ifdef EP_TEST

@@ -27,6 +27,7 @@ namespace ep_low_latency {
 /* Profilers, and those who look for kernels in their tables by such names, see it as ep_low_latency::dispatch. */
 __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
     dispatch(const __grid_constant__ EpRank r, const __grid_constant__ EpLowDispatchArgs a) {
+    ep_wait_for_launches_before();
     const ep_u64 began = ep_now();
     /* Loads that wait for nothing come first. */
     const EpLowNow now = ep_low_now(r);
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(EP_LOW_THREADS, 1)
         __syncthreads();
         counted = ep_low_receive(r, a, s, op, began);
     }
+    ep_let_next_begin();
     const ep_u32 last = ep_low_last_block(r, counted, a.early != 0);
     /* Nobody waits for it. */
     if (counted) ep_low_tally(r, a, 1);

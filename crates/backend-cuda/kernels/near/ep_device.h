@@ -113,6 +113,18 @@ EP_DEV bool ep_all_of(bool mine, ep_u32 threads) {
                  : "=r"(all) : "r"((ep_u32)mine), "r"(threads) : "memory");
     return all != 0;
 }
+/* Waits until the launches before this one in its stream have ended, and what they wrote is here. A launch that says so may begin while they end. */
+EP_DEV void ep_wait_for_launches_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* The next launch of the stream may begin once all blocks have said so, or ended. It waits for this one's end where it reads what this one writes. */
+EP_DEV void ep_let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 /* Within the own GPU. */
 EP_DEV ep_u64 ep_ld_acquire_gpu(const void* at) {
     ep_u64 v;

@@ -8,6 +8,8 @@ mod cache;
 #[cfg(test)]
 mod closed;
 mod cubin;
+#[cfg(test)]
+mod dependent;
 mod nvrtc;
 #[cfg(feature = "workshop")]
 mod resources;

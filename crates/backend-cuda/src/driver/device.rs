@@ -172,6 +172,11 @@ impl Device {
         format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
     }
 
+    /// Whether a launch may begin while the one before it ends.
+    pub(crate) const fn has_dependent_launches(&self) -> bool {
+        self.capability.0 >= 9
+    }
+
     /// Lets this GPU's kernels reach `peer`'s memory.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub use graph::Graph;
 pub(crate) use graph::{Capture, Kept};
 pub(crate) use ipc::{Imported, MemoryHandle, Presence};
 pub(crate) use memory::{DeviceMemory, Mapped};
-pub(crate) use module::{Kernel, Launch, Module};
+pub(crate) use module::{Kernel, Launch, Mode, Module};
 #[cfg(target_os = "linux")]
 pub(crate) use registered::Registered;
 pub use scratch::Scratch;

@@ -81,8 +81,37 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub(crate) shared_memory: u32,
-    /// Whether all blocks must run at the same time, because they wait for others.
-    pub(crate) cooperative: bool,
+    /// What its blocks run beside.
+    pub(crate) mode: Mode,
+}
+
+/// What the blocks of a launch run beside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    /// No other launch of the stream.
+    Plain,
+    /// All of them beside each other, because they wait for others.
+    Cooperative,
+    /// The end of the launch before, where the GPU can: the kernel begins with `ep_wait_for_launches_before`.
+    Dependent,
+}
+
+impl Mode {
+    /// How the driver is asked for it; not at all, where there is nothing to ask for: that takes time, too.
+    fn attribute(self, device: &Device) -> Option<sys::CUlaunchAttribute> {
+        let (id, value) = match self {
+            Self::Cooperative => (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+                sys::CUlaunchAttributeValue { cooperative: 1 },
+            ),
+            Self::Dependent if device.has_dependent_launches() => (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            ),
+            Self::Plain | Self::Dependent => return None,
+        };
+        Some(sys::CUlaunchAttribute { id, pad: [0; 4], value })
+    }
 }
 
 impl Kernel {
@@ -137,11 +166,9 @@ impl Kernel {
         mut parameters: [*mut c_void; N],
     ) -> Result<(), CudaError> {
         device.bind()?;
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { cooperative: i32::from(shape.cooperative) },
-        };
+        let mut attribute = shape.mode.attribute(device);
+        let (attrs, num_attrs) =
+            attribute.as_mut().map_or((std::ptr::null_mut(), 0), |one| (std::ptr::from_mut(one), 1));
         let config = sys::CUlaunchConfig {
             gridDimX: shape.blocks,
             gridDimY: 1,
@@ -151,9 +178,8 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: shape.shared_memory,
             hStream: stream,
-            attrs: &raw mut attribute,
-            // Naming what is not asked for takes time, too.
-            numAttrs: shape.cooperative.into(),
+            attrs,
+            numAttrs: num_attrs,
         };
         // SAFETY: the caller vouches for the parameters; the driver copies them before it returns.
         let code = unsafe {

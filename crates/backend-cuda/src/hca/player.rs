@@ -12,7 +12,7 @@ use super::registers::{MOST, Registers};
 use super::tables::{Tables, is_pending, progress};
 use crate::args::{Hca, HcaState};
 use crate::build::{self, Cache, Source, Target};
-use crate::driver::{Device, DeviceMemory, Event, Kernel, Launch, Mapped, Stream};
+use crate::driver::{Device, DeviceMemory, Event, Kernel, Launch, Mapped, Mode, Stream};
 use crate::error::CudaError;
 use crate::kernels::loaded;
 
@@ -129,7 +129,7 @@ impl Player {
             blocks: self.pace.multiprocessors,
             threads: 32 * self.pace.warps,
             shared_memory: 0,
-            cooperative: false,
+            mode: Mode::Plain,
         };
         // SAFETY: the kernel's one parameter. What it names stays as long as it runs: tables until `collect`, and memory that cards know until
         // they have called `halt`.

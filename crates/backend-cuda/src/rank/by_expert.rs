@@ -2,7 +2,7 @@
 
 use super::{Call, RankDevice};
 use crate::args::{self, SPREAD_WARPS};
-use crate::driver::{DeviceMemory, Launch, Scratch, Stream};
+use crate::driver::{DeviceMemory, Launch, Mode, Scratch, Stream};
 use crate::error::CudaError;
 
 /// Words that blocks tell each other, at most: with more experts fewer blocks share the work.
@@ -39,7 +39,7 @@ impl RankDevice {
         let shared_memory = if beside.is_some() { 0 } else { needed as u32 };
         let tables = beside.as_ref().map_or(0, Scratch::address);
         let args = args::Spread { told: self.shares.told.address(), tables, ..*args };
-        let shape = Launch { blocks, threads: 32 * SPREAD_WARPS, shared_memory, cooperative: true };
+        let shape = Launch { blocks, threads: 32 * SPREAD_WARPS, shared_memory, mode: Mode::Cooperative };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.spread, shape, call, &args) }
     }

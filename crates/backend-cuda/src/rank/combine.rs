@@ -9,7 +9,7 @@ use crate::args::{
     self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES,
     SumShape,
 };
-use crate::driver::Launch;
+use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
 /// Bytes that a warp has in flight of each rank's row where rows go through registers, of up to four ranks, or of more: `ep_part`.
@@ -102,7 +102,7 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn combine(&self, call: Call, args: &args::CombineRing, copies: bool) -> Result<(), CudaError> {
         if let Some(offer_none) = self.kernels.offer_none {
-            let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+            let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
             // SAFETY: as the caller promises, for both.
             return unsafe {
                 self.launch(offer_none, shape, call, args)?;
@@ -135,7 +135,7 @@ impl RankDevice {
             blocks: self.blocks,
             threads: 32 * (shape.pulling + shape.copiers),
             shared_memory: shape.shared_memory,
-            cooperative: true,
+            mode: Mode::Cooperative,
         };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine(self.ranks()), shape, call, &own) }?;

@@ -2,7 +2,7 @@
 
 use super::{Call, DevicePlan, RankDevice};
 use crate::args::{self, COUNTS_THREADS, POSITION_BLOCKS, POSITION_THREADS};
-use crate::driver::Launch;
+use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
 /// Bytes of the counts in host memory before those of the ranks: ticket and operation.
@@ -86,7 +86,7 @@ impl RankDevice {
             repeats: chosen.repeats.into(),
         };
         let blocks = tokens.div_ceil(POSITION_THREADS).clamp(1, POSITION_BLOCKS);
-        let shape = Launch { blocks, threads: POSITION_THREADS, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks, threads: POSITION_THREADS, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: of the choices the caller promises it; the rest is this value's, and the plan's.
         unsafe { self.launch(self.kernels.positions, shape, call, &args) }
     }
@@ -122,7 +122,7 @@ impl RankDevice {
             room: counting.room,
             reserved: 0,
         };
-        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, cooperative: true };
+        let shape = Launch { blocks: 1, threads: COUNTS_THREADS, shared_memory: 0, mode: Mode::Cooperative };
         // SAFETY: as in `plan`.
         unsafe { self.launch(self.kernels.counts, shape, call, &args) }
     }

@@ -10,7 +10,7 @@ use ep_core::{Error, Layout, Rank, RankSet, Settings, Shape, Topology};
 
 use super::{Call, RankDevice, RankView, Tally};
 use crate::args::{self, LOW_THREADS};
-use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Stream};
+use crate::driver::{Device, DeviceMemory, Kernel, Launch, Mapped, Mode, Stream};
 use crate::error::CudaError;
 
 /// Where an `EpLow` says that a launch has failed.
@@ -157,7 +157,7 @@ impl RankDevice {
         let (counters, window) = (low.counters.address(), self.own_window());
         let args = args::LowDispatch { counters, window, roles: low_roles(blocks, LOW_THREADS / 32), ..args };
         let shared_memory = dispatch_shared(&self.view.w) as u32;
-        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
+        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, mode: Mode::Dependent };
         // SAFETY: as the caller promises.
         unsafe { self.launch_low(self.kernels.low_dispatch, shape, &args) }
     }
@@ -174,7 +174,7 @@ impl RankDevice {
         let (roles, unit_tokens) = (low_roles(blocks, LOW_THREADS / 32), self.layout.low_unit_tokens(kind));
         let args = args::LowCombine { counters, window, roles, unit_tokens, ..args };
         let shared_memory = 4 * (5 * self.ranks() + 2);
-        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, cooperative: false };
+        let shape = Launch { blocks, threads: LOW_THREADS, shared_memory, mode: Mode::Dependent };
         let kernel = match (args.ready, self.kernels.low_combine_ready) {
             (0, _) => self.kernels.low_combine,
             (_, Some(waits)) => waits,
@@ -191,7 +191,7 @@ impl RankDevice {
 
     /// Tells `peer` that low latency goes on without it, and does so. Waits.
     pub(crate) fn low_mask(&self, peer: Rank) -> Result<(), CudaError> {
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: nothing is named.
         unsafe { self.launch_low(self.kernels.low_mask, shape, &args::LowMask { peer: peer.0, reserved: 0 }) }?;
         self.low()?.windows.write(&self.stream, 8 * peer.index(), &[0; 8])
@@ -200,7 +200,7 @@ impl RankDevice {
     /// Tells all ranks that this one is about to give up `culprit`, where there are several nodes.
     pub(crate) fn low_last_words(&self, culprit: Rank) -> Result<(), CudaError> {
         let Some(kernel) = self.kernels.low_last_words.filter(|_| self.low.is_some()) else { return Ok(()) };
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: nothing is named.
         unsafe { self.launch(kernel, shape, Call::none(), &args::LowMask { peer: culprit.0, reserved: 0 }) }
     }

@@ -8,7 +8,7 @@ use crate::args::{
     self, BARRIER, ITEM_BYTES, LAID_LOG, OUTBOX_END_BYTES, PULLED_FROM_BYTES, PULLED_LOG, PULLED_WARPS,
     RING_SOURCE_BYTES, SumShape,
 };
-use crate::driver::Launch;
+use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 
 /// Bytes of a part of a row at most: many are on their way at once, whatever the hidden size.
@@ -112,7 +112,7 @@ impl RankDevice {
             blocks: self.blocks.min(ring.rings.channels),
             threads: 32 * warps_of(&args.block),
             shared_memory: block.shared_memory,
-            cooperative: true,
+            mode: Mode::Cooperative,
         };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.dispatch_pulled, shape, call, &args) }
@@ -142,7 +142,7 @@ impl RankDevice {
             blocks: self.blocks.min(ring.rings.channels),
             threads: 32 * warps_of(&args.block),
             shared_memory: block.shared_memory,
-            cooperative: true,
+            mode: Mode::Cooperative,
         };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.kernels.combine_pulled, shape, call, &args) }

@@ -8,7 +8,7 @@ use ep_core::Rank;
 use super::{Call, RankDevice};
 use crate::args;
 use crate::build::{Cache, Source, Target, code};
-use crate::driver::{Kernel, Launch, Stream};
+use crate::driver::{Kernel, Launch, Mode, Stream};
 use crate::error::CudaError;
 use crate::far::key;
 use crate::kernels::loaded;
@@ -51,7 +51,7 @@ impl RankDevice {
 
     /// Comes together with all ranks on the device, and pauses for so many nanoseconds.
     pub(crate) fn meet(&self, number: u64, pause: u64) -> Result<(), CudaError> {
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: true };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Cooperative };
         // SAFETY: nothing is named.
         unsafe { self.launch(self.other(Source::Meet)?, shape, Call::none(), &args::Meet { number, pause }) }
     }
@@ -61,7 +61,7 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn probe(&self, scripts: u32, args: &args::Probe) -> Result<(), CudaError> {
-        let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, cooperative: true };
+        let shape = Launch { blocks: scripts, threads: 256, shared_memory: 0, mode: Mode::Cooperative };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.other(Source::Probe)?, shape, Call::none(), args) }
     }
@@ -71,7 +71,7 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says, for what is enqueued to `stream`.
     pub(crate) unsafe fn consume(&self, stream: &Stream, blocks: u32, args: &args::Consumer) -> Result<(), CudaError> {
-        let shape = Launch { blocks, threads: 256, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks, threads: 256, shared_memory: 0, mode: Mode::Plain };
         let kernel = self.other(Source::Consumer)?;
         // SAFETY: as the caller promises; a kernel without windows has no other parameter.
         unsafe { kernel.launch_alone(stream.device(), stream.raw() as usize, shape, args) }
@@ -82,7 +82,7 @@ impl RankDevice {
     /// # Safety
     /// As [`RankDevice`] says.
     pub(crate) unsafe fn ceiling(&self, args: &args::Ceiling) -> Result<(), CudaError> {
-        let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks: self.blocks, threads: 1024, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: as the caller promises.
         unsafe { self.launch(self.other(Source::Ceiling)?, shape, Call::none(), args) }
     }

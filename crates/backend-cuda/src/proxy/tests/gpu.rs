@@ -11,7 +11,7 @@ use super::pair::{Home, LONG, Pair};
 use super::*;
 use crate::args::Posts;
 use crate::build::{self, Cache, Source};
-use crate::driver::{Device, Kernel, Launch, Mapped, Module, Stream};
+use crate::driver::{Device, Kernel, Launch, Mapped, Mode, Module, Stream};
 use crate::proxy::PinnedFifos;
 
 /// A GPU, and what posts on it.
@@ -65,7 +65,7 @@ impl Gpu {
             allowed: LONG.as_nanos() as u64,
             out: self.out.address(),
         };
-        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, cooperative: false };
+        let shape = Launch { blocks: 1, threads: 32, shared_memory: 0, mode: Mode::Plain };
         // SAFETY: the kernel's one parameter; the lane's memory and `out` live until the stream was waited for. Nobody else posts to the lane.
         unsafe { self.posts.launch_alone(&self.device, self.stream.raw() as usize, shape, &args) }.expect("launched");
         self.stream.synchronize().expect("the kernel ends");
