@@ -198,7 +198,9 @@ def test_configs_and_size_hints() -> None:
         (1, 2, 96, (8, 2)),
     ],
 )
-def test_a_config_says_what_a_call_uses_of_outboxes(send: int, recv: int, slots: int, expected: Any) -> None:
+def test_a_config_says_what_a_call_uses_of_outboxes(
+    send: int, recv: int, slots: int, expected: tuple[int, int] | None
+) -> None:
     assert deep_ep.Config(20, send, recv).outbox(slots) == expected
 
 

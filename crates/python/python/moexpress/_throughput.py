@@ -11,7 +11,6 @@ from ._order import Order
 from ._results import Combined, Received
 from ._shape import Shape
 
-
 OutboxUse = tuple[int | None, int | None] | None
 """Rows that a call hands over at a time, and rows for each reader that lie in an outbox. None: what is usual."""
 
