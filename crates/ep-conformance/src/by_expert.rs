@@ -132,7 +132,12 @@ async fn give_back<E: Endpoint>(
     for rows in &how.bias {
         bias.push(ep.rows(&bytes_of(rows), handle.tokens())?);
     }
-    let options = Combine { topk_weights: weights.as_ref(), bias: [bias.first(), bias.get(1)], rings: how.rings };
+    let options = Combine {
+        topk_weights: weights.as_ref(),
+        bias: [bias.first(), bias.get(1)],
+        rings: how.rings,
+        ..Combine::default()
+    };
     let combined = ep.combine(&y, &handle, options).await?;
     seen.observed.combined_x = ep.bytes(&combined.x)?;
     seen.observed.combined_topk_weights = ep.values(&combined.topk_weights)?;

@@ -2,7 +2,7 @@
 
 use ep_core::engine::{Combine, Dispatch, Handle, Routing};
 use ep_core::reference::World;
-use ep_core::{Endpoint, Error, Rank, Rings};
+use ep_core::{Endpoint, Error, OutboxUse, Rank, Rings};
 
 use crate::arrival::{Arrival, travelling};
 use crate::verify::{Observed, bytes_of};
@@ -13,6 +13,8 @@ use crate::workload::Batch;
 pub struct Round {
     /// Rings of its calls; absent: the communicator's.
     pub rings: Option<Rings>,
+    /// How much of its outboxes its calls use.
+    pub outbox: OutboxUse,
     /// Rows to size the results for; 0 for exact.
     pub worst_rows: u32,
     /// The counts stay in the machine's memory until all is over.
@@ -69,6 +71,7 @@ pub async fn round<E: Endpoint>(
     let (x, routing) = upload(ep, batch)?;
     let options = Dispatch {
         rings: how.rings,
+        outbox: how.outbox,
         worst_rows: how.worst_rows,
         device_counts: how.device_counts,
         ..Dispatch::default()
@@ -101,7 +104,7 @@ pub async fn cached_round<E: Endpoint>(
 ) -> Result<Observed, Error> {
     let bytes = travelling(ep.shape(), &batch.x)?;
     let x = ep.rows(&bytes, batch.tokens)?;
-    let got = ep.redispatch(&x, handle).await?;
+    let got = ep.redispatch_with(&x, handle, how.outbox).await?;
     let mut observed = Observed::of_dispatch(ep, &got)?;
     let rows = observed.source_rank.iter().take_while(|&&rank| rank >= 0).count() as u32;
     trim(&mut observed, rows, world)?;
@@ -135,7 +138,8 @@ async fn give_back<E: Endpoint>(
     for rows in &how.bias {
         bias.push(ep.rows(&bytes_of(rows), handle.tokens())?);
     }
-    let options = Combine { topk_weights: weights, bias: [bias.first(), bias.get(1)], rings: how.rings };
+    let options =
+        Combine { topk_weights: weights, bias: [bias.first(), bias.get(1)], rings: how.rings, outbox: how.outbox };
     let combined = ep.combine(&y, handle, options).await?;
     observed.combined_x = ep.bytes(&combined.x)?;
     observed.combined_topk_weights = ep.values(&combined.topk_weights)?;

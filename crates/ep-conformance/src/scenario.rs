@@ -2,7 +2,7 @@
 
 use ep_core::reference::{self, Returned, World};
 use ep_core::ring::Geometry;
-use ep_core::{Element, Error, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
+use ep_core::{Element, Error, OutboxUse, Placement, Rank, RankSet, Rings, Settings, Shape, Topology};
 use proptest::prelude::*;
 
 use crate::arrival::Arrival;
@@ -41,6 +41,8 @@ pub struct Scenario {
     pub arena_bytes: u64,
     /// Channels and slots of the outboxes for batches without room, with direct placement.
     pub outboxes: Option<(u32, u32)>,
+    /// How much of their outboxes ranks use: in round `r` rank `n` the use number `n + r`, modulo how many there are. None: what is usual.
+    pub uses: Vec<OutboxUse>,
     /// Before the rounds this rank takes as much of its arena as it can, and keeps it; where the machine has memory that combine can
     /// pull from.
     pub full: Option<Rank>,
@@ -108,9 +110,18 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
         let element = prop_oneof![2 => Just(Element::Bf16), 1 => prop::sample::select(Element::ALL.to_vec())];
         let zombie = zombies(ranks, haunted);
         let tokens = (tokens, zombie);
-        let placement = (placement, prop::option::of((1u32..=4, 1u32..=5)));
+        let placement = (placement, prop::option::of((1u32..=4, 1u32..=5)), prop::collection::vec(outbox_use(), 0..=3));
         (element, tokens, routing, drop, rings(), placement, arena, rounds).prop_map(
-            move |(element, (tokens, zombie), routing, drop, rings, (placement, outboxes), arena_bytes, rounds)| {
+            move |(
+                element,
+                (tokens, zombie),
+                routing,
+                drop,
+                rings,
+                (placement, outboxes, uses),
+                arena_bytes,
+                rounds,
+            )| {
                 Scenario {
                     seed,
                     nodes,
@@ -125,6 +136,7 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
                     placement,
                     arena_bytes,
                     outboxes: outboxes.filter(|_| nodes == 1 && placement == Placement::Direct),
+                    uses,
                     full: None,
                     rounds,
                     // What a zombie pulls may have been overwritten: it gets wrong rows itself (docs/testing.md).
@@ -149,6 +161,12 @@ fn geometry() -> impl Strategy<Value = Geometry> {
     slots.prop_flat_map(|slots| {
         (1..=slots, 1..=slots).prop_map(move |(chunk, credit)| Geometry { slots, chunk, credit })
     })
+}
+
+/// Steps and windows below, at and beyond what rings hold.
+fn outbox_use() -> impl Strategy<Value = OutboxUse> {
+    let some = || prop::option::of(prop_oneof![1u32..=9, 10u32..=50]);
+    (some(), some()).prop_map(|(piece, slots)| OutboxUse { piece, slots })
 }
 
 fn turn() -> impl Strategy<Value = Turn> {
@@ -209,12 +227,20 @@ impl Scenario {
         let rings = Rings { channels: turn.channels.min(self.rings.channels), ..self.rings };
         Ok(Round {
             rings: Some(rings),
+            outbox: self.outbox_use(at, rank),
             worst_rows: 0,
             device_counts: false,
             pull: turn.pull,
             return_weights: turn.return_weights && !self.is_cached(at),
             bias: bias_rows(workload, rank, turn.bias.into())?,
         })
+    }
+
+    fn outbox_use(&self, round: usize, rank: Rank) -> OutboxUse {
+        match self.uses.len() {
+            0 => OutboxUse::default(),
+            uses => self.uses[(rank.index() + round) % uses],
+        }
     }
 
     /// Whether round `at` goes along the handle of the one before; the first never does.

@@ -117,6 +117,6 @@ pub use error::{Error, Failure, Fault, LaneCause, Phase};
 pub use layout::Layout;
 pub use port::{Nanos, Port};
 pub use quant::Scaling;
-pub use settings::{Placement, Rings, Settings};
+pub use settings::{OutboxUse, Placement, Rings, Settings};
 pub use shape::{Element, Shape};
 pub use topology::{Node, Rank, RankSet, Topology};

@@ -64,6 +64,8 @@ pub struct Overrun {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Producer {
     geometry: Geometry,
+    /// Slots that may be filled at a time.
+    window: u32,
     origin: u64,
     /// `index % slots`: a division less for every row.
     at: u32,
@@ -75,19 +77,19 @@ pub struct Producer {
 impl Producer {
     /// A producer of an empty ring whose counters stand at zero.
     pub const fn new(geometry: Geometry) -> Self {
-        Self { geometry, origin: 0, at: 0, tail: 0, published: 0, head: 0 }
+        Self { geometry, window: geometry.slots, origin: 0, at: 0, tail: 0, published: 0, head: 0 }
     }
 
     /// The slot to fill next, or none while the ring is full.
     #[inline]
     pub fn slot(&self) -> Option<u32> {
-        (self.tail - self.head < u64::from(self.geometry.slots)).then_some(self.at)
+        (self.tail - self.head < u64::from(self.window)).then_some(self.at)
     }
 
     /// The head that must be seen before the next slot may be filled.
     #[inline]
     pub const fn awaited_head(&self) -> u64 {
-        (self.tail + 1).saturating_sub(self.geometry.slots as u64)
+        (self.tail + 1).saturating_sub(self.window as u64)
     }
 
     /// Counts the slot named by [`Producer::slot`] as filled; returns the tail to publish when a chunk is full.
@@ -162,8 +164,15 @@ impl Producer {
     pub fn restart(&mut self, geometry: Geometry) {
         debug_assert!(self.is_empty(), "geometry changed on a ring that holds rows");
         self.geometry = geometry;
+        self.window = geometry.slots;
         self.origin = self.tail;
         self.at = 0;
+    }
+
+    /// Until the geometry changes, fills at most so many slots at a time; which slots those are stays as it is, so the consumer need not know.
+    pub fn narrow(&mut self, window: u32) {
+        debug_assert!(window > 0, "a ring that nothing may be put into");
+        self.window = window.min(self.geometry.slots);
     }
 }
 

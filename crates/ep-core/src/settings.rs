@@ -1,8 +1,10 @@
 //! How a communicator uses memory and time: ring sizes, placement, arena, deadline.
 
 mod builder;
+mod outbox_use;
 
 pub use builder::SettingsBuilder;
+pub use outbox_use::{MOST_PIECE, OutboxSteps, OutboxUse, least_window};
 
 use crate::error::Error;
 use crate::plant::{Before, Plant, Planted};

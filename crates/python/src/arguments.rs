@@ -1,5 +1,6 @@
 //! What calls take of Python, as it comes: tuples on the path of every call, dictionaries where a communicator is made.
 
+use moexpress::OutboxUse;
 use moexpress::engine::Dispatch;
 use pyo3::prelude::*;
 
@@ -43,13 +44,30 @@ impl<'py> FromPyObject<'_, 'py> for RawBatch {
     }
 }
 
-/// `(alignment, by_expert, worst_rows, device_counts, repeats)`.
+/// `(piece, slots)`, or None: what a call says of outboxes.
 #[derive(FromPyObject)]
-pub(crate) struct DispatchOptions(u32, bool, u32, bool, bool);
+pub(crate) struct RawOutbox(Option<u32>, Option<u32>);
+
+/// What a call uses of its outboxes.
+pub(crate) fn outbox(said: Option<RawOutbox>) -> OutboxUse {
+    said.map_or(OutboxUse::USUAL, |RawOutbox(piece, slots)| OutboxUse { piece, slots })
+}
+
+/// `(alignment, by_expert, worst_rows, device_counts, repeats, outbox)`.
+#[derive(FromPyObject)]
+pub(crate) struct DispatchOptions(u32, bool, u32, bool, bool, Option<RawOutbox>);
 
 impl From<DispatchOptions> for Dispatch {
     fn from(options: DispatchOptions) -> Self {
-        let DispatchOptions(expert_alignment, by_expert, worst_rows, device_counts, repeats) = options;
-        Self { expert_alignment, by_expert, worst_rows, device_counts, repeats, ..Self::default() }
+        let DispatchOptions(expert_alignment, by_expert, worst_rows, device_counts, repeats, said) = options;
+        Self {
+            outbox: outbox(said),
+            expert_alignment,
+            by_expert,
+            worst_rows,
+            device_counts,
+            repeats,
+            ..Self::default()
+        }
     }
 }

@@ -9,7 +9,7 @@ use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{DispatchOptions, Order};
+use crate::arguments::{DispatchOptions, Order, RawOutbox, outbox};
 use crate::backend::{RawBatch, RawRows};
 use crate::early::{Early, RawReady};
 use crate::error::{busy, closed, invalid, of};
@@ -138,11 +138,18 @@ impl Endpoint {
     }
 
     /// See `moexpress.Communicator.redispatch`.
-    fn redispatch(&self, py: Python<'_>, order: Order, x: RawRows, handle: &Handle) -> PyResult<Dispatched> {
-        let handle = handle.inner.clone();
+    fn redispatch(
+        &self,
+        py: Python<'_>,
+        order: Order,
+        x: RawRows,
+        handle: &Handle,
+        said: Option<RawOutbox>,
+    ) -> PyResult<Dispatched> {
+        let (handle, outbox) = (handle.inner.clone(), outbox(said));
         // SAFETY: as in `dispatch`.
-        let dispatched =
-            self.call_on(py, "redispatch", order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, go_on) })?;
+        let dispatched = self
+            .call_on(py, "redispatch", order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, outbox, go_on) })?;
         Ok(Dispatched::new(dispatched, self.me, self.topology))
     }
 
@@ -162,11 +169,12 @@ impl Endpoint {
         handle: &Handle,
         topk_weights: Option<usize>,
         bias: Vec<usize>,
+        said: Option<RawOutbox>,
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
         let bias = [bias.first().copied(), bias.get(1).copied()];
         let y = RawRows { address: y, rows: handle.result_rows(), scales: None };
-        let with = RawCombine { topk_weights, bias };
+        let with = RawCombine { topk_weights, bias, outbox: outbox(said) };
         // SAFETY: as in `dispatch`.
         let combined =
             self.call_on(py, "combine", order, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;
@@ -304,6 +312,8 @@ impl Endpoint {
         all.set_item("rows_through_rings", stats.ways.ringed)?;
         all.set_item("results_pulled", stats.ways.pulled)?;
         all.set_item("results_through_rings", stats.ways.returned)?;
+        all.set_item("outbox_piece", stats.ways.outbox_piece)?;
+        all.set_item("outbox_slots", stats.ways.outbox_slots)?;
         Ok(all)
     }
 
@@ -311,6 +321,15 @@ impl Endpoint {
     fn through_rings(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let ways = self.call(py, "through_rings", |endpoint, _| Ok(endpoint.ways()))?;
         Ok((ways.ringed, ways.returned))
+    }
+
+    /// Slots of an outbox for each reader; 0 where there are none.
+    fn outbox_slots(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, "outbox_slots", |endpoint, _| {
+            let settings = *endpoint.layout().settings();
+            let own = settings.outboxes().unwrap_or(settings.rings());
+            Ok(if settings.has_outboxes() { own.near.slots } else { 0 })
+        })
     }
 
     /// Bytes of this rank's window.

@@ -4,7 +4,7 @@ use std::any::Any;
 
 use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats, Ways};
-use moexpress::{Element, Endpoint, Error, Layout, Rank as Number, RankSet};
+use moexpress::{Element, Endpoint, Error, Layout, OutboxUse, Rank as Number, RankSet};
 
 use crate::backend::{Backend, LowInto, RawBatch, RawRows};
 use crate::dlpack::Tensor;
@@ -46,6 +46,8 @@ pub(crate) struct RawCombine {
     pub(crate) topk_weights: Option<usize>,
     /// bf16 `[tokens, hidden]` each.
     pub(crate) bias: [Option<usize>; 2],
+    /// What it uses of its outboxes.
+    pub(crate) outbox: OutboxUse,
 }
 
 /// What a dispatch brought.
@@ -99,7 +101,13 @@ pub(crate) trait Calls: Send {
         options: &Dispatch,
         go_on: GoOn<'_>,
     ) -> Answer<Dispatched>;
-    unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched>;
+    unsafe fn redispatch(
+        &mut self,
+        x: &RawRows,
+        handle: &Handle,
+        outbox: OutboxUse,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched>;
     /// INT8 rows of bf16 rows.
     unsafe fn quantize(&mut self, x: &RawRows, go_on: GoOn<'_>) -> Answer<Tensor>;
     unsafe fn combine(&mut self, y: &RawRows, handle: &Handle, with: &RawCombine, go_on: GoOn<'_>) -> Answer<Combined>;
@@ -369,11 +377,17 @@ where
         self.dispatched(received, carries)
     }
 
-    unsafe fn redispatch(&mut self, x: &RawRows, handle: &Handle, go_on: GoOn<'_>) -> Answer<Dispatched> {
+    unsafe fn redispatch(
+        &mut self,
+        x: &RawRows,
+        handle: &Handle,
+        outbox: OutboxUse,
+        go_on: GoOn<'_>,
+    ) -> Answer<Dispatched> {
         self.check_element(x)?;
         // SAFETY: as the caller promises.
         let rows = unsafe { self.endpoint.rows_in(x) }?;
-        let received = wait::<E, _>(self.endpoint.redispatch(&rows, handle), go_on)?;
+        let received = wait::<E, _>(self.endpoint.redispatch_with(&rows, handle, outbox), go_on)?;
         self.dispatched(received, false)
     }
 
@@ -396,8 +410,12 @@ where
             // SAFETY: as above.
             *into = Some(unsafe { self.endpoint.rows_in(&RawRows { address, rows: tokens, scales: None }) }?);
         }
-        let options =
-            Combine { topk_weights: topk_weights.as_ref(), bias: [bias[0].as_ref(), bias[1].as_ref()], rings: None };
+        let options = Combine {
+            topk_weights: topk_weights.as_ref(),
+            bias: [bias[0].as_ref(), bias[1].as_ref()],
+            outbox: with.outbox,
+            ..Combine::default()
+        };
         let combined = wait::<E, _>(self.endpoint.combine(&rows, handle, options), go_on)?;
         let topk = self.topk() as i64;
         self.last = Some(combined.event);

@@ -222,6 +222,21 @@ def check_outboxes(rank: int, world: int) -> None:
         stats = buffer.stats()
         assert stats["arena_bytes"] == 0 and stats["rows_placed"] == 0
         assert stats["rows_through_rings"] == 8 * tokens * world
+        (arena,) = buffer._communicators._normal.values()
+        slots, used = arena.communicator.outbox_slots, arena.communicator.stats
+        # A Config's sizes hold for its call alone.
+        for made, piece, held in [
+            (deep_ep.Config(20, 6 + rank, 40 + rank), 8, 40 + rank),
+            (deep_ep.Config(20, 24, 256), min(24, slots // 8), slots),
+            (None, 8, slots),
+        ]:
+            x, *_, handle, _ = dispatch(buffer, tokens, rank, world, config=made)
+            readers = world - 1
+            assert (used()["outbox_piece"], used()["outbox_slots"]) == (piece, held * readers), (made, slots)
+            y = buffer.combine(x, handle, config=made)[0]
+            assert (used()["outbox_piece"], used()["outbox_slots"]) == (piece, held), (made, slots)
+            check_rows(buffer.dispatch(y, handle=handle, config=made)[0] / world, tokens, world)
+            assert (used()["outbox_piece"], used()["outbox_slots"]) == (piece, held * readers), (made, slots)
         buffer.destroy()
         # So it is where memory has become short since the first batch, which was small.
         limit_memory(8 * 64 * MIB)

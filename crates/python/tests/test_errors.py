@@ -39,6 +39,9 @@ def check_arguments(rank: int, world: int) -> None:
         ({"topk_idx": torch.zeros_like(idx)}, "topk_idx of token 0 is 0"),
         ({"topk_weights": weights.half()}, "dtype of topk_weights is torch.float16"),
         ({"scales": weights}, "scales is given, allowed: None"),
+        ({"outbox_piece": 0}, "outbox_piece is 0, allowed: 1 to"),
+        ({"outbox_slots": -1}, "outbox_slots is -1, allowed: 1 to"),
+        ({"outbox_slots": 2.5}, "outbox_slots is 2.5, allowed: a whole number, 1 to"),
         ({"alignment": 0}, "expert alignment is 0, allowed: at least 1"),
         ({"worst_rows": 64 * world + 1}, f"worst-case rows is {64 * world + 1}, allowed: at most {64 * world}"),
     ]:
@@ -52,6 +55,10 @@ def check_arguments(rank: int, world: int) -> None:
     ]:
         with pytest.raises(errors.InvalidArgument, match=told):
             communicator.combine(*given)
+    with pytest.raises(errors.InvalidArgument, match="outbox_piece is 0, allowed: 1 to"):
+        communicator.combine(y, good.handle, outbox_piece=0)
+    with pytest.raises(errors.InvalidArgument, match="outbox_slots is 0, allowed: 1 to"):
+        communicator.redispatch(x, good.handle, outbox_slots=0)
     with pytest.raises(errors.InvalidArgument, match="number of biases is 3, allowed: at most 2"):
         communicator.combine(y, good.handle, bias=[x, x, x])
     with pytest.raises(errors.InvalidArgument, match=r"shape of bias 1 is \[3, 64\], allowed: \[4, 64\]"):

@@ -54,10 +54,12 @@ def make_batches(layer: oracle.Layer, case: Case, seed: int) -> list[oracle.Batc
     return made
 
 
-def check_move(communicator: Communicator, layer: oracle.Layer, all_batches: list[oracle.Batch], rank: int) -> None:
-    """A dispatch, a cached one, and a combine."""
+def check_move(
+    communicator: Communicator, layer: oracle.Layer, all_batches: list[oracle.Batch], rank: int, **use: Any
+) -> None:
+    """A dispatch, a cached one, and a combine; ``use``: what they say of outboxes."""
     batch, expected = all_batches[rank], oracle.arrived(layer, all_batches, rank)
-    received = communicator.dispatch(batch.x, batch.topk_idx, batch.topk_weights)
+    received = communicator.dispatch(batch.x, batch.topk_idx, batch.topk_weights, **use)
     rows = oracle.gathered([each.x for each in all_batches], expected)
     assert received.rows == len(rows) == received.handle.rows
     assert torch.equal(received.x, rows)
@@ -67,7 +69,7 @@ def check_move(communicator: Communicator, layer: oracle.Layer, all_batches: lis
     assert torch.equal(received.source_token, expected.source_token)
     assert received.expert_counts == expected.counts
 
-    again = communicator.redispatch(batch.x * 2, received.handle)
+    again = communicator.redispatch(batch.x * 2, received.handle, **use)
     assert torch.equal(again.x, rows * 2) and again.topk_idx is None and again.expert_counts == []
 
     # Experts that add their rank, so that rows of the wrong rank show.
@@ -75,7 +77,8 @@ def check_move(communicator: Communicator, layer: oracle.Layer, all_batches: lis
         oracle.gathered([each.x for each in all_batches], oracle.arrived(layer, all_batches, r)) * (r + 1)
         for r in range(layer.world)
     ]
-    combined = communicator.combine(received.x * (rank + 1), received.handle, topk_weights=received.topk_weights)
+    y = received.x * (rank + 1)
+    combined = communicator.combine(y, received.handle, topk_weights=received.topk_weights, **use)
     assert torch.equal(combined.x, oracle.combined(layer, all_batches, rank, scaled))
     kept = batch.topk_weights.masked_fill(batch.topk_idx < 0, 0)
     assert torch.equal(combined.topk_weights, kept)
@@ -104,6 +107,29 @@ def small(meeting: Meeting | None = None, **settings: Any) -> tuple[oracle.Layer
 
 
 TOKENS = [20, 0, 13, 7]
+
+
+def check_uses(rank: int, world: int) -> None:
+    layer, communicator = small(placement="pulled", channels=1, slots=40)
+    with communicator:
+        assert communicator.outbox_slots == 40
+        stats = communicator.stats()
+        assert stats["outbox_piece"] == stats["outbox_slots"] == 0
+        for seed, (piece, slots) in enumerate([(1, 1), (3, None), (None, 33), (24, 40), (36, 256)]):
+            # Each rank has its own.
+            use = {"outbox_piece": piece and piece + rank, "outbox_slots": slots and slots + rank}
+            batches = oracle.batches(layer, [300, 90, 60, 45][:world], seed=seed)
+            check_move(communicator, layer, batches, rank, **use)
+            stats = communicator.stats()
+            assert stats["outbox_piece"] == min(use["outbox_piece"] or 8, 32)
+            # The last call was a combine, whose outboxes have one reader each.
+            assert stats["outbox_slots"] == min(max(use["outbox_slots"] or 40, 32), 40)
+    with small()[1] as communicator:
+        assert communicator.outbox_slots == 0
+
+
+def test_ranks_use_their_outboxes_as_they_like(ranks: Any) -> None:
+    ranks.run(check_uses)
 
 
 def check_many(rank: int, world: int) -> None:

@@ -153,6 +153,10 @@ def test_recommended_chunks(ranks: int, dispatch: tuple[int, ...], combine: tupl
             config.num_max_rdma_chunked_recv_tokens,
         )
         assert told == expected
+        # However large outboxes are, what DeepEP recommends uses all of them, in steps that are no smaller than the usual.
+        for slots in (8, 64, 96, 256):
+            piece, held = config.outbox(slots)
+            assert held == slots and 8 <= piece <= max(8, slots // 8)
 
 
 def test_configs_and_size_hints() -> None:
@@ -165,10 +169,39 @@ def test_configs_and_size_hints() -> None:
     assert 0 < hints[0] < hints[1]
     with pytest.raises(ValueError, match="num_sms is 3, allowed: an even number"):
         deep_ep.Config(3)
+    for sizes, told in [
+        ((4, 0), "num_max_nvl_chunked_send_tokens is 0, allowed: 1 or more"),
+        ((4, 6, 6), "num_max_nvl_chunked_recv_tokens is 6, allowed: more than the 6 that are sent at a time"),
+        ((4, 6, 0), "num_max_nvl_chunked_recv_tokens is 0, allowed: more than the 6"),
+        ((4, 6, -1), "num_max_nvl_chunked_recv_tokens is -1, allowed: a number, 0 or more"),
+        ((4, 6, 256, 0, 8), "num_max_rdma_chunked_send_tokens is 0, allowed: 1 or more"),
+        ((4, 6, 256, 8, 8), "num_max_rdma_chunked_recv_tokens is 8, allowed: more than the 8"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            deep_ep.Config(*sizes)
     with pytest.raises(ValueError, match="num_sms is 7, allowed: an even number"):
         deep_ep.Buffer.set_num_sms(7)
     with pytest.raises(ValueError, match="experts is 7, allowed: a multiple of the 8 ranks"):
         deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 7)
+
+
+@pytest.mark.parametrize(
+    ("send", "recv", "slots", "expected"),
+    [
+        (6, 256, 0, None),
+        (1, 256, 96, (8, 96)),
+        (8, 64, 96, (8, 64)),
+        (24, 256, 96, (12, 96)),
+        (10, 256, 96, (10, 96)),
+        (24, 256, 256, (24, 256)),
+        (36, 288, 512, (36, 288)),
+        (1, 2, 96, (8, 2)),
+    ],
+)
+def test_a_config_says_what_a_call_uses_of_outboxes(
+    send: int, recv: int, slots: int, expected: tuple[int, int] | None
+) -> None:
+    assert deep_ep.Config(20, send, recv).outbox(slots) == expected
 
 
 def test_the_package_has_deep_eps_names() -> None:

@@ -26,6 +26,7 @@ impl AscendEndpoint {
         let weights = options.topk_weights;
         let extents = bias.iter().map(|bias| bias.extent());
         let rings = self.desk.check_combine(handle, options.rings, y.extent(), extents, weights.map(Array::len))?;
+        options.outbox.check()?;
         y.check_home("y", &device)?;
         bias.iter().try_for_each(|bias| bias.check_home("bias", &device))?;
         weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", &device))?;

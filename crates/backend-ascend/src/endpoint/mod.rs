@@ -33,7 +33,7 @@ use ep_bootstrap::Peers;
 use ep_core::engine::{Combine, Combined, Desk, Dispatch, Handle, Ready, Received, Routing, Scalar, Stats};
 use ep_core::plan::Exchange;
 use ep_core::topology::Reach;
-use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Phase, Rank, RankSet, Rings};
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Phase, Rank, RankSet, Rings};
 
 use crate::driver::{AscendError, Event, Table};
 use crate::rank::RankDevice;
@@ -300,7 +300,8 @@ impl Endpoint for AscendEndpoint {
         self.dispatch_routing(x, routing, options).await
     }
 
-    async fn redispatch(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
+    async fn redispatch_with(&mut self, x: &Rows, handle: &Handle, outbox: OutboxUse) -> Result<Received<Self>, Error> {
+        outbox.check()?;
         self.dispatch_cached(x, handle).await
     }
 

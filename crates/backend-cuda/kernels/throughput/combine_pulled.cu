@@ -44,7 +44,7 @@ struct EpReturned {
     ep_u32 begin, tokens;  /* the own share */
     ep_u32 parts;          /* of a row, as it is summed */
     ep_u32 track, channel;
-    bool wraps; /* some sender waits for credit */
+    bool wraps; /* some sender may wait for credit */
 };
 
 /* Whether rank has rows of source's tokens: the same answer on both. */
@@ -134,7 +134,7 @@ EP_DEV ep_u32 ep_rows_laid(const EpCombinePulledArgs& a, const EpReturned& c, ep
 
 /* The teller: each reader has a ring of its own. */
 EP_DEV void ep_tell_readers(const EpRank& r, const EpCombinePulledArgs& a, const EpReturned& c, ep_u64 began) {
-    const ep_u32 ranks = r.w.ranks, chunk = a.ring.rings.chunk, room = a.ring.rings.slots;
+    const ep_u32 ranks = r.w.ranks, chunk = a.ring.rings.chunk, room = a.window;
     ep_u32 idle = 0;
     for (ep_u32 spin = 1;; ++spin) {
         bool all = true, news = false, vain = ep_turns_end(r, spin, began);
@@ -161,7 +161,8 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpCombinePulledArgs& a, const
                 vain |= ep_wait_is_vain(r, peer, ep_lane_credit(c.track), cell, EP_PHASE_CREDIT, awaited - 1, awaited, began);
             }
         }
-        if (__all_sync(EP_FULL, all) || __any_sync(EP_FULL, vain)) return;
+        if (__all_sync(EP_FULL, all)) return;
+        if (__any_sync(EP_FULL, vain)) return ep_teller_ends(r, began);
         idle = __any_sync(EP_FULL, news) ? 0 : idle + 1;
     }
 }
@@ -407,7 +408,8 @@ EP_KERNEL(32 * EP_PULLED_WARPS) ep_combine_pulled_kernel(EP_GIVEN(EpRank) r, EP_
             if (pulls && ep_warp_lane() == 0) c.summed[index] = 0;
             ep_block_meet();
             c.wraps = false;
-            for (ep_u32 rank = 0; rank < ranks; ++rank) c.wraps |= c.in[rank].slots > a.ring.rings.slots;
+            const ep_u32 sure = ep_planted(r, EP_PLANT_ALL_SLOTS_FILLED) ? a.ring.rings.slots : a.least_window;
+            for (ep_u32 rank = 0; rank < ranks; ++rank) c.wraps |= c.in[rank].slots > sure;
             ep_delay(r, EP_LANE_CONTROL, (ep_u64)channel << 32 | warp);
             if (lays) ep_flow_restart(flow);
             if (pulls) ep_sum_channel(r, a, c, summing, index, began);

@@ -29,7 +29,7 @@ struct EpPulled {
     EpOutboxEnd* out; /* [ranks] */
     EpOutboxEnd* in;  /* [ranks] */
     ep_u32* laid;     /* [copiers]: tokens */
-    ep_u32* written;  /* [writers]: batches of heads */
+    ep_u32* written;  /* [writers]: heads */
     ep_u32* seen;     /* [pullers, ranks]: slots that a puller knows to be filled; */
     ep_u32* next;     /* [pullers, ranks]: the piece that it takes next; */
     ep_u32* pulled;   /* [pullers, ranks]: pieces that it has loaded; */
@@ -147,26 +147,43 @@ EP_DEV EpUnit ep_head_unit(const EpRank& r, const EpDispatchPulledArgs& a, ep_u3
     return ep_unit(four[0], four[1], four[2], four[3]);
 }
 
-/* Writes every `writers`-th batch of heads, each of as many as a piece has slots; and what is known of own rows. */
+/* Writes every `writers`-th batch of heads, each of as many as a piece has slots, as far as there is room: a reader may wait for the first of them, as
+   its pieces need not be the own ones. And what is known of own rows. */
 EP_DEV void ep_write_heads(const EpRank& r, const EpDispatchPulledArgs& a, const EpPulled& c, ep_u32 index) {
     const ep_u32 lane = ep_warp_lane(), units = c.box.head_bytes / 16, topk = r.w.topk, ranks = r.w.ranks;
     const bool notes = a.ring.out_idx || a.ring.out_token;
     ep_u32 count = 0;
     for (ep_u32 begin = index * a.piece_slots; begin < c.tokens; begin += a.writers * a.piece_slots) {
         const ep_u32 left = c.tokens - begin, slots = left < a.piece_slots ? left : a.piece_slots;
-        if (!ep_await_limit(r, c.limit, begin + slots)) return;
-        for (ep_u32 at = lane; at < slots * units; at += 32) {
-            const ep_u32 i = begin + at / units, unit = at % units;
-            ep_st16(c.own + ep_outbox_head(c.box, i % c.box.slots) + unit * 16, ep_head_unit(r, a, c.begin + i, unit));
+        for (ep_u32 from = begin, end = begin + slots; from < end;) {
+            if (!ep_await_limit(r, c.limit, ep_planted(r, EP_PLANT_WHOLE_HEADS) ? end : from + 1)) return;
+            const ep_u32 limit = ep_warp_shuffle(ep_count_of(c.limit), 0), now = (limit < end ? limit : end) - from;
+            for (ep_u32 at = lane; at < now * units; at += 32) {
+                const ep_u32 i = from + at / units, unit = at % units;
+                ep_st16(c.own + ep_outbox_head(c.box, i % c.box.slots) + unit * 16, ep_head_unit(r, a, c.begin + i, unit));
+            }
+            for (ep_u32 at = lane; notes && at < now * topk; at += 32) {
+                const ep_u32 token = c.begin + from + at / topk, k = at % topk;
+                const ep_i32 own = ((const ep_i32*)a.ring.position)[(ep_u64)token * ranks + r.me];
+                if (own >= 0) ep_keep(r, a.ring, c.own_row + (ep_u32)own, r.me, token, k, ep_choice(r, a.ring, r.me, token, k));
+            }
+            from += now;
+            count += now;
+            __syncwarp();
+            if (lane == 0) ep_tell_count(c.written + index, count);
         }
-        for (ep_u32 at = lane; notes && at < slots * topk; at += 32) {
-            const ep_u32 token = c.begin + begin + at / topk, k = at % topk;
-            const ep_i32 own = ((const ep_i32*)a.ring.position)[(ep_u64)token * ranks + r.me];
-            if (own >= 0) ep_keep(r, a.ring, c.own_row + (ep_u32)own, r.me, token, k, ep_choice(r, a.ring, r.me, token, k));
-        }
-        __syncwarp();
-        if (lane == 0) ep_tell_count(c.written + index, ++count);
     }
+}
+
+/* Heads below which all are written. By one thread. */
+EP_DEV ep_u32 ep_heads_written(const EpDispatchPulledArgs& a, const EpPulled& c) {
+    ep_u32 heads = EP_FULL;
+    for (ep_u32 w = 0; w < a.writers; ++w) {
+        const ep_u32 own = ep_count_of(c.written + w), batches = own / a.piece_slots * a.writers + w;
+        const ep_u32 below = batches * a.piece_slots + own % a.piece_slots;
+        heads = below < heads ? below : heads;
+    }
+    return heads;
 }
 
 /* The teller: all readers have the same tail, and the slowest one's head counts. */
@@ -175,7 +192,7 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
     ep_u32 told = 0, idle = 0, before = 0;
     for (ep_u32 spin = 1;; ++spin) {
         ep_u32 freed = EP_FULL, slowest = r.me;
-        for (ep_u32 peer = lane; peer < ranks && (c.tokens > c.box.slots || told == c.tokens); peer += 32) {
+        for (ep_u32 peer = lane; peer < ranks && (c.tokens > a.window || told == c.tokens); peer += 32) {
             if (peer == r.me || !ep_takes_part(r, peer)) continue;
             if (ep_planted(r, EP_PLANT_FIRST_READER) && peer != (r.me == 0 ? 1 : 0)) continue;
             const ep_u32 taken = ep_taken(r, peer, c.track, c.out[peer], told);
@@ -185,11 +202,11 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
             }
         }
         const ep_u32 least = __reduce_min_sync(EP_FULL, freed);
-        const ep_u32 limit = least >= c.tokens || c.tokens - least <= c.box.slots ? c.tokens : least + c.box.slots;
+        const ep_u32 limit = least >= c.tokens || c.tokens - least <= a.window ? c.tokens : least + a.window;
         if (lane == 0 && limit > *c.limit) *(volatile ep_u32*)c.limit = limit;
         ep_u32 ready = ep_units_done(c.laid, a.copiers);
-        const ep_u32 heads = ep_units_done(c.written, a.writers);
-        ready = heads < EP_FULL / a.piece_slots && heads * a.piece_slots < ready ? heads * a.piece_slots : ready;
+        const ep_u32 heads = ep_heads_written(a, c);
+        ready = heads < ready ? heads : ready;
         ready = ready < c.tokens ? ready : c.tokens;
         if (ep_planted(r, EP_PLANT_TAIL_BEFORE_DATA)) ready = limit;
         /* Lanes may have seen different counts; what one has seen, all tell. */
@@ -214,7 +231,8 @@ EP_DEV void ep_tell_readers(const EpRank& r, const EpDispatchPulledArgs& a, cons
             const ep_u64 awaited = c.out[peer].base + least + 1, cell = ep_cell(r.w, r.generation, peer, ep_lane_credit(c.track), EP_COUNTER_HEAD);
             vain |= ep_wait_is_vain(r, peer, ep_lane_credit(c.track), cell, EP_PHASE_OUTBOX, awaited - 1, awaited, began);
         }
-        if (done || __any_sync(EP_FULL, vain)) return;
+        if (done) return;
+        if (__any_sync(EP_FULL, vain)) return ep_teller_ends(r, began);
     }
 }
 

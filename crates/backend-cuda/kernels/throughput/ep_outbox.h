@@ -9,6 +9,9 @@
  *   rules    F3: a slot is written (ep_flow.h), fence, count; the teller sees the count, fence, tail. F9: a row has been loaded, fence,
  *            count; the creditor sees the count, fence, head
  *
+ * How many slots are filled at a time decides the rank whose outbox it is (`window`), in which steps they are taken, each reader: ranks may differ. A reader
+ * takes at most 32 slots at once, and any window is of as many, if the outbox is: so whoever waits for a whole piece gets it.
+ *
  * Cursors run on for the life of the communicator; slots are counted anew in every operation. The teller ends when all readers have taken all: so
  * outboxes are empty between operations, and a rank may leave.
  */
@@ -82,6 +85,12 @@ EP_DEV bool ep_is_due(ep_u32 done, ep_u32 told, ep_u32 step, ep_u32 all, ep_u32 
 /* The rare part of a turn of the teller or the creditor: whether the rank has failed or has no time left. */
 EP_DEV bool ep_turns_end(const EpRank& r, ep_u32 spin, ep_u64 began) {
     return spin % 64 == 0 && (ep_failed(r) || ep_now() - began > r.allowed);
+}
+
+/* The end of a teller that has not told all. Time may be up although no peer is waited for: then this rank was too slow itself, and says so, as its
+   warps that wait for room look at nothing but that. By a warp. */
+EP_DEV void ep_teller_ends(const EpRank& r, ep_u64 began) {
+    if (ep_warp_lane() == 0 && !ep_failed(r)) ep_fail(r, EP_STATUS_TIMEOUT, EP_PHASE_ROWS, r.me, r.me, 0, 0, 0, ep_now() - began, 0);
 }
 
 /* The creditor: tells each sender what has been taken of its outbox; `taken(rank)` says how many slots, by one thread. Until all are. By a

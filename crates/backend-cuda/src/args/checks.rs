@@ -243,6 +243,10 @@ c_enum! {
         LowCountedEarly = 36,
         /// Low latency: a combine reads results without waiting until they are ready.
         LowResultsUnawaited = 37,
+        /// Outboxes: heads are written by whole batches only, however large the readers' pieces are.
+        WholeHeads = 38,
+        /// Outboxes: a combine counts on senders that fill all slots before they wait for its credit.
+        AllSlotsFilled = 39,
     }
 }
 

@@ -32,8 +32,8 @@ c_struct! {
         pub(crate) piece_slots: u32,
         /// Whether a row's scales are loaded at once: they lie side by side, in units of 16 bytes.
         pub(crate) bulk_scales: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Slots that this rank fills at a time, at least any rank's `piece_slots`, and at most those of the outbox.
+        pub(crate) window: u32,
         /// What the warps of a block do.
         pub(crate) block: [BlockRole; PULLED_WARPS as usize],
     }
@@ -60,6 +60,10 @@ c_struct! {
         pub(crate) pieces: u32,
         /// Whether a row's weights are loaded at once: in units of 16 bytes.
         pub(crate) bulk_weights: u32,
+        /// Slots that this rank fills at a time for a reader, at most those of an outbox.
+        pub(crate) window: u32,
+        /// The fewest that any rank fills at a time: whoever has more rows for this one waits for its credit.
+        pub(crate) least_window: u32,
         /// What the warps of a block do.
         pub(crate) block: [BlockRole; PULLED_WARPS as usize],
     }

@@ -1,7 +1,7 @@
 //! Times of calls over several nodes, beside what their network could carry.
 
 use ep_core::settings::SettingsBuilder;
-use ep_core::{Error, Layout, Nanos, Placement, Settings, Topology};
+use ep_core::{Error, Layout, Nanos, OutboxUse, Placement, Settings, Topology};
 
 use super::whole::{self, WholeTimes};
 use super::{Plan, route};
@@ -87,7 +87,8 @@ pub fn run_nodes(
 ) -> Result<NodesTimes, Error> {
     let topology = cut.topology(plan)?;
     let cluster = over(Cluster::builder(topology).settings(cut.settings(plan)?).multiprocessors(cut.blocks))?;
-    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster.build(plan.shape()?)?)?;
+    let WholeTimes { window, dispatch, combine, wrong } =
+        whole::measure(plan, cluster.build(plan.shape()?)?, OutboxUse::USUAL)?;
     let shape = plan.shape()?;
     let rows = far_rows(plan, cut.nodes);
     let far_bytes = [shape.row_bytes(), shape.result_bytes()].map(|row| rows * row);

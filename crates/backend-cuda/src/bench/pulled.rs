@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use ep_core::{Error, Nanos, Placement, Settings, Topology};
+use ep_core::{Error, Nanos, OutboxUse, Placement, Settings, Topology};
 
 use super::Plan;
 use super::whole::{self, WholeTimes};
 use crate::Cluster;
 
-/// How outboxes are cut, and the multiprocessors that serve them.
+/// How outboxes are cut, what calls use of them, and the multiprocessors that serve them.
 #[derive(Clone, Copy, Debug)]
 pub struct Outboxes {
     /// Blocks of a kernel, and channels.
@@ -17,6 +17,8 @@ pub struct Outboxes {
     pub slots: u32,
     /// Slots after which tails and heads are told.
     pub step: u32,
+    /// What calls say.
+    pub used: OutboxUse,
 }
 
 /// Medians of the slowest rank, in microseconds.
@@ -51,17 +53,22 @@ fn of_cut(plan: &Plan, cut: Outboxes) -> Result<PulledTimes, Error> {
         .deadline(Nanos::from_secs(2))
         .build()?;
     let cluster = Cluster::builder(topology).settings(settings).multiprocessors(cut.blocks).build(shape)?;
-    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster)?;
+    let WholeTimes { window, dispatch, combine, wrong } = whole::measure(plan, cluster, cut.used)?;
     Ok(PulledTimes { window, dispatch, combine, wrong })
 }
 
 /// The times as a table.
 pub fn pulled_table(plan: &Plan, cuts: &[Outboxes], times: &[PulledTimes]) -> String {
-    let mut text = format!("{plan:?}\n SMs slots step | window MiB | dispatch combine us | wrong\n");
-    for (Outboxes { blocks, slots, step }, PulledTimes { window, dispatch, combine, wrong }) in cuts.iter().zip(times) {
+    let mut text = format!("{plan:?}\n SMs slots step | piece of | window MiB | dispatch combine us | wrong\n");
+    let said = |number: Option<u32>| number.map_or("-".into(), |number| number.to_string());
+    for (cut, PulledTimes { window, dispatch, combine, wrong }) in cuts.iter().zip(times) {
+        let Outboxes { blocks, slots, step, used: OutboxUse { piece, slots: held } } = cut;
+        let (piece, held) = (said(*piece), said(*held));
         let mib = *window as f64 / f64::from(1 << 20);
-        let _ =
-            writeln!(text, "{blocks:4} {slots:5} {step:4} | {mib:10.1} | {dispatch:8.1} {combine:7.1}    | {wrong}");
+        let _ = writeln!(
+            text,
+            "{blocks:4} {slots:5} {step:4} | {piece:>4} {held:>4} | {mib:10.1} | {dispatch:8.1} {combine:7.1}    | {wrong}"
+        );
     }
     text
 }

@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use ep_core::engine::{Combine, Routing};
-use ep_core::{Element, Endpoint as _, Error};
+use ep_core::{Element, Endpoint as _, Error, OutboxUse};
 
 use super::{Gate, PAUSE, Plan, fill, median, route};
 use crate::build::Source;
@@ -54,10 +54,10 @@ impl Gate for Together {
     }
 }
 
-/// Measures on all ranks of a cluster.
-pub(super) fn measure(plan: &Plan, cluster: Cluster) -> Result<WholeTimes, Error> {
+/// Measures on all ranks of a cluster calls that use their outboxes like that, where they have some.
+pub(super) fn measure(plan: &Plan, cluster: Cluster, outbox: OutboxUse) -> Result<WholeTimes, Error> {
     let gate = &Together { ranks: plan.ranks, passed: Mutex::default(), all: Condvar::new() };
-    let told = cluster.run(async |ep| of_rank(plan, ep, gate).await)?;
+    let told = cluster.run(async |ep| of_rank(plan, ep, outbox, gate).await)?;
     // Who failed by itself says more than who waited for it.
     let (times, mut errors): (Vec<_>, Vec<_>) = told.into_iter().partition(Result::is_ok);
     errors.sort_by_key(|told| matches!(told, Err(Error::Broken { .. })));
@@ -72,7 +72,7 @@ pub(super) fn measure(plan: &Plan, cluster: Cluster) -> Result<WholeTimes, Error
     })
 }
 
-async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, gate: &Together) -> Result<WholeTimes, Error> {
+async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, outbox: OutboxUse, gate: &Together) -> Result<WholeTimes, Error> {
     ep.device().prepare(&[Source::Meet])?;
     let me = ep.rank().0;
     let row_bytes = ep.shape().row_bytes() as usize;
@@ -96,13 +96,13 @@ async fn of_rank(plan: &Plan, mut ep: CudaEndpoint, gate: &Together) -> Result<W
             Ok::<_, Error>(ep.stream().record(true)?)
         };
         let began = meet(&ep, 2 * turn + 1)?;
-        let got = ep.redispatch(&x, &handle).await?;
+        let got = ep.redispatch_with(&x, &handle, outbox).await?;
         let ended = ep.stream().record(true)?;
         ep.stream().synchronize()?;
         dispatches.push(ended.since(&began)?);
         let y = if plan.element == Element::Bf16 { &got.x } else { &zeros };
         let began = meet(&ep, 2 * turn + 2)?;
-        let sums = ep.combine(y, &handle, Combine::default()).await?;
+        let sums = ep.combine(y, &handle, Combine { outbox, ..Combine::default() }).await?;
         let ended = ep.stream().record(true)?;
         ep.stream().synchronize()?;
         combines.push(ended.since(&began)?);

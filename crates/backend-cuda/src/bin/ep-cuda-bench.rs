@@ -1,10 +1,11 @@
 //! Times of the kernels, and whether what they bring is right (exit code 1 where it is not): `ep-cuda-bench [ranks] [tokens] [SMs,SMs,...] [any|peers] [hidden]`, of low latency: `ep-cuda-bench low [ranks]
 //! [SMs,SMs,...] [tokens,tokens,...]`, of calls against their graphs: `ep-cuda-bench graphs [ranks] [tokens]`, and of the host alone: `ep-cuda-bench host [ranks]
-//! [tokens]`, and of calls by way of outboxes: `ep-cuda-bench pulled [ranks] [tokens] [SMs,SMs,...] [slots,slots,...] [steps,...]`. With `peers` no row stays at home.
+//! [tokens]`, and of calls by way of outboxes: `ep-cuda-bench pulled [ranks] [tokens] [SMs,SMs,...] [slots,slots,...] [steps,...] [piece/slots,...]`,
+//! the last what calls say, - where they do not. With `peers` no row stays at home.
 
 use std::process::ExitCode;
 
-use ep_core::{Element, Error, Scaling};
+use ep_core::{Element, Error, OutboxUse, Scaling};
 use ep_cuda::bench::{
     Blocks, Choice, LowPlan, Outboxes, Plan, graphs_table, host_table, low_table, pulled_table, run, run_graphs,
     run_host, run_low, run_pulled, table,
@@ -66,18 +67,23 @@ fn of_calls(ranks: u32, tokens: u32, table: impl Fn(&Plan) -> Result<String, Err
     ExitCode::SUCCESS
 }
 
-/// Outboxes of each size, served by each number of multiprocessors.
+/// Outboxes of each size, served by each number of multiprocessors, and used as each call says.
 fn pulled(mut words: impl Iterator<Item = String>) -> ExitCode {
-    let mut numbers = |default: &str| -> Vec<u32> {
-        let list = words.next().unwrap_or_else(|| default.into());
-        list.split(',').filter_map(|word| word.parse().ok()).collect()
-    };
+    let mut list = |default: &str| words.next().unwrap_or_else(|| default.into());
+    let mut numbers =
+        |default: &str| -> Vec<u32> { list(default).split(',').filter_map(|word| word.parse().ok()).collect() };
     let (ranks, tokens) = (numbers("4")[0], numbers("4096")[0]);
     let (sms, slots, steps) = (numbers("8,12,16,24,48"), numbers("16,64"), numbers("8"));
+    let said = |word: &str| {
+        let (piece, slots) = word.split_once('/').unwrap_or((word, "-"));
+        OutboxUse { piece: piece.parse().ok(), slots: slots.parse().ok() }
+    };
+    let uses: Vec<_> = list("-").split(',').map(said).collect();
     let cuts: Vec<_> = sms
         .iter()
         .flat_map(|&blocks| slots.iter().map(move |&slots| (blocks, slots)))
-        .flat_map(|(blocks, slots)| steps.iter().map(move |&step| Outboxes { blocks, slots, step }))
+        .flat_map(|(blocks, slots)| steps.iter().map(move |&step| (blocks, slots, step)))
+        .flat_map(|(blocks, slots, step)| uses.iter().map(move |&used| Outboxes { blocks, slots, step, used }))
         .collect();
     for element in [Element::Bf16, Element::Fp8(Scaling::Exact)] {
         let (hidden, topk, experts, repetitions, choice) = (7168, 8, 256, 30, Choice::Any);

@@ -101,7 +101,7 @@ impl CudaEndpoint {
     /// and there is room.
     pub(super) fn room_for_sums(&self, handle: &Handle) -> Result<Rows, Error> {
         let (rows, results) = (handle.rows(), self.layout().row().results());
-        let is_pulled = self.far().is_none() && !self.way(handle.rings(), handle.outboxes()).1;
+        let is_pulled = self.far().is_none() && !self.is_pulled(handle.outboxes());
         match is_pulled.then(|| self.desk.arena().take(&results, rows)).flatten() {
             Some(block) => Ok(Rows::Leased(Lease::new(self.desk.arena(), block, self.window.clone()))),
             None => Rows::new(self.stream(), rows, self.shape().result_bytes() as usize),

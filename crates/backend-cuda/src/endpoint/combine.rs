@@ -24,6 +24,7 @@ impl CudaEndpoint {
         let weights = options.topk_weights.map(Array::len);
         let rings =
             self.desk.check_combine(handle, options.rings, y.extent(), bias.clone().map(Rows::extent), weights)?;
+        options.outbox.check()?;
         self.check_home("y", y)?;
         bias.into_iter().try_for_each(|bias| self.check_home("bias", bias))?;
         options.topk_weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
@@ -38,13 +39,13 @@ impl CudaEndpoint {
         };
         let plan = &kept.plan;
         let call = self.start(Kind::Combine, &rings, plan.address(), capture.is_some());
-        let (rings, pulled) = self.way(rings, handle.outboxes());
+        let (rings, pulled) = self.way(Kind::Combine, rings, handle.outboxes(), options.outbox);
         let results = y;
         if let Some((placed, sums)) = &folding {
             self.fold(call, results, sums, placed)?;
         }
         let y = folding.as_ref().map_or(results, |(_, sums)| sums);
-        let (offered, copy) = if pulled { (None, None) } else { self.offer(y, handle) };
+        let (offered, copy) = if pulled.is_some() { (None, None) } else { self.offer(y, handle) };
         let copy_offered = copy.as_ref().filter(|_| capture.is_none());
         copy_offered.inspect(|copy| copy.offer());
         let lease = y.lease().filter(|_| offered.is_some() && capture.is_none());
@@ -91,9 +92,9 @@ impl CudaEndpoint {
             fanout: plan.fanout(),
             ..args::CombineRing::default()
         };
-        if pulled {
+        if let Some(steps) = &pulled {
             // SAFETY: results, what the handle keeps, and sums are memory of the own stream's, for the rows and tokens of the handle.
-            unsafe { self.device.combine_pulled(call, &args) }?;
+            unsafe { self.device.combine_pulled(call, &args, steps) }?;
         } else {
             // SAFETY: as above.
             unsafe { self.device.combine(call, &args, copy.is_some()) }?;

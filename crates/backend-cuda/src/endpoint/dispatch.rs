@@ -5,7 +5,8 @@ use std::sync::Arc;
 use ep_core::engine::{Counts, Dispatch, Handle, Lease, Received, Replay, Routing, Scalar};
 use ep_core::layout::{Block, KernelRings, Kind, NO_BASE, OPEN_ROOM};
 use ep_core::plan::{Exchange, Plan, Repeats, TopK, align_counts};
-use ep_core::{Endpoint as _, Error, Placement, Rank, Rings};
+use ep_core::settings::OutboxSteps;
+use ep_core::{Endpoint as _, Error, OutboxUse, Placement, Rank, Rings};
 
 use super::by_expert::{Placed, Spreading};
 use super::replayed::{Known, Replayed};
@@ -20,8 +21,8 @@ type RoutingHere = Routing<Array<i64>, Array<f32>, Array<u8>>;
 struct Batch<'a> {
     call: Call,
     rings: Rings,
-    /// Whether its rows are pulled from outboxes.
-    pulled: bool,
+    /// What it uses of outboxes, where its rows are pulled from some.
+    pulled: Option<OutboxSteps>,
     x: &'a Rows,
     tokens: u32,
     plan: &'a DevicePlan,
@@ -117,7 +118,7 @@ impl CudaEndpoint {
         };
         let sources = (Array::new(&stream, room as usize)?, Array::new(&stream, room as usize)?);
         let spare = told.is_none() || room > rows;
-        let (cut, pulled) = self.way(rings, outboxes);
+        let (cut, pulled) = self.way(kind, rings, outboxes, options.outbox);
         let batch = Batch {
             call,
             rings: cut,
@@ -160,14 +161,20 @@ impl CudaEndpoint {
         Ok(received)
     }
 
-    pub(super) async fn dispatch_cached(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
+    pub(super) async fn dispatch_cached(
+        &mut self,
+        x: &Rows,
+        handle: &Handle,
+        outbox: OutboxUse,
+    ) -> Result<Received<Self>, Error> {
         let capture = self.begin()?;
         self.desk.check_handle(handle)?;
+        outbox.check()?;
         let kept: &Replayed = handle.kept()?;
         self.desk.check_x(x.extent(), handle.tokens())?;
         self.check_home("x", x)?;
         let call = self.start(Kind::CachedDispatch, &handle.rings(), kept.plan.address(), capture.is_some());
-        let (rings, pulled) = self.way(handle.rings(), handle.outboxes());
+        let (rings, pulled) = self.way(Kind::CachedDispatch, handle.rings(), handle.outboxes(), outbox);
         let batch = Batch {
             call,
             rings,
@@ -204,13 +211,27 @@ impl CudaEndpoint {
         self.settings().placement() == Placement::Direct
     }
 
-    /// How the memory is cut that an operation moves its rows through, and whether that is outboxes: where its dispatch went through those
-    /// for lack of room, the communicator's own.
-    pub(super) fn way(&self, rings: Rings, outboxes: bool) -> (Rings, bool) {
-        match self.settings().outboxes().filter(|_| outboxes) {
-            Some(own) => (own, true),
-            None => (rings, self.settings().placement() == Placement::Pulled),
+    /// Whether an operation's rows lie in outboxes: always, or since its dispatch found no room.
+    pub(super) fn is_pulled(&self, outboxes: bool) -> bool {
+        self.settings().placement() == Placement::Pulled || (outboxes && self.settings().outboxes().is_some())
+    }
+
+    /// How the memory is cut that an operation moves its rows through, and if that is outboxes, what it uses of them: where its dispatch went
+    /// through those for lack of room, they are the communicator's own.
+    pub(super) fn way(
+        &mut self,
+        kind: Kind,
+        rings: Rings,
+        outboxes: bool,
+        used: OutboxUse,
+    ) -> (Rings, Option<OutboxSteps>) {
+        let cut = self.settings().outboxes().filter(|_| outboxes).unwrap_or(rings);
+        if !self.is_pulled(outboxes) {
+            return (cut, None);
         }
+        let steps = self.layout().outbox_steps(kind, &cut, used);
+        self.desk.ways.in_outboxes(&steps);
+        (cut, Some(steps))
     }
 
     /// Tokens of a routing whose arrays have the right lengths. Choices are looked at by the kernel of positions.
@@ -329,7 +350,7 @@ impl CudaEndpoint {
     /// Takes memory for what comes.
     fn landing(&mut self, batch: &Batch<'_>) -> Result<Landing, Error> {
         let row = *self.layout().row();
-        if self.places() && !batch.pulled {
+        if self.places() && batch.pulled.is_none() {
             *self.desk.granted() = self.desk.arena().take(&row, batch.room);
         }
         let stream = Arc::clone(self.stream());
@@ -392,9 +413,9 @@ impl CudaEndpoint {
             base_rows: landing.block.as_ref().map_or(0, Block::rows),
             ..args::DispatchRing::default()
         };
-        if batch.pulled {
+        if let Some(steps) = &batch.pulled {
             // SAFETY: rows, routing, plan and results are memory of the own stream's, with room for so many rows.
-            unsafe { self.device.dispatch_pulled(batch.call, &ring, plan.tokens_of()) }?;
+            unsafe { self.device.dispatch_pulled(batch.call, &ring, steps, plan.tokens_of()) }?;
         } else if direct && self.far().is_none() {
             let args = args::Dispatch {
                 ring,

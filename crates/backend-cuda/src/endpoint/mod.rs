@@ -37,7 +37,7 @@ use ep_core::engine::{
     Combine, Combined, Desk, Dispatch, Handle, Held, Lease, Received, Routing, Scalar, Scales, Stats,
 };
 use ep_core::layout::{KernelWindow, Kind};
-use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, Rank, RankSet, Rings};
+use ep_core::{Endpoint, Error, Failure, Fault, Layout, Nanos, OutboxUse, Rank, RankSet, Rings};
 
 use zerocopy::IntoBytes as _;
 
@@ -408,8 +408,8 @@ impl Endpoint for CudaEndpoint {
         self.dispatch_routing(x, routing, options).await
     }
 
-    async fn redispatch(&mut self, x: &Rows, handle: &Handle) -> Result<Received<Self>, Error> {
-        self.dispatch_cached(x, handle).await
+    async fn redispatch_with(&mut self, x: &Rows, handle: &Handle, outbox: OutboxUse) -> Result<Received<Self>, Error> {
+        self.dispatch_cached(x, handle, outbox).await
     }
 
     async fn combine(

@@ -1,7 +1,9 @@
 //! Launches of a dispatch and a combine by way of outboxes.
 
 use ep_core::device::{BlockRole, Task, block_roles};
+use ep_core::layout::KernelRings;
 use ep_core::port::Duty;
+use ep_core::settings::{OutboxSteps, least_window};
 
 use super::{Call, RankDevice};
 use crate::args::{
@@ -13,8 +15,6 @@ use crate::error::CudaError;
 
 /// Bytes of a part of a row at most: many are on their way at once, whatever the hidden size.
 const PART: u64 = 8 << 10;
-/// Slots that a puller takes at once.
-const PIECE_SLOTS: u32 = 8;
 /// Warps of a dispatch block that write heads.
 const WRITERS: u32 = 3;
 /// Stages of a warp that moves rows.
@@ -23,6 +23,11 @@ const STAGES: u32 = 4;
 const COPIERS: u32 = 2;
 /// Stages of a warp that sums.
 const SUM_STAGES: u32 = 3;
+
+/// Rings whose tails and credit are told in the call's steps.
+fn stepped(rings: KernelRings, steps: &OutboxSteps) -> KernelRings {
+    KernelRings { chunk: steps.chunk, credit: steps.credit, ..rings }
+}
 
 /// What the warps of a block do.
 type Roles = [BlockRole; PULLED_WARPS as usize];
@@ -76,7 +81,7 @@ impl DispatchBlock {
 }
 
 impl RankDevice {
-    /// Lays rows in the outbox, and pulls what is for this rank; `args` without what this fills in: the shape of the blocks.
+    /// Lays rows in the outbox, and pulls what is for this rank; `ring` without what this fills in: the call's steps.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
@@ -84,6 +89,7 @@ impl RankDevice {
         &self,
         call: Call,
         ring: &args::DispatchRing,
+        steps: &OutboxSteps,
         tokens_of: u64,
     ) -> Result<(), CudaError> {
         let w = &self.view.w;
@@ -91,9 +97,8 @@ impl RankDevice {
         let block = DispatchBlock::new(w.scales_offset, w.scales_stride, self.ranks(), memory);
         let scales = [ring.scales, ring.scales_token, w.scales_stride];
         let bulk_scales = ring.scales_word == 4 && scales.iter().all(|value| value.is_multiple_of(16));
-        let slots = ring.rings.slots.saturating_mul(self.ranks().saturating_sub(1).max(1));
         let args = args::DispatchPulled {
-            ring: *ring,
+            ring: args::DispatchRing { rings: stepped(ring.rings, steps), ..*ring },
             tokens_of,
             arrived: self.arrived.address(),
             copiers: block.copiers,
@@ -103,9 +108,9 @@ impl RankDevice {
             room: block.room,
             piece: block.piece,
             pieces: block.pieces,
-            piece_slots: PIECE_SLOTS.min(slots),
+            piece_slots: steps.piece,
             bulk_scales: bulk_scales.into(),
-            reserved: 0,
+            window: steps.window,
             block: block.roles(),
         };
         let shape = Launch {
@@ -118,16 +123,23 @@ impl RankDevice {
         unsafe { self.launch(self.kernels.dispatch_pulled, shape, call, &args) }
     }
 
-    /// Lays rows in the outboxes for their ranks, and sums what is for this rank.
+    /// Lays rows in the outboxes for their ranks, and sums what is for this rank; `ring` without the call's steps.
     ///
     /// # Safety
     /// As [`RankDevice`] says.
-    pub(crate) unsafe fn combine_pulled(&self, call: Call, ring: &args::CombineRing) -> Result<(), CudaError> {
+    pub(crate) unsafe fn combine_pulled(
+        &self,
+        call: Call,
+        ring: &args::CombineRing,
+        steps: &OutboxSteps,
+    ) -> Result<(), CudaError> {
         let (w, ranks) = (&self.view.w, self.ranks());
         let block = CombineBlock::new(w.result_stride, w.topk, ranks, self.stream.device().shared_memory());
         let weights = u64::from(w.topk) * 4;
         let args = args::CombinePulled {
-            ring: *ring,
+            window: steps.window,
+            least_window: least_window(ring.rings.slots),
+            ring: args::CombineRing { rings: stepped(ring.rings, steps), ..*ring },
             pullers: block.pullers,
             sums: block.sums,
             copiers: COPIERS,

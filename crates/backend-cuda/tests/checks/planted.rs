@@ -40,7 +40,10 @@ const BY_EXPERT: &str = "by_expert_every_placement";
 /// Many choices of a token at a rank, whose sum shows in which order they are added.
 const MANY_CHOICES: &str = "by_expert_topk_from_1_to_32";
 
-pub(crate) const FAULTS: [Fault; 32] = [
+/// Pieces and windows that differ between ranks.
+const DIFFERENTLY: &str = "pulled_by_ranks_that_use_their_outboxes_differently";
+
+pub(crate) const FAULTS: [Fault; 34] = [
     fault(Plant::TailBeforeData, "memory_rings_of_one_slot", &["of the operation is", "hash of", "of a row is"]),
     fault(Plant::CreditEarly, "memory_rings_of_one_slot", &["of a row is", "of the operation is", "hash of"]),
     fault(Plant::WrongSlot, "engine_many_operations_with_changing_rings", &["of the operation is", "of a row is"]),
@@ -66,6 +69,8 @@ pub(crate) const FAULTS: [Fault; 32] = [
     fault(Plant::ForeignChoice, BY_EXPERT, &["local experts of the choices received"]),
     fault(Plant::FoldDescending, MANY_CHOICES, &["combined_x"]),
     fault(Plant::FoldRoundedTooEarly, MANY_CHOICES, &["combined_x"]),
+    fault(Plant::WholeHeads, DIFFERENTLY, &["waited", "gave up on"]),
+    fault(Plant::AllSlotsFilled, DIFFERENTLY, &["waited", "gave up on"]),
     fault(Plant::ImpoliteWaiting, "memory_every_chunk_and_credit_up_to_slots", &["waited", "gave up on"]),
     fault(Plant::LowRaisedEarly, "low_latency_both_forms", &["low-latency row", "token of the next row", "rows of"]),
     fault(Plant::LowWrongBank, "low_latency_both_forms", &["waited"]),

@@ -18,6 +18,7 @@ const BOUND: u32 = 4 * TOKENS;
 
 pub(crate) const WORST: Dispatch = Dispatch {
     rings: None,
+    outbox: ep_core::OutboxUse::USUAL,
     expert_alignment: 1,
     by_expert: false,
     worst_rows: BOUND,
@@ -154,7 +155,7 @@ pub(crate) fn from_anywhere() -> Verdict {
             let weights = ep.array(&received[me].topk_weights)?;
             let stream = ep.stream().clone();
             stream.begin_capture()?;
-            let options = Combine { topk_weights: Some(&weights), bias: [Some(&bias), None], rings: None };
+            let options = Combine { topk_weights: Some(&weights), bias: [Some(&bias), None], ..Combine::default() };
             let back = ep.combine(&y, &handle, options).await?;
             let mut graph = stream.end_capture()?;
             layer.meet()?;

@@ -44,7 +44,7 @@ const DEADLINE: Nanos = Nanos::from_secs(6);
 
 /// Planted faults that the twin must find, beside those of rows that are placed within nodes: of rings, of counts, of positions, of units, of
 /// rows by expert.
-const FOUND: [Plant; 15] = [
+const FOUND: [Plant; 17] = [
     Plant::LowUnitsTorn,
     Plant::LowResultsTorn,
     Plant::TailBeforeData,
@@ -60,6 +60,8 @@ const FOUND: [Plant; 15] = [
     Plant::ForeignChoice,
     Plant::FoldDescending,
     Plant::FoldRoundedTooEarly,
+    Plant::WholeHeads,
+    Plant::AllSlotsFilled,
 ];
 
 /// Cases that ranks run, too, which are processes: they reach each other's memory, meet, and leave.

@@ -49,6 +49,7 @@ pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
         placement: Placement::Ring,
         arena_bytes: 0,
         outboxes: None,
+        uses: Vec::new(),
         full: None,
         rounds: vec![TURN],
         zombie: None,

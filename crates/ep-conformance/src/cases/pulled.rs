@@ -1,7 +1,7 @@
 //! Rows that lie in their sender's outbox until their readers have pulled them.
 
 use ep_core::ring::Geometry;
-use ep_core::{Element, Rings, Scaling};
+use ep_core::{Element, OutboxUse, Rings, Scaling};
 
 use super::fixture::{TURN, Verdict, check, pulled};
 use crate::backend::{Backend, Requirement};
@@ -19,6 +19,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("pulled_without_rows", without_rows::<B>),
         case("pulled_by_one_rank_alone", one_reader::<B>),
         case("pulled_along_handles_in_other_cuts", handles::<B>),
+        case("pulled_by_ranks_that_use_their_outboxes_differently", uses::<B>),
     ]
 }
 
@@ -73,4 +74,34 @@ fn handles<B: Backend>(backend: &B) -> Verdict {
     let turn = |channels, cached, bias| Turn { channels, cached, bias, return_weights: !cached, ..TURN };
     let rounds = vec![turn(3, false, 2), turn(3, true, 0), turn(1, false, 1), turn(1, true, 0), turn(2, false, 0)];
     check(backend, &Scenario { rings, rounds, ..pulled(4, 25) })
+}
+
+/// Steps and windows from the least to more than there is: each rank has its own, and another in each round. Some ranks get back fewer rows on a
+/// channel than an outbox has slots, and more than the least window.
+fn uses<B: Backend>(backend: &B) -> Verdict {
+    let of = |piece, slots| OutboxUse { piece, slots };
+    let [pieces, windows] = [[Some(1), Some(3), Some(8), Some(24)], [Some(1), Some(32), Some(45), None]];
+    let all: Vec<_> = pieces.into_iter().flat_map(|piece| windows.map(|slots| of(piece, slots))).collect();
+    // One that another rank follows which takes three times as many at once.
+    let apart = vec![
+        of(Some(24), Some(1)),
+        of(Some(3), Some(1)),
+        of(Some(1000), Some(1)),
+        of(None, Some(1)),
+        of(Some(1), None),
+    ];
+    for (tokens, slots) in [(vec![190, 100], 70), (vec![190, 40, 7], 50)] {
+        for uses in
+            [apart.clone(), all.iter().step_by(5).copied().collect(), all.iter().rev().step_by(3).copied().collect()]
+        {
+            let rings = Rings::uniform(2, Geometry { slots, chunk: slots / 4, credit: slots / 3 });
+            let turn = |cached| Turn { channels: 2, cached, return_weights: !cached, ..TURN };
+            let rounds = vec![turn(false), turn(true), turn(true)];
+            check(
+                backend,
+                &Scenario { rings, rounds, uses, hidden: 16, tokens: tokens.clone(), ..pulled(tokens.len() as u32, 0) },
+            )?;
+        }
+    }
+    Ok(())
 }

@@ -70,6 +70,7 @@ impl Desk {
     pub fn check_options(&self, options: &Dispatch) -> Result<Rings, Error> {
         let rings = options.rings.unwrap_or(self.settings().rings());
         self.layout().check_rings(&rings)?;
+        options.outbox.check()?;
         if options.expert_alignment == 0 {
             return Err(Error::invalid("expert alignment", 0, "at least 1"));
         }

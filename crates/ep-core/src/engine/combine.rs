@@ -29,6 +29,7 @@ impl<M: Machine> Engine<M> {
         let bias = options.bias.into_iter().flatten().map(HostRows::extent);
         let weights = options.topk_weights.map(Vec::len);
         let rings = self.desk.check_combine(handle, options.rings, y.extent(), bias, weights)?;
+        options.outbox.check()?;
         let topk = self.desk.shape().topk();
         let tokens = handle.tokens() as usize;
         let weights = if options.topk_weights.is_some() { tokens * topk as usize } else { 0 };
@@ -42,9 +43,11 @@ impl<M: Machine> Engine<M> {
         let offered = y.block_in(&self.desk.arena).filter(|_| may_offer && sums.is_none());
         let lease = y.lease().filter(|_| offered.is_some());
         lease.inspect(|lease| lease.offer());
-        let ended = {
-            let Started { operation, links, vigil, .. } = self.start(Kind::Combine, rings, Some(handle));
+        let (steps, ended) = {
+            let Started { operation, links, vigil, .. } =
+                self.start(Kind::Combine, (rings, options.outbox), Some(handle));
             let operation = if handle.outboxes() { operation.in_outboxes() } else { operation };
+            let steps = operation.outbox_steps();
             let work = async {
                 if let Some((expansion, sums)) = &mut sums {
                     by_expert::reduce(&operation, y, expansion, sums)?;
@@ -53,11 +56,12 @@ impl<M: Machine> Engine<M> {
                 let returns = Returns { y, routed, topk_weights: options.topk_weights.map(Vec::as_slice) };
                 bring_back(&operation, links, &returns, &reduction, offered.as_ref()).await
             };
-            run(&operation, vigil, work).await
+            (steps, run(&operation, vigil, work).await)
         };
         self.end(ended)?;
         lease.inspect(|lease| lease.take_back());
         self.count_rows(routed, false);
+        steps.inspect(|steps| self.desk.ways.in_outboxes(steps));
         self.desk.ways.combined(handle.rows(), offered.is_some());
         let Sums { x, topk_weights } = reduction.into_sums();
         let x = HostRows::Owned { bytes: x, row_bytes: self.result_bytes() };

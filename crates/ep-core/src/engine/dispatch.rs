@@ -15,12 +15,14 @@ use crate::machine::Machine;
 use crate::plan::{Exchange, Fanout, Membership, Plan, Repeats, Routed, TopK, align_counts, tokens_by_node};
 use crate::plant::Plant;
 use crate::roles::{Control, Intake, Operation, Outgoing, Taken, beside, join};
-use crate::settings::{Placement, Rings};
+use crate::settings::{OutboxSteps, OutboxUse, Placement, Rings};
 
 /// What a dispatch is made of, checked.
 struct Batch<'a, M: Machine> {
     kind: Kind,
     rings: Rings,
+    /// How much of its outboxes it uses, if any.
+    outbox: OutboxUse,
     /// For the handle; `outgoing` borrows the same.
     plan: Arc<Plan>,
     outgoing: Outgoing<'a, M::Window>,
@@ -44,6 +46,8 @@ struct Arrived<M: Machine> {
     fanout: Vec<Fanout>,
     /// Whether the rows went through outboxes because some arena had no room.
     outboxes: bool,
+    /// What the call used of outboxes, where its rows went through some.
+    steps: Option<OutboxSteps>,
 }
 
 impl<M: Machine> Engine<M> {
@@ -66,6 +70,7 @@ impl<M: Machine> Engine<M> {
         let batch = Batch {
             kind: if choices.is_some() { Kind::Dispatch } else { Kind::MembershipDispatch },
             rings,
+            outbox: options.outbox,
             plan: Arc::clone(&plan),
             outgoing: Outgoing { x, plan: &plan, choices },
             replayed: None,
@@ -81,14 +86,17 @@ impl<M: Machine> Engine<M> {
         &mut self,
         x: &HostRows<M::Window>,
         handle: &Handle,
+        outbox: OutboxUse,
     ) -> Result<Received<Self>, Error> {
         self.desk.ready()?;
         self.desk.check_handle(handle)?;
+        outbox.check()?;
         let routed = handle.routed()?;
         self.desk.check_x(x.extent(), handle.tokens())?;
         let batch = Batch {
             kind: Kind::CachedDispatch,
             rings: handle.rings(),
+            outbox,
             plan: Arc::clone(&routed.plan),
             outgoing: Outgoing { x, plan: &routed.plan, choices: None },
             replayed: Some((handle, routed)),
@@ -134,7 +142,7 @@ impl<M: Machine> Engine<M> {
         let op = self.desk.op;
         let ended = {
             let Started { operation, links, vigil, arena, pool, granted } =
-                self.start(batch.kind, batch.rings, batch.replayed.map(|(handle, _)| handle));
+                self.start(batch.kind, (batch.rings, batch.outbox), batch.replayed.map(|(handle, _)| handle));
             let work = transfer(&operation, links, (arena, pool), &batch, granted);
             run(&operation, vigil, work).await
         };
@@ -143,7 +151,7 @@ impl<M: Machine> Engine<M> {
 
     /// Makes of what arrived what the user gets.
     fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
-        let Arrived { taken, spread, exchange, by_node, fanout, outboxes } = self.end(ended)?;
+        let Arrived { taken, spread, exchange, by_node, fanout, outboxes, steps } = self.end(ended)?;
         let rows = exchange.received(self.desk.me);
         let x = match self.desk.granted.take() {
             Some(block) => {
@@ -169,6 +177,7 @@ impl<M: Machine> Engine<M> {
         let bound = if batch.device_counts { batch.worst_rows } else { known };
         let source_token = taken.source_token[..rows as usize].iter().map(|&token| token as u32).collect();
         let (tokens, plan) = (batch.plan.tokens(), batch.plan);
+        steps.inspect(|steps| self.desk.ways.in_outboxes(steps));
         self.desk.ways.dispatched(bound, matches!(x, HostRows::Leased(_)));
         let (x, by_expert, expansion) = match spread {
             Some(Spread { x, expansion }) => (x, Some(by_expert::told(&expansion)), Some(expansion)),
@@ -273,7 +282,7 @@ async fn exchange_rows<M: Machine>(
         None => None,
     };
     let fanout = fanout.chunks(operation.rings.channels as usize).map(merged).collect();
-    Ok(Arrived { taken, spread, exchange, by_node, fanout, outboxes })
+    Ok(Arrived { taken, spread, exchange, by_node, fanout, outboxes, steps: operation.outbox_steps() })
 }
 
 /// The rows of all channels from one node.

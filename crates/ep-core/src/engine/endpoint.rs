@@ -10,7 +10,7 @@ use crate::engine::handle::Handle;
 use crate::engine::stats::{Stats, Ways};
 use crate::error::Error;
 use crate::port::Nanos;
-use crate::settings::{Rings, Settings};
+use crate::settings::{OutboxUse, Rings, Settings};
 use crate::shape::Shape;
 use crate::topology::{Rank, RankSet, Topology};
 
@@ -65,8 +65,10 @@ pub type RoutingOf<E> = Routing<<E as Endpoint>::Array<i64>, <E as Endpoint>::Ar
 /// Options of one dispatch.
 #[derive(Clone, Debug)]
 pub struct Dispatch {
-    /// Rings of this call; absent: the communicator's.
+    /// Rings of this call, the same on all ranks; absent: the communicator's.
     pub rings: Option<Rings>,
+    /// How much of its outboxes this call uses where its rows go through some. Ranks may differ.
+    pub outbox: OutboxUse,
     /// Per-expert counts are rounded up to a multiple of this; at least 1. The rows' layout changes only with [`Dispatch::by_expert`].
     pub expert_alignment: u32,
     /// Rows by expert instead of rows by source, ready for a grouped GEMM: [`Received::x`] has a row for each choice. Those of an expert lie
@@ -91,7 +93,15 @@ pub struct Dispatch {
 
 impl Default for Dispatch {
     fn default() -> Self {
-        Self { rings: None, expert_alignment: 1, by_expert: false, worst_rows: 0, device_counts: false, repeats: false }
+        Self {
+            rings: None,
+            outbox: OutboxUse::default(),
+            expert_alignment: 1,
+            by_expert: false,
+            worst_rows: 0,
+            device_counts: false,
+            repeats: false,
+        }
     }
 }
 
@@ -102,13 +112,15 @@ pub struct Combine<'a, E: Endpoint + ?Sized> {
     pub topk_weights: Option<&'a E::Array<f32>>,
     /// Up to two `[tokens, hidden]` rows to start each token's sum from.
     pub bias: [Option<&'a E::Buf>; 2],
-    /// Rings of this call; absent: those of the handle's dispatch.
+    /// Rings of this call, the same on all ranks; absent: those of the handle's dispatch.
     pub rings: Option<Rings>,
+    /// As [`Dispatch::outbox`]; that of the handle's dispatch says nothing of this call.
+    pub outbox: OutboxUse,
 }
 
 impl<E: Endpoint + ?Sized> Default for Combine<'_, E> {
     fn default() -> Self {
-        Self { topk_weights: None, bias: [None, None], rings: None }
+        Self { topk_weights: None, bias: [None, None], rings: None, outbox: OutboxUse::default() }
     }
 }
 
@@ -284,7 +296,20 @@ pub trait Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::dispatch`], and [`Error::Invalid`] for a handle of an earlier generation.
-    async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error>;
+    async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error> {
+        self.redispatch_with(x, handle, OutboxUse::default()).await
+    }
+
+    /// [`Endpoint::redispatch`] that uses its outboxes as [`Dispatch::outbox`] says; its rings are those of the handle's dispatch.
+    ///
+    /// # Errors
+    /// As [`Endpoint::redispatch`].
+    async fn redispatch_with(
+        &mut self,
+        x: &Self::Buf,
+        handle: &Handle,
+        outbox: OutboxUse,
+    ) -> Result<Received<Self>, Error>;
 
     /// Brings `y [received rows, hidden]` back to the tokens' ranks and sums it there, ranks ascending, in f32.
     ///

@@ -7,7 +7,7 @@ use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneKind, Role};
 use crate::ring::{Consumer, Geometry, Producer};
 use crate::roles::{Operation, RoleFuture, Standing, coordinate};
-use crate::settings::Rings;
+use crate::settings::{OutboxSteps, Rings};
 use crate::topology::{Rank, Reach};
 
 /// The rings with each rank, and how they are cut now.
@@ -113,9 +113,15 @@ impl Links {
         let mut port = operation.port(Role::new(Duty::Control));
         let laid =
             (pulled && operation.kind != Kind::Combine).then(|| operation.layout.outbox(&operation.rings, 0).slots());
+        let steps = operation.outbox_steps();
         let geometry = |track| {
             let geometry = operation.layout.geometry(&operation.rings, track);
-            Geometry { slots: laid.unwrap_or(geometry.slots), ..geometry }
+            match steps {
+                Some(OutboxSteps { chunk, credit, .. }) => {
+                    Geometry { slots: laid.unwrap_or(geometry.slots), chunk, credit }
+                }
+                None => geometry,
+            }
         };
         for peer in operation.neighbours() {
             if !pulled && self.cut.is_none() && !operation.plants(Plant::RingsOverOutboxes) {
@@ -130,6 +136,7 @@ impl Links {
             }
             for (track, ring) in self.out[peer.index()].iter_mut() {
                 ring.restart(geometry(track));
+                steps.inspect(|steps| ring.narrow(steps.window));
             }
             for (track, ring) in self.inn[peer.index()].iter_mut() {
                 ring.restart(geometry(track));

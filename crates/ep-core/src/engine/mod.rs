@@ -43,7 +43,7 @@ use crate::machine::Machine;
 use crate::plan::Routed;
 use crate::port::{Nanos, Scope};
 use crate::roles::{Board, Operation, Times, Vigil, last_words, verdict, watch};
-use crate::settings::Rings;
+use crate::settings::{OutboxUse, Rings};
 use crate::topology::{Rank, RankSet, Reach, Topology};
 use links::Links;
 use low_latency::Low;
@@ -137,7 +137,7 @@ struct Ended<T> {
 
 impl<M: Machine> Engine<M> {
     /// Numbers and starts the next operation, which replays `replayed` if it is given.
-    fn start(&mut self, kind: Kind, rings: Rings, replayed: Option<&Handle>) -> Started<'_, M> {
+    fn start(&mut self, kind: Kind, (rings, outbox): (Rings, OutboxUse), replayed: Option<&Handle>) -> Started<'_, M> {
         let started = self.machine.now();
         let op = self.desk.start();
         let ranks = self.desk.layout.topology().ranks() as usize;
@@ -155,6 +155,7 @@ impl<M: Machine> Engine<M> {
             kind,
             rings,
             pulled: self.desk.layout.is_pulled(),
+            outbox,
             settings: self.desk.layout.hash(&rings).wrapping_add(replayed.map_or(0, Handle::op)),
             times: Times::new(started, self.desk.layout.settings().deadline()),
             board: Rc::new(Board::new(ranks)),
@@ -294,8 +295,13 @@ impl<M: Machine> Endpoint for Engine<M> {
         self.dispatch_routing(x, routing, options).await
     }
 
-    async fn redispatch(&mut self, x: &Self::Buf, handle: &Handle) -> Result<Received<Self>, Error> {
-        self.dispatch_cached(x, handle).await
+    async fn redispatch_with(
+        &mut self,
+        x: &Self::Buf,
+        handle: &Handle,
+        outbox: OutboxUse,
+    ) -> Result<Received<Self>, Error> {
+        self.dispatch_cached(x, handle, outbox).await
     }
 
     async fn combine(

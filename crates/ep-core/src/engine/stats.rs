@@ -2,6 +2,7 @@
 
 use crate::layout::Layout;
 use crate::port::Nanos;
+use crate::settings::OutboxSteps;
 
 /// Traffic with one peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,12 +68,21 @@ pub struct Ways {
     pub pulled: u64,
     /// Results of combines that were returned through rings.
     pub returned: u64,
+    /// Of the last call whose rows went through outboxes: rows that this rank handed over at a time; 0 before the first.
+    pub outbox_piece: u32,
+    /// Of the same: rows of this rank that lay in one of its outboxes at a time, at most.
+    pub outbox_slots: u32,
 }
 
 impl Ways {
     /// Counts the rows of a dispatch.
     pub fn dispatched(&mut self, rows: u32, placed: bool) {
         *(if placed { &mut self.placed } else { &mut self.ringed }) += u64::from(rows);
+    }
+
+    /// Takes note of what a call uses of its outboxes.
+    pub const fn in_outboxes(&mut self, steps: &OutboxSteps) {
+        (self.outbox_piece, self.outbox_slots) = (steps.piece, steps.window);
     }
 
     /// Counts the results of a combine.

@@ -15,9 +15,9 @@
 //!
 //! All ranks of the node read the slots of a dispatch, one rank those of a combine.
 
-use super::{Layout, ROW_ALIGN, RowFormat, SLOT_ALIGN, round_up};
+use super::{Kind, Layout, ROW_ALIGN, RowFormat, SLOT_ALIGN, round_up};
 use crate::error::Error;
-use crate::settings::{Placement, Rings, Settings};
+use crate::settings::{OutboxSteps, OutboxUse, Placement, Rings, Settings};
 use crate::terms::{Offset, Span};
 use crate::topology::{Rank, Topology};
 
@@ -170,6 +170,12 @@ impl Layout {
         let reader = self.topology().local_of(peer);
         let index = u64::from(reader) * u64::from(rings.channels) + u64::from(channel);
         Slot::returned(self.row()).outbox(self.near_rings.base, index, rings.near.slots.into())
+    }
+
+    /// What a call of `kind` with `rings` uses of each of its outboxes.
+    pub fn outbox_steps(&self, kind: Kind, rings: &Rings, used: OutboxUse) -> OutboxSteps {
+        let readers = if kind == Kind::Combine { 1 } else { self.topology().ranks_per_node() - 1 };
+        used.of(rings.near, readers)
     }
 
     /// From the start of a head that several ranks read to the position at the rank with local index `local`.

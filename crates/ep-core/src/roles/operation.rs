@@ -14,7 +14,7 @@ use crate::layout::{Kind, Layout, OpHeader, Outbox, RowFormat};
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
 use crate::port::{Cell, Counter, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Span, Tag, Ticket, Units, Work};
-use crate::settings::Rings;
+use crate::settings::{OutboxSteps, OutboxUse, Rings};
 use crate::topology::{Rank, RankSet};
 
 /// One operation of one rank.
@@ -40,6 +40,8 @@ pub(crate) struct Operation<'a, M> {
     pub(crate) rings: Rings,
     /// Whether its rows lie in the outbox of their sender until they are pulled.
     pub(crate) pulled: bool,
+    /// How much of that the call uses.
+    pub(crate) outbox: OutboxUse,
     /// Hash of shape, topology, the call's settings and the dispatch that is replayed.
     pub(crate) settings: u64,
     pub(crate) times: Times,
@@ -94,6 +96,11 @@ impl<'a, M: Machine> Operation<'a, M> {
     pub(crate) fn in_outboxes(&self) -> Self {
         let rings = self.layout.settings().outboxes().unwrap_or(self.rings);
         Self { rings, pulled: true, settings: self.settings, times: self.times, board: Rc::clone(&self.board), ..*self }
+    }
+
+    /// What this call uses of its outboxes; none where its rows do not lie in some.
+    pub(crate) fn outbox_steps(&self) -> Option<OutboxSteps> {
+        self.pulled.then(|| self.layout.outbox_steps(self.kind, &self.rings, self.outbox))
     }
 
     /// The ranks that this one has lanes with: its node, then its rail.

@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 
 import torch
 from moexpress import Communicator, Meeting, errors
-from moexpress.adapter import Element, block_bytes
+from moexpress.adapter import Element, OutboxUse, block_bytes
+
+from .config import Config
 
 _expired, _free = torch.UntypedStorage._expired, torch.UntypedStorage._free_weak_ref
 
@@ -187,6 +189,8 @@ class Arena:
                 communicator.window_bytes >> 20,
                 SHARE,
             )
+        self._slots = communicator.outbox_slots
+        self._uses: dict[tuple[int, int], OutboxUse] = {}
         self._is_there = room.bytes > 0 and not self.has_outboxes
         # Results that lie in it are pulled from there; else they return through rings in any case.
         self._is_pulled = communicator.device.type == "cuda" and nodes == 1
@@ -196,6 +200,21 @@ class Arena:
         self._most_kept = 0
         self._through_rings = 0
         self._has_said = False
+
+    def outbox(self, config: Config | None) -> OutboxUse:
+        """What a call with this config uses of outboxes, if its rows go through some."""
+        if config is None:
+            return None
+        asked = config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens
+        try:
+            return self._uses[asked]
+        except KeyError:
+            use = self._uses[asked] = config.outbox(self._slots)
+            LOG.debug(
+                "rank %d: NVLink chunks of %d, %d: (rows at a time, slots for each reader) of outboxes are %s of %d slots",
+                *(self.communicator.rank, *asked, use, self._slots),
+            )
+            return use
 
     def close(self) -> None:
         """Closes the communicator."""

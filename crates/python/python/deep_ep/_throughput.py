@@ -19,6 +19,7 @@ from ._members import Members
 from ._scales import Rows
 from ._taking import Rows_t, copy, taken
 from ._taking import event as event_after
+from .config import Config
 from .utils import EventOverlap
 
 Dispatched = tuple[
@@ -53,6 +54,7 @@ class Throughput:
         expert_alignment: int,
         num_worst_tokens: int,
         num_sms: int,
+        config: Config | None,
         defer: bool,
     ) -> Dispatched:
         rows = Rows.of(x)
@@ -87,6 +89,7 @@ class Throughput:
                 scales=rows.scales,
                 alignment=expert_alignment,
                 worst_rows=num_worst_tokens,
+                outbox=arena.outbox(config),
                 defer=defer,
             )
         else:
@@ -110,6 +113,7 @@ class Throughput:
                 device_counts=num_worst_tokens > 0,
                 # A token that names an expert twice is the expert's business, as with DeepEP.
                 repeats=True,
+                outbox=arena.outbox(config),
                 defer=defer,
             )
         routing = Routing(arena, of, received.handle, num_sms // 2)
@@ -125,12 +129,12 @@ class Throughput:
         return handed, choices, received.topk_weights, counts, made, event
 
     @plain
-    def redispatch(self, x: Rows_t, handle: object, defer: bool) -> Dispatched:
+    def redispatch(self, x: Rows_t, handle: object, config: Config | None, defer: bool) -> Dispatched:
         made = self._routing(handle, x, None)
         if isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16 and made.rows.element == "bf16":
             # The way of almost every call: rows are looked at once, by the communicator, and leave as they came.
             arena = made.arena
-            out = arena.communicator.throughput.redispatch(x, made.native, None, defer)
+            out = arena.communicator.throughput.redispatch(x, made.native, None, defer, arena.outbox(config))
             received = arena.communicator.order.tensor(out.x(False))
             if received.is_contiguous() and (not arena.has_placed() or arena.keeps(received)):
                 event = event_after(arena.communicator, True) if defer else EventOverlap()
@@ -150,7 +154,8 @@ class Throughput:
                 return handed, None, None, None, None, event_after(arena.communicator, defer)
             arena, native = known
         communicator = arena.communicator
-        brought = Received(communicator.throughput.redispatch(rows.x, native, rows.scales, defer), communicator.order)
+        out = communicator.throughput.redispatch(rows.x, native, rows.scales, defer, arena.outbox(config))
+        brought = Received(out, communicator.order)
         handed = taken(rows, brought, arena, defer)
         return handed, None, None, None, None, event_after(arena.communicator, defer)
 
@@ -161,11 +166,14 @@ class Throughput:
         handle: object,
         topk_weights: torch.Tensor | None,
         bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None,
+        config: Config | None,
         defer: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         made = self._routing(handle, x, topk_weights)
         communicator = made.arena.communicator
-        combined = communicator.throughput.combine(x, made.native, topk_weights=topk_weights, bias=bias, defer=defer)
+        combined = communicator.throughput.combine(
+            x, made.native, topk_weights=topk_weights, bias=bias, outbox=made.arena.outbox(config), defer=defer
+        )
         made.arena.look_at_results()
         event = event_after(communicator, True) if defer else EventOverlap()
         return combined.x, combined.topk_weights, event

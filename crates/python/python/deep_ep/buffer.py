@@ -106,12 +106,12 @@ class Buffer(NotServed):
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """What DeepEP recommends. A hint."""
+        """What DeepEP recommends."""
         return config.dispatch_config(num_ranks, Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """What DeepEP recommends. A hint."""
+        """What DeepEP recommends."""
         return config.combine_config(num_ranks, Buffer.num_sms)
 
     @staticmethod
@@ -251,7 +251,7 @@ class Buffer(NotServed):
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise errors.InvalidArgument("topk_idx is given with a handle, allowed: None in a cached dispatch")
-            return self._throughput.redispatch(x, handle, async_finish)
+            return self._throughput.redispatch(x, handle, config, async_finish)
         self._communicators.multiprocessors = Buffer.num_sms
         return self._throughput.dispatch(
             x,
@@ -264,6 +264,7 @@ class Buffer(NotServed):
             expert_alignment,
             num_worst_tokens,
             Buffer.num_sms if config is None else config.num_sms,
+            config,
             async_finish,
         )
 
@@ -298,7 +299,7 @@ class Buffer(NotServed):
         none("combine_send_cost_stats", combine_send_cost_stats, "low_latency_combine's, on CPUs and GPUs")
         if previous_event is not None or allocate_on_comm_stream:
             wait_for(previous_event, async_finish, allocate_on_comm_stream)
-        return self._throughput.combine(x, handle, topk_weights, bias, async_finish)
+        return self._throughput.combine(x, handle, topk_weights, bias, config, async_finish)
 
     def internode_dispatch(
         self,

@@ -1,4 +1,4 @@
-"""DeepEP's settings. They are hints here: kernels and rings of moexpress are sized by themselves."""
+"""DeepEP's settings, and what a call's settings come to here: docs/python.md has it size by size."""
 
 from __future__ import annotations
 
@@ -36,15 +36,24 @@ NVLINK_RANKS = 8
 """Ranks of one of DeepEP's nodes."""
 
 
+USUAL_PIECE = 8
+"""Rows that are handed over at a time where nothing is said. With fewer a call takes longer (docs/cuda-tried.md)."""
+PIECES = 8
+"""Of an outbox: a warp takes one at a time, and several warps are to have one."""
+
+
 class Config:
     """Multiprocessors and chunk sizes of a call.
 
     Args:
         num_sms: multiprocessors; an even number.
         num_max_nvl_chunked_send_tokens: rows sent at a time over NVLink.
-        num_max_nvl_chunked_recv_tokens: rows of a ring over NVLink.
+        num_max_nvl_chunked_recv_tokens: rows of a ring over NVLink, more than are sent at a time.
         num_max_rdma_chunked_send_tokens: rows sent at a time over RDMA.
-        num_max_rdma_chunked_recv_tokens: rows of a ring over RDMA.
+        num_max_rdma_chunked_recv_tokens: rows of a ring over RDMA, more than are sent at a time.
+
+    Raises:
+        ValueError: a size that DeepEP refuses, too.
     """
 
     def __init__(
@@ -60,6 +69,15 @@ class Config:
                 raise ValueError(f"{name} is {value}, allowed: a number, 0 or more")
         if num_sms < 2 or num_sms % 2:
             raise ValueError(f"num_sms is {num_sms}, allowed: an even number, 2 or more")
+        for link, send, recv in (
+            ("nvl", num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens),
+            ("rdma", num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens),
+        ):
+            if send < 1:
+                raise ValueError(f"num_max_{link}_chunked_send_tokens is {send}, allowed: 1 or more")
+            if recv <= send:
+                name = f"num_max_{link}_chunked_recv_tokens"
+                raise ValueError(f"{name} is {recv}, allowed: more than the {send} that are sent at a time")
         self.num_sms = num_sms
         self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
         self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
@@ -79,6 +97,14 @@ class Config:
         nodes = -(-num_ranks // NVLINK_RANKS)
         rows = 2 * (self.num_sms // 2) * nodes * self.num_max_rdma_chunked_recv_tokens
         return -(-rows * (hidden_bytes + METADATA) // ALIGN) * ALIGN
+
+    def outbox(self, slots: int) -> tuple[int, int] | None:
+        """Rows that a call hands over at a time, and rows for each reader that lie in an outbox with ``slots`` of them; None where there is
+        none. Not of DeepEP."""
+        if slots == 0:
+            return None
+        held = min(self.num_max_nvl_chunked_recv_tokens, slots)
+        return max(USUAL_PIECE, min(self.num_max_nvl_chunked_send_tokens, held // PIECES)), held
 
     def __repr__(self) -> str:
         return (

@@ -19,7 +19,7 @@ from ._order import CudaOrder, HostOrder, NpuOrder, Order
 from ._plain import plain
 from ._results import Combined, LowReceived, Received
 from ._shape import Element, Shape
-from ._throughput import Throughput
+from ._throughput import Throughput, outbox
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -193,6 +193,8 @@ class Communicator:
         by_expert: bool = False,
         worst_rows: int = 0,
         device_counts: bool = False,
+        outbox_piece: int | None = None,
+        outbox_slots: int | None = None,
     ) -> Received:
         """Sends each row to the ranks that hold its experts, once to each rank.
 
@@ -210,6 +212,10 @@ class Communicator:
                 those that came have ``topk_idx`` -1.
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
                 CUDA graph. Needs ``worst_rows``.
+            outbox_piece: where rows go through outboxes: rows handed over at a time, at most 32 of them. Ranks may differ. Default: 8, and
+                tails and credit are told after a quarter of the slots.
+            outbox_slots: likewise, of this rank's rows for each reader: how many lie in an outbox at a time. At least 32 and at most
+                :attr:`outbox_slots` of them, whatever is asked for. Default: all.
         """
         return self.throughput.dispatch(
             x,
@@ -220,6 +226,7 @@ class Communicator:
             by_expert=by_expert,
             worst_rows=worst_rows,
             device_counts=device_counts,
+            outbox=outbox(outbox_piece, outbox_slots),
         )
 
     @plain
@@ -232,6 +239,8 @@ class Communicator:
         scales: torch.Tensor | None = None,
         alignment: int = 1,
         worst_rows: int = 0,
+        outbox_piece: int | None = None,
+        outbox_slots: int | None = None,
     ) -> Received:
         """A dispatch whose routing was computed elsewhere; rows carry no choices.
 
@@ -240,13 +249,29 @@ class Communicator:
             tokens_per_expert: ``[experts]``: tokens of this batch for each expert.
         """
         return self.throughput.dispatch_members(
-            x, in_rank, tokens_per_expert, scales=scales, alignment=alignment, worst_rows=worst_rows
+            x,
+            in_rank,
+            tokens_per_expert,
+            scales=scales,
+            alignment=alignment,
+            worst_rows=worst_rows,
+            outbox=outbox(outbox_piece, outbox_slots),
         )
 
     @plain
-    def redispatch(self, x: torch.Tensor, handle: _native.Handle, *, scales: torch.Tensor | None = None) -> Received:
-        """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts."""
-        return Received(self.throughput.redispatch(x, handle, scales), self.order)
+    def redispatch(
+        self,
+        x: torch.Tensor,
+        handle: _native.Handle,
+        *,
+        scales: torch.Tensor | None = None,
+        outbox_piece: int | None = None,
+        outbox_slots: int | None = None,
+    ) -> Received:
+        """A *cached* dispatch: another batch along the routing of an earlier one, without exchanging counts. What the earlier one said of
+        outboxes does not hold for it."""
+        said = outbox(outbox_piece, outbox_slots)
+        return Received(self.throughput.redispatch(x, handle, scales, outbox=said), self.order)
 
     @plain
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,6 +288,8 @@ class Communicator:
         *,
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        outbox_piece: int | None = None,
+        outbox_slots: int | None = None,
     ) -> Combined:
         """Brings rows back to their tokens' ranks and sums them there, in f32, ranks ascending, rounded to bf16 once.
 
@@ -272,8 +299,11 @@ class Communicator:
                 rounded to bf16, and the sums travel.
             topk_weights: f32 ``[received rows, topk]``, summed likewise; of a dispatch by expert, too.
             bias: one or two bf16 ``[tokens, hidden]``, which the sums start from.
+            outbox_piece, outbox_slots: as of :meth:`dispatch`. A row is summed as soon as its tail was told, so the piece is the step of tails
+                and credit alone.
         """
-        return self.throughput.combine(y, handle, topk_weights=topk_weights, bias=bias)
+        said = outbox(outbox_piece, outbox_slots)
+        return self.throughput.combine(y, handle, topk_weights=topk_weights, bias=bias, outbox=said)
 
     # Low latency.
 
@@ -382,12 +412,19 @@ class Communicator:
         """What this rank did since the communicator was made: ``[ranks]`` of ``rows_sent``, ``rows_received``, ``bytes_sent``,
         ``bytes_received`` and ``waited_ns``; ``expert_rows`` ``[local experts]``; ``operations``; and of throughput mode
         ``rows_placed`` and ``rows_through_rings``, received rows of dispatches by the way they took, ``results_pulled`` and
-        ``results_through_rings``, results of combines that left here (with counts on the GPU the bound counts)."""
+        ``results_through_rings``, results of combines that left here (with counts on the GPU the bound counts). ``outbox_piece`` and
+        ``outbox_slots`` say what the last call whose rows went through outboxes used: rows handed over at a time, and rows of this rank
+        that lay in an outbox at a time, for all its readers; 0 before the first."""
         return self.native.stats()
 
     def through_rings(self) -> tuple[int, int]:
         """Rows received, and results that left here, through rings: two of the numbers of :meth:`stats`, at no cost."""
         return self.native.through_rings()
+
+    @property
+    def outbox_slots(self) -> int:
+        """Slots of an outbox for each reader, on each channel; 0 where there are none."""
+        return self.native.outbox_slots()
 
     @property
     def window_bytes(self) -> int:

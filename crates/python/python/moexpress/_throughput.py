@@ -11,6 +11,19 @@ from ._order import Order
 from ._results import Combined, Received
 from ._shape import Shape
 
+OutboxUse = tuple[int | None, int | None] | None
+"""Rows that a call hands over at a time, and rows for each reader that lie in an outbox. None: what is usual."""
+
+
+def outbox(piece: int | None, slots: int | None) -> OutboxUse:
+    """What a call says of outboxes, checked."""
+    if piece is None and slots is None:
+        return None
+    return (
+        None if piece is None else _limits.number("outbox_piece", piece, 1),
+        None if slots is None else _limits.number("outbox_slots", slots, 1),
+    )
+
 
 class Throughput:
     """The calls of :class:`Communicator` by the same names. ``defer``: the caller waits for the call himself, by an event; else his current
@@ -31,6 +44,7 @@ class Throughput:
         device_counts: bool,
         by_expert: bool = False,
         repeats: bool = False,
+        outbox: OutboxUse = None,
         defer: bool = False,
     ) -> Received:
         shape, order = self.shape, self.order
@@ -43,7 +57,7 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (choices, weights),
-                (alignment, by_expert, worst_rows, device_counts, repeats),
+                (alignment, by_expert, worst_rows, device_counts, repeats, outbox),
             )
         except (TypeError, OverflowError):
             # Looked at only now: on the path of every call.
@@ -63,6 +77,7 @@ class Throughput:
         scales: torch.Tensor | None,
         alignment: int,
         worst_rows: int,
+        outbox: OutboxUse = None,
         defer: bool = False,
     ) -> Received:
         shape, order = self.shape, self.order
@@ -77,13 +92,18 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (in_rank.data_ptr(), counts),
-                (alignment, False, worst_rows, False, False),
+                (alignment, False, worst_rows, False, False, outbox),
             ),
             order,
         )
 
     def redispatch(
-        self, x: torch.Tensor, handle: _native.Handle, scales: torch.Tensor | None, defer: bool = False
+        self,
+        x: torch.Tensor,
+        handle: _native.Handle,
+        scales: torch.Tensor | None,
+        defer: bool = False,
+        outbox: OutboxUse = None,
     ) -> _native.Dispatched:
         """What was received, not made into tensors yet."""
         order = self.order
@@ -95,7 +115,7 @@ class Throughput:
         if defer:
             order.beyond(x, scales)
         strided = None if scales is None else _scales(scales)
-        return self.native.redispatch((order.current(), defer), (rows, tokens, strided), handle)
+        return self.native.redispatch((order.current(), defer), (rows, tokens, strided), handle, outbox)
 
     def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         order = self.order
@@ -114,6 +134,7 @@ class Throughput:
         *,
         topk_weights: torch.Tensor | None,
         bias: torch.Tensor | Sequence[torch.Tensor] | None,
+        outbox: OutboxUse = None,
         defer: bool = False,
     ) -> Combined:
         shape, order = self.shape, self.order
@@ -131,6 +152,7 @@ class Throughput:
             handle,
             weights,
             [start.data_ptr() for start in starts],
+            outbox,
         )
         return Combined(order.tensor(x), None if sums is None else order.tensor(sums))
 

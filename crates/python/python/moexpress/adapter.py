@@ -17,6 +17,7 @@ from ._order import current_stream
 from ._plain import plain
 from ._results import tensor_of
 from ._shape import GROUP, Element
+from ._throughput import OutboxUse
 
 __all__ = [
     "GROUP",
@@ -26,6 +27,7 @@ __all__ = [
     "LowDispatch",
     "LowHandle",
     "Members",
+    "OutboxUse",
     "Ready",
     "block_bytes",
     "check",

@@ -3,13 +3,13 @@
 
 use crate::common::{A, B, C, DEADLINE};
 use ep_core::engine::low_latency::LowRouting;
-use ep_core::engine::{Engine, Routing};
+use ep_core::engine::{Combine, Engine, Routing};
 use ep_core::layout::{Alarm, MASKED};
 use ep_core::machine::{Machine as _, Opening};
 use ep_core::port::{Cell, Counter, Duty, LaneKind, Need, Port as _, Role};
 use ep_core::topology::Reach;
 use ep_core::trace::{Record, Verb};
-use ep_core::{Endpoint, Error, LowLatency, Nanos, Rank, RankSet, Settings, Shape, Topology};
+use ep_core::{Endpoint, Error, LowLatency, Nanos, OutboxUse, Placement, Rank, RankSet, Settings, Shape, Topology};
 use ep_sim::{Builder, Cluster, Incident, Machine};
 
 const TOKENS: u32 = 6;
@@ -79,6 +79,48 @@ fn banks_are_waited_for_at_every_neighbour() {
             assert!(run.records.iter().any(waits), "rank {rank} opens bank {} without rank {peer}", op % 2);
         }
     }
+}
+
+/// How many rows of a rank lie in one of its outboxes at a time is what the call says, whatever its readers say of theirs.
+#[test]
+fn outboxes_are_filled_as_far_as_their_ranks_say() {
+    const MANY: u32 = 100;
+    let topology = Topology::new(1, 2).unwrap();
+    let settings = Settings::builder(&shape(2), &topology).placement(Placement::Pulled).channels(1).slots(70).chunk(1);
+    let cluster = Cluster::builder(topology).settings(settings.build().unwrap()).record(true);
+    let most = (0..SEEDS).map(|seed| {
+        let run = cluster.clone().seed(seed).build(shape(2)).unwrap().run(async |mut ep| {
+            let x = ep.rows(&vec![1; MANY as usize * 64], MANY).unwrap();
+            let topk_idx = (0..MANY).flat_map(|_| [0, 2]).collect();
+            let got = ep.dispatch(&x, &Routing::TopK { topk_idx, topk_weights: None }).await.unwrap();
+            // Rank 0 has less than any piece, which counts as the largest, and rank 1 half of its slots.
+            let outbox = OutboxUse { piece: None, slots: Some([1, 35][ep.rank().index()]) };
+            let got = ep.redispatch_with(&x, &got.handle, outbox).await.unwrap();
+            ep.combine(&got.x, &got.handle, Combine { outbox, ..Combine::default() }).await.unwrap();
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        // `[dispatch, combine][rank]`: most rows at a time.
+        let (mut taken, mut most) = ([0, 0], [[0; 2]; 2]);
+        for record in &run.records {
+            match record.verb {
+                Verb::Publish { lane, cell, value } if cell.counter == Counter::Head => {
+                    taken[lane.peer.index()] = value
+                }
+                Verb::Publish { cell, value, .. } if cell.counter == Counter::Tail && record.op > 1 => {
+                    let rank = record.rank.index();
+                    let at_a_time: &mut u64 = &mut most[record.op as usize - 2][rank];
+                    *at_a_time = (value - taken[rank]).max(*at_a_time);
+                }
+                _ => {}
+            }
+        }
+        most
+    });
+    let most = most.fold([[0; 2]; 2], |all, one| {
+        let larger = |op: usize| [0, 1].map(|rank: usize| all[op][rank].max(one[op][rank]));
+        [larger(0), larger(1)]
+    });
+    assert_eq!(most, [[32, 35]; 2]);
 }
 
 /// Counts come late, but in time: whoever was suspected is not any more, or a later failure would be explained by it.

@@ -73,7 +73,7 @@ enum SentSaw {
 /// Of each peer: rows and bytes sent, rows and bytes received, nanoseconds waited; choices of the own experts; operations; rows by
 /// the way they took.
 #[derive(Serialize, Deserialize)]
-struct SentStats(Vec<[u64; 5]>, Vec<u64>, u64, [u64; 4]);
+struct SentStats(Vec<[u64; 5]>, Vec<u64>, u64, ([u64; 4], [u32; 2]));
 
 impl From<Account> for Sent {
     fn from(account: Account) -> Self {
@@ -112,8 +112,8 @@ impl From<Stats> for SentStats {
         let peer = |peer: &PeerStats| {
             [peer.rows_sent, peer.bytes_sent, peer.rows_received, peer.bytes_received, peer.waited.0]
         };
-        let Ways { placed, ringed, pulled, returned } = stats.ways;
-        let ways = [placed, ringed, pulled, returned];
+        let Ways { placed, ringed, pulled, returned, outbox_piece, outbox_slots } = stats.ways;
+        let ways = ([placed, ringed, pulled, returned], [outbox_piece, outbox_slots]);
         Self(stats.peers.iter().map(peer).collect(), stats.expert_rows, stats.operations, ways)
     }
 }
@@ -127,8 +127,8 @@ impl From<SentStats> for Stats {
             bytes_received,
             waited: Nanos(waited),
         };
-        let [placed, ringed, pulled, returned] = ways;
-        let ways = Ways { placed, ringed, pulled, returned };
+        let ([placed, ringed, pulled, returned], [outbox_piece, outbox_slots]) = ways;
+        let ways = Ways { placed, ringed, pulled, returned, outbox_piece, outbox_slots };
         Self { peers: peers.into_iter().map(peer).collect(), expert_rows, operations, ways }
     }
 }
@@ -152,7 +152,7 @@ mod tests {
                 peers: vec![PeerStats { rows_sent: rank, waited: Nanos(7), ..PeerStats::default() }; 2],
                 expert_rows: vec![rank, 9],
                 operations: 3,
-                ways: Ways { placed: 1, ringed: 2, pulled: 3, returned: rank },
+                ways: Ways { placed: 1, ringed: 2, pulled: 3, returned: rank, outbox_piece: 5, outbox_slots: 6 },
             };
             let bytes = if rank == 0 { 20 << 20 } else { 3 };
             Account {
