@@ -15,8 +15,8 @@ pub(crate) use hca::{Hca, HcaQueue, HcaRegion, HcaState};
 pub(crate) use low_latency::{LowCombine, LowDispatch, LowMask};
 pub(crate) use pulled::{CombinePulled, DispatchPulled};
 pub(crate) use throughput::{
-    Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions, Spread,
-    SumShape, Unpack,
+    Blank, Combine, CombineOffered, CombineRing, Counts, Dispatch, DispatchRing, Fold, Members, Offer, Positions,
+    Spread, SumShape, Unpack,
 };
 
 use ep_core::declare::{CEnum, CStruct};
@@ -131,6 +131,7 @@ pub(crate) fn header() -> String {
         DispatchRing::declaration(),
         Dispatch::declaration(),
         Unpack::declaration(),
+        Blank::declaration(),
         Spread::declaration(),
         Fold::declaration(),
         Offer::declaration(),

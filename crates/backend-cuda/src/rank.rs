@@ -388,6 +388,15 @@ impl RankDevice {
         unsafe { self.launch(self.kernels.unpack, self.light(), call, args) }
     }
 
+    /// Zeros behind the rows that came.
+    ///
+    /// # Safety
+    /// As [`RankDevice`] says.
+    pub(crate) unsafe fn blank(&self, call: Call, args: &args::Blank) -> Result<(), CudaError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.launch(self.kernels.blank, self.light(), call, args) }
+    }
+
     /// Headers of a block that is offered.
     ///
     /// # Safety

@@ -53,18 +53,20 @@ pub(crate) fn outbox(said: Option<RawOutbox>) -> OutboxUse {
     said.map_or(OutboxUse::USUAL, |RawOutbox(piece, slots)| OutboxUse { piece, slots })
 }
 
-/// `(alignment, by_expert, worst_rows, device_counts, repeats, outbox)`.
+/// `(alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)`.
 #[derive(FromPyObject)]
-pub(crate) struct DispatchOptions(u32, bool, u32, bool, bool, Option<RawOutbox>);
+pub(crate) struct DispatchOptions(u32, bool, (u32, bool), bool, bool, Option<RawOutbox>);
 
 impl From<DispatchOptions> for Dispatch {
     fn from(options: DispatchOptions) -> Self {
-        let DispatchOptions(expert_alignment, by_expert, worst_rows, device_counts, repeats, said) = options;
+        let DispatchOptions(expert_alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, said) =
+            options;
         Self {
             outbox: outbox(said),
             expert_alignment,
             by_expert,
             worst_rows,
+            zero_spare,
             device_counts,
             repeats,
             ..Self::default()

@@ -102,6 +102,9 @@ impl AscendEndpoint {
         let topk_idx = Some(&landing.topk_idx);
         let spreading = placed.as_ref().map(|placed| Spreading { placed, topk_idx, rows: received });
         let by_expert = self.move_rows(x, &on_device, &landing, &args, spreading).await?;
+        if options.zero_spare {
+            landing.x.zero_from(received)?;
+        }
 
         self.desk.set_poisoned(None);
         self.count(&exchange, &rings, true)?;
@@ -123,6 +126,7 @@ impl AscendEndpoint {
             source_rank: source_rank.clone(),
             placed,
             rows,
+            zero_spare: options.zero_spare,
         };
         let mark = self.desk.mark();
         let told = kept.placed.as_ref().map(Placed::told);
@@ -157,6 +161,9 @@ impl AscendEndpoint {
         let rows = handle.rows();
         let spreading = kept.placed.as_ref().map(|placed| Spreading { placed, topk_idx: None, rows });
         let by_expert = self.move_rows(x, &kept.on_device, &landing, &args, spreading).await?;
+        if kept.zero_spare {
+            landing.x.zero_from(kept.exchange.received(self.desk.rank()))?;
+        }
         self.desk.set_poisoned(None);
         self.count(&kept.exchange, &call.rings, true)?;
         self.desk.ways.dispatched(handle.rows(), false);

@@ -167,6 +167,8 @@ pub(super) struct Replayed {
     pub(super) placed: Option<Placed>,
     /// Rows that there is room for.
     pub(super) rows: u32,
+    /// Whether those beyond the ones that come become zeros.
+    pub(super) zero_spare: bool,
 }
 
 impl Kept for Replayed {

@@ -84,6 +84,12 @@ impl Rows {
         Arc::clone(&self.memory) as _
     }
 
+    /// Makes the rows from `first` on zeros.
+    pub(crate) fn zero_from(&self, first: u32) -> Result<(), Error> {
+        let at = first as usize * self.row_bytes;
+        Ok(self.memory.fill_part(at, self.rows as usize * self.row_bytes - at, 0)?)
+    }
+
     pub(crate) fn to_vec(&self) -> Result<Vec<u8>, Error> {
         Ok(self.memory.values(0, self.rows as usize * self.row_bytes)?)
     }

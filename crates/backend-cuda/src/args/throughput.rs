@@ -203,6 +203,22 @@ c_struct! {
 }
 
 c_struct! {
+    /// Parameters of ep_blank_kernel.
+    pub(crate) struct Blank = "EpBlankArgs" {
+        /// u32 [ranks + 1]: first row of each source; last: rows received.
+        pub(crate) first_of: u64,
+        /// Out: rows, or their codes.
+        pub(crate) x: u64,
+        /// Out: scales of rows that have some.
+        pub(crate) scales: u64,
+        /// There is room for.
+        pub(crate) rows: u32,
+        /// Zero.
+        pub(crate) reserved: u32,
+    }
+}
+
+c_struct! {
     /// Parameters of ep_spread_kernel.
     pub(crate) struct Spread = "EpSpreadArgs" {
         /// Codes of the received rows, scales_offset bytes apart.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 /// Why each may.
 const APART: [(&str, &str); 4] = [
+    ("blank.cu", "nobody waits for another thread"),
     ("fold.cu", "nothing in it fails"),
     ("offer.cu", "nobody waits for another thread"),
     ("positions.cu", "nothing in it fails"),

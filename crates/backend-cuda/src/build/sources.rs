@@ -18,6 +18,8 @@ pub enum Source {
     Dispatch,
     /// Headers of placed rows.
     Unpack,
+    /// Zeros behind the rows that came.
+    Blank,
     /// Rows by expert.
     Spread,
     /// Sums of the results of rows by expert.
@@ -59,12 +61,13 @@ pub enum Source {
 }
 
 /// All kernel files.
-pub const ALL: [Source; 24] = [
+pub const ALL: [Source; 25] = [
     Source::Positions,
     Source::Members,
     Source::Counts,
     Source::Dispatch,
     Source::Unpack,
+    Source::Blank,
     Source::Spread,
     Source::Fold,
     Source::Offer,
@@ -137,6 +140,7 @@ sources! {
     Counts: "throughput/counts.cu" "ep_counts_kernel";
     Dispatch: "throughput/dispatch.cu" "ep_dispatch_kernel";
     Unpack: "throughput/unpack.cu" "ep_unpack_kernel";
+    Blank: "throughput/blank.cu" "ep_blank_kernel";
     Spread: "throughput/spread.cu" "ep_spread_kernel";
     Fold: "throughput/fold.cu" "ep_fold_kernel";
     Offer: "throughput/offer.cu" "ep_offer_kernel";

@@ -34,6 +34,8 @@ struct Batch<'a> {
     room: u32,
     /// Whether fewer may come.
     spare: bool,
+    /// Whether rows beyond those that come become zeros.
+    zero_spare: bool,
     /// Where they are to stand by expert.
     placed: Option<&'a Placed>,
 }
@@ -130,6 +132,7 @@ impl CudaEndpoint {
             sources: sources.clone(),
             room,
             spare,
+            zero_spare: options.zero_spare,
             placed: placed.as_ref(),
         };
         let landing = self.landed(&batch, capture.as_ref())?;
@@ -141,6 +144,7 @@ impl CudaEndpoint {
             shape: *self.shape(),
             ranks,
             rows,
+            zero_spare: options.zero_spare,
             placed,
             known: match told {
                 Some(exchange) => Some(Known::from(exchange)),
@@ -186,6 +190,7 @@ impl CudaEndpoint {
             sources: (kept.source_token.clone(), kept.source_rank.clone()),
             room: handle.rows(),
             spare: false,
+            zero_spare: kept.zero_spare,
             placed: kept.placed.as_ref(),
         };
         let landing = self.landed(&batch, capture.as_ref())?;
@@ -446,13 +451,19 @@ impl CudaEndpoint {
             // SAFETY: as above, and as many rows as the block has.
             unsafe { self.device.unpack(batch.call, &args) }?;
         }
+        let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
+        let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
+        // Where rows came to, and their scales.
+        let (x, scales) = block.unwrap_or((ring.out, ring.out_scales));
+        if batch.zero_spare {
+            let args = args::Blank { first_of: plan.first_of(), x, scales, rows: batch.room, reserved: 0 };
+            // SAFETY: as above, and as much room as the batch was given.
+            unsafe { self.device.blank(batch.call, &args) }?;
+        }
         match (batch.placed, &landing.by_expert) {
             (Some(placed), Some(out)) => {
-                let block = landing.block.map(|block| (block.base(), block.scales(0).offset));
-                let block = block.map(|(codes, scales)| (self.window.address(codes), self.window.address(scales)));
                 let spreading = Spreading {
-                    // Where rows came to, and their scales.
-                    x: block.unwrap_or((ring.out, ring.out_scales)),
+                    x: (x, scales),
                     // A cached dispatch brings no choices: their slots are known.
                     topk_idx: idx,
                     plan,

@@ -20,6 +20,8 @@ pub(super) struct Replayed {
     pub(super) ranks: u32,
     /// Rows that it received, or made room for.
     pub(super) rows: u32,
+    /// Whether rows beyond those that come become zeros.
+    pub(super) zero_spare: bool,
     /// Where the choices stand, of a dispatch by expert.
     pub(super) placed: Option<Placed>,
     /// What the host knows; none where a graph makes it anew each time it runs.

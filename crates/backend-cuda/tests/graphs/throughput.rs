@@ -22,6 +22,7 @@ pub(crate) const WORST: Dispatch = Dispatch {
     expert_alignment: 1,
     by_expert: false,
     worst_rows: BOUND,
+    zero_spare: true,
     device_counts: true,
     repeats: false,
 };

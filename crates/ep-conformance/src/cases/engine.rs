@@ -39,6 +39,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("engine_membership_routing", membership::<B>),
         case("engine_expert_counts_are_aligned", alignment::<B>),
         case("engine_worst_case_sizing_keeps_the_rows", worst_case::<B>),
+        case("engine_spare_rows_are_zeros_where_they_shall_be", spare_rows::<B>),
         case("engine_counts_that_stay_in_the_machine_change_nothing", device_counts::<B>),
         case("engine_same_bytes_whatever_the_schedule", determinism::<B>),
         case("engine_many_operations_with_changing_rings", many_operations::<B>),
@@ -338,6 +339,43 @@ fn worst_case<B: Backend>(backend: &B) -> Verdict {
         ensure(tails.iter().flatten().all(|&expert| expert == -1), || "the tail names experts".into())?;
         ensure(tails.iter().any(|tail| !tail.is_empty()), || "there was no tail to look at".into())?;
         verify::run(&world, &batches, &observed).map_err(text)?;
+    }
+    Ok(())
+}
+
+/// With counts on the host and without, of the dispatch and of one along its handle, in memory that had other rows before.
+fn spare_rows<B: Backend>(backend: &B) -> Verdict {
+    for placement in placements(backend) {
+        let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
+        for device_counts in [false, true] {
+            let outcomes = backend.run(&setup, async |mut ep| {
+                let batch = &batches[ep.rank().index()];
+                let (x, routing) = upload(&mut ep, batch)?;
+                let exact = ep.dispatch(&x, &routing).await?;
+                let (rows, row_bytes) = (exact.rows as usize, ep.bytes(&exact.x)?.len() / exact.rows.max(1) as usize);
+                let full = Dispatch { worst_rows: 30, device_counts, ..Dispatch::default() };
+                // What lies there before is no zeros: its rows are the last of somebody's.
+                for _ in 0..2 {
+                    ep.dispatch_with(&x, &routing, &full).await?;
+                }
+                let options = Dispatch { zero_spare: true, ..full };
+                let got = ep.dispatch_with(&x, &routing, &options).await?;
+                let along = ep.redispatch(&x, &got.handle).await?;
+                let (first, again) = (ep.bytes(&got.x)?, ep.bytes(&along.x)?);
+                let brought = ep.bytes(&exact.x)?;
+                let spare = first.len() - rows * row_bytes;
+                let is = |all: &[u8]| {
+                    let (came, beyond) = all.split_at(rows * row_bytes);
+                    came == &brought[..came.len()] && beyond.iter().all(|&byte| byte == 0)
+                };
+                Ok((is(&first), is(&again), spare))
+            })?;
+            let seen = finished(outcomes)?;
+            ensure(seen.iter().all(|(first, again, _)| *first && *again), || {
+                format!("rows or zeros are wrong, of the dispatch and along its handle: {seen:?}")
+            })?;
+            ensure(seen.iter().any(|(.., spare)| *spare > 0), || "there was no spare row to look at".into())?;
+        }
     }
     Ok(())
 }

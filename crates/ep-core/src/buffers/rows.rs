@@ -137,6 +137,15 @@ impl<W: Window> HostRows<W> {
         }
     }
 
+    /// Makes the rows from `first` on zeros.
+    pub(crate) fn zero_from(&mut self, first: u32) -> Result<(), Error> {
+        let zeros = zeroed(self.row_bytes())?;
+        for row in first..self.rows() {
+            self.write(row, &zeros).map_err(|fault| Error::invalid("row to make zeros", row, fault))?;
+        }
+        Ok(())
+    }
+
     fn check_length(&self, len: usize) -> Result<(), Fault> {
         let row = self.row_bytes();
         if len == row { Ok(()) } else { Err(beyond(0, len, row)) }

@@ -83,6 +83,13 @@ impl Desk {
         if options.device_counts && options.worst_rows == 0 {
             return Err(Error::invalid("worst-case rows of a dispatch with device counts", 0, "at least 1"));
         }
+        if options.zero_spare && options.worst_rows == 0 {
+            return Err(Error::invalid(
+                "worst-case rows of a dispatch whose spare rows are to be zeros",
+                0,
+                "at least 1",
+            ));
+        }
         Ok(rings)
     }
 

@@ -29,6 +29,8 @@ struct Batch<'a, M: Machine> {
     /// The dispatch that is replayed, whose counts are known.
     replayed: Option<(&'a Handle, &'a Routed)>,
     worst_rows: u32,
+    /// Whether rows beyond those that come become zeros.
+    zero_spare: bool,
     /// Whether the counts stay in the machine's memory.
     device_counts: bool,
     alignment: u32,
@@ -75,6 +77,7 @@ impl<M: Machine> Engine<M> {
             outgoing: Outgoing { x, plan: &plan, choices },
             replayed: None,
             worst_rows: options.worst_rows,
+            zero_spare: options.zero_spare,
             device_counts: options.device_counts,
             alignment: options.expert_alignment,
             order: options.by_expert.then_some(Order::Aligned(options.expert_alignment)),
@@ -101,6 +104,7 @@ impl<M: Machine> Engine<M> {
             outgoing: Outgoing { x, plan: &routed.plan, choices: None },
             replayed: Some((handle, routed)),
             worst_rows: handle.rows(),
+            zero_spare: routed.zero_spare,
             device_counts: false,
             alignment: 1,
             order: routed.expansion.as_ref().map(Order::Replayed),
@@ -153,7 +157,7 @@ impl<M: Machine> Engine<M> {
     fn receive(&mut self, op: u64, batch: Batch<'_, M>, ended: Ended<Arrived<M>>) -> Result<Received<Self>, Error> {
         let Arrived { taken, spread, exchange, by_node, fanout, outboxes, steps } = self.end(ended)?;
         let rows = exchange.received(self.desk.me);
-        let x = match self.desk.granted.take() {
+        let mut x = match self.desk.granted.take() {
             Some(block) => {
                 if self.desk.settings().plants(Plant::LeaseFreedEarly) {
                     self.desk.arena.give(&block);
@@ -162,6 +166,9 @@ impl<M: Machine> Engine<M> {
             }
             None => taken.x,
         };
+        if batch.zero_spare {
+            x.zero_from(rows)?;
+        }
         let (mut expert_counts, mut counts) = (Vec::new(), None);
         if batch.kind != Kind::CachedDispatch {
             expert_counts = align_counts(exchange.expert_counts(), batch.alignment);
@@ -183,7 +190,7 @@ impl<M: Machine> Engine<M> {
             Some(Spread { x, expansion }) => (x, Some(by_expert::told(&expansion)), Some(expansion)),
             None => (x, None, None),
         };
-        let routed = Routed { plan, exchange, by_node, fanout, source_token, expansion };
+        let routed = Routed { plan, exchange, by_node, fanout, source_token, expansion, zero_spare: batch.zero_spare };
         self.count_rows(&routed, true);
         let routing = handle::Routing::Here(routed);
         let inner = Inner { mark: self.desk.mark(), op, rings: batch.rings, outboxes, tokens, rows: bound, routing };

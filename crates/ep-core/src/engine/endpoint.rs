@@ -82,6 +82,9 @@ pub struct Dispatch {
     /// `topk_idx` -1 and undefined payload. At most ranks x [`Shape::max_tokens`]. More rows than that are a failure of the
     /// operation, [`crate::Fault::Mismatch`] of `worst-case rows`, and are written nowhere.
     pub worst_rows: u32,
+    /// Rows beyond the received ones, and their scales, are zeros instead of undefined: of this dispatch, and of cached ones along its handle.
+    /// Needs `worst_rows`.
+    pub zero_spare: bool,
     /// The counts stay in the machine's memory ([`Received::counts`]), so that the host need not wait for them: [`Received::rows`]
     /// and [`Handle::rows`] are then `worst_rows`, which must be given, and [`Received::expert_counts`] is empty. Rows beyond the
     /// received ones have source token and rank -1.
@@ -99,6 +102,7 @@ impl Default for Dispatch {
             expert_alignment: 1,
             by_expert: false,
             worst_rows: 0,
+            zero_spare: false,
             device_counts: false,
             repeats: false,
         }

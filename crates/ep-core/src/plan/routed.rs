@@ -19,4 +19,6 @@ pub struct Routed {
     pub source_token: Vec<u32>,
     /// Where each choice stands, if the rows are by expert.
     pub expansion: Option<Arc<Expansion>>,
+    /// Whether rows beyond the received ones become zeros.
+    pub zero_spare: bool,
 }

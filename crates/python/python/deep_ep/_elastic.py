@@ -14,7 +14,7 @@ from . import _checks
 from ._arena import Arena, Sizes
 from ._communicators import Communicators
 from ._ep_handle import ElasticRouting, EPHandle
-from ._expanded import Expansion, Placed, blanked
+from ._expanded import Expansion, Placed
 from ._members import Members
 from ._scales import Rows
 from ._taking import Rows_t, event, taken
@@ -220,6 +220,7 @@ class Elastic:
             by_expert=by_expert,
             worst_rows=worst,
             device_counts=worst > 0,
+            zero_spare=worst > 0,
             defer=defer,
         )
         return arena, received
@@ -247,10 +248,6 @@ class Elastic:
                     weights = expansion.weights(weights)
             else:
                 x, scales = _parts(taken(rows, received, arena, defer))
-                if handle.routing.worst_rows:
-                    for part in (x, scales, weights):
-                        if part is not None:
-                            blanked(part, handle.absent)
             if scales is not None and layout.columns_first:
                 scales = column_major(scales)
         return x if scales is None else (x, scales), weights

@@ -144,12 +144,6 @@ def _of_slots(y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return picked.masked_fill_(_beside(slots < 0, picked), 0)
 
 
-def blanked(x: torch.Tensor, absent: torch.Tensor) -> None:
-    """Writes zeros to the rows that are ``absent``, bool ``[rows]``."""
-    raw = x.view(torch.uint8) if x.dtype is torch.float8_e4m3fn else x
-    raw.masked_fill_(_beside(absent, raw), 0)
-
-
 def _beside(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``mask [rows]`` for all elements of the rows of ``x``."""
     return mask.view(-1, *[1] * (x.dim() - 1))

@@ -193,6 +193,7 @@ class Communicator:
         by_expert: bool = False,
         worst_rows: int = 0,
         device_counts: bool = False,
+        zero_spare: bool = False,
         outbox_piece: int | None = None,
         outbox_slots: int | None = None,
     ) -> Received:
@@ -212,6 +213,8 @@ class Communicator:
                 those that came have ``topk_idx`` -1.
             device_counts: counts stay in the GPU's memory, so that the host waits for nothing and the call can be captured into a
                 CUDA graph. Needs ``worst_rows``.
+            zero_spare: rows beyond those that came, and their scales, are zeros instead of undefined; in cached dispatches along the
+                handle, too. Needs ``worst_rows``.
             outbox_piece: where rows go through outboxes: rows handed over at a time, at most 32 of them. Ranks may differ. Default: 8, and
                 tails and credit are told after a quarter of the slots.
             outbox_slots: likewise, of this rank's rows for each reader: how many lie in an outbox at a time. At least 32 and at most
@@ -226,6 +229,7 @@ class Communicator:
             by_expert=by_expert,
             worst_rows=worst_rows,
             device_counts=device_counts,
+            zero_spare=zero_spare,
             outbox=outbox(outbox_piece, outbox_slots),
         )
 

@@ -32,8 +32,8 @@ _Order = tuple[int, bool]  # the caller's stream, and whether he waits for the c
 _Rows = tuple[int, int, tuple[int, int, int] | None]  # address, rows; of scales address and strides
 _Routing = tuple[int, int | None] | tuple[int, list[int]]  # topk_idx, topk_weights; or in_rank, tokens_per_expert
 _Outbox = tuple[int | None, int | None] | None  # piece, slots
-# alignment, by_expert, worst_rows, device_counts, repeats
-_DispatchOptions = tuple[int, bool, int, bool, bool, _Outbox]
+# alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
+_DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
 _Batch = tuple[int, int, int, int | None, bool]  # x, tokens, topk_idx, topk_weights, repeats
 
 class _Options(TypedDict):

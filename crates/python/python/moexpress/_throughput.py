@@ -42,6 +42,7 @@ class Throughput:
         alignment: int,
         worst_rows: int,
         device_counts: bool,
+        zero_spare: bool = False,
         by_expert: bool = False,
         repeats: bool = False,
         outbox: OutboxUse = None,
@@ -57,13 +58,14 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (choices, weights),
-                (alignment, by_expert, worst_rows, device_counts, repeats, outbox),
+                (alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox),
             )
         except (TypeError, OverflowError):
             # Looked at only now: on the path of every call.
             _limits.number("alignment", alignment)
             _limits.number("worst_rows", worst_rows)
             _limits.flag("device_counts", device_counts)
+            _limits.flag("zero_spare", zero_spare)
             _limits.flag("by_expert", by_expert)
             raise
         return Received(out, order)
@@ -92,7 +94,7 @@ class Throughput:
                 (order.current(), defer),
                 (rows, tokens, _scales(scales)),
                 (in_rank.data_ptr(), counts),
-                (alignment, False, worst_rows, False, False, outbox),
+                (alignment, False, (worst_rows, False), False, False, outbox),
             ),
             order,
         )
