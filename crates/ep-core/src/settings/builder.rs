@@ -170,7 +170,7 @@ impl SettingsBuilder {
         self
     }
 
-    /// In kernels whose low latency travels as units: results for a rank's tokens do up to so many bytes from other ranks, if each rank has a like share of them. Those of larger batches, whose time is
+    /// Where low latency travels as units: results for a rank's tokens do up to so many bytes from other ranks, if each rank has a like share of them. Those of larger batches, whose time is
     /// that of their bytes, lie in slots, and are announced. Automatic: 480 KiB.
     pub const fn low_latency_unit_bytes(mut self, bytes: u64) -> Self {
         self.low_latency_unit_bytes = bytes;
