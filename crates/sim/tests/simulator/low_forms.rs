@@ -8,8 +8,8 @@ use ep_core::machine::Machine as _;
 use ep_core::plant::Plant;
 use ep_core::port::{Counter, LaneKind, Tag};
 use ep_core::trace::{Record, Verb};
-use ep_core::{Endpoint, Error, Layout, LowLatency, Rank, Settings, Shape, Topology};
-use ep_sim::{Builder, Cluster, Machine};
+use ep_core::{Endpoint, Error, Layout, LowLatency, Nanos, Rank, Settings, Shape, Topology};
+use ep_sim::{Builder, Cluster, Incident, Machine};
 
 const RANKS: u32 = 2;
 /// Of a batch whose results travel as units, at most.
@@ -170,6 +170,53 @@ fn a_rank_that_returns_results_in_another_form_than_their_rank_awaits_is_told() 
         caught(plant, &form, async |ep| layers(ep, &[tokens, tokens]).await);
         let told = |seed| wrong(&cluster(0, Some(plant)), seed, async |ep| layers(ep, &[tokens]).await);
         assert!((0..SEEDS).filter_map(told).any(|error| error.contains(form[0])), "{plant:?}: nobody names the form");
+    }
+}
+
+/// Tries to receive until it can: a peer that is late may be waited for longer than one time allowed.
+async fn persist<T>(mut receive: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 0..3 {
+        if let Ok(received) = receive().await {
+            return Ok(received);
+        }
+    }
+    receive().await
+}
+
+/// What goes to a rank whose bank was not free in time is sent again by the receiving half. The head of a dispatch says the same then, and results
+/// come in the form that they have.
+#[test]
+fn what_was_held_travels_in_the_form_that_its_batch_has() {
+    // What rank 1 says of having received comes after the time allowed.
+    let by = Nanos(DEADLINE.0 / 4 * 5);
+    let late = Incident::Delay { from: Rank(1), to: Rank(0), kind: Some(LaneKind::LowDone), by, after: 0 };
+    let sizes = [[MAX, LIMIT], [LIMIT, MAX]];
+    for (seed, tokens, results) in (0..SEEDS)
+        .flat_map(|seed| sizes.into_iter().flat_map(move |tokens| [false, true].map(|results| (seed, tokens, results))))
+    {
+        let cluster = cluster(0, None).incident(late).seed(seed).build(shape()).unwrap();
+        let run = cluster.run(async |mut ep| {
+            let tokens = tokens[ep.rank().index()];
+            let (x, routing) = batch(&mut ep, (tokens, 1, LowKind::PerChoice));
+            let [first, second] = [ep.send_dispatch(&x, &routing).await?, ep.send_dispatch(&x, &routing).await?];
+            let got = ep.receive_dispatch(&first).await?;
+            // The third operation is held: results, or a dispatch.
+            let combine = if results {
+                let combine = ep.send_combine(&got.x, &got.handle, Some(&weights(tokens))).await?;
+                persist(async || ep.receive_dispatch(&second).await).await?;
+                combine
+            } else {
+                let third = ep.send_dispatch(&x, &routing).await?;
+                persist(async || ep.receive_dispatch(&second).await).await?;
+                let got = persist(async || ep.receive_dispatch(&third).await).await?;
+                ep.send_combine(&got.x, &got.handle, Some(&weights(tokens))).await?
+            };
+            let back = persist(async || ep.receive_combine(&combine).await).await?;
+            Ok(ep.bytes(&back.x)? == bf16(RANKS).repeat((tokens * HIDDEN) as usize))
+        });
+        let run = run.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let right: Vec<Result<bool, Error>> = run.finished();
+        assert_eq!(right, [Ok(true), Ok(true)], "seed {seed}: {tokens:?}, results {results}");
     }
 }
 
