@@ -46,6 +46,18 @@ pub enum Plant {
     ArrivalOfAnotherKind,
     /// A low-latency receiver takes the tag of the operation before in the same bank for that of this one.
     TagOfBefore,
+    /// Results of low latency travel in the form that those for the own batch have.
+    FormOfTheOwnBatch,
+    /// A rank returns results as units to batches of one token more than the limit.
+    UnitLimitOffByOne,
+    /// The head of a low-latency dispatch says one token more than the batch has.
+    TokensOffByOne,
+    /// A low-latency rank writes what has come as units into the slots of the rank that it comes from.
+    UnitsLaidOutInSlots,
+    /// Memory for units is cleared in the first operations of a generation, too.
+    ClearedBeforeAnyPublish,
+    /// A low-latency reducer takes the tag of the operation before the last in the same bank for that of this one.
+    TagOfLastUse,
     /// Tags of low latency start again in each generation.
     TagsStartAgain,
     /// A low-latency receiver takes the first unit of a row for all of them.

@@ -9,7 +9,7 @@ use ep_core::port::Tag;
 use libtest_mimic::Trial;
 
 /// A dispatch and a combine.
-const TURN: Turn = Turn { at_experts: true, ahead: false, twice: false };
+const TURN: Turn = Turn { at_experts: true, ..Turn::PLAIN };
 /// Of each scenario: four operations of each bank.
 const TURNS: usize = 4;
 

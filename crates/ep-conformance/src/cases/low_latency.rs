@@ -10,7 +10,7 @@ use super::fixture::{Verdict, allowed, ensure, finished, text};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
-use crate::low_latency::scenario::{Scenario, Turn};
+use crate::low_latency::scenario::{Scenario, Sent, Turn};
 use crate::low_latency::{Seen, results, round, upload, verify, weights};
 use crate::verify::Observed;
 use crate::workload::{Batch, RoutingKind};
@@ -47,7 +47,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
 }
 
 /// A plain turn.
-pub(super) const TURN: Turn = Turn { at_experts: false, ahead: false, twice: false };
+pub(super) const TURN: Turn = Turn::PLAIN;
 
 /// A small scenario, to be varied.
 pub(super) fn scenario(ranks: u32, tokens: u32) -> Scenario {
@@ -83,12 +83,16 @@ fn both_forms<B: Backend>(backend: &B) -> Verdict {
 
 /// Where low latency travels as units, results of small batches do, and those of large ones lie in slots: each rank tells the others which it has.
 fn batch_sizes<B: Backend>(backend: &B) -> Verdict {
-    let turns = vec![TURN, Turn { at_experts: true, ..TURN }, TURN];
+    // Small ones and large ones by turns, in the same bank; and such as are given up with results under way.
+    let anew = Some(Sent::Combine);
+    let small = Turn { quarters: 1, ..TURN };
+    let twice = Turn { twice: true, ..TURN };
+    let turns = vec![twice, Turn { at_experts: true, anew, ..small }, Turn { anew, ..TURN }, small, TURN];
     let sizes = Scenario { tokens: vec![9, 1, 0, 4], turns, ..scenario(4, 9) };
     [0, 1, 5, 9].into_iter().try_for_each(|most| {
         let mut setup = sizes.setup().map_err(text)?;
         let settings = Settings::builder(&setup.shape, &setup.topology).low_latency(true);
-        setup.settings = settings.low_latency_unit_bytes(sizes.result_bytes(most)).build().map_err(text)?;
+        setup.settings = settings.low_latency_unit_bytes(sizes.unit_bytes(most)).build().map_err(text)?;
         let compared =
             sizes.check_in(backend, &setup).map_err(|error| format!("units up to {most} tokens: {error}"))?;
         ensure(compared.rows > 0, || "nothing was compared".into())
@@ -101,7 +105,7 @@ fn other_kind<B: Backend>(backend: &B) -> Verdict {
     let scenario = Scenario { max_tokens: 8, ..scenario(2, 6) };
     let mut layer = layer_of(scenario.clone()).map_err(text)?;
     let settings = Settings::builder(&layer.setup.shape, &layer.setup.topology).low_latency(true).deadline(deadline());
-    layer.setup.settings = settings.low_latency_unit_bytes(scenario.result_bytes(2)).build().map_err(text)?;
+    layer.setup.settings = settings.low_latency_unit_bytes(scenario.unit_bytes(2)).build().map_err(text)?;
     let outcomes = backend.run(&layer.setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
         let weighing = if ep.rank() == Rank(0) { Weighing::AtExperts } else { Weighing::AtSource };
@@ -243,14 +247,13 @@ fn repeats<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn in_flight<B: Backend>(backend: &B) -> Verdict {
-    let turns =
-        [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
+    let turns = [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, ..TURN });
     (0..backend.seeds(6))
         .try_for_each(|seed| check(backend, &Scenario { seed: seed * 10, turns: turns.to_vec(), ..scenario(4, 9) }))
 }
 
 fn many<B: Backend>(backend: &B) -> Verdict {
-    let turn = |at: usize| Turn { at_experts: at % 3 == 1, ahead: at % 2 == 1, twice: at.is_multiple_of(7) };
+    let turn = |at: usize| Turn { at_experts: at % 3 == 1, ahead: at % 2 == 1, twice: at.is_multiple_of(7), ..TURN };
     check(backend, &Scenario { turns: (0..40).map(turn).collect(), ..scenario(3, 4) })
 }
 

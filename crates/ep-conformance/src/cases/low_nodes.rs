@@ -76,8 +76,7 @@ fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn in_flight<B: Backend>(backend: &B) -> Verdict {
-    let turns =
-        [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, twice: false });
+    let turns = [false, true, false, true, true, false].map(|at_experts| Turn { at_experts, ahead: true, ..TURN });
     (0..backend.seeds(6)).try_for_each(|seed| {
         check(backend, &Scenario { seed: seed * 10, nodes: 2, turns: turns.to_vec(), ..scenario(4, 9) })
     })

@@ -14,7 +14,7 @@ use super::nodes::over;
 use super::overflow::{overflow_then_rings, roomy};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
-use crate::low_latency::scenario::{self as low_latency, Turn};
+use crate::low_latency::scenario::{self as low_latency, Sent, Turn};
 use crate::scenario::Scenario;
 
 /// Seeds that a planted fault may hide from before it counts as missed.
@@ -244,7 +244,25 @@ fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
     caught(Plant::OpInWrongBank, &["race", row, "F11", "deadlock"])?;
     caught(Plant::BankReusedWithoutDone, &["race", row, "F11", "deadlock"])?;
     caught(Plant::SkippedFlush, &["race"])?;
-    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])
+    caught(Plant::ArrivalOfAnotherOp, &["number of the low-latency operation", "gave up", "masked", "deadlock"])?;
+    // Batches of different sizes, of which the small ones, up to the second rank's, have results as units.
+    let sizes = |plant, signs: &[&str]| {
+        hunt(plant, signs, |seed| {
+            // What is given up has put results in slots of the bank in which the next generation begins.
+            let (twice, anew) = (Turn { twice: true, ..low::TURN }, Turn { anew: Some(Sent::Combine), ..low::TURN });
+            let turns = vec![twice, anew, Turn { ahead: true, ..low::TURN }, low::TURN];
+            let scenario =
+                low_latency::Scenario { seed: 4 * seed + 1, tokens: vec![1, 5, 6], turns, ..low::scenario(3, 8) };
+            let setup =
+                scenario.setup().map(|setup| Setup { settings: setup.settings.with_units(&setup.topology), ..setup });
+            (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+        })
+    };
+    let form = ["form of low-latency results", "gave up", "deadlock"];
+    sizes(Plant::FormOfTheOwnBatch, &form)?;
+    sizes(Plant::UnitLimitOffByOne, &form)?;
+    sizes(Plant::TokensOffByOne, &form)?;
+    sizes(Plant::UnitsLaidOutInSlots, &["race", "deadlock"])
 }
 
 /// Low latency misused under many seeds: see [`hunt`].

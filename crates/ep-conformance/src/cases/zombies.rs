@@ -57,7 +57,9 @@ fn low_latency<B: Backend>(backend: &B) -> Verdict {
         let turn = |at: u64| Turn {
             at_experts: (seed + at).is_multiple_of(3),
             ahead: (seed + at).is_multiple_of(2),
-            twice: false,
+            // Of half the tokens results may travel in another form.
+            quarters: if at == 1 { 2 } else { 4 },
+            ..low::TURN
         };
         let has_nodes =
             [Requirement::Nodes, Requirement::FarLowLatency].iter().all(|&need| backend.lacks(need).is_none());

@@ -49,9 +49,25 @@ pub struct Turn {
     pub ahead: bool,
     /// The results are combined twice, along one handle.
     pub twice: bool,
+    /// Of each rank's tokens it takes so many quarters, rounded up: so batches of a bank differ in size.
+    pub quarters: u32,
+    /// It is given up once, when so much of it was sent and nothing of that received: all rejoin, and it begins anew.
+    pub anew: Option<Sent>,
+}
+
+/// How much of a turn was sent before it is given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// The dispatch.
+    Dispatch,
+    /// The combine; the dispatch was received.
+    Combine,
 }
 
 impl Turn {
+    /// Whole batches, one operation after the other, weighed at their source.
+    pub const PLAIN: Self = Self { at_experts: false, ahead: false, twice: false, quarters: 4, anew: None };
+
     fn weighing(self) -> Weighing {
         if self.at_experts { Weighing::AtExperts } else { Weighing::AtSource }
     }
@@ -81,6 +97,11 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
         let turns = prop::collection::vec(turn(), 1..=5);
         (element, tokens, 0u32..3, routing, drop, turns, zombies(ranks, haunted)).prop_map(
             move |(element, tokens, spare, routing, drop, turns, zombie)| Scenario {
+                // Where a rank is lost, all recover in any case, and who does not come is to blame alone.
+                turns: turns
+                    .into_iter()
+                    .map(|turn| Turn { anew: turn.anew.filter(|_| zombie.is_none()), ..turn })
+                    .collect(),
                 seed,
                 nodes,
                 local_experts,
@@ -91,7 +112,6 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
                 tokens,
                 routing,
                 drop,
-                turns,
                 zombie,
             },
         )
@@ -99,11 +119,10 @@ pub fn scenarios(nodes: u32, per_node: u32, haunted: bool) -> impl Strategy<Valu
 }
 
 fn turn() -> impl Strategy<Value = Turn> {
-    (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(at_experts, ahead, twice)| Turn {
-        at_experts,
-        ahead,
-        twice,
-    })
+    let quarters = prop_oneof![3 => Just(4u32), 4 => 0u32..4];
+    let anew = prop_oneof![8 => Just(None), 1 => Just(Some(Sent::Dispatch)), 1 => Just(Some(Sent::Combine))];
+    let all = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2), quarters, anew);
+    all.prop_map(|(at_experts, ahead, twice, quarters, anew)| Turn { at_experts, ahead, twice, quarters, anew })
 }
 
 impl Scenario {
@@ -122,15 +141,19 @@ impl Scenario {
             .element(self.element)
             .build()?;
         // Where results travel as units: none, those of small batches, or all.
-        let most = [0, self.max_tokens / 2, u32::MAX][(self.seed % 3) as usize];
+        let any = 1 + (self.seed / 4 % u64::from(self.max_tokens)) as u32;
+        let most = [0, self.max_tokens / 2, any, u32::MAX][(self.seed % 4) as usize];
         let settings = Settings::builder(&shape, &topology).slots(4).low_latency(true);
-        let settings = settings.low_latency_unit_bytes(self.result_bytes(most)).build()?;
+        let settings = settings.low_latency_unit_bytes(self.unit_bytes(most)).build()?;
         Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
     }
 
-    /// Bytes of the results of a batch of so many tokens, a row a choice.
-    pub fn result_bytes(&self, tokens: u32) -> u64 {
-        u64::from(tokens) * u64::from(self.topk) * 2 * u64::from(self.hidden)
+    /// What the settings say where the results for batches of so many tokens, and of no more, travel as units, a row a choice. (A row a rank, they do
+    /// for as many tokens or more.)
+    pub fn unit_bytes(&self, tokens: u32) -> u64 {
+        let ranks = self.tokens.len() as u64;
+        let all = u64::from(tokens) * u64::from(self.topk) * (ranks - 1) * 2 * u64::from(self.hidden);
+        all.div_ceil(ranks)
     }
 
     /// The batches of turn `at`, `[ranks]`.
@@ -139,7 +162,9 @@ impl Scenario {
     /// Those of [`Workload::batches`].
     pub fn batches(&self, shape: Shape, at: usize) -> Result<Vec<Batch>, Error> {
         let seed = self.seed.wrapping_add(at as u64);
-        Workload::new(shape, self.tokens.clone()).kind(self.routing).drop(self.drop).seed(seed).batches()
+        let quarters = self.turns.get(at).map_or(4, |turn| turn.quarters);
+        let tokens = self.tokens.iter().map(|tokens| (tokens * quarters).div_ceil(4)).collect();
+        Workload::new(shape, tokens).kind(self.routing).drop(self.drop).seed(seed).batches()
     }
 
     /// Runs it on `backend` and compares everything with the oracle.
@@ -192,6 +217,9 @@ impl Scenario {
         let mut sent = None;
         for (at, turn) in self.turns.iter().enumerate() {
             let batch = &batches[at][ep.rank().index()];
+            if let Some(half) = turn.anew {
+                give_up(ep, world, batch, (*turn, half), sent.take()).await?;
+            }
             let dispatch = match sent.take() {
                 Some(dispatch) => dispatch,
                 None => dispatch(ep, batch, *turn).await?,
@@ -218,6 +246,28 @@ impl Scenario {
         }
         Ok(all)
     }
+}
+
+/// Sends so much of a turn, of which the dispatch may have been sent, and rejoins.
+async fn give_up<E: LowLatency>(
+    ep: &mut E,
+    world: &World,
+    batch: &Batch,
+    (turn, half): (Turn, Sent),
+    sent: Option<E::Dispatching>,
+) -> Result<(), Error> {
+    let sent = match sent {
+        Some(sent) => sent,
+        None => dispatch(ep, batch, turn).await?,
+    };
+    if half == Sent::Combine {
+        let got = ep.receive_dispatch(&sent).await?;
+        let seen = Seen::of_dispatch(ep, &got)?;
+        let y = results(ep, world, &seen)?;
+        let weights = weights(ep, batch, turn.weighing())?;
+        ep.send_combine(&y, &got.handle, weights.as_ref()).await?;
+    }
+    ep.rejoin().await
 }
 
 async fn dispatch<E: LowLatency>(ep: &mut E, batch: &Batch, turn: Turn) -> Result<E::Dispatching, Error> {

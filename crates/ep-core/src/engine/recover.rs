@@ -51,7 +51,7 @@ impl<M: Machine> Engine<M> {
         let (layout, mask) = (self.desk.layout(), self.desk.mask());
         self.neighbours = Neighbours::of(layout.topology(), self.desk.rank(), mask);
         self.links = None;
-        self.low = Low::new(layout, self.desk.rank(), mask, [serials, self.low.serial()]);
+        self.low = Low::new(layout, self.desk.rank(), mask, [serials, self.low.cleared()]);
         self.vigil = Vigil::new(layout.topology().ranks() as usize);
         Ok(())
     }

@@ -5,15 +5,14 @@
 //! ```text
 //! low slots     2 banks x writers x one part     dispatched rows, or results: max_tokens x (choices of a writer's experts)
 //! low staging   slots                            the sources of the owner's puts, used in turn
-//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come (and, in kernels, how many tokens a
-//!                                                dispatch has); how many each expert gets, the rows' headers, in order, and each payload at the place
-//!                                                of its token; or results (in kernels, of small batches)
+//! low units     2 banks x writers x one part     where these travel as units: a unit that says how many rows come, and how many tokens a dispatch has;
+//!                                                how many each expert gets, the rows' headers, in order, and each payload at the place of its token;
+//!                                                or results, of small batches
 //! ```
 //!
 //! The header of a row that travels as units is a unit of its own for the row and one for each choice ([`UnitRow`](super::UnitRow),
 //! [`UnitChoice`](super::UnitChoice)). Who writes it says which of its rows for an expert this is; so where a row goes is known by the numbers of the
-//! sources before it and its own header, and no other header. A result has no header: its place says what it is. The roles lay rows out in the
-//! low slots when they have come.
+//! sources before it and its own header, and no other header. A result has no header: its place says what it is. Units are read where they lie.
 //!
 //! An operation brings rows or results, never both, so both lie in the same parts. A part is written to by one rank alone, results
 //! too: what a rank still does that was given up falls where nobody reads any more (`docs/decisions.md` has the price).

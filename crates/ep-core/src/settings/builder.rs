@@ -163,15 +163,15 @@ impl SettingsBuilder {
         self
     }
 
-    /// Whether rows of low latency, their counts and their results ([in kernels](Self::low_latency_unit_bytes) those of small batches) travel as units with a tag,
-    /// which announce themselves, instead of behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
+    /// Whether rows of low latency, their counts and the results of [small batches](Self::low_latency_unit_bytes) travel as units with a tag, which
+    /// announce themselves, instead of behind an arrival. For machines whose near lanes carry units; one node only. Automatic: no.
     pub const fn low_latency_units(mut self, units: bool) -> Self {
         self.low_latency_units = units;
         self
     }
 
-    /// In kernels whose low latency travels as units: results for a rank's tokens do up to so many bytes from other ranks, if each rank has a like share of them. Those of larger batches, whose time is
-    /// that of their bytes, lie in slots, and are announced. Automatic: 480 KiB.
+    /// Where low latency travels as units: results for a rank's tokens do up to so many bytes from other ranks, if each rank has a like share of them.
+    /// Those of larger batches, whose time is that of their bytes, lie in slots, and are announced. Automatic: 480 KiB.
     pub const fn low_latency_unit_bytes(mut self, bytes: u64) -> Self {
         self.low_latency_unit_bytes = bytes;
         self

@@ -10,6 +10,7 @@
 //! which rows travel has to be added to [`Elision::new`].
 
 use ep_core::layout::{Choice, OpHeader, ROW_ALIGN, RowFormat, RowHeader, Share};
+use ep_core::port::UNIT_DATA;
 use ep_core::{Error, Layout, Settings, Shape, Topology};
 
 /// The lengths of a stand-in's rows, and how many bytes are missing in each.
@@ -60,7 +61,7 @@ impl Elision {
         let shares = size_of::<Share>() as u64 * u64::from(layout.topology().ranks_per_node());
         // What says how many rows come as units, how many each expert gets, and their headers.
         let units = layout.settings().low_latency_units().then_some([
-            size_of::<u64>() as u64,
+            UNIT_DATA,
             4 * u64::from(layout.local_experts()),
             layout.low_unit_header_bytes(),
         ]);

@@ -68,6 +68,27 @@ fn memory_for_units_is_cleared_once_in_each_stretch_of_tags() {
     }
 }
 
+/// A stretch that begins with a generation is cleared by the third and fourth operation, and once; one that was cleared before is not again.
+#[test]
+fn the_first_operations_of_a_generation_leave_memory_as_it_is() {
+    let last = (1..).find(|&power| Tag::era(1 << power) == 1).map(|power| (1u64 << power) - 1).unwrap();
+    let run = cluster(last - 1).race_tracking(false).build(shape()).unwrap().run(async |mut ep| {
+        let mut cleared = Vec::new();
+        for (generation, ops) in (0..).zip([1, 2, 6, 6]) {
+            for op in 1..=ops {
+                assert!(dispatch(&mut ep, 8 * generation + op as u8).await.unwrap(), "operation {op}");
+                cleared.push(is_cleared(&ep, op));
+            }
+            ep.rejoin().await.unwrap();
+        }
+        cleared
+    });
+    let cleared = run.unwrap_or_else(|violation| panic!("{violation}")).finished();
+    // The second generation is the first of the stretch.
+    let right = [&[false; 3][..], &[false, false, true, true, false, false], &[false; 6]].concat();
+    assert!(cleared.iter().all(|cleared| *cleared == right), "{cleared:?}");
+}
+
 /// Tags wrap around; nobody notices.
 #[test]
 fn tags_wrap_around() {

@@ -7,6 +7,7 @@ mod counting;
 mod endpoints;
 mod engine_allocation;
 mod faults;
+mod low_forms;
 mod low_units;
 mod no_allocation;
 mod promises;

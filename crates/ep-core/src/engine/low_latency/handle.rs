@@ -33,6 +33,8 @@ pub(super) struct Inner {
     pub(super) routed: Arc<Routed>,
     /// `[ranks]`: received rows of each, a range of `rows`.
     pub(super) sources: Vec<Range<u32>>,
+    /// `[ranks]`: tokens that each dispatched, where rows travel as units.
+    pub(super) tokens: Vec<u32>,
     pub(super) rows: Vec<Row>,
     pub(super) picks: Vec<Pick>,
 }

@@ -37,8 +37,8 @@ pub(super) struct Low {
     flights: Flights<Arc<Work>>,
     /// Operations of earlier generations, at least.
     serials: u64,
-    /// The last of them that this rank sent.
-    last: u64,
+    /// One of them in whose stretch of tags both banks of memory for units were cleared.
+    cleared: u64,
     /// The ranks that take no part, and those masked here.
     mask: RankSet,
     /// The other ranks, ascending.
@@ -53,11 +53,11 @@ pub(super) struct Low {
 }
 
 impl Low {
-    pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet, [serials, last]: [u64; 2]) -> Self {
+    pub(super) fn new(layout: &Layout, me: Rank, mask: &RankSet, [serials, cleared]: [u64; 2]) -> Self {
         let mut low = Self {
             flights: Flights::default(),
             serials,
-            last,
+            cleared,
             mask: mask.clone(),
             peers: Vec::new(),
             outbox: Outbox::new(layout),
@@ -72,6 +72,13 @@ impl Low {
     /// Operations so far, in this generation and before: tags of units run on from there.
     pub(super) fn serial(&self) -> u64 {
         self.serials + self.flights.sent()
+    }
+
+    /// The same as [`Low::cleared`], for the generation that follows: an operation that was received as the first of its bank, and did not
+    /// clear it, does not count.
+    pub(super) fn cleared(&self) -> u64 {
+        let received = self.flights.received();
+        if received > 3 { self.serials + received - 1 } else { self.cleared }
     }
 
     /// Whether the rank that was waited for in vain has said something since it was last waited for: whom it waits for, or that it goes
@@ -117,7 +124,7 @@ impl<M: Machine> Engine<M> {
             vigil: &self.vigil,
             op,
             serials: self.low.serials,
-            last: self.low.last,
+            cleared: self.low.cleared,
             generation: self.desk.generation,
             kind,
             started,
@@ -304,9 +311,8 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
         let flight = &dispatching.flight;
         let routed = &flight.work().routed;
-        let me = self.desk.me.index();
-        let intake = self.take(flight, async |call| receive_tokens(call, routed.plan.rows()[me]).await).await?;
-        let Intake { x, source_token, segments, counts, sources, rows, picks } = intake;
+        let intake = self.take(flight, async |call| receive_tokens(call, &routed.plan).await).await?;
+        let Intake { x, source_token, segments, counts, sources, tokens, rows, picks } = intake;
         for (sum, &count) in self.stats.expert_rows.iter_mut().zip(&counts) {
             *sum += u64::from(count);
         }
@@ -314,7 +320,7 @@ impl<M: Machine> LowLatency for Engine<M> {
             let range = &sources[rank.index()];
             (0, (range.end - range.start).into())
         });
-        let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), sources, rows, picks };
+        let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), sources, tokens, rows, picks };
         Ok(LowReceived {
             x,
             expert_counts: counts.iter().map(|&count| count as i32).collect(),
@@ -333,12 +339,12 @@ impl<M: Machine> LowLatency for Engine<M> {
     ) -> Result<Combining, Error> {
         self.check_send()?;
         self.check_low_handle(handle)?;
-        let Inner { routed, sources, rows, picks, .. } = &*handle.inner;
+        let Inner { routed, sources, tokens, rows, picks, .. } = &*handle.inner;
         let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.desk.check_weights(topk_weights.map(Vec::len), routed.topk_idx.len())?;
         let most = self.desk.layout.low_expert_rows()?;
         self.desk.check_results("y", y.extent(), if picks.is_empty() { 0 } else { most })?;
-        let results = Results { y, sources, rows, picks };
+        let results = Results { y, sources, tokens, rows, picks };
         let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
             return_results(call, &results, outbox, faults).await
         };

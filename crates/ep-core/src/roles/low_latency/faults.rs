@@ -1,6 +1,6 @@
 //! What went wrong with whom while sending, and what could not be sent yet.
 
-use super::{Call, Outbox, Place};
+use super::{Call, Outbox, Place, Said};
 use crate::error::{Fault, Phase};
 use crate::machine::Machine;
 use crate::port::{Duty, Port};
@@ -11,8 +11,11 @@ use crate::topology::{Rank, RankSet};
 pub(crate) struct Held {
     /// Where each row goes, and its bytes.
     pub(super) rows: Vec<(Place, Vec<u8>)>,
-    /// Of a dispatch as units: how many rows each of the peer's experts gets.
+    /// Of a dispatch as units: how many rows each of the peer's experts gets, and the tokens.
     pub(super) counts: Option<Vec<u32>>,
+    pub(super) tokens: u32,
+    /// Whether they travel as units.
+    pub(super) as_units: bool,
     /// Whether the peer waits for an arrival.
     pub(super) announced: bool,
 }
@@ -85,8 +88,9 @@ pub(crate) async fn deliver<M: Machine>(
             outbox.sent(peer, ticket);
         }
         if held.announced {
-            let rows = held.rows.len() as u32;
-            call.announce(&mut port, outbox, &mut troubles, peer, (rows, held.counts.as_deref())).await?;
+            let said = Said { rows: held.rows.len() as u32, tokens: held.tokens };
+            let all = (said, held.as_units, held.counts.as_deref());
+            call.announce(&mut port, outbox, &mut troubles, peer, all).await?;
         }
         faults.0.remove(at);
         faults.0.extend(troubles.0);

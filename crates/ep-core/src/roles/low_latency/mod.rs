@@ -47,6 +47,11 @@ use crate::plant::Plant;
 use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
 use crate::topology::{Rank, RankSet};
 
+/// What ranks differ in that do different things.
+const KIND: &str = "kind of the low-latency operation";
+/// What ranks differ in that do not agree on how the results for a batch travel: 1 as units, 0 in slots.
+const FORM: &str = "form of low-latency results";
+
 /// One half of a low-latency operation on one rank: its sending or its receiving.
 pub(crate) struct Call<'a, M> {
     pub(crate) machine: &'a M,
@@ -62,8 +67,8 @@ pub(crate) struct Call<'a, M> {
     pub(crate) op: u64,
     /// Operations of earlier generations, at least: tags run on.
     pub(crate) serials: u64,
-    /// This rank's last one of them, as tags count.
-    pub(crate) last: u64,
+    /// One of them, as tags count, whose stretch this rank has cleared both banks in.
+    pub(crate) cleared: u64,
     pub(crate) generation: u16,
     pub(crate) kind: LowKind,
     pub(crate) started: Nanos,
@@ -80,8 +85,18 @@ enum Place {
         position: u32,
         token: u32,
     },
-    /// A result.
+    /// A result, in a slot.
     Result { token: u32, column: u32 },
+    /// The same as units.
+    UnitResult { token: u32, column: u32 },
+}
+
+/// What an operation brings from one rank to another, as it is announced.
+#[derive(Clone, Copy, Default, Debug)]
+struct Said {
+    rows: u32,
+    /// Of a dispatch as units: tokens of its source, which decide how their results come back.
+    tokens: u32,
 }
 
 impl<M: Machine> Call<'_, M> {
@@ -125,15 +140,21 @@ impl<M: Machine> Call<'_, M> {
         if port.peek(need.cell) == MASKED { Err(Fault::MaskedBy { peer }) } else { Ok(()) }
     }
 
-    /// Tells `peer` that `rows` rows of this operation have been put; or, where they travel as units, that so many are, and, of a dispatch, how
-    /// many each of its experts gets.
+    /// Whether the results of a combine travel as units to a rank whose dispatch said so many tokens. Both sides ask that: the rank itself, of its
+    /// own batch, and each rank that owes it results.
+    fn results_as_units(&self, tokens: u32) -> bool {
+        self.as_units() && tokens <= self.layout.low_unit_tokens(self.kind)
+    }
+
+    /// Tells `peer` that the rows of this operation have been put; or, `as_units`, that so many are, and, of a dispatch, how many each of its experts
+    /// gets.
     async fn announce(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        (rows, counts): (u32, Option<&[u32]>),
+        (said, as_units, counts): (Said, bool, Option<&[u32]>),
     ) -> Result<(), Fault> {
         if let Some(counts) = counts {
             self.put_counts(port, outbox, faults, peer, counts).await?;
@@ -141,24 +162,20 @@ impl<M: Machine> Call<'_, M> {
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
-        let arrival = Arrival { op, kind, rows };
+        let arrival = Arrival { op, kind, rows: said.rows };
         let value = arrival.encode(self.layout.shape());
-        if self.as_units() {
-            return self.put_head(port, outbox, faults, peer, value).await;
+        if as_units {
+            return self.put_head(port, outbox, faults, peer, (value, said.tokens)).await;
         }
         port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
     }
 
-    /// Waits until all rows of `peer` have come, and returns how many. (Of results that travel as units: until it has said how many come.)
-    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u32, Fault> {
-        let (shape, cell) = (self.layout.shape(), self.arrival_cell(peer));
+    /// Waits until `peer` has said how many of its rows come. In slots all of them have come then; as units each says so itself.
+    async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank, as_units: bool) -> Result<Said, Fault> {
+        let shape = self.layout.shape();
         let due = Arrival::due(self.op, shape);
-        let mut value = if self.as_units() { self.take_head(port, peer).await? } else { port.peek(cell) };
-        // Of many peers most have come while this rank waited for another.
-        if value < due && !self.as_units() {
-            port.wait(cell, due).await?;
-            value = port.peek(cell);
-        }
+        let (value, tokens) =
+            if as_units { self.take_head(port, peer).await? } else { (self.take_arrival(port, peer, due).await?, 0) };
         if value == MASKED {
             return Err(Fault::MaskedBy { peer });
         }
@@ -167,16 +184,13 @@ impl<M: Machine> Call<'_, M> {
         let arrival = arrival.ok_or(mismatch("value of an arrival", due, value))?;
         for (field, mine, theirs) in [
             ("number of the low-latency operation", self.op, arrival.op),
-            ("kind of the low-latency operation", self.kind as u64, arrival.kind as u64),
+            (KIND, self.kind as u64, arrival.kind as u64),
         ] {
             if mine != theirs {
                 return Err(mismatch(field, mine, theirs));
             }
         }
-        if self.as_units() && self.kind == LowKind::Dispatch {
-            self.take_rows(port, peer, arrival.rows).await?;
-        }
-        Ok(arrival.rows)
+        Ok(Said { rows: arrival.rows, tokens })
     }
 
     /// Reads the header of a result.

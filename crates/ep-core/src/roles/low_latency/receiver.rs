@@ -3,13 +3,15 @@
 use std::ops::Range;
 
 use super::reducer::arrived;
-use super::{Asked, Call};
+use super::units::UnitRows;
+use super::{Asked, Call, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::LowKind;
 use crate::machine::{Machine, Window};
+use crate::plan::Plan;
 use crate::plant::Plant;
-use crate::port::{Duty, Offset, Port, Work};
+use crate::port::{Duty, Port, Work};
 use crate::roles::{Attended, HeaderBytes};
 use crate::room::zeroed;
 use crate::topology::Rank;
@@ -43,28 +45,29 @@ pub(crate) struct Intake<W: Window> {
     pub(crate) counts: Vec<u32>,
     /// `[ranks]`: the rows of each rank, a range of all rows.
     pub(crate) sources: Vec<Range<u32>>,
+    /// `[ranks]`: tokens of each, where rows travel as units.
+    pub(crate) tokens: Vec<u32>,
     pub(crate) rows: Vec<Row>,
     pub(crate) picks: Vec<Pick>,
 }
 
 /// Receives all rows: the sources in ascending order, so that every expert's rows lie in order of source and token,
-/// whatever the order in which they came. `own` rows stay on this rank.
-pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, own: u32) -> Result<Intake<W>, Fault> {
+/// whatever the order in which they came. Those of `plan` for this rank stay here.
+pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, plan: &Plan) -> Result<Intake<W>, Fault> {
+    let own = Said { rows: plan.rows()[call.me.index()], tokens: plan.tokens() };
     let mut port = call.port(Duty::Receiver);
     let mut intake = Intake::new(call)?;
     for source in call.layout.topology().all() {
-        let rows = if source == call.me {
+        let Said { rows, tokens } = if source == call.me {
             own
         } else if !call.mask.contains(source) {
-            call.arrival(&mut port, source).await?
+            call.arrival(&mut port, source, call.as_units()).await?
         } else {
-            0
+            Said::default()
         };
-        if rows > call.layout.shape().max_tokens() {
-            let mine = call.layout.shape().max_tokens().into();
-            return Err(Fault::Mismatch { field: "rows of a source", mine, theirs: rows.into(), peer: source });
-        }
-        intake.take(call, &port, source, rows)?;
+        intake.tokens.push(tokens);
+        check_rows(call, source, rows)?;
+        intake.take(call, &mut port, source, rows).await?;
     }
     call.received(&mut port).await?;
     Ok(intake)
@@ -74,16 +77,39 @@ pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, ow
 /// may be filled again when everything has come, not before: what is still on its way would fall upon what comes next.
 pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, asked: &Asked<'_>) -> Result<(), Fault> {
     let mut port = call.port(Duty::Receiver);
+    let mut payload = vec![0; call.layout.row().results().payload_bytes() as usize];
     for &peer in call.peers {
         if call.plants(Plant::SkippedWithoutWaiting) {
             continue;
         }
         match call.kind {
-            LowKind::Dispatch => call.arrival(&mut port, peer).await.map(drop)?,
-            LowKind::PerChoice | LowKind::PerRank => arrived(call, &mut port, asked, peer).await?,
+            LowKind::Dispatch => {
+                let Said { rows, .. } = call.arrival(&mut port, peer, call.as_units()).await?;
+                check_rows(call, peer, rows)?;
+                if call.as_units() {
+                    call.skip_rows(&mut port, peer, rows).await?;
+                }
+            }
+            LowKind::PerChoice | LowKind::PerRank => {
+                arrived(call, &mut port, asked, peer).await?;
+                if call.results_as_units(asked.plan.tokens()) {
+                    for result in asked.due(call.layout, call.kind, peer) {
+                        call.take_result(&mut port, peer, result, &mut payload).await?;
+                    }
+                }
+            }
         }
     }
     call.received(&mut port).await
+}
+
+/// Refuses more rows of `source` than there may be.
+fn check_rows<M: Machine>(call: &Call<'_, M>, source: Rank, rows: u32) -> Result<(), Fault> {
+    let most = call.layout.shape().max_tokens();
+    if rows <= most {
+        return Ok(());
+    }
+    Err(Fault::Mismatch { field: "rows of a source", mine: most.into(), theirs: rows.into(), peer: source })
 }
 
 impl<W: Window> Intake<W> {
@@ -97,16 +123,17 @@ impl<W: Window> Intake<W> {
             segments: vec![(0, 0); experts * ranks],
             counts: vec![0; experts],
             sources: Vec::with_capacity(ranks),
+            tokens: Vec::with_capacity(ranks),
             rows: Vec::new(),
             picks: Vec::new(),
         })
     }
 
     /// Takes the rows of one source.
-    fn take<M: Machine>(
+    async fn take<M: Machine>(
         &mut self,
         call: &Call<'_, M>,
-        port: &Attended<M::Port>,
+        port: &mut Attended<M::Port>,
         source: Rank,
         rows: u32,
     ) -> Result<(), Fault> {
@@ -116,11 +143,17 @@ impl<W: Window> Intake<W> {
         for (expert, &count) in self.counts.iter().enumerate() {
             self.segments[segment(expert)].0 = count;
         }
-        let mut header = HeaderBytes::new(call.layout.row());
+        let comes_as_units = call.as_units() && source != call.me && !call.mask.contains(source);
+        let mut units = if comes_as_units { Some(UnitRows::begin(call, port, source).await?) } else { None };
+        let mut in_slot = HeaderBytes::new(call.layout.row());
         let mut least = 0;
         for position in 0..rows {
             let at = call.layout.low_row(call.op, source, position).offset;
-            port.read(at, header.as_mut_bytes())?;
+            match &mut units {
+                Some(units) => units.take(call, port, position).await?,
+                None => port.read(at, in_slot.as_mut_bytes())?,
+            }
+            let header = units.as_ref().map_or(&in_slot, |units| &units.header);
             let own = header.header();
             call.check(&own, source, None)?;
             let mismatch = |field, mine: u32| Fault::Mismatch {
@@ -136,8 +169,16 @@ impl<W: Window> Intake<W> {
                 return Err(mismatch("tokens of a source", call.layout.shape().max_tokens()));
             }
             least = own.source_token + 1;
-            self.spread(call, port, &header, at.plus(call.layout.row().header_bytes()))?;
+            let payload = at.plus(call.layout.row().header_bytes());
+            self.spread(call, port, header, |part, into| match &units {
+                Some(units) => {
+                    into.copy_from_slice(&units.payload[part]);
+                    Ok(())
+                }
+                None => port.read(payload.plus(part.start as u64), into),
+            })?;
         }
+        units.map_or(Ok(()), |units| units.end())?;
         self.sources.push(first..self.rows.len() as u32);
         for (expert, &count) in self.counts.iter().enumerate() {
             let (start, rows) = &mut self.segments[segment(expert)];
@@ -146,13 +187,13 @@ impl<W: Window> Intake<W> {
         Ok(())
     }
 
-    /// Copies a row to each of its local experts.
+    /// Copies a row to each of its local experts: `read` copies these bytes of its payload.
     fn spread<M: Machine>(
         &mut self,
         call: &Call<'_, M>,
         port: &Attended<M::Port>,
         header: &HeaderBytes,
-        payload: Offset,
+        mut read: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
         let layout = call.layout;
         let (local, topk) = (layout.local_experts(), layout.shape().topk());
@@ -168,7 +209,7 @@ impl<W: Window> Intake<W> {
             let row = expert * stride + self.counts[expert as usize];
             self.counts[expert as usize] += 1;
             port.charge(Work::Row { bytes: self.x.row_bytes() as u64 });
-            self.x.fill(row, |part, into| port.read(payload.plus(part.start as u64), into))?;
+            self.x.fill(row, &mut read)?;
             self.source_token[row as usize] = token as i32;
             self.picks.push(Pick { row, weight: picked.weight });
         }

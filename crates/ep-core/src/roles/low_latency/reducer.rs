@@ -1,6 +1,6 @@
 //! Combine: the rank whose tokens they are sums what came back.
 
-use super::Call;
+use super::{Call, Said};
 use crate::error::Fault;
 use crate::layout::{Layout, LowKind, RESULT_HEADER};
 use crate::machine::Machine;
@@ -21,7 +21,7 @@ pub(crate) struct Asked<'a> {
 
 impl Asked<'_> {
     /// The results that `rank` owes: their tokens and columns.
-    fn due(&self, layout: &Layout, kind: LowKind, rank: Rank) -> impl Iterator<Item = (u32, u32)> {
+    pub(super) fn due(&self, layout: &Layout, kind: LowKind, rank: Rank) -> impl Iterator<Item = (u32, u32)> {
         let topk = layout.shape().topk() as usize;
         let columns = move |token: u32| {
             let choices = &self.topk_idx[token as usize * topk..(token as usize + 1) * topk];
@@ -50,6 +50,8 @@ impl Asked<'_> {
 struct Reducer<'a, 'b, M: Machine> {
     call: &'a Call<'b, M>,
     port: Attended<M::Port>,
+    /// Whether what other ranks owe travels as units.
+    as_units: bool,
     sum: Accumulator,
     row: Vec<u8>,
 }
@@ -63,6 +65,7 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
     let mut reducer = Reducer {
         call,
         port: call.port(Duty::Reducer),
+        as_units: call.results_as_units(asked.plan.tokens()),
         sum: Accumulator::new(layout.shape().hidden(), 0),
         row: vec![0; bytes],
     };
@@ -76,7 +79,7 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
         let reached = asked.plan.reached(token);
         if call.kind == LowKind::PerRank {
             for &(rank, _) in reached.iter().filter(|(rank, _)| here(*rank)) {
-                reducer.add(rank, token, 0, None)?;
+                reducer.add(rank, token, 0, None).await?;
             }
         } else {
             let choices = token as usize * topk..(token as usize + 1) * topk;
@@ -87,7 +90,7 @@ pub(crate) async fn reduce_results<M: Machine>(call: &Call<'_, M>, asked: &Asked
                 // Choices that were dropped when they were sent have no rank among the token's.
                 if here(rank) && reached.iter().any(|&(reached, _)| reached == rank) {
                     let column = column(call, choices, first_mention(choices, at));
-                    reducer.add(rank, token, column, Some(weight))?;
+                    reducer.add(rank, token, column, Some(weight)).await?;
                 }
             }
         }
@@ -103,7 +106,7 @@ fn column<M: Machine>(call: &Call<'_, M>, choices: &[i64], at: usize) -> u32 {
     (0..at).filter(|&before| rank(before) == rank(at) && first_mention(choices, before) == before).count() as u32
 }
 
-/// Waits for the results of `peer`, if it owes any.
+/// Waits for the arrival of `peer`, if it owes any results.
 pub(super) async fn arrived<M: Machine>(
     call: &Call<'_, M>,
     port: &mut Attended<M::Port>,
@@ -111,27 +114,28 @@ pub(super) async fn arrived<M: Machine>(
     peer: Rank,
 ) -> Result<(), Fault> {
     let owed = asked.owed(call.kind, call.layout.local_experts(), peer);
-    if owed == 0 && !call.as_units() {
+    if owed == 0 {
         return Ok(());
     }
-    let rows = call.arrival(port, peer).await?;
+    let Said { rows, .. } = call.arrival(port, peer, call.results_as_units(asked.plan.tokens())).await?;
     if rows != owed {
         let (mine, theirs) = (owed.into(), rows.into());
         return Err(Fault::Mismatch { field: "results of a rank", mine, theirs, peer });
-    }
-    if call.as_units() {
-        call.take_results(port, peer, asked.due(call.layout, call.kind, peer)).await?;
     }
     Ok(())
 }
 
 impl<M: Machine> Reducer<'_, '_, M> {
     /// Adds a result of `rank`: times `weight`, or as it is.
-    fn add(&mut self, rank: Rank, token: u32, column: u32, weight: Option<f32>) -> Result<(), Fault> {
-        let at = self.call.layout.low_result(self.call.op, rank, token, column).offset;
-        let header = self.call.result_header(&self.port, at)?;
-        self.call.check(&header, rank, Some(token))?;
-        self.port.read(at.plus(RESULT_HEADER), &mut self.row)?;
+    async fn add(&mut self, rank: Rank, token: u32, column: u32, weight: Option<f32>) -> Result<(), Fault> {
+        if self.as_units && rank != self.call.me {
+            self.call.take_result(&mut self.port, rank, (token, column), &mut self.row).await?;
+        } else {
+            let at = self.call.layout.low_result(self.call.op, rank, token, column).offset;
+            let header = self.call.result_header(&self.port, at)?;
+            self.call.check(&header, rank, Some(token))?;
+            self.port.read(at.plus(RESULT_HEADER), &mut self.row)?;
+        }
         self.port.charge(Work::Reduce { bytes: self.row.len() as u64 });
         match weight {
             Some(weight) => self.sum.add_scaled(weight, &self.row),

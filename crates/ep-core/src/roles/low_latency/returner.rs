@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox, Pick, Place, Row};
+use super::{Banks, Call, Faults, Outbox, Pick, Place, Row, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{LowKind, RESULT_HEADER, RowHeader};
@@ -19,6 +19,8 @@ pub(crate) struct Results<'a, W: Window> {
     pub(crate) y: &'a HostRows<W>,
     /// `[ranks]`: the received rows of each rank, a range of `rows`.
     pub(crate) sources: &'a [std::ops::Range<u32>],
+    /// `[ranks]`: tokens that each dispatched, where rows travel as units.
+    pub(crate) tokens: &'a [u32],
     pub(crate) rows: &'a [Row],
     pub(crate) picks: &'a [Pick],
 }
@@ -79,9 +81,10 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
         for (left, peer) in (0..free.len()).rev().zip(free) {
             returner.port.only_posts(left > 0);
             let rows = returner.give_back(peer, faults).await?;
-            // Who is owed nothing does not wait for an arrival; but units come from everybody.
-            if (rows > 0 || call.as_units()) && !faults.involve(peer) {
-                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, (rows, None)).await;
+            // Who is owed nothing does not wait for an arrival.
+            if rows > 0 && !faults.involve(peer) {
+                let all = (Said { rows, tokens: 0 }, returner.as_units(peer), None);
+                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, all).await;
                 sent.or_else(|fault| faults.note(peer, fault))?;
             }
         }
@@ -97,16 +100,27 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
 }
 
 impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
+    /// Whether what `source` is owed travels as units.
+    fn as_units(&self, source: Rank) -> bool {
+        let rank = if self.call.plants(Plant::FormOfTheOwnBatch) { self.call.me } else { source };
+        let fewer = u32::from(self.call.plants(Plant::UnitLimitOffByOne));
+        self.call.results_as_units(self.results.tokens[rank.index()].saturating_sub(fewer))
+    }
+
+    const fn place(as_units: bool, (token, column): (u32, u32)) -> Place {
+        if as_units { Place::UnitResult { token, column } } else { Place::Result { token, column } }
+    }
+
     /// Keeps the results that `source` is owed.
     fn hold(&mut self, source: Rank) -> Result<Held, Fault> {
-        let mut held = Held::default();
+        let mut held = Held { as_units: self.as_units(source), ..Held::default() };
         for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
             self.load(picks)?;
             let mut bytes = self.header(token, column).as_bytes().to_vec();
             bytes.extend_from_slice(&self.payload);
-            held.rows.push((Place::Result { token, column }, bytes));
+            held.rows.push((Self::place(held.as_units, (token, column)), bytes));
         }
-        held.announced = !held.rows.is_empty() || self.call.as_units();
+        held.announced = !held.rows.is_empty();
         Ok(held)
     }
 
@@ -159,7 +173,8 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             return Ok(());
         }
         let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-        match call.put_row(&mut self.port, to, from, (op, Place::Result { token, column })).await {
+        let place = Self::place(self.as_units(to), (token, column));
+        match call.put_row(&mut self.port, to, from, (op, place)).await {
             Ok(ticket) => self.outbox.sent(to, ticket),
             Err(fault) => faults.note(to, fault)?,
         }

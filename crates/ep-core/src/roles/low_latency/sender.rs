@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox, Place};
+use super::{Banks, Call, Faults, Outbox, Place, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowFormat, RowHeader, UnitChoice, UnitRow};
@@ -94,9 +94,9 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
             let sent = match faults.involve(peer) {
                 true => Ok(()),
                 false => {
-                    let rows = tokens.plan.rows()[peer.index()];
+                    let said = Said { rows: tokens.plan.rows()[peer.index()], tokens: tokens.plan.tokens() };
                     let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer));
-                    call.announce(&mut port, outbox, faults, peer, (rows, counts)).await
+                    call.announce(&mut port, outbox, faults, peer, (said, call.as_units(), counts)).await
                 }
             };
             sent.or_else(|fault| faults.note(peer, fault))?;
@@ -108,7 +108,8 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
     }
     for peer in faults.late() {
         let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer).to_vec());
-        let mut held = Held { announced: true, counts, ..Held::default() };
+        let (tokens_here, as_units) = (tokens.plan.tokens(), call.as_units());
+        let mut held = Held { announced: true, counts, tokens: tokens_here, as_units, rows: Vec::new() };
         for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
             staged.make(call, tokens, token)?;
             held.rows.push((Place::Row { position, token }, staged.to_vec(row)));

@@ -1,26 +1,32 @@
 //! Low latency as units: rows, and how many there are, announce themselves (rule F11).
 //!
-//! Every rank puts one unit to every peer in every operation, which says what comes and how many rows, and beside it the rows. Of a dispatch it says
-//! how many rows each expert gets; a row is a header ([`UnitRow`], [`UnitChoice`]), at its position among those to this peer, and a payload, at the
-//! place of its token. A result is a payload, at the place of its token and column. The peer waits for that unit, then for what it says, or for
-//! the results that it has asked for, and lays the rows out where they would lie had they been put. From there on all is as without units. In
-//! which order units are put is free: kernels put all headers ahead.
+//! A rank puts one unit to every peer in a dispatch, which says how many rows come and how many tokens it has, and beside it the rows. It says how many
+//! rows each expert gets; a row is a header ([`UnitRow`], [`UnitChoice`]), at its position among those to this peer, and a payload, at the
+//! place of its token. In which order units are put is free: kernels put all headers ahead.
+//!
+//! **Results** travel as units to a rank whose batch is small ([`Layout::low_unit_tokens`](crate::Layout::low_unit_tokens)), and in slots, behind
+//! an arrival, to others. Both sides know which by the tokens that the rank has said in its dispatch. A result is a payload, at the place of its
+//! token and column; a unit ahead says how many come, to a rank that is owed any.
+//!
+//! **Units are read where they lie**, as they are used. Nothing is laid out in the slots of another rank: a result that it put there before a
+//! recovery may still be on its way when this rank has agreed to go on, and a unit that comes later does not say that it has landed. So a slot
+//! has one writer, whose own lanes order what it puts.
 //!
 //! The tag counts on through generations: what a failed one has left never passes for what is new.
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Call, Faults, Outbox, Place};
+use super::{Call, FORM, Faults, KIND, Outbox, Place};
 use crate::error::Fault;
-use crate::layout::{Choice, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
+use crate::layout::{Arrival, Choice, LowKind, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
 use crate::machine::Machine;
 use crate::plant::Plant;
 use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
 use crate::roles::{Attended, HeaderBytes};
 use crate::topology::Rank;
 
-/// Bytes of what says how many rows come: an arrival's value.
-const HEAD: u64 = size_of::<u64>() as u64;
+/// Bytes of what says how many rows come: an arrival's value, and the tokens of a dispatch.
+const HEAD: u64 = UNIT_DATA;
 
 fn mismatch(field: &'static str, mine: u32, theirs: u32, peer: Rank) -> Fault {
     Fault::Mismatch { field, mine: mine.into(), theirs: theirs.into(), peer }
@@ -52,7 +58,7 @@ impl<M: Machine> Call<'_, M> {
                 let bytes = row.header_bytes() + row.payload_bytes();
                 port.put(lane, from.span(bytes), layout.low_row(op, self.me, position).offset).await
             }
-            Place::Result { token, column } if !self.as_units() => {
+            Place::Result { token, column } => {
                 let bytes = RESULT_HEADER + results.payload_bytes();
                 port.put(lane, from.span(bytes), layout.low_result(op, self.me, token, column).offset).await
             }
@@ -62,7 +68,7 @@ impl<M: Machine> Call<'_, M> {
                 let payload = from.plus(row.header_bytes()).span(row.payload_bytes());
                 port.put_units(lane, payload, layout.low_unit_row(op, self.me, token), tag).await
             }
-            Place::Result { token, column } => {
+            Place::UnitResult { token, column } => {
                 let payload = from.plus(RESULT_HEADER).span(results.payload_bytes());
                 port.put_units(lane, payload, layout.low_unit_result(op, self.me, token, column), tag).await
             }
@@ -95,11 +101,13 @@ impl<M: Machine> Call<'_, M> {
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        value: u64,
+        (value, tokens): (u64, u32),
     ) -> Result<(), Fault> {
         let slot = outbox.slot(self, port, faults).await?;
         let from = self.layout.low_staging(slot).offset;
         port.write(from, &value.to_le_bytes())?;
+        let tokens = tokens + u32::from(self.kind == LowKind::Dispatch && self.plants(Plant::TokensOffByOne));
+        port.write(from.plus(size_of_val(&value) as u64), &tokens.to_le_bytes())?;
         let to = self.layout.low_unit_head(self.op, self.me);
         let ticket = port.put_units(Self::rows_lane(peer), from.span(HEAD), to, Tag::of(self.serial())).await?;
         outbox.sent(peer, ticket);
@@ -107,81 +115,70 @@ impl<M: Machine> Call<'_, M> {
     }
 
     /// Waits for that unit of `peer`, and returns what it says; [`MASKED`] when the peer goes on without this rank.
-    pub(super) async fn take_head(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<u64, Fault> {
-        let mut value = [0; HEAD as usize];
+    pub(super) async fn take_head(&self, port: &mut Attended<M::Port>, peer: Rank) -> Result<(u64, u32), Fault> {
+        let (mut value, mut tokens) = (0u64, 0u32);
+        let mut head = [0; HEAD as usize];
         let at = self.layout.low_unit_head(self.op, peer);
-        let come = self.take_units(port, peer, at, &mut value, Tag::of(self.serial())).await?;
-        Ok(if come { u64::from_le_bytes(value) } else { MASKED })
+        if !self.take_units(port, peer, at, &mut head, Tag::of(self.serial())).await? {
+            return Ok((MASKED, 0));
+        }
+        value.as_mut_bytes().copy_from_slice(&head[..8]);
+        tokens.as_mut_bytes().copy_from_slice(&head[8..]);
+        Ok((u64::from_le(value), u32::from_le(tokens)))
     }
 
-    /// Waits for all rows of `peer`, in order, and lays them out in its slots.
-    pub(super) async fn take_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
-        let (layout, most) = (self.layout, self.layout.shape().max_tokens());
-        let mismatch = |field, mine: u32, theirs: u32| mismatch(field, mine, theirs, peer);
-        if rows > most {
-            return Err(mismatch("rows of a source", most, rows));
+    /// Waits for the arrival of `peer`, at least `due`, and returns its value.
+    pub(super) async fn take_arrival(&self, port: &mut Attended<M::Port>, peer: Rank, due: u64) -> Result<u64, Fault> {
+        let cell = self.arrival_cell(peer);
+        // Of many peers most have come while this rank waited for another.
+        if port.peek(cell) < due {
+            let arrival = Need { cell, at_least: due };
+            if self.as_units() {
+                // The peer may have begun an operation whose rows travel as units.
+                let (lane, at) = (Self::rows_lane(peer), self.layout.low_unit_head(self.op, peer));
+                let head = Units { lane, at, len: HEAD, tag: Tag::of(self.serial()) };
+                if port.wait_units(&[head], &[arrival]).await? == 0 {
+                    return Err(self.other_form(peer, self.take_head(port, peer).await?.0, false));
+                }
+            } else {
+                port.wait_any(&[arrival]).await?;
+            }
         }
-        let mut counts = vec![0u32; layout.local_experts() as usize];
-        self.take_due(port, peer, layout.low_unit_counts(self.op, peer), counts.as_mut_bytes()).await?;
-        let mut come = vec![0; counts.len()];
-        let mut units = vec![0; layout.low_unit_header_bytes() as usize];
-        let mut header = HeaderBytes::new(layout.row());
-        let mut payload = vec![0; layout.row().payload_bytes() as usize];
+        Ok(port.peek(cell))
+    }
+
+    /// `peer` has begun, as `value` says, what travels in another form than this rank waits for: an operation of another kind; or the two count
+    /// differently how large the batch is.
+    fn other_form(&self, peer: Rank, value: u64, as_units: bool) -> Fault {
+        let theirs = Arrival::decode(value, self.layout.shape()).map_or(value, |arrival| arrival.kind as u64);
+        let (field, mine, theirs) = match self.kind as u64 {
+            mine if mine == theirs => (FORM, as_units.into(), (!as_units).into()),
+            mine => (KIND, mine, theirs),
+        };
+        Fault::Mismatch { field, mine, theirs, peer }
+    }
+
+    /// Waits for all rows of `peer` and looks at none.
+    pub(super) async fn skip_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
+        let mut units = UnitRows::begin(self, port, peer).await?;
         for position in 0..rows {
-            let at = layout.low_unit_header(self.op, peer, position);
-            self.take_due(port, peer, at, &mut units).await?;
-            let token = self.read_header(peer, &units, &mut header, &mut come)?;
-            if token >= most {
-                return Err(mismatch("tokens of a source", most, token));
-            }
-            self.take_due(port, peer, layout.low_unit_row(self.op, peer, token), &mut payload).await?;
-            let slot = layout.low_row(self.op, peer, position).offset;
-            port.write(slot, header.as_bytes())?;
-            port.write(slot.plus(layout.row().header_bytes()), &payload)?;
+            units.take(self, port, position).await?;
         }
-        match come.iter().zip(&counts).find(|(come, said)| come != said) {
-            Some((&come, &said)) => Err(mismatch("rows of an expert", come, said)),
-            None => Ok(()),
-        }
+        units.end()
     }
 
-    /// Brings the header of a row of `peer` into the form of rows in slots; returns its token. `come` counts the rows of each own expert.
-    fn read_header(&self, peer: Rank, units: &[u8], header: &mut HeaderBytes, come: &mut [u32]) -> Result<u32, Fault> {
-        let unreadable = Fault::Mismatch { field: "header of a row", mine: units.len() as u64, theirs: 0, peer };
-        let (row, choices) = UnitRow::read_from_prefix(units).map_err(|_| unreadable)?;
-        let choices = <[UnitChoice]>::ref_from_bytes(choices).map_err(|_| unreadable)?;
-        for choice in choices {
-            let local = u32::try_from(choice.expert).ok().filter(|&expert| expert < self.layout.shape().experts());
-            let local = local.filter(|&expert| self.layout.rank_of_expert(expert) == self.me);
-            let Some(expert) = local else { continue };
-            let count = &mut come[(expert % self.layout.local_experts()) as usize];
-            if choice.index != *count {
-                return Err(mismatch("number of a row of an expert", *count, choice.index, peer));
-            }
-            *count += 1;
-        }
-        let UnitRow { source_rank, source_token, op } = row;
-        header.set(&RowHeader { source_rank, source_token, position: 0, op }, |at| {
-            choices.get(at).map_or(Choice::NONE, |choice| Choice { expert: choice.expert, weight: choice.weight })
-        });
-        Ok(source_token)
-    }
-
-    /// Waits for these results of `peer`, tokens and columns, and lays them out in its slots.
-    pub(super) async fn take_results(
+    /// Waits for the result of `peer` for `token` in `column`.
+    pub(super) async fn take_result(
         &self,
         port: &mut Attended<M::Port>,
         peer: Rank,
-        due: impl Iterator<Item = (u32, u32)>,
+        (token, column): (u32, u32),
+        into: &mut [u8],
     ) -> Result<(), Fault> {
-        let layout = self.layout;
-        let mut payload = vec![0; layout.row().results().payload_bytes() as usize];
-        for (token, column) in due {
-            self.take_due(port, peer, layout.low_unit_result(self.op, peer, token, column), &mut payload).await?;
-            let slot = layout.low_result(self.op, peer, token, column).offset;
-            let header = RowHeader { source_rank: peer.0, source_token: token, position: column, op: self.stamp() };
-            port.write(slot, header.as_bytes())?;
-            port.write(slot.plus(RESULT_HEADER), &payload)?;
+        self.take_due(port, peer, self.layout.low_unit_result(self.op, peer, token, column), into).await?;
+        if self.plants(Plant::UnitsLaidOutInSlots) {
+            let slot = self.layout.low_result(self.op, peer, token, column).offset;
+            port.write(slot.plus(RESULT_HEADER), into)?;
         }
         Ok(())
     }
@@ -194,8 +191,10 @@ impl<M: Machine> Call<'_, M> {
         at: Offset,
         into: &mut [u8],
     ) -> Result<(), Fault> {
-        let before = self.op > 2 && self.plants(Plant::TagOfBefore);
-        let tag = Tag::of(self.serial() - if before { 2 } else { 0 });
+        let before = if self.op > 2 && self.plants(Plant::TagOfBefore) { 2 } else { 0 };
+        // Between two small batches of a bank may be a large one, whose results lie in slots.
+        let last_use = self.op > 4 && self.kind != LowKind::Dispatch && self.plants(Plant::TagOfLastUse);
+        let tag = Tag::of(self.serial() - if last_use { 4 } else { before });
         if self.take_units(port, peer, at, into, tag).await? { Ok(()) } else { Err(Fault::MaskedBy { peer }) }
     }
 
@@ -209,13 +208,19 @@ impl<M: Machine> Call<'_, M> {
         tag: Tag,
     ) -> Result<bool, Fault> {
         let units = Units { lane: Self::rows_lane(peer), at, len: into.len() as u64, tag };
-        let masked = Need { cell: self.arrival_cell(peer), at_least: MASKED };
+        // The peer goes on without this rank, or has begun an operation whose rows are announced.
+        let cell = self.arrival_cell(peer);
+        let other = Need { cell, at_least: Arrival::due(self.op, self.layout.shape()) };
         let first = Units { len: units.len.min(UNIT_DATA), ..units };
         let awaited = if self.plants(Plant::FirstUnitOnly) { first } else { units };
         // Of many payloads most have come while this rank waited for another.
         while !port.poll_units(&units, into)? {
-            if port.wait_units(&[awaited], &[masked]).await? > 0 {
-                return Ok(false);
+            if port.wait_units(&[awaited], &[other]).await? > 0 {
+                let value = port.peek(cell);
+                if value == MASKED {
+                    return Ok(false);
+                }
+                return Err(self.other_form(peer, value, true));
             }
             if self.plants(Plant::FirstUnitOnly) {
                 port.poll_units(&units, into)?;
@@ -225,11 +230,16 @@ impl<M: Machine> Call<'_, M> {
         Ok(true)
     }
 
-    /// Clears this operation's bank, once in each stretch of tags: in the first operation that fills it. Peers fill it again after they
-    /// have seen the publish that follows.
+    /// Clears this operation's bank, once in each stretch of tags: in the first operation that fills it, but for the first two of a generation.
+    /// Peers fill it again after they have seen the publish that follows.
+    ///
+    /// A generation's first operations leave that to the next ones: what peers put before the recovery may land until they have stopped their
+    /// lanes, which no unit says, but the first publish does (their `Received`). There are far fewer generations than operations in a stretch, so
+    /// no bank goes without for two.
     pub(super) fn clear_units(&self, port: &mut Attended<M::Port>) -> Result<(), Fault> {
-        let before = if self.op > 2 { self.serial() - 2 } else { self.last };
-        if !self.as_units() || Tag::era(self.serial()) == Tag::era(before) {
+        let before = if self.op > 4 { self.serial() - 2 } else { self.cleared };
+        let first = self.op <= 2 && !self.plants(Plant::ClearedBeforeAnyPublish);
+        if !self.as_units() || first || Tag::era(self.serial()) == Tag::era(before) {
             return Ok(());
         }
         for &peer in self.peers {
@@ -240,5 +250,92 @@ impl<M: Machine> Call<'_, M> {
             }
         }
         Ok(())
+    }
+}
+
+/// The rows of one rank that travel as units, as they are taken one after the other.
+pub(super) struct UnitRows {
+    peer: Rank,
+    /// `[local experts]`: rows that the peer says each gets.
+    counts: Vec<u32>,
+    /// The same, of those taken.
+    come: Vec<u32>,
+    units: Vec<u8>,
+    /// The last row's, in the form of rows in slots.
+    pub(super) header: HeaderBytes,
+    /// Its payload as it travelled.
+    pub(super) payload: Vec<u8>,
+}
+
+impl UnitRows {
+    /// Waits for what the peer says of its rows.
+    pub(super) async fn begin<M: Machine>(
+        call: &Call<'_, M>,
+        port: &mut Attended<M::Port>,
+        peer: Rank,
+    ) -> Result<Self, Fault> {
+        let layout = call.layout;
+        let mut counts = vec![0u32; layout.local_experts() as usize];
+        call.take_due(port, peer, layout.low_unit_counts(call.op, peer), counts.as_mut_bytes()).await?;
+        Ok(Self {
+            peer,
+            come: vec![0; counts.len()],
+            counts,
+            units: vec![0; layout.low_unit_header_bytes() as usize],
+            header: HeaderBytes::new(layout.row()),
+            payload: vec![0; layout.row().payload_bytes() as usize],
+        })
+    }
+
+    /// Waits for the row at `position`, the next one.
+    pub(super) async fn take<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &mut Attended<M::Port>,
+        position: u32,
+    ) -> Result<(), Fault> {
+        let (layout, peer, most) = (call.layout, self.peer, call.layout.shape().max_tokens());
+        call.take_due(port, peer, layout.low_unit_header(call.op, peer, position), &mut self.units).await?;
+        let token = self.read_header(call)?;
+        if token >= most {
+            return Err(mismatch("tokens of a source", most, token, peer));
+        }
+        call.take_due(port, peer, layout.low_unit_row(call.op, peer, token), &mut self.payload).await?;
+        if call.plants(Plant::UnitsLaidOutInSlots) {
+            let slot = layout.low_row(call.op, peer, position).offset;
+            port.write(slot.plus(layout.row().header_bytes()), &self.payload)?;
+        }
+        Ok(())
+    }
+
+    /// All rows were taken.
+    pub(super) fn end(&self) -> Result<(), Fault> {
+        match self.come.iter().zip(&self.counts).find(|(come, said)| come != said) {
+            Some((&come, &said)) => Err(mismatch("rows of an expert", come, said, self.peer)),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the header at hand into the form of rows in slots, and counts its row for each own expert; returns its token.
+    fn read_header<M: Machine>(&mut self, call: &Call<'_, M>) -> Result<u32, Fault> {
+        let (layout, peer, units) = (call.layout, self.peer, &self.units);
+        let unreadable = Fault::Mismatch { field: "header of a row", mine: units.len() as u64, theirs: 0, peer };
+        let (row, choices) = UnitRow::read_from_prefix(units).map_err(|_| unreadable)?;
+        let choices = <[UnitChoice]>::ref_from_bytes(choices).map_err(|_| unreadable)?;
+        for choice in choices {
+            let local = u32::try_from(choice.expert).ok().filter(|&expert| expert < layout.shape().experts());
+            let local = local.filter(|&expert| layout.rank_of_expert(expert) == call.me);
+            let Some(expert) = local else { continue };
+            let count = &mut self.come[(expert % layout.local_experts()) as usize];
+            if choice.index != *count {
+                return Err(mismatch("number of a row of an expert", *count, choice.index, peer));
+            }
+            *count += 1;
+        }
+        let UnitRow { source_rank, source_token, op } = row;
+        self.header.set(&RowHeader { source_rank, source_token, position: 0, op }, |at| {
+            choices.get(at).map_or(Choice::NONE, |choice| Choice { expert: choice.expert, weight: choice.weight })
+        });
+        Ok(source_token)
     }
 }
