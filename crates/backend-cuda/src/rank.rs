@@ -5,6 +5,7 @@
 
 mod by_expert;
 mod combine;
+mod desk;
 mod counts;
 mod low;
 mod plan;

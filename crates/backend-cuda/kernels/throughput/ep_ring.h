@@ -180,12 +180,12 @@ EP_DEV void ep_inlet_return(const EpRank& r, EpInlet& i) {
     i.ring.returned = i.ring.head;
 }
 
-/* Whether there is a row; the cell is looked at where the rows seen so far have been taken. */
-EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
-    if (ep_consumer_has_row(i.ring)) return true;
+/* Whether there is a row, behind `ahead` that are being read; the cell is looked at where no such row was seen yet. */
+EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u32 ahead = 0) {
+    if (i.ring.head + ahead < i.ring.tail) return true;
     const ep_u64 tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
     if (tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, tail, ep_op(r));
-    if (ep_consumer_saw(i.ring, rings, tail)) return ep_consumer_has_row(i.ring);
+    if (ep_consumer_saw(i.ring, rings, tail)) return i.ring.head + ahead < i.ring.tail;
     ep_fail_mismatch(r, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, rings), tail);
     return false;
 }
@@ -206,8 +206,11 @@ EP_DEV bool ep_inlet_next(const EpRank& r, const EpRings& rings, EpInlet& i, ep_
     return ep_warp_shuffle(there, 0);
 }
 
-EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i) {
-    return ep_own(r) + ep_ring_slot(r.w, rings, i.peer, i.track, ep_consumer_slot(i.ring, rings));
+/* The slot of the next row, or of one further ahead. */
+EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i, ep_u32 ahead = 0) {
+    EpConsumer ring = i.ring;
+    ring.head += ahead;
+    return ep_own(r) + ep_ring_slot(r.w, rings, i.peer, i.track, ep_consumer_slot(ring, rings));
 }
 
 /* A row is about to be read that may be overwritten already. By one thread. */
@@ -232,11 +235,13 @@ EP_DEV void ep_inlet_close(const EpRank& r, EpInlet& i) {
 }
 
 /* A row's own header, checked against what is due. By one thread. */
-EP_DEV bool ep_check_row(const EpRank& r, const ep_u8* at, ep_u32 source, ep_u32 position, ep_u32* token) {
-    const EpUnit h = ep_ld16_put(at);
+EP_DEV bool ep_check_row(const EpRank& r, const EpUnit& h, ep_u32 source, ep_u32 position, ep_u32* token) {
     const EpRowHeader row = {(ep_u32)h.x, (ep_u32)h.y, (ep_u32)h.z, (ep_u32)h.w};
     *token = row.source_token;
     return ep_is_same(r, source, ep_compare_rows(EpRowHeader{source, 0, position, (ep_u32)ep_op(r)}, row));
+}
+EP_DEV bool ep_check_row(const EpRank& r, const ep_u8* at, ep_u32 source, ep_u32 position, ep_u32* token) {
+    return ep_check_row(r, ep_ld16_put(at), source, position, token);
 }
 
 /* A row's own header. */
