@@ -69,7 +69,7 @@ pub(crate) const PLACE_BYTES: u32 = 24;
 /// Bytes of an `EpSource`: where a rank's offered rows lie.
 pub(crate) const SOURCE_BYTES: u32 = 32;
 /// Bytes of an `EpRoute`: what a reducer of rings knows of a rank.
-pub(crate) const ROUTE_BYTES: u32 = 48;
+pub(crate) const ROUTE_BYTES: u32 = 56;
 /// Bytes of an `EpFound`: a row of a token that it sums.
 pub(crate) const FOUND_BYTES: u32 = 64;
 /// Bytes of an `EpTokenRows`.

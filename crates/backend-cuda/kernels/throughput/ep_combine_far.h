@@ -79,7 +79,7 @@ EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole&
     ep_u32 rows = 0;
     for (ep_u32 base = begin; base < end; base += 32)
         rows += ep_bits(ep_warp_votes(base + lane < end && ep_is_gathered(tokens, tokens.positions + (ep_u64)(base + lane) * tokens.step)));
-    if (!ep_open_rings(r, a, sources, desk.routes, source, channel, began)) return;
+    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
     if (!ep_outlet_open(r, to.ring, source, track, began) || !ep_outlet_slot(r, to.rings, to.ring, began, &to.to)) return;
     if (lane == 0) {
         ep_put_message(to.to, ep_header(r, rows, 0));

@@ -72,14 +72,21 @@ EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const
 #ifdef EP_FAR_H
 #include "ep_combine_due.h"
 #else
-/* Whether a ring brings rows of source's tokens from rank; and whether one of a token is due from there. */
+/* Whether a ring brings rows of source's tokens from rank; and by which of its positions a token has one from there: how many, from the first. */
 EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     return ep_gives_back(r, a, source, rank);
 }
-EP_DEV bool ep_is_due(const EpRank&, const EpTokens&, const ep_i32* positions, ep_u32 rank) { return positions[rank] >= 0; }
+EP_DEV ep_u32 ep_due_by(const EpRank&, const EpTokens&, ep_u32 rank, ep_u32* first) { return *first = rank, 1; }
 /* Where the rows of rank lie that are pulled. */
 EP_DEV EpSource ep_rows_of(const EpSource* sources, const EpTokens&, ep_u32 rank, bool) { return sources[rank]; }
 #endif
+
+/* Whether a token with these positions has a row from a rank. */
+EP_DEV bool ep_is_due(const EpRoute& route, const ep_i32* positions) {
+    for (ep_u32 i = 0; i < route.span; ++i)
+        if (positions[route.first + i] >= 0) return true;
+    return false;
+}
 
 /* The track by which rank's rows of source's tokens come. */
 EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 channel) {
@@ -87,12 +94,14 @@ EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 
 }
 
 /* Opens the rings that bring rows of source's tokens on a channel. Lanes serve ranks. */
-EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 source,
-                                ep_u32 channel, ep_u64 began) {
+EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, EpRoute* routes,
+                          ep_u32 channel, ep_u64 began) {
+    const ep_u32 source = t.source;
     bool right = true;
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
         route.ahead = 0;
+        route.span = ep_due_by(r, t, rank, &route.first);
         route.through_ring = ep_is_brought(r, a, source, rank) && !ep_is_somewhere(sources[rank].payload);
         if (!route.through_ring) continue;
         ep_inlet_open(r, route.ring, rank, ep_track_from(r, source, rank, channel));
@@ -114,7 +123,7 @@ EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const 
     bool late = false;
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = desk.routes[rank];
-        if (route.through_ring && ep_is_due(r, t, ep_held(t, desk, token), rank))
+        if (route.through_ring && ep_is_due(route, ep_held(t, desk, token)))
             late |= !ep_inlet_look(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead);
     }
     return ep_warp_any(late);
@@ -162,7 +171,7 @@ EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSo
     bool right = true;
     for (ep_u32 base = 0; base < r.w.ranks; base += 32) {
         const ep_u32 rank = base + lane;
-        const bool due = rank < r.w.ranks && ep_is_due(r, t, positions, rank);
+        const bool due = rank < r.w.ranks && ep_is_due(desk.routes[rank], positions);
         const ep_u32 votes = ep_warp_votes(due);
         if (due) {
             EpFound& f = found[rows->count + ep_bits(votes & ((1u << lane) - 1))];
@@ -321,7 +330,7 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSourc
         if (sources[rank].rows > 0 && sources[rank].piece > 0)
             if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return;
     EpTokens tokens = ep_own_tokens(r, a, sources);
-    if (!ep_open_rings(r, a, sources, desk.routes, r.me, channel, began)) return;
+    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
     const ep_u32 count = a.combine.tokens, channels = a.rings.channels;
     EpToUser to;
     if (ep_sum_tokens<columns>(r, a, sources, tokens, desk, ep_channel_first(count, channels, channel), ep_channel_first(count, channels, channel + 1), to, began))

@@ -17,6 +17,8 @@ struct EpRoute {
     EpInlet ring;
     ep_u32 ahead; /* rows found, not yet given back */
     ep_u32 through_ring;
+    /* A token has a row from the rank where any of these of its positions is one: its own, or those of its node, which sends a sum. */
+    ep_u32 first, span;
 };
 static_assert(sizeof(EpRoute) <= EP_ROUTE_BYTES, "the host makes room for another EpRoute");
 

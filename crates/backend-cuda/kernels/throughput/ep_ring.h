@@ -118,12 +118,13 @@ EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
 /* The next slot of the staging memory, once it may be written. */
 EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at) {
     const ep_u32 depth = ep_staging_slots(r.w, rings, o.track);
-    const ep_u64 before = o.ring.tail - o.ring.origin, frees = before < depth ? 0 : o.ring.tail + 1 - depth;
+    const ep_u32 before = (ep_u32)(o.ring.tail - o.ring.origin);
+    const ep_u64 frees = before < depth ? 0 : o.ring.tail + 1 - depth;
     /* What is not put is never freed. */
     if (frees > o.ring.published) ep_outlet_publish(r, rings, o);
     const bool free = ep_warp_lane() != 0 || ep_planted(r, EP_PLANT_STAGING_NOT_FLUSHED) ||
                       ep_staged_flush(r, o.staged, frees, o.peer, o.track);
-    *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, (ep_u32)(before % depth)));
+    *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, before % depth));
     return ep_warp_shuffle(free, 0);
 }
 
