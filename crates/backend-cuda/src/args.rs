@@ -24,9 +24,9 @@ use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
 
 /// Warps of a block of the dispatch kernel at most.
 pub(crate) const DISPATCH_WARPS: u32 = 16;
-/// Warps of a block of the combine kernel at most.
-pub(crate) const COMBINE_WARPS: u32 = 24;
-/// The same where they pull by the bulk copy engine: each has more registers.
+/// Warps of a block of the combine kernel at most: each has 96 registers, which the reducer of rings needs.
+pub(crate) const COMBINE_WARPS: u32 = 20;
+/// The same where they pull by the bulk copy engine.
 pub(crate) const COMBINE_BULK_WARPS: u32 = 20;
 /// Warps of a block of the kernels of rings.
 pub(crate) const RING_WARPS: u32 = 8;

@@ -16,7 +16,7 @@ EP_DEV EpTokens ep_far_tokens(const EpRank& r, const EpCombineRingArgs& a, ep_u3
     const ep_u32 first = ((const ep_u32*)c.first_of)[source];
     EpTokens t;
     t.source = source;
-    t.held = t.held_end = 0;
+    t.held = EP_FULL;
     t.step = r.w.ranks_per_node;
     t.first = r.me - r.me % r.w.ranks_per_node;
     t.positions = ep_fanout_of(r, a.fanout, a.tokens_of, source);

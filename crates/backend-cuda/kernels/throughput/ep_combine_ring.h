@@ -66,7 +66,7 @@ EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 so
 }
 
 EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources) {
-    return EpTokens{r.me, r.w.ranks, 0, (const ep_i32*)a.combine.position, 0, 0, sources[r.me]};
+    return EpTokens{r.me, r.w.ranks, 0, (const ep_i32*)a.combine.position, EP_FULL, sources[r.me]};
 }
 
 #ifdef EP_FAR_H
@@ -83,6 +83,7 @@ EP_DEV EpSource ep_rows_of(const EpSource* sources, const EpTokens&, ep_u32 rank
 
 /* Whether a token with these positions has a row from a rank. */
 EP_DEV bool ep_is_due(const EpRoute& route, const ep_i32* positions) {
+#pragma unroll 1
     for (ep_u32 i = 0; i < route.span; ++i)
         if (positions[route.first + i] >= 0) return true;
     return false;
@@ -98,6 +99,7 @@ EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpS
                           ep_u32 channel, ep_u64 began) {
     const ep_u32 source = t.source;
     bool right = true;
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
         route.ahead = 0;
@@ -121,10 +123,12 @@ EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpS
 /* Whether a row of a token has not come yet. Lanes serve ranks. */
 EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, const EpDesk& desk, ep_u32 token) {
     bool late = false;
+    ep_u64 tail;
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = desk.routes[rank];
         if (route.through_ring && ep_is_due(route, ep_held(t, desk, token)))
-            late |= !ep_inlet_look(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead);
+            late |= !ep_inlet_sees(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead, &tail);
     }
     return ep_warp_any(late);
 }
@@ -132,23 +136,34 @@ EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const 
 /* Returns all credit: the warp is about to wait. */
 EP_DEV void ep_routes_return(const EpRank& r, EpRoute* routes) {
     if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
         if (routes[rank].through_ring) ep_inlet_return(r, routes[rank].ring);
 }
 
-/* The next row of a ring that is not found yet. Waits for it where the warp has found no other. Sums of other nodes have positions of their own. By one
-   thread. */
-EP_DEV bool ep_find_in_ring(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, EpFound& found, ep_u64 began) {
-    const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
-    if (!ep_inlet_look(r, rings, route.ring, route.ahead) && !ep_inlet_await(r, rings, route.ring, began)) return false;
+/* Waits for the rows of a token; polite: the warp has found no others. Lanes serve ranks. */
+EP_DEV bool ep_await_due(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u64 began) {
+    ep_routes_return(r, desk.routes);
+    bool right = true;
+#pragma unroll 1
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
+        EpRoute& route = desk.routes[rank];
+        if (!route.through_ring || !ep_is_due(route, ep_held(t, desk, token))) continue;
+        const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
+        right &= ep_inlet_look(r, rings, route.ring) || ep_inlet_await(r, rings, route.ring, began);
+    }
+    return ep_warp_all(right);
+}
+
+/* The next row of a ring that is not found yet, which is there. Sums of other nodes have positions of their own. By one thread. */
+EP_DEV void ep_find_in_ring(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, EpFound& found) {
     ep_inlet_plant(r, route.ring);
-    const EpAt slot = ep_here((ep_u64)ep_inlet_slot(r, rings, route.ring, route.ahead));
+    const EpAt slot = ep_here((ep_u64)ep_inlet_slot(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead));
     ++route.ahead;
     found.row = slot + r.w.header_bytes;
     found.head = slot;
     found.weights = slot + (sizeof(EpRowHeader) + 4);
     found.weights_step = sizeof(EpChoice);
-    return true;
 }
 
 /* A row that is pulled. By one thread. */
@@ -160,39 +175,39 @@ EP_DEV void ep_find_pulled(const EpSource& source, bool own, EpFound& found) {
         found.weights = source.choices + ((ep_u64)found.position * source.choices_step + (own ? 0 : 4));
 }
 
-/* Finds the rows of a token; waits for those that come through rings. Lanes serve ranks. */
-EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, const EpDesk& desk,
-                         EpFound* found, ep_u32 token, ep_u64 began, EpTokenRows* rows) {
+/* Finds the rows of a token, which are there. Lanes serve ranks. */
+EP_DEV EpTokenRows ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, const EpDesk& desk,
+                                EpFound* found, ep_u32 token) {
     const ep_i32* positions = ep_held(t, desk, token);
     const ep_u32 lane = ep_warp_lane(), first = r.me - r.me % r.w.ranks_per_node;
     /* Where the reducer brings together sums of nodes, that of the own one is made of the rows in the middle. */
     const bool apart = t.source == r.me && !ep_one_node(r) && !ep_planted(r, EP_PLANT_PARTIAL_NOT_ROUNDED);
-    *rows = EpTokenRows{token, 0, 0, 0};
-    bool right = true;
+    EpTokenRows rows{token, 0, 0, 0};
+#pragma unroll 1
     for (ep_u32 base = 0; base < r.w.ranks; base += 32) {
         const ep_u32 rank = base + lane;
         const bool due = rank < r.w.ranks && ep_is_due(desk.routes[rank], positions);
         const ep_u32 votes = ep_warp_votes(due);
         if (due) {
-            EpFound& f = found[rows->count + ep_bits(votes & ((1u << lane) - 1))];
+            EpFound& f = found[rows.count + ep_bits(votes & ((1u << lane) - 1))];
             f.rank = rank;
             f.position = ep_is_beyond(r, rank) ? 0 : (ep_u32)positions[rank - t.first];
-            if (desk.routes[rank].through_ring) right &= ep_find_in_ring(r, a, desk.routes[rank], f, began);
+            if (desk.routes[rank].through_ring) ep_find_in_ring(r, a, desk.routes[rank], f);
             else ep_find_pulled(ep_rows_of(sources, t, rank, rank == r.me), rank == r.me, f);
         }
-        rows->count += ep_bits(votes);
+        rows.count += ep_bits(votes);
         if (!apart) continue;
-        rows->own += ep_bits(ep_warp_votes(due && !ep_is_beyond(r, rank)));
-        rows->below += ep_bits(ep_warp_votes(due && rank < first));
+        rows.own += ep_bits(ep_warp_votes(due && !ep_is_beyond(r, rank)));
+        rows.below += ep_bits(ep_warp_votes(due && rank < first));
     }
-    const bool all = ep_warp_all(right);
     ep_warp_meet();
-    return all;
+    return rows;
 }
 
 /* Holds the headers of a token's rows, which have come, against what is due. A lane looks at those that it fetched. */
 EP_DEV bool ep_check_rows(const EpRank& r, const EpFound* found, const EpTokenRows& rows) {
     bool right = true;
+#pragma unroll 1
     for (ep_u32 i = ep_warp_lane(); i < rows.count; i += 32) {
         const EpFound& f = found[i];
         if (!ep_is_somewhere(f.head)) continue;
@@ -215,6 +230,7 @@ EP_DEV void ep_routes_pop(const EpRank& r, const EpCombineRingArgs& a, const EpD
             const EpInlet& ring = desk.routes[found[i].rank].ring;
             ep_poison(r, ep_inlet_slot(r, ep_rings_of(r, a.rings, ring.track), ring, 0), (ep_u32)(r.w.header_bytes + r.w.result_stride));
         }
+#pragma unroll 1
     for (ep_u32 i = ep_warp_lane(); i < rows; i += 32)
         if (ep_is_somewhere(found[i].head)) {
             EpRoute& route = desk.routes[found[i].rank];
@@ -225,6 +241,7 @@ EP_DEV void ep_routes_pop(const EpRank& r, const EpCombineRingArgs& a, const EpD
 }
 
 EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
         if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
 }
@@ -235,13 +252,14 @@ template <int columns, class To>
 EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpTokens& t, const EpDesk& desk, ep_u32 begin,
                           ep_u32 end, To& to, ep_u64 began) {
     const ep_u32 bytes = (ep_u32)r.w.result_stride;
-    ep_u32 next = begin, found = 0, summed = 0, in_flight = 0;
+    ep_u32 next = begin, found = 0, summed = 0; /* tokens */
+    ep_u32 asked = 0, taken = 0;          /* parts */
     EpPart asks = ep_no_part(bytes), adds = asks;
     EpSums<columns> sums;
     EpUnit own[columns];
     bool late = false;
     for (;;) {
-        while (in_flight < desk.depth) {
+        while (asked - taken < desk.depth) {
             if (asks.at >= bytes) {
                 if (found - summed == EP_TOKENS_AHEAD || (late && found != summed)) break;
                 next = ep_next_token(t, desk, to, next, end);
@@ -250,10 +268,14 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
                 if (late) {
                     if (found != summed) break;
                     ep_before_wait(r, to);
-                    ep_routes_return(r, desk.routes);
+                    if (!ep_await_due(r, a, t, desk, next, began)) return false;
+                    /* All begins anew, so that nothing is kept in registers over the wait. */
+                    found = summed = asked = taken = 0;
+                    asks = adds = ep_no_part(bytes);
+                    ep_sums_clear(sums);
+                    continue;
                 }
-                EpFound* rows = ep_found(desk, found);
-                if (!ep_find_rows(r, a, sources, t, desk, rows, next, began, &asks.of)) return false;
+                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next);
                 if (ep_warp_lane() == 0) desk.tokens[found % EP_TOKENS_AHEAD] = asks.of;
                 ep_fetch_heads(r, desk, found, asks.of.count, ep_wants_weights(a, to));
                 asks.row = asks.at = 0;
@@ -261,27 +283,28 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
                 ++found;
                 ++next;
             }
-            ep_fetch_part<columns>(desk, found - 1, asks, bytes);
-            ep_next_part<columns>(desk, asks);
-            ++in_flight;
+            ep_fetch_part<columns>(desk, found - 1, asks, bytes, asked++);
+            ep_next_part<columns>(asks);
         }
-        if (in_flight == 0) return true;
-        ep_await_part(in_flight);
+        if (asked == taken) return true;
+        ep_await_part(asked - taken);
         if (adds.at >= bytes) {
             ep_warp_meet();
             adds.of = desk.tokens[summed % EP_TOKENS_AHEAD];
+            if (ep_one_node(r)) adds.of.own = adds.of.below = 0;
             adds.row = adds.at = 0;
+            ep_sums_clear(sums);
             if (!ep_check_rows(r, ep_found(desk, summed), adds.of)) return false;
             if (!ep_begin_sum(r, a, to, desk, adds.of.token, began)) return false;
             if (ep_wants_weights(a, to))
+#pragma unroll 1
                 for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32)
                     ep_put_weight(r, a, to, adds.of.token, k, ep_add_weights(r, desk, summed, adds.of, k));
         }
         const ep_u32 at = adds.at + ep_warp_lane() * 16;
         const EpPart added = adds;
-        ep_add_part<columns>(desk, added, sums, own, [&](EpSums<columns>& into) { ep_start_sum(a, to, added.of.token, at, bytes, into); });
-        ep_next_part<columns>(desk, adds);
-        --in_flight;
+        ep_add_part<columns>(desk, added, taken++, sums, own, [&](EpSums<columns>& into) { ep_start_sum(a, to, added.of.token, at, bytes, into); });
+        ep_next_part<columns>(adds);
         if (adds.row != 0) continue;
 #pragma unroll
         for (int i = 0; i < columns; ++i)

@@ -46,7 +46,7 @@ struct EpTokens {
     ep_u32 source;           /* whose they are */
     ep_u32 step, first;      /* of a token, from one to the next; the rank that the first one is of */
     const ep_i32* positions; /* of its rows at each rank, -1 where it has none */
-    ep_u32 held, held_end;   /* the tokens whose positions lie on the desk */
+    ep_u32 held;             /* the first of those whose positions lie on the desk; EP_FULL for none */
     EpSource own;            /* where the rows of the own rank are */
 };
 
@@ -85,14 +85,15 @@ EP_DEV EpDesk ep_desk(const EpRank& r, ep_u8* memory, ep_u32 depth, ep_u32 part)
     return desk;
 }
 
-/* Brings the positions of some tokens from `token` on to the desk, where they are not there: one wait for all of them. By a warp. */
+/* Brings the positions of a token and of some beside it to the desk, where they are not there: one wait for all of them. By a warp. */
 EP_DEV void ep_hold(EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u32 end) {
-    if (token < t.held_end || token >= end) return;
-    t.held = token;
-    t.held_end = end - token < EP_TOKENS_HELD ? end : token + EP_TOKENS_HELD;
-    const ep_u32 words = (t.held_end - token) * t.step;
-    const ep_i32* from = t.positions + (ep_u64)token * t.step;
+    const ep_u32 first = token - token % EP_TOKENS_HELD;
+    if (t.held == first || token >= end) return;
+    t.held = first;
+    const ep_u32 words = (end - first < EP_TOKENS_HELD ? end - first : EP_TOKENS_HELD) * t.step;
+    const ep_i32* from = t.positions + (ep_u64)first * t.step;
     ep_warp_meet();
+#pragma unroll 1
     for (ep_u32 base = ep_warp_lane(); base < words; base += 32 * 4) {
         ep_i32 some[4];
 #pragma unroll
@@ -104,7 +105,7 @@ EP_DEV void ep_hold(EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u32 end) {
     ep_warp_meet();
 }
 /* The positions of a token that is held. */
-EP_DEV const ep_i32* ep_held(const EpTokens& t, const EpDesk& desk, ep_u32 token) { return desk.positions + (token - t.held) * t.step; }
+EP_DEV const ep_i32* ep_held(const EpTokens& t, const EpDesk& desk, ep_u32 token) { return desk.positions + token % EP_TOKENS_HELD * t.step; }
 
 /* The rows of the n-th token, ever. */
 EP_DEV EpFound* ep_found(const EpDesk& desk, ep_u32 n) { return desk.found + n % EP_TOKENS_AHEAD * desk.most; }
@@ -115,13 +116,11 @@ struct EpPart {
     EpTokenRows of;
     ep_u32 row;   /* of those of the part */
     ep_u32 at;    /* the part's first byte; the end of the row where there is no part left */
-    ep_u32 stage; /* that it lies in */
 };
 
-EP_DEV EpPart ep_no_part(ep_u32 bytes) { return EpPart{{0, 0, 0, 0}, 0, bytes, 0}; }
+EP_DEV EpPart ep_no_part(ep_u32 bytes) { return EpPart{{0, 0, 0, 0}, 0, bytes}; }
 
-template <int columns> EP_DEV void ep_next_part(const EpDesk& desk, EpPart& p) {
-    if (++p.stage == desk.depth) p.stage = 0;
+template <int columns> EP_DEV void ep_next_part(EpPart& p) {
     if (++p.row < p.of.count) return;
     p.row = 0;
     p.at += 512 * columns;
@@ -130,11 +129,14 @@ template <int columns> EP_DEV void ep_next_part(const EpDesk& desk, EpPart& p) {
 /* Fetches headers and weights of the n-th token's rows, as a part of the next fetch that ends. A lane fetches what it looks at. */
 EP_DEV void ep_fetch_heads(const EpRank& r, const EpDesk& desk, ep_u32 n, ep_u32 rows, bool weights) {
     EpFound* found = ep_found(desk, n);
+#pragma unroll 1
     for (ep_u32 i = ep_warp_lane(); i < rows; i += 32)
         if (ep_is_somewhere(found[i].head)) ep_fetch16(&found[i].header, found[i].head);
     if (!weights) return;
+#pragma unroll 1
     for (ep_u32 i = 0; i < rows; ++i) {
         float* to = ep_weights(desk, n) + i * desk.topk;
+#pragma unroll 1
         for (ep_u32 k = ep_warp_lane(); k < desk.topk; k += 32) {
             if (ep_is_somewhere(found[i].weights)) ep_fetch4(to + k, found[i].weights + k * found[i].weights_step);
             else to[k] = 0.0f;
@@ -142,14 +144,19 @@ EP_DEV void ep_fetch_heads(const EpRank& r, const EpDesk& desk, ep_u32 n, ep_u32
     }
 }
 
-/* Fetches a part of a row of the n-th token. One row of none is an empty fetch. */
-template <int columns> EP_DEV void ep_fetch_part(const EpDesk& desk, ep_u32 n, const EpPart& p, ep_u32 bytes) {
+/* Where a lane's units of the so-many-th part lie. */
+template <int columns> EP_DEV ep_u8* ep_stage(const EpDesk& desk, ep_u32 number) {
+    return desk.stages + (number & (desk.depth - 1)) * (512 * columns) + ep_warp_lane() * 16;
+}
+
+/* Fetches a part of a row of the n-th token, the `number`-th of all. One row of none is an empty fetch. */
+template <int columns> EP_DEV void ep_fetch_part(const EpDesk& desk, ep_u32 n, const EpPart& p, ep_u32 bytes, ep_u32 number) {
     if (p.of.count > 0) {
         /* The rows that have a sum of their own come first. */
         const ep_u32 row = p.row < p.of.own ? p.of.below + p.row : p.row - p.of.own < p.of.below ? p.row - p.of.own : p.row;
         const ep_u32 at = p.at + ep_warp_lane() * 16;
         const EpAt from = ep_found(desk, n)[row].row + at;
-        ep_u8* to = desk.stages + p.stage * (512 * columns) + ep_warp_lane() * 16;
+        ep_u8* to = ep_stage<columns>(desk, number);
 #pragma unroll
         for (int i = 0; i < columns; ++i)
             if (at + i * 512 < bytes) ep_fetch16(to + i * 512, from + i * 512);
@@ -178,13 +185,13 @@ template <int columns> EP_DEV void ep_sums_add(EpSums<columns>& sums, const EpUn
 
 /* Adds a part of a row that has come. A sum of all rows begins with what `start` does to it; that of `own` ones at zero. */
 template <int columns, class Start>
-EP_DEV void ep_add_part(const EpDesk& desk, const EpPart& p, EpSums<columns>& sums, EpUnit (&own)[columns], Start start) {
+EP_DEV void ep_add_part(const EpDesk& desk, const EpPart& p, ep_u32 number, EpSums<columns>& sums, EpUnit (&own)[columns], Start start) {
     if (p.row == 0) {
         ep_sums_clear(sums);
         if (p.of.own == 0) start(sums);
     }
     if (p.of.count == 0) return;
-    const ep_u8* from = desk.stages + p.stage * (512 * columns) + ep_warp_lane() * 16;
+    const ep_u8* from = ep_stage<columns>(desk, number);
     EpUnit held[columns];
 #pragma unroll
     for (int i = 0; i < columns; ++i) held[i] = ep_ld16(from + i * 512);
@@ -202,6 +209,7 @@ EP_DEV void ep_add_part(const EpDesk& desk, const EpPart& p, EpSums<columns>& su
 EP_DEV float ep_add_weights(const EpRank&, const EpDesk& desk, ep_u32 n, const EpTokenRows& rows, ep_u32 k) {
     const float* weights = ep_weights(desk, n) + k;
     float sum = 0.0f, own = 0.0f;
+#pragma unroll 1
     for (ep_u32 i = 0; i < rows.count; ++i) {
         const float weight = weights[i * desk.topk];
         if (i - rows.below >= rows.own) sum += weight;

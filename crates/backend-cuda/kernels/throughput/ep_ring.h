@@ -181,12 +181,20 @@ EP_DEV void ep_inlet_return(const EpRank& r, EpInlet& i) {
     i.ring.returned = i.ring.head;
 }
 
-/* Whether there is a row, behind `ahead` that are being read; the cell is looked at where no such row was seen yet. */
-EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u32 ahead = 0) {
+/* Whether there is a row, behind `ahead` that are being read; the cell, whose value is given back, is looked at where no such row was seen yet. What cannot
+   be is none, and left to who waits. */
+EP_DEV bool ep_inlet_sees(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u32 ahead, ep_u64* tail) {
+    *tail = i.ring.tail;
     if (i.ring.head + ahead < i.ring.tail) return true;
-    const ep_u64 tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
-    if (tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, tail, ep_op(r));
-    if (ep_consumer_saw(i.ring, rings, tail)) return i.ring.head + ahead < i.ring.tail;
+    *tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
+    if (*tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, *tail, ep_op(r));
+    return ep_consumer_saw(i.ring, rings, *tail) && i.ring.head + ahead < i.ring.tail;
+}
+/* Whether there is a row. */
+EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
+    ep_u64 tail;
+    if (ep_inlet_sees(r, rings, i, 0, &tail)) return true;
+    if (tail <= ep_consumer_limit(i.ring, rings)) return false;
     ep_fail_mismatch(r, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, rings), tail);
     return false;
 }
