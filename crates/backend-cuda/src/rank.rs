@@ -5,8 +5,8 @@
 
 mod by_expert;
 mod combine;
-mod desk;
 mod counts;
+mod desk;
 mod low;
 mod plan;
 mod pulled;
