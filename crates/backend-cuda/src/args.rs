@@ -24,9 +24,9 @@ use ep_core::device::probe::{Ended, Step, StepSaw, Verb};
 
 /// Warps of a block of the dispatch kernel at most.
 pub(crate) const DISPATCH_WARPS: u32 = 16;
-/// Warps of a block of the combine kernel at most.
-pub(crate) const COMBINE_WARPS: u32 = 24;
-/// The same where they pull by the bulk copy engine: each has more registers.
+/// Warps of a block of the combine kernel at most: each has 96 registers, which the reducer of rings needs.
+pub(crate) const COMBINE_WARPS: u32 = 20;
+/// The same where they pull by the bulk copy engine.
 pub(crate) const COMBINE_BULK_WARPS: u32 = 20;
 /// Warps of a block of the kernels of rings.
 pub(crate) const RING_WARPS: u32 = 8;
@@ -68,8 +68,20 @@ pub(crate) const SPREAD_WARPS: u32 = 16;
 pub(crate) const PLACE_BYTES: u32 = 24;
 /// Bytes of an `EpSource`: where a rank's offered rows lie.
 pub(crate) const SOURCE_BYTES: u32 = 32;
-/// Bytes of an `EpRoute`: what a reducer knows of a rank.
-pub(crate) const ROUTE_BYTES: u32 = 64;
+/// Bytes of an `EpRoute`: what a reducer of rings knows of a rank.
+pub(crate) const ROUTE_BYTES: u32 = 56;
+/// Bytes of an `EpFound`: a row of a token that it sums.
+pub(crate) const FOUND_BYTES: u32 = 64;
+/// Bytes of an `EpTokenRows`.
+pub(crate) const TOKEN_ROWS_BYTES: u32 = 16;
+/// Tokens whose rows such a warp has found and not given back.
+pub(crate) const TOKENS_AHEAD: u32 = 2;
+/// Tokens whose positions it has at hand.
+pub(crate) const TOKENS_HELD: u32 = 8;
+/// Units of 16 bytes of a row that a lane of it sums at a time.
+pub(crate) const COLUMNS: u32 = 4;
+/// Parts of rows that it has on their way, where there is room for so many.
+pub(crate) const FETCHES: u32 = 8;
 /// Bytes of an `EpExit`: where a forwarder's rows leave for a rank of its node.
 pub(crate) const EXIT_BYTES: u32 = 120;
 /// Bytes that a copier keeps of each chunk: an `EpChunk` and a barrier.
@@ -77,7 +89,7 @@ pub(crate) const CHUNK_STATE_BYTES: u32 = 24;
 /// Chunks that a copier counts together.
 pub(crate) const COUNTED: u32 = 4;
 
-const NUMBERS: [(&str, u32); 26] = [
+const NUMBERS: [(&str, u32); 31] = [
     ("DISPATCH_WARPS", DISPATCH_WARPS),
     ("COMBINE_WARPS", COMBINE_WARPS),
     ("COMBINE_BULK_WARPS", COMBINE_BULK_WARPS),
@@ -101,6 +113,11 @@ const NUMBERS: [(&str, u32); 26] = [
     ("PLACE_BYTES", PLACE_BYTES),
     ("SOURCE_BYTES", SOURCE_BYTES),
     ("ROUTE_BYTES", ROUTE_BYTES),
+    ("FOUND_BYTES", FOUND_BYTES),
+    ("TOKEN_ROWS_BYTES", TOKEN_ROWS_BYTES),
+    ("TOKENS_AHEAD", TOKENS_AHEAD),
+    ("TOKENS_HELD", TOKENS_HELD),
+    ("COLUMNS", COLUMNS),
     ("EXIT_BYTES", EXIT_BYTES),
     ("CHUNK_STATE_BYTES", CHUNK_STATE_BYTES),
     ("COUNTED", COUNTED),

@@ -6,6 +6,7 @@
 mod by_expert;
 mod combine;
 mod counts;
+mod desk;
 mod low;
 mod plan;
 mod pulled;

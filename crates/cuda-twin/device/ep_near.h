@@ -23,6 +23,7 @@ inline const std::vector<Window>& windows() { return Warp::own().block.windows; 
 class EpAt {
     ep_u64 bits;
 
+public:
     ep_u8* find(ep_u64 bytes) const {
         const ep_u64 offset = bits & toy::kOffset;
         if (bits >= toy::kHere) return (ep_u8*)offset;
@@ -36,7 +37,6 @@ class EpAt {
         return window.base + offset;
     }
 
-public:
     EpAt() = default;
     explicit EpAt(ep_u64 bits) : bits(bits) {}
     EpAt operator+(ep_u64 bytes) const { return EpAt(bits + bytes); }
@@ -86,6 +86,13 @@ EP_DEV EpUnit ep_get16(EpAt from) { return from.get<EpUnit>(); }
 EP_DEV ep_u32 ep_get4(EpAt from) { return from.get<ep_u32>(); }
 EP_DEV ep_u8 ep_get1(EpAt from) { return from.get<ep_u8>(); }
 EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_ld16(at); }
+
+/* ---- fetch: comes when it likes, at the latest when it is waited for; until then nothing lies where it goes ---- */
+
+EP_DEV void ep_fetch16(void* shared, EpAt from) { toy::Warp::own().fetch((ep_u8*)shared, from.find(16), 16); }
+EP_DEV void ep_fetch4(void* shared, EpAt from) { toy::Warp::own().fetch((ep_u8*)shared, from.find(4), 4); }
+EP_DEV void ep_fetch_end() { toy::Warp::own().end_fetch(); }
+template <int pending> EP_DEV void ep_fetch_wait() { toy::Warp::own().await_fetches(pending); }
 
 /* ---- units: aligned loads and stores of 16 bytes, which processors with AVX and 64-bit Arm make at once ---- */
 

@@ -9,6 +9,7 @@
  *   publishes a lane that has stored a word for others may be followed by a rest of its block: what the other lanes do comes late
  *   puts      a put is on its way until its lane, or one that met it since, fences. It may land earlier, puts in any order,
  *             drawn likewise
+ *   fetches   what a lane fetches comes when it is waited for, or earlier, drawn likewise; what lay there before is gone at once
  *   meetings  a lane that is missing, that has ended, or that says another word than the others, ends the program and is
  *             named
  */
@@ -116,6 +117,17 @@ private:
     char* memory_;
 };
 
+/* A get on its way to shared memory. */
+struct Fetch {
+    unsigned char* to;
+    const unsigned char* from;
+    unsigned count;
+    unsigned lane;
+    unsigned long number; /* of the lane's fetches, of which it is a part */
+
+    void land() const { std::memcpy(to, from, count); }
+};
+
 /* A put on its way. */
 struct Put {
     unsigned char* to;
@@ -154,6 +166,21 @@ public:
         }
     }
 
+    void fetch(unsigned char* to, const unsigned char* from, unsigned count) {
+        std::memset(to, 0xee, count);
+        fetches_.push_back(Fetch{to, from, count, lane_, lanes_[lane_].fetches});
+    }
+    void end_fetch() { ++lanes_[lane_].fetches; }
+    /* All fetches of the lane have come but its last `pending`. */
+    void await_fetches(unsigned long pending) {
+        std::size_t left = 0;
+        for (const Fetch& fetch : fetches_) {
+            if (fetch.lane == lane_ && fetch.number + pending < lanes_[lane_].fetches) fetch.land();
+            else fetches_[left++] = fetch;
+        }
+        fetches_.resize(left);
+    }
+
     /* All puts of the lane have landed, and those of lanes that it met since. */
     void fence() {
         land([&](const Put& put) { return put.lane == lane_ || put.meetings < lanes_[lane_].meetings; });
@@ -167,6 +194,7 @@ private:
         Word word = Word::meet;
         unsigned threads = 0;
         unsigned long meetings = 0;
+        unsigned long fetches = 0; /* ended */
     };
 
     void begin() {
@@ -224,6 +252,7 @@ private:
     Lane lanes_[kLanes];
     std::uint64_t said_[2][kLanes] = {};
     std::vector<Put> puts_;
+    std::vector<Fetch> fetches_;
     std::uint32_t running_ = 0; /* lanes that may run: a bit for each */
     unsigned lane_ = 0;
     bool ended_ = false;
@@ -381,6 +410,12 @@ inline void Warp::step(Random& random) {
         const std::size_t one = random.below(puts_.size());
         land(puts_[one]);
         puts_.erase(puts_.begin() + (long)one);
+    }
+    if (!fetches_.empty() && random.below(4) == 0) {
+        /* And some of what is fetched comes. */
+        const std::size_t one = random.below(fetches_.size());
+        fetches_[one].land();
+        fetches_.erase(fetches_.begin() + (long)one);
     }
 }
 

@@ -52,6 +52,16 @@ EP_DEV EpUnit ep_get16(EpAt from);
 EP_DEV ep_u32 ep_get4(EpAt from);
 EP_DEV unsigned char ep_get1(EpAt from);
 
+/* ---- fetch: a get into the block's shared memory that the thread does not wait for; places are multiples of what is fetched ---- */
+
+EP_DEV void ep_fetch16(void* shared, EpAt from);
+EP_DEV void ep_fetch4(void* shared, EpAt from);
+/* Ends a fetch, of none or of many places. */
+EP_DEV void ep_fetch_end();
+/* Waits until all of the thread's fetches have come but the last `pending` of those that ended. They have come for that thread; for others of its warp when
+   these have met it. */
+template <int pending> EP_DEV void ep_fetch_wait();
+
 #ifdef EP_HAS_UNITS
 /* ---- units: by one thread each; places are multiples of 16 ---- */
 

@@ -78,6 +78,18 @@ EP_DEV ep_u8 ep_get1(EpAt from) { return *(const volatile ep_u8*)EpNear::of(from
 /* What a peer has put into the own window, read as a get reads. */
 EP_DEV EpUnit ep_ld16_put(const void* at) { return ep_get16(EpNear::at((ep_u64)at)); }
 
+/* ---- fetch: what no kernel writes meanwhile but by rules of this protocol. Units past the first cache, words by it: who fetches has seen by an acquire that
+   they are there. ---- */
+
+EP_DEV void ep_fetch16(void* shared, EpAt from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((ep_u32)__cvta_generic_to_shared(shared)), "l"(EpNear::of(from)) : "memory");
+}
+EP_DEV void ep_fetch4(void* shared, EpAt from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((ep_u32)__cvta_generic_to_shared(shared)), "l"(EpNear::of(from)) : "memory");
+}
+EP_DEV void ep_fetch_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending> EP_DEV void ep_fetch_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
 /* ---- units: PTX has single loads and stores of 16 bytes from compute capability 7.0 on ---- */
 
 EP_DEV void ep_put_unit(EpAt to, ep_u32 x, ep_u32 y, ep_u32 z, ep_u32 tag) {

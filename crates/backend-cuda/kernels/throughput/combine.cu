@@ -63,8 +63,10 @@ extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_k
     const EpBlockRole& role = given.block[ep_warp()];
     const ep_u32 pulling = ep_threads() / 32 - a.copiers, ranks = r.w.ranks;
     EpSource* sources = (EpSource*)ep_pool;
-    EpRoute* routes = (EpRoute*)(sources + ranks);
-    ep_u32* there = (ep_u32*)(routes + ranks); /* [pulling, ranks] */
+    /* For the reducer of rings: a part of a row at a time, of one unit of each lane. Shared, as registers are all needed. */
+    __shared__ EpDesk desk;
+    if (threadIdx.x == 0) desk = ep_desk(r, (ep_u8*)(sources + ranks), 2, 512);
+    ep_u32* there = (ep_u32*)((ep_u8*)(sources + ranks) + ep_desk_bytes(r, 2, 512)); /* [pulling, ranks] */
     ep_u8* memory = ep_pool + ep_round_128((ep_u32)((ep_u8*)(there + pulling * ranks) - ep_pool));
     if (role.duty == EP_DUTY_REDUCER) ep_pull(r, a, given.sums, sources, memory, there, role, began, &pulled);
     else ep_offer_rows(r, a, memory + ep_pull_bytes(given.sums, pulling), role, began);
@@ -72,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(32 * EP_PULL_WARPS, 1) ep_combine_k
     const bool all = pulled, leaves = a.base == EP_NO_BASE || ring.role_count > ep_blocks();
     const bool reduces = role.duty == EP_DUTY_REDUCER && role.index == 0 && ep_block() < ring.role_count;
     if (!all && !leaves && reduces && !ep_failed(r))
-        ep_reduce<1>(r, ring, sources, routes, ((const EpRole*)ring.roles)[ep_block()].channel, began);
+        ep_reduce<1>(r, ring, sources, desk, ((const EpRole*)ring.roles)[ep_block()].channel, began);
     if (!ep_last_block(r, EP_MEETING_MOVED) || ep_failed(r)) return;
     if (leaves) {
         const bool gives = a.base == EP_NO_BASE;

@@ -5,7 +5,7 @@
  *
  *   launch   enough warps for all roles, co-resident with those of the other ranks (cooperative)
  *   roles    those of the rings, and between nodes gatherers (ep_combine_far.h). The block that comes last ends the operation
- *   memory   shared: where rows lie; what reducers need
+ *   memory   shared: where rows lie; a desk for each warp (ep_combine_rows.h)
  */
 #include "ep_combine_ring.h"
 #ifdef EP_FAR_H
@@ -25,12 +25,13 @@ EP_KERNEL(32 * EP_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r, EP_GIVE
     const ep_u32 ranks = r.w.ranks, in_block = ep_thread() / 32, warp = ep_block() * (ep_threads() / 32) + in_block;
     if (warp < a.role_count) {
         const EpRole role = ((const EpRole*)a.roles)[warp];
-        EpRoute* routes = (EpRoute*)(sources + ranks) + in_block * ranks;
-        if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce<EP_COLUMNS>(r, a, sources, routes, role.channel, began);
+        const ep_u32 part = EP_COLUMNS * 512;
+        const EpDesk desk = ep_desk(r, (ep_u8*)(sources + ranks) + in_block * ep_desk_bytes(r, a.depth, part), a.depth, part);
+        if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce<EP_COLUMNS>(r, a, sources, desk, role.channel, began);
         if (role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me))
             ep_give_back(r, a, role, began);
 #ifdef EP_FAR_H
-        if (role.duty == EP_DUTY_GATHERER && ep_takes_part(r, role.peer)) ep_gather(r, a, role, sources, routes, began);
+        if (role.duty == EP_DUTY_GATHERER && ep_takes_part(r, role.peer)) ep_gather(r, a, role, sources, desk, began);
 #endif
     }
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;

@@ -16,19 +16,16 @@ EP_DEV bool ep_node_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u
     return false;
 }
 
-/* Whether a ring brings rows of source's tokens from rank; and whether one of a token is due from there. */
+/* Whether a ring brings rows of source's tokens from rank; and by which of its positions a token has one from there: how many, from the first. */
 EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     if (!ep_is_beyond(r, rank)) return ep_gives_back(r, a, source, rank);
     return source == r.me && ep_is_neighbour(r, rank) && ep_node_gives_back(r, a, r.me, rank);
 }
-EP_DEV bool ep_is_due(const EpRank& r, const EpTokens& t, ep_u32 token, ep_u32 rank) {
-    const ep_i32* positions = t.positions + (ep_u64)token * t.step;
-    if (!ep_is_beyond(r, rank)) return positions[rank - t.first] >= 0;
-    if (t.source != r.me || !ep_is_neighbour(r, rank)) return false;
-    const ep_u32 first = rank - rank % r.w.ranks_per_node;
-    for (ep_u32 other = first; other < first + r.w.ranks_per_node; ++other)
-        if (positions[other] >= 0) return true;
-    return false;
+EP_DEV ep_u32 ep_due_by(const EpRank& r, const EpTokens& t, ep_u32 rank, ep_u32* first) {
+    *first = rank - t.first;
+    if (!ep_is_beyond(r, rank)) return 1;
+    *first = rank - rank % r.w.ranks_per_node;
+    return t.source == r.me && ep_is_neighbour(r, rank) ? r.w.ranks_per_node : 0;
 }
 
 /* Where the rows of rank lie that are pulled. Copied: a reference to either would keep the tokens in local memory. */

@@ -3,7 +3,7 @@
  *
  *   roles    one warp each: gatherer of what this node's ranks return for another node's rank on this rail, on a channel
  *   memory   as a reducer; sums are written into the staging memory of the ring between nodes
- *   rules    sums are rounded to bf16, those of the own node, too (ep_add_nodes). No circle of waits: returners wait for the gatherer, it for the
+ *   rules    sums are rounded to bf16, those of the own node, too (ep_add_part). No circle of waits: returners wait for the gatherer, it for the
  *            reducer at the tokens' rank, and that one for nobody who waits for it: all take tokens in ascending order
  */
 #ifndef EP_COMBINE_FAR_H
@@ -16,6 +16,7 @@ EP_DEV EpTokens ep_far_tokens(const EpRank& r, const EpCombineRingArgs& a, ep_u3
     const ep_u32 first = ((const ep_u32*)c.first_of)[source];
     EpTokens t;
     t.source = source;
+    t.held = EP_FULL;
     t.step = r.w.ranks_per_node;
     t.first = r.me - r.me % r.w.ranks_per_node;
     t.positions = ep_fanout_of(r, a.fanout, a.tokens_of, source);
@@ -24,62 +25,71 @@ EP_DEV EpTokens ep_far_tokens(const EpRank& r, const EpCombineRingArgs& a, ep_u3
     return t;
 }
 
-/* Whether any rank of this node has a row of a token. */
-EP_DEV bool ep_is_gathered(const EpTokens& t, ep_u32 token) {
+/* Whether any rank of this node has a row of a token with these positions. */
+EP_DEV bool ep_is_gathered(const EpTokens& t, const ep_i32* positions) {
     for (ep_u32 local = 0; local < t.step; ++local)
-        if (t.positions[(ep_u64)token * t.step + local] >= 0) return true;
+        if (positions[local] >= 0) return true;
     return false;
 }
 
-/* Writes the sum of a token into a slot. */
-EP_DEV void ep_lay_sum(const EpRank& r, const EpTokens& t, const EpRoute* routes, EpAt to, ep_u32 token, ep_u32 number) {
-    const ep_u32 lane = ep_warp_lane(), end = t.first + t.step;
-    if (lane == 0) ep_put16(to, ep_row_header(r, token, number));
-    for (ep_u32 k = lane; k < r.w.topk; k += 32)
-        ep_put_message(to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, ep_add_weights(routes, t.first, end, k)});
-    for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512 * EP_COLUMNS) {
-        EpSums<EP_COLUMNS> sums;
-        ep_sums_clear(sums);
-        ep_add_rows(r, routes, t.first, end, at, sums);
-#pragma unroll
-        for (int i = 0; i < EP_COLUMNS; ++i)
-            if (at + i * 512 < r.w.result_stride) ep_put16(to + (r.w.header_bytes + at + i * 512), ep_sum_round(sums.of[i]));
-    }
-}
+/* Where a gatherer's sums go: into slots of the ring to the tokens' rank. */
+struct EpToNode {
+    EpOutlet ring;
+    EpRings rings;
+    EpAt to;
+    ep_u32 number; /* of the sums */
+};
 
-EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpSource* sources, EpRoute* routes,
+EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToNode&, ep_u32 token, ep_u32 end) {
+    for (; token < end; ++token) {
+        ep_hold(t, desk, token, end);
+        if (ep_is_gathered(t, ep_held(t, desk, token))) break;
+    }
+    return token;
+}
+/* What is pending is published before any wait. */
+EP_DEV void ep_before_wait(const EpRank& r, EpToNode& to) { ep_outlet_publish(r, to.rings, to.ring); }
+EP_DEV bool ep_wants_weights(const EpCombineRingArgs&, const EpToNode&) { return true; }
+EP_DEV bool ep_begin_sum(const EpRank& r, const EpCombineRingArgs&, EpToNode& to, const EpDesk& desk, ep_u32 token, ep_u64 began) {
+    if (ep_producer_is_full(to.ring.ring, to.rings)) ep_routes_return(r, desk.routes);
+    if (!ep_outlet_slot(r, to.rings, to.ring, began, &to.to)) return false;
+    if (ep_warp_lane() == 0) ep_put16(to.to, ep_row_header(r, token, to.number));
+    ++to.number;
+    return true;
+}
+EP_DEV void ep_put_weight(const EpRank&, const EpCombineRingArgs&, const EpToNode& to, ep_u32, ep_u32 k, float weight) {
+    ep_put_message(to.to + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), EpChoice{-1, weight});
+}
+template <int columns> EP_DEV void ep_start_sum(const EpCombineRingArgs&, const EpToNode&, ep_u32, ep_u32, ep_u32, EpSums<columns>&) {}
+EP_DEV void ep_put_sum(const EpRank& r, const EpCombineRingArgs&, const EpToNode& to, ep_u32, ep_u32 at, const EpUnit& sum) {
+    ep_put16(to.to + (r.w.header_bytes + at), sum);
+}
+EP_DEV void ep_end_sum(const EpRank& r, EpToNode& to) { ep_outlet_push(r, to.rings, to.ring); }
+
+EP_DEV void ep_gather(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpSource* sources, const EpDesk& desk,
                       ep_u64 began) {
     const ep_u32 lane = ep_warp_lane(), source = role.peer, channel = role.channel, track = ep_far_track(r.w, channel);
     if (!ep_node_gives_back(r, a, source, r.me)) return;
-    const EpRings rings = ep_rings_of(r, a.rings, track);
-    const EpTokens tokens = ep_far_tokens(r, a, source);
+    EpToNode to;
+    to.rings = ep_rings_of(r, a.rings, track);
+    to.number = 0;
+    EpTokens tokens = ep_far_tokens(r, a, source);
     const ep_u32 count = ((const ep_u32*)a.tokens_of)[source];
-    const ep_u32 begin = ep_channel_first(count, rings.channels, channel), end = ep_channel_first(count, rings.channels, channel + 1);
+    const ep_u32 begin = ep_channel_first(count, a.rings.channels, channel), end = ep_channel_first(count, a.rings.channels, channel + 1);
     ep_u32 rows = 0;
     for (ep_u32 base = begin; base < end; base += 32)
-        rows += ep_bits(ep_warp_votes(base + lane < end && ep_is_gathered(tokens, base + lane)));
-    EpOutlet ring;
-    EpAt to;
-    if (!ep_open_rings(r, a, sources, routes, source, channel, began)) return;
-    if (!ep_outlet_open(r, ring, source, track, began) || !ep_outlet_slot(r, rings, ring, began, &to)) return;
+        rows += ep_bits(ep_warp_votes(base + lane < end && ep_is_gathered(tokens, tokens.positions + (ep_u64)(base + lane) * tokens.step)));
+    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
+    if (!ep_outlet_open(r, to.ring, source, track, began) || !ep_outlet_slot(r, to.rings, to.ring, began, &to.to)) return;
     if (lane == 0) {
-        ep_put_message(to, ep_header(r, rows, 0));
+        ep_put_message(to.to, ep_header(r, rows, 0));
         ep_tally_far(r, 2, source, rows);
     }
-    ep_outlet_push(r, rings, ring);
-    ep_u32 number = 0;
-    for (ep_u32 token = begin; token < end; ++token) {
-        if (!ep_is_gathered(tokens, token)) continue;
-        /* What is pending is published before any wait. */
-        if (ep_rows_are_late(r, a, tokens, routes, token)) ep_outlet_publish(r, rings, ring);
-        if (!ep_find_rows(r, a, sources, tokens, routes, token, began)) return;
-        if (ep_producer_is_full(ring.ring, rings)) ep_routes_return(r, routes);
-        if (!ep_outlet_slot(r, rings, ring, began, &to)) return;
-        ep_lay_sum(r, tokens, routes, to, token, number++);
-        ep_outlet_push(r, rings, ring);
-        ep_routes_pop(r, a, routes);
+    ep_outlet_push(r, to.rings, to.ring);
+    if (ep_sum_tokens<EP_COLUMNS>(r, a, sources, tokens, desk, begin, end, to, began)) {
+        ep_routes_close(r, desk.routes);
+        ep_outlet_close(r, to.rings, to.ring);
     }
-    ep_routes_close(r, routes);
-    ep_outlet_close(r, rings, ring);
+    ep_fetch_wait<0>();
 }
 #endif

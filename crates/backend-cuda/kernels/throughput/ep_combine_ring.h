@@ -3,17 +3,12 @@
  *
  *   roles    one warp each: returner of a source's rows on a channel (where this rank offered nothing, and has rows of that
  *            source); reducer of the tokens of a channel. All of them run at the same time
- *   memory   rings in the windows of the tokens' ranks; shared: for each reducer of the block the rings it empties and where rows lie
+ *   memory   rings in the windows of the tokens' ranks; shared: a desk for each reducer (ep_combine_rows.h)
  *   rules    the reducer takes tokens in ascending order, as all returners do, and holds no row while it waits: no circle of waits
  */
 #ifndef EP_COMBINE_RING_H
 #define EP_COMBINE_RING_H
-#include "ep_offers.h"
-#include "ep_ring.h"
-#include "ep_sum.h"
-
-/* Columns of a row that a lane sums at a time, where warps have registers for them. */
-enum { EP_COLUMNS = 8 };
+#include "ep_combine_rows.h"
 
 /* The first of some ascending tokens that is not below token. */
 EP_DEV ep_u32 ep_partition(const ep_i32* tokens, ep_u32 count, ep_u32 token) {
@@ -65,46 +60,34 @@ EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRo
     ep_outlet_close(r, a.rings, ring);
 }
 
-/* What a reducer knows of one rank. */
-struct EpRoute {
-    EpInlet ring;
-    EpAt row;     /* where the current token's row lies; nowhere where it has none from this rank */
-    EpAt weights; /* where its weights lie, weights_step bytes apart; or nowhere */
-    ep_u32 weights_step;
-    ep_u32 through_ring;
-};
-static_assert(sizeof(EpRoute) == EP_ROUTE_BYTES, "the host makes room for another EpRoute");
-
 /* Whether rank, of this node, has rows of source, which it must give back: the same answer at both ends of a ring. */
 EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     return rank != ep_gate(r, source) && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
 }
 
-/* Tokens whose rows a warp brings together: those of the own rank (a reducer) or those of a rank of another node (a gatherer). */
-struct EpTokens {
-    ep_u32 source;           /* whose they are */
-    ep_u32 step, first;      /* of a token, from one to the next; the rank that the first one is of */
-    const ep_i32* positions; /* of its rows at each rank, -1 where it has none */
-    EpSource own;            /* where the rows of the own rank are */
-};
-
 EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources) {
-    return EpTokens{r.me, r.w.ranks, 0, (const ep_i32*)a.combine.position, sources[r.me]};
+    return EpTokens{r.me, r.w.ranks, 0, (const ep_i32*)a.combine.position, EP_FULL, sources[r.me]};
 }
 
 #ifdef EP_FAR_H
 #include "ep_combine_due.h"
 #else
-/* Whether a ring brings rows of source's tokens from rank; and whether one of a token is due from there. */
+/* Whether a ring brings rows of source's tokens from rank; and by which of its positions a token has one from there: how many, from the first. */
 EP_DEV bool ep_is_brought(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     return ep_gives_back(r, a, source, rank);
 }
-EP_DEV bool ep_is_due(const EpRank&, const EpTokens& t, ep_u32 token, ep_u32 rank) {
-    return t.positions[(ep_u64)token * t.step + rank] >= 0;
-}
+EP_DEV ep_u32 ep_due_by(const EpRank&, const EpTokens&, ep_u32 rank, ep_u32* first) { return *first = rank, 1; }
 /* Where the rows of rank lie that are pulled. */
 EP_DEV EpSource ep_rows_of(const EpSource* sources, const EpTokens&, ep_u32 rank, bool) { return sources[rank]; }
 #endif
+
+/* Whether a token with these positions has a row from a rank. */
+EP_DEV bool ep_is_due(const EpRoute& route, const ep_i32* positions) {
+#pragma unroll 1
+    for (ep_u32 i = 0; i < route.span; ++i)
+        if (positions[route.first + i] >= 0) return true;
+    return false;
+}
 
 /* The track by which rank's rows of source's tokens come. */
 EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 channel) {
@@ -112,18 +95,22 @@ EP_DEV ep_u32 ep_track_from(const EpRank& r, ep_u32 source, ep_u32 rank, ep_u32 
 }
 
 /* Opens the rings that bring rows of source's tokens on a channel. Lanes serve ranks. */
-EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 source,
-                                ep_u32 channel, ep_u64 began) {
+EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, EpRoute* routes,
+                          ep_u32 channel, ep_u64 began) {
+    const ep_u32 source = t.source;
     bool right = true;
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
         EpRoute& route = routes[rank];
+        route.ahead = 0;
+        route.span = ep_due_by(r, t, rank, &route.first);
         route.through_ring = ep_is_brought(r, a, source, rank) && !ep_is_somewhere(sources[rank].payload);
         if (!route.through_ring) continue;
         ep_inlet_open(r, route.ring, rank, ep_track_from(r, source, rank, channel));
         const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
         ep_inlet_begin(r, route.ring);
         if (!ep_inlet_await(r, rings, route.ring, began)) { right = false; continue; }
-        const EpOpHeader opening = ep_read_opening(ep_inlet_slot(r, rings, route.ring));
+        const EpOpHeader opening = ep_read_opening(ep_inlet_slot(r, rings, route.ring, 0));
         right &= ep_check_header(r, opening, rank);
 #ifdef EP_FAR_H
         if (ep_is_beyond(r, rank)) ep_tally_far(r, 3, rank, opening.rows);
@@ -134,190 +121,244 @@ EP_DEV bool ep_open_rings(const EpRank& r, const EpCombineRingArgs& a, const EpS
 }
 
 /* Whether a row of a token has not come yet. Lanes serve ranks. */
-EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, EpRoute* routes, ep_u32 token) {
+EP_DEV bool ep_rows_are_late(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, const EpDesk& desk, ep_u32 token) {
     bool late = false;
-    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
-        if (routes[rank].through_ring && ep_is_due(r, t, token, rank))
-            late |= !ep_inlet_look(r, ep_rings_of(r, a.rings, routes[rank].ring.track), routes[rank].ring);
+    ep_u64 tail;
+#pragma unroll 1
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
+        EpRoute& route = desk.routes[rank];
+        if (route.through_ring && ep_is_due(route, ep_held(t, desk, token)))
+            late |= !ep_inlet_sees(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead, &tail);
+    }
     return ep_warp_any(late);
 }
 
 /* Returns all credit: the warp is about to wait. */
 EP_DEV void ep_routes_return(const EpRank& r, EpRoute* routes) {
     if (ep_planted(r, EP_PLANT_IMPOLITE_WAITING)) return;
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
         if (routes[rank].through_ring) ep_inlet_return(r, routes[rank].ring);
 }
 
-/* The next row of a ring, which is due for a token. Sums of other nodes have positions of their own. By one thread. */
-EP_DEV bool ep_find_row(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, ep_u32 rank, ep_u32 position, ep_u32 token,
-                        ep_u64 began) {
-    const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
-    if (!ep_inlet_look(r, rings, route.ring) && !ep_inlet_await(r, rings, route.ring, began)) return false;
-    ep_inlet_plant(r, route.ring);
-    const ep_u8* at = ep_inlet_slot(r, rings, route.ring);
-    ep_u32 whose;
-    const ep_u32 named = ep_is_beyond(r, rank) ? (ep_u32)ep_ld16_put(at).z : position;
-    if (!ep_check_row(r, at, rank, named, &whose)) return false;
-    if (whose != token) {
-        ep_fail_mismatch(r, rank, EP_FIELD_ROW_TOKEN, token, whose);
-        return false;
+/* Waits for the rows of a token; polite: the warp has found no others. Lanes serve ranks. */
+EP_DEV bool ep_await_due(const EpRank& r, const EpCombineRingArgs& a, const EpTokens& t, const EpDesk& desk, ep_u32 token, ep_u64 began) {
+    ep_routes_return(r, desk.routes);
+    bool right = true;
+#pragma unroll 1
+    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
+        EpRoute& route = desk.routes[rank];
+        if (!route.through_ring || !ep_is_due(route, ep_held(t, desk, token))) continue;
+        const EpRings rings = ep_rings_of(r, a.rings, route.ring.track);
+        right &= ep_inlet_look(r, rings, route.ring) || ep_inlet_await(r, rings, route.ring, began);
     }
-    route.row = ep_here((ep_u64)at + r.w.header_bytes);
-    route.weights = ep_here((ep_u64)at + sizeof(EpRowHeader) + 4);
-    route.weights_step = sizeof(EpChoice);
-    return true;
+    return ep_warp_all(right);
 }
 
-/* Finds the rows of a token; waits for those that come through rings. Lanes serve ranks. */
-EP_DEV bool ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, EpRoute* routes,
-                         ep_u32 token, ep_u64 began) {
-    if (ep_rows_are_late(r, a, t, routes, token)) ep_routes_return(r, routes);
-    bool right = true;
-    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32) {
-        EpRoute& route = routes[rank];
-        route.row = route.weights = ep_nowhere();
-        if (!ep_is_due(r, t, token, rank)) continue;
-        const ep_i32 position = ep_is_beyond(r, rank) ? 0 : t.positions[(ep_u64)token * t.step + rank - t.first];
-        if (!route.through_ring) {
-            const bool own = rank == r.me;
-            const EpSource source = ep_rows_of(sources, t, rank, own);
-            route.row = ep_source_row(source, position);
-            if (ep_is_somewhere(source.choices))
-                route.weights = source.choices + ((ep_u64)position * source.choices_step + (own ? 0 : 4));
-            route.weights_step = own ? 4 : sizeof(EpChoice);
-            continue;
+/* The next row of a ring that is not found yet, which is there. Sums of other nodes have positions of their own. By one thread. */
+EP_DEV void ep_find_in_ring(const EpRank& r, const EpCombineRingArgs& a, EpRoute& route, EpFound& found) {
+    ep_inlet_plant(r, route.ring);
+    const EpAt slot = ep_here((ep_u64)ep_inlet_slot(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, route.ahead));
+    ++route.ahead;
+    found.row = slot + r.w.header_bytes;
+    found.head = slot;
+    found.weights = slot + (sizeof(EpRowHeader) + 4);
+    found.weights_step = sizeof(EpChoice);
+}
+
+/* A row that is pulled. By one thread. */
+EP_DEV void ep_find_pulled(const EpSource& source, bool own, EpFound& found) {
+    found.row = ep_source_row(source, (ep_i32)found.position);
+    found.head = found.weights = ep_nowhere();
+    found.weights_step = own ? 4 : sizeof(EpChoice);
+    if (ep_is_somewhere(source.choices))
+        found.weights = source.choices + ((ep_u64)found.position * source.choices_step + (own ? 0 : 4));
+}
+
+/* Finds the rows of a token, which are there. Lanes serve ranks. */
+EP_DEV EpTokenRows ep_find_rows(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpTokens& t, const EpDesk& desk,
+                                EpFound* found, ep_u32 token) {
+    const ep_i32* positions = ep_held(t, desk, token);
+    const ep_u32 lane = ep_warp_lane(), first = r.me - r.me % r.w.ranks_per_node;
+    /* Where the reducer brings together sums of nodes, that of the own one is made of the rows in the middle. */
+    const bool apart = t.source == r.me && !ep_one_node(r) && !ep_planted(r, EP_PLANT_PARTIAL_NOT_ROUNDED);
+    EpTokenRows rows{token, 0, 0, 0};
+#pragma unroll 1
+    for (ep_u32 base = 0; base < r.w.ranks; base += 32) {
+        const ep_u32 rank = base + lane;
+        const bool due = rank < r.w.ranks && ep_is_due(desk.routes[rank], positions);
+        const ep_u32 votes = ep_warp_votes(due);
+        if (due) {
+            EpFound& f = found[rows.count + ep_bits(votes & ((1u << lane) - 1))];
+            f.rank = rank;
+            f.position = ep_is_beyond(r, rank) ? 0 : (ep_u32)positions[rank - t.first];
+            if (desk.routes[rank].through_ring) ep_find_in_ring(r, a, desk.routes[rank], f);
+            else ep_find_pulled(ep_rows_of(sources, t, rank, rank == r.me), rank == r.me, f);
         }
-        right &= ep_find_row(r, a, route, rank, (ep_u32)position, token, began);
+        rows.count += ep_bits(votes);
+        if (!apart) continue;
+        rows.own += ep_bits(ep_warp_votes(due && !ep_is_beyond(r, rank)));
+        rows.below += ep_bits(ep_warp_votes(due && rank < first));
     }
-    const bool all = ep_warp_all(right);
     ep_warp_meet();
-    return all;
+    return rows;
+}
+
+/* Holds the headers of a token's rows, which have come, against what is due. A lane looks at those that it fetched. */
+EP_DEV bool ep_check_rows(const EpRank& r, const EpFound* found, const EpTokenRows& rows) {
+    bool right = true;
+#pragma unroll 1
+    for (ep_u32 i = ep_warp_lane(); i < rows.count; i += 32) {
+        const EpFound& f = found[i];
+        if (!ep_is_somewhere(f.head)) continue;
+        const EpUnit header = ep_ld16(&f.header);
+        ep_u32 whose;
+        if (!ep_check_row(r, header, f.rank, ep_is_beyond(r, f.rank) ? (ep_u32)header.z : f.position, &whose)) right = false;
+        else if (whose != rows.token) {
+            ep_fail_mismatch(r, f.rank, EP_FIELD_ROW_TOKEN, rows.token, whose);
+            right = false;
+        }
+    }
+    return ep_warp_all(right);
 }
 
 /* The rows of a token have been read: gives their slots back. */
-EP_DEV void ep_routes_pop(const EpRank& r, const EpCombineRingArgs& a, EpRoute* routes) {
+EP_DEV void ep_routes_pop(const EpRank& r, const EpCombineRingArgs& a, const EpDesk& desk, const EpFound* found, ep_u32 rows) {
     ep_warp_meet();
-    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
-        if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row)) {
-            const EpRings rings = ep_rings_of(r, a.rings, routes[rank].ring.track);
-            ep_poison(r, ep_inlet_slot(r, rings, routes[rank].ring), (ep_u32)(r.w.header_bytes + r.w.result_stride));
+    for (ep_u32 i = 0; i < rows; ++i)
+        if (ep_is_somewhere(found[i].head)) {
+            const EpInlet& ring = desk.routes[found[i].rank].ring;
+            ep_poison(r, ep_inlet_slot(r, ep_rings_of(r, a.rings, ring.track), ring, 0), (ep_u32)(r.w.header_bytes + r.w.result_stride));
         }
-    for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
-        if (routes[rank].through_ring && ep_is_somewhere(routes[rank].row))
-            ep_inlet_pop(r, ep_rings_of(r, a.rings, routes[rank].ring.track), routes[rank].ring, true);
+#pragma unroll 1
+    for (ep_u32 i = ep_warp_lane(); i < rows; i += 32)
+        if (ep_is_somewhere(found[i].head)) {
+            EpRoute& route = desk.routes[found[i].rank];
+            --route.ahead;
+            ep_inlet_pop(r, ep_rings_of(r, a.rings, route.ring.track), route.ring, true);
+        }
+    ep_warp_meet();
 }
 
 EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
+#pragma unroll 1
     for (ep_u32 rank = ep_warp_lane(); rank < r.w.ranks; rank += 32)
         if (routes[rank].through_ring) ep_inlet_close(r, routes[rank].ring);
 }
 
-/* A lane's columns of a row from byte `at` on; those beyond the row are garbage that nobody stores. */
-template <int columns> EP_DEV void ep_get_columns(EpAt row, ep_u32 at, ep_u64 bytes, EpUnit (&held)[columns]) {
-#pragma unroll
-    for (int i = 0; i < columns; ++i) held[i] = at + i * 512 < bytes ? ep_get16(row + (at + i * 512)) : ep_sum_nothing();
-}
-template <int columns> EP_DEV void ep_sums_clear(EpSums<columns>& sums) {
-#pragma unroll
-    for (int i = 0; i < columns; ++i) ep_sum_clear(sums.of[i]);
-}
-template <int columns> EP_DEV void ep_sums_add(EpSums<columns>& sums, const EpUnit (&held)[columns]) {
-#pragma unroll
-    for (int i = 0; i < columns; ++i) ep_sum_add(sums.of[i], held[i]);
-}
-
-/* Adds rows of the ranks first .. end, ascending; whether there were any. */
-template <int columns>
-EP_DEV bool ep_add_rows(const EpRank& r, const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 at, EpSums<columns>& sums) {
-    bool any = false;
-    for (ep_u32 rank = first; rank < end; ++rank)
-        if (ep_is_somewhere(routes[rank].row)) {
-            EpUnit held[columns];
-            ep_get_columns(routes[rank].row, at, r.w.result_stride, held);
-            ep_sums_add(sums, held);
-            any = true;
+/* Sums tokens begin .. end, ascending; `to` takes the sums. While rows of one are added those of the next are found and on their way. What is found is held
+   in no wait for others: when rows are late, the warp adds all it has before it waits. */
+template <int columns, class To>
+EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpTokens& t, const EpDesk& desk, ep_u32 begin,
+                          ep_u32 end, To& to, ep_u64 began) {
+    const ep_u32 bytes = (ep_u32)r.w.result_stride;
+    ep_u32 next = begin, found = 0, summed = 0; /* tokens */
+    ep_u32 asked = 0, taken = 0;          /* parts */
+    EpPart asks = ep_no_part(bytes), adds = asks;
+    EpSums<columns> sums;
+    EpUnit own[columns];
+    bool late = false;
+    for (;;) {
+        while (asked - taken < desk.depth) {
+            if (asks.at >= bytes) {
+                if (found - summed == EP_TOKENS_AHEAD || (late && found != summed)) break;
+                next = ep_next_token(t, desk, to, next, end);
+                if (next >= end) break;
+                late = ep_rows_are_late(r, a, t, desk, next);
+                if (late) {
+                    if (found != summed) break;
+                    ep_before_wait(r, to);
+                    if (!ep_await_due(r, a, t, desk, next, began)) return false;
+                    /* All begins anew, so that nothing is kept in registers over the wait. */
+                    found = summed = asked = taken = 0;
+                    asks = adds = ep_no_part(bytes);
+                    ep_sums_clear(sums);
+                    continue;
+                }
+                asks.of = ep_find_rows(r, a, sources, t, desk, ep_found(desk, found), next);
+                if (ep_warp_lane() == 0) desk.tokens[found % EP_TOKENS_AHEAD] = asks.of;
+                ep_fetch_heads(r, desk, found, asks.of.count, ep_wants_weights(a, to));
+                asks.row = asks.at = 0;
+                late = false;
+                ++found;
+                ++next;
+            }
+            ep_fetch_part<columns>(desk, found - 1, asks, bytes, asked++);
+            ep_next_part<columns>(asks);
         }
-    return any;
-}
-
-/* The sum of their weights of choice k. */
-EP_DEV float ep_add_weights(const EpRoute* routes, ep_u32 first, ep_u32 end, ep_u32 k) {
-    float sum = 0.0f;
+        if (asked == taken) return true;
+        ep_await_part(asked - taken);
+        if (adds.at >= bytes) {
+            ep_warp_meet();
+            adds.of = desk.tokens[summed % EP_TOKENS_AHEAD];
+            if (ep_one_node(r)) adds.of.own = adds.of.below = 0;
+            adds.row = adds.at = 0;
+            ep_sums_clear(sums);
+            if (!ep_check_rows(r, ep_found(desk, summed), adds.of)) return false;
+            if (!ep_begin_sum(r, a, to, desk, adds.of.token, began)) return false;
+            if (ep_wants_weights(a, to))
 #pragma unroll 1
-    for (ep_u32 rank = first; rank < end; ++rank)
-        if (ep_is_somewhere(routes[rank].row) && ep_is_somewhere(routes[rank].weights))
-            sum += ep_float_of(ep_get4(routes[rank].weights + k * routes[rank].weights_step));
-    return sum;
+                for (ep_u32 k = ep_warp_lane(); k < r.w.topk; k += 32)
+                    ep_put_weight(r, a, to, adds.of.token, k, ep_add_weights(r, desk, summed, adds.of, k));
+        }
+        const ep_u32 at = adds.at + ep_warp_lane() * 16;
+        const EpPart added = adds;
+        ep_add_part<columns>(desk, added, taken++, sums, own, [&](EpSums<columns>& into) { ep_start_sum(a, to, added.of.token, at, bytes, into); });
+        ep_next_part<columns>(adds);
+        if (adds.row != 0) continue;
+#pragma unroll
+        for (int i = 0; i < columns; ++i)
+            if (at + i * 512 < bytes) ep_put_sum(r, a, to, added.of.token, at + i * 512, ep_sum_round(sums.of[i]));
+        if (adds.at < bytes) continue;
+        ep_end_sum(r, to);
+        ep_routes_pop(r, a, desk, ep_found(desk, summed), adds.of.count);
+        ++summed;
+    }
 }
 
-/* Adds all that a token has: its rows, or where there are several nodes the own node's sum, rounded as the others were, and theirs. */
+/* Where a reducer's sums go: to the user, who may give a bias. */
+struct EpToUser {};
+
+EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToUser&, ep_u32 token, ep_u32 end) {
+    ep_hold(t, desk, token, end);
+    return token;
+}
+EP_DEV void ep_before_wait(const EpRank&, EpToUser&) {}
+EP_DEV bool ep_wants_weights(const EpCombineRingArgs& a, const EpToUser&) { return a.combine.weights != 0; }
+EP_DEV bool ep_begin_sum(const EpRank&, const EpCombineRingArgs&, EpToUser&, const EpDesk&, ep_u32, ep_u64) { return true; }
+EP_DEV void ep_put_weight(const EpRank& r, const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 k, float weight) {
+    ((float*)a.combine.weights)[(ep_u64)token * r.w.topk + k] = weight;
+}
 template <int columns>
-EP_DEV void ep_add_nodes(const EpRank& r, const EpRoute* routes, ep_u32 at, EpSums<columns>& sums) {
-    const ep_u32 width = r.w.ranks_per_node, own = r.me / width;
-    if (ep_one_node(r)) {
-        ep_add_rows(r, routes, 0, r.w.ranks, at, sums);
-        return;
-    }
-    for (ep_u32 node = 0; node < r.w.nodes; ++node) {
-        const ep_u32 first = node * width, end = first + width;
-        if (node != own || ep_planted(r, EP_PLANT_PARTIAL_NOT_ROUNDED)) {
-            ep_add_rows(r, routes, first, end, at, sums);
-            continue;
-        }
-        EpSums<columns> partial;
-        ep_sums_clear(partial);
-        if (!ep_add_rows(r, routes, first, end, at, partial)) continue;
+EP_DEV void ep_start_sum(const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 at, ep_u32 bytes, EpSums<columns>& sums) {
+    const EpCombineArgs& c = a.combine;
 #pragma unroll
-        for (int i = 0; i < columns; ++i) ep_sum_add(sums.of[i], ep_sum_round(partial.of[i]));
+    for (int i = 0; i < columns; ++i) {
+        const ep_u32 to = at + i * 512;
+        if (to >= bytes) continue;
+        if (c.bias[0]) ep_sum_start(sums.of[i], ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + to));
+        if (c.bias[1]) ep_sum_add(sums.of[i], ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + to));
     }
 }
-EP_DEV float ep_add_node_weights(const EpRank& r, const EpRoute* routes, ep_u32 k) {
-    if (ep_one_node(r)) return ep_add_weights(routes, 0, r.w.ranks, k);
-    float sum = 0.0f;
-    for (ep_u32 node = 0; node < r.w.nodes; ++node)
-        sum += ep_add_weights(routes, node * r.w.ranks_per_node, (node + 1) * r.w.ranks_per_node, k);
-    return sum;
+EP_DEV void ep_put_sum(const EpRank&, const EpCombineRingArgs& a, const EpToUser&, ep_u32 token, ep_u32 at, const EpUnit& sum) {
+    ep_st16((ep_u8*)a.combine.out + token * a.combine.out_stride + at, sum);
 }
+EP_DEV void ep_end_sum(const EpRank&, EpToUser&) {}
 
 /* `columns`: of a row, that a lane sums at a time. */
 template <int columns>
-EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, EpRoute* routes, ep_u32 channel,
-                      ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), ranks = r.w.ranks;
-    const EpCombineArgs& c = a.combine;
+EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources, const EpDesk& desk, ep_u32 channel, ep_u64 began) {
     /* Where some rows come through rings, pulled ones are taken when all pieces are there. */
-    for (ep_u32 rank = 0; rank < ranks; ++rank)
+    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)
         if (sources[rank].rows > 0 && sources[rank].piece > 0)
             if (ep_await_row(r, sources[rank], rank, sources[rank].rows - 1, began) == 0) return;
-    const EpTokens tokens = ep_own_tokens(r, a, sources);
-    if (!ep_open_rings(r, a, sources, routes, r.me, channel, began)) return;
-    const ep_u32 end = ep_channel_first(c.tokens, a.rings.channels, channel + 1);
-    for (ep_u32 token = ep_channel_first(c.tokens, a.rings.channels, channel); token < end; ++token) {
-        if (!ep_find_rows(r, a, sources, tokens, routes, token, began)) return;
-        for (ep_u32 at = lane * 16; at < r.w.result_stride; at += 512 * columns) {
-            EpSums<columns> sums;
-            ep_sums_clear(sums);
-#pragma unroll
-            for (int i = 0; i < columns; ++i) {
-                const ep_u32 to = at + i * 512;
-                if (to >= r.w.result_stride) continue;
-                if (c.bias[0]) ep_sum_start(sums.of[i], ep_ld16((const ep_u8*)c.bias[0] + token * c.bias_stride + to));
-                if (c.bias[1]) ep_sum_add(sums.of[i], ep_ld16((const ep_u8*)c.bias[1] + token * c.bias_stride + to));
-            }
-            ep_add_nodes(r, routes, at, sums);
-#pragma unroll
-            for (int i = 0; i < columns; ++i) {
-                const ep_u32 to = at + i * 512;
-                if (to < r.w.result_stride) ep_st16((ep_u8*)c.out + token * c.out_stride + to, ep_sum_round(sums.of[i]));
-            }
-        }
-        if (c.weights)
-            for (ep_u32 k = lane; k < r.w.topk; k += 32)
-                ((float*)c.weights)[(ep_u64)token * r.w.topk + k] = ep_add_node_weights(r, routes, k);
-        ep_routes_pop(r, a, routes);
-    }
-    ep_routes_close(r, routes);
+    EpTokens tokens = ep_own_tokens(r, a, sources);
+    if (!ep_open_rings(r, a, sources, tokens, desk.routes, channel, began)) return;
+    const ep_u32 count = a.combine.tokens, channels = a.rings.channels;
+    EpToUser to;
+    if (ep_sum_tokens<columns>(r, a, sources, tokens, desk, ep_channel_first(count, channels, channel), ep_channel_first(count, channels, channel + 1), to, began))
+        ep_routes_close(r, desk.routes);
+    ep_fetch_wait<0>();
 }
 
 /* Ends a combine whose rows have all been read: says so, and waits until all that pull from here are done. By the last block. */

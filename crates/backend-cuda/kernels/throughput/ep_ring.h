@@ -118,12 +118,13 @@ EP_DEV void ep_outlet_plant(const EpRank& r, const EpOutlet& o) {
 /* The next slot of the staging memory, once it may be written. */
 EP_DEV bool ep_outlet_stage(const EpRank& r, const EpRings& rings, EpOutlet& o, EpAt* at) {
     const ep_u32 depth = ep_staging_slots(r.w, rings, o.track);
-    const ep_u64 before = o.ring.tail - o.ring.origin, frees = before < depth ? 0 : o.ring.tail + 1 - depth;
+    const ep_u32 before = (ep_u32)(o.ring.tail - o.ring.origin);
+    const ep_u64 frees = before < depth ? 0 : o.ring.tail + 1 - depth;
     /* What is not put is never freed. */
     if (frees > o.ring.published) ep_outlet_publish(r, rings, o);
     const bool free = ep_warp_lane() != 0 || ep_planted(r, EP_PLANT_STAGING_NOT_FLUSHED) ||
                       ep_staged_flush(r, o.staged, frees, o.peer, o.track);
-    *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, (ep_u32)(before % depth)));
+    *at = ep_at(r, r.me, ep_staging_slot(r.w, rings, o.peer, o.track, before % depth));
     return ep_warp_shuffle(free, 0);
 }
 
@@ -180,12 +181,20 @@ EP_DEV void ep_inlet_return(const EpRank& r, EpInlet& i) {
     i.ring.returned = i.ring.head;
 }
 
-/* Whether there is a row; the cell is looked at where the rows seen so far have been taken. */
+/* Whether there is a row, behind `ahead` that are being read; the cell, whose value is given back, is looked at where no such row was seen yet. What cannot
+   be is none, and left to who waits. */
+EP_DEV bool ep_inlet_sees(const EpRank& r, const EpRings& rings, EpInlet& i, ep_u32 ahead, ep_u64* tail) {
+    *tail = i.ring.tail;
+    if (i.ring.head + ahead < i.ring.tail) return true;
+    *tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
+    if (*tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, *tail, ep_op(r));
+    return ep_consumer_saw(i.ring, rings, *tail) && i.ring.head + ahead < i.ring.tail;
+}
+/* Whether there is a row. */
 EP_DEV bool ep_inlet_look(const EpRank& r, const EpRings& rings, EpInlet& i) {
-    if (ep_consumer_has_row(i.ring)) return true;
-    const ep_u64 tail = ep_peek(r, i.peer, ep_lane_data(i.track), EP_COUNTER_TAIL);
-    if (tail > i.ring.tail) ep_event(r, EP_EVENT_SAW_TAIL, i.peer, i.track, tail, ep_op(r));
-    if (ep_consumer_saw(i.ring, rings, tail)) return ep_consumer_has_row(i.ring);
+    ep_u64 tail;
+    if (ep_inlet_sees(r, rings, i, 0, &tail)) return true;
+    if (tail <= ep_consumer_limit(i.ring, rings)) return false;
     ep_fail_mismatch(r, i.peer, EP_FIELD_TAIL, ep_consumer_limit(i.ring, rings), tail);
     return false;
 }
@@ -206,8 +215,11 @@ EP_DEV bool ep_inlet_next(const EpRank& r, const EpRings& rings, EpInlet& i, ep_
     return ep_warp_shuffle(there, 0);
 }
 
-EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i) {
-    return ep_own(r) + ep_ring_slot(r.w, rings, i.peer, i.track, ep_consumer_slot(i.ring, rings));
+/* The slot of the next row, or of one further ahead. */
+EP_DEV const ep_u8* ep_inlet_slot(const EpRank& r, const EpRings& rings, const EpInlet& i, ep_u32 ahead = 0) {
+    EpConsumer ring = i.ring;
+    ring.head += ahead;
+    return ep_own(r) + ep_ring_slot(r.w, rings, i.peer, i.track, ep_consumer_slot(ring, rings));
 }
 
 /* A row is about to be read that may be overwritten already. By one thread. */
@@ -232,11 +244,13 @@ EP_DEV void ep_inlet_close(const EpRank& r, EpInlet& i) {
 }
 
 /* A row's own header, checked against what is due. By one thread. */
-EP_DEV bool ep_check_row(const EpRank& r, const ep_u8* at, ep_u32 source, ep_u32 position, ep_u32* token) {
-    const EpUnit h = ep_ld16_put(at);
+EP_DEV bool ep_check_row(const EpRank& r, const EpUnit& h, ep_u32 source, ep_u32 position, ep_u32* token) {
     const EpRowHeader row = {(ep_u32)h.x, (ep_u32)h.y, (ep_u32)h.z, (ep_u32)h.w};
     *token = row.source_token;
     return ep_is_same(r, source, ep_compare_rows(EpRowHeader{source, 0, position, (ep_u32)ep_op(r)}, row));
+}
+EP_DEV bool ep_check_row(const EpRank& r, const ep_u8* at, ep_u32 source, ep_u32 position, ep_u32* token) {
+    return ep_check_row(r, ep_ld16_put(at), source, position, token);
 }
 
 /* A row's own header. */

@@ -353,8 +353,8 @@ c_struct! {
         pub(crate) roles: u64,
         /// Roles of the call.
         pub(crate) role_count: u32,
-        /// Zero.
-        pub(crate) reserved: u32,
+        /// Parts of rows that each warp has on their way: 2, 4 or 8.
+        pub(crate) depth: u32,
         /// Between nodes: as of EpDispatchRingArgs, of the dispatch.
         pub(crate) fanout: u64,
     }

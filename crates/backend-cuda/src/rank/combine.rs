@@ -4,10 +4,10 @@ use ep_core::device::{Task, block_roles};
 use ep_core::layout::{Kind, NO_BASE};
 use ep_core::port::Duty;
 
+use super::desk::Desk;
 use super::{Call, RankDevice};
 use crate::args::{
-    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, ROUTE_BYTES, SOURCE_BYTES,
-    SumShape,
+    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, RING_WARPS, SOURCE_BYTES, SumShape,
 };
 use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
@@ -32,6 +32,8 @@ const STAGES: u32 = 4;
 /// Bytes of a chunk at most, and at least before fewer warps pull: of smaller ones too little is under way.
 const CHUNK: u32 = 8 << 10;
 const LEAST_CHUNK: u32 = 6912;
+/// Parts that the reducer of rings has on their way beside them.
+const ONE_DEPTH: u32 = 2;
 /// Bytes of one that goes through registers.
 const LOADED_CHUNK: u32 = 16 << 10;
 
@@ -46,15 +48,15 @@ struct Shape {
 }
 
 impl Shape {
-    /// One of `blocks`, for results of `bytes` bytes; with copiers where it `copies`. `memory`: of a block, where there is a bulk copy engine.
-    fn of_bulk(blocks: u32, bytes: u32, ranks: u32, copies: bool, memory: u32) -> Self {
+    /// One of `blocks`, for results of `bytes` bytes, whose reducer of rings has a `desk` of so many bytes; with copiers where it `copies`. `memory`: of a block, where there is a bulk copy engine.
+    fn of_bulk(blocks: u32, bytes: u32, (ranks, desk): (u32, u32), copies: bool, memory: u32) -> Self {
         let sums = SumShape::new(bytes, ranks, SUM_STAGES);
         let copiers = |pulling: u32| if copies { BULK_COPIERS.min(COMBINE_BULK_WARPS - pulling) } else { 0 };
         // Beside what kernels keep by themselves.
         let room = memory.saturating_sub(256);
         let before = |pulling: u32| {
             let pull = (pulling * sums.bytes()).next_multiple_of(128);
-            state(ranks, pulling) + pull + copy_state(copiers(pulling))
+            state(ranks, pulling, desk) + pull + copy_state(copiers(pulling))
         };
         let wished = (BULK_FLIGHT / (blocks * SUM_STAGES * ranks * sums.part)).clamp(PULLING[0], PULLING[1]);
         let fits = |pulling: u32, chunk: u32| before(pulling) + copiers(pulling) * STAGES * chunk <= room;
@@ -67,20 +69,20 @@ impl Shape {
     }
 
     /// The same where rows go through registers.
-    fn of_loads(blocks: u32, topk: u32, ranks: u32, copies: bool) -> Self {
+    fn of_loads(blocks: u32, topk: u32, (ranks, desk): (u32, u32), copies: bool) -> Self {
         let copiers = if copies { COPIERS } else { 0 };
         // Of a token there are no more rows than it has choices, and no more are pulled at once than the widest kernel takes.
         let rows = ranks.min(topk).min(8);
         let flight = FLIGHT / (blocks * PARTS[usize::from(ranks > 4)] * rows);
         let pulling = flight.clamp(1, COMBINE_WARPS - copiers);
-        let shared_memory = state(ranks, pulling) + copy_state(copiers);
+        let shared_memory = state(ranks, pulling, desk) + copy_state(copiers);
         Self { pulling, sums: SumShape::default(), copiers, chunk: LOADED_CHUNK, shared_memory }
     }
 }
 
-/// Bytes of what each block keeps of ranks.
-fn state(ranks: u32, pulling: u32) -> u32 {
-    (ranks * (SOURCE_BYTES + ROUTE_BYTES + 4 * pulling)).next_multiple_of(128)
+/// Bytes of what each block keeps of ranks; `desk` of these are those of the reducer of rings.
+fn state(ranks: u32, pulling: u32, desk: u32) -> u32 {
+    (ranks * (SOURCE_BYTES + 4 * pulling) + desk).next_multiple_of(128)
 }
 
 /// And of copiers, before their stages.
@@ -111,11 +113,12 @@ impl RankDevice {
         }
         // A rank alone has no peers that pull.
         let (copies, ranks, w) = (copies && self.ranks() > 1, self.ranks(), &self.view.w);
+        let desk = Desk::new(ranks, 1, w.topk).bytes(ONE_DEPTH, 1);
         let shape = if self.kernels.copies_in_bulk {
             let memory = self.stream.device().shared_memory();
-            Shape::of_bulk(self.blocks, w.result_stride as u32, ranks, copies, memory)
+            Shape::of_bulk(self.blocks, w.result_stride as u32, (ranks, desk), copies, memory)
         } else {
-            Shape::of_loads(self.blocks, w.topk, ranks, copies)
+            Shape::of_loads(self.blocks, w.topk, (ranks, desk), copies)
         };
         // Pullers first: they meet by themselves, as the block's first threads. One of the copiers tells which rows are there.
         let block = block_roles(&[
@@ -151,8 +154,11 @@ impl RankDevice {
     /// As [`RankDevice`] says.
     unsafe fn combine_ring(&self, call: Call, args: &args::CombineRing) -> Result<(), CudaError> {
         let (roles, role_count) = self.roles.of(Kind::Combine, args.rings.channels);
-        let shared_memory = self.ranks() * (SOURCE_BYTES + RING_WARPS * ROUTE_BYTES);
-        let args = &args::CombineRing { roles, role_count, ..*args };
+        let (w, sources) = (&self.view.w, self.ranks() * SOURCE_BYTES);
+        let room = self.stream.device().shared_memory().saturating_sub(sources);
+        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(RING_WARPS, room);
+        let shared_memory = sources + RING_WARPS * desk;
+        let args = &args::CombineRing { roles, role_count, depth, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
         unsafe { self.launch(self.kernels.combine_ring, self.for_roles(role_count, shared_memory), call, args) }
     }
@@ -168,22 +174,25 @@ mod tests {
         for (memory, copies) in memories.into_iter().flat_map(|memory| [(memory, false), (memory, true)]) {
             for (bytes, ranks) in [(16, 1), (272, 8), (14336, 2), (14336, 3), (14336, 8), (14336, 72), (131_072, 8)] {
                 for blocks in [1, 8, 24, 48, 132] {
-                    let shape = Shape::of_bulk(blocks, bytes, ranks, copies, memory);
+                    let desk = Desk::new(ranks, 1, 8).bytes(ONE_DEPTH, 1);
+                    let shape = Shape::of_bulk(blocks, bytes, (ranks, desk), copies, memory);
                     assert!(shape.shared_memory + 256 <= memory, "{bytes} {ranks} {blocks} {memory}: {shape:?}");
                     assert!(shape.pulling + shape.copiers <= COMBINE_BULK_WARPS && (shape.copiers > 1) == copies);
                 }
             }
         }
-        let shape = Shape::of_loads(8, 8, 2, true);
+        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1);
+        let shape = Shape::of_loads(8, 8, (2, desk), true);
         assert_eq!((shape.pulling, shape.copiers), (COMBINE_WARPS - COPIERS, COPIERS));
     }
 
     /// Of the shape that is measured, two ranks: with few blocks as many warps as fit, with many no more than the links serve.
     #[test]
     fn few_blocks_have_many_warps_that_pull() {
-        let shape = |blocks| Shape::of_bulk(blocks, 14336, 2, true, 226 << 10);
+        let desk = Desk::new(2, 1, 8).bytes(ONE_DEPTH, 1);
+        let shape = |blocks| Shape::of_bulk(blocks, 14336, (2, desk), true, 226 << 10);
         assert_eq!([8, 16, 24, 48].map(|blocks| shape(blocks).pulling), [17, 17, 12, 6]);
-        assert!(Shape::of_bulk(24, 14336, 2, true, 98 << 10).pulling > 4);
-        assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7424), (4, 8192)]);
+        assert!(Shape::of_bulk(24, 14336, (2, desk), true, 98 << 10).pulling > 4);
+        assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7296), (4, 8192)]);
     }
 }

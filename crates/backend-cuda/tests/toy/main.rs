@@ -166,8 +166,8 @@ const MUTATIONS: [(&str, Mutation); 5] = [
         "F9: a reducer's credit by a lane that has not met the others",
         (
             "ep_combine_ring.h",
-            "    ep_warp_meet();\n    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)\n        if (routes",
-            "    for (ep_u32 rank = 0; rank < r.w.ranks; ++rank)\n        if (routes",
+            "    ep_warp_meet();\n    for (ep_u32 i = 0; i < rows; ++i)",
+            "    for (ep_u32 i = 0; i < rows; ++i)",
         ),
     ),
     (

@@ -49,6 +49,7 @@ pub(crate) fn jobs(seed: u64) -> Vec<(&'static str, Job)> {
                 |round| (round.channels, round.routing, round.bias) = (3, skewed, 2),
             ),
         ),
+        ("rows of several parts", of(2, 2, 3, &[5, 0, 6, 4], &|job| (job.hidden, job.topk) = (2500, 4))),
         ("three nodes of two ranks", of(3, 2, 3, &[7, 3, 9, 2, 6, 5], &|job| job.topk = 6)),
     ]
 }
@@ -105,7 +106,7 @@ fn planted_faults_of_the_far_hop_are_found() {
 }
 
 /// Changes of the text that break a rule between nodes.
-const MUTATIONS: [(&str, Mutation); 3] = [
+const MUTATIONS: [(&str, Mutation); 4] = [
     (
         "F3: a run is put by a lane that has not met the others",
         (
@@ -121,6 +122,10 @@ const MUTATIONS: [(&str, Mutation); 3] = [
     (
         "a run that goes on where the staging memory begins anew",
         ("ep_far_ring.h", "        if (run > depth - from) run = depth - from;\n", ""),
+    ),
+    (
+        "a part of a row is added before it has come",
+        ("ep_combine_ring.h", "        ep_await_part(asked - taken);\n", ""),
     ),
 ];
 

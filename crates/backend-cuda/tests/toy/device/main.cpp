@@ -255,6 +255,7 @@ EpCombineRingArgs combine_args(const Rank& rank, const Round& round, const Part&
     a.roles = address(rank.combine_roles);
     a.role_count = round.combine_roles;
     a.fanout = address(p.fanout);
+    a.depth = rank.view.me % 2 ? 2 : 8;
     return a;
 }
 
@@ -280,7 +281,7 @@ void play(Rank& rank, std::vector<Round>& rounds, ep_u64 seed) {
                [&] { ep_dispatch_ring_kernel(r, dispatch); });
         r.kind = EP_KIND_COMBINE;
         launch(1, 1, 0, [&] { ep_offer_none_kernel(r, combine); });
-        const std::size_t pool = w.ranks * (EP_SOURCE_BYTES + EP_RING_WARPS * EP_ROUTE_BYTES);
+        const std::size_t pool = w.ranks * EP_SOURCE_BYTES + EP_RING_WARPS * ep_desk_bytes(r, combine.depth, EP_COLUMNS * 512);
         launch(blocks(combine.role_count), EP_RING_WARPS, pool,
                [&] { ep_combine_ring_kernel(r, combine); });
     }

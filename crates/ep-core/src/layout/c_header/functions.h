@@ -90,8 +90,9 @@ EP_HD static inline ep_u32 ep_staging_slots(const EpWindow& w, const EpRings& r,
     const ep_u64 two = 2 * (ep_u64)(far ? r.far_chunk : r.chunk);
     const ep_u64 slots = far ? r.far_slots : r.slots;
     const ep_u64 wanted = two < slots ? two : slots;
-    const ep_u64 fitting = far ? w.far_staging_part_slots / r.channels
-                               : w.near_staging_part_slots / ((ep_u64)r.channels * w.nodes);
+    /* Fewer than 2^32: divisions of 64 bits are slow on GPUs. */
+    const ep_u32 fitting = far ? (ep_u32)w.far_staging_part_slots / r.channels
+                               : (ep_u32)w.near_staging_part_slots / (r.channels * w.nodes);
     return (ep_u32)(wanted < fitting ? wanted : fitting);
 }
 
