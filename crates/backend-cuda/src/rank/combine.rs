@@ -193,6 +193,6 @@ mod tests {
         let shape = |blocks| Shape::of_bulk(blocks, 14336, (2, desk), true, 226 << 10);
         assert_eq!([8, 16, 24, 48].map(|blocks| shape(blocks).pulling), [17, 17, 12, 6]);
         assert!(Shape::of_bulk(24, 14336, (2, desk), true, 98 << 10).pulling > 4);
-        assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7296), (4, 8192)]);
+        assert_eq!([8, 24].map(|blocks| (shape(blocks).copiers, shape(blocks).chunk)), [(3, 7296), (4, 8064)]);
     }
 }
