@@ -411,7 +411,7 @@ inline void Warp::step(Random& random) {
         land(puts_[one]);
         puts_.erase(puts_.begin() + (long)one);
     }
-    if (!fetches_.empty() && random.below(4) == 0) {
+    if (!fetches_.empty() && random.below(64) == 0) {
         /* And some of what is fetched comes. */
         const std::size_t one = random.below(fetches_.size());
         fetches_[one].land();
