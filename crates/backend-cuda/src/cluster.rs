@@ -272,10 +272,10 @@ impl Cluster {
     }
 
     /// Starts from the automatic choice for GPUs, of which a rank's kernels occupy so many multiprocessors (none: 24). Where rows go through rings there are
-    /// as many channels as three quarters of the kernels' warps carry: `docs/cuda-tried.md` has what fewer and more of them take.
+    /// as many channels as the kernels' warps carry: `docs/cuda-tried.md` has what fewer and more of them take.
     pub fn settings(shape: &Shape, topology: &Topology, multiprocessors: Option<u32>) -> SettingsBuilder {
         let warps = multiprocessors.unwrap_or(MULTIPROCESSORS).saturating_mul(RING_WARPS);
-        Settings::builder(shape, topology).role_warps(warps / 4 * 3)
+        Settings::builder(shape, topology).role_warps(warps)
     }
 
     /// The endpoints, one a rank, for threads of the caller's own.

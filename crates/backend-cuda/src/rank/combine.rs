@@ -34,6 +34,8 @@ const CHUNK: u32 = 8 << 10;
 const LEAST_CHUNK: u32 = 6912;
 /// Parts that the reducer of rings has on their way beside them.
 const ONE_DEPTH: u32 = 2;
+/// Warps of a block that combines rings, at least: with fewer it is no faster.
+const LEAST_RING_WARPS: u32 = 4;
 /// Bytes of one that goes through registers.
 const LOADED_CHUNK: u32 = 16 << 10;
 
@@ -156,11 +158,18 @@ impl RankDevice {
         let (roles, role_count) = self.roles.of(Kind::Combine, args.rings.channels);
         let (w, sources) = (&self.view.w, self.ranks() * SOURCE_BYTES);
         let room = self.stream.device().shared_memory().saturating_sub(sources);
-        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(RING_WARPS, room);
-        let shared_memory = sources + RING_WARPS * desk;
+        // A warp's instructions bound it, so they are spread over all multiprocessors that there are.
+        let warps = role_count.div_ceil(self.blocks).clamp(LEAST_RING_WARPS, RING_WARPS);
+        let (depth, desk) = Desk::new(self.ranks(), w.nodes, w.topk).fitting(warps, room);
+        let shape = Launch {
+            blocks: role_count.div_ceil(warps),
+            threads: 32 * warps,
+            shared_memory: sources + warps * desk,
+            mode: Mode::Cooperative,
+        };
         let args = &args::CombineRing { roles, role_count, depth, ..*args };
         // SAFETY: as the caller promises; the roles are this value's.
-        unsafe { self.launch(self.kernels.combine_ring, self.for_roles(role_count, shared_memory), call, args) }
+        unsafe { self.launch(self.kernels.combine_ring, shape, call, args) }
     }
 }
 
