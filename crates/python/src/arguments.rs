@@ -5,7 +5,7 @@ use moexpress::engine::Dispatch;
 use pyo3::prelude::*;
 
 use crate::backend::{RawBatch, RawRows, RawScales};
-use crate::rank::RawRouting;
+use crate::rank::{RawCombine, RawRouting};
 
 /// The caller's stream, which work of a call comes behind; and whether he waits for it himself: else that stream does. Nothing on CPUs.
 pub(crate) type Order = (usize, bool);
@@ -51,6 +51,16 @@ pub(crate) struct RawOutbox(Option<u32>, Option<u32>);
 /// What a call uses of its outboxes.
 pub(crate) fn outbox(said: Option<RawOutbox>) -> OutboxUse {
     said.map_or(OutboxUse::USUAL, |RawOutbox(piece, slots)| OutboxUse { piece, slots })
+}
+
+/// `(topk_weights, bias, outbox)`: addresses, of biases at most two.
+#[derive(FromPyObject)]
+pub(crate) struct CombineOptions(Option<usize>, Vec<usize>, Option<RawOutbox>);
+
+impl From<CombineOptions> for RawCombine {
+    fn from(CombineOptions(topk_weights, bias, said): CombineOptions) -> Self {
+        Self { topk_weights, bias: [bias.first().copied(), bias.get(1).copied()], outbox: outbox(said) }
+    }
 }
 
 /// `(alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, outbox)`.

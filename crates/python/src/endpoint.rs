@@ -9,7 +9,7 @@ use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{DispatchOptions, Order, RawOutbox, outbox};
+use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOutbox, outbox};
 use crate::backend::{RawBatch, RawRows};
 use crate::early::{Early, RawReady};
 use crate::error::{busy, closed, invalid, of};
@@ -167,14 +167,11 @@ impl Endpoint {
         order: Order,
         y: usize,
         handle: &Handle,
-        topk_weights: Option<usize>,
-        bias: Vec<usize>,
-        said: Option<RawOutbox>,
+        options: CombineOptions,
     ) -> PyResult<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let handle = handle.inner.clone();
-        let bias = [bias.first().copied(), bias.get(1).copied()];
         let y = RawRows { address: y, rows: handle.result_rows(), scales: None };
-        let with = RawCombine { topk_weights, bias, outbox: outbox(said) };
+        let with = RawCombine::from(options);
         // SAFETY: as in `dispatch`.
         let combined =
             self.call_on(py, "combine", order, |rank, go_on| unsafe { rank.combine(&y, &handle, &with, go_on) })?;

@@ -32,6 +32,7 @@ _Order = tuple[int, bool]  # the caller's stream, and whether he waits for the c
 _Rows = tuple[int, int, tuple[int, int, int] | None]  # address, rows; of scales address and strides
 _Routing = tuple[int, int | None] | tuple[int, list[int]]  # topk_idx, topk_weights; or in_rank, tokens_per_expert
 _Outbox = tuple[int | None, int | None] | None  # piece, slots
+_CombineOptions = tuple[int | None, list[int], _Outbox]  # topk_weights, bias, outbox
 # alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
 _DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
 _Batch = tuple[int, int, int, int | None, bool]  # x, tokens, topk_idx, topk_weights, repeats
@@ -176,7 +177,7 @@ class Endpoint:
     def redispatch(self, order: _Order, x: _Rows, handle: Handle, outbox: _Outbox) -> Dispatched: ...
     def quantize(self, order: _Order, x: _Rows) -> _Capsule: ...
     def combine(
-        self, order: _Order, y: int, handle: Handle, topk_weights: int | None, bias: list[int], outbox: _Outbox
+        self, order: _Order, y: int, handle: Handle, options: _CombineOptions
     ) -> tuple[_Capsule, _Capsule | None]: ...
     def early(self, rows: int, multiprocessors: int | None) -> Early: ...
     def send_dispatch(self, order: _Order, batch: _Batch, early: Early | None) -> tuple[Pending, LowDispatched]: ...

@@ -152,9 +152,7 @@ class Throughput:
             (order.current(), defer),
             results,
             handle,
-            weights,
-            [start.data_ptr() for start in starts],
-            outbox,
+            (weights, [start.data_ptr() for start in starts], outbox),
         )
         return Combined(order.tensor(x), None if sums is None else order.tensor(sums))
 
