@@ -74,7 +74,11 @@ pub(crate) const FAULTS: [Fault; 32] = [
         "low_latency_both_forms",
         &["low-latency row", "rows of", "recv_x", "tokens of a source"],
     ),
-    fault(Plant::LowResultsTorn, "low_latency_results_of_small_and_of_large_batches", &["combined_x"]),
+    fault(
+        Plant::LowResultsTorn,
+        "low_latency_results_of_small_and_of_large_batches",
+        &["combined_x", "second combine along a handle"],
+    ),
     fault(Plant::LowCountOffByOne, "low_latency_both_forms", &["waited", "rows of a source", "results of a rank"]),
     fault(Plant::LowWrongBank, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),
     fault(Plant::LowFarArrivalFirst, "low_latency_over_nodes_is_a_full_mesh", WRONG_LOW_ROW),

@@ -24,7 +24,8 @@ fn nobody_notices<B: Backend>(backend: &B) -> Result<(), String> {
     for before in [end_of_the_first_stretch() - 2, u64::from(u32::MAX) - 3] {
         for ahead in [false, true] {
             let scenario = Scenario {
-                seed: 7,
+                // Results for the third rank's batch of four tokens travel as units, those for the first's of six lie in slots.
+                seed: 12,
                 nodes: 1,
                 local_experts: 2,
                 topk: 3,

@@ -252,7 +252,7 @@ fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
             let (twice, anew) = (Turn { twice: true, ..low::TURN }, Turn { anew: Some(Sent::Combine), ..low::TURN });
             let turns = vec![twice, anew, Turn { ahead: true, ..low::TURN }, low::TURN];
             let scenario =
-                low_latency::Scenario { seed: 4 * seed + 1, tokens: vec![1, 5, 6], turns, ..low::scenario(3, 8) };
+                low_latency::Scenario { seed: 4 * seed + 2, tokens: vec![1, 5, 6], turns, ..low::scenario(3, 8) };
             let setup =
                 scenario.setup().map(|setup| Setup { settings: setup.settings.with_units(&setup.topology), ..setup });
             (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))

@@ -142,7 +142,7 @@ impl Scenario {
             .build()?;
         // Where results travel as units: none, those of small batches, or all.
         let any = 1 + (self.seed / 4 % u64::from(self.max_tokens)) as u32;
-        let most = [0, self.max_tokens / 2, any, u32::MAX][(self.seed % 4) as usize];
+        let most = [any, u32::MAX, self.max_tokens / 2, 0][(self.seed % 4) as usize];
         let settings = Settings::builder(&shape, &topology).slots(4).low_latency(true);
         let settings = settings.low_latency_unit_bytes(self.unit_bytes(most)).build()?;
         Ok(Setup::new(shape, topology, self.seed)?.settings(settings))
