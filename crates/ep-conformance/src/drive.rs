@@ -27,6 +27,19 @@ pub struct Round {
     pub bias: Vec<Vec<u16>>,
 }
 
+impl Round {
+    /// Results lie where combine can pull them from, and weights travel back.
+    pub const PULLING: Self = Self {
+        rings: None,
+        outbox: OutboxUse::USUAL,
+        worst_rows: 0,
+        device_counts: false,
+        pull: true,
+        return_weights: true,
+        bias: Vec::new(),
+    };
+}
+
 /// A batch in an endpoint's memory, as dispatch takes it.
 ///
 /// # Errors

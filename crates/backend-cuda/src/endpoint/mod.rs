@@ -8,8 +8,8 @@
 //!
 //! | call | kernels |
 //! |---|---|
-//! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed |
-//! | cached dispatch | dispatch (where rows may be placed), dispatch ring |
+//! | dispatch | positions, counts; then as a cached dispatch; unpack where rows were placed; blank where spare rows are to be zeros |
+//! | cached dispatch | dispatch (where rows may be placed), dispatch ring; blank as before |
 //! | dispatch by expert, cached or not | as a dispatch, then spread |
 //! | combine | fold where rows are by expert; offer where weights travel; combine, which copies rows that lie elsewhere; combine ring |
 //! | either half of low latency, or both | low dispatch, or low combine |

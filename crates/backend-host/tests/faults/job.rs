@@ -13,15 +13,7 @@ use ep_core::transport::{AnyLanes, AnyTransport, Transport};
 use ep_core::{Endpoint as _, Error, Failure, LowLatency as _, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_host::{Cluster, Machine};
 
-const HOW: Round = Round {
-    rings: None,
-    outbox: ep_core::OutboxUse::USUAL,
-    worst_rows: 0,
-    device_counts: false,
-    pull: true,
-    return_weights: true,
-    bias: Vec::new(),
-};
+const HOW: Round = Round::PULLING;
 const TOKENS: u32 = 40;
 
 /// `EP_TIME_FACTOR`: how much slower this machine is than one with free cores.

@@ -13,15 +13,7 @@ use ep_host::{Cluster, Machine};
 
 const RANKS: u32 = 4;
 const VICTIM: Rank = Rank(2);
-const HOW: Round = Round {
-    rings: None,
-    outbox: ep_core::OutboxUse::USUAL,
-    worst_rows: 0,
-    device_counts: false,
-    pull: true,
-    return_weights: true,
-    bias: Vec::new(),
-};
+const HOW: Round = Round::PULLING;
 
 fn shape() -> Shape {
     Shape::builder().experts(2 * RANKS).topk(3).hidden(64).max_tokens(20).build().unwrap()

@@ -14,15 +14,7 @@ use ep_core::reference::World;
 use ep_core::{Endpoint as _, Error, Nanos, Rank, RankSet, Settings, Shape, Topology};
 use ep_host::Cluster;
 
-const HOW: Round = Round {
-    rings: None,
-    outbox: ep_core::OutboxUse::USUAL,
-    worst_rows: 0,
-    device_counts: false,
-    pull: true,
-    return_weights: true,
-    bias: Vec::new(),
-};
+const HOW: Round = Round::PULLING;
 
 fn topology() -> Topology {
     Topology::new(2, 2).unwrap()

@@ -15,7 +15,7 @@ use crate::drive::{Round, cached_round, round, upload};
 use crate::harness::Case;
 use crate::scenario::{Scenario, Turn};
 use crate::verify::{self, Observed, bytes_of};
-use crate::workload::{RoutingKind, Workload};
+use crate::workload::{Batch, RoutingKind, Workload};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[], body };
@@ -343,7 +343,7 @@ fn worst_case<B: Backend>(backend: &B) -> Verdict {
     Ok(())
 }
 
-/// With counts on the host and without, of the dispatch and of one along its handle, in memory that had other rows before.
+/// Of the dispatch and of one along its handle, with counts on the host and without, in memory that rows of others filled before.
 fn spare_rows<B: Backend>(backend: &B) -> Verdict {
     for placement in placements(backend) {
         let Layer { setup, batches } = layer(3, 10, 6, placement).map_err(text)?;
@@ -352,29 +352,31 @@ fn spare_rows<B: Backend>(backend: &B) -> Verdict {
                 let batch = &batches[ep.rank().index()];
                 let (x, routing) = upload(&mut ep, batch)?;
                 let exact = ep.dispatch(&x, &routing).await?;
-                let (rows, row_bytes) = (exact.rows as usize, ep.bytes(&exact.x)?.len() / exact.rows.max(1) as usize);
-                let full = Dispatch { worst_rows: 30, device_counts, ..Dispatch::default() };
-                // What lies there before is no zeros: its rows are the last of somebody's.
-                for _ in 0..2 {
-                    ep.dispatch_with(&x, &routing, &full).await?;
-                }
-                let options = Dispatch { zero_spare: true, ..full };
-                let got = ep.dispatch_with(&x, &routing, &options).await?;
-                let along = ep.redispatch(&x, &got.handle).await?;
-                let (first, again) = (ep.bytes(&got.x)?, ep.bytes(&along.x)?);
                 let brought = ep.bytes(&exact.x)?;
-                let spare = first.len() - rows * row_bytes;
-                let is = |all: &[u8]| {
-                    let (came, beyond) = all.split_at(rows * row_bytes);
-                    came == &brought[..came.len()] && beyond.iter().all(|&byte| byte == 0)
-                };
-                Ok((is(&first), is(&again), spare))
+                drop(exact);
+                // All tokens go to the first two ranks, which fill two rooms with rows.
+                let crowd = Batch { topk_idx: [0, 2].repeat(batch.tokens as usize), ..batch.clone() };
+                let (all, to_two) = upload(&mut ep, &crowd)?;
+                let options = Dispatch { worst_rows: 30, device_counts, ..Dispatch::default() };
+                let filled = (
+                    ep.dispatch_with(&all, &to_two, &options).await?,
+                    ep.dispatch_with(&all, &to_two, &options).await?,
+                );
+                drop(filled);
+                let got = ep.dispatch_with(&x, &routing, &Dispatch { zero_spare: true, ..options }).await?;
+                let along = ep.redispatch(&x, &got.handle).await?;
+                let [first, again] = [ep.bytes(&got.x)?, ep.bytes(&along.x)?].map(|all| {
+                    let (came, beyond) = all.split_at(brought.len());
+                    (came == brought, beyond.len(), beyond.iter().all(|&byte| byte == 0))
+                });
+                Ok((first, again))
             })?;
             let seen = finished(outcomes)?;
-            ensure(seen.iter().all(|(first, again, _)| *first && *again), || {
-                format!("rows or zeros are wrong, of the dispatch and along its handle: {seen:?}")
+            let right = |(came, spare, zeros): &(bool, usize, bool), has: bool| *came && (*spare > 0) == has && *zeros;
+            // A handle that knows how many rows came makes room for those alone.
+            ensure(seen.iter().all(|(first, again)| right(first, true) && right(again, device_counts)), || {
+                format!("rows, bytes of spare ones, zeros there, of the dispatch and along its handle: {seen:?}")
             })?;
-            ensure(seen.iter().any(|(.., spare)| *spare > 0), || "there was no spare row to look at".into())?;
         }
     }
     Ok(())

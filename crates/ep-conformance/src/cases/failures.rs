@@ -29,15 +29,7 @@ fn patience() -> Nanos {
 /// How much later than its deadline an operation may return: none in virtual time, some on real machines.
 const GRACE: Nanos = Nanos::from_millis(500);
 /// Where the arena has room, as with direct placement, combine pulls.
-const HOW: Round = Round {
-    rings: None,
-    outbox: ep_core::OutboxUse::USUAL,
-    worst_rows: 0,
-    device_counts: false,
-    pull: true,
-    return_weights: true,
-    bias: Vec::new(),
-};
+const HOW: Round = Round::PULLING;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let case = |name, body| Case { name, needs: &[Requirement::Incidents], body };

@@ -20,15 +20,7 @@ const VICTIM: Rank = Rank(RANKS - 1);
 fn deadline() -> Nanos {
     allowed(4)
 }
-const HOW: Round = Round {
-    rings: None,
-    outbox: ep_core::OutboxUse::USUAL,
-    worst_rows: 0,
-    device_counts: false,
-    pull: true,
-    return_weights: true,
-    bias: Vec::new(),
-};
+const HOW: Round = Round::PULLING;
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
     let needs = &[Requirement::Departures, Requirement::LowLatency];
