@@ -8,7 +8,8 @@ use ep_core::reference::{Weighing, World};
 use ep_core::{Element, Error, Failure, Fault, LowLatency, Rank, RankSet};
 
 use super::fixture::{Verdict, ensure, text};
-use super::low_latency::{self as low, Layer, TURN, check, layer_of, scenario};
+use super::low_latency::{Layer, TURN, check, layer_of, scenario};
+use super::low_lost;
 use crate::backend::{Backend, Requirement, Setup};
 use crate::drive;
 use crate::harness::Case;
@@ -36,10 +37,12 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_latency_over_nodes_rows_and_results_of_every_form", NODES, forms::<B>),
         case("low_latency_over_nodes_full_batches_and_empty_ones", NODES, full_and_empty::<B>),
         case("low_latency_over_nodes_two_operations_in_flight", NODES, in_flight::<B>),
-        case("low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", NODES, |backend| low::rejoin_over(backend, 3)),
-        case("low_latency_over_nodes_a_crashed_rank_is_masked", INCIDENTS, |backend| low::crash_over(backend, 2)),
+        case("low_latency_over_nodes_a_masked_rank_is_told_and_rejoins", NODES, |backend| {
+            low_lost::rejoin_over(backend, 3)
+        }),
+        case("low_latency_over_nodes_a_crashed_rank_is_masked", INCIDENTS, |backend| low_lost::crash_over(backend, 2)),
         case("low_latency_over_nodes_a_delay_within_the_deadline_heals", INCIDENTS, |backend| {
-            low::delay_over(backend, 3)
+            low_lost::delay_over(backend, 3)
         }),
         case("low_latency_over_nodes_who_leaves_with_its_lost_rank_is_not_blamed", LEAVING, leaves_along::<B>),
         case("low_latency_over_nodes_who_dies_between_the_modes_is_named", DYING, dies_between::<B>),

@@ -5,7 +5,8 @@ use ep_core::reference::Weighing;
 use ep_core::{Endpoint, Error, LowLatency, Rank};
 
 use super::fixture::{Verdict, ensure, finished, text};
-use super::low_latency::{Layer, layer, persist, survived};
+use super::low_latency::{Layer, layer};
+use super::low_lost::{persist, survived};
 use crate::backend::{Backend, Requirement, Setup};
 use crate::harness::Case;
 use crate::low_latency::{Seen, results, round, upload, verify, weights};

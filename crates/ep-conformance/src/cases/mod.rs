@@ -7,6 +7,7 @@ mod engine;
 mod failures;
 mod fixture;
 mod low_latency;
+mod low_lost;
 mod low_nodes;
 mod memory;
 mod misuse;
@@ -33,6 +34,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(failures::cases());
     all.extend(modes::cases());
     all.extend(low_latency::cases());
+    all.extend(low_lost::cases());
     all.extend(low_nodes::cases());
     all.extend(zombies::cases());
     all.extend(misuse::cases());

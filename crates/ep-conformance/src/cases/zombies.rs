@@ -6,7 +6,8 @@ use ep_core::Rank;
 use ep_core::reference::Weighing;
 
 use super::fixture::{self, Verdict, text};
-use super::low_latency::{self as low, persist, survived};
+use super::low_latency as low;
+use super::low_lost::{persist, survived};
 use super::nodes::over;
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
