@@ -49,7 +49,7 @@ impl<'py> FromPyObject<'_, 'py> for RawBatch {
 pub(crate) struct RawOutbox(Option<u32>, Option<u32>);
 
 /// What a call uses of its outboxes.
-pub(crate) fn outbox(said: Option<RawOutbox>) -> OutboxUse {
+pub(crate) fn outbox_use(said: Option<RawOutbox>) -> OutboxUse {
     said.map_or(OutboxUse::USUAL, |RawOutbox(piece, slots)| OutboxUse { piece, slots })
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct CombineOptions(Option<usize>, Vec<usize>, Option<RawOutbox>);
 
 impl From<CombineOptions> for RawCombine {
     fn from(CombineOptions(topk_weights, bias, said): CombineOptions) -> Self {
-        Self { topk_weights, bias: [bias.first().copied(), bias.get(1).copied()], outbox: outbox(said) }
+        Self { topk_weights, bias: [bias.first().copied(), bias.get(1).copied()], outbox: outbox_use(said) }
     }
 }
 
@@ -72,7 +72,7 @@ impl From<DispatchOptions> for Dispatch {
         let DispatchOptions(expert_alignment, by_expert, (worst_rows, zero_spare), device_counts, repeats, said) =
             options;
         Self {
-            outbox: outbox(said),
+            outbox: outbox_use(said),
             expert_alignment,
             by_expert,
             worst_rows,

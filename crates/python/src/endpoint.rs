@@ -9,7 +9,7 @@ use moexpress::{Rank, Topology};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOutbox, outbox};
+use crate::arguments::{CombineOptions, DispatchOptions, Order, RawOutbox, outbox_use};
 use crate::backend::{RawBatch, RawRows};
 use crate::early::{Early, RawReady};
 use crate::error::{busy, closed, invalid, of};
@@ -144,9 +144,9 @@ impl Endpoint {
         order: Order,
         x: RawRows,
         handle: &Handle,
-        said: Option<RawOutbox>,
+        outbox: Option<RawOutbox>,
     ) -> PyResult<Dispatched> {
-        let (handle, outbox) = (handle.inner.clone(), outbox(said));
+        let (handle, outbox) = (handle.inner.clone(), outbox_use(outbox));
         // SAFETY: as in `dispatch`.
         let dispatched = self
             .call_on(py, "redispatch", order, |rank, go_on| unsafe { rank.redispatch(&x, &handle, outbox, go_on) })?;
