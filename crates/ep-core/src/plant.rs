@@ -44,6 +44,14 @@ pub enum Plant {
     ArrivalOfAnotherOp,
     /// A low-latency sender announces an operation of the other kind.
     ArrivalOfAnotherKind,
+    /// A low-latency sender that announces each row says that it is there before it puts it.
+    RowRaisedEarly,
+    /// It says how many rows come before it puts their headers.
+    HeadersLate,
+    /// A low-latency receiver takes a row that was said to come for one that is there.
+    RowNotAwaited,
+    /// Rows of low latency that are announced have one cell for both banks.
+    OneRowCell,
     /// A low-latency receiver takes the tag of the operation before in the same bank for that of this one.
     TagOfBefore,
     /// Results of low latency travel in the form that those for the own batch have.

@@ -95,6 +95,7 @@ pub struct Settings {
     low_latency: bool,
     low_latency_units: bool,
     low_latency_unit_bytes: u64,
+    low_latency_announced: bool,
     deadline: Nanos,
     planted: Planted,
     before: Before,
@@ -156,6 +157,11 @@ impl Settings {
         self.low_latency_unit_bytes
     }
 
+    /// Whether each row of low latency in a slot is announced by itself.
+    pub const fn low_latency_announced(&self) -> bool {
+        self.low_latency_announced
+    }
+
     /// How long one operation may take, a peer's slow experts included.
     pub const fn deadline(&self) -> Nanos {
         self.deadline
@@ -185,6 +191,13 @@ impl Settings {
     #[must_use]
     pub const fn with_units(mut self, topology: &Topology) -> Self {
         self.low_latency_units = self.low_latency && topology.nodes() == 1;
+        self
+    }
+
+    /// The same with rows of low latency announced one by one, where there is low latency.
+    #[must_use]
+    pub const fn with_announced_rows(mut self) -> Self {
+        self.low_latency_announced = self.low_latency;
         self
     }
 

@@ -12,8 +12,8 @@ use ep_core::machine::Decorated;
 use ep_core::transport::AnyLanes;
 use ep_host::{Cluster, Machine, block_on};
 
-use crate::common::Network;
 use crate::common::fate::Fate;
+use crate::common::{Network, settings};
 
 /// One rank, in a process of its own.
 pub(crate) struct Apart<N> {
@@ -65,7 +65,7 @@ impl<N: Network> Processes for Apart<N> {
         let member = place.meet()?;
         (self.befall)(rank)?;
         let machine = Cluster::builder(setup.topology)
-            .settings(setup.settings)
+            .settings(settings(setup))
             .far(self.network.transport(setup))
             .join_machine(setup.shape, &member)
             .map_err(|error| text(&error))?;

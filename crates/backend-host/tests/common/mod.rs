@@ -4,6 +4,7 @@ pub(crate) mod fate;
 
 use ep_conformance::script::{Script, Seen, execute};
 use ep_conformance::{Backend, Requirement, Setup};
+use ep_core::Settings;
 use ep_core::engine::Engine;
 use ep_core::layout::Queues;
 use ep_core::machine::{Decorated, Machine as _};
@@ -19,6 +20,11 @@ pub(crate) trait Network: Send + Sync + 'static {
     fn far_lanes(&self) -> Queues;
 }
 
+/// Those of the setup; every second communicator announces rows of low latency one by one.
+pub(crate) fn settings(setup: &Setup) -> Settings {
+    if setup.seed.is_multiple_of(2) { setup.settings.with_announced_rows() } else { setup.settings }
+}
+
 /// CPU ranks, and how they reach other nodes.
 pub(crate) struct Host<N> {
     pub(crate) network: N,
@@ -32,7 +38,7 @@ pub(crate) struct Host<N> {
 
 impl<N: Network> Host<N> {
     fn cluster(&self, setup: &Setup) -> Result<Cluster<AnyLanes>, String> {
-        let builder = Cluster::builder(setup.topology).settings(setup.settings).far(self.network.transport(setup));
+        let builder = Cluster::builder(setup.topology).settings(settings(setup)).far(self.network.transport(setup));
         builder.build(setup.shape).map_err(|error| error.to_string())
     }
 }

@@ -57,6 +57,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("planted_drop_without_skipping_is_caught", drop_without_skipping::<B>),
         case("planted_sending_before_refusing_is_caught", sent_before_refused::<B>),
         units("planted_errors_on_units_are_caught", errors_on_units::<B>),
+        case("planted_errors_on_announced_rows_are_caught", errors_on_announced_rows::<B>),
         case("planted_errors_on_far_rings_are_caught", far_rings::<B>),
         coordinated("planted_staging_freed_early_is_caught", staging_freed_early::<B>),
         coordinated("planted_second_poster_is_caught", second_poster::<B>),
@@ -263,6 +264,24 @@ fn errors_on_units<B: Backend>(backend: &B) -> Verdict {
     sizes(Plant::UnitLimitOffByOne, &form)?;
     sizes(Plant::TokensOffByOne, &form)?;
     sizes(Plant::UnitsLaidOutInSlots, &["race", "deadlock"])
+}
+
+/// What is a fault of arrivals and banks is one of rows that are announced, too; and their cells have faults of their own.
+fn errors_on_announced_rows<B: Backend>(backend: &B) -> Verdict {
+    let caught = |plant, signs: &[&str]| {
+        hunt(plant, signs, |seed| {
+            let scenario = low_latency::Scenario { seed, ..ahead() };
+            let setup = scenario.setup().map(|setup| Setup { settings: setup.settings.with_announced_rows(), ..setup });
+            (setup, move |setup: &Setup| scenario.check_in(backend, setup).map(drop))
+        })
+    };
+    let wrong = ["race", "low-latency row", "of a source", "of a rank", "of a token", "turn", "deadlock"];
+    caught(Plant::RowRaisedEarly, &wrong)?;
+    caught(Plant::HeadersLate, &wrong)?;
+    caught(Plant::RowNotAwaited, &wrong)?;
+    caught(Plant::OpInWrongBank, &wrong)?;
+    caught(Plant::BankReusedWithoutDone, &wrong)?;
+    caught(Plant::SkippedFlush, &["race"])
 }
 
 /// Low latency misused under many seeds: see [`hunt`].

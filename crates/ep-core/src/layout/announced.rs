@@ -1,14 +1,15 @@
-//! Regions that kernels alone use: what is announced piece by piece, or row by row.
+//! Regions of what is announced piece by piece, or row by row.
 //!
 //! Within a node a cell costs nothing, so kernels say of each piece of offered rows, and of each row of low latency, when it is there. A
-//! layout has room for that where it was made with [`Layout::with_kernels`].
+//! layout has room for that where it was made with [`Layout::with_kernels`]; for the rows alone, where its settings say
+//! [`low_latency_announced`](crate::Settings::low_latency_announced): roles do the same then.
 
 use super::cut::Cut;
-use super::{CELL_BYTES, Layout, SLOT_ALIGN, round_up};
+use super::{CELL_BYTES, Layout, RowFormat, SLOT_ALIGN, round_up};
 use crate::error::Error;
 use crate::shape::Shape;
 use crate::terms::{Offset, Span};
-use crate::topology::Rank;
+use crate::topology::{Rank, Topology};
 
 /// Pieces of the rows for each rank, which a combine's owner offers one by one.
 pub const PIECES: u32 = 32;
@@ -27,8 +28,21 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    pub(super) const fn none(end: u64) -> Self {
-        Self { pieces: Offset(end), low_cells: Offset(end), low_heads: Offset(end), low_far: Offset(end) }
+    /// Those that roles use; the others would begin at the end of the window.
+    pub(super) const fn of_roles(low_cells: Offset, low_heads: Offset, end: u64) -> Self {
+        Self { pieces: Offset(end), low_cells, low_heads, low_far: Offset(end) }
+    }
+
+    /// Takes the cells of low-latency rows, if there are to be any.
+    pub(super) fn cut_cells(cut: &mut Cut, shape: &Shape, topology: &Topology, on: bool) -> Offset {
+        let writers = 4 * u64::from(topology.ranks()) * u64::from(on);
+        cut.take(writers.checked_mul(cells_of_writer(shape) * CELL_BYTES))
+    }
+
+    /// Takes the headers that travel ahead of them.
+    pub(super) fn cut_heads(cut: &mut Cut, topology: &Topology, row: &RowFormat, tokens: u32, on: bool) -> Offset {
+        let sources = 2 * u64::from(topology.ranks()) * u64::from(on);
+        cut.take(sources.checked_mul(u64::from(tokens) * row.header_bytes()))
     }
 }
 
@@ -43,16 +57,18 @@ impl Layout {
     /// # Errors
     /// [`Error::Invalid`] when the window would exceed 2^63 bytes.
     pub fn with_kernels(mut self) -> Result<Self, Error> {
-        let (ranks, tokens) = (u64::from(self.topology().ranks()), u64::from(self.shape().max_tokens()));
-        let low = u64::from(self.settings().low_latency());
-        let beyond = ranks - u64::from(self.topology().ranks_per_node());
+        let (shape, topology) = (self.shape(), self.topology());
+        let (ranks, low) = (u64::from(topology.ranks()), self.settings().low_latency());
+        let beyond = ranks - u64::from(topology.ranks_per_node());
         let mut cut = Cut::from(self.window_bytes());
-        self.announced = Announced {
-            pieces: cut.take((2 * ranks).checked_mul(u64::from(PIECES) * CELL_BYTES)),
-            low_cells: cut.take((4 * ranks * low).checked_mul(cells_of_writer(self.shape()) * CELL_BYTES)),
-            low_heads: cut.take((2 * ranks * low).checked_mul(tokens * self.row().header_bytes())),
-            low_far: cut.take((beyond * low).checked_mul(self.low_far_bytes())),
-        };
+        let pieces = cut.take((2 * ranks).checked_mul(u64::from(PIECES) * CELL_BYTES));
+        let has = self.settings().low_latency_announced();
+        let low_cells = Announced::cut_cells(&mut cut, shape, topology, low && !has);
+        let low_heads = Announced::cut_heads(&mut cut, topology, self.row(), shape.max_tokens(), low && !has);
+        let low_far = cut.take((beyond * u64::from(low)).checked_mul(self.low_far_bytes()));
+        let Announced { low_cells, low_heads, .. } =
+            if has { self.announced } else { Announced::of_roles(low_cells, low_heads, 0) };
+        self.announced = Announced { pieces, low_cells, low_heads, low_far };
         self.end_at(&cut)?;
         Ok(self)
     }
@@ -104,7 +120,6 @@ impl Layout {
 mod tests {
     use super::*;
     use crate::settings::Settings;
-    use crate::topology::Topology;
 
     #[test]
     fn a_line_of_cells_has_one_writer() {

@@ -233,7 +233,8 @@ impl Layout {
         Ok(self.shape().experts() * self.shape().max_tokens())
     }
 
-    /// Where the row at `position` among those of `source` lies in the receiver's window.
+    /// Where the row at `position` among those of `source` lies in the receiver's window; where each row is announced, and the source is another rank,
+    /// that of token `position`, whose header is [ahead](Self::low_head).
     pub fn low_row(&self, op: u64, source: Rank, position: u32) -> Span {
         let at = self.low_part(op, source).offset;
         at.plus(u64::from(position) * self.low.row_bytes).span(self.row().wire_bytes())

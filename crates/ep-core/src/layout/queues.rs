@@ -68,7 +68,9 @@ impl Queues {
             LaneKind::Data(_) => self.rows,
             LaneKind::Credit(_) => self.credit,
             LaneKind::Control => self.control,
-            LaneKind::Watch | LaneKind::LowRows | LaneKind::LowDone | LaneKind::Mailbox(..) => Queue::Own,
+            LaneKind::Watch | LaneKind::LowRows | LaneKind::LowRow(_) | LaneKind::LowDone | LaneKind::Mailbox(..) => {
+                Queue::Own
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::ring::Geometry;
 use crate::settings::{Placement, Rings, Settings};
 use crate::shape::Shape;
-use crate::terms::{Cell, LaneId, LaneKind, Offset, Span};
+use crate::terms::{Cell, Counter, LaneId, LaneKind, Offset, Span};
 use crate::topology::{Node, Rank, Topology};
 
 /// A named part of a window.
@@ -81,6 +81,8 @@ impl Layout {
         let cells = cut.take(Some(2 * lines * LINE_BYTES));
         // Beside the cells: what has to be zeroed lies together.
         let low_units = LowRegions::cut_units(&mut cut, shape, topology, &row, settings.low_latency_units());
+        let announced = settings.low_latency_announced();
+        let low_cells = Announced::cut_cells(&mut cut, shape, topology, announced);
         let counts = cut.take((2 * ranks).checked_mul(counts_bytes(shape, topology)));
         let notes = cut.take(Some(2 * ranks * NOTE_BYTES));
         let notes_outbox = cut.take(Some(ranks * NOTE_BYTES));
@@ -107,6 +109,7 @@ impl Layout {
         let pulls = cut.slots(locals, pulling * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
         let low =
             LowRegions::cut(&mut cut, shape, topology, &row, [settings.low_latency(), settings.low_latency_units()]);
+        let low_heads = Announced::cut_heads(&mut cut, topology, &row, shape.max_tokens(), announced);
         let arena = cut.take(Some(settings.arena_bytes()));
         let window = window_end(&cut)?;
         Ok(Self {
@@ -127,7 +130,7 @@ impl Layout {
             low,
             low_units,
             arena,
-            announced: Announced::none(window),
+            announced: Announced::of_roles(low_cells, low_heads, window),
             window,
             behind: 0,
         })
@@ -202,13 +205,19 @@ impl Layout {
             ("low staging", self.low.staging.base),
             ("arena", self.arena),
         ];
+        let Announced { pieces, low_cells, low_heads, low_far } = self.announced;
+        let of_rows = [("low cells", low_cells), ("low heads", low_heads)];
+        if self.settings.low_latency_announced() {
+            starts.insert(starts.len() - 1, of_rows[1]);
+            starts.insert(1, of_rows[0]);
+        }
         if self.settings.low_latency_units() {
             starts.insert(1, ("low units", self.low_units.base));
         }
-        if self.announced.pieces.0 < self.window {
-            let Announced { pieces, low_cells, low_heads, low_far } = self.announced;
-            let names = ["piece cells", "low cells", "low heads", "low far staging"];
-            starts.extend(names.into_iter().zip([pieces, low_cells, low_heads, low_far]));
+        if pieces.0 < self.window {
+            starts.push(("piece cells", pieces));
+            starts.extend(of_rows.into_iter().filter(|_| !self.settings.low_latency_announced()));
+            starts.push(("low far staging", low_far));
         }
         if self.behind > 0 {
             starts.push(("behind", Offset(self.window)));
@@ -257,6 +266,9 @@ impl Layout {
     pub fn cell(&self, cell: Cell, generation: u16) -> Offset {
         let lanes = LaneKind::count(self.tracks()) as u64;
         let (ranks, bank) = (u64::from(self.topology.ranks()), u64::from(generation % 2));
+        if let LaneKind::LowRow(token) = cell.lane {
+            return self.low_cell(generation, u64::from(cell.counter == Counter::Odd), cell.writer, token.into());
+        }
         let line = if cell.lane.is_mailbox() {
             2 * ranks * lanes + bank * self.mailboxes() as u64
         } else {
@@ -291,7 +303,16 @@ impl Layout {
 
     #[inline]
     fn lanes_like(&self, kind: LaneKind) -> usize {
-        if kind.is_mailbox() { self.mailboxes() } else { LaneKind::count(self.tracks()) }
+        match kind {
+            LaneKind::Mailbox(..) => self.mailboxes(),
+            LaneKind::LowRow(_) => self.row_lanes(),
+            _ => LaneKind::count(self.tracks()),
+        }
+    }
+
+    /// Lanes of single rows from one rank to one peer ([`LaneKind::LowRow`]).
+    pub fn row_lanes(&self) -> usize {
+        if self.settings.low_latency_announced() { self.shape.max_tokens() as usize } else { 0 }
     }
 
     /// Mailboxes of a rank.
@@ -446,7 +467,9 @@ impl Layout {
             u64::from(own.far.slots),
             u64::from(own.far.staging_slots()),
             self.settings.placement() as u64,
-            u64::from(self.settings.low_latency()) + u64::from(self.settings.low_latency_units()),
+            u64::from(self.settings.low_latency())
+                + u64::from(self.settings.low_latency_units())
+                + 2 * u64::from(self.settings.low_latency_announced()),
             self.settings.low_latency_unit_bytes(),
             self.settings.arena_bytes(),
             outboxes.map_or(0, |outboxes| u64::from(outboxes.channels)),

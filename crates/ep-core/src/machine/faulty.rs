@@ -197,7 +197,7 @@ const fn full_phase(kind: LaneKind) -> Phase {
     match kind {
         LaneKind::Watch => Phase::Alarm,
         LaneKind::Control => Phase::Counts,
-        LaneKind::Data(_) | LaneKind::LowRows | LaneKind::Mailbox(..) => Phase::Credit,
+        LaneKind::Data(_) | LaneKind::LowRows | LaneKind::LowRow(_) | LaneKind::Mailbox(..) => Phase::Credit,
         LaneKind::LowDone => Phase::Bank,
         LaneKind::Credit(_) => Phase::Rows,
     }

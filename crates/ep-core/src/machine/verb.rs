@@ -52,7 +52,7 @@ pub enum LaneClass {
     Watch = 0,
     /// [`LaneKind::Control`].
     Control = 1,
-    /// [`LaneKind::LowRows`].
+    /// [`LaneKind::LowRows`], and [`LaneKind::LowRow`] of any token.
     LowRows = 2,
     /// [`LaneKind::LowDone`].
     LowDone = 3,
@@ -74,7 +74,7 @@ impl LaneClass {
         match kind {
             LaneKind::Watch => Self::Watch,
             LaneKind::Control => Self::Control,
-            LaneKind::LowRows => Self::LowRows,
+            LaneKind::LowRows | LaneKind::LowRow(_) => Self::LowRows,
             LaneKind::LowDone => Self::LowDone,
             LaneKind::Data(_) => Self::Data,
             LaneKind::Credit(_) => Self::Credit,

@@ -29,6 +29,7 @@ pub struct SettingsBuilder {
     low_latency: bool,
     low_latency_units: bool,
     low_latency_unit_bytes: u64,
+    low_latency_announced: bool,
     deadline: Nanos,
     role_warps: Option<u32>,
 }
@@ -52,12 +53,15 @@ impl Default for SettingsBuilder {
             low_latency: false,
             low_latency_units: false,
             low_latency_unit_bytes: AUTO_UNIT_BYTES,
+            low_latency_announced: false,
             deadline: Nanos::from_secs(60),
             role_warps: None,
         }
     }
 }
 
+/// Each token's row has a lane of its own where rows are announced: so many may be numbered.
+const ROW_LANES: u32 = 1 << 16;
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
 /// The same where warps of a device play the roles, and their channels at most.
@@ -177,6 +181,13 @@ impl SettingsBuilder {
         self
     }
 
+    /// Whether, within a node, each row of low latency that lies in a slot is announced by itself, and how many come is said ahead of them: a receiver
+    /// takes each as it comes, for a publish more for each. Between nodes there is one announcement behind all, in any case. Automatic: no.
+    pub const fn low_latency_announced(mut self, announced: bool) -> Self {
+        self.low_latency_announced = announced;
+        self
+    }
+
     /// How long one operation may take. Automatic: 60 s.
     pub const fn deadline(mut self, deadline: Nanos) -> Self {
         self.deadline = deadline;
@@ -235,6 +246,7 @@ impl SettingsBuilder {
             low_latency: self.low_latency,
             low_latency_units: self.low_latency_units,
             low_latency_unit_bytes: self.low_latency_unit_bytes,
+            low_latency_announced: self.low_latency_announced,
             deadline: self.deadline,
             planted: Planted::default(),
             before: Before::default(),
@@ -260,6 +272,17 @@ impl SettingsBuilder {
         }
         if settings.low_latency_units && !settings.low_latency {
             return Err(Error::invalid("low latency as units", true, "only with low_latency(true)"));
+        }
+        if settings.low_latency_announced && !settings.low_latency {
+            return Err(Error::invalid("low latency whose rows are announced", true, "only with low_latency(true)"));
+        }
+        let tokens = self.shape.max_tokens();
+        if settings.low_latency_announced && tokens > ROW_LANES {
+            return Err(Error::invalid(
+                "max tokens",
+                tokens,
+                format_args!("at most {ROW_LANES} where rows are announced"),
+            ));
         }
         if settings.low_latency_units && self.topology.nodes() > 1 {
             return Err(Error::invalid("nodes", self.topology.nodes(), "1 with low latency as units"));

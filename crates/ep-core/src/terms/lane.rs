@@ -15,7 +15,7 @@ pub enum LaneKind {
     Watch,
     /// Counts, notes and `done` of the control role.
     Control,
-    /// Low latency: rows into the peer's slots, and their arrivals.
+    /// Low latency: rows into the peer's slots, and their arrivals; or, where each row is announced by itself, their headers and arrivals.
     LowRows,
     /// Low latency: what was received.
     LowDone,
@@ -23,6 +23,8 @@ pub enum LaneKind {
     Data(u16),
     /// Credit of one track's ring, and gets.
     Credit(u16),
+    /// Low latency, where each row is announced by itself: the row, or the results, of this token, and the cell that says that they are there.
+    LowRow(u16),
     /// From a rank to itself: what a role and a coordinator of a rail peer tell each other about the ring with that
     /// number ([`crate::Layout::mailbox`]), where lanes between nodes share a queue ([`crate::layout::Queues`]).
     Mailbox(Mail, u16),
@@ -46,7 +48,7 @@ pub enum Mail {
 
 impl LaneKind {
     /// Dense index: watch, control, the two of low latency, then data and credit of each track. Mailboxes have a numbering of
-    /// their own.
+    /// their own, and so have the lanes of single rows.
     #[inline]
     pub const fn index(self) -> usize {
         match self {
@@ -56,6 +58,7 @@ impl LaneKind {
             Self::LowDone => 3,
             Self::Data(track) => 4 + 2 * track as usize,
             Self::Credit(track) => 5 + 2 * track as usize,
+            Self::LowRow(token) => token as usize,
             Self::Mailbox(mail, ring) => 4 * ring as usize + mail as usize,
         }
     }
@@ -66,7 +69,7 @@ impl LaneKind {
         matches!(self, Self::Mailbox(..))
     }
 
-    /// The kind with dense index `index`; no mailbox.
+    /// The kind with dense index `index`; no mailbox, and no lane of a single row.
     pub const fn from_index(index: usize) -> Self {
         match index {
             0 => Self::Watch,
@@ -85,6 +88,7 @@ impl LaneKind {
             Self::Watch => &[Counter::Alarm, Counter::Opening, Counter::Waiting, Counter::Probe],
             Self::Control => &[Counter::Counts, Counter::Note, Counter::Done, Counter::Probe],
             Self::LowRows => &[Counter::Even, Counter::Odd, Counter::Probe],
+            Self::LowRow(_) => &[Counter::Even, Counter::Odd],
             Self::LowDone => &[Counter::Received, Counter::Probe],
             Self::Data(_) => &[Counter::Tail, Counter::Placed, Counter::Probe],
             Self::Credit(_) => &[Counter::Head, Counter::Probe],
@@ -143,7 +147,8 @@ impl Scope {
             Self::All => true,
             Self::Peer(peer) => lane.peer.0 == peer.0,
             Self::LowLatency(peer) => {
-                lane.peer.0 == peer.0 && matches!(lane.kind, LaneKind::LowRows | LaneKind::LowDone)
+                lane.peer.0 == peer.0
+                    && matches!(lane.kind, LaneKind::LowRows | LaneKind::LowRow(_) | LaneKind::LowDone)
             }
         }
     }
@@ -155,6 +160,7 @@ impl fmt::Display for LaneId {
             LaneKind::Watch => write!(f, "the watch lane of rank {}", self.peer),
             LaneKind::Control => write!(f, "the control lane of rank {}", self.peer),
             LaneKind::LowRows => write!(f, "the low-latency lane of rank {}", self.peer),
+            LaneKind::LowRow(token) => write!(f, "the low-latency lane of token {token} of rank {}", self.peer),
             LaneKind::LowDone => write!(f, "the low-latency done lane of rank {}", self.peer),
             LaneKind::Data(c) => write!(f, "data lane {c} of rank {}", self.peer),
             LaneKind::Credit(c) => write!(f, "credit lane {c} of rank {}", self.peer),
@@ -192,9 +198,10 @@ pub enum Counter {
     Placed,
     /// Credit lane: rows and header slots the writer has consumed from the reader's ring, ever.
     Head,
-    /// Low-latency lane: the writer's last [`crate::layout::Arrival`] in the bank of even operations.
+    /// Low-latency lane: the writer's last [`crate::layout::Arrival`] in the bank of even operations. Lane of a single row: the last of them whose row
+    /// is there.
     Even,
-    /// Low-latency lane: the writer's last [`crate::layout::Arrival`] in the bank of odd operations.
+    /// The same of odd operations.
     Odd,
     /// Low-latency done lane: the last low-latency operation of which the writer has read everything it was given.
     Received,

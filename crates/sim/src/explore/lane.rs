@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ep_core::port::{Cell, LaneKind, Role, Span, Tag, UNIT_BYTES, UNIT_DATA};
-use ep_core::{Nanos, Rank};
+use ep_core::{Layout, Nanos, Rank};
 
 use crate::explore::race::Carried;
 
@@ -174,29 +174,42 @@ impl Lane {
 /// All lanes, made when they are first posted to.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// `[from][to, kind]`, then mailboxes: number of the lane, or none. Rows are empty until their rank posts.
+    /// `[from][to, kind]`, then mailboxes, then `[to, row]`: number of the lane, or none. Lines are empty until their rank posts.
     table: Vec<Vec<u32>>,
     kinds: usize,
     mailboxes: usize,
+    /// Lanes of single rows to each rank.
+    row_lanes: usize,
     lanes: Vec<Lane>,
     /// Lanes on which something may be delivered.
     active: Vec<u32>,
 }
 
 impl Lanes {
-    pub(crate) fn new(ranks: u32, kinds: usize, mailboxes: usize) -> Self {
-        Self { table: vec![Vec::new(); ranks as usize], kinds, mailboxes, lanes: Vec::new(), active: Vec::new() }
+    pub(crate) fn new(layout: &Layout) -> Self {
+        Self {
+            table: vec![Vec::new(); layout.topology().ranks() as usize],
+            kinds: LaneKind::count(layout.tracks()),
+            mailboxes: layout.mailboxes(),
+            row_lanes: layout.row_lanes(),
+            lanes: Vec::new(),
+            active: Vec::new(),
+        }
     }
 
     /// The number of a lane that the layout has.
     pub(crate) fn number(&mut self, from: Rank, to: Rank, kind: LaneKind) -> u32 {
         let peers = self.table.len();
-        let row = &mut self.table[from.index()];
-        if row.is_empty() {
-            *row = vec![NONE; self.kinds * peers + self.mailboxes];
+        let line = &mut self.table[from.index()];
+        if line.is_empty() {
+            *line = vec![NONE; (self.kinds + self.row_lanes) * peers + self.mailboxes];
         }
-        let first = if kind.is_mailbox() { peers } else { to.index() };
-        let entry = &mut row[first * self.kinds + kind.index()];
+        let first = match kind {
+            LaneKind::Mailbox(..) => peers * self.kinds,
+            LaneKind::LowRow(_) => peers * self.kinds + self.mailboxes + to.index() * self.row_lanes,
+            _ => to.index() * self.kinds,
+        };
+        let entry = &mut line[first + kind.index()];
         if *entry == NONE {
             *entry = self.lanes.len() as u32;
             self.lanes.push(Lane::new(from, to, kind));

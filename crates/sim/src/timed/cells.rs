@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ep_core::port::{Cell, Counter};
+use ep_core::port::{Cell, Counter, LaneKind};
 use ep_core::topology::MAX_RANKS;
 use ep_core::{Layout, Rank};
 
@@ -100,10 +100,10 @@ impl Cells {
 
     /// Where a cell is found from the one or the other side.
     fn place(&self, layout: &Layout, side: Rank, cell: Cell, generation: u16) -> (Rank, Key) {
-        let key = match cell.counter {
-            Counter::Even => Key::Every(0),
-            Counter::Odd => Key::Every(1),
-            Counter::Received => Key::Every(2),
+        let key = match (cell.lane, cell.counter) {
+            (LaneKind::LowRows, Counter::Even) => Key::Every(0),
+            (LaneKind::LowRows, Counter::Odd) => Key::Every(1),
+            (_, Counter::Received) => Key::Every(2),
             _ => Key::Some(layout.cell(cell, generation).0),
         };
         (Rank(u32::from(generation % 2) * self.locals + side.0 - self.first), key)

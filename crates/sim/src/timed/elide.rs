@@ -65,7 +65,11 @@ impl Elision {
             4 * u64::from(layout.local_experts()),
             layout.low_unit_header_bytes(),
         ]);
-        let others = [opening, opening + shares, bare].into_iter().chain(units.into_iter().flatten());
+        // Headers that go ahead of rows, as many together as there is room for.
+        let room = if layout.settings().low_latency_announced() { layout.low_staging(0).len } else { 0 };
+        let heads_ahead = (1..=room / short.header_bytes()).map(|rows| rows * short.header_bytes());
+        let others =
+            [opening, opening + shares, bare].into_iter().chain(units.into_iter().flatten()).chain(heads_ahead);
         let others: Vec<u64> = others.chain(heads).collect();
         let twice = missing.windows(2).any(|pair| pair[0].0 == pair[1].0);
         if twice || missing.iter().any(|(short, _)| others.contains(short)) {

@@ -108,11 +108,17 @@ impl Lanes {
         match kind {
             LaneKind::LowRows => (Rank(local), Key::Every(0)),
             LaneKind::LowDone => (Rank(self.locals + local), Key::Every(0)),
-            // Mailboxes have a numbering of their own.
+            // Mailboxes have a numbering of their own, and so have the lanes of single rows.
             _ => {
-                let before = if kind.is_mailbox() { MAX_RANKS } else { other.0 };
                 let lanes = LaneKind::count(layout.tracks()) as u64;
-                (Rank(local), Key::Some(u64::from(before) * lanes + kind.index() as u64))
+                let mailboxes = u64::from(MAX_RANKS) * lanes;
+                let rows = mailboxes + layout.mailboxes() as u64;
+                let first = match kind {
+                    LaneKind::Mailbox(..) => mailboxes,
+                    LaneKind::LowRow(_) => rows + u64::from(other.0) * layout.row_lanes() as u64,
+                    _ => u64::from(other.0) * lanes,
+                };
+                (Rank(local), Key::Some(first + kind.index() as u64))
             }
         }
     }

@@ -11,7 +11,7 @@ use ep_sim::{Cluster, Machine, Outcome};
 pub(crate) struct Simulator {
     /// Which of its lanes between nodes share a queue.
     pub(crate) far_lanes: Queues,
-    /// Whether low latency travels as units, within a node.
+    /// Whether low latency travels, within a node, as GPUs' does: as units, or each row is announced.
     pub(crate) units: bool,
     /// Cases of the campaign.
     pub(crate) campaign: u32,
@@ -19,7 +19,8 @@ pub(crate) struct Simulator {
 
 impl Simulator {
     fn cluster(&self, setup: &Setup) -> Result<Cluster, String> {
-        let settings = if self.units { setup.settings.with_units(&setup.topology) } else { setup.settings };
+        let settings =
+            if self.units { setup.settings.with_units(&setup.topology).with_announced_rows() } else { setup.settings };
         let mut builder = Cluster::builder(setup.topology).seed(setup.seed).settings(settings);
         for &incident in &setup.incidents {
             builder = builder.incident(incident);

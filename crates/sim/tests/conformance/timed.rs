@@ -12,7 +12,7 @@ use ep_core::machine::Machine as _;
 use ep_sim::{Builder, Cluster, Machine, Model, Outcome, Run};
 
 pub(crate) struct Timed {
-    /// Whether low latency travels as units, within a node.
+    /// Whether low latency travels, within a node, as GPUs' does: as units, or each row is announced.
     pub(crate) units: bool,
 }
 
@@ -21,7 +21,8 @@ fn builder(setup: &Setup, units: bool) -> Builder {
     let model = if setup.seed.is_multiple_of(2) { Model::h200_node() } else { Model::h800_cx7() };
     // And each table of lanes and queues has one seed of three.
     let far_lanes = Queues::NAMED[setup.seed as usize % Queues::NAMED.len()];
-    let settings = if units { setup.settings.with_units(&setup.topology) } else { setup.settings };
+    let settings =
+        if units { setup.settings.with_units(&setup.topology).with_announced_rows() } else { setup.settings };
     Cluster::builder(setup.topology).seed(setup.seed).settings(settings).far_lanes(far_lanes).timed(model)
 }
 

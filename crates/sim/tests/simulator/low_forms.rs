@@ -1,26 +1,18 @@
 //! Low latency as units: results of small batches travel so, and those of large ones lie in slots. Which, the head of the dispatch says.
 
 use crate::common::{DEADLINE, SEEDS};
+use crate::low::{HIDDEN, KINDS, MAX, RANKS, batch, bf16, dispatch, layer, layers, persist, shape, weights, wrong};
 use ep_core::engine::Engine;
-use ep_core::engine::low_latency::LowRouting;
 use ep_core::layout::LowKind;
 use ep_core::machine::Machine as _;
 use ep_core::plant::Plant;
 use ep_core::port::{Counter, LaneKind, Tag};
 use ep_core::trace::{Record, Verb};
-use ep_core::{Endpoint, Error, Layout, LowLatency, Nanos, Rank, Settings, Shape, Topology};
+use ep_core::{Endpoint, Error, Layout, LowLatency, Nanos, Rank, Settings, Topology};
 use ep_sim::{Builder, Cluster, Incident, Machine};
 
-const RANKS: u32 = 2;
 /// Of a batch whose results travel as units, at most.
 const LIMIT: u32 = 3;
-const MAX: u32 = 5;
-const HIDDEN: u32 = 32;
-const KINDS: [LowKind; 2] = [LowKind::PerChoice, LowKind::PerRank];
-
-fn shape() -> Shape {
-    Shape::builder().experts(RANKS).topk(RANKS).hidden(HIDDEN).max_tokens(MAX).build().unwrap()
-}
 
 /// A cluster after so many operations.
 fn cluster(before: u64, plant: Option<Plant>) -> Builder {
@@ -31,63 +23,6 @@ fn cluster(before: u64, plant: Option<Plant>) -> Builder {
     let settings = settings.low_latency_unit_bytes(bytes).build().unwrap().with_operations_before(before);
     let settings = plant.map_or(settings, |plant| settings.with_plant(plant));
     Cluster::builder(topology).settings(settings).deadlines(true)
-}
-
-type Buf = <Engine<Machine> as Endpoint>::Buf;
-type Handle = <Engine<Machine> as LowLatency>::LowHandle;
-
-/// The bytes of a small number as bf16.
-fn bf16(number: u32) -> [u8; 2] {
-    (((number as f32).to_bits() >> 16) as u16).to_le_bytes()
-}
-
-/// Tokens that hold `fill`, each for all experts.
-fn batch(ep: &mut Engine<Machine>, (tokens, fill, kind): (u32, u8, LowKind)) -> (Buf, LowRouting<Vec<i64>, Vec<f32>>) {
-    let bytes = bf16(fill.into()).repeat((tokens * HIDDEN) as usize);
-    let topk_idx = (0..tokens).flat_map(|_| 0..i64::from(RANKS)).collect();
-    let topk_weights = (kind == LowKind::PerRank).then(|| weights(tokens));
-    (ep.rows(&bytes, tokens).unwrap(), LowRouting { topk_idx, topk_weights, repeats: false })
-}
-
-fn weights(tokens: u32) -> Vec<f32> {
-    vec![1.0; (tokens * RANKS) as usize]
-}
-
-/// Sends such a batch and receives what comes.
-async fn dispatch(ep: &mut Engine<Machine>, what: (u32, u8, LowKind)) -> Result<(Buf, Handle), Error> {
-    let (x, routing) = batch(ep, what);
-    let got = ep.low_latency_dispatch(&x, &routing).await?;
-    Ok((got.x, got.handle))
-}
-
-/// The experts give rows back as they are. Whether each token has come back from all ranks.
-async fn layer(ep: &mut Engine<Machine>, what: (u32, u8, LowKind)) -> Result<bool, Error> {
-    let (tokens, fill, kind) = what;
-    let (y, handle) = dispatch(ep, what).await?;
-    let late = (kind == LowKind::PerChoice).then(|| weights(tokens));
-    let back = ep.low_latency_combine(&y, &handle, late.as_ref()).await?;
-    let sum = bf16(u32::from(fill) * RANKS);
-    Ok(ep.bytes(&back.x)? == sum.repeat((tokens * HIDDEN) as usize))
-}
-
-/// What is wrong with a run, if anything is: a broken rule, what ranks were told, or a wrong result.
-fn wrong(
-    builder: &Builder,
-    seed: u64,
-    play: impl AsyncFn(&mut Engine<Machine>) -> Result<bool, Error>,
-) -> Option<String> {
-    let run = builder.clone().seed(seed).build(shape()).unwrap().run(async |mut ep| play(&mut ep).await);
-    let outcomes = match run {
-        Ok(run) => run.finished(),
-        Err(violation) => return Some(violation.to_string()),
-    };
-    let told = outcomes.into_iter().filter_map(|outcome| match outcome {
-        Ok(true) => None,
-        Ok(false) => Some("a wrong result".to_owned()),
-        Err(error) => Some(error.to_string()),
-    });
-    let told: Vec<String> = told.collect();
-    (!told.is_empty()).then(|| told.join("; "))
 }
 
 /// Nothing is wrong under any seed; with the fault something is under some, and always has one of `signs`.
@@ -101,19 +36,6 @@ fn caught(plant: Plant, signs: &[&str], play: impl AsyncFn(&mut Engine<Machine>)
         }
     }
     assert!(found > 0, "{plant:?} went unnoticed");
-}
-
-/// Layers of these many tokens, `[layers][ranks]`, in both kinds.
-async fn layers(ep: &mut Engine<Machine>, tokens: &[[u32; 2]]) -> Result<bool, Error> {
-    let me = ep.rank().index();
-    for kind in KINDS {
-        for (fill, tokens) in (1..).zip(tokens) {
-            if !layer(ep, (tokens[me], fill, kind)).await? {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
 }
 
 /// How many results `rank` has put into slots in operation 2, and how many arrivals it has published, as `records` say.
@@ -171,16 +93,6 @@ fn a_rank_that_returns_results_in_another_form_than_their_rank_awaits_is_told() 
         let told = |seed| wrong(&cluster(0, Some(plant)), seed, async |ep| layers(ep, &[tokens]).await);
         assert!((0..SEEDS).filter_map(told).any(|error| error.contains(form[0])), "{plant:?}: nobody names the form");
     }
-}
-
-/// Tries to receive until it can: a peer that is late may be waited for longer than one time allowed.
-async fn persist<T>(mut receive: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
-    for _ in 0..3 {
-        if let Ok(received) = receive().await {
-            return Ok(received);
-        }
-    }
-    receive().await
 }
 
 /// What goes to a rank whose bank was not free in time is sent again by the receiving half. The head of a dispatch says the same then, and results

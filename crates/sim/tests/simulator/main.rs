@@ -1,12 +1,13 @@
 //! The simulator itself: its schedulers keep the contract, find what breaks it, and replay.
 
-mod announced;
 mod common;
 mod coordinators;
 mod counting;
 mod endpoints;
 mod engine_allocation;
 mod faults;
+mod low;
+mod low_announced;
 mod low_forms;
 mod low_units;
 mod no_allocation;

@@ -105,6 +105,10 @@ impl AscendEndpoint {
         if self.layout().settings().low_latency_units() {
             return Err(Error::unsupported("low latency as units", "lanes that carry units, which NPUs' do not"));
         }
+        if self.layout().settings().low_latency_announced() {
+            let allowed = "an announcement behind all rows, which NPUs' kernels make";
+            return Err(Error::unsupported("low latency whose rows are announced", allowed));
+        }
         self.low.flights.check_send(self.desk.shape()).map(drop)
     }
 

@@ -1,6 +1,6 @@
 //! What went wrong with whom while sending, and what could not be sent yet.
 
-use super::{Call, Outbox, Place, Said};
+use super::{Call, Notice, Outbox, Place};
 use crate::error::{Fault, Phase};
 use crate::machine::Machine;
 use crate::port::{Duty, Port};
@@ -11,12 +11,8 @@ use crate::topology::{Rank, RankSet};
 pub(crate) struct Held {
     /// Where each row goes, and its bytes.
     pub(super) rows: Vec<(Place, Vec<u8>)>,
-    /// Of a dispatch as units: how many rows each of the peer's experts gets, and the tokens.
-    pub(super) counts: Option<Vec<u32>>,
-    pub(super) tokens: u32,
-    /// Whether they travel as units.
-    pub(super) as_units: bool,
-    /// Whether the peer waits for an arrival.
+    pub(super) notice: Notice,
+    /// Whether the peer waits for that.
     pub(super) announced: bool,
 }
 
@@ -78,19 +74,19 @@ pub(crate) async fn deliver<M: Machine>(
         let peer = faults.0[at].peer;
         call.bank(&mut port, peer).await?;
         // From here on it is being sent: what fails now is not tried again.
-        let Some(held) = faults.0[at].held.take() else { break };
+        let Some(Held { rows, notice, announced }) = faults.0[at].held.take() else { break };
         let mut troubles = Faults::default();
-        for (place, bytes) in &held.rows {
+        if announced && notice.form.says_ahead() {
+            call.announce(&mut port, outbox, &mut troubles, peer, &notice).await?;
+        }
+        for (place, bytes) in &rows {
             let slot = outbox.slot(call, &mut port, &mut troubles).await?;
             let from = call.layout.low_staging(slot).offset;
             port.write(from, bytes)?;
-            let ticket = call.put_row(&mut port, peer, from, (call.op, *place)).await?;
-            outbox.sent(peer, ticket);
+            outbox.sent(call.put_row(&mut port, peer, from, (call.op, *place, notice.form)).await?);
         }
-        if held.announced {
-            let said = Said { rows: held.rows.len() as u32, tokens: held.tokens };
-            let all = (said, held.as_units, held.counts.as_deref());
-            call.announce(&mut port, outbox, &mut troubles, peer, all).await?;
+        if announced && !notice.form.says_ahead() {
+            call.announce(&mut port, outbox, &mut troubles, peer, &notice).await?;
         }
         faults.0.remove(at);
         faults.0.extend(troubles.0);

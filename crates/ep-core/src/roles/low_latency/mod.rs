@@ -5,6 +5,8 @@
 //! combine    send: return_results ==puts into fixed slots, an arrival==>   receive: reduce_results, received
 //! ```
 //!
+//! What a rank is sent is announced in one of three [forms](Form).
+//!
 //! An operation that the user drops is *skipped* ([`skip`]): its arrivals are waited for, and it counts as received.
 //!
 //! There are no counts, grants or credits. A bank may be filled for operation `op` once its owner has *received*
@@ -18,6 +20,7 @@
 //! **Who is to blame**: a rank that waits long, or is waited for, says for whom ([`lookout`]); the one at the end of that chain is named. Verdicts of
 //! throughput mode, and of ranks that recover, end a wait: their reporter comes no more.
 
+mod announced;
 mod faults;
 mod lookout;
 mod outbox;
@@ -41,10 +44,10 @@ pub(crate) use sender::{Tokens, send_tokens};
 
 use super::{Attended, Board, Vigil};
 use crate::error::Fault;
-use crate::layout::{Arrival, Layout, LowKind, MASKED, RowHeader, low_stamp};
+use crate::layout::{Arrival, Layout, LowKind, MASKED, RESULT_HEADER, RowHeader, low_stamp};
 use crate::machine::{Machine, Opening};
 use crate::plant::Plant;
-use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role};
+use crate::port::{Cell, Counter, Duty, LaneId, LaneKind, Nanos, Need, Offset, Port, Role, Ticket};
 use crate::topology::{Rank, RankSet};
 
 /// What ranks differ in that do different things.
@@ -76,6 +79,25 @@ pub(crate) struct Call<'a, M> {
     pub(crate) board: Rc<Board>,
 }
 
+/// How what one rank puts to another is announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Form {
+    /// It lies in slots, and an arrival behind all of it says how much has come.
+    #[default]
+    Together,
+    /// It lies in slots: an arrival ahead says how much comes, and each row, or the results of each token, has a cell of its own.
+    EachRow,
+    /// It comes as units, which say so themselves: one ahead says how much comes.
+    Units,
+}
+
+impl Form {
+    /// Whether a peer is told how much comes before it comes.
+    fn says_ahead(self) -> bool {
+        self != Self::Together
+    }
+}
+
 /// Where a row goes: which one it is of those to its rank.
 #[derive(Clone, Copy, Debug)]
 enum Place {
@@ -85,10 +107,22 @@ enum Place {
         position: u32,
         token: u32,
     },
-    /// A result, in a slot.
-    Result { token: u32, column: u32 },
-    /// The same as units.
-    UnitResult { token: u32, column: u32 },
+    /// A result.
+    Result {
+        token: u32,
+        column: u32,
+        /// Whether it is the last one of its token.
+        last: bool,
+    },
+}
+
+/// What goes ahead of rows, or behind them, to say how many there are.
+#[derive(Clone, Debug, Default)]
+struct Notice {
+    said: Said,
+    form: Form,
+    /// Of a dispatch: as units how many rows each of the peer's experts gets, u32 each; where each row is announced, their headers.
+    details: Vec<u8>,
 }
 
 /// What an operation brings from one rank to another, as it is announced.
@@ -115,10 +149,14 @@ impl<M: Machine> Call<'_, M> {
         LaneId { peer, kind: LaneKind::LowRows }
     }
 
+    /// What counts in this operation's bank.
+    const fn counter(&self) -> Counter {
+        if self.op.is_multiple_of(2) { Counter::Even } else { Counter::Odd }
+    }
+
     /// The cell of this operation's bank that `writer` publishes its arrival to.
     const fn arrival_cell(&self, writer: Rank) -> Cell {
-        let counter = if self.op.is_multiple_of(2) { Counter::Even } else { Counter::Odd };
-        Cell::new(writer, LaneKind::LowRows, counter)
+        Cell::new(writer, LaneKind::LowRows, self.counter())
     }
 
     /// What must be seen before this operation's bank at `peer` may be filled.
@@ -146,31 +184,75 @@ impl<M: Machine> Call<'_, M> {
         self.as_units() && tokens <= self.layout.low_unit_tokens(self.kind)
     }
 
-    /// Tells `peer` that the rows of this operation have been put; or, `as_units`, that so many are, and, of a dispatch, how many each of its experts
-    /// gets.
+    /// How what lies in slots, or `as_units` travels as units, is announced between this rank and `peer`.
+    fn form(&self, peer: Rank, as_units: bool) -> Form {
+        match as_units {
+            true => Form::Units,
+            false if self.announces_rows(peer) => Form::EachRow,
+            false => Form::Together,
+        }
+    }
+
+    /// Tells `peer` how many rows of this operation come, or have come.
     async fn announce(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        (said, as_units, counts): (Said, bool, Option<&[u32]>),
+        notice: &Notice,
     ) -> Result<(), Fault> {
-        if let Some(counts) = counts {
-            self.put_counts(port, outbox, faults, peer, counts).await?;
+        let Notice { said, form, details } = notice;
+        let late = self.plants(Plant::HeadersLate);
+        match form {
+            Form::Units if !details.is_empty() => self.put_counts(port, outbox, faults, peer, details).await?,
+            Form::EachRow if !late => self.put_headers(port, outbox, faults, peer, details).await?,
+            _ => {}
         }
         let op = self.op + 2 * u64::from(self.plants(Plant::ArrivalOfAnotherOp));
         let another = self.kind == LowKind::Dispatch && self.plants(Plant::ArrivalOfAnotherKind);
         let kind = if another { LowKind::PerChoice } else { self.kind };
         let arrival = Arrival { op, kind, rows: said.rows };
         let value = arrival.encode(self.layout.shape());
-        if as_units {
+        if *form == Form::Units {
             return self.put_head(port, outbox, faults, peer, (value, said.tokens)).await;
         }
-        port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await
+        port.publish(Self::rows_lane(peer), self.arrival_cell(self.me), value).await?;
+        if *form == Form::EachRow && late {
+            self.put_headers(port, outbox, faults, peer, details).await
+        } else {
+            Ok(())
+        }
     }
 
-    /// Waits until `peer` has said how many of its rows come. In slots all of them have come then; as units each says so itself.
+    /// Puts a row or result that lies at `from`, with its header in front, to its place at `peer`, in the bank of `op`.
+    async fn put_row(
+        &self,
+        port: &mut Attended<M::Port>,
+        peer: Rank,
+        from: Offset,
+        (op, place, form): (u64, Place, Form),
+    ) -> Result<(LaneId, Ticket), Fault> {
+        match form {
+            Form::Units => self.put_row_as_units(port, peer, from, (op, place)).await,
+            Form::EachRow => self.put_and_raise(port, peer, from, (op, place)).await,
+            Form::Together => {
+                let (lane, row) = (Self::rows_lane(peer), self.layout.row());
+                let (bytes, to) = match place {
+                    Place::Row { position, .. } => {
+                        (row.header_bytes() + row.payload_bytes(), self.layout.low_row(op, self.me, position))
+                    }
+                    Place::Result { token, column, .. } => {
+                        let bytes = RESULT_HEADER + row.results().payload_bytes();
+                        (bytes, self.layout.low_result(op, self.me, token, column))
+                    }
+                };
+                port.put(lane, from.span(bytes), to.offset).await.map(|ticket| (lane, ticket))
+            }
+        }
+    }
+
+    /// Waits until `peer` has said how many of its rows come. Where that comes behind them, they have come then.
     async fn arrival(&self, port: &mut Attended<M::Port>, peer: Rank, as_units: bool) -> Result<Said, Fault> {
         let shape = self.layout.shape();
         let due = Arrival::due(self.op, shape);
@@ -256,8 +338,9 @@ struct Banks {
 }
 
 impl Banks {
-    fn new<M: Machine>(call: &Call<'_, M>) -> Self {
-        Self { waiting: call.rotated() }
+    /// Those of peers that something is for.
+    fn new<M: Machine>(call: &Call<'_, M>, is_for: impl Fn(Rank) -> bool) -> Self {
+        Self { waiting: call.rotated().into_iter().filter(|&peer| is_for(peer)).collect() }
     }
 
     /// The peers whose banks are free now; each is returned once.

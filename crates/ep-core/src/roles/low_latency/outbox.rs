@@ -7,9 +7,8 @@ use crate::error::Fault;
 use crate::layout::Layout;
 use crate::machine::Machine;
 use crate::plant::Plant;
-use crate::port::{Port, Scope, Ticket};
+use crate::port::{LaneId, Port, Scope, Ticket};
 use crate::roles::Attended;
-use crate::topology::Rank;
 
 /// Which puts may still read each slot.
 #[derive(Debug, Default)]
@@ -24,7 +23,7 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct Reader {
     slot: u32,
-    peer: Rank,
+    lane: LaneId,
     ticket: Ticket,
 }
 
@@ -45,24 +44,24 @@ impl Outbox {
         self.current = (self.current + 1) % self.slots;
         let current = self.current;
         let readers = self.readers.iter().take_while(|reader| reader.slot == current).count();
-        for Reader { peer, ticket, .. } in self.readers.drain(..readers) {
+        for Reader { lane, ticket, .. } in self.readers.drain(..readers) {
             // A masked peer's lanes have been reset.
-            if call.mask.contains(peer) {
+            if call.mask.contains(lane.peer) {
                 continue;
             }
             if call.plants(Plant::SkippedFlush) {
                 continue;
             }
-            if let Err(fault) = port.flush(Call::<M>::rows_lane(peer), ticket).await {
-                call.machine.reset(Scope::LowLatency(peer)).await;
-                faults.note(peer, fault)?;
+            if let Err(fault) = port.flush(lane, ticket).await {
+                call.machine.reset(Scope::LowLatency(lane.peer)).await;
+                faults.note(lane.peer, fault)?;
             }
         }
         Ok(current)
     }
 
     /// The current slot is the source of this put.
-    pub(super) fn sent(&mut self, peer: Rank, ticket: Ticket) {
-        self.readers.push_back(Reader { slot: self.current, peer, ticket });
+    pub(super) fn sent(&mut self, (lane, ticket): (LaneId, Ticket)) {
+        self.readers.push_back(Reader { slot: self.current, lane, ticket });
     }
 }

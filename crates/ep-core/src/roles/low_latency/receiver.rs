@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::reducer::arrived;
 use super::units::UnitRows;
-use super::{Asked, Call, Said};
+use super::{Asked, Call, Form, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::LowKind;
@@ -86,15 +86,20 @@ pub(crate) async fn skip<M: Machine>(call: &Call<'_, M>, asked: &Asked<'_>) -> R
             LowKind::Dispatch => {
                 let Said { rows, .. } = call.arrival(&mut port, peer, call.as_units()).await?;
                 check_rows(call, peer, rows)?;
-                if call.as_units() {
-                    call.skip_rows(&mut port, peer, rows).await?;
+                match call.form(peer, call.as_units()) {
+                    Form::Units => call.skip_units(&mut port, peer, rows).await?,
+                    Form::EachRow => call.skip_announced(&mut port, peer, rows).await?,
+                    Form::Together => {}
                 }
             }
             LowKind::PerChoice | LowKind::PerRank => {
                 arrived(call, &mut port, asked, peer).await?;
-                if call.results_as_units(asked.plan.tokens()) {
-                    for result in asked.due(call.layout, call.kind, peer) {
-                        call.take_result(&mut port, peer, result, &mut payload).await?;
+                let as_units = call.results_as_units(asked.plan.tokens());
+                for (token, column) in asked.due(call.layout, call.kind, peer) {
+                    if as_units {
+                        call.take_result(&mut port, peer, (token, column), &mut payload).await?;
+                    } else {
+                        call.await_row(&mut port, peer, token).await?;
                     }
                 }
             }
@@ -143,15 +148,17 @@ impl<W: Window> Intake<W> {
         for (expert, &count) in self.counts.iter().enumerate() {
             self.segments[segment(expert)].0 = count;
         }
-        let comes_as_units = call.as_units() && source != call.me && !call.mask.contains(source);
-        let mut units = if comes_as_units { Some(UnitRows::begin(call, port, source).await?) } else { None };
+        let comes = source != call.me && !call.mask.contains(source);
+        let form = if comes { call.form(source, call.as_units()) } else { Form::Together };
+        let mut units = if form == Form::Units { Some(UnitRows::begin(call, port, source).await?) } else { None };
         let mut in_slot = HeaderBytes::new(call.layout.row());
         let mut least = 0;
         for position in 0..rows {
-            let at = call.layout.low_row(call.op, source, position).offset;
+            let slot = call.layout.low_row(call.op, source, position).offset;
+            let head = call.layout.low_head(call.op, source, position).offset;
             match &mut units {
                 Some(units) => units.take(call, port, position).await?,
-                None => port.read(at, in_slot.as_mut_bytes())?,
+                None => port.read(if form == Form::EachRow { head } else { slot }, in_slot.as_mut_bytes())?,
             }
             let header = units.as_ref().map_or(&in_slot, |units| &units.header);
             let own = header.header();
@@ -169,7 +176,13 @@ impl<W: Window> Intake<W> {
                 return Err(mismatch("tokens of a source", call.layout.shape().max_tokens()));
             }
             least = own.source_token + 1;
-            let payload = at.plus(call.layout.row().header_bytes());
+            let slot = if form == Form::EachRow {
+                call.await_row(port, source, own.source_token).await?;
+                call.layout.low_row(call.op, source, own.source_token).offset
+            } else {
+                slot
+            };
+            let payload = slot.plus(call.layout.row().header_bytes());
             self.spread(call, port, header, |part, into| match &units {
                 Some(units) => {
                     into.copy_from_slice(&units.payload[part]);

@@ -131,6 +131,7 @@ impl<M: Machine> Reducer<'_, '_, M> {
         if self.as_units && rank != self.call.me {
             self.call.take_result(&mut self.port, rank, (token, column), &mut self.row).await?;
         } else {
+            self.call.await_row(&mut self.port, rank, token).await?;
             let at = self.call.layout.low_result(self.call.op, rank, token, column).offset;
             let header = self.call.result_header(&self.port, at)?;
             self.call.check(&header, rank, Some(token))?;

@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox, Pick, Place, Row, Said};
+use super::{Banks, Call, Faults, Notice, Outbox, Pick, Place, Row, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{LowKind, RESULT_HEADER, RowHeader};
@@ -30,6 +30,8 @@ struct Parcel<'a> {
     token: u32,
     /// Its number among those of the token that this rank returns.
     column: u32,
+    /// Whether it is the last of them.
+    last: bool,
     /// What it is made of: one choice's result, or all of a rank's.
     picks: &'a [Pick],
 }
@@ -42,7 +44,14 @@ impl<'a, W: Window> Results<'a, W> {
         rows.iter().flat_map(move |row| {
             let picks = &picks[row.picks.start as usize..row.picks.end as usize];
             let step = if kind == LowKind::PerChoice { 1 } else { picks.len().max(1) };
-            (0..).zip(picks.chunks(step)).map(move |(column, picks)| Parcel { token: row.token, column, picks })
+            let parcels = picks.chunks(step);
+            let left = (0..parcels.len()).rev();
+            (0..).zip(left.zip(parcels)).map(move |(column, (left, picks))| Parcel {
+                token: row.token,
+                column,
+                last: left == 0,
+                picks,
+            })
         })
     }
 }
@@ -75,17 +84,19 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
         payload: vec![0; bytes],
         scratch: vec![0; bytes],
     };
-    let mut banks = Banks::new(call);
+    // Who is owed nothing does not wait for an arrival.
+    let mut banks = Banks::new(call, |peer| results.parcels(call.kind, peer).next().is_some());
     loop {
         let free = banks.free(call, &returner.port, faults)?;
         for (left, peer) in (0..free.len()).rev().zip(free) {
             returner.port.only_posts(left > 0);
-            let rows = returner.give_back(peer, faults).await?;
-            // Who is owed nothing does not wait for an arrival.
-            if rows > 0 && !faults.involve(peer) {
-                let all = (Said { rows, tokens: 0 }, returner.as_units(peer), None);
-                let sent = call.announce(&mut returner.port, returner.outbox, faults, peer, all).await;
-                sent.or_else(|fault| faults.note(peer, fault))?;
+            let notice = returner.notice(peer);
+            if notice.form.says_ahead() {
+                returner.tell(peer, &notice, faults).await?;
+            }
+            returner.give_back(peer, faults).await?;
+            if !notice.form.says_ahead() {
+                returner.tell(peer, &notice, faults).await?;
             }
         }
         if !banks.wait(call, &mut returner.port, faults).await? {
@@ -96,7 +107,7 @@ pub(crate) async fn return_results<M: Machine, W: Window>(
         let held = returner.hold(peer)?;
         faults.hold(peer, held);
     }
-    returner.give_back(call.me, faults).await.map(drop)
+    returner.give_back(call.me, faults).await
 }
 
 impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
@@ -107,32 +118,41 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
         self.call.results_as_units(self.results.tokens[rank.index()].saturating_sub(fewer))
     }
 
-    const fn place(as_units: bool, (token, column): (u32, u32)) -> Place {
-        if as_units { Place::UnitResult { token, column } } else { Place::Result { token, column } }
+    /// What `source` is told of its results.
+    fn notice(&self, source: Rank) -> Notice {
+        let rows = self.results.parcels(self.call.kind, source).count() as u32;
+        let form = self.call.form(source, self.as_units(source));
+        Notice { said: Said { rows, tokens: 0 }, form, details: Vec::new() }
+    }
+
+    async fn tell(&mut self, peer: Rank, notice: &Notice, faults: &mut Faults) -> Result<(), Fault> {
+        if faults.involve(peer) {
+            return Ok(());
+        }
+        let told = self.call.announce(&mut self.port, self.outbox, faults, peer, notice).await;
+        told.or_else(|fault| faults.note(peer, fault))
     }
 
     /// Keeps the results that `source` is owed.
     fn hold(&mut self, source: Rank) -> Result<Held, Fault> {
-        let mut held = Held { as_units: self.as_units(source), ..Held::default() };
-        for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
+        let mut held = Held { notice: self.notice(source), ..Held::default() };
+        for Parcel { token, column, last, picks } in self.results.parcels(self.call.kind, source) {
             self.load(picks)?;
             let mut bytes = self.header(token, column).as_bytes().to_vec();
             bytes.extend_from_slice(&self.payload);
-            held.rows.push((Self::place(held.as_units, (token, column)), bytes));
+            held.rows.push((Place::Result { token, column, last }, bytes));
         }
         held.announced = !held.rows.is_empty();
         Ok(held)
     }
 
-    /// Puts the results that `source` is owed; returns how many.
-    async fn give_back(&mut self, source: Rank, faults: &mut Faults) -> Result<u32, Fault> {
-        let mut sent = 0;
-        for Parcel { token, column, picks } in self.results.parcels(self.call.kind, source) {
+    /// Puts the results that `source` is owed.
+    async fn give_back(&mut self, source: Rank, faults: &mut Faults) -> Result<(), Fault> {
+        for Parcel { token, column, last, picks } in self.results.parcels(self.call.kind, source) {
             self.load(picks)?;
-            self.put(source, (token, column), faults).await?;
-            sent += 1;
+            self.put(source, (token, column, last), faults).await?;
         }
-        Ok(sent)
+        Ok(())
     }
 
     /// Makes a result: that of one choice, or the weighted sum of a rank's, choices ascending, rounded to bf16.
@@ -158,7 +178,12 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
     }
 
     /// Puts the result at hand.
-    async fn put(&mut self, to: Rank, (token, column): (u32, u32), faults: &mut Faults) -> Result<(), Fault> {
+    async fn put(
+        &mut self,
+        to: Rank,
+        (token, column, last): (u32, u32, bool),
+        faults: &mut Faults,
+    ) -> Result<(), Fault> {
         let call = self.call;
         if to == call.me {
             return self.write(call.layout.low_result(call.op, call.me, token, column).offset, token, column);
@@ -173,9 +198,9 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             return Ok(());
         }
         let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-        let place = Self::place(self.as_units(to), (token, column));
-        match call.put_row(&mut self.port, to, from, (op, place)).await {
-            Ok(ticket) => self.outbox.sent(to, ticket),
+        let form = call.form(to, self.as_units(to));
+        match call.put_row(&mut self.port, to, from, (op, Place::Result { token, column, last }, form)).await {
+            Ok(posted) => self.outbox.sent(posted),
             Err(fault) => faults.note(to, fault)?,
         }
         Ok(())

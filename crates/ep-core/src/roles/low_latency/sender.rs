@@ -3,7 +3,7 @@
 use zerocopy::IntoBytes;
 
 use super::faults::Held;
-use super::{Banks, Call, Faults, Outbox, Place, Said};
+use super::{Banks, Call, Faults, Form, Notice, Outbox, Place, Said};
 use crate::buffers::HostRows;
 use crate::error::Fault;
 use crate::layout::{Choice, RowFormat, RowHeader, UnitChoice, UnitRow};
@@ -79,42 +79,53 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         payload: vec![0; row.payload_bytes() as usize],
         units: call.as_units().then(|| (Vec::new(), tokens.numbers(call.layout.shape().experts()))),
     };
-    let mut banks = Banks::new(call);
+    let mut banks = Banks::new(call, |_| true);
     // The own bank is free: what it held has been received before.
     let mut to = vec![false; call.layout.topology().ranks() as usize];
     to[call.me.index()] = true;
     loop {
         let free = banks.free(call, &port, faults)?;
         free.iter().for_each(|peer| to[peer.index()] = true);
+        let ahead = |peer: &Rank| call.form(*peer, call.as_units()).says_ahead();
+        let (ahead, behind): (Vec<Rank>, Vec<Rank>) = free.into_iter().partition(ahead);
+        tell(call, &mut port, tokens, &mut staged, outbox, &ahead, faults).await?;
         if to.contains(&true) {
             send_to(call, &mut port, tokens, &mut staged, outbox, &to, faults).await?;
         }
-        for (left, peer) in (0..free.len()).rev().zip(free) {
-            port.only_posts(left > 0);
-            let sent = match faults.involve(peer) {
-                true => Ok(()),
-                false => {
-                    let said = Said { rows: tokens.plan.rows()[peer.index()], tokens: tokens.plan.tokens() };
-                    let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer));
-                    call.announce(&mut port, outbox, faults, peer, (said, call.as_units(), counts)).await
-                }
-            };
-            sent.or_else(|fault| faults.note(peer, fault))?;
-        }
+        tell(call, &mut port, tokens, &mut staged, outbox, &behind, faults).await?;
         to.fill(false);
         if !banks.wait(call, &mut port, faults).await? {
             break;
         }
     }
     for peer in faults.late() {
-        let counts = call.as_units().then(|| tokens.gets(call.layout.local_experts(), peer).to_vec());
-        let (tokens_here, as_units) = (tokens.plan.tokens(), call.as_units());
-        let mut held = Held { announced: true, counts, tokens: tokens_here, as_units, rows: Vec::new() };
+        let mut held = Held { rows: Vec::new(), notice: staged.notice(call, tokens, peer), announced: true };
         for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
             staged.make(call, tokens, token)?;
             held.rows.push((Place::Row { position, token }, staged.to_vec(row)));
         }
         faults.hold(peer, held);
+    }
+    Ok(())
+}
+
+/// Tells each of `peers` how many rows it gets.
+async fn tell<M: Machine, W: Window>(
+    call: &Call<'_, M>,
+    port: &mut Attended<M::Port>,
+    tokens: &Tokens<'_, W>,
+    staged: &mut Staged,
+    outbox: &mut Outbox,
+    peers: &[Rank],
+    faults: &mut Faults,
+) -> Result<(), Fault> {
+    for (left, &peer) in (0..peers.len()).rev().zip(peers) {
+        port.only_posts(left > 0);
+        if !faults.involve(peer) {
+            let notice = staged.notice(call, tokens, peer);
+            let told = call.announce(port, outbox, faults, peer, &notice).await;
+            told.or_else(|fault| faults.note(peer, fault))?;
+        }
     }
     Ok(())
 }
@@ -160,8 +171,9 @@ async fn send_to<M: Machine, W: Window>(
                 continue;
             }
             let op = call.op + u64::from(call.plants(Plant::OpInWrongBank));
-            match call.put_row(port, rank, from, (op, Place::Row { position, token })).await {
-                Ok(ticket) => outbox.sent(rank, ticket),
+            let form = call.form(rank, call.as_units());
+            match call.put_row(port, rank, from, (op, Place::Row { position, token }, form)).await {
+                Ok(posted) => outbox.sent(posted),
                 Err(fault) => faults.note(rank, fault)?,
             }
         }
@@ -170,6 +182,26 @@ async fn send_to<M: Machine, W: Window>(
 }
 
 impl Staged {
+    /// What `peer` is told of its rows.
+    fn notice<M: Machine, W: Window>(&mut self, call: &Call<'_, M>, tokens: &Tokens<'_, W>, peer: Rank) -> Notice {
+        let said = Said { rows: tokens.plan.rows()[peer.index()], tokens: tokens.plan.tokens() };
+        let form = call.form(peer, call.as_units());
+        let details = match form {
+            Form::Together => Vec::new(),
+            Form::Units => tokens.gets(call.layout.local_experts(), peer).as_bytes().to_vec(),
+            Form::EachRow => {
+                let mut headers = Vec::new();
+                for (rows, &token) in (1..).zip(tokens.plan.sent_to(peer)) {
+                    self.make_header(call, tokens, token);
+                    headers.extend_from_slice(self.header.as_bytes());
+                    headers.resize(rows * call.layout.row().header_bytes() as usize, 0);
+                }
+                headers
+            }
+        };
+        Notice { said, form, details }
+    }
+
     /// Makes the row of `token`.
     fn make<M: Machine, W: Window>(
         &mut self,
@@ -177,6 +209,27 @@ impl Staged {
         tokens: &Tokens<'_, W>,
         token: u32,
     ) -> Result<(), Fault> {
+        self.make_header(call, tokens, token);
+        let x = tokens.x.borrow(token, &mut self.scratch)?;
+        match call.layout.shape().element() {
+            Element::Bf16 => self.payload.copy_from_slice(x),
+            element => {
+                let (codes, scales) = self.payload.split_at_mut(call.layout.row().scales_offset() as usize);
+                let (elements, _) = x.as_chunks::<2>();
+                let codes = &mut codes[..elements.len()];
+                element.quantize(elements, codes, scales).map_err(|_| Fault::Mismatch {
+                    field: "elements of a row",
+                    mine: call.layout.shape().hidden().into(),
+                    theirs: elements.len() as u64,
+                    peer: call.me,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes its header.
+    fn make_header<M: Machine, W: Window>(&mut self, call: &Call<'_, M>, tokens: &Tokens<'_, W>, token: u32) {
         let own = RowHeader { source_rank: call.me.0, source_token: token, position: 0, op: call.stamp() };
         let topk = call.layout.shape().topk() as usize;
         let reached = tokens.plan.reached(token);
@@ -201,22 +254,6 @@ impl Staged {
                 units.extend_from_slice(UnitChoice { expert, weight, index }.as_bytes());
             }
         }
-        let x = tokens.x.borrow(token, &mut self.scratch)?;
-        match call.layout.shape().element() {
-            Element::Bf16 => self.payload.copy_from_slice(x),
-            element => {
-                let (codes, scales) = self.payload.split_at_mut(call.layout.row().scales_offset() as usize);
-                let (elements, _) = x.as_chunks::<2>();
-                let codes = &mut codes[..elements.len()];
-                element.quantize(elements, codes, scales).map_err(|_| Fault::Mismatch {
-                    field: "elements of a row",
-                    mine: call.layout.shape().hidden().into(),
-                    theirs: elements.len() as u64,
-                    peer: call.me,
-                })?;
-            }
-        }
-        Ok(())
     }
 
     /// Its bytes as they are staged.

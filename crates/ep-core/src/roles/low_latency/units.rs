@@ -21,7 +21,7 @@ use crate::error::Fault;
 use crate::layout::{Arrival, Choice, LowKind, MASKED, RESULT_HEADER, RowHeader, UnitChoice, UnitRow};
 use crate::machine::Machine;
 use crate::plant::Plant;
-use crate::port::{Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
+use crate::port::{LaneId, Need, Offset, Port, Span, Tag, Ticket, UNIT_DATA, Units};
 use crate::roles::{Attended, HeaderBytes};
 use crate::topology::Rank;
 
@@ -43,54 +43,46 @@ impl<M: Machine> Call<'_, M> {
         self.serials + self.op
     }
 
-    /// Puts a row that lies at `from`, with its header in front, to its place at `peer`, in the bank of `op`.
-    pub(super) async fn put_row(
+    /// Puts a row or result as units; the header of a row in this form lies behind it.
+    pub(super) async fn put_row_as_units(
         &self,
         port: &mut Attended<M::Port>,
         peer: Rank,
         from: Offset,
         (op, place): (u64, Place),
-    ) -> Result<Ticket, Fault> {
+    ) -> Result<(LaneId, Ticket), Fault> {
         let (lane, tag, layout) = (Self::rows_lane(peer), Tag::of(self.serial()), self.layout);
         let (row, results) = (layout.row(), layout.row().results());
-        match place {
-            Place::Row { position, .. } if !self.as_units() => {
-                let bytes = row.header_bytes() + row.payload_bytes();
-                port.put(lane, from.span(bytes), layout.low_row(op, self.me, position).offset).await
-            }
-            Place::Result { token, column } => {
-                let bytes = RESULT_HEADER + results.payload_bytes();
-                port.put(lane, from.span(bytes), layout.low_result(op, self.me, token, column).offset).await
-            }
+        let (payload, to) = match place {
             Place::Row { position, token } => {
                 let header = from.plus(row.wire_bytes()).span(layout.low_unit_header_bytes());
                 port.put_units(lane, header, layout.low_unit_header(op, self.me, position), tag).await?;
                 let payload = from.plus(row.header_bytes()).span(row.payload_bytes());
-                port.put_units(lane, payload, layout.low_unit_row(op, self.me, token), tag).await
+                (payload, layout.low_unit_row(op, self.me, token))
             }
-            Place::UnitResult { token, column } => {
+            Place::Result { token, column, .. } => {
                 let payload = from.plus(RESULT_HEADER).span(results.payload_bytes());
-                port.put_units(lane, payload, layout.low_unit_result(op, self.me, token, column), tag).await
+                (payload, layout.low_unit_result(op, self.me, token, column))
             }
-        }
+        };
+        port.put_units(lane, payload, to, tag).await.map(|ticket| (lane, ticket))
     }
 
-    /// Puts what says how many rows each of `peer`'s experts gets: u32 of `counts`.
+    /// Puts what says how many rows each of `peer`'s experts gets: `counts`, u32 each.
     pub(super) async fn put_counts(
         &self,
         port: &mut Attended<M::Port>,
         outbox: &mut Outbox,
         faults: &mut Faults,
         peer: Rank,
-        counts: &[u32],
+        counts: &[u8],
     ) -> Result<(), Fault> {
         let slot = outbox.slot(self, port, faults).await?;
         let from = self.layout.low_staging(slot).offset;
-        port.write(from, counts.as_bytes())?;
+        port.write(from, counts)?;
         let to = self.layout.low_unit_counts(self.op, self.me);
-        let counts = from.span(size_of_val(counts) as u64);
-        let ticket = port.put_units(Self::rows_lane(peer), counts, to, Tag::of(self.serial())).await?;
-        outbox.sent(peer, ticket);
+        let (lane, counts) = (Self::rows_lane(peer), from.span(counts.len() as u64));
+        outbox.sent((lane, port.put_units(lane, counts, to, Tag::of(self.serial())).await?));
         Ok(())
     }
 
@@ -109,8 +101,8 @@ impl<M: Machine> Call<'_, M> {
         let tokens = tokens + u32::from(self.kind == LowKind::Dispatch && self.plants(Plant::TokensOffByOne));
         port.write(from.plus(size_of_val(&value) as u64), &tokens.to_le_bytes())?;
         let to = self.layout.low_unit_head(self.op, self.me);
-        let ticket = port.put_units(Self::rows_lane(peer), from.span(HEAD), to, Tag::of(self.serial())).await?;
-        outbox.sent(peer, ticket);
+        let lane = Self::rows_lane(peer);
+        outbox.sent((lane, port.put_units(lane, from.span(HEAD), to, Tag::of(self.serial())).await?));
         Ok(())
     }
 
@@ -159,7 +151,7 @@ impl<M: Machine> Call<'_, M> {
     }
 
     /// Waits for all rows of `peer` and looks at none.
-    pub(super) async fn skip_rows(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
+    pub(super) async fn skip_units(&self, port: &mut Attended<M::Port>, peer: Rank, rows: u32) -> Result<(), Fault> {
         let mut units = UnitRows::begin(self, port, peer).await?;
         for position in 0..rows {
             units.take(self, port, position).await?;

@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use ep_core::layout::Queues;
 use ep_core::machine::Proposal;
-use ep_core::port::{LaneId, LaneKind, Role};
+use ep_core::port::{LaneId, Role};
 use ep_core::trace::{Record, Verb};
 use ep_core::{Layout, Nanos, Rank};
 
@@ -119,7 +119,6 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(layout: &Rc<Layout>, config: &Config) -> Self {
         let topology = layout.topology();
-        let kinds = LaneKind::count(layout.tracks());
         let cells_end = layout.zeroed().end();
         let mut world = Self {
             layout: Rc::clone(layout),
@@ -131,7 +130,7 @@ impl World {
             now: Nanos(0),
             events: 0,
             windows: topology.all().map(|_| Memory::new(cells_end, PageSize::ROWS)).collect(),
-            lanes: Lanes::new(topology.ranks(), kinds, layout.mailboxes()),
+            lanes: Lanes::new(layout),
             ranks: Vec::new(),
             running: topology.ranks(),
             slots: Vec::new(),
