@@ -12,9 +12,6 @@
 #define EP_CONTROL_H
 #include "ep_mail.h"
 
-/* Within the time allowed a rank says at most so many times that it waits for something else: alarms are numbered. */
-#define EP_PAUSES 256u
-
 /* What the control core keeps. */
 struct EpControl {
     ep_u64 foremost; /* of the cores' waits the one nearest to the cause (ep_wait_key); 0 for none */
@@ -155,7 +152,7 @@ EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
     /* The core may have taken it back meanwhile. */
     if (ep_fresh<uint64_t>(EP_LINE(c, k.waiting, wait)) != k.foremost) return;
     const ep_u64 waited = ep_waited(c), told = ep_to_tell(c, k);
-    const bool speaks = asked || waited >= ep_speaks_after(r.allowed), pauses = k.told != 0 && waited - k.told_at < r.allowed / EP_PAUSES;
+    const bool speaks = asked || waited >= ep_speaks_after(r.allowed), pauses = k.told != 0 && waited - k.told_at < ep_speaks_again_after(r.allowed);
     if (speaks && k.told != told && !pauses && !EP_PLANTED(c, SILENT)) {
         k.told = told;
         k.told_at = waited;

@@ -159,8 +159,10 @@ template <class F> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 aw
     return ep_culprit(ranks, awaited, wait_of, EpAllHeard{});
 }
 
-/* When a rank that waits tells the others, and when it gives up, in nanoseconds of the time allowed. */
+/* When a rank that waits tells the others, how long it is silent between two changes of what it tells, and when it gives up, in nanoseconds of the
+   time allowed. Between nodes waits are relayed, and each change may cause the next: without a pause ranks would answer each other without end. */
 EP_HD static inline ep_u64 ep_speaks_after(ep_u64 allowed) { return allowed / 4 * 3; }
+EP_HD static inline ep_u64 ep_speaks_again_after(ep_u64 allowed) { return allowed / 256; }
 EP_HD static inline ep_u64 ep_gives_up_after(ep_u64 allowed, ep_u32 ranks, ep_u32 me) {
     return allowed / 8 * 7 + allowed / 8 / ranks * me;
 }

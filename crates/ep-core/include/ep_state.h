@@ -95,8 +95,9 @@ struct EpLocal {
     ep_u32 speaking; /* Not 0 while a thread publishes an alarm: cells must not fall. */
     ep_u64 foremost; /* Of the waits that last long the one nearest to the cause (ep_wait_key); 0 for none. */
     ep_u64 told; /* The last wait that the other ranks were told of. */
+    ep_u64 told_at; /* When, in nanoseconds of the device's clock. */
 };
-static_assert(sizeof(EpLocal) == 64, "EpLocal");
+static_assert(sizeof(EpLocal) == 72, "EpLocal");
 static_assert(__builtin_offsetof(EpLocal, ops_done) == 0, "EpLocal.ops_done");
 static_assert(__builtin_offsetof(EpLocal, failed) == 8, "EpLocal.failed");
 static_assert(__builtin_offsetof(EpLocal, serial) == 12, "EpLocal.serial");
@@ -107,6 +108,7 @@ static_assert(__builtin_offsetof(EpLocal, generation) == 40, "EpLocal.generation
 static_assert(__builtin_offsetof(EpLocal, speaking) == 44, "EpLocal.speaking");
 static_assert(__builtin_offsetof(EpLocal, foremost) == 48, "EpLocal.foremost");
 static_assert(__builtin_offsetof(EpLocal, told) == 56, "EpLocal.told");
+static_assert(__builtin_offsetof(EpLocal, told_at) == 64, "EpLocal.told_at");
 
 /* What the kernels of low latency keep between launches, in the rank's own device memory; zero at first, and in each generation. Behind it lie u32 skipped[ranks], not 0 where a block of this launch has not put its rows for a rank; for each bank u32 late[ranks], not 0 where a rank is still to be sent rows; u32 gone[ranks] as behind EpLocal; and u32 taken[blocks], not 0 where a block of this launch has taken that share of what is sent. */
 struct EpLow {

@@ -68,10 +68,14 @@ EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     EpLocal* local = ep_local(r);
     ep_atomic_max(&local->foremost, ep_wait_key(op, phase, peer));
     const ep_u64 front = ep_told_of(r, op, *(volatile ep_u64*)&local->foremost);
-    volatile ep_u64* told = &local->told;
-    if (front == 0 || front == *told || !ep_try_speaking(r)) return;
+    volatile ep_u64 *told = &local->told, *told_at = &local->told_at;
+    if (front == 0 || front == *told) return;
+    const ep_u64 now = ep_now();
+    if (!ep_one_node(r) && *told != 0 && now - *told_at < ep_speaks_again_after(r.allowed)) return;
+    if (!ep_try_speaking(r)) return;
     if (front != *told && !ep_failed(r)) {
         *told = front;
+        *told_at = now;
         ep_tell(r, 0, ep_key_op(front), ep_key_phase(front), ep_key_peer(front));
     }
     ep_end_speaking(r);

@@ -38,6 +38,8 @@ c_struct! {
         pub foremost: u64,
         /// The last wait that the other ranks were told of.
         pub told: u64,
+        /// When, in nanoseconds of the device's clock.
+        pub told_at: u64,
     }
 }
 

@@ -3,7 +3,7 @@
 //! First it tells every peer which operation has begun here, and of what kind: ranks that do different things find out.
 //!
 //! At three quarters of the time allowed, a rank that waits publishes a *suspicion*: what for, from whom. Whoever hears
-//! one and waits itself answers with its own. A rank whose operation ends well after all takes its suspicion back, by one
+//! one and waits itself answers with its own, a few times at once and then at intervals. A rank whose operation ends well after all takes its suspicion back, by one
 //! of itself. At seven eighths all waits end. In the last eighth the ranks speak in turn:
 //! each, when nobody has spoken before, names the rank that waits for nobody ([`Board::culprit`]) and spreads that
 //! *verdict*; whoever hears a verdict takes it over and spreads it too. So ranks that see different halves of a broken
@@ -165,6 +165,10 @@ fn full_op(bits: u16, near: u64) -> u64 {
     if ahead < span / 2 { near + ahead } else { (near + ahead).saturating_sub(span) }
 }
 
+/// Suspicions that a rank tells in one step as it hears others. Where relayed ones come back, each answer may change the next: ranks of several
+/// nodes would answer each other as fast as they can until their time is up.
+const ANSWERS: u32 = 16;
+
 /// Watches until a peer's verdict or a machine's knowledge ends the operation, and returns that fault. Runs beside the
 /// work and is dropped with it; at the deadline it leaves the word to the roles that wait.
 pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut Vigil) -> Fault {
@@ -181,6 +185,7 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
         port = operation.port_until(Role::new(Duty::Watch), look);
     }
     needs.extend(openings(operation));
+    let mut answers = 0;
     loop {
         match port.wait_any(&needs).await {
             Ok(at) if needs[at].cell.counter == Counter::Opening => {
@@ -195,7 +200,9 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 if let Some(verdict) = vigil.hear(operation, &mut needs[at], value) {
                     return verdict;
                 }
-                look = port.now();
+                if answers < ANSWERS {
+                    look = port.now();
+                }
             }
             // A peer that is done may be gone: nobody needs it any more, and it has no more to say. Nor is one missed here that this rank has
             // nothing to do with in this mode.
@@ -203,7 +210,7 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
                 needs.retain(|need| Some(need.cell.writer) != fault.gone());
                 continue;
             }
-            Err(Fault::Timeout { .. }) if port.now() < times.deadline => {}
+            Err(Fault::Timeout { .. }) if port.now() < times.deadline => answers = 0,
             Err(Fault::Timeout { .. }) => std::future::pending().await,
             Err(fault) => return fault,
         }
@@ -213,6 +220,7 @@ pub(crate) async fn watch<M: Machine>(operation: &Operation<'_, M>, vigil: &mut 
             let relays = operation.layout.topology().nodes() > 1;
             if let Some(wait) = operation.board.report(operation.me, relays) {
                 vigil.raise(operation, &mut port, false, wait).await;
+                answers += 1;
             }
             look = if operation.board.is_troubled() { now + times.step } else { times.deadline };
         }

@@ -16,6 +16,7 @@ mod races;
 mod recovery;
 mod replay;
 mod rules;
+mod storm;
 mod timed;
 mod timed_engine;
 mod timed_partitions;
