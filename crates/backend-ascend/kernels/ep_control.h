@@ -22,7 +22,7 @@ struct EpControl {
     ep_u32 serial;   /* alarms published */
 };
 
-EP_DEV void ep_tell(EpCore& c, EpControl& k, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+EP_DEV void ep_tell(EpCore& c, EpControl& k, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 whom) {
     const EpRank& r = c.launch.r;
     /* The last serial is kept for a verdict. */
     if (k.serial >= EP_MAX_ALARM_SERIAL - (verdict ? 0 : 1)) return;
@@ -30,7 +30,7 @@ EP_DEV void ep_tell(EpCore& c, EpControl& k, ep_u32 verdict, ep_u64 op, ep_u32 p
     ep_store_word(c, EP_LOCAL(c, serial), k.serial, 4);
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
         if (ep_is_neighbour(c, other))
-            ep_announce(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(k.serial, verdict, op, phase, peer), EP_MAIL_ALARM);
+            ep_announce(c, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(k.serial, verdict, op, phase, whom), EP_MAIL_ALARM);
 }
 
 /* What the line of a core says of its wait, or of what it refuses. */
@@ -156,7 +156,7 @@ EP_DEV void ep_judge(EpCore& c, EpControl& k, bool asked) {
     if (speaks && k.told != told && !pauses && !EP_PLANTED(c, SILENT)) {
         k.told = told;
         k.told_at = waited;
-        ep_tell(c, k, 0, ep_key_op(told), ep_key_phase(told), ep_key_peer(told));
+        ep_tell(c, k, 0, ep_key_op(told), ep_key_phase(told), ep_key_whom(told));
     }
     if (waited >= ep_gives_up_after(r.allowed, r.w.ranks, r.me) && !EP_PLANTED(c, NO_DEADLINE))
         ep_fail(c, k, EP_STATUS_TIMEOUT, detail, ep_culprit(r.w.ranks, peer, EpWaitOf{c, k}, EpHears{r}));

@@ -80,11 +80,15 @@ EP_HD static inline bool ep_consumer_saw(EpConsumer& c, const EpRings& r, ep_u64
        its waits the one nearest to the cause. In the last eighth the ranks give up in turn, lower ranks first. The first names the
        rank that waits for nobody and spreads that verdict, which all take over: so all name the same. --- */
 
+/* Set beside the peer of a wait that is in a circle: the peer waits itself, for what leads back to who says so. */
+#define EP_IN_CIRCLE 0x8000u
+
 /* A wait of the own rank: larger for waits nearer to the cause, of later operations. Never 0. */
 EP_HD static inline ep_u64 ep_wait_key(ep_u64 op, ep_u32 phase, ep_u32 peer) { return op << 20 | (0xfffff - (phase << 16 | peer)); }
 EP_HD static inline ep_u64 ep_key_op(ep_u64 key) { return key >> 20; }
 EP_HD static inline ep_u32 ep_key_phase(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) >> 16; }
-EP_HD static inline ep_u32 ep_key_peer(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) & 0xffff; }
+EP_HD static inline ep_u32 ep_key_whom(ep_u64 key) { return (0xfffff - (ep_u32)(key & 0xfffff)) & 0xffff; }
+EP_HD static inline ep_u32 ep_key_peer(ep_u64 key) { return ep_key_whom(key) & ~EP_IN_CIRCLE; }
 
 /* No wait. */
 #define EP_NO_WAIT 0xffffffffu
@@ -92,41 +96,43 @@ EP_HD static inline ep_u32 ep_key_peer(ep_u64 key) { return (0xfffff - (ep_u32)(
 #define EP_WAIT_OP 2048u
 
 /* A wait of rank for peer, in the order of waits: the smaller, the nearer to the cause. its_op: of the operation the low bits that an alarm
-   carries; operations that are near op have near numbers. A wait for the rank itself was taken back, and is none. */
-EP_HD static inline ep_u32 ep_wait_word(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u32 its_op, ep_u32 phase, ep_u32 peer) {
+   carries; operations that are near op have near numbers. whom: the peer, and EP_IN_CIRCLE or not. A wait for the rank itself was taken back, and
+   is none. */
+EP_HD static inline ep_u32 ep_wait_word(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u32 its_op, ep_u32 phase, ep_u32 whom) {
+    const ep_u32 peer = whom & ~EP_IN_CIRCLE;
     if (peer == rank || peer >= ranks) return EP_NO_WAIT;
-    return ((its_op + EP_WAIT_OP + 4096 - (ep_u32)(op % 4096)) % 4096) << 20 | phase << 16 | peer;
+    return ((its_op + EP_WAIT_OP + 4096 - (ep_u32)(op % 4096)) % 4096) << 20 | phase << 16 | whom;
 }
 EP_HD static inline ep_u32 ep_wait_op(ep_u32 wait) { return wait >> 20; }
-EP_HD static inline ep_u32 ep_wait_peer(ep_u32 wait) { return wait & 0xffff; }
+EP_HD static inline ep_u32 ep_wait_peer(ep_u32 wait) { return wait & 0x7fff; }
 
 /* What rank says by its last alarm that it waits for. */
 EP_HD static inline ep_u32 ep_wait_of_alarm(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u64 alarm) {
     if (ep_alarm_serial(alarm) == 0 || ep_alarm_verdict(alarm)) return EP_NO_WAIT;
-    return ep_wait_word(ranks, rank, op, ep_alarm_op(alarm), ep_alarm_phase(alarm), ep_alarm_peer(alarm));
+    return ep_wait_word(ranks, rank, op, ep_alarm_op(alarm), ep_alarm_phase(alarm), ep_alarm_whom(alarm));
 }
 
 /* What the own rank has told the others (a key; 0 for nothing). */
 EP_HD static inline ep_u32 ep_wait_of_key(ep_u32 ranks, ep_u32 rank, ep_u64 op, ep_u64 key) {
-    return key == 0 ? EP_NO_WAIT : ep_wait_word(ranks, rank, op, (ep_u32)(ep_key_op(key) % 4096), ep_key_phase(key), ep_key_peer(key));
+    return key == 0 ? EP_NO_WAIT : ep_wait_word(ranks, rank, op, (ep_u32)(ep_key_op(key) % 4096), ep_key_phase(key), ep_key_whom(key));
 }
 
 /* The key of a wait that a word says, near op. */
 EP_HD static inline ep_u64 ep_key_of_wait(ep_u64 op, ep_u32 wait) {
-    return ep_wait_key(op + ep_wait_op(wait) - EP_WAIT_OP, wait >> 16 & 15, ep_wait_peer(wait));
+    return ep_wait_key(op + ep_wait_op(wait) - EP_WAIT_OP, wait >> 16 & 15, wait & 0xffff);
 }
 
-/* Where not everybody hears everybody: what `wait` of rank me comes from, the wait at the end of those that explain it. Itself, where they come
-   back to where they began. */
+/* Where not everybody hears everybody: what `wait` of rank me comes from, the wait at the end of those that explain it. Itself, as one in a circle,
+   where they come back to where they began. */
 template <class F> EP_HD static inline ep_u32 ep_wait_origin(ep_u32 ranks, ep_u32 me, ep_u32 wait, F wait_of) {
     ep_u32 last = wait;
     for (ep_u32 hops = 0; hops < ranks; ++hops) {
         const ep_u32 next = wait_of(ep_wait_peer(last));
         if (next == EP_NO_WAIT) return last;
-        if (ep_wait_peer(next) == me) return wait;
+        if (ep_wait_peer(next) == me) break;
         last = next;
     }
-    return wait;
+    return wait | EP_IN_CIRCLE;
 }
 
 /* Whether one rank hears the alarms of another: the two are of one node, or of one rail. */
@@ -135,8 +141,8 @@ EP_HD static inline bool ep_are_neighbours(ep_u32 ranks_per_node, ep_u32 one, ep
 }
 
 /* Whom to blame when the time of a wait for `awaited` is up: `wait_of(rank)` is what rank waits for, `hears(rank, peer)` whether peer would be
-   heard by rank, or here. Waits for ranks that wait for nobody come first, as told by ranks that would have heard it; then waits in a circle,
-   and hearsay: of ranks that may wait as well. Of several the one nearest to the cause. */
+   heard by rank, or here. Waits for ranks that wait for nobody come first, as told by ranks that would have heard it; then waits in a circle, which
+   may be one that is not heard here, and hearsay: of ranks that may wait as well. Of several the one nearest to the cause. */
 template <class F, class H> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, ep_u32 awaited, F wait_of, H hears) {
     ep_u32 root = EP_NO_WAIT, other = EP_NO_WAIT;
     for (ep_u32 rank = 0; rank < ranks; ++rank) {
@@ -145,7 +151,7 @@ template <class F, class H> EP_HD static inline ep_u32 ep_culprit(ep_u32 ranks, 
         ep_u32 next = wait;
         for (ep_u32 hops = 0; hops < ranks && next != EP_NO_WAIT && ep_wait_peer(next) != rank; ++hops) next = wait_of(ep_wait_peer(next));
         const bool is_root = wait_of(ep_wait_peer(wait)) == EP_NO_WAIT;
-        if (is_root && hears(rank, ep_wait_peer(wait))) root = wait < root ? wait : root;
+        if (is_root && !(wait & EP_IN_CIRCLE) && hears(rank, ep_wait_peer(wait))) root = wait < root ? wait : root;
         else if (is_root || (next != EP_NO_WAIT && ep_wait_peer(next) == rank)) other = wait < other ? wait : other;
     }
     const ep_u32 cause = root != EP_NO_WAIT ? root : other;

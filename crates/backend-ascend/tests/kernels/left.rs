@@ -136,7 +136,7 @@ fn a_rank_that_goes_is_missed_only_for_what_it_owes() {
 fn a_rank_that_says_why_it_goes_is_not_blamed() {
     let library = with("judges", JUDGES);
     let roles = Roles { senders: 1, coordinators: 1, forwarders: 0, forwarder_coordinators: 0, receivers: 0 };
-    let verdict = Alarm { serial: 1, verdict: true, op: 1, phase: Phase::Rows, peer: Rank(2) };
+    let verdict = Alarm { serial: 1, verdict: true, op: 1, phase: Phase::Rows, in_circle: false, peer: Rank(2) };
     let told = (LaneKind::Watch, Counter::Alarm, verdict.encode());
     for (told, status, culprit) in [(Some(told), Status::Aborted, 2), (None, Status::Gone, 1)] {
         for seed in 1..=10 {

@@ -37,7 +37,7 @@ EP_DEV void ep_end_speaking(const EpRank& r) {
 }
 
 /* Publishes an alarm to all neighbours. By the thread that has set EpLocal.speaking. */
-EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 peer) {
+EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep_u32 whom) {
     volatile ep_u32* last = &ep_local(r)->serial;
     /* The last serial is kept for a verdict. */
     if (*last >= EP_MAX_ALARM_SERIAL - (verdict ? 0 : 1)) return;
@@ -45,7 +45,7 @@ EP_DEV void ep_tell(const EpRank& r, ep_u32 verdict, ep_u64 op, ep_u32 phase, ep
     *last = serial;
     for (ep_u32 other = 0; other < r.w.ranks; ++other)
         if (ep_is_neighbour(r, other))
-            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, peer));
+            ep_publish(r, other, EP_LANE_WATCH, EP_COUNTER_ALARM, ep_alarm(serial, verdict, op, phase, whom));
 }
 
 /* What rank has said that it waits for, by its alarm; this rank by what it has told the others. */
@@ -76,7 +76,7 @@ EP_DEV void ep_suspect(const EpRank& r, ep_u64 op, ep_u32 phase, ep_u32 peer) {
     if (front != *told && !ep_failed(r)) {
         *told = front;
         *told_at = now;
-        ep_tell(r, 0, ep_key_op(front), ep_key_phase(front), ep_key_peer(front));
+        ep_tell(r, 0, ep_key_op(front), ep_key_phase(front), ep_key_whom(front));
     }
     ep_end_speaking(r);
 }

@@ -6,7 +6,7 @@ use crate::topology::Rank;
 /// A suspicion or a verdict about one operation, as a value of [`crate::port::Counter::Alarm`].
 ///
 /// Bits, high to low: `serial` 15, `verdict` 1, `op` 12 (its low bits: ranks are never that far apart), `phase` 4,
-/// `peer` 16. The serial rises with every alarm of a rank in a generation, so the value does.
+/// `in_circle` 1, `peer` 15. The serial rises with every alarm of a rank in a generation, so the value does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alarm {
     /// Counts this rank's alarms, from 1.
@@ -17,6 +17,8 @@ pub struct Alarm {
     pub op: u16,
     /// What the sender waited for.
     pub phase: Phase,
+    /// Whether that rank waits itself, in a circle ([`Wait`](crate::blame::Wait)).
+    pub in_circle: bool,
     /// The rank it waited for, or blames.
     pub peer: Rank,
 }
@@ -39,6 +41,7 @@ impl Alarm {
             | (self.verdict as u64) << 32
             | (self.op as u64) << 20
             | (self.phase as u64) << 16
+            | (self.in_circle as u64) << 15
             | self.peer.0 as u64
     }
 
@@ -53,7 +56,8 @@ impl Alarm {
             verdict: value >> 32 & 1 == 1,
             op: (value >> 20) as u16 & (OPS - 1) as u16,
             phase: Phase::of((value >> 16 & 15) as u32),
-            peer: Rank((value & 0xffff) as u32),
+            in_circle: value >> 15 & 1 == 1,
+            peer: Rank((value & 0x7fff) as u32),
         })
     }
 }
@@ -65,8 +69,9 @@ mod tests {
     #[test]
     fn alarms_survive_the_cell() {
         for phase in Phase::ALL {
-            for verdict in [false, true] {
-                let alarm = Alarm { serial: 77, verdict, op: Alarm::op_bits(70_001), phase, peer: Rank(16_383) };
+            for (verdict, in_circle) in [(false, false), (false, true), (true, false)] {
+                let op = Alarm::op_bits(70_001);
+                let alarm = Alarm { serial: 77, verdict, op, phase, in_circle, peer: Rank(16_383) };
                 assert_eq!(Alarm::decode(alarm.encode()), Some(alarm));
                 assert!(alarm.encode() < 1 << super::super::VALUE_BITS);
             }

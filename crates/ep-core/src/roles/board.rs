@@ -155,7 +155,7 @@ mod tests {
     use crate::error::Phase;
 
     fn wait(op: u64, phase: Phase, peer: u32) -> Wait {
-        Wait { op, phase, peer: Rank(peer) }
+        Wait::new(op, phase, Rank(peer))
     }
 
     #[test]
@@ -215,7 +215,8 @@ mod tests {
         assert_eq!(board.report(Rank(2), true), Some(far));
         for circle in [2, 3] {
             board.suspect(Rank(1), wait(4, Phase::Rows, circle));
-            assert_eq!(board.report(Rank(2), true), (circle == 2).then_some(near), "a circle explains nothing");
+            let told = Wait { in_circle: true, ..near };
+            assert_eq!(board.report(Rank(2), true), (circle == 2).then_some(told), "a circle explains nothing");
         }
     }
 
@@ -235,6 +236,25 @@ mod tests {
         board.suspect(Rank(5), wait(1, Phase::Rows, 4));
         board.suspect(Rank(3), wait(1, Phase::Rows, 9));
         assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(4), "rank 3 says so by hearsay");
+    }
+
+    /// Three nodes of five; rank 14 is suspended, as ranks 4 and 9 say. Rank 5 waits for rank 7, and that leads back to rank 5. Rank 0 does not hear
+    /// rank 7, and rank 5 would have heard it.
+    #[test]
+    fn what_is_known_to_lead_in_a_circle_is_no_word_of_a_silence() {
+        let topology = crate::Topology::new(3, 5).unwrap();
+        let hears = |rank, peer| [Rank(0), rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
+        let board = Board::new(15);
+        let circle = Wait { in_circle: true, ..wait(1, Phase::Rows, 7) };
+        board.suspect(Rank(4), wait(1, Phase::Rows, 14));
+        board.suspect(Rank(5), circle);
+        let timeout = wait(1, Phase::Rows, 4);
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(14));
+        board.suspect(Rank(5), Wait { in_circle: false, ..circle });
+        assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(7), "the nearer one of two silences");
+        board.forget(Rank(4));
+        board.suspect(Rank(5), circle);
+        assert_eq!(board.culprit(Rank(0), hears, wait(1, Phase::Rows, 5)), Rank(7), "there is nothing else");
     }
 
     #[test]

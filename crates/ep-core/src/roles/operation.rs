@@ -245,7 +245,7 @@ impl<P: Port> Attended<P> {
         verb: impl AsyncFnOnce(&mut P) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let began = self.now();
-        let wait = Wait { op: self.op, phase, peer: lane.peer };
+        let wait = Wait::new(self.op, phase, lane.peer);
         let (board, seat) = (&self.board, self.seat);
         let mut pended = false;
         let result = {
@@ -311,7 +311,7 @@ impl<P: Port> Port for Attended<P> {
         let own = unmet.cell.lane.is_mailbox();
         if unmet.cell.counter != Counter::Alarm && !own {
             let (phase, peer) = (self.phase(unmet), unmet.cell.writer);
-            self.board.waits(self.seat, Wait { op: self.op, phase, peer });
+            self.board.waits(self.seat, Wait::new(self.op, phase, peer));
         }
         match self.inner.wait_any(needs).await {
             Ok(met) => {
@@ -362,7 +362,7 @@ impl<P: Port> Port for Attended<P> {
     async fn wait_units(&mut self, units: &[Units], or: &[Need]) -> Result<usize, Fault> {
         let Some(Units { lane: LaneId { peer, kind }, .. }) = units.first() else { return self.wait_any(or).await };
         let began = self.now();
-        self.board.waits(self.seat, Wait { op: self.op, phase: kind.phase(), peer: *peer });
+        self.board.waits(self.seat, Wait::new(self.op, kind.phase(), *peer));
         let met = self.inner.wait_units(units, or).await?;
         self.board.goes_on(self.seat, self.now() - began);
         Ok(met)

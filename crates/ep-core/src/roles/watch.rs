@@ -54,7 +54,7 @@ impl Vigil {
 
     /// Tells `peers` that `me` blames `culprit`, and goes on with them by a recovery only.
     pub(crate) async fn warn(&mut self, me: Rank, peers: &[Rank], port: &mut impl Port, op: u64, culprit: Rank) {
-        self.publish(me, peers.iter().copied(), port, true, Wait { op, phase: Phase::Alarm, peer: culprit }).await;
+        self.publish(me, peers.iter().copied(), port, true, Wait::new(op, Phase::Alarm, culprit)).await;
     }
 
     async fn publish(
@@ -70,8 +70,8 @@ impl Vigil {
             return;
         }
         self.serial += 1;
-        let (op, phase, peer) = (Alarm::op_bits(wait.op), wait.phase, wait.peer);
-        let alarm = Alarm { serial: self.serial, verdict, op, phase, peer };
+        let Wait { phase, in_circle, peer, .. } = wait;
+        let alarm = Alarm { serial: self.serial, verdict, op: Alarm::op_bits(wait.op), phase, in_circle, peer };
         let cell = Cell::new(me, LaneKind::Watch, Counter::Alarm);
         for peer in peers {
             let _ = port.publish(LaneId { peer, kind: LaneKind::Watch }, cell, alarm.encode()).await;
@@ -81,7 +81,7 @@ impl Vigil {
     /// Tells everybody whom this rank blames for the end of `operation`.
     pub(crate) async fn spread<M: Machine>(&mut self, operation: &Operation<'_, M>, culprit: Rank) {
         let mut port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
-        let wait = Wait { op: operation.op, phase: Phase::Alarm, peer: culprit };
+        let wait = Wait::new(operation.op, Phase::Alarm, culprit);
         self.raise(operation, &mut port, true, wait).await;
     }
 
@@ -89,7 +89,7 @@ impl Vigil {
     pub(crate) async fn retract<M: Machine>(&mut self, operation: &Operation<'_, M>) {
         if operation.board.has_reported() {
             let mut port = operation.port_until(Role::new(Duty::Watch), operation.times.ends);
-            let wait = Wait { op: operation.op, phase: Phase::Alarm, peer: operation.me };
+            let wait = Wait::new(operation.op, Phase::Alarm, operation.me);
             self.raise(operation, &mut port, false, wait).await;
         }
     }
@@ -147,14 +147,17 @@ fn note_suspicion<M: Machine>(operation: &Operation<'_, M>, reporter: Rank, alar
     let op = full_op(alarm.op, operation.op);
     match alarm.peer == reporter {
         true => operation.board.forget(reporter),
-        false => operation.board.suspect(reporter, Wait { op, phase: alarm.phase, peer: alarm.peer }),
+        false => {
+            let Alarm { phase, in_circle, peer, .. } = alarm;
+            operation.board.suspect(reporter, Wait { op, phase, in_circle, peer });
+        }
     }
 }
 
 /// Notes what `rank` says in low latency. Who waits there has not come to this operation, and so is nearer to the cause.
 fn note_word<M: Machine>(operation: &Operation<'_, M>, rank: Rank, value: u64) {
     let peer = named(value).filter(|&peer| peer != rank);
-    let wait = |peer| Wait { op: operation.op.saturating_sub(1), phase: Phase::Rows, peer };
+    let wait = |peer| Wait::new(operation.op.saturating_sub(1), Phase::Rows, peer);
     operation.board.hear_word(rank, peer.map(wait));
 }
 
@@ -246,7 +249,7 @@ pub(crate) async fn verdict<M: Machine>(
                     let near = [me, rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
                     near || operation.listeners.contains(&peer)
                 };
-                (operation.board.culprit(me, hears, Wait { op: operation.op, phase, peer }), me)
+                (operation.board.culprit(me, hears, Wait::new(operation.op, phase, peer)), me)
             }
         },
         _ => (fault.peer().unwrap_or(me), me),

@@ -76,6 +76,7 @@ fn cases() -> impl Strategy<Value = Case> {
             verdict: raw[13] & 1 == 1,
             op: Alarm::op_bits(u64::from(raw[1])),
             phase: [Phase::Bank, Phase::Rows, Phase::Recovery, Phase::Probe][below(14, 4) as usize],
+            in_circle: raw[13] & 2 == 2,
             peer: Rank(below(15, 16384)),
         };
         Case {
@@ -215,12 +216,13 @@ fn program(cases: &[Case]) -> String {
         } = case;
         let Case { expert, tokens, count, alarm, .. } = case;
         let counter = case.counter.slot();
-        let Alarm { serial, verdict, phase, peer, .. } = *alarm;
+        let Alarm { serial, verdict, phase, in_circle, peer, .. } = *alarm;
+        let whom = peer.0 | u32::from(in_circle) << 15;
         writeln!(
             text,
             "{{{{{window}}},{{{rings}}},{generation}u,{op}ull,{writer}u,{lane}u,{counter}u,{channel}u,{node}u,{track}u,{slot}u,\
              {staging_slot}u,{turn}u,{base}ull,{rows}u,{row}u,{expert}u,{tokens}u,{count}ull,\
-             {serial}u,{}u,{}u,{peer}u}},",
+             {serial}u,{}u,{}u,{whom}u}},",
             u32::from(verdict),
             phase as u32,
         )

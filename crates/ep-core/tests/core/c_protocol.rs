@@ -76,8 +76,13 @@ fn rings_have_the_cursors_of_the_roles() {
 
 /// What a rank has said, as the alarm that its peers see.
 fn alarm(wait: Wait) -> u64 {
-    let Wait { op, phase, peer } = wait;
-    Alarm { serial: 3, verdict: false, op: Alarm::op_bits(op), phase, peer }.encode()
+    let Wait { op, phase, in_circle, peer } = wait;
+    Alarm { serial: 3, verdict: false, op: Alarm::op_bits(op), phase, in_circle, peer }.encode()
+}
+
+/// The peer of a wait as kernels have it.
+fn whom(wait: Wait) -> u32 {
+    wait.peer.0 | u32::from(wait.in_circle) << 15
 }
 
 #[test]
@@ -90,7 +95,8 @@ fn all_blame_the_same_rank() {
         let mut wait = |of: u32| {
             let peer = (of + draw.random_range(1..ranks)) % ranks;
             let phase = Phase::ALL[draw.random_range(0..6)];
-            Wait { op: op - draw.random_range(0..3u64), phase, peer: Rank(peer) }
+            let in_circle = draw.random_bool(0.2);
+            Wait { op: op - draw.random_range(0..3u64), phase, in_circle, peer: Rank(peer) }
         };
         let own = wait(me);
         let others = (0..ranks).filter(|rank| *rank != me);
@@ -103,20 +109,21 @@ fn all_blame_the_same_rank() {
         let hears = |rank: Rank, peer: Rank| heard >> (3 * rank.0 + peer.0) & 1 == 1;
         expected.push(u64::from(culprit(&all, hears, own).0));
         let from = origin(&said, Rank(me), own);
-        expected.extend([from.op, from.phase as u64, from.peer.0.into()]);
+        expected.extend([from.op, from.phase as u64, from.peer.0.into(), from.in_circle.into()]);
         let mut alarms = vec![0; ranks as usize];
         said.iter().for_each(|(rank, wait)| alarms[rank.index()] = alarm(*wait));
         let list = alarms.iter().map(|alarm| format!("{alarm}ull,")).collect::<String>();
-        let Wait { op: own_op, phase, peer } = own;
+        let Wait { op: own_op, phase, peer, .. } = own;
+        let whom = whom(own);
         let _ = writeln!(
             program,
-            "{{ const ep_u64 alarms[] = {{{list}}}; const ep_u64 told = ep_wait_key({own_op}ull, {}u, {peer}u);\n\
+            "{{ const ep_u64 alarms[] = {{{list}}}; const ep_u64 told = ep_wait_key({own_op}ull, {}u, {whom}u);\n\
              const auto wait_of = [&](ep_u32 rank) {{ return rank == {me}u ? ep_wait_of_key({ranks}u, rank, {op}ull, told) \
              : ep_wait_of_alarm({ranks}u, rank, {op}ull, alarms[rank]); }};\n\
              out(ep_culprit({ranks}u, {peer}u, wait_of));\n\
              out(ep_culprit({ranks}u, {peer}u, wait_of, [](ep_u32 rank, ep_u32 peer) {{ return {heard}u >> (3 * rank + peer) & 1; }}));\n\
              const ep_u64 from = ep_key_of_wait({op}ull, ep_wait_origin({ranks}u, {me}u, wait_of({me}u), wait_of));\n\
-             out(ep_key_op(from)); out(ep_key_phase(from)); out(ep_key_peer(from)); }}",
+             out(ep_key_op(from)); out(ep_key_phase(from)); out(ep_key_peer(from)); out((ep_key_whom(from) & EP_IN_CIRCLE) != 0); }}",
             phase as u32
         );
     }
@@ -149,10 +156,11 @@ fn waits_are_ordered_as_roles_order_them() {
     for _ in 0..300 {
         let mut wait = || {
             let phase = Phase::ALL[draw.random_range(0..9)];
-            Wait { op: draw.random_range(7..12u64), phase, peer: Rank(draw.random_range(0..9u32)) }
+            let (op, in_circle) = (draw.random_range(7..12u64), draw.random_bool(0.3));
+            Wait { op, phase, in_circle, peer: Rank(draw.random_range(0..9u32)) }
         };
         let [one, other] = [wait(), wait()];
-        let key = |Wait { op, phase, peer }: Wait| format!("ep_wait_key({op}ull, {}u, {peer}u)", phase as u32);
+        let key = |wait: Wait| format!("ep_wait_key({}ull, {}u, {}u)", wait.op, wait.phase as u32, whom(wait));
         expected.extend([one.op, one.phase as u64, one.peer.0.into()]);
         let _ = writeln!(
             program,

@@ -14,9 +14,10 @@ mod no_allocation;
 mod promises;
 mod races;
 mod recovery;
+mod relays;
 mod replay;
 mod rules;
-mod storm;
+
 mod timed;
 mod timed_engine;
 mod timed_partitions;
