@@ -245,7 +245,7 @@ mod tests {
         let topology = crate::Topology::new(3, 5).unwrap();
         let hears = |rank, peer| [Rank(0), rank].into_iter().any(|rank| topology.are_neighbours(rank, peer));
         let board = Board::new(15);
-        let circle = Wait { in_circle: true, ..wait(1, Phase::Rows, 7) };
+        let circle = Wait { in_circle: true, ..wait(1, Phase::Counts, 7) };
         board.suspect(Rank(4), wait(1, Phase::Rows, 14));
         board.suspect(Rank(5), circle);
         let timeout = wait(1, Phase::Rows, 4);
