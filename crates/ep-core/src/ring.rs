@@ -259,3 +259,40 @@ impl Consumer {
         self.at = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RING: Geometry = Geometry { slots: 4, chunk: 2, credit: 1 };
+
+    #[test]
+    fn a_narrow_ring_is_filled_so_far_and_no_farther() {
+        let mut ring = Producer::new(RING);
+        ring.narrow(3);
+        for slot in 0..3 {
+            assert_eq!(ring.slot(), Some(slot));
+            ring.push();
+        }
+        assert_eq!((ring.slot(), ring.awaited_head()), (None, 1));
+        ring.saw_head(1).unwrap();
+        assert_eq!(ring.slot(), Some(3), "which slots those are stays as it is");
+        ring.settle();
+        ring.narrow(9);
+        assert_eq!(ring.awaited_head(), 0, "never more than there are");
+        ring.narrow(1);
+        ring.restart(RING);
+        assert_eq!(ring.slot(), Some(0));
+        (0..4).for_each(|_| drop(ring.push()));
+        assert_eq!(ring.slot(), None, "a new geometry has all its slots");
+    }
+
+    #[test]
+    fn a_slot_that_is_filled_without_looking_counts_as_any_other() {
+        let [mut looked, mut unlooked] = [Producer::new(RING), Producer::new(RING)];
+        for _ in 0..4 {
+            assert_eq!(looked.push(), unlooked.push_unlooked());
+            assert_eq!(looked, unlooked);
+        }
+    }
+}

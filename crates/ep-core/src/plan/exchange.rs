@@ -99,4 +99,12 @@ mod tests {
         assert_eq!(align_counts(&[u32::MAX, u32::MAX - 20], 16), [u32::MAX - 15; 2]);
         assert_eq!(align_counts(&[7, 0], u32::MAX), [u32::MAX, 0]);
     }
+
+    #[test]
+    fn one_rank_without_room_takes_all_through_outboxes_and_one_that_says_nothing_none() {
+        let exchange = Exchange::new(vec![1, 2, 3, 4], vec![3, 7], vec![5, 6]).unwrap();
+        assert_eq!(exchange.expert_counts(), [5, 6]);
+        let rooms = [([4, 6], false), ([3, 6], true), ([4, 5], true), ([0, 0], true), ([OPEN_ROOM, 0], false)];
+        assert_eq!(rooms.map(|(rooms, _)| exchange.overflows(&rooms)), rooms.map(|(_, through)| through));
+    }
 }

@@ -174,6 +174,13 @@ mod tests {
     }
 
     #[test]
+    fn as_many_slots_as_can_be_numbered() {
+        let most = MOST_SLOTS as u32;
+        assert_eq!(Expansion::first_slots(&[most], 1), Ok(vec![0, most]));
+        assert!(Expansion::first_slots(&[most, 1], 1).is_err());
+    }
+
+    #[test]
     fn experts_without_rows_take_no_room() {
         let none = Expansion::new(LocalChoices { topk_idx: &[], source_rank: &[] }, 2, 3, 8).unwrap();
         assert_eq!((none.rows(), none.first(), none.slots()), (0, &[0; 4][..], &[][..]));

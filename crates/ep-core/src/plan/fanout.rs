@@ -44,3 +44,23 @@ impl Fanout {
         &self.reached[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_has_its_own_list_also_behind_those_of_another_channel() {
+        let to = |ranks: &[u32]| ranks.iter().map(|&rank| (Rank(rank), 10 + rank)).collect::<Vec<_>>();
+        let [mut first, mut later] = [Fanout::default(), Fanout::default()];
+        first.push(3, &to(&[0, 2]));
+        first.push(4, &[]);
+        first.push(6, &to(&[1]));
+        later.push(7, &to(&[2]));
+        later.push(9, &to(&[0, 1]));
+        first.append(&later);
+        assert_eq!(first.tokens(), [3, 4, 6, 7, 9]);
+        let lists: Vec<_> = (0..5).map(|row| first.reached(row)).collect();
+        assert_eq!(lists, [to(&[0, 2]), vec![], to(&[1]), to(&[2]), to(&[0, 1])]);
+    }
+}

@@ -55,3 +55,24 @@ pub fn tokens_by_node(plan: &Plan, topology: &Topology) -> Vec<Vec<u32>> {
     }
     nodes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{RankSet, Shape};
+
+    /// Four ranks of an expert each, two of a node.
+    #[test]
+    fn a_token_goes_to_a_node_once() {
+        let shape = Shape::builder().experts(4).topk(2).hidden(16).max_tokens(4).build().unwrap();
+        let of = |nodes, ranks| {
+            let topology = Topology::new(nodes, ranks).unwrap();
+            let topk_idx = [0, 1, 2, -1, 3, 0, -1, -1];
+            let routing = TopK { topk_idx: &topk_idx };
+            let plan = Plan::of_topk(&shape, 4, &RankSet::new(), routing).unwrap();
+            tokens_by_node(&plan, &topology)
+        };
+        assert_eq!(of(2, 2), [vec![0, 2], vec![1, 2]]);
+        assert_eq!(of(1, 4), [Vec::<u32>::new()]);
+    }
+}
