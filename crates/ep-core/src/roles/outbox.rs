@@ -3,7 +3,7 @@
 //! A channel's outbox is a ring with several readers: slot `i` holds token `i` of the channel's share, whoever wants it, so all readers
 //! see the same tail, and the slowest one's head frees the slots.
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::inlet::Inlet;
 use super::intake::HeaderBytes;
@@ -206,5 +206,5 @@ pub(crate) async fn pull<M: Machine, W: Window>(
 fn position_at(port: &impl Port, at: Offset) -> Result<i32, Fault> {
     let mut bytes = [0; 4];
     port.read(at, &mut bytes)?;
-    Ok(i32::read_from_bytes(&bytes).unwrap_or(-1))
+    Ok(i32::from_ne_bytes(bytes))
 }
