@@ -238,6 +238,17 @@ mod tests {
         assert_eq!(board.culprit(Rank(0), hears, timeout), Rank(4), "rank 3 says so by hearsay");
     }
 
+    /// Rank 3 waits for rank 4, and that one for ranks 1 and 2, which wait for each other.
+    #[test]
+    fn a_wait_that_leads_into_a_circle_is_not_of_it() {
+        let board = Board::new(5);
+        for (rank, phase, peer) in [(1, Phase::Rows, 2), (2, Phase::Rows, 1), (3, Phase::Bank, 4), (4, Phase::Rows, 1)]
+        {
+            board.suspect(Rank(rank), wait(1, phase, peer));
+        }
+        assert_eq!(board.culprit(Rank(0), |_, _| true, wait(1, Phase::Rows, 3)), Rank(1));
+    }
+
     /// Three nodes of five; rank 14 is suspended, as ranks 4 and 9 say. Rank 5 waits for rank 7, and that leads back to rank 5. Rank 0 does not hear
     /// rank 7, and rank 5 would have heard it.
     #[test]
