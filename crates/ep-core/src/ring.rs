@@ -285,6 +285,7 @@ mod tests {
         assert_eq!(ring.slot(), Some(0));
         (0..4).for_each(|_| drop(ring.push()));
         assert_eq!(ring.slot(), None, "a new geometry has all its slots");
+        assert_eq!((ring.tail(), ring.index()), (7, 4), "what is counted anew, and what is not");
     }
 
     #[test]

@@ -189,6 +189,7 @@ mod tests {
         let last = Expansion::new(last, 2, 3, 4).unwrap();
         assert_eq!((last.first(), last.slots()), (&[0, 0, 0, 4][..], &[-1, 0][..]));
         assert_eq!(last.padding().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(last.counts(), [0, 0, 1]);
     }
 
     #[test]

@@ -288,3 +288,15 @@ pub fn tokens_of(len: usize, columns: usize, what: &str, column: &str) -> Result
     }
     Ok(tokens as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_that_repeats_is_that_of_the_first() {
+        let choices = [5, -1, 3, 5, 3, -1];
+        let first: Vec<_> = (0..choices.len()).map(|at| first_mention(&choices, at)).collect();
+        assert_eq!(first, [0, 1, 2, 0, 2, 1]);
+    }
+}
