@@ -71,7 +71,7 @@ fn a_wait_in_a_circle_that_is_not_heard_here_is_not_blamed() {
             outboxes: None,
             uses: Vec::new(),
             full: None,
-            rounds: vec![turn.clone()],
+            rounds: vec![turn],
             zombie: Some(Zombie { rank: Rank(14), after }),
         };
         let checked = scenario.check(&Impatient { events: 400_000 });
@@ -103,7 +103,7 @@ fn ranks_that_relay_suspicions_do_not_answer_each_other_without_end() {
         outboxes: None,
         uses: vec![OutboxUse::USUAL],
         full: None,
-        rounds: vec![turn.clone(), turn],
+        rounds: vec![turn; 2],
         zombie: Some(Zombie { rank: Rank(34), after: 106 }),
     };
     // Half of that is enough.
