@@ -139,6 +139,30 @@ mod tests {
         assert_eq!(round_up(last.end(), SLOT_ALIGN), kernels.window_bytes());
     }
 
+    /// Roles have the same places, between their other regions; and kernels whose settings say so have them once.
+    #[test]
+    fn cells_and_headers_of_rows_fill_their_regions() {
+        let topology = Topology::new(2, 2).unwrap();
+        let shape = Shape::builder().experts(4).topk(1).hidden(16).max_tokens(21).build().unwrap();
+        let settings = Settings::builder(&shape, &topology).low_latency(true).low_latency_announced(true);
+        let roles = Layout::new(&shape, &topology, &settings.build().unwrap()).unwrap();
+        let kernels = roles.clone().with_kernels().unwrap();
+        for layout in [&roles, &kernels] {
+            let region = |name| {
+                let mut all = layout.regions().into_iter().filter(move |region| region.name == name);
+                let span = all.next().unwrap().span;
+                assert!(all.next().is_none(), "{name}");
+                span
+            };
+            let (cells, heads) = (region("low cells"), region("low heads"));
+            assert_eq!(layout.low_cell(0, 0, Rank(0), 0), cells.offset);
+            assert_eq!(round_up(layout.low_cell(1, 1, Rank(3), 20).0 + CELL_BYTES, SLOT_ALIGN), cells.end());
+            assert_eq!(layout.low_head(0, Rank(0), 0).offset, heads.offset);
+            assert_eq!(round_up(layout.low_head(1, Rank(3), 20).end(), SLOT_ALIGN), heads.end());
+            assert!(layout.zeroed().offset <= cells.offset && cells.end() <= layout.zeroed().end());
+        }
+    }
+
     #[test]
     fn what_is_staged_for_ranks_of_other_nodes_lies_apart() {
         let topology = Topology::new(3, 2).unwrap();
