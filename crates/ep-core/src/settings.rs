@@ -85,6 +85,9 @@ impl Rings {
     }
 }
 
+/// Lanes of single rows to a peer: as many as [`LaneKind::LowRow`](crate::port::LaneKind::LowRow) can number.
+const ROW_LANES: u32 = 1 << 16;
+
 /// A communicator's use of memory and time, the same on every rank, validated once by [`Settings::builder`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
@@ -192,6 +195,18 @@ impl Settings {
     pub const fn with_units(mut self, topology: &Topology) -> Self {
         self.low_latency_units = self.low_latency && topology.nodes() == 1;
         self
+    }
+
+    /// Refuses more tokens than there may be lanes of single rows, where each row is announced.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub(crate) fn check_row_lanes(&self, shape: &Shape) -> Result<(), Error> {
+        let tokens = shape.max_tokens();
+        if !self.low_latency_announced || tokens <= ROW_LANES {
+            return Ok(());
+        }
+        Err(Error::invalid("max tokens", tokens, format_args!("at most {ROW_LANES} where rows are announced")))
     }
 
     /// The same with rows of low latency announced one by one, where there is low latency.

@@ -139,6 +139,21 @@ mod tests {
         assert_eq!(round_up(last.end(), SLOT_ALIGN), kernels.window_bytes());
     }
 
+    #[test]
+    fn more_rows_than_can_be_numbered_are_refused() {
+        let topology = Topology::new(1, 2).unwrap();
+        let made = |max_tokens| {
+            let shape = Shape::builder().experts(2).topk(1).hidden(16).max_tokens(max_tokens).build().unwrap();
+            let settings = Settings::builder(&shape, &topology).low_latency(true);
+            let told = settings.clone().low_latency_announced(true).build().err();
+            let cut = Layout::new(&shape, &topology, &settings.build().unwrap().with_announced_rows()).err();
+            [told, cut].map(|error| error.map(|error| error.to_string()))
+        };
+        let limit = "max tokens is 65537, allowed: at most 65536 where rows are announced".to_owned();
+        assert_eq!(made(65536), [None, None]);
+        assert_eq!(made(65537), [Some(limit.clone()), Some(limit)]);
+    }
+
     /// Roles have the same places, between their other regions; and kernels whose settings say so have them once.
     #[test]
     fn cells_and_headers_of_rows_fill_their_regions() {

@@ -63,6 +63,7 @@ impl Layout {
         if settings.low_latency() {
             check_low_rows(shape)?;
         }
+        settings.check_row_lanes(shape)?;
         let row = RowFormat::new(shape);
         let rings = settings.rings();
         let (nodes, locals) = (u64::from(topology.nodes()), u64::from(topology.ranks_per_node()));

@@ -60,8 +60,6 @@ impl Default for SettingsBuilder {
     }
 }
 
-/// Each token's row has a lane of its own where rows are announced: so many may be numbered.
-const ROW_LANES: u32 = 1 << 16;
 /// Ring memory per writer that the automatic choice aims at, in bytes.
 const AUTO_RING_BYTES: u64 = 4 << 20;
 /// The same where warps of a device play the roles, and their channels at most.
@@ -276,14 +274,7 @@ impl SettingsBuilder {
         if settings.low_latency_announced && !settings.low_latency {
             return Err(Error::invalid("low latency whose rows are announced", true, "only with low_latency(true)"));
         }
-        let tokens = self.shape.max_tokens();
-        if settings.low_latency_announced && tokens > ROW_LANES {
-            return Err(Error::invalid(
-                "max tokens",
-                tokens,
-                format_args!("at most {ROW_LANES} where rows are announced"),
-            ));
-        }
+        settings.check_row_lanes(&self.shape)?;
         if settings.low_latency_units && self.topology.nodes() > 1 {
             return Err(Error::invalid("nodes", self.topology.nodes(), "1 with low latency as units"));
         }

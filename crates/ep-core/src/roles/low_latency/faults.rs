@@ -12,8 +12,6 @@ pub(crate) struct Held {
     /// Where each row goes, and its bytes.
     pub(super) rows: Vec<(Place, Vec<u8>)>,
     pub(super) notice: Notice,
-    /// Whether the peer waits for that.
-    pub(super) announced: bool,
 }
 
 #[derive(Debug)]
@@ -74,9 +72,9 @@ pub(crate) async fn deliver<M: Machine>(
         let peer = faults.0[at].peer;
         call.bank(&mut port, peer).await?;
         // From here on it is being sent: what fails now is not tried again.
-        let Some(Held { rows, notice, announced }) = faults.0[at].held.take() else { break };
+        let Some(Held { rows, notice }) = faults.0[at].held.take() else { break };
         let mut troubles = Faults::default();
-        if announced && notice.form.says_ahead() {
+        if notice.form.says_ahead() {
             call.announce(&mut port, outbox, &mut troubles, peer, &notice).await?;
         }
         for (place, bytes) in &rows {
@@ -85,7 +83,7 @@ pub(crate) async fn deliver<M: Machine>(
             port.write(from, bytes)?;
             outbox.sent(call.put_row(&mut port, peer, from, (call.op, *place, notice.form)).await?);
         }
-        if announced && !notice.form.says_ahead() {
+        if !notice.form.says_ahead() {
             call.announce(&mut port, outbox, &mut troubles, peer, &notice).await?;
         }
         faults.0.remove(at);

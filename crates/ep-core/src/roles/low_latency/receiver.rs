@@ -155,10 +155,12 @@ impl<W: Window> Intake<W> {
         let mut least = 0;
         for position in 0..rows {
             let slot = call.layout.low_row(call.op, source, position).offset;
-            let head = call.layout.low_head(call.op, source, position).offset;
-            match &mut units {
-                Some(units) => units.take(call, port, position).await?,
-                None => port.read(if form == Form::EachRow { head } else { slot }, in_slot.as_mut_bytes())?,
+            match (&mut units, form) {
+                (Some(units), _) => units.take(call, port, position).await?,
+                (None, Form::EachRow) => {
+                    port.read(call.layout.low_head(call.op, source, position).offset, in_slot.as_mut_bytes())?;
+                }
+                (None, _) => port.read(slot, in_slot.as_mut_bytes())?,
             }
             let header = units.as_ref().map_or(&in_slot, |units| &units.header);
             let own = header.header();

@@ -142,7 +142,6 @@ impl<M: Machine, W: Window> Returner<'_, '_, M, W> {
             bytes.extend_from_slice(&self.payload);
             held.rows.push((Place::Result { token, column, last }, bytes));
         }
-        held.announced = !held.rows.is_empty();
         Ok(held)
     }
 

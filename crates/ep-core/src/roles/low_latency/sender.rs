@@ -99,7 +99,7 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
         }
     }
     for peer in faults.late() {
-        let mut held = Held { rows: Vec::new(), notice: staged.notice(call, tokens, peer), announced: true };
+        let mut held = Held { rows: Vec::new(), notice: staged.notice(call, tokens, peer) };
         for (position, &token) in (0u32..).zip(tokens.plan.sent_to(peer)) {
             staged.make(call, tokens, token)?;
             held.rows.push((Place::Row { position, token }, staged.to_vec(row)));
