@@ -145,7 +145,7 @@ mod tests {
         let made = |max_tokens| {
             let shape = Shape::builder().experts(2).topk(1).hidden(16).max_tokens(max_tokens).build().unwrap();
             let settings = Settings::builder(&shape, &topology).low_latency(true);
-            let told = settings.clone().low_latency_announced(true).build().err();
+            let told = settings.low_latency_announced(true).build().err();
             let cut = Layout::new(&shape, &topology, &settings.build().unwrap().with_announced_rows()).err();
             [told, cut].map(|error| error.map(|error| error.to_string()))
         };
