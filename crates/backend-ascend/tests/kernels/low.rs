@@ -406,7 +406,7 @@ fn summed(terms: &[Terms], plant: u32) -> [Vec<u16>; 2] {
             let given = ep.array(&weights)?;
             let (here, there) = if at_experts { (Some(given), None) } else { (None, Some(given)) };
             let topk_idx = ep.array(&experts)?;
-            let got = ep.low_latency_dispatch(&x, &LowRouting { topk_idx, topk_weights: here, repeats: false }).await?;
+            let got = ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx, here)).await?;
             let back = ep.low_latency_combine(&y, &got.handle, there.as_ref()).await?;
             all.push(ep.bytes(&back.x)?.as_chunks::<2>().0.iter().map(|&bits| u16::from_le_bytes(bits)).collect());
         }

@@ -80,14 +80,18 @@ EP_DEV bool ep_low_await_all(const EpRank& r, const EpLowReceiver& s, ep_u64 op,
 
 /* The warps find the experts of their rows, mark them, and after a barrier take the rows' places there: the place of the lane's choice,
    -1 for a choice of another rank. By all threads of the block; `there`: the warp has a row that is as it must be. */
-EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowReceiver& s, ep_u64 op, const EpLowRead& read, bool there) {
+EP_DEV ep_i32 ep_low_place_rows(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u64 op, ep_u32 row, const EpLowRead& read,
+                                bool there) {
     const ep_u32 lane = threadIdx.x % 32, turn = threadIdx.x / 32, wide = r.w.ranks * r.w.max_tokens;
     const ep_u32 expert = (ep_u32)read.choice.expert - r.me * r.w.local_experts;
     bool here = there && expert < r.w.local_experts;
     if (here) atomicOr(s.bits + expert, 1u << turn);
     __syncthreads();
     ep_u32 place = 0;
-    if (here) {
+    if (ep_low_by_source(a)) {
+        here = ep_low_has_place(a, here);
+        place = row;
+    } else if (here) {
         place = s.count[expert] + __popc(s.bits[expert] & ((1u << turn) - 1));
         if (place >= wide) {
             ep_low_mismatch(r, op, read.source, EP_LOW_FIELD_EXPERT_ROWS, wide, place + 1);
@@ -150,7 +154,7 @@ EP_DEV void ep_low_spread(const EpRank& r, const EpLowDispatchArgs& a, const EpL
             if (tid % 32 == 0) ep_low_refuse_row(r, op, read);
         }
         const bool waits = there && tid % 32 == 0;
-        const ep_i32 place = ep_low_place_rows(r, s, op, read, there);
+        const ep_i32 place = ep_low_place_rows(r, a, s, op, row, read, there);
         if (waits) there = ep_low_await_row(r, op, EP_LOW_DISPATCH, read.source, read.token, began);
         /* All rows of the batch are there, or none is copied. */
         if (!__syncthreads_and(there || row >= share.last)) return;
@@ -191,6 +195,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     const ep_u32 movers = a.roles.moves;
     if (!ep_low_await_all(r, s, op, began)) return false;
     ep_low_receive_early(r, op);
+    if (blockIdx.x < movers && ep_low_by_source(a)) ep_low_fill_spare(r, a, s, movers);
     if (blockIdx.x < movers) ep_low_spread(r, a, s, op, movers, began);
     const bool counts = blockIdx.x == a.roles.counts;
     if (counts) ep_low_count_all(r, a, s, op);

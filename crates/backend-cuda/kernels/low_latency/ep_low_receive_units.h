@@ -92,7 +92,10 @@ EP_DEV bool ep_low_take_row(const EpRank& r, const EpLowDispatchArgs& a, const E
         ep_low_mismatch(r, op, source, EP_LOW_FIELD_EXPERT_ROWS, s.count[source * r.w.local_experts + expert], item.data[2] + 1);
         here = false;
     }
-    const ep_u32 place = here ? ep_low_place(r, s, source, expert, item.data[2]) : 0;
+    here = ep_low_has_place(a, here);
+    const ep_u32 place = !here                 ? 0
+                         : ep_low_by_source(a) ? ep_low_place_by_source(s, source, item.position)
+                                               : ep_low_place(r, s, source, expert, item.data[2]);
     const ep_u32 votes = __ballot_sync(EP_FULL, here);
     if (here) s.to[turn * 32 + __popc(votes & ((1u << lane) - 1))] = place;
     if (lane == 0) {
@@ -181,6 +184,7 @@ EP_DEV bool ep_low_receive(const EpRank& r, const EpLowDispatchArgs& a, const Ep
     if (moves) item = ep_low_look_for(r, s, op, group + warp * groups);
     if (!ep_low_await_all(r, a, s, op, began)) return false;
     if (tells) ep_low_tell_counts(r, a, s);
+    if (blockIdx.x < movers && ep_low_by_source(a)) ep_low_fill_spare(r, a, s, movers);
     if (tells && a.early != 0) ep_low_tell_expected(r, a, sharing);
     ep_u32 most = 0;
     EP_SHORT for (ep_u32 source = 0; source < r.w.ranks; ++source) most = s.rows[source] > most ? s.rows[source] : most;

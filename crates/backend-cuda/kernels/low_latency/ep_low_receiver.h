@@ -62,13 +62,63 @@ EP_RARE void ep_low_refuse_row(const EpRank& r, ep_u64 op, EpLowRead row) {
     ep_low_mismatch(r, op, row.source, field, mine, theirs);
 }
 
+/* Whether a row lies once, in order of sources, and not for each of its experts. */
+EP_DEV bool ep_low_by_source(const EpLowDispatchArgs& a) { return a.first_of != 0; }
+
+/* The only place of row `position` of source, where rows lie by source: rows[ranks] is known. */
+EP_DEV ep_u32 ep_low_place_by_source(const EpLowReceiver& s, ep_u32 source, ep_u32 position) {
+    EP_SHORT for (ep_u32 before = 0; before < source; ++before) position += s.rows[before];
+    return position;
+}
+
+/* Which of the lanes with a choice of an own expert have a place for the row: by source the first alone. By a warp. */
+EP_DEV bool ep_low_has_place(const EpLowDispatchArgs& a, bool here) {
+    const ep_u32 votes = __ballot_sync(EP_FULL, here);
+    return here && (!ep_low_by_source(a) || threadIdx.x % 32 + 1 == __ffs((int)votes));
+}
+
+/* Tells the user of the row at `place` of those by source. By a warp, whose lanes have the choices. */
+EP_DEV void ep_low_tell_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 place, ep_u32 source, const EpChoice& choice) {
+    const ep_u32 lane = threadIdx.x % 32, expert = (ep_u32)choice.expert - r.me * r.w.local_experts;
+    const bool here = expert < r.w.local_experts;
+    if (lane == 0) ((ep_i32*)a.source_rank)[place] = (ep_i32)source;
+    if (lane >= r.w.topk) return;
+    const ep_u64 at = (ep_u64)place * r.w.topk + lane;
+    ((ep_i64*)a.out_idx)[at] = here ? (ep_i64)expert : -1;
+    ((float*)a.out_weights)[at] = here ? choice.weight : 0.0f;
+}
+
 /* Keeps what the combine and the user must know of a row. By a warp. */
 EP_DEV void ep_low_keep_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 position, const EpLowRead& read, ep_i32 place) {
     const ep_u32 lane = threadIdx.x % 32;
     EpLowRow* record = (EpLowRow*)ep_low_record(r, a.records, read.source, position);
     if (lane == 0) *record = EpLowRow{read.token, 0};
-    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, read.choice.weight};
+    /* By source the row's result comes back as it is. */
+    if (lane < r.w.topk) ((EpLowPick*)(record + 1))[lane] = EpLowPick{place, ep_low_by_source(a) ? 1.0f : read.choice.weight};
     if (place >= 0) ((ep_i32*)a.source_token)[place] = (ep_i32)read.token;
+    if (!ep_low_by_source(a)) return;
+    const ep_u32 of = __ballot_sync(EP_FULL, place >= 0);
+    if (of != 0) ep_low_tell_row(r, a, __shfl_sync(EP_FULL, place, __ffs((int)of) - 1), read.source, read.choice);
+}
+
+/* By source: tells how many rows of each rank come, and fills what lies behind all rows with zeros and no choices. Rows may still be under way.
+   By all threads of all blocks that move rows. */
+EP_DEV void ep_low_fill_spare(const EpRank& r, const EpLowDispatchArgs& a, const EpLowReceiver& s, ep_u32 blocks) {
+    const ep_u32 all = ep_low_place_by_source(s, r.w.ranks, 0), room = r.w.ranks * r.w.max_tokens, step = blocks * EP_LOW_THREADS;
+    const ep_u32 thread = blockIdx.x * EP_LOW_THREADS + threadIdx.x;
+    if (thread <= r.w.ranks) ((ep_i32*)a.first_of)[thread] = (ep_i32)ep_low_place_by_source(s, thread, 0);
+    const ep_u32 columns = (ep_u32)((a.scales != 0 ? r.w.scales_offset : r.w.payload_stride) / 16);
+    EP_SHORT for (ep_u32 unit = thread; unit < (room - all) * columns; unit += step)
+        ep_st16((ep_u8*)a.out + (all + unit / columns) * a.out_stride + unit % columns * 16, make_int4(0, 0, 0, 0));
+    if (a.scales != 0) {
+        const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
+        EP_SHORT for (ep_u32 word = thread; word < (room - all) * words; word += step)
+            *(int*)((ep_u8*)a.scales + (all + word / words) * a.scales_row + word % words * a.scales_word) = 0;
+    }
+    EP_SHORT for (ep_u32 choice = all * r.w.topk + thread; choice < room * r.w.topk; choice += step) {
+        ((ep_i64*)a.out_idx)[choice] = -1;
+        ((float*)a.out_weights)[choice] = 0.0f;
+    }
 }
 
 /* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */

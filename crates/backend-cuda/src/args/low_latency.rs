@@ -16,7 +16,7 @@ c_struct! {
         pub(crate) topk_weights: u64,
         /// Out, of the sender: u32 [2, ranks]: rows to each rank, choices of its experts; 0 for masked ranks.
         pub(crate) routed: u64,
-        /// Out: [local experts, ranks * max_tokens] rows, out_stride bytes apart: as they travelled, or codes alone.
+        /// Out: [local experts, ranks * max_tokens] rows, or by source [ranks * max_tokens], out_stride bytes apart: as they travelled, or codes alone.
         pub(crate) out: u64,
         /// Bytes from one row of out to the next.
         pub(crate) out_stride: u64,
@@ -24,8 +24,16 @@ c_struct! {
         pub(crate) expert_counts: u64,
         /// Out: i64 [local experts, ranks]: first << 32 | rows.
         pub(crate) segments: u64,
-        /// Out: i32 [local experts, ranks * max_tokens].
+        /// Out: i32 [local experts, ranks * max_tokens], or by source [ranks * max_tokens].
         pub(crate) source_token: u64,
+        /// Out, where rows lie by source: i32 [ranks + 1], rows before those of each rank, and all; 0 where they lie by expert.
+        pub(crate) first_of: u64,
+        /// Out, with it: i64 [ranks * max_tokens, topk], own expert of each choice, or -1.
+        pub(crate) out_idx: u64,
+        /// Out, with it: f32 [ranks * max_tokens, topk], weight of each choice; 0 where it is none.
+        pub(crate) out_weights: u64,
+        /// Out, with it: i32 [ranks * max_tokens].
+        pub(crate) source_rank: u64,
         /// Out: what the combine needs, see ep_low_record.
         pub(crate) records: u64,
         /// u64 [4 * ranks + local experts + 1], added to: rows of dispatches sent, received; of combines; of experts;

@@ -35,7 +35,7 @@ impl Calls {
         let routing = Routing::TopK { topk_idx: topk_idx.clone(), topk_weights: None };
         let topk_weights = Some(ep.array(&vec![0.125f32; topk_idx.len()])?);
         let handle = ep.dispatch(&x, &routing).await?.handle;
-        Ok(Self { x, handle, low_routing: LowRouting { topk_idx, topk_weights, repeats: false } })
+        Ok(Self { x, handle, low_routing: LowRouting::new(topk_idx, topk_weights) })
     }
 
     /// A cached dispatch, and a combine of what came.

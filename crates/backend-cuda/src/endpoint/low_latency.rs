@@ -24,7 +24,7 @@ mod flights;
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
-use ep_core::engine::low_latency::{LowCombined, LowReceived, LowRoutingOf};
+use ep_core::engine::low_latency::{LowCombined, LowOrder, LowReceived, LowRoutingOf};
 use ep_core::{Error, LowLatency, Rank, RankSet};
 
 use super::report;
@@ -49,9 +49,9 @@ impl LowHandle {
         self.inner.routed.tokens
     }
 
-    /// Whether each rank weighs and sums its own experts' results: the weights were given at dispatch.
-    pub fn reduces_per_rank(&self) -> bool {
-        self.inner.routed.topk_weights.is_some()
+    /// How the received rows lie.
+    pub fn order(&self) -> LowOrder {
+        self.inner.routed.order
     }
 }
 
@@ -74,6 +74,7 @@ struct Routed {
     topk_weights: Option<Array<f32>>,
     /// Whether a token may name an expert more than once.
     repeats: bool,
+    order: LowOrder,
     memory: Arc<Scratch>,
     /// Where in `memory` is u32 `[2, ranks]`: rows to each rank, choices of its experts.
     numbers: u64,

@@ -202,11 +202,7 @@ pub(crate) fn missing_low() -> Verdict {
     let outcomes = layer.run(async |mut ep| {
         let me = ep.rank().index();
         let input = Uploaded::new(&mut ep, &first[me])?;
-        let routing = LowRouting {
-            topk_idx: input.topk_idx.clone(),
-            topk_weights: Some(input.topk_weights.clone()),
-            repeats: false,
-        };
+        let routing = LowRouting::new(input.topk_idx.clone(), Some(input.topk_weights.clone()));
         let stream = ep.stream().clone();
         stream.begin_capture()?;
         let got = ep.low_latency_dispatch(&input.x, &routing).await?;

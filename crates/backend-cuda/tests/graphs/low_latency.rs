@@ -20,7 +20,7 @@ type Routing = LowRouting<Array<i64>, Array<f32>>;
 
 fn routing(input: &Uploaded, weighing: Weighing) -> Routing {
     let topk_weights = (weighing == Weighing::AtExperts).then(|| input.topk_weights.clone());
-    LowRouting { topk_idx: input.topk_idx.clone(), topk_weights, repeats: false }
+    LowRouting::new(input.topk_idx.clone(), topk_weights)
 }
 
 fn weights(input: &Uploaded, weighing: Weighing) -> Option<&Array<f32>> {

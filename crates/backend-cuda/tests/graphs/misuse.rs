@@ -27,7 +27,7 @@ pub(crate) fn sums_into_too_little() -> Verdict {
     let all = layer.run(async |mut ep| {
         let batch = &first[ep.rank().index()];
         let input = Uploaded::new(&mut ep, batch)?;
-        let routing = LowRouting { topk_idx: input.topk_idx.clone(), topk_weights: None, repeats: false };
+        let routing = LowRouting::new(input.topk_idx.clone(), None);
         let got = ep.low_latency_dispatch(&input.x, &routing).await?;
         let seen = Seen::of_dispatch(&ep, &got)?;
         let y = results(&mut ep, &layer.world, &seen)?;
@@ -74,8 +74,7 @@ pub(crate) fn of_another_endpoint() -> Verdict {
         let (theirs, leased) = taken.ok_or_else(|| Error::invalid("rows", "none", "one of another endpoint"))?;
         let mine = Uploaded::new(&mut ep, &first[me])?;
         let got = ep.dispatch(&mine.x, &mine.routing()).await?;
-        let low =
-            |input: &Uploaded| LowRouting { topk_idx: input.topk_idx.clone(), topk_weights: None, repeats: false };
+        let low = |input: &Uploaded| LowRouting::new(input.topk_idx.clone(), None);
         let refused = [
             said(ep.dispatch(&theirs.x, &mine.routing()).await),
             said(ep.dispatch(&mine.x, &theirs.routing()).await),
@@ -110,7 +109,7 @@ pub(crate) fn dropped_in_a_capture() -> Verdict {
     layer.run(async |mut ep| {
         let batch = &first[ep.rank().index()];
         let input = Uploaded::new(&mut ep, batch)?;
-        let routing = LowRouting { topk_idx: input.topk_idx.clone(), topk_weights: None, repeats: false };
+        let routing = LowRouting::new(input.topk_idx.clone(), None);
         let stream = ep.stream().clone();
         stream.begin_capture()?;
         drop(ep.send_dispatch(&input.x, &routing).await?);

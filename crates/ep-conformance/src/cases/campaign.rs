@@ -11,7 +11,7 @@ use proptest::test_runner::{
 use super::by_expert;
 use crate::backend::{Backend, Requirement};
 use crate::harness::{Case, env_number};
-use crate::low_latency::scenario as low_latency;
+use crate::low_latency::{by_source, scenario as low_latency};
 use crate::scenario::{Scenario, scenarios};
 
 pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
@@ -19,12 +19,18 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         Case { name: THROUGHPUT, needs: &[], body: throughput::<B> },
         Case { name: BY_EXPERT, needs: &[Requirement::ByExpert], body: sorted::<B> },
         Case { name: LOW_LATENCY, needs: &[Requirement::LowLatency], body: low::<B> },
+        Case {
+            name: LOW_BY_SOURCE,
+            needs: &[Requirement::LowLatency, Requirement::LowBySource],
+            body: low_by_source::<B>,
+        },
     ]
 }
 
 const THROUGHPUT: &str = "campaign_random_scenarios_match_the_oracle";
 const BY_EXPERT: &str = "campaign_random_dispatches_by_expert_match_the_oracle";
 const LOW_LATENCY: &str = "campaign_random_low_latency_scenarios_match_the_oracle";
+const LOW_BY_SOURCE: &str = "campaign_random_low_latency_by_source_matches_the_oracle";
 
 /// Nodes, and ranks of each, of the largest communicator drawn; one node where the backend has no more.
 fn largest<B: Backend>(backend: &B) -> (u32, u32) {
@@ -77,17 +83,32 @@ fn throughput<B: Backend>(backend: &B) -> Result<(), String> {
     })
 }
 
-fn low<B: Backend>(backend: &B) -> Result<(), String> {
+/// Scenarios of low latency that the backend has what it takes for.
+fn possible_low<B: Backend>(backend: &B, haunted: bool) -> impl Strategy<Value = low_latency::Scenario> {
     let (nodes, ranks) = largest(backend);
     let nodes = if backend.lacks(Requirement::FarLowLatency).is_some() { 1 } else { nodes };
     let int8 = backend.lacks(Requirement::Int8).is_none();
-    let strategy = low_latency::scenarios(nodes, ranks, haunted(backend)).prop_map(move |mut scenario| {
+    low_latency::scenarios(nodes, ranks, haunted).prop_map(move |mut scenario| {
         scenario.element = known(scenario.element, int8);
         if matches!(scenario.element, Element::Fp8(_)) && !backend.makes_fp8() {
             scenario.element = Element::Bf16;
         }
         scenario
-    });
+    })
+}
+
+/// A fourth of the others' number.
+fn low_by_source<B: Backend>(backend: &B) -> Result<(), String> {
+    let file = "proptest-regressions/campaign_low_by_source.txt";
+    let (file, share) = (backend.persists().then_some(file), backend.campaign().div_ceil(4));
+    campaign(LOW_BY_SOURCE, file, share, possible_low(backend, false), |scenario| {
+        let setup = scenario.setup().map_err(|error| error.to_string())?;
+        by_source::check(&scenario, backend, &setup).map(drop)
+    })
+}
+
+fn low<B: Backend>(backend: &B) -> Result<(), String> {
+    let strategy = possible_low(backend, haunted(backend));
     let file = "proptest-regressions/campaign_low_latency.txt";
     campaign(LOW_LATENCY, backend.persists().then_some(file), backend.campaign(), strategy, |scenario| {
         scenario.check(backend).map(drop)

@@ -318,7 +318,7 @@ fn bad_input<B: Backend>(backend: &B) -> Verdict {
         let too_many = most + 1;
         let long = ep.rows(&vec![0; too_many as usize * row_bytes], too_many)?;
         let dropped = ep.array(&vec![-1i64; too_many as usize * topk])?;
-        let routing = LowRouting { topk_idx: dropped, topk_weights: None, repeats: false };
+        let routing = LowRouting::new(dropped, None);
         errors.extend(ep.send_dispatch(&long, &routing).await.err().map(|error| error.to_string()));
         let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
         let short = LowRouting { topk_weights: Some(ep.array(&[1.0f32])?), ..routing.clone() };

@@ -6,6 +6,7 @@ mod campaign;
 mod engine;
 mod failures;
 mod fixture;
+mod low_by_source;
 mod low_latency;
 mod low_lost;
 mod low_nodes;
@@ -34,6 +35,7 @@ pub(crate) fn all<B: crate::backend::Backend>() -> Vec<Case<B>> {
     all.extend(failures::cases());
     all.extend(modes::cases());
     all.extend(low_latency::cases());
+    all.extend(low_by_source::cases());
     all.extend(low_lost::cases());
     all.extend(low_nodes::cases());
     all.extend(zombies::cases());

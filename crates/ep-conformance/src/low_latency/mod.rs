@@ -1,6 +1,8 @@
 //! Low latency: one round of a layer on one rank, what it saw, and the comparison with the oracle.
 
 #[cfg(feature = "suite")]
+pub mod by_source;
+#[cfg(feature = "suite")]
 pub mod scenario;
 pub mod verify;
 
@@ -106,7 +108,7 @@ pub fn upload<E: Endpoint>(ep: &mut E, batch: &Batch, weighing: Weighing) -> Res
         Weighing::AtSource => None,
         Weighing::AtExperts => Some(ep.array(&batch.topk_weights)?),
     };
-    Ok((x, LowRouting { topk_idx, topk_weights, repeats: false }))
+    Ok((x, LowRouting::new(topk_idx, topk_weights)))
 }
 
 /// The experts' results for what a rank saw, in an endpoint's memory: `[local experts, ranks * max_tokens, hidden]` bf16.

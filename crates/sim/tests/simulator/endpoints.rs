@@ -133,11 +133,7 @@ fn low_latency_of_another_endpoint_is_refused() {
         let settings = Settings::builder(&shape, &topology).low_latency(true).deadline(DEADLINE).build().unwrap();
         Cluster::builder(topology).settings(settings).deadlines(true).build(shape).unwrap()
     };
-    let routing = || LowRouting {
-        topk_idx: (0..2 * i64::from(TOKENS)).map(|at| at % 6).collect(),
-        topk_weights: None,
-        repeats: false,
-    };
+    let routing = || LowRouting::new((0..2 * i64::from(TOKENS)).map(|at| at % 6).collect(), None);
     let mint = |ranks| {
         let run = low(ranks).run(async |mut ep| {
             let x = ep.rows(&vec![1; (TOKENS * 64) as usize], TOKENS).unwrap();
@@ -178,7 +174,7 @@ fn low_latency_of_another_endpoint_is_refused() {
 fn low_latency_without_room_is_refused() {
     let run = cluster(RANKS, Placement::Ring).build(shape()).unwrap().run(async |mut ep| {
         let (x, _) = batch(&mut ep, 1, 1);
-        let routing = LowRouting { topk_idx: vec![0, 1], topk_weights: None, repeats: false };
+        let routing = LowRouting::new(vec![0, 1], None);
         let other = ep_core::Rank((ep.rank().0 + 1) % RANKS);
         [
             ep.send_dispatch(&x, &routing).await.unwrap_err(),

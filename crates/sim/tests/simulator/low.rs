@@ -31,7 +31,7 @@ pub(crate) fn batch(
     let bytes = bf16(fill.into()).repeat((tokens * HIDDEN) as usize);
     let topk_idx = (0..tokens).flat_map(|_| 0..i64::from(RANKS)).collect();
     let topk_weights = (kind == LowKind::PerRank).then(|| weights(tokens));
-    (ep.rows(&bytes, tokens).unwrap(), LowRouting { topk_idx, topk_weights, repeats: false })
+    (ep.rows(&bytes, tokens).unwrap(), LowRouting::new(topk_idx, topk_weights))
 }
 
 pub(crate) fn weights(tokens: u32) -> Vec<f32> {

@@ -30,7 +30,7 @@ fn cluster(before: u64) -> Builder {
 async fn dispatch(ep: &mut Engine<Machine>, fill: u8) -> Result<bool, Error> {
     let x = ep.rows(&[fill; TOKENS as usize * BYTES], TOKENS)?;
     let topk_idx = (0..TOKENS).flat_map(|_| 0..i64::from(RANKS)).collect();
-    let got = ep.low_latency_dispatch(&x, &LowRouting { topk_idx, topk_weights: None, repeats: false }).await?;
+    let got = ep.low_latency_dispatch(&x, &LowRouting::new(topk_idx, None)).await?;
     let rows = RANKS * TOKENS;
     Ok(got.expert_counts == [rows as i32]
         && ep.bytes(&got.x)?[..rows as usize * BYTES].iter().all(|&byte| byte == fill))

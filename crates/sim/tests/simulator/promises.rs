@@ -40,7 +40,7 @@ fn choices(ranks: u32) -> Vec<i64> {
 }
 
 fn low_routing(ranks: u32) -> LowRouting<Vec<i64>, Vec<f32>> {
-    LowRouting { topk_idx: choices(ranks), topk_weights: None, repeats: false }
+    LowRouting::new(choices(ranks), None)
 }
 
 /// What ranks published in cells of this counter, in order: writer, reader and value.

@@ -60,7 +60,7 @@ fn a_layer_is_the_same_on_any_number_of_threads() {
                 let routing = Routing::TopK { topk_idx: topk_idx.clone(), topk_weights: None };
                 let got = ep.dispatch(&x, &routing).await.unwrap();
                 ep.combine(&got.x, &got.handle, Combine::default()).await.unwrap();
-                let routing = LowRouting { topk_idx, topk_weights: None, repeats: false };
+                let routing = LowRouting::new(topk_idx, None);
                 let got = ep.low_latency_dispatch(&x, &routing).await.unwrap();
                 ep.low_latency_combine(&got.x, &got.handle, Some(&vec![0.5; 80])).await.unwrap();
                 ep.now()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ep_core::engine::Ready;
-use ep_core::engine::low_latency::{LowReceived, LowRouting, LowRoutingOf};
+use ep_core::engine::low_latency::{LowOrder, LowReceived, LowRouting, LowRoutingOf};
 use ep_core::layout::LowKind;
 use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Element, Endpoint as _, Error};
@@ -28,7 +28,10 @@ impl AscendEndpoint {
     ) -> Result<Dispatching, Error> {
         self.check_low_send()?;
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats } = routing;
+        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
+        if *order != LowOrder::ByExpert {
+            return Err(Error::unsupported("low latency by source on NPUs", "LowOrder::ByExpert, or throughput mode"));
+        }
         let (device, weights) = (Arc::clone(self.device.device()), topk_weights.as_ref());
         let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len))?;
         self.check_low_rows()?;
@@ -132,7 +135,7 @@ impl AscendEndpoint {
         self.count_low(self.low_row_bytes(), |rank| (0, received[rank.index()].into()));
         let inner = Inner { mark: flight.mark().clone(), routed: Arc::clone(routed), records, received };
         let handle = LowHandle { inner: Arc::new(inner) };
-        Ok(LowReceived { x, expert_counts, segments, source_token, handle, event: Ready })
+        Ok(LowReceived { x, expert_counts, segments, source_token, by_source: None, handle, event: Ready })
     }
 }
 

@@ -37,11 +37,6 @@ impl LowHandle {
     pub fn tokens(&self) -> u32 {
         self.inner.routed.tokens
     }
-
-    /// Whether each rank weighs and sums its own experts' results: the weights were given at dispatch.
-    pub fn reduces_per_rank(&self) -> bool {
-        self.inner.routed.topk_weights.is_some()
-    }
 }
 
 #[derive(Debug)]

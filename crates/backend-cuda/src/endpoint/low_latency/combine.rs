@@ -129,9 +129,9 @@ impl CudaEndpoint {
     ) -> Result<Checked, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
         mark.check("handle", &self.desk.mark())?;
-        LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        routed.order.combine(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.check_weights(topk_weights, routed.topk_idx.len())?;
-        let rows = self.expert_rows()?;
+        let rows = routed.order.rows(self.layout())?;
         self.check_results("y", y, rows)?;
         let ready = ready.map(|ready| self.awaited(handle, ready)).transpose()?;
         if ready.is_some() && !matches!(y, Rows::Owned(_)) {

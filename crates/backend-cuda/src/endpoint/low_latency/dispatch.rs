@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use ep_core::engine::low_latency::{LowReceived, LowRouting, LowRoutingOf};
+use ep_core::engine::low_latency::{LowBySource, LowOrder, LowReceived, LowRouting, LowRoutingOf};
 use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Endpoint as _, Error};
 
@@ -58,10 +58,17 @@ struct Landing {
     segments: Array<i64>,
     source_token: Array<i32>,
     records: Scratch,
+    by_source: Option<LowBySource<CudaEndpoint>>,
     /// Where the user adds counts up; 0: nowhere.
     stats: u64,
     /// Of the user's places.
     owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// What a graph keeps of them.
+fn memory_of(told: &LowBySource<CudaEndpoint>) -> Vec<Arc<dyn Any + Send + Sync>> {
+    let LowBySource { first_of, topk_idx, topk_weights, source_rank } = told;
+    vec![first_of.memory(), topk_idx.memory(), topk_weights.memory(), source_rank.memory()]
 }
 
 /// Enqueues halves of a dispatch.
@@ -80,7 +87,7 @@ impl CudaEndpoint {
     /// Checks a batch and takes memory for it.
     fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats } = routing;
+        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
         topk_idx.check_home("topk_idx", self.stream())?;
         let weights = topk_weights.as_ref();
         weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
@@ -90,8 +97,8 @@ impl CudaEndpoint {
         let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
         let memory = Arc::new(Scratch::new(self.stream(), copied + 8 * self.topology().ranks() as usize)?);
         let own = if copied > 0 { Array::of_memory(Arc::clone(&memory), choices) } else { topk_idx.clone() };
-        let (topk_weights, repeats, numbers) = (topk_weights.clone(), *repeats, copied as u64);
-        Ok(Routed { tokens, topk_idx: own, topk_weights, repeats, memory, numbers })
+        let (topk_weights, repeats, order, numbers) = (topk_weights.clone(), *repeats, *order, copied as u64);
+        Ok(Routed { tokens, topk_idx: own, topk_weights, repeats, order, memory, numbers })
     }
 
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
@@ -116,6 +123,7 @@ impl CudaEndpoint {
                 segments: self.foreign_array(places.segments, local * ranks),
                 source_token: self.foreign_array(places.source_token, rows as usize),
                 records: self.records()?,
+                by_source: None,
                 stats: places.stats,
                 owner: places.owner.clone(),
             })
@@ -128,9 +136,18 @@ impl CudaEndpoint {
         Ok(Scratch::new(self.stream(), 16 * ranks + records)?)
     }
 
-    fn low_landing(&self) -> Result<Landing, Error> {
+    fn low_landing(&self, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
-        let (stream, rows) = (self.stream(), self.expert_rows()?);
+        let (stream, rows, topk) = (self.stream(), order.rows(self.layout())?, self.shape().topk() as usize);
+        let by_source = match order {
+            LowOrder::ByExpert => None,
+            LowOrder::BySource => Some(LowBySource {
+                first_of: Array::new(stream, ranks + 1)?,
+                topk_idx: Array::new(stream, rows as usize * topk)?,
+                topk_weights: Array::new(stream, rows as usize * topk)?,
+                source_rank: Array::new(stream, rows as usize)?,
+            }),
+        };
         Ok(Landing {
             x: Rows::new(stream, rows, self.layout().row().payload_bytes() as usize)?,
             scales: None,
@@ -138,6 +155,7 @@ impl CudaEndpoint {
             segments: Array::new(stream, local * ranks)?,
             source_token: Array::new(stream, rows as usize)?,
             records: self.records()?,
+            by_source,
             stats: 0,
             owner: None,
         })
@@ -166,6 +184,16 @@ impl CudaEndpoint {
         };
         let Some(landing) = landing else { return args };
         let scales = landing.scales.unwrap_or_default();
+        let args = match &landing.by_source {
+            Some(told) => args::LowDispatch {
+                first_of: told.first_of.address(),
+                out_idx: told.topk_idx.address(),
+                out_weights: told.topk_weights.address(),
+                source_rank: told.source_rank.address(),
+                ..args
+            },
+            None => args,
+        };
         args::LowDispatch {
             out: self.address(&landing.x),
             out_stride: landing.x.stride() as u64,
@@ -206,7 +234,7 @@ impl CudaEndpoint {
         if let Some(batch) = early {
             batch.receive();
         }
-        let Landing { x: rows, expert_counts, segments, source_token, records, owner, .. } = landing;
+        let Landing { x: rows, expert_counts, segments, source_token, records, by_source, owner, .. } = landing;
         let early = early.map(|batch| batch.early.clone());
         let mark = sent.flight.mark().clone();
         let inner = Arc::new(Inner { mark, routed: Arc::clone(routed), records, early });
@@ -214,9 +242,18 @@ impl CudaEndpoint {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
             let counters = inner.early.as_ref().map(Early::memory);
-            all.into_iter().chain(arrays).chain(owner).chain(counters).collect()
+            let told = by_source.as_ref().map_or_else(Vec::new, memory_of);
+            all.into_iter().chain(arrays).chain(told).chain(owner).chain(counters).collect()
         })?;
-        Ok(LowReceived { x: rows, expert_counts, segments, source_token, handle: LowHandle { inner }, event })
+        Ok(LowReceived {
+            x: rows,
+            expert_counts,
+            segments,
+            source_token,
+            by_source,
+            handle: LowHandle { inner },
+            event,
+        })
     }
 
     /// The sending half.
@@ -257,7 +294,7 @@ impl CudaEndpoint {
         let capture = capture.as_ref();
         let Dispatching { sent, routed, x, early } = dispatching;
         self.check_receive(sent, capture)?;
-        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let landing = places.map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places))?;
         self.skip(capture).await?;
         let args = self.low_dispatch_args(routed, None, Some(x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
@@ -279,7 +316,7 @@ impl CudaEndpoint {
         let capture = capture.as_ref();
         let op = self.check_both(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
-        let landing = places.map_or_else(|| self.low_landing(), |places| self.low_landing_at(places))?;
+        let landing = places.map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places))?;
         self.skip(capture).await?;
         let x = self.keep(x, routed.tokens)?;
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), Some(&landing));
@@ -303,17 +340,21 @@ impl CudaEndpoint {
         batch: &Batch,
         capture: Option<&Capture>,
     ) -> Result<(), Error> {
-        let landing = self.low_landing()?;
         let Batch { routed, x, .. } = batch;
+        let landing = self.low_landing(routed.order)?;
         let args = self.low_dispatch_args(routed, None, x.as_ref(), Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
         // SAFETY: as in the sending half.
         self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await?;
         self.keep_for(capture, || {
-            let Landing { x: rows, expert_counts, segments, source_token, records, .. } = landing;
+            let Landing { x: rows, expert_counts, segments, source_token, records, by_source, .. } = landing;
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
             let all = [rows.memory(), Arc::new(records) as _, Arc::clone(routed) as _];
-            all.into_iter().chain(arrays).chain(x.iter().map(|x| Arc::clone(&x.memory) as _)).collect()
+            all.into_iter()
+                .chain(by_source.as_ref().map_or_else(Vec::new, memory_of))
+                .chain(arrays)
+                .chain(x.iter().map(|x| Arc::clone(&x.memory) as _))
+                .collect()
         })
     }
 }

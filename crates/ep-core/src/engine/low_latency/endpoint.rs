@@ -4,31 +4,82 @@ use std::fmt::Debug;
 
 use crate::engine::endpoint::Endpoint;
 use crate::error::Error;
+use crate::layout::{Layout, LowKind};
 use crate::topology::{Rank, RankSet};
 
-/// Where each token of a low-latency batch goes.
+/// How the rows lie that a low-latency dispatch brings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LowOrder {
+    /// `[local experts, ranks * max_tokens]`: a row for each choice, packed for each expert, in order of source rank and token.
+    #[default]
+    ByExpert,
+    /// `[ranks * max_tokens]`: each row once, in order of source rank and token, as a dispatch of throughput mode brings them.
+    BySource,
+}
+
+impl LowOrder {
+    /// Rows there is room for.
+    ///
+    /// # Errors
+    /// As [`Layout::check_low_latency`].
+    pub fn rows(self, layout: &Layout) -> Result<u32, Error> {
+        let of_experts = layout.low_expert_rows()?;
+        Ok(match self {
+            Self::ByExpert => of_experts,
+            Self::BySource => of_experts / layout.local_experts(),
+        })
+    }
+
+    /// What a combine of them is, by where the weights were given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for weights that are given twice, or nowhere, or with a combine by source.
+    pub fn combine(self, with_dispatch: bool, with_combine: bool) -> Result<LowKind, Error> {
+        match (self, with_combine) {
+            (Self::ByExpert, _) => LowKind::of_weights(with_dispatch, with_combine),
+            (Self::BySource, false) => Ok(LowKind::PerRank),
+            (Self::BySource, true) => Err(Error::invalid("topk_weights of a combine by source", "given", "absent")),
+        }
+    }
+}
+
+/// Where each token of a low-latency batch goes, and how its rows lie there. All ranks name the same order.
 #[derive(Clone, Debug)]
 pub struct LowRouting<I, F> {
     /// `[tokens, topk]`: expert of each choice over all ranks, or -1 for a dropped choice. A token names an expert at most
     /// once, or `repeats` is set.
     pub topk_idx: I,
     /// `[tokens, topk]`: weight of each choice. Where they are given, each rank weighs and sums its experts' results, and
-    /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights.
+    /// one row a rank comes back; where not, one row a choice comes back, and combine is given the weights. By source they are
+    /// brought to whoever gets the row, and weigh nothing.
     pub topk_weights: Option<F>,
     /// Whether a token may name an expert more than once. The expert gets the token's row once, and its result counts each time, with
-    /// each time's weight. Only without `topk_weights`.
+    /// each time's weight. Only without `topk_weights`, and by expert.
     pub repeats: bool,
+    /// How received rows lie.
+    pub order: LowOrder,
 }
 
 impl<I, F> LowRouting<I, F> {
-    /// Refuses repeats where each rank weighs and sums.
+    /// By expert, without repeats.
+    pub fn new(topk_idx: I, topk_weights: Option<F>) -> Self {
+        Self { topk_idx, topk_weights, repeats: false, order: LowOrder::default() }
+    }
+
+    /// Refuses repeats where each rank weighs and sums, or rows lie by source.
     ///
     /// # Errors
     /// [`Error::Invalid`].
     pub fn check_repeats(&self) -> Result<(), Error> {
-        match self.repeats && self.topk_weights.is_some() {
-            true => Err(Error::invalid("repeats with topk_weights of a low-latency dispatch", true, false)),
-            false => Ok(()),
+        let refused = |with: &str| Err(Error::invalid(with, true, false));
+        match self {
+            Self { repeats: true, order: LowOrder::BySource, .. } => {
+                refused("repeats of a low-latency dispatch by source")
+            }
+            Self { repeats: true, topk_weights: Some(_), .. } => {
+                refused("repeats with topk_weights of a low-latency dispatch")
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -36,18 +87,33 @@ impl<I, F> LowRouting<I, F> {
 /// The low-latency routing of endpoint `E`.
 pub type LowRoutingOf<E> = LowRouting<<E as Endpoint>::Array<i64>, <E as Endpoint>::Array<f32>>;
 
-/// What a rank received from a low-latency dispatch: for each local expert rows packed from the first on, in order of
-/// source rank and token.
+/// What is told of rows that lie by source. `rows` is `ranks * max_tokens`.
+#[derive(Debug)]
+pub struct LowBySource<E: Endpoint + ?Sized> {
+    /// `[ranks + 1]`: the first row of each source rank; last, how many there are.
+    pub first_of: E::Array<i32>,
+    /// `[rows, topk]`: expert of each choice on this rank, or -1 for one of another rank. -1 beyond the rows that came.
+    pub topk_idx: E::Array<i64>,
+    /// `[rows, topk]`: weight of each choice, 1 where none were given; 0 where `topk_idx` is -1.
+    pub topk_weights: E::Array<f32>,
+    /// `[rows]`: rank each row came from. Undefined beyond the rows that came.
+    pub source_rank: E::Array<i32>,
+}
+
+/// What a rank received from a low-latency dispatch.
 #[derive(Debug)]
 pub struct LowReceived<E: LowLatency + ?Sized> {
-    /// `[local experts, ranks * max_tokens, hidden]`: rows as they travelled. Undefined beyond each expert's rows.
+    /// `[local experts, ranks * max_tokens, hidden]`: rows as they travelled, for each expert packed from the first on, in order of source rank
+    /// and token. Undefined beyond each expert's rows. By source `[ranks * max_tokens, hidden]`, zeros beyond the rows that came.
     pub x: E::Buf,
     /// `[local experts]`: rows of each expert.
     pub expert_counts: E::Array<i32>,
-    /// `[local experts, ranks]`: the rows of each source rank, `first << 32 | rows`.
+    /// `[local experts, ranks]`: the rows of each source rank, `first << 32 | rows`; also where they lie by source.
     pub segments: E::Array<i64>,
-    /// `[local experts, ranks * max_tokens]`: token at its source. Undefined beyond each expert's rows.
+    /// `[local experts, ranks * max_tokens]`, by source `[ranks * max_tokens]`: token at its source. Undefined where there is no row.
     pub source_token: E::Array<i32>,
+    /// What is told of rows that lie by source.
+    pub by_source: Option<LowBySource<E>>,
     /// Says combine where the rows came from.
     pub handle: E::LowHandle,
     /// When the buffers are filled.
@@ -78,7 +144,8 @@ pub struct LowCombined<E: Endpoint + ?Sized> {
 ///
 /// **Arithmetic**, bit for bit, `y` the experts' results: without weights at dispatch
 /// `acc = 0; acc = fma(weight, f32(y), acc)`, choices ascending, rounded to bf16 once. With weights at dispatch each rank
-/// does that for its own experts' results and rounds; these are added in f32, ranks ascending, and rounded.
+/// does that for its own experts' results and rounds; these are added in f32, ranks ascending, and rounded. By source `y` has one
+/// row for each that came: these are added in f32, ranks ascending, and rounded once.
 ///
 /// **Failures** poison nothing. What went wrong in sending is told by the receiving half. After an error the user may mask
 /// the peer that it names ([`LowLatency::mask_rank`]) and receive again: masked ranks are neither sent to nor waited for,
@@ -108,9 +175,9 @@ pub trait LowLatency: Endpoint {
     /// [`Error::Invalid`] out of order, or for a dispatch of an earlier generation.
     async fn receive_dispatch(&mut self, sent: &Self::Dispatching) -> Result<LowReceived<Self>, Error>;
 
-    /// Sends the experts' results `y [local experts, ranks * max_tokens, hidden]`, bf16, in the order of the received rows,
-    /// back to the tokens' ranks. `topk_weights [tokens, topk]` are those of this rank's own tokens; given here if and only
-    /// if they were not given at dispatch.
+    /// Sends the experts' results `y`, bf16, as the received rows lie (`[local experts, ranks * max_tokens, hidden]`, or by source
+    /// `[ranks * max_tokens, hidden]`), back to the tokens' ranks. `topk_weights [tokens, topk]` are those of this rank's own tokens;
+    /// given here if and only if they were not given at dispatch, and never by source.
     ///
     /// # Errors
     /// As [`LowLatency::send_dispatch`].

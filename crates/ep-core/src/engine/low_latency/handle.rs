@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use super::LowOrder;
 use super::flights::Flight;
 use crate::engine::Mark;
 use crate::layout::LowKind;
@@ -21,9 +22,9 @@ impl LowHandle {
         self.inner.routed.plan.tokens()
     }
 
-    /// Whether each rank weighs and sums its own experts' results: the weights were given at dispatch.
-    pub fn reduces_per_rank(&self) -> bool {
-        self.inner.routed.topk_weights.is_some()
+    /// How the received rows lie.
+    pub fn order(&self) -> LowOrder {
+        self.inner.routed.order
     }
 }
 
@@ -45,6 +46,7 @@ pub(super) struct Routed {
     pub(super) plan: Plan,
     pub(super) topk_idx: Vec<i64>,
     pub(super) topk_weights: Option<Vec<f32>>,
+    pub(super) order: LowOrder,
 }
 
 /// What it takes to receive an operation that was sent, or to skip it.

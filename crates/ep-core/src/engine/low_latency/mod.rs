@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, select};
 
-pub use endpoint::{LowCombined, LowLatency, LowReceived, LowRouting, LowRoutingOf};
+pub use endpoint::{LowBySource, LowCombined, LowLatency, LowOrder, LowReceived, LowRouting, LowRoutingOf};
 pub use flights::{Flight, Flights};
 pub use handle::{Combining, Dispatching, LowHandle};
 
@@ -287,7 +287,7 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn send_dispatch(&mut self, x: &Self::Buf, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
         self.check_send()?;
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats } = routing;
+        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
         self.desk.check_low_batch(x.extent(), topk_idx.len(), topk_weights.as_ref().map(Vec::len))?;
         let repeats = Repeats::Once.where_allowed(*repeats);
         let plan = Plan::of_choices(
@@ -297,7 +297,8 @@ impl<M: Machine> LowLatency for Engine<M> {
             TopK { topk_idx },
             repeats,
         )?;
-        let routed = Arc::new(Routed { plan, topk_idx: topk_idx.clone(), topk_weights: topk_weights.clone() });
+        let (topk_idx, topk_weights) = (topk_idx.clone(), topk_weights.clone());
+        let routed = Arc::new(Routed { plan, topk_idx, topk_weights, order: *order });
         let tokens =
             Tokens { x, plan: &routed.plan, topk_idx: &routed.topk_idx, topk_weights: routed.topk_weights.as_deref() };
         let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
@@ -311,8 +312,9 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn receive_dispatch(&mut self, dispatching: &Dispatching) -> Result<LowReceived<Self>, Error> {
         let flight = &dispatching.flight;
         let routed = &flight.work().routed;
-        let intake = self.take(flight, async |call| receive_tokens(call, &routed.plan).await).await?;
-        let Intake { x, source_token, segments, counts, sources, tokens, rows, picks } = intake;
+        let by_source = routed.order == LowOrder::BySource;
+        let intake = self.take(flight, async |call| receive_tokens(call, &routed.plan, by_source).await).await?;
+        let Intake { x, source_token, segments, counts, sources, tokens, rows, picks, by_source } = intake;
         for (sum, &count) in self.stats.expert_rows.iter_mut().zip(&counts) {
             *sum += u64::from(count);
         }
@@ -326,6 +328,15 @@ impl<M: Machine> LowLatency for Engine<M> {
             expert_counts: counts.iter().map(|&count| count as i32).collect(),
             segments: segments.iter().map(|&(first, rows)| i64::from(first) << 32 | i64::from(rows)).collect(),
             source_token,
+            by_source: by_source.map(|told| {
+                let ends = inner.sources.iter().map(|range| range.end as i32);
+                LowBySource {
+                    first_of: std::iter::once(0).chain(ends).collect(),
+                    topk_idx: told.topk_idx,
+                    topk_weights: told.topk_weights,
+                    source_rank: told.source_rank,
+                }
+            }),
             handle: LowHandle { inner: Arc::new(inner) },
             event: Ready,
         })
@@ -340,9 +351,9 @@ impl<M: Machine> LowLatency for Engine<M> {
         self.check_send()?;
         self.check_low_handle(handle)?;
         let Inner { routed, sources, tokens, rows, picks, .. } = &*handle.inner;
-        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        let kind = routed.order.combine(routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.desk.check_weights(topk_weights.map(Vec::len), routed.topk_idx.len())?;
-        let most = self.desk.layout.low_expert_rows()?;
+        let most = routed.order.rows(&self.desk.layout)?;
         self.desk.check_results("y", y.extent(), if picks.is_empty() { 0 } else { most })?;
         let results = Results { y, sources, tokens, rows, picks };
         let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {

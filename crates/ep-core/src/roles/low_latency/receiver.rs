@@ -33,12 +33,24 @@ pub(crate) struct Row {
     pub(crate) picks: Range<u32>,
 }
 
+/// What is told of rows that lie by source, `[ranks * max_tokens, ...]`.
+pub(crate) struct BySource {
+    /// `[.., topk]`: expert of each choice on this rank, or -1.
+    pub(crate) topk_idx: Vec<i64>,
+    /// `[.., topk]`: weight of each choice; 0 where there is none.
+    pub(crate) topk_weights: Vec<f32>,
+    /// The rank of each row; 0 where there is none.
+    pub(crate) source_rank: Vec<i32>,
+}
+
 /// What a rank received.
 pub(crate) struct Intake<W: Window> {
-    /// `[local experts, ranks * max_tokens]` rows as they travelled.
+    /// `[local experts, ranks * max_tokens]`, or by source `[ranks * max_tokens]`: rows as they travelled.
     pub(crate) x: HostRows<W>,
-    /// `[local experts, ranks * max_tokens]`: token at its source; 0 where there is no row.
+    /// As many: token at its source; 0 where there is no row.
     pub(crate) source_token: Vec<i32>,
+    /// Where rows lie by source.
+    pub(crate) by_source: Option<BySource>,
     /// `[local experts, ranks]`: first row of the rank's segment and its length.
     pub(crate) segments: Vec<(u32, u32)>,
     /// `[local experts]`: rows of each.
@@ -52,11 +64,16 @@ pub(crate) struct Intake<W: Window> {
 }
 
 /// Receives all rows: the sources in ascending order, so that every expert's rows lie in order of source and token,
-/// whatever the order in which they came. Those of `plan` for this rank stay here.
-pub(crate) async fn receive_tokens<M: Machine, W: Window>(call: &Call<'_, M>, plan: &Plan) -> Result<Intake<W>, Fault> {
+/// whatever the order in which they came. Those of `plan` for this rank stay here. `by_source`: each row lies once, and not for each of its
+/// experts.
+pub(crate) async fn receive_tokens<M: Machine, W: Window>(
+    call: &Call<'_, M>,
+    plan: &Plan,
+    by_source: bool,
+) -> Result<Intake<W>, Fault> {
     let own = Said { rows: plan.rows()[call.me.index()], tokens: plan.tokens() };
     let mut port = call.port(Duty::Receiver);
-    let mut intake = Intake::new(call)?;
+    let mut intake = Intake::new(call, by_source)?;
     for source in call.layout.topology().all() {
         let Said { rows, tokens } = if source == call.me {
             own
@@ -118,13 +135,19 @@ fn check_rows<M: Machine>(call: &Call<'_, M>, source: Rank, rows: u32) -> Result
 }
 
 impl<W: Window> Intake<W> {
-    fn new<M: Machine>(call: &Call<'_, M>) -> Result<Self, Fault> {
+    fn new<M: Machine>(call: &Call<'_, M>, by_source: bool) -> Result<Self, Fault> {
         let (layout, ranks) = (call.layout, call.layout.topology().ranks() as usize);
         let experts = layout.local_experts() as usize;
-        let stride = ranks * layout.shape().max_tokens() as usize;
+        let (stride, topk) = (ranks * layout.shape().max_tokens() as usize, layout.shape().topk() as usize);
+        let room = if by_source { stride } else { experts * stride };
+        let told = || {
+            let (topk_weights, source_rank) = (zeroed(stride * topk)?, zeroed(stride)?);
+            Ok::<_, Fault>(BySource { topk_idx: vec![-1; stride * topk], topk_weights, source_rank })
+        };
         Ok(Self {
-            x: HostRows::zeroed((experts * stride) as u32, layout.row().payload_bytes() as usize)?,
-            source_token: zeroed(experts * stride)?,
+            x: HostRows::zeroed(room as u32, layout.row().payload_bytes() as usize)?,
+            source_token: zeroed(room)?,
+            by_source: by_source.then(told).transpose()?,
             segments: vec![(0, 0); experts * ranks],
             counts: vec![0; experts],
             sources: Vec::with_capacity(ranks),
@@ -185,13 +208,18 @@ impl<W: Window> Intake<W> {
                 slot
             };
             let payload = slot.plus(call.layout.row().header_bytes());
-            self.spread(call, port, header, |part, into| match &units {
+            let read = |part: Range<usize>, into: &mut [u8]| match &units {
                 Some(units) => {
                     into.copy_from_slice(&units.payload[part]);
                     Ok(())
                 }
                 None => port.read(payload.plus(part.start as u64), into),
-            })?;
+            };
+            if self.by_source.is_some() {
+                self.lay(call, port, (header, source), read)?;
+            } else {
+                self.spread(call, port, header, read)?;
+            }
         }
         units.map_or(Ok(()), |units| units.end())?;
         self.sources.push(first..self.rows.len() as u32);
@@ -199,6 +227,39 @@ impl<W: Window> Intake<W> {
             let (start, rows) = &mut self.segments[segment(expert)];
             *rows = count - *start;
         }
+        Ok(())
+    }
+
+    /// Copies a row behind those that came before it: `read` copies these bytes of its payload.
+    fn lay<M: Machine>(
+        &mut self,
+        call: &Call<'_, M>,
+        port: &Attended<M::Port>,
+        (header, source): (&HeaderBytes, Rank),
+        read: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let Some(told) = &mut self.by_source else { return Ok(()) };
+        let (layout, token) = (call.layout, header.header().source_token);
+        let (row, topk) = (self.rows.len(), layout.shape().topk() as usize);
+        for choice in 0..topk {
+            let picked = header.choice(choice);
+            let Ok(expert) = u32::try_from(picked.expert) else { continue };
+            if layout.rank_of_expert(expert) != call.me {
+                continue;
+            }
+            let local = expert % layout.local_experts();
+            self.counts[local as usize] += 1;
+            told.topk_idx[row * topk + choice] = local.into();
+            told.topk_weights[row * topk + choice] = picked.weight;
+        }
+        port.charge(Work::Row { bytes: self.x.row_bytes() as u64 });
+        self.x.fill(row as u32, read)?;
+        self.source_token[row] = token as i32;
+        told.source_rank[row] = source.0 as i32;
+        // What comes back of it is the row's result as it is.
+        let pick = self.picks.len() as u32;
+        self.picks.push(Pick { row: row as u32, weight: 1.0 });
+        self.rows.push(Row { token, picks: pick..pick + 1 });
         Ok(())
     }
 
