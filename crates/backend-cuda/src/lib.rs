@@ -93,8 +93,8 @@ pub use build::{absent_names as kernels_absent, come_from as kernels_come_from, 
 pub use cluster::{Builder, Cluster};
 pub use endpoint::graphs;
 pub use endpoint::{
-    Apart, Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Early, Event, LowHandle, LowPlaces, LowScales,
-    Owned, Ready, Rows, ScaleStrides, Signals,
+    Apart, Array, Combining, CudaEndpoint, DeviceWindow, Dispatching, Early, Event, LowHandle, LowPlaces,
+    LowPlacesBySource, LowScales, Owned, Ready, Rows, ScaleStrides, Signals,
 };
 #[cfg(feature = "workshop")]
 pub use endpoint::{Consumed, CrashFlag};

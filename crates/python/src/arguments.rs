@@ -2,6 +2,7 @@
 
 use moexpress::OutboxUse;
 use moexpress::engine::Dispatch;
+use moexpress::engine::low_latency::LowOrder;
 use pyo3::prelude::*;
 
 use crate::backend::{RawBatch, RawRows, RawScales};
@@ -34,13 +35,14 @@ impl<'py> FromPyObject<'_, 'py> for RawRouting {
     }
 }
 
-/// `(x, tokens, topk_idx, topk_weights, repeats)`: rows of a low-latency batch are dense.
+/// `(x, tokens, topk_idx, topk_weights, (repeats, by_source, waits))`: rows of a low-latency batch are dense.
 impl<'py> FromPyObject<'_, 'py> for RawBatch {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (address, rows, topk_idx, topk_weights, repeats) = given.extract()?;
-        Ok(Self { x: RawRows { address, rows, scales: None }, topk_idx, topk_weights, repeats })
+        let (address, rows, topk_idx, topk_weights, (repeats, by_source, waits)) = given.extract()?;
+        let order = if by_source { LowOrder::BySource } else { LowOrder::ByExpert };
+        Ok(Self { x: RawRows { address, rows, scales: None }, topk_idx, topk_weights, repeats, order, waits })
     }
 }
 

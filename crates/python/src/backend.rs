@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use moexpress::engine::Scalar;
-use moexpress::engine::low_latency::LowRoutingOf;
+use moexpress::engine::low_latency::{LowOrder, LowRoutingOf};
 use moexpress::layout::RowFormat;
 use moexpress::{Element as Travels, Endpoint, Error, Layout, LowLatency, Scaling};
 
@@ -34,12 +34,37 @@ pub(crate) struct RawScales {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawBatch {
     pub(crate) x: RawRows,
-    /// i64 `[tokens, topk]`.
+    /// i64 `[tokens, topk]`; 0: those of the handle that the call is given.
     pub(crate) topk_idx: usize,
     /// f32 `[tokens, topk]`.
     pub(crate) topk_weights: Option<usize>,
     /// Whether a token may name an expert more than once.
     pub(crate) repeats: bool,
+    /// How received rows lie.
+    pub(crate) order: LowOrder,
+    /// Whether the call waits until the host knows how many rows came.
+    pub(crate) waits: bool,
+}
+
+/// What the host knows of the rows that a low-latency dispatch brought.
+#[derive(Clone, Debug)]
+pub(crate) struct LowTold {
+    pub(crate) order: LowOrder,
+    /// Of each local expert; empty where it does not know them.
+    pub(crate) counts: Vec<i32>,
+    /// In all, by source; none where it does not know them.
+    pub(crate) rows: Option<u32>,
+}
+
+/// Where what is told of rows by source goes, of a low-latency dispatch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BySourceInto {
+    pub(crate) first_of: usize,
+    pub(crate) topk_idx: usize,
+    /// The same once more: callers write to theirs.
+    pub(crate) topk_idx_too: usize,
+    pub(crate) topk_weights: usize,
+    pub(crate) source_rank: usize,
 }
 
 /// Where the results of a low-latency dispatch go, with the shapes that
@@ -53,6 +78,9 @@ pub(crate) struct LowInto {
     pub(crate) expert_counts: usize,
     pub(crate) segments: usize,
     pub(crate) source_token: usize,
+    pub(crate) by_source: Option<BySourceInto>,
+    /// Rows there is room for.
+    pub(crate) rows: u32,
     /// To which the counts are added. Memory of Python's.
     pub(crate) stats: Option<usize>,
     /// Keeps the rest.
@@ -129,9 +157,11 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     /// Numbers. `keep`: later calls read them, too.
     unsafe fn array_in<T: Scalar>(&mut self, address: usize, len: usize, keep: bool) -> Result<Self::Array<T>, Error>;
 
-    /// Experts' results `[local experts, ranks * max_tokens, hidden]`, bf16, of which the first `counts` of each expert matter.
-    /// `counts` is empty where the host does not know them.
-    unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error>;
+    /// Experts' results, bf16, as the dispatch's rows lie, of which those matter that `told` knows of.
+    unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Self::Buf, Error>;
+
+    /// The choices of the batch that a handle is of.
+    fn choices_of(handle: &Self::LowHandle) -> Self::Array<i64>;
 
     /// INT8 rows of bf16 rows, where this machine makes them by itself.
     async fn quantized(&mut self, _x: &Self::Buf) -> Result<Self::Buf, Error> {
@@ -148,14 +178,14 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
     fn array_out<T: Typed>(&mut self, array: Self::Array<T>, shape: Vec<i64>) -> Result<Tensor, Error>;
 
     /// Memory for what a low-latency dispatch brings.
-    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error>;
+    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error>;
 
-    /// Receives a low-latency dispatch. Returns its handle, and each local expert's rows where the host knows them, else nothing.
+    /// Receives a low-latency dispatch. Returns its handle, and what the host knows of its rows.
     async unsafe fn receive_into(
         &mut self,
         sent: &Self::Dispatching,
         into: &LowInto,
-    ) -> Result<(Self::LowHandle, Vec<i32>), Error>;
+    ) -> Result<(Self::LowHandle, LowTold), Error>;
 
     /// Counters of early consumers, by blocks of `rows` rows, whose dispatches are received on so many multiprocessors at most.
     fn early(&mut self, _rows: u32, _multiprocessors: Option<u32>) -> Result<EarlyOut, Error> {
@@ -183,13 +213,14 @@ pub(crate) trait Backend: Endpoint + LowLatency + Send {
         Err(unsupported())
     }
 
-    /// Both halves of a low-latency dispatch, as [`receive_into`](Self::receive_into) brings it.
+    /// Both halves of a low-latency dispatch, as [`receive_into`](Self::receive_into) brings it. `waits`: until the host knows how many rows came.
     async unsafe fn dispatch_into(
         &mut self,
         x: &Self::Buf,
         routing: &LowRoutingOf<Self>,
         into: &LowInto,
-    ) -> Result<(Self::LowHandle, Vec<i32>), Error> {
+        _waits: bool,
+    ) -> Result<(Self::LowHandle, LowTold), Error> {
         self.check_at_once()?;
         let sent = self.send_dispatch(x, routing).await?;
         // SAFETY: as the caller promises.

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use moexpress::cuda::driver::Scratch;
 use moexpress::cuda::{
-    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowScales, Ready, Rows,
-    ScaleStrides, Signals,
+    Array, Cluster, Combining, CudaEndpoint, Dispatching, Early, Event, LowHandle, LowPlaces, LowPlacesBySource,
+    LowScales, Ready, Rows, ScaleStrides, Signals,
 };
 use moexpress::engine::Scalar;
-use moexpress::engine::low_latency::LowRoutingOf;
+use moexpress::engine::low_latency::{LowOrder, LowRoutingOf};
 use moexpress::layout::RowFormat;
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
-use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed, poll};
+use crate::backend::{Backend, LowInto, LowTold, RawRows, RowsOut, Typed, poll};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::early::{self, EarlyOut, RawReady};
 use crate::far;
@@ -56,7 +56,7 @@ fn device(endpoint: &CudaEndpoint) -> Device {
 
 /// Where the results of a low-latency dispatch go; FP8 rows as they travel to `travelling`, if there is one.
 fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
-    let LowInto { x, scales, expert_counts, segments, source_token, stats, owner } = into.clone();
+    let LowInto { x, scales, expert_counts, segments, source_token, by_source, stats, owner, .. } = into.clone();
     let x = travelling.map_or(x, |memory| memory.address() as usize);
     let scales = scales.filter(|_| travelling.is_none());
     let scales = scales.map(|(address, strides)| {
@@ -65,7 +65,15 @@ fn places(into: &LowInto, travelling: Option<&Arc<Scratch>>) -> LowPlaces {
     });
     let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(|at| at as u64);
     let owner = Some(Arc::new((owner, travelling.cloned())) as Owner);
-    LowPlaces { x, scales, expert_counts, segments, source_token, stats: stats.map_or(0, |at| at as u64), owner }
+    let by_source = by_source.map(|told| LowPlacesBySource {
+        first_of: told.first_of as u64,
+        topk_idx: told.topk_idx as u64,
+        topk_idx_too: told.topk_idx_too as u64,
+        topk_weights: told.topk_weights as u64,
+        source_rank: told.source_rank as u64,
+    });
+    let stats = stats.map_or(0, |at| at as u64);
+    LowPlaces { x, scales, expert_counts, segments, source_token, by_source, stats, owner }
 }
 
 /// Memory for rows of odd sizes as they travel: kernels write codes and scales apart where rows are a multiple of 16 elements.
@@ -75,8 +83,7 @@ fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scra
         return Ok(None);
     }
     let stride = RowFormat::new(endpoint.shape()).payload_stride() as usize;
-    let rows = endpoint.layout().low_expert_rows()?;
-    endpoint.bytes_room(rows as usize * stride).map(Some)
+    endpoint.bytes_room(into.rows as usize * stride).map(Some)
 }
 
 /// Takes them apart.
@@ -86,7 +93,7 @@ fn travelling(endpoint: &CudaEndpoint, into: &LowInto) -> Result<Option<Arc<Scra
 unsafe fn apart(endpoint: &CudaEndpoint, into: &LowInto, travelling: Option<&Scratch>) -> Result<(), Error> {
     let (Some(memory), Some((scales, _))) = (travelling, into.scales) else { return Ok(()) };
     let (hidden, format) = (endpoint.shape().hidden(), RowFormat::new(endpoint.shape()));
-    let rows = endpoint.layout().low_expert_rows()?;
+    let rows = into.rows;
     let (from, stride) = (memory.address() as usize, format.payload_stride() as usize);
     let scales_bytes = (format.scales_bytes() as usize).next_multiple_of(SCALE);
     let from_scales = (from + format.scales_offset() as usize, stride);
@@ -108,6 +115,11 @@ unsafe fn copy(endpoint: &CudaEndpoint, to: Place, from: Place, width: usize, ro
     let place = |(address, stride): Place| (address as u64, stride);
     // SAFETY: as the caller promises.
     Ok(unsafe { endpoint.stream().copy_rows(place(to), place(from), width, rows as usize) }?)
+}
+
+/// Nothing is known.
+const fn untold(order: LowOrder) -> LowTold {
+    LowTold { order, counts: Vec::new(), rows: None }
 }
 
 /// Rows that leave, bf16: `[rows, hidden]`, with strides.
@@ -181,8 +193,12 @@ impl Backend for CudaEndpoint {
         Ok(own)
     }
 
-    unsafe fn expert_rows_in(&mut self, address: usize, _counts: &[i32]) -> Result<Rows, Error> {
-        let rows = self.layout().low_expert_rows()?;
+    fn choices_of(handle: &LowHandle) -> Array<i64> {
+        handle.topk_idx().clone()
+    }
+
+    unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Rows, Error> {
+        let rows = told.order.rows(self.layout())?;
         // SAFETY: as the caller promises.
         unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
     }
@@ -205,9 +221,9 @@ impl Backend for CudaEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(Own::new(array)) })
     }
 
-    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
+    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
         let scales = if self.shape().hidden().is_multiple_of(ALIGN as u32) { Scales::ByColumn } else { Scales::ByRow };
-        LowRoom::new(layout, &device(self), scales, |bytes| {
+        LowRoom::new(layout, &device(self), scales, order, |bytes| {
             let memory = self.bytes_room(bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })
@@ -265,7 +281,7 @@ impl Backend for CudaEndpoint {
             }
         }
         // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.expert_rows_in(y, &[]) }?;
+        let rows = unsafe { self.expert_rows_in(y, &untold(handle.order())) }?;
         let signals = match ready.signals {
             None => Signals::Early,
             Some((address, words)) => {
@@ -278,18 +294,15 @@ impl Backend for CudaEndpoint {
         CudaEndpoint::send_combine_ready(self, &rows, handle, topk_weights, &ready).await
     }
 
-    async unsafe fn receive_into(
-        &mut self,
-        sent: &Dispatching,
-        into: &LowInto,
-    ) -> Result<(LowHandle, Vec<i32>), Error> {
+    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, LowTold), Error> {
         let travelling = travelling(self, into)?;
         let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
         let received = unsafe { self.receive_dispatch_into(sent, &places) }.await?;
         // SAFETY: as the caller promises.
         unsafe { apart(self, into, travelling.as_deref()) }?;
-        Ok((received.handle, Vec::new()))
+        let told = untold(received.handle.order());
+        Ok((received.handle, told))
     }
 
     async unsafe fn dispatch_into(
@@ -297,14 +310,22 @@ impl Backend for CudaEndpoint {
         x: &Rows,
         routing: &LowRoutingOf<Self>,
         into: &LowInto,
-    ) -> Result<(LowHandle, Vec<i32>), Error> {
+        waits: bool,
+    ) -> Result<(LowHandle, LowTold), Error> {
         let travelling = travelling(self, into)?;
         let places = places(into, travelling.as_ref());
         // SAFETY: as the caller promises.
-        let received = unsafe { self.low_latency_dispatch_into(x, routing, &places) }.await?;
+        let call = unsafe { self.low_latency_dispatch_into(x, routing, &places, waits) };
+        let received = call.await?;
         // SAFETY: as the caller promises.
         unsafe { apart(self, into, travelling.as_deref()) }?;
-        Ok((received.handle, Vec::new()))
+        let mut told = untold(received.handle.order());
+        if waits {
+            told.counts = self.values(&received.expert_counts)?;
+            let first_of = received.by_source.as_ref().map(|told| self.values(&told.first_of)).transpose()?;
+            told.rows = first_of.and_then(|first| first.last().map(|&rows| rows as u32));
+        }
+        Ok((received.handle, told))
     }
 
     async unsafe fn combine_into(

@@ -213,21 +213,25 @@ impl Endpoint {
             // SAFETY: as in `dispatch`.
             unsafe { rank.receive_dispatch(sent, stats, go_on) }
         })?;
-        Ok(LowHandle { inner, tokens: sent.tokens, endpoint: self.id })
+        Ok(LowHandle::new(inner, sent.tokens, self.id))
     }
 
-    /// Both halves of a low-latency dispatch. `stats` as of `receive_dispatch`.
+    /// Both halves of a low-latency dispatch; `along` a handle, by whose choices it is sent. `stats` as of `receive_dispatch`.
     fn low_dispatch(
         &self,
         py: Python<'_>,
         order: Order,
         batch: RawBatch,
+        along: Option<&LowHandle>,
         stats: Option<usize>,
     ) -> PyResult<(LowHandle, LowDispatched)> {
+        along.map_or(Ok(()), |handle| self.check(py, "handle", handle.endpoint))?;
+        let along = along.map(|handle| &*handle.inner as &(dyn Any + Send + Sync));
         // SAFETY: as in `dispatch`.
-        let (inner, room) =
-            self.call_on(py, "low_dispatch", order, |rank, go_on| unsafe { rank.low_dispatch(&batch, stats, go_on) })?;
-        Ok((LowHandle { inner, tokens: batch.x.rows, endpoint: self.id }, LowDispatched::new(room)))
+        let (inner, room) = self.call_on(py, "low_dispatch", order, |rank, go_on| unsafe {
+            rank.low_dispatch(&batch, along.map(|handle| handle as &dyn Any), stats, go_on)
+        })?;
+        Ok((LowHandle::new(inner, batch.x.rows, self.id), LowDispatched::new(room)))
     }
 
     /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.

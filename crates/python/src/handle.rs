@@ -3,13 +3,16 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
+use moexpress::engine::low_latency::LowOrder;
 use moexpress::plan::{Exchange, Plan, tokens_by_node};
 use moexpress::{Rank, Topology, engine};
 use pyo3::prelude::*;
 
+use crate::backend::LowTold;
 use crate::error::{invalid, of};
 use crate::guard::Own;
 use crate::rail::{self, Passed};
+use crate::rank::AnyLow;
 
 /// Replays the routing of a dispatch: for combine, and for cached dispatch.
 #[pyclass(frozen, module = "moexpress._native")]
@@ -225,8 +228,31 @@ pub(crate) struct LowHandle {
     /// Tokens of this rank's batch.
     #[pyo3(get)]
     pub(crate) tokens: u32,
+    /// Of each local expert, where the host knows them; else empty.
+    #[pyo3(get)]
+    pub(crate) expert_counts: Vec<i32>,
+    /// Rows in all, by source, where the host knows them.
+    #[pyo3(get)]
+    pub(crate) rows: Option<u32>,
+    pub(crate) order: LowOrder,
     /// That made it.
     pub(crate) endpoint: u64,
+}
+
+impl LowHandle {
+    pub(crate) fn new((inner, told): AnyLow, tokens: u32, endpoint: u64) -> Self {
+        let LowTold { order, counts, rows } = told;
+        Self { inner, tokens, expert_counts: counts, rows, order, endpoint }
+    }
+}
+
+#[pymethods]
+impl LowHandle {
+    /// Whether its rows lie by source.
+    #[getter]
+    fn is_by_source(&self) -> bool {
+        self.order == LowOrder::BySource
+    }
 }
 
 /// A low-latency operation that was sent and is to be received.

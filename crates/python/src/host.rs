@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
-use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle};
+use moexpress::engine::low_latency::{Combining, Dispatching, LowHandle, LowOrder};
 use moexpress::engine::{Buffer, Engine, HostRows, Lease, Scalar};
 use moexpress::host::{Cluster, Machine, Window, block_on_while};
 use moexpress::layout::RowFormat;
@@ -12,7 +12,7 @@ use moexpress::room::zeroed;
 use moexpress::transport::{AnyLanes, AnyTransport, NoTransport};
 use moexpress::{Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 
-use crate::backend::{Backend, LowInto, RawRows, RawScales, RowsOut, Typed};
+use crate::backend::{Backend, LowInto, LowTold, RawRows, RawScales, RowsOut, Typed};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::far::Far;
 use crate::handle::slice;
@@ -133,12 +133,17 @@ impl Backend for Engine<Machine<AnyLanes>> {
         Ok(unsafe { slice::<T>(address, len) }.to_vec())
     }
 
-    unsafe fn expert_rows_in(&mut self, address: usize, counts: &[i32]) -> Result<Self::Buf, Error> {
-        let shape = *self.layout().shape();
-        let (row_bytes, experts) = (shape.result_bytes() as usize, self.layout().local_experts() as usize);
-        let rows = self.layout().low_expert_rows()? as usize;
-        let stride = rows / experts;
+    fn choices_of(handle: &LowHandle) -> Vec<i64> {
+        handle.topk_idx().to_vec()
+    }
+
+    unsafe fn expert_rows_in(&mut self, address: usize, told: &LowTold) -> Result<Self::Buf, Error> {
+        let row_bytes = self.layout().shape().result_bytes() as usize;
+        let rows = told.order.rows(self.layout())? as usize;
         let mut bytes = zeroed(rows * row_bytes)?;
+        let by_source = told.rows.map(|rows| vec![rows as i32]);
+        let counts = by_source.as_ref().unwrap_or(&told.counts);
+        let stride = rows / counts.len().max(1);
         for (expert, &count) in counts.iter().enumerate() {
             let (at, len) = (expert * stride * row_bytes, count as usize * row_bytes);
             // SAFETY: as the caller promises; no expert has more rows than its part.
@@ -179,26 +184,24 @@ impl Backend for Engine<Machine<AnyLanes>> {
         Ok(Tensor::of_vec(array, shape, T::ELEMENT))
     }
 
-    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
-        LowRoom::new(layout, &Device::Cpu, Scales::ByColumn, |bytes| {
+    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, &Device::Cpu, Scales::ByColumn, order, |bytes| {
             // Words that are as aligned as any element. They are written through this pointer alone.
             let mut words: Vec<u128> = zeroed(bytes.div_ceil(size_of::<u128>()))?;
             Ok((words.as_mut_ptr() as usize, Arc::new(Mutex::new(words)) as Owner))
         })
     }
 
-    async unsafe fn receive_into(
-        &mut self,
-        sent: &Dispatching,
-        into: &LowInto,
-    ) -> Result<(LowHandle, Vec<i32>), Error> {
+    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, LowTold), Error> {
         let received = self.receive_dispatch(sent).await?;
         let parts = parts(self);
         let bytes = dense(&received.x, parts.row_bytes)?;
         let codes = if into.scales.is_some() { parts.hidden } else { parts.row_bytes };
         let counts = &received.expert_counts;
         let stride = self.topology().ranks() as usize * self.layout().shape().max_tokens() as usize;
-        for (expert, &count) in counts.iter().enumerate() {
+        // By source all that there is room for leaves, as if it were one expert's.
+        let by_source = received.by_source.as_ref().map(|_| vec![stride as i32]);
+        for (expert, &count) in by_source.as_ref().unwrap_or(counts).iter().enumerate() {
             for index in 0..count as usize {
                 let row = expert * stride + index;
                 let from = &bytes[row * parts.row_bytes..][..parts.row_bytes];
@@ -235,7 +238,20 @@ impl Backend for Engine<Machine<AnyLanes>> {
         }
         // SAFETY: as above.
         unsafe { copy_out(&received.segments, into.segments, 0) };
-        Ok((received.handle, received.expert_counts))
+        let mut rows = None;
+        if let (Some(told), Some(into)) = (&received.by_source, into.by_source) {
+            // SAFETY: as above.
+            unsafe {
+                copy_out(&told.first_of, into.first_of, 0);
+                copy_out(&told.topk_idx, into.topk_idx, 0);
+                copy_out(&told.topk_idx, into.topk_idx_too, 0);
+                copy_out(&told.topk_weights, into.topk_weights, 0);
+                copy_out(&told.source_rank, into.source_rank, 0);
+            }
+            rows = told.first_of.last().map(|&rows| rows as u32);
+        }
+        let told = LowTold { order: received.handle.order(), counts: received.expert_counts, rows };
+        Ok((received.handle, told))
     }
 
     async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, _tokens: u32) -> Result<(), Error> {

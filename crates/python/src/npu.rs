@@ -12,12 +12,13 @@ use moexpress::ascend::{
     Array, AscendEndpoint, Builder, Cluster, Combining, Dispatching, LowHandle, LowPlaces, Roles, Rows,
 };
 use moexpress::engine::Scalar;
+use moexpress::engine::low_latency::LowOrder;
 use moexpress::layout::RowFormat;
 use moexpress::{Element as Travels, Endpoint as _, Error, Layout, LowLatency as _, Settings, Shape, Topology};
 use pyo3::prelude::*;
 
 use crate::away::Home;
-use crate::backend::{Backend, LowInto, RawRows, RowsOut, Typed, poll};
+use crate::backend::{Backend, LowInto, LowTold, RawRows, RowsOut, Typed, poll};
 use crate::dlpack::{Device, Element, Tensor};
 use crate::error::of;
 use crate::guard::Own;
@@ -160,7 +161,11 @@ impl Backend for AscendEndpoint {
         Ok(unsafe { self.lent_array(address, len) })
     }
 
-    unsafe fn expert_rows_in(&mut self, address: usize, _counts: &[i32]) -> Result<Rows, Error> {
+    fn choices_of(handle: &LowHandle) -> Array<i64> {
+        handle.topk_idx().clone()
+    }
+
+    unsafe fn expert_rows_in(&mut self, address: usize, _told: &LowTold) -> Result<Rows, Error> {
         let rows = self.layout().low_expert_rows()?;
         // SAFETY: as the caller promises.
         unsafe { self.rows_in(&RawRows { address, rows, scales: None }) }
@@ -189,18 +194,14 @@ impl Backend for AscendEndpoint {
         Ok(Tensor { address, shape, strides: None, element: T::ELEMENT, device, owner: Box::new(Own::new(array)) })
     }
 
-    fn low_room(&mut self, layout: &Layout) -> Result<LowRoom, Error> {
-        LowRoom::new(layout, &device(self), Scales::BehindCodes, |bytes| {
+    fn low_room(&mut self, layout: &Layout, order: LowOrder) -> Result<LowRoom, Error> {
+        LowRoom::new(layout, &device(self), Scales::BehindCodes, order, |bytes| {
             let memory = self.rows_room(1, bytes)?;
             Ok((memory.address() as usize, Arc::new(Own::new(memory)) as Owner))
         })
     }
 
-    async unsafe fn receive_into(
-        &mut self,
-        sent: &Dispatching,
-        into: &LowInto,
-    ) -> Result<(LowHandle, Vec<i32>), Error> {
+    async unsafe fn receive_into(&mut self, sent: &Dispatching, into: &LowInto) -> Result<(LowHandle, LowTold), Error> {
         let places = [into.x, into.expert_counts, into.segments, into.source_token].map(|at| at as u64);
         let [x, expert_counts, segments, source_token] = places;
         let places = LowPlaces { x, expert_counts, segments, source_token };
@@ -212,7 +213,7 @@ impl Backend for AscendEndpoint {
             // SAFETY: the caller promises so many numbers. What he had enqueued has ended, as the kernels behind it have.
             unsafe { self.add_to(at, &counts) }?;
         }
-        Ok((handle, counts))
+        Ok((handle, LowTold { order: LowOrder::ByExpert, counts, rows: None }))
     }
 
     async unsafe fn receive_sums_into(&mut self, sent: &Combining, into: usize, tokens: u32) -> Result<(), Error> {

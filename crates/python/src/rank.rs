@@ -6,7 +6,7 @@ use moexpress::engine::low_latency::{LowRouting, LowRoutingOf};
 use moexpress::engine::{Combine, Dispatch, Handle, Routing, Stats, Ways};
 use moexpress::{Element, Endpoint, Error, Layout, OutboxUse, Rank as Number, RankSet};
 
-use crate::backend::{Backend, LowInto, RawBatch, RawRows};
+use crate::backend::{Backend, LowInto, LowTold, RawBatch, RawRows};
 use crate::dlpack::Tensor;
 use crate::early::{EarlyOut, RawReady};
 use crate::room::LowRoom;
@@ -119,12 +119,7 @@ pub(crate) trait Calls: Send {
         early: Option<&(dyn Any + Send + Sync)>,
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send>, LowRoom)>;
-    unsafe fn receive_dispatch(
-        &mut self,
-        sent: &dyn Any,
-        stats: Option<usize>,
-        go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send + Sync>>;
+    unsafe fn receive_dispatch(&mut self, sent: &dyn Any, stats: Option<usize>, go_on: GoOn<'_>) -> Answer<AnyLow>;
     unsafe fn send_combine(
         &mut self,
         y: usize,
@@ -137,9 +132,10 @@ pub(crate) trait Calls: Send {
     unsafe fn low_dispatch(
         &mut self,
         batch: &RawBatch,
+        along: Option<&dyn Any>,
         stats: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)>;
+    ) -> Answer<(AnyLow, LowRoom)>;
     unsafe fn low_combine(
         &mut self,
         y: usize,
@@ -170,9 +166,15 @@ impl<E: Endpoint> Rank<E> {
 /// What a low-latency dispatch leaves behind.
 struct Low<H> {
     handle: H,
-    /// Rows of each local expert, where the host knows them.
-    counts: Vec<i32>,
+    told: LowTold,
     tokens: u32,
+}
+
+/// A handle of low latency, whatever its endpoint is, and what the host knows of its rows.
+pub(crate) type AnyLow = (Box<dyn Any + Send + Sync>, LowTold);
+
+fn any_low<H: Send + Sync + 'static>(handle: H, told: LowTold, tokens: u32) -> AnyLow {
+    (Box::new(Low { handle, told: told.clone(), tokens }), told)
 }
 
 /// A low-latency operation that was sent, and the tokens it was for.
@@ -211,19 +213,36 @@ impl<E: Backend> Rank<E> {
         address.map(|address| unsafe { self.endpoint.array_in(address, len, keep) }).transpose()
     }
 
-    /// Rows and routing of a low-latency dispatch.
+    /// Rows and routing of a low-latency dispatch; `along` a handle, whose choices it has.
     ///
     /// # Safety
     /// As [`Backend`] says.
-    unsafe fn low_batch(&mut self, batch: &RawBatch) -> Result<(E::Buf, LowRoutingOf<E>), Error> {
-        let &RawBatch { x, topk_idx, topk_weights, repeats } = batch;
+    unsafe fn low_batch(
+        &mut self,
+        batch: &RawBatch,
+        along: Option<&dyn Any>,
+    ) -> Result<(E::Buf, LowRoutingOf<E>), Error>
+    where
+        E::LowHandle: 'static,
+    {
+        let &RawBatch { x, topk_idx, topk_weights, repeats, order, .. } = batch;
         // SAFETY: as the caller promises, for this and what follows.
         let rows = unsafe { self.endpoint.rows_in(&x) }?;
-        // SAFETY: as above.
-        let topk_idx = unsafe { self.endpoint.array_in(topk_idx, x.rows as usize * self.topk(), !E::KEEPS_CHOICES) }?;
+        let topk_idx = match along {
+            Some(handle) => {
+                let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+                self.endpoint.check_low_handle(&low.handle)?;
+                E::choices_of(&low.handle)
+            }
+            None => {
+                let choices = x.rows as usize * self.topk();
+                // SAFETY: as above.
+                unsafe { self.endpoint.array_in(topk_idx, choices, !E::KEEPS_CHOICES) }?
+            }
+        };
         // SAFETY: as above. The receiving half may read weights, too.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
-        Ok((rows, LowRouting { topk_idx, topk_weights, repeats }))
+        Ok((rows, LowRouting { topk_idx, topk_weights, repeats, order }))
     }
 
     fn topk(&self) -> usize {
@@ -438,8 +457,8 @@ where
         go_on: GoOn<'_>,
     ) -> Answer<(Box<dyn Any + Send>, LowRoom)> {
         // SAFETY: as the caller promises.
-        let (rows, routing) = unsafe { self.low_batch(batch) }?;
-        let room = self.endpoint.low_room(&self.layout)?;
+        let (rows, routing) = unsafe { self.low_batch(batch, None) }?;
+        let room = self.endpoint.low_room(&self.layout, batch.order)?;
         let sent = match early {
             None => wait::<E, _>(self.endpoint.send_dispatch(&rows, &routing), go_on)?,
             Some(early) => wait::<E, _>(self.endpoint.send_dispatch_early(&rows, &routing, early), go_on)?,
@@ -448,17 +467,12 @@ where
         Ok((Box::new(SentDispatch { sent, into: room.into.clone() }), room))
     }
 
-    unsafe fn receive_dispatch(
-        &mut self,
-        sent: &dyn Any,
-        stats: Option<usize>,
-        go_on: GoOn<'_>,
-    ) -> Answer<Box<dyn Any + Send + Sync>> {
+    unsafe fn receive_dispatch(&mut self, sent: &dyn Any, stats: Option<usize>, go_on: GoOn<'_>) -> Answer<AnyLow> {
         let SentDispatch::<E::Dispatching> { sent, into } = sent.downcast_ref().ok_or_else(|| foreign("dispatch"))?;
         let into = LowInto { stats, ..into.clone() };
         // SAFETY: as the caller promises of `stats`; the rest is room that was made for this.
-        let (handle, counts) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, &into) }, go_on)?;
-        Ok(Box::new(Low { handle, counts, tokens: sent.tokens }))
+        let (handle, told) = wait::<E, _>(unsafe { self.endpoint.receive_into(&sent.sent, &into) }, go_on)?;
+        Ok(any_low(handle, told, sent.tokens))
     }
 
     unsafe fn send_combine(
@@ -480,7 +494,7 @@ where
             return Ok(Box::new(Sent { sent: wait::<E, _>(call, go_on)?, tokens: low.tokens }));
         }
         // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
+        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.told) }?;
         // SAFETY: as above.
         let weights = unsafe { self.weights(topk_weights, low.tokens, true) }?;
         let sent = wait::<E, _>(self.endpoint.send_combine(&rows, &low.handle, weights.as_ref()), go_on)?;
@@ -496,17 +510,18 @@ where
     unsafe fn low_dispatch(
         &mut self,
         batch: &RawBatch,
+        along: Option<&dyn Any>,
         stats: Option<usize>,
         go_on: GoOn<'_>,
-    ) -> Answer<(Box<dyn Any + Send + Sync>, LowRoom)> {
+    ) -> Answer<(AnyLow, LowRoom)> {
         // SAFETY: as the caller promises, for this and what follows.
-        let (rows, routing) = unsafe { self.low_batch(batch) }?;
-        let mut room = self.endpoint.low_room(&self.layout)?;
+        let (rows, routing) = unsafe { self.low_batch(batch, along) }?;
+        let mut room = self.endpoint.low_room(&self.layout, batch.order)?;
         room.into.stats = stats;
         // SAFETY: as above, and the room is kept with what it is in.
-        let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into) };
-        let (handle, counts) = wait::<E, _>(call, go_on)?;
-        Ok((Box::new(Low { handle, counts, tokens: batch.x.rows }), room))
+        let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
+        let (handle, told) = wait::<E, _>(call, go_on)?;
+        Ok((any_low(handle, told, batch.x.rows), room))
     }
 
     unsafe fn low_combine(
@@ -521,7 +536,7 @@ where
         // Its counts say how much is read.
         self.endpoint.check_low_handle(&low.handle)?;
         // SAFETY: as the caller promises, for this and what follows.
-        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.counts) }?;
+        let rows = unsafe { self.endpoint.expert_rows_in(y, &low.told) }?;
         // SAFETY: as above. Both halves are enqueued when this returns: nothing reads the weights later.
         let weights = unsafe { self.weights(topk_weights, low.tokens, false) }?;
         // SAFETY: as above.

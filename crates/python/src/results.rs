@@ -166,13 +166,34 @@ struct LowParts {
     expert_counts: Option<Tensor>,
     segments: Option<Tensor>,
     source_token: Option<Tensor>,
+    first_of: Option<Tensor>,
+    topk_idx: Option<Tensor>,
+    topk_idx_too: Option<Tensor>,
+    topk_weights: Option<Tensor>,
+    source_rank: Option<Tensor>,
 }
 
 impl LowDispatched {
     pub(crate) fn new(room: LowRoom) -> Self {
-        let LowRoom { into, x, scales, expert_counts, segments, source_token } = room;
+        let LowRoom { into, x, scales, expert_counts, segments, source_token, by_source } = room;
+        let told = by_source.map(|told| {
+            [told.first_of, told.topk_idx, told.topk_idx_too, told.topk_weights, told.source_rank].map(Some)
+        });
+        let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = told.unwrap_or_default();
         let [x, expert_counts, segments, source_token] = [x, expert_counts, segments, source_token].map(Some);
-        Self { memory: into.owner, parts: Mutex::new(LowParts { x, scales, expert_counts, segments, source_token }) }
+        let parts = LowParts {
+            x,
+            scales,
+            expert_counts,
+            segments,
+            source_token,
+            first_of,
+            topk_idx,
+            topk_idx_too,
+            topk_weights,
+            source_rank,
+        };
+        Self { memory: into.owner, parts: Mutex::new(parts) }
     }
 
     fn take<'py>(
@@ -201,6 +222,31 @@ impl LowDispatched {
     /// Rows of each local expert.
     fn expert_counts<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.take(py, |parts| &mut parts.expert_counts)
+    }
+
+    /// By source: the first row of each rank, and how many there are.
+    fn first_of<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.first_of)
+    }
+
+    /// By source: choices.
+    fn topk_idx<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.topk_idx)
+    }
+
+    /// By source: the same once more.
+    fn topk_idx_too<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.topk_idx_too)
+    }
+
+    /// By source: their weights.
+    fn topk_weights<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.topk_weights)
+    }
+
+    /// By source: rank of each row.
+    fn source_rank<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.take(py, |parts| &mut parts.source_rank)
     }
 
     /// Rows of each source.

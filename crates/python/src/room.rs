@@ -3,9 +3,10 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use moexpress::engine::low_latency::LowOrder;
 use moexpress::{Element as Travels, Error, Layout, Scaling};
 
-use crate::backend::LowInto;
+use crate::backend::{BySourceInto, LowInto};
 use crate::dlpack::{Device, Element, Tensor};
 
 /// Tensors begin at multiples of this.
@@ -31,6 +32,16 @@ pub(crate) struct LowRoom {
     pub(crate) expert_counts: Tensor,
     pub(crate) segments: Tensor,
     pub(crate) source_token: Tensor,
+    pub(crate) by_source: Option<BySource>,
+}
+
+/// The same of [`LowBySource`](moexpress::engine::low_latency::LowBySource).
+pub(crate) struct BySource {
+    pub(crate) first_of: Tensor,
+    pub(crate) topk_idx: Tensor,
+    pub(crate) topk_idx_too: Tensor,
+    pub(crate) topk_weights: Tensor,
+    pub(crate) source_rank: Tensor,
 }
 
 impl LowRoom {
@@ -39,11 +50,14 @@ impl LowRoom {
         layout: &Layout,
         device: &Device,
         scales: Scales,
+        order: LowOrder,
         take: impl FnOnce(usize) -> Result<(usize, Owner), Error>,
     ) -> Result<Self, Error> {
         let [experts, ranks] = [layout.local_experts(), layout.topology().ranks()].map(i64::from);
         let [most, hidden] = [layout.shape().max_tokens(), layout.shape().hidden()].map(i64::from);
-        let rows = ranks * most;
+        let (rows, topk, by_source) = (ranks * most, i64::from(layout.shape().topk()), order == LowOrder::BySource);
+        // By source each row lies once, as if there were one expert.
+        let parts = if by_source { 1 } else { experts };
         let columns = layout.row().scales_bytes().div_ceil(4) as i64;
         let (codes, scale) = match layout.row().element() {
             Travels::Fp8(Scaling::Ue8m0) => (Element::E4m3, Some(Element::I32)),
@@ -53,7 +67,10 @@ impl LowRoom {
             _ => (Element::Bf16, None),
         };
         let width = if codes == Element::U8 { layout.row().payload_bytes() as i64 } else { hidden };
-        let x = vec![experts, rows, width];
+        let shaped = |tail: &[i64]| {
+            let head: &[i64] = if by_source { &[rows] } else { &[experts, rows] };
+            [head, tail].concat()
+        };
         let strides = if scales == Scales::ByRow { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
         let mut end = 0;
         let mut cut = |elements: i64, bytes: usize| {
@@ -62,14 +79,20 @@ impl LowRoom {
             begin
         };
         let places = [
-            cut(experts * rows * width, codes.bytes()),
-            cut(experts * rows * columns, 4),
+            cut(parts * rows * width, codes.bytes()),
+            cut(parts * rows * columns, 4),
             cut(experts, 4),
             cut(experts * ranks, 8),
-            cut(experts * rows, 4),
+            cut(parts * rows, 4),
         ];
+        let told = by_source
+            .then(|| [cut(ranks + 1, 4), cut(rows * topk, 8), cut(rows * topk, 8), cut(rows * topk, 4), cut(rows, 4)]);
         let (base, owner) = take(end)?;
         let [at_x, at_scales, at_counts, at_segments, at_tokens] = places.map(|place| base + place);
+        let told = told.map(|places| {
+            let [first_of, topk_idx, topk_idx_too, topk_weights, source_rank] = places.map(|place| base + place);
+            BySourceInto { first_of, topk_idx, topk_idx_too, topk_weights, source_rank }
+        });
         let tensor = |address, shape, strides, element| Tensor {
             address,
             shape,
@@ -79,18 +102,29 @@ impl LowRoom {
             owner: Box::new(Arc::clone(&owner)),
         };
         Ok(Self {
-            x: tensor(at_x, x, None, codes),
-            scales: scale
-                .map(|element| tensor(at_scales, vec![experts, rows, columns], Some(strides.to_vec()), element)),
+            x: tensor(at_x, shaped(&[width]), None, codes),
+            scales: scale.map(|element| {
+                let of = strides[usize::from(by_source)..].to_vec();
+                tensor(at_scales, shaped(&[columns]), Some(of), element)
+            }),
             expert_counts: tensor(at_counts, vec![experts], None, Element::I32),
             segments: tensor(at_segments, vec![experts, ranks], None, Element::I64),
-            source_token: tensor(at_tokens, vec![experts, rows], None, Element::I32),
+            source_token: tensor(at_tokens, shaped(&[]), None, Element::I32),
+            by_source: told.map(|told| BySource {
+                first_of: tensor(told.first_of, vec![ranks + 1], None, Element::I32),
+                topk_idx: tensor(told.topk_idx, vec![rows, topk], None, Element::I64),
+                topk_idx_too: tensor(told.topk_idx_too, vec![rows, topk], None, Element::I64),
+                topk_weights: tensor(told.topk_weights, vec![rows, topk], None, Element::F32),
+                source_rank: tensor(told.source_rank, vec![rows], None, Element::I32),
+            }),
             into: LowInto {
                 x: at_x,
                 scales: scale.map(|_| (at_scales, strides)),
                 expert_counts: at_counts,
                 segments: at_segments,
                 source_token: at_tokens,
+                by_source: told,
+                rows: (parts * rows) as u32,
                 stats: None,
                 owner,
             },

@@ -22,9 +22,13 @@ def layer_of(world: int) -> oracle.Layer:
     return oracle.Layer(world=world, experts=8, topk=4, hidden=384)
 
 
-def make_buffer(**options: Any) -> deep_ep.ElasticBuffer:
+def make_buffer(large: bool = False, **options: Any) -> deep_ep.ElasticBuffer:
+    """``large``: all batches go by throughput mode."""
     options = {"num_max_tokens_per_rank": MOST, "hidden": 384, "explicitly_destroy": True, **options}
-    return deep_ep.ElasticBuffer(dist.group.WORLD, **options)
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, **options)
+    if large:
+        buffer._calls.small.most_tokens = 0
+    return buffer
 
 
 def cast(x: torch.Tensor, kind: str) -> Any:
@@ -96,8 +100,8 @@ def check_handle(
     assert (handle.routing.by_expert is not None) == (handle.do_expand and sync)
 
 
-def check_dispatch(rank: int, world: int, kind: str, alignment: int) -> None:
-    layer, buffer = layer_of(world), make_buffer()
+def check_dispatch(rank: int, world: int, kind: str, alignment: int, large: bool) -> None:
+    layer, buffer = layer_of(world), make_buffer(large)
     expected = Expectation(layer, rank, kind, alignment)
     batch, rows = expected.mine, len(expected.rows.source_rank)
     for sync in (True, False):
@@ -118,6 +122,7 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int) -> None:
         assert stats.tolist() == [STATS + count for count in expected.rows.counts]
         idx.fill_(7)  # callers write to it; the handle has its own
         check_handle(handle, layer, expected, alignment, sync)
+        assert (handle.routing.arena is None) == (kind == "bf16" and not large), "small batches go by low latency"
 
         asked |= {"do_expand": True, "use_tma_aligned_col_major_sf": True, "num_max_tokens_per_rank": MOST}
         x, none, weights, handle, event = buffer.dispatch(
@@ -134,14 +139,14 @@ def check_dispatch(rank: int, world: int, kind: str, alignment: int) -> None:
     buffer.destroy()
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8, packed"])
+@pytest.mark.parametrize(("kind", "large"), [("bf16", False), ("bf16", True), ("fp8", False), ("fp8, packed", True)])
 @pytest.mark.parametrize("alignment", [1, 16])
-def test_dispatched_rows_are_those_of_the_oracle(ranks: Any, kind: str, alignment: int) -> None:
-    ranks.run(check_dispatch, kind, alignment)
+def test_dispatched_rows_are_those_of_the_oracle(ranks: Any, kind: str, alignment: int, large: bool) -> None:
+    ranks.run(check_dispatch, kind, alignment, large)
 
 
-def check_combine(rank: int, world: int, reduces_twice: bool) -> None:
-    layer, buffer = layer_of(world), make_buffer(allow_multiple_reduction=reduces_twice)
+def check_combine(rank: int, world: int, reduces_twice: bool, large: bool) -> None:
+    layer, buffer = layer_of(world), make_buffer(large, allow_multiple_reduction=reduces_twice)
     expected = Expectation(layer, rank, "bf16", 8)
     batch, rows = expected.mine, expected.rows
     biases = [torch.randn(batch.x.shape, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(2)]
@@ -171,17 +176,19 @@ def check_combine(rank: int, world: int, reduces_twice: bool) -> None:
             assert torch.equal(full[0], oracle_elastic.summed(layer, expected.all, rank, listed, reduces_twice))
             for _, back, event in (compact, full):
                 assert torch.equal(back, sent_weights) and (event.event is not None) == asynchronous
+        alone = buffer.combine(y, handle)
+        assert torch.equal(alone[0], oracle_elastic.summed(layer, expected.all, rank, [], True)) and alone[1] is None
         assert buffer.combine(every, expanded[3])[1] is None
     buffer.destroy()
 
 
-@pytest.mark.parametrize("reduces_twice", [True, False])
-def test_combined_sums_are_those_of_the_oracle(ranks: Any, reduces_twice: bool) -> None:
-    ranks.run(check_combine, reduces_twice)
+@pytest.mark.parametrize(("reduces_twice", "large"), [(True, True), (True, False), (False, False)])
+def test_combined_sums_are_those_of_the_oracle(ranks: Any, reduces_twice: bool, large: bool) -> None:
+    ranks.run(check_combine, reduces_twice, large)
 
 
-def check_cached(rank: int, world: int) -> None:
-    layer, buffer = layer_of(world), make_buffer()
+def check_cached(rank: int, world: int, large: bool) -> None:
+    layer, buffer = layer_of(world), make_buffer(large)
     first = Expectation(layer, rank, "bf16", 4)
     batch, rows = first.mine, first.rows
     again = [(2 * each.x.float() - 1).bfloat16() for each in first.all]
@@ -220,8 +227,9 @@ def check_cached(rank: int, world: int) -> None:
     buffer.destroy()
 
 
-def test_cached_dispatches_take_the_same_places(ranks: Any) -> None:
-    ranks.run(check_cached)
+@pytest.mark.parametrize("large", [True, False])
+def test_cached_dispatches_take_the_same_places(ranks: Any, large: bool) -> None:
+    ranks.run(check_cached, large)
 
 
 class Send(torch.autograd.Function):

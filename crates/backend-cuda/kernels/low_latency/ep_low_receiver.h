@@ -77,6 +77,12 @@ EP_DEV bool ep_low_has_place(const EpLowDispatchArgs& a, bool here) {
     return here && (!ep_low_by_source(a) || threadIdx.x % 32 + 1 == __ffs((int)votes));
 }
 
+EP_DEV void ep_low_tell_choice(const EpLowDispatchArgs& a, ep_u64 at, ep_i64 expert, float weight) {
+    ((ep_i64*)a.out_idx)[at] = expert;
+    if (a.out_idx_too != 0) ((ep_i64*)a.out_idx_too)[at] = expert;
+    ((float*)a.out_weights)[at] = weight;
+}
+
 /* Tells the user of the row at `place` of those by source. By a warp, whose lanes have the choices. */
 EP_DEV void ep_low_tell_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 place, ep_u32 source, const EpChoice& choice) {
     const ep_u32 lane = threadIdx.x % 32, expert = (ep_u32)choice.expert - r.me * r.w.local_experts;
@@ -84,8 +90,7 @@ EP_DEV void ep_low_tell_row(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 
     if (lane == 0) ((ep_i32*)a.source_rank)[place] = (ep_i32)source;
     if (lane >= r.w.topk) return;
     const ep_u64 at = (ep_u64)place * r.w.topk + lane;
-    ((ep_i64*)a.out_idx)[at] = here ? (ep_i64)expert : -1;
-    ((float*)a.out_weights)[at] = here ? choice.weight : 0.0f;
+    ep_low_tell_choice(a, at, here ? (ep_i64)expert : -1, here ? choice.weight : 0.0f);
 }
 
 /* Keeps what the combine and the user must know of a row. By a warp. */
@@ -115,10 +120,7 @@ EP_DEV void ep_low_fill_spare(const EpRank& r, const EpLowDispatchArgs& a, const
         EP_SHORT for (ep_u32 word = thread; word < (room - all) * words; word += step)
             *(int*)((ep_u8*)a.scales + (all + word / words) * a.scales_row + word % words * a.scales_word) = 0;
     }
-    EP_SHORT for (ep_u32 choice = all * r.w.topk + thread; choice < room * r.w.topk; choice += step) {
-        ((ep_i64*)a.out_idx)[choice] = -1;
-        ((float*)a.out_weights)[choice] = 0.0f;
-    }
+    EP_SHORT for (ep_u32 choice = all * r.w.topk + thread; choice < room * r.w.topk; choice += step) ep_low_tell_choice(a, choice, -1, 0.0f);
 }
 
 /* Stores 16 bytes of the scales of a row of the batch, from byte `at` of them on, to each of its experts. */

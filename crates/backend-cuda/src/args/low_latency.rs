@@ -30,6 +30,8 @@ c_struct! {
         pub(crate) first_of: u64,
         /// Out, with it: i64 [ranks * max_tokens, topk], own expert of each choice, or -1.
         pub(crate) out_idx: u64,
+        /// Out, with it: out_idx once more, for whoever gives that away; or 0.
+        pub(crate) out_idx_too: u64,
         /// Out, with it: f32 [ranks * max_tokens, topk], weight of each choice; 0 where it is none.
         pub(crate) out_weights: u64,
         /// Out, with it: i32 [ranks * max_tokens].

@@ -28,10 +28,27 @@ pub struct LowPlaces {
     pub segments: u64,
     /// i32 `[local experts, ranks * max_tokens]`.
     pub source_token: u64,
+    /// Where what is told of rows by source goes; then `x`, `scales` and `source_token` have no local experts.
+    pub by_source: Option<LowPlacesBySource>,
     /// i32 `[local experts]`, to which `expert_counts` are added; 0: none.
     pub stats: u64,
     /// What a graph must keep that the call is captured into: the memory of these places, where it is not kept otherwise.
     pub owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// Where a low-latency dispatch by source puts what it tells: arrays with the shapes of [`LowBySource`](ep_core::engine::low_latency::LowBySource).
+#[derive(Clone, Copy, Debug)]
+pub struct LowPlacesBySource {
+    /// i32 `[ranks + 1]`.
+    pub first_of: u64,
+    /// i64 `[ranks * max_tokens, topk]`.
+    pub topk_idx: u64,
+    /// i64 `[ranks * max_tokens, topk]`, the same once more; 0: nowhere.
+    pub topk_idx_too: u64,
+    /// f32 `[ranks * max_tokens, topk]`.
+    pub topk_weights: u64,
+    /// i32 `[ranks * max_tokens]`.
+    pub source_rank: u64,
 }
 
 /// Where a low-latency dispatch puts scales: `[local experts, ranks * max_tokens, words]`, words of 4 bytes, an f32 or four UE8M0 bytes
@@ -174,10 +191,11 @@ impl CudaEndpoint {
         self.low_receive_sums(sent, Some(x)).await
     }
 
-    /// [`low_latency_dispatch`](ep_core::LowLatency::low_latency_dispatch) into memory of the caller's.
+    /// [`low_latency_dispatch`](ep_core::LowLatency::low_latency_dispatch) into memory of the caller's. `waits`: for its kernel, so that what it
+    /// told may be read.
     ///
     /// # Errors
-    /// Those of `low_latency_dispatch`.
+    /// Those of `low_latency_dispatch`; [`Error::Unsupported`] for a captured call that waits.
     ///
     /// # Safety
     /// As [`Scratch::foreign`], for all of `places`.
@@ -186,8 +204,9 @@ impl CudaEndpoint {
         x: &Rows,
         routing: &LowRoutingOf<Self>,
         places: &LowPlaces,
+        waits: bool,
     ) -> Result<LowReceived<Self>, Error> {
-        self.low_dispatch_at_once(x, routing, Some(places)).await
+        self.low_dispatch_at_once(x, routing, Some(places), waits).await
     }
 
     /// [`low_latency_combine`](ep_core::LowLatency::low_latency_combine) into `x`, as of [`CudaEndpoint::receive_combine_into`].

@@ -49,6 +49,11 @@ impl LowHandle {
         self.inner.routed.tokens
     }
 
+    /// `[tokens, topk]`: the choices of this rank's batch, as they were sent.
+    pub fn topk_idx(&self) -> &Array<i64> {
+        &self.inner.routed.topk_idx
+    }
+
     /// How the received rows lie.
     pub fn order(&self) -> LowOrder {
         self.inner.routed.order
@@ -148,6 +153,17 @@ impl CudaEndpoint {
         captured: bool,
         launch: impl FnOnce(&RankDevice) -> Result<(), CudaError>,
     ) -> Result<Event, Error> {
+        self.low_half_awaited(op, captured, self.wait_for_kernels, launch).await
+    }
+
+    /// The same; `waits`: until they have ended.
+    async fn low_half_awaited(
+        &mut self,
+        op: u64,
+        captured: bool,
+        waits: bool,
+        launch: impl FnOnce(&RankDevice) -> Result<(), CudaError>,
+    ) -> Result<Event, Error> {
         if captured {
             launch(&self.device)?;
             return Ok(Event(Arc::new(self.device.stream.record(false)?)));
@@ -155,7 +171,7 @@ impl CudaEndpoint {
         self.desk.set_poisoned(Some(self.desk.abandoned(op)));
         launch(&self.device)?;
         let event = Event(Arc::new(self.device.stream.record(false)?));
-        if self.wait_for_kernels {
+        if waits {
             self.ended(&event).await?;
             if let Some(error) = self.low_failure() {
                 self.device.low_resume()?;
@@ -202,7 +218,7 @@ impl LowLatency for CudaEndpoint {
         x: &Rows,
         routing: &LowRoutingOf<Self>,
     ) -> Result<LowReceived<Self>, Error> {
-        self.low_dispatch_at_once(x, routing, None).await
+        self.low_dispatch_at_once(x, routing, None, false).await
     }
 
     /// Both halves of a combine, in one launch where nothing is in flight.

@@ -47,7 +47,7 @@ use crate::far::Far;
 use crate::rank::{Call, RankDevice};
 #[cfg(feature = "workshop")]
 pub use checks::{Consumed, CrashFlag};
-pub use foreign::{LowPlaces, LowScales};
+pub use foreign::{LowPlaces, LowPlacesBySource, LowScales};
 pub use low_latency::{Combining, Dispatching, Early, LowHandle, Ready, Signals};
 pub use rows::{Apart, Array, DeviceWindow, Owned, Rows, ScaleStrides};
 

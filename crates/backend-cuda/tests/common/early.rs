@@ -102,6 +102,7 @@ impl Places {
             expert_counts: self.expert_counts.address(),
             segments: self.segments.address(),
             source_token: self.source_token.address(),
+            by_source: None,
             stats: 0,
             owner: None,
         }

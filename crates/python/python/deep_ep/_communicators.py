@@ -57,11 +57,7 @@ class Communicators:
         self._check(device)
         arena = self._normal.get(rows)
         if arena is None:
-            if _arena.is_capturing(device):
-                raise errors.Unsupported(
-                    "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
-                    "topk, hidden size and type of rows"
-                )
+            _refuse_first(device)
             room = _arena.agreed(self.meeting, device, rows, rows_to(), least, self.num_nvl_bytes)
             arena = self._normal[rows] = Arena(self._throughput(device, rows, room), room, rows)
         elif least > arena.room.rows and not arena.room.is_all and not _arena.is_capturing(device):
@@ -128,6 +124,7 @@ class Communicators:
         self._check(device)
         communicator = self._low.get((rows, max_tokens))
         if communicator is None:
+            _refuse_first(device)
             communicator = self._low[rows, max_tokens] = self._make(
                 device,
                 rows,
@@ -182,12 +179,14 @@ class Communicators:
         return stream
 
     def stats(self) -> dict[str, int]:
-        """Rows of throughput mode by the way they took, and bytes of arenas, of all communicators that are used."""
+        """Received rows by the way they took, and bytes of arenas, of all communicators that are used."""
         arenas = list(self._normal.values())
         every = [communicator.stats() for communicator in [*self.all_normal(), *self._former]]
         names = ("rows_placed", "rows_through_rings", "results_pulled", "results_through_rings")
         sums = {name: sum(stats[name] for stats in every) for name in names}
-        return sums | {"arena_bytes": sum(arena.room.bytes for arena in arenas if not arena.has_outboxes)}
+        by_low_latency = sum(sum(one.stats()["rows_received"]) for one in self.all_low())
+        arena_bytes = sum(arena.room.bytes for arena in arenas if not arena.has_outboxes)
+        return sums | {"rows_by_low_latency": by_low_latency, "arena_bytes": arena_bytes}
 
     def check_open(self) -> None:
         """Refuses to go on after :meth:`close`."""
@@ -225,4 +224,13 @@ class Communicators:
             timeout=self.timeout,
             multiprocessors=self.multiprocessors if device.type == "cuda" else None,
             **settings,
+        )
+
+
+def _refuse_first(device: torch.device) -> None:
+    """A communicator is about to be made."""
+    if _arena.is_capturing(device):
+        raise errors.Unsupported(
+            "the first call with new sizes is not supported in a capture: make one such call before, with the same experts, "
+            "topk, hidden size and type of rows"
         )

@@ -3,58 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
-from moexpress import Received, errors
+from moexpress import Received, adapter, errors
 from moexpress.adapter import check, plain
 
 from . import _checks
 from ._arena import Arena, Sizes
 from ._communicators import Communicators
+from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expanded
 from ._ep_handle import ElasticRouting, EPHandle
 from ._expanded import Expansion, Placed
 from ._members import Members
 from ._scales import Rows
+from ._small import Small
 from ._taking import Rows_t, event, taken
-from .utils import EventOverlap
 from .utils.math import align
 
 SCALES_ALIGN = 4
 """Columns of scales begin at multiples of so many, which are 16 bytes: what a GPU's bulk copies ask for."""
 
-Dispatched = tuple[Rows_t, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]
-"""Rows, choices, weights, handle, event."""
-
-Combined = tuple[torch.Tensor, torch.Tensor | None, EventOverlap]
-"""Sums, weights, event."""
-
-
-class Layout(NamedTuple):
-    """How rows are handed over."""
-
-    expand: bool
-    """One for each choice, expert-major."""
-    columns_first: bool
-    """Scales column by column."""
-
-
-class Counting(NamedTuple):
-    """How rows are counted."""
-
-    most_tokens: int
-    """Bound on the tokens of each rank."""
-    alignment: int
-    sync: bool
-    """Whether counts come to the host."""
-
 
 class Elastic:
     """The calls of :class:`ElasticBuffer` by the same names."""
 
-    def __init__(self, communicators: Communicators, members: Members) -> None:
-        self.communicators, self.members = communicators, members
+    def __init__(self, communicators: Communicators, members: Members, small: Small) -> None:
+        self.communicators, self.members, self.small = communicators, members, small
 
     @plain
     @torch.no_grad()
@@ -83,6 +59,10 @@ class Elastic:
             _checks.tensor("cumulative_local_expert_recv_stats", stats, torch.int32, (local,), device)
         sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
         worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
+        if not layout.expand and self.small.takes(sizes, counting.most_tokens, device):
+            return self.small.dispatch(
+                x, topk_idx, topk_weights, stats, sizes, counting, worst, num_sms, copies_choices, defer
+            )
         by_expert = layout.expand and counting.sync
         arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, by_expert)
         if defer:
@@ -91,6 +71,7 @@ class Elastic:
         with self._behind(arena, defer):
             kept = topk_idx.clone() if copies_choices else topk_idx
             handle = _handle(arena, received, sizes, kept, counting, worst, num_sms, layout.expand)
+            handle._routing = _routing_of(arena, received, sizes, worst)
             if stats is not None:
                 stats += handle.num_unaligned_recv_tokens_per_expert
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
@@ -108,9 +89,11 @@ class Elastic:
         sent by the same choices once more, which brings them in the same order."""
         rows, routing = Rows.of(x), handle.routing
         arena = routing.arena
-        if topk_weights is None and rows.element == routing.sizes.element:
+        if arena is None and rows.element == routing.sizes.element and not layout.expand:
+            return self.small.redispatch(x, handle, topk_weights, defer)
+        if arena is not None and topk_weights is None and rows.element == routing.sizes.element:
             communicator = arena.communicator
-            brought = communicator.throughput.redispatch(rows.x, routing.native, rows.scales, defer)
+            brought = communicator.throughput.redispatch(rows.x, _native(routing), rows.scales, defer)
             received = Received(brought, communicator.order)
         else:
             self._choices(rows, handle.topk_idx, topk_weights)
@@ -120,10 +103,7 @@ class Elastic:
                 rows, handle.topk_idx, topk_weights, handle.num_experts, alignment, routing.worst_rows, defer, by_expert
             )
             if not routing.worst_rows and received.rows != handle.num_recv_tokens:
-                raise errors.InvalidArgument(
-                    f"rows received are {received.rows}, allowed: {handle.num_recv_tokens}, those of the handle; "
-                    "topk_idx of some rank has been written to since"
-                )
+                raise _other_rows(received.rows, handle)
         handed, weights = self._handed(rows, received, arena, handle, layout, topk_weights is not None, defer)
         with self._behind(arena, defer):
             choices = None if layout.expand else routing.choices.clone()
@@ -142,16 +122,37 @@ class Elastic:
     ) -> Combined:
         """``reduces_twice``: expanded results are summed, and rounded, at their rank, and then across ranks; else once."""
         routing = handle.routing
+        if routing.arena is None:
+            if topk_weights is None and bias is None:
+                return self.small.combine(x, handle, defer)
+            routing = self._by_throughput(handle)
         arena, y, weights = routing.arena, x, topk_weights
+        assert arena is not None
         throughput = arena.communicator.throughput
         if handle.do_expand:
             weights = self._of_expanded(x, handle, topk_weights)
             if not reduces_twice:
                 return self._by_choice(x, handle, weights, bias, defer)
             y = handle.expansion.reduced(x)
-        combined = throughput.combine(y, routing.native, topk_weights=weights, bias=bias, defer=defer)
+        combined = throughput.combine(y, _native(routing), topk_weights=weights, bias=bias, defer=defer)
         arena.look_at_results()
         return combined.x, combined.topk_weights, event(arena.communicator, defer)
+
+    def _by_throughput(self, handle: EPHandle) -> ElasticRouting:
+        """The routing of a small batch in throughput mode: for what low latency does not bring back. Once a handle, by all ranks."""
+        if handle._in_throughput is None:
+            routing = handle.routing
+            tokens, device = routing.native.tokens, routing.choices.device
+            _checks.tensor("topk_idx of the handle", handle.topk_idx, torch.int64, (tokens, routing.sizes.topk), device)
+            rows = Rows(torch.zeros((tokens, routing.sizes.hidden), dtype=torch.bfloat16, device=device))
+            worst, alignment = routing.worst_rows, handle.expert_alignment
+            arena, received = self._sent(
+                rows, handle.topk_idx, None, handle.num_experts, alignment, worst, False, False
+            )
+            if not worst and received.rows != handle.num_recv_tokens:
+                raise _other_rows(received.rows, handle)
+            handle._in_throughput = _routing_of(arena, received, routing.sizes, worst)
+        return handle._in_throughput
 
     def _by_choice(
         self, x: torch.Tensor, handle: EPHandle, weights: torch.Tensor | None, bias: Any, defer: bool
@@ -159,6 +160,7 @@ class Elastic:
         """Each choice's results come back by themselves; their token's rank sums them in f32 and rounds once."""
         routing = handle.routing
         arena, topk = routing.arena, routing.sizes.topk
+        assert arena is not None
         throughput, sums, back = arena.communicator.throughput, None, None
         tokens = (routing.native.tokens, routing.sizes.hidden)
         starts = _starts(bias, tokens, routing.choices.device)
@@ -166,7 +168,7 @@ class Elastic:
             y = handle.expansion.of_choice(x, choice)
             # Weights travel once.
             combined = throughput.combine(
-                y, routing.native, topk_weights=weights if choice == 0 else None, bias=None, defer=defer
+                y, _native(routing), topk_weights=weights if choice == 0 else None, bias=None, defer=defer
             )
             back = combined.topk_weights if choice == 0 else back
             with self._behind(arena, defer):
@@ -270,8 +272,7 @@ class Elastic:
 
     @staticmethod
     def _behind(arena: Arena, defer: bool) -> AbstractContextManager[Any]:
-        """What is enqueued inside comes behind the call."""
-        return arena.communicator.order.behind() if defer else nullcontext()
+        return behind(arena.communicator, defer)
 
 
 def _handle(
@@ -285,11 +286,8 @@ def _handle(
     expand: bool,
 ) -> EPHandle:
     """What a dispatch leaves behind. ``worst``: rows there is room for, where counts did not come to the host."""
-    choices, local = received.topk_idx, arena.communicator.local_experts
-    assert choices is not None
     counts = [] if worst else received.expert_counts
-    room = worst * min(sizes.topk, local) + (counting.alignment - 1) * local if worst else sum(counts)
-    handle = EPHandle(
+    return EPHandle(
         do_expand=expand,
         num_experts=sizes.experts,
         expert_alignment=counting.alignment,
@@ -297,7 +295,7 @@ def _handle(
         num_sms=num_sms,
         topk_idx=topk_idx,
         num_recv_tokens=worst or received.rows,
-        num_expanded_tokens=align(room, counting.alignment),
+        num_expanded_tokens=expanded(counts, worst, sizes, arena.communicator.local_experts, counting.alignment),
         num_recv_tokens_per_expert_list=counts,
         # Computed when they are read.
         psum_num_recv_tokens_per_scaleup_rank=None,
@@ -308,9 +306,26 @@ def _handle(
         token_metadata_at_forward=None,
         channel_linked_list=None,
     )
-    source = received.source_rank, received.source_token
-    handle._routing = ElasticRouting(arena, sizes, received.handle, choices.clone(), *source, worst, received.by_expert)
-    return handle
+
+
+def _routing_of(arena: Arena, received: Received, sizes: Sizes, worst: int) -> ElasticRouting:
+    """What lies beneath a handle of throughput mode."""
+    assert received.topk_idx is not None
+    source, choices = (received.source_rank, received.source_token), received.topk_idx.clone()
+    communicator = arena.communicator
+    return ElasticRouting(communicator, arena, sizes, received.handle, choices, *source, worst, received.by_expert)
+
+
+def _native(routing: ElasticRouting) -> adapter.Handle:
+    assert isinstance(routing.native, adapter.Handle)
+    return routing.native
+
+
+def _other_rows(rows: int, handle: EPHandle) -> errors.InvalidArgument:
+    return errors.InvalidArgument(
+        f"rows received are {rows}, allowed: {handle.num_recv_tokens}, those of the handle; "
+        "topk_idx of some rank has been written to since"
+    )
 
 
 def column_major(scales: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple, NoReturn
 
 import torch
-from moexpress import ByExpert, adapter, errors
+from moexpress import ByExpert, Communicator, adapter, errors
 
 from . import _checks
 from ._arena import Arena, Sizes
@@ -16,9 +16,11 @@ from ._expanded import Expansion, Placed, aligned, counted
 class ElasticRouting(NamedTuple):
     """What lies beneath a handle."""
 
-    arena: Arena
+    communicator: Communicator
+    arena: Arena | None
+    """Of throughput mode; None for a small batch, which went by low latency."""
     sizes: Sizes
-    native: adapter.Handle
+    native: adapter.Handle | adapter.LowHandle
     choices: torch.Tensor
     """int64 ``[rows, topk]``: expert on this rank, or -1. A copy: callers write to theirs."""
     source_rank: torch.Tensor
@@ -95,6 +97,8 @@ class EPHandle:
         }
         vars(self).update({name: tensor for name, tensor in given.items() if tensor is not None})
         self._routing: ElasticRouting | None = None
+        self._in_throughput: ElasticRouting | None = None
+        """Of a small batch, once something was asked that low latency does not bring back."""
 
     def __reduce__(self) -> NoReturn:
         raise errors.Unsupported("a copy of an EPHandle is not supported: use the one that dispatch returned")
@@ -112,13 +116,13 @@ class EPHandle:
         routing = self.routing
         if routing.by_expert is not None:
             return Placed(routing.by_expert)
-        local = routing.arena.communicator.local_experts
+        local = routing.communicator.local_experts
         return Expansion(routing.choices, local, self.expert_alignment, self.num_expanded_tokens)
 
     @cached_property
     def num_unaligned_recv_tokens_per_expert(self) -> torch.Tensor:
         """See the class."""
-        return counted(self.routing.choices, self.routing.arena.communicator.local_experts)
+        return counted(self.routing.choices, self.routing.communicator.local_experts)
 
     @cached_property
     def psum_num_recv_tokens_per_expert(self) -> torch.Tensor:
@@ -130,7 +134,7 @@ class EPHandle:
     @cached_property
     def psum_num_recv_tokens_per_scaleup_rank(self) -> torch.Tensor:
         """See the class."""
-        ranks = self.routing.arena.communicator.ranks
+        ranks = self.routing.communicator.ranks
         source = self.routing.source_rank.long().masked_fill(self.absent, -1)
         return counted(source, ranks).cumsum(0).int()
 
@@ -151,7 +155,7 @@ class EPHandle:
     @cached_property
     def dst_buffer_slot_idx(self) -> torch.Tensor:
         """See the class."""
-        ranks = self.routing.arena.communicator.ranks
+        ranks = self.routing.communicator.ranks
         local, topk_idx = self.num_experts // ranks, self.topk_idx
         # The caller's own, where the handle has no copy.
         shape = (self.routing.native.tokens, self.routing.sizes.topk)

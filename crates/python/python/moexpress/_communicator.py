@@ -343,10 +343,23 @@ class Communicator:
 
     @plain
     def low_latency_dispatch(
-        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None = None,
+        *,
+        by_source: bool = False,
+        host_counts: bool = False,
     ) -> LowReceived:
-        """Both halves of a low-latency dispatch, on GPUs in one kernel."""
-        return self.in_low_latency.dispatch(x, topk_idx, topk_weights)
+        """Both halves of a low-latency dispatch, on GPUs in one kernel.
+
+        Args:
+            by_source: each received row lies once, in order of source rank and token, as :meth:`dispatch` brings them, with choices and weights
+                beside it. All ranks say the same. A combine takes one result for each row, and sums them in f32, ranks ascending, rounded once.
+                Not on NPUs.
+            host_counts: the call waits for the kernel, and the handle knows how many rows came. Not in a capture.
+        """
+        return self.in_low_latency.dispatch(x, topk_idx, topk_weights, by_source=by_source, host_counts=host_counts)
 
     @plain
     def send_combine(
@@ -361,8 +374,9 @@ class Communicator:
         """The sending half of a low-latency combine.
 
         Args:
-            y: bf16 ``[local experts, ranks * max_tokens, hidden]``, in the order of the received rows.
-            topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch.
+            y: bf16 ``[local experts, ranks * max_tokens, hidden]``, in the order of the received rows; by source ``[rows, hidden]``, at least as
+                many as the handle knows of, else ``ranks * max_tokens``.
+            topk_weights: f32 ``[tokens, topk]`` of this rank's own tokens; given here if and only if not at dispatch, and never by source.
             out: bf16 ``[tokens, hidden]`` for the sums. Default: a new tensor.
             ready: on GPUs of one node: ``y`` is still being made, by another stream than the current one, and is read as it is ready. Default: what the
                 current stream holds makes ``y``.

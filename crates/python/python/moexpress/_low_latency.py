@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _check, _native
+from . import _check, _limits, _native
 from ._check import Held
 from ._early import Early, Ready, count, raw, some
 from ._order import Order
@@ -40,7 +40,7 @@ class LowLatency:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
-        batch = (rows, tokens, choices, weights, repeats)
+        batch = (rows, tokens, choices, weights, (repeats, False, False))
         counters = None if early is None else early.native
         sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
@@ -52,12 +52,44 @@ class LowLatency:
         topk_weights: torch.Tensor | None,
         stats: torch.Tensor | None = None,
         repeats: bool = False,
+        by_source: bool = False,
+        host_counts: bool = False,
+        defer: bool = False,
     ) -> LowReceived:
         tokens, rows, choices, weights = self._batch(x, topk_idx, topk_weights)
         added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
-        batch = (rows, tokens, choices, weights, repeats)
-        handle, into = self.native.low_dispatch((self.order.current(), False), batch, added)
-        return LowReceived(into, handle, self.order)
+        batch = (rows, tokens, choices, weights, (repeats, by_source, host_counts))
+        order = self.order
+        if defer:
+            order.beyond(x, topk_idx, topk_weights, stats)
+        try:
+            handle, into = self.native.low_dispatch((order.current(), defer), batch, None, added)
+        except (TypeError, OverflowError):
+            # Looked at only now: on the path of every call.
+            _limits.flag("by_source", by_source)
+            _limits.flag("host_counts", host_counts)
+            raise
+        return LowReceived(into, handle, order)
+
+    def redispatch(
+        self,
+        x: torch.Tensor,
+        handle: _native.LowHandle,
+        topk_weights: torch.Tensor | None = None,
+        defer: bool = False,
+    ) -> LowReceived:
+        """Another batch by the choices of a handle, whose rows lie by source."""
+        order, shape = self.order, self.shape
+        if not isinstance(handle, _native.LowHandle):
+            raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
+        tokens, rows = shape.results("x", x)
+        if tokens != handle.tokens:
+            raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
+        batch = (rows, tokens, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False))
+        if defer:
+            order.beyond(x, topk_weights)
+        made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None)
+        return LowReceived(into, made, order)
 
     def send_combine(
         self,
@@ -77,10 +109,17 @@ class LowLatency:
         return LowCombine(self, sent, [held for held in kept if held is not None], into)
 
     def combine(
-        self, y: torch.Tensor, handle: _native.LowHandle, topk_weights: torch.Tensor | None, out: torch.Tensor | None
+        self,
+        y: torch.Tensor,
+        handle: _native.LowHandle,
+        topk_weights: torch.Tensor | None,
+        out: torch.Tensor | None,
+        defer: bool = False,
     ) -> torch.Tensor:
         results, weights, out = self._sums(y, handle, topk_weights, out)
-        self.native.low_combine((self.order.current(), False), results, handle, weights, out.data_ptr())
+        if defer:
+            self.order.beyond(y, topk_weights, out)
+        self.native.low_combine((self.order.current(), defer), results, handle, weights, out.data_ptr())
         return out
 
     def _batch(
@@ -106,7 +145,11 @@ class LowLatency:
         shape = self.shape
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        results = _check.address("y", y, torch.bfloat16, shape.low, shape.device)
+        if handle.is_by_source:
+            least = shape.ranks * shape.max_tokens if handle.rows is None else handle.rows
+            _, results = shape.results("y", y, least)
+        else:
+            results = _check.address("y", y, torch.bfloat16, shape.low, shape.device)
         tokens, hidden = handle.tokens, shape.hidden
         weights = shape.weights(topk_weights, tokens)
         if out is None:

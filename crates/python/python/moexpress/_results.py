@@ -160,7 +160,8 @@ class Combined:
 
 
 class LowReceived(_Rows):
-    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on. Defined once it was received.
+    """What a rank received from a low-latency dispatch: for each local expert rows packed from the first on; by source each row once, and no local
+    experts in the shapes below. Defined once it was received.
 
     Tensors are made of the memory they lie in when they are asked for; it is given back as that of :class:`Received` is.
     """
@@ -203,6 +204,31 @@ class LowReceived(_Rows):
     def expert_counts(self) -> torch.Tensor:
         """int32 ``[local experts]``: rows of each."""
         return self._tensor(self._out.expert_counts())
+
+    @cached_property
+    def first_of(self) -> torch.Tensor | None:
+        """By source int32 ``[ranks + 1]``: the first row of each source rank; last, how many there are."""
+        return self._maybe(self._out.first_of())
+
+    @cached_property
+    def topk_idx(self) -> torch.Tensor | None:
+        """By source int64 ``[ranks * max_tokens, topk]``: expert on this rank, or -1; -1 beyond the rows that came."""
+        return self._maybe(self._out.topk_idx())
+
+    @cached_property
+    def topk_idx_too(self) -> torch.Tensor | None:
+        """``topk_idx`` in other memory, for whoever gives that away."""
+        return self._maybe(self._out.topk_idx_too())
+
+    @cached_property
+    def topk_weights(self) -> torch.Tensor | None:
+        """By source f32 ``[ranks * max_tokens, topk]``: weight of each choice, 0 where ``topk_idx`` is -1."""
+        return self._maybe(self._out.topk_weights())
+
+    @cached_property
+    def source_rank(self) -> torch.Tensor | None:
+        """By source int32 ``[ranks * max_tokens]``: rank that the row came from. Undefined beyond the rows that came."""
+        return self._maybe(self._out.source_rank())
 
     @cached_property
     def segments(self) -> torch.Tensor:

@@ -37,6 +37,11 @@ impl LowHandle {
     pub fn tokens(&self) -> u32 {
         self.inner.routed.tokens
     }
+
+    /// `[tokens, topk]`: the choices of this rank's batch.
+    pub fn topk_idx(&self) -> &Array<i64> {
+        &self.inner.routed.topk_idx
+    }
 }
 
 #[derive(Debug)]

@@ -59,6 +59,8 @@ struct Landing {
     source_token: Array<i32>,
     records: Scratch,
     by_source: Option<LowBySource<CudaEndpoint>>,
+    /// Where its choices go once more; 0: nowhere.
+    choices_too: u64,
     /// Where the user adds counts up; 0: nowhere.
     stats: u64,
     /// Of the user's places.
@@ -102,9 +104,16 @@ impl CudaEndpoint {
     }
 
     /// Memory for a dispatch: the caller's, but for what the handle keeps.
-    fn low_landing_at(&self, places: &LowPlaces) -> Result<Landing, Error> {
+    fn low_landing_at(&self, places: &LowPlaces, order: LowOrder) -> Result<Landing, Error> {
         let (ranks, local) = (self.topology().ranks() as usize, self.layout().local_experts() as usize);
-        let rows = self.expert_rows()?;
+        let (rows, topk) = (order.rows(self.layout())?, self.shape().topk() as usize);
+        if (order == LowOrder::BySource) != places.by_source.is_some() {
+            return Err(Error::invalid(
+                "places for a low-latency dispatch",
+                "for another order",
+                format_args!("{order:?}"),
+            ));
+        }
         let format = self.layout().row();
         let row_bytes = match places.scales {
             Some(_) => format.codes_bytes() as usize,
@@ -123,7 +132,13 @@ impl CudaEndpoint {
                 segments: self.foreign_array(places.segments, local * ranks),
                 source_token: self.foreign_array(places.source_token, rows as usize),
                 records: self.records()?,
-                by_source: None,
+                by_source: places.by_source.map(|told| LowBySource {
+                    first_of: self.foreign_array(told.first_of, ranks + 1),
+                    topk_idx: self.foreign_array(told.topk_idx, rows as usize * topk),
+                    topk_weights: self.foreign_array(told.topk_weights, rows as usize * topk),
+                    source_rank: self.foreign_array(told.source_rank, rows as usize),
+                }),
+                choices_too: places.by_source.map_or(0, |told| told.topk_idx_too),
                 stats: places.stats,
                 owner: places.owner.clone(),
             })
@@ -156,6 +171,7 @@ impl CudaEndpoint {
             source_token: Array::new(stream, rows as usize)?,
             records: self.records()?,
             by_source,
+            choices_too: 0,
             stats: 0,
             owner: None,
         })
@@ -188,6 +204,7 @@ impl CudaEndpoint {
             Some(told) => args::LowDispatch {
                 first_of: told.first_of.address(),
                 out_idx: told.topk_idx.address(),
+                out_idx_too: landing.choices_too,
                 out_weights: told.topk_weights.address(),
                 source_rank: told.source_rank.address(),
                 ..args
@@ -294,7 +311,8 @@ impl CudaEndpoint {
         let capture = capture.as_ref();
         let Dispatching { sent, routed, x, early } = dispatching;
         self.check_receive(sent, capture)?;
-        let landing = places.map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places))?;
+        let landing = places
+            .map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places, routed.order))?;
         self.skip(capture).await?;
         let args = self.low_dispatch_args(routed, None, Some(x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_RECEIVE, in_flight: in_flight(self.low.flights(capture)), ..args };
@@ -305,24 +323,32 @@ impl CudaEndpoint {
         self.low_received((sent, x), routed, (landing, early.as_deref()), event, capture)
     }
 
-    /// Both halves of a dispatch, in one launch where nothing is in flight; into memory of the caller's where he gives some.
+    /// Both halves of a dispatch, in one launch where nothing is in flight; into memory of the caller's where he gives some. `waits`: for the kernel.
     pub(in crate::endpoint) async fn low_dispatch_at_once(
         &mut self,
         x: &Rows,
         routing: &LowRoutingOf<Self>,
         places: Option<&LowPlaces>,
+        waits: bool,
     ) -> Result<LowReceived<Self>, Error> {
         let capture = self.low_begin()?;
         let capture = capture.as_ref();
+        if waits && capture.is_some() {
+            let use_instead = "one whose counts stay on the device";
+            return Err(Error::unsupported("a captured dispatch that waits for counts", use_instead));
+        }
         let op = self.check_both(capture)?;
         let routed = Arc::new(self.routed(x, routing)?);
-        let landing = places.map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places))?;
+        let landing = places
+            .map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places, routed.order))?;
         self.skip(capture).await?;
         let x = self.keep(x, routed.tokens)?;
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, ..args };
         // SAFETY: as in the sending half.
-        let half = self.low_half(op, capture.is_some(), unsafe { launch(args, None) }).await;
+        let launch = unsafe { launch(args, None) };
+        let waits = waits || self.wait_for_kernels;
+        let half = self.low_half_awaited(op, capture.is_some(), waits, launch).await;
         // What failed in receiving was sent; it is dropped here, and so skipped by the next call.
         if let Err(error) = &half
             && error.failure().is_none()

@@ -22,6 +22,11 @@ impl LowHandle {
         self.inner.routed.plan.tokens()
     }
 
+    /// `[tokens, topk]`: the choices of this rank's batch.
+    pub fn topk_idx(&self) -> &[i64] {
+        &self.inner.routed.topk_idx
+    }
+
     /// How the received rows lie.
     pub fn order(&self) -> LowOrder {
         self.inner.routed.order

@@ -13,10 +13,12 @@ from .. import _checks
 from .. import _elastic_hints as hints
 from .._arena import is_capturing
 from .._communicators import WORST_TOKENS, Communicators
-from .._elastic import Combined, Counting, Dispatched, Elastic, Layout
+from .._elastic import Elastic
+from .._elastic_terms import Combined, Counting, Dispatched, Layout
 from .._ep_handle import EPHandle
 from .._members import Members
 from .._not_offered import NotOffered
+from .._small import Small
 from .._taking import Rows_t
 from ..utils import EventHandle, EventOverlap
 from ..utils.envs import get_nvlink_gbs
@@ -111,7 +113,8 @@ class ElasticBuffer(NotOffered):
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self._communicators = Communicators(meeting, hint, timeout)
-        self._calls = Elastic(self._communicators, Members(self.num_ranks))
+        small = Small(self._communicators, self.num_max_tokens_per_rank)
+        self._calls = Elastic(self._communicators, Members(self.num_ranks), small)
 
     def destroy(self) -> None:
         """Frees everything. All ranks call it.
@@ -379,7 +382,7 @@ class ElasticBuffer(NotOffered):
     def _check_handle(self, handle: object) -> EPHandle:
         if not isinstance(handle, EPHandle):
             raise errors.InvalidArgument(f"handle is a {type(handle).__name__}, allowed: the EPHandle of a dispatch")
-        if handle.routing.arena.communicator.meeting is not self._communicators.meeting:
+        if handle.routing.communicator.meeting is not self._communicators.meeting:
             raise errors.InvalidArgument("handle is of another buffer, allowed: one of this buffer")
         return handle
 
