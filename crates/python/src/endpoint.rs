@@ -234,6 +234,13 @@ impl Endpoint {
         Ok((LowHandle::new(inner, batch.x.rows, self.id), LowDispatched::new(room)))
     }
 
+    /// The choices of the batch that a low-latency handle is of, as a DLPack capsule.
+    fn low_choices<'py>(&self, py: Python<'py>, handle: &LowHandle) -> PyResult<Bound<'py, PyAny>> {
+        self.check(py, "handle", handle.endpoint)?;
+        let choices = self.call(py, "low_choices", |rank, _| rank.low_choices(&*handle.inner))?;
+        choices.into_capsule(py)
+    }
+
     /// Both halves of a low-latency combine: writes bf16 `[tokens, hidden]`.
     fn low_combine(
         &self,

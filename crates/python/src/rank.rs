@@ -136,6 +136,8 @@ pub(crate) trait Calls: Send {
         stats: Option<usize>,
         go_on: GoOn<'_>,
     ) -> Answer<(AnyLow, LowRoom)>;
+    /// The choices of the batch that a handle is of.
+    fn low_choices(&mut self, handle: &dyn Any) -> Answer<Tensor>;
     unsafe fn low_combine(
         &mut self,
         y: usize,
@@ -242,7 +244,7 @@ impl<E: Backend> Rank<E> {
         };
         // SAFETY: as above. The receiving half may read weights, too.
         let topk_weights = unsafe { self.weights(topk_weights, x.rows, true) }?;
-        Ok((rows, LowRouting { topk_idx, topk_weights, repeats, order }))
+        Ok((rows, LowRouting { topk_idx, topk_weights, repeats, order, coded: x.scales.is_some() }))
     }
 
     fn topk(&self) -> usize {
@@ -522,6 +524,12 @@ where
         let call = unsafe { self.endpoint.dispatch_into(&rows, &routing, &room.into, batch.waits) };
         let (handle, told) = wait::<E, _>(call, go_on)?;
         Ok((any_low(handle, told, batch.x.rows), room))
+    }
+
+    fn low_choices(&mut self, handle: &dyn Any) -> Answer<Tensor> {
+        let low: &Low<E::LowHandle> = handle.downcast_ref().ok_or_else(|| foreign("handle"))?;
+        let shape = vec![low.tokens.into(), self.topk() as i64];
+        Ok(self.endpoint.array_out(E::choices_of(&low.handle), shape)?)
     }
 
     unsafe fn low_combine(

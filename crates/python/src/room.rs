@@ -71,7 +71,9 @@ impl LowRoom {
             let head: &[i64] = if by_source { &[rows] } else { &[experts, rows] };
             [head, tail].concat()
         };
-        let strides = if scales == Scales::ByRow { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
+        // As throughput mode brings them.
+        let strides =
+            if scales == Scales::ByRow || by_source { [rows * columns, columns, 1] } else { [rows * columns, 1, rows] };
         let mut end = 0;
         let mut cut = |elements: i64, bytes: usize| {
             let begin = end;

@@ -35,8 +35,10 @@ struct EpLowAhead {
     EpChoice choice;
     int4 v[EP_LOW_AHEAD];
 };
+/* Units of 16 bytes of a row of x. */
+EP_DEV ep_u32 ep_low_columns(const EpRank& r, const EpLowDispatchArgs& a) { return a.x_scales != 0 ? (r.w.hidden + 15) / 16 : (r.w.hidden + 7) / 8; }
 EP_DEV EpLowAhead ep_low_load_ahead(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token) {
-    const ep_u32 columns = (r.w.hidden + 7) / 8;
+    const ep_u32 columns = ep_low_columns(r, a);
     const ep_u8* x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride;
     EpLowAhead ahead;
     ahead.choice = ep_low_load_choice(r, a, token);
@@ -61,8 +63,30 @@ EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
     return ep_low_load_ahead(r, a, blockIdx.x);
 }
 
+/* The payload of a token's row that is given as it travels: codes, padding and scales lie side by side in it. */
+EP_DEV void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
+    const ep_u32 tid = threadIdx.x, columns = ep_low_columns(r, a), hidden = r.w.hidden, end = (ep_u32)r.w.scales_offset;
+    const ep_u8 *x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride, *scales = (const ep_u8*)a.x_scales + (ep_u64)token * a.x_scales_row;
+    EP_SHORT for (ep_u32 at = tid; at * 16 < end; at += EP_LOW_THREADS) {
+        int4 v = at == tid ? ahead.v[0] : make_int4(0, 0, 0, 0);
+        if (at != tid && at < columns) v = ep_ld16(x + (ep_u64)at * 16);
+        if (at * 16 + 16 <= hidden) {
+            ep_st16(payload + at * 16, v);
+            continue;
+        }
+        /* The last unit may end in padding, which travels as zeros, and in scales. */
+        const ep_u32 words[4] = {(ep_u32)v.x, (ep_u32)v.y, (ep_u32)v.z, (ep_u32)v.w};
+#pragma unroll
+        for (ep_u32 i = 0; i < 16; ++i)
+            if (at * 16 + i < end) payload[at * 16 + i] = at * 16 + i < hidden ? (ep_u8)(words[i / 4] >> i % 4 * 8) : 0;
+    }
+    EP_SHORT for (ep_u32 word = tid; word < ((ep_u32)r.w.scales_bytes + 3) / 4; word += EP_LOW_THREADS)
+        ((ep_u32*)(payload + end))[word] = *(const ep_u32*)(scales + word * a.x_scales_word);
+}
+
 /* Makes the payload of a token's row. */
 EP_DEV void ep_low_make(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
+    if (a.x_scales != 0) return ep_low_take_coded(r, a, token, ahead, payload);
     const ep_u32 tid = threadIdx.x, hidden = r.w.hidden, columns = (hidden + 7) / 8;
     /* Padding between codes and scales travels, as zeros. */
     const ep_u32 all = r.w.element == EP_ELEMENT_BF16 ? columns : (ep_u32)(r.w.scales_offset / 8);

@@ -6,10 +6,16 @@ use ep_core::device::LowRoles;
 c_struct! {
     /// Parameters of ep_low_latency::dispatch.
     pub(crate) struct LowDispatch = "EpLowDispatchArgs" {
-        /// bf16 [tokens, hidden], rows x_stride bytes apart.
+        /// bf16 [tokens, hidden], rows x_stride bytes apart; where scales are given, codes.
         pub(crate) x: u64,
         /// Bytes from one row of x to the next.
         pub(crate) x_stride: u64,
+        /// Scales of rows that are given as they travel, words of 4 bytes; 0: rows are bf16.
+        pub(crate) x_scales: u64,
+        /// Bytes from one row's scales to the next's.
+        pub(crate) x_scales_row: u64,
+        /// Bytes from one word to the next.
+        pub(crate) x_scales_word: u64,
         /// i64 [tokens, topk]: experts over all ranks, or -1.
         pub(crate) topk_idx: u64,
         /// f32 [tokens, topk], or 0: weights of 1.

@@ -21,6 +21,7 @@ mod dispatch;
 mod early;
 mod flights;
 
+use std::any::Any;
 use std::sync::Arc;
 
 use ep_core::engine::Mark;
@@ -28,7 +29,7 @@ use ep_core::engine::low_latency::{LowCombined, LowOrder, LowReceived, LowRoutin
 use ep_core::{Error, LowLatency, Rank, RankSet};
 
 use super::report;
-use super::{Array, CudaEndpoint, Event, Rows};
+use super::{Array, CudaEndpoint, Event, Rows, ScaleStrides};
 use crate::driver::{Capture, Scratch};
 use crate::error::CudaError;
 use crate::rank::RankDevice;
@@ -96,12 +97,21 @@ impl Routed {
 struct Kept {
     memory: Arc<Scratch>,
     stride: usize,
+    /// Of coded rows: what their scales lie in, the address of the first, and how they lie.
+    scales: Option<(Arc<Scratch>, u64, ScaleStrides)>,
 }
 
 impl Kept {
     /// These rows, for a call that comes when the user may have dropped what he gave: not where they are his, unless a graph keeps them.
     fn beyond(&self, capture: Option<&Capture>) -> Option<Self> {
-        Some(self.clone()).filter(|_| capture.is_some() || !self.memory.is_foreign())
+        let foreign = self.memory.is_foreign() || self.scales.as_ref().is_some_and(|(memory, ..)| memory.is_foreign());
+        Some(self.clone()).filter(|_| capture.is_some() || !foreign)
+    }
+
+    /// What a graph keeps of them.
+    fn all(&self) -> impl Iterator<Item = Arc<dyn Any + Send + Sync>> + use<> {
+        let scales = self.scales.as_ref().map(|(memory, ..)| Arc::clone(memory) as _);
+        [Arc::clone(&self.memory) as _].into_iter().chain(scales)
     }
 }
 
@@ -137,13 +147,43 @@ impl CudaEndpoint {
     fn keep(&self, rows: &Rows, count: u32) -> Result<Kept, Error> {
         let stride = rows.stride();
         if let Rows::Owned(owned) = rows {
-            return Ok(Kept { memory: Arc::clone(owned.memory()), stride });
+            return Ok(Kept { memory: Arc::clone(owned.memory()), stride, scales: None });
         }
         let memory = Arc::new(Scratch::of(self.stream(), count as usize, stride)?);
         let (to, from) = ((memory.address(), stride), (self.address(rows), stride));
         // SAFETY: the caller has checked that there are so many rows, of this endpoint's window; a capture's callers keep both.
         unsafe { self.stream().copy_rows(to, from, stride, count as usize) }?;
-        Ok(Kept { memory, stride })
+        Ok(Kept { memory, stride, scales: None })
+    }
+
+    /// The same of rows that are given as they travel.
+    fn keep_coded(&self, rows: &Rows, count: u32) -> Result<Kept, Error> {
+        let (stride, (scales, strides)) = (rows.stride(), self.scales(rows));
+        match rows {
+            _ if scales == 0 => self.keep(rows, count),
+            Rows::Owned(owned) => {
+                let memory = Arc::clone(owned.memory());
+                Ok(Kept { scales: Some((Arc::clone(&memory), scales, strides)), memory, stride })
+            }
+            Rows::Apart(apart) => {
+                let [memory, scaled] = apart.memory();
+                Ok(Kept { memory, stride, scales: Some((scaled, scales, strides)) })
+            }
+            Rows::Leased(_) => {
+                let format = *self.layout().row();
+                let words = format.scales_stride() as usize;
+                let memory = Arc::new(Scratch::of(self.stream(), count as usize, stride + words)?);
+                let behind = memory.address() + (count as usize * stride) as u64;
+                let from = (self.address(rows), stride);
+                // SAFETY: as in `keep`; there is room for codes, and for scales behind them.
+                unsafe {
+                    self.stream().copy_rows((memory.address(), stride), from, stride, count as usize)?;
+                    self.stream().copy_rows((behind, words), (scales, strides.row as usize), words, count as usize)?;
+                }
+                let dense = ScaleStrides::dense(words as u64);
+                Ok(Kept { scales: Some((Arc::clone(&memory), behind, dense)), memory, stride })
+            }
+        }
     }
 
     /// Enqueues halves of operation `op`.

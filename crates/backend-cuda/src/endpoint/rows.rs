@@ -110,6 +110,11 @@ impl Apart {
         Self { codes, scales, strides, rows, format: *format }
     }
 
+    /// What codes and scales lie in.
+    pub(super) fn memory(&self) -> [Arc<Scratch>; 2] {
+        [Arc::clone(&self.codes), Arc::clone(&self.scales)]
+    }
+
     /// Copies a row, as it travels, in.
     fn write(&self, row: u64, bytes: &[u8]) -> Result<(), Error> {
         let Self { codes, scales, strides, format, .. } = self;

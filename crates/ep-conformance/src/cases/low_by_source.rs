@@ -9,8 +9,9 @@ use super::fixture::{Verdict, ensure, finished, text};
 use super::low_latency::{TURN, layer_of, scenario};
 use crate::backend::{Backend, Requirement};
 use crate::harness::Case;
+use crate::low_latency::by_source::{self, Given};
 use crate::low_latency::scenario::{Scenario, Turn};
-use crate::low_latency::{by_source, upload};
+use crate::low_latency::upload;
 use crate::workload::RoutingKind;
 
 const NEEDS: &[Requirement] = &[Requirement::LowLatency, Requirement::LowBySource];
@@ -44,9 +45,18 @@ fn brings<B: Backend>(backend: &B) -> Verdict {
 }
 
 fn scalings<B: Backend>(backend: &B) -> Verdict {
-    let turns = vec![TURN, Turn { at_experts: true, ..TURN }];
+    let coded = Turn { ahead: true, ..TURN };
+    let turns = vec![TURN, Turn { at_experts: true, ..coded }, coded];
     Element::ALL.into_iter().filter(|element| *element != Element::Int8).try_for_each(|element| {
-        check(backend, &Scenario { element, hidden: 272, turns: turns.clone(), ..scenario(3, 5) })
+        check(
+            backend,
+            &Scenario {
+                element,
+                hidden: if element == Element::Bf16 { 272 } else { 269 },
+                turns: turns.clone(),
+                ..scenario(3, 5)
+            },
+        )
     })
 }
 
@@ -59,14 +69,16 @@ fn full_and_empty<B: Backend>(backend: &B) -> Verdict {
     check(backend, &Scenario { tokens: vec![0; 4], ..full })
 }
 
+const WEIGHED: Given = Given { weights: true, coded: false };
+
 /// A communicator gives rows in either order, from call to call, along handles that combine in either order.
 fn beside<B: Backend>(backend: &B) -> Verdict {
     let layer = layer_of(scenario(3, 6)).map_err(text)?;
     let outcomes = backend.run(&layer.setup, async |mut ep| {
         let batch = &layer.batches[ep.rank().index()];
-        let first = by_source::round(&mut ep, &layer.world, batch, true).await?;
+        let first = by_source::round(&mut ep, &layer.world, batch, WEIGHED).await?;
         let between = crate::low_latency::round(&mut ep, &layer.world, batch, Weighing::AtSource).await?;
-        let last = by_source::round(&mut ep, &layer.world, batch, true).await?;
+        let last = by_source::round(&mut ep, &layer.world, batch, WEIGHED).await?;
         Ok((first == last, between.combined_x.len() == last.combined_x.len()))
     })?;
     for outcome in finished(outcomes)? {

@@ -4,8 +4,8 @@ use ep_core::engine::low_latency::{LowBySource, LowOrder, LowReceived, LowRoutin
 use ep_core::reference::{self, Returned, World};
 use ep_core::{Endpoint, Error, LowLatency, Rank, RankSet, Topology};
 
-use super::scenario::Scenario;
-use crate::arrival::Arrival;
+use super::scenario::{Scenario, Turn};
+use crate::arrival::{Arrival, travelling};
 use crate::backend::{Backend, Setup, finished};
 use crate::verify::{Compared, Mismatch, Observed, Place, bytes_of, dispatched};
 use crate::workload::Batch;
@@ -49,20 +49,33 @@ fn observed<E: LowLatency>(ep: &E, got: &LowReceived<E>, told: &LowBySource<E>) 
     })
 }
 
+/// What a rank gives of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    /// Weights, at dispatch.
+    pub weights: bool,
+    /// Rows as they travel.
+    pub coded: bool,
+}
+
+impl Given {
+    /// By a turn of a scenario, of which not all is about rounds by source.
+    const fn of(turn: &Turn) -> Self {
+        Self { weights: turn.at_experts, coded: turn.ahead }
+    }
+}
+
 /// Dispatches `batch` by source, lets the reference experts work, combines, and tells what this rank saw.
 ///
 /// # Errors
 /// Those of the endpoint.
-pub async fn round<E: LowLatency>(
-    ep: &mut E,
-    world: &World,
-    batch: &Batch,
-    with_weights: bool,
-) -> Result<Observed, Error> {
-    let x = ep.rows(&bytes_of(&batch.x), batch.tokens)?;
-    let topk_weights = if with_weights { Some(ep.array(&batch.topk_weights)?) } else { None };
+pub async fn round<E: LowLatency>(ep: &mut E, world: &World, batch: &Batch, given: Given) -> Result<Observed, Error> {
+    let bytes = if given.coded { travelling(ep.shape(), &batch.x)? } else { bytes_of(&batch.x) };
+    let x = ep.rows(&bytes, batch.tokens)?;
+    let topk_weights = if given.weights { Some(ep.array(&batch.topk_weights)?) } else { None };
     let topk_idx = ep.array(&batch.topk_idx)?;
-    let routing = LowRouting { order: LowOrder::BySource, ..LowRouting::new(topk_idx, topk_weights) };
+    let routing = LowRouting::new(topk_idx, topk_weights);
+    let routing = LowRouting { order: LowOrder::BySource, coded: given.coded, ..routing };
     let got = ep.low_latency_dispatch(&x, &routing).await?;
     let missing = || Error::invalid("rows by source", "nowhere told", "told by a dispatch by source");
     let mut observed = observed(ep, &got, got.by_source.as_ref().ok_or_else(missing)?)?;
@@ -98,7 +111,7 @@ fn compare(world: &World, batches: &[Batch], observed: &[Observed]) -> Result<Co
 }
 
 /// Runs the turns of a scenario by source, one after the other, and compares everything with the oracle. Weights are given where a turn's are
-/// given at dispatch.
+/// given at dispatch, and rows as they travel where another operation would be ahead.
 ///
 /// # Errors
 /// What the backend or the comparison found.
@@ -119,7 +132,7 @@ pub fn check<B: Backend>(scenario: &Scenario, backend: &B, setup: &Setup) -> Res
         let mut seen = Vec::new();
         for (turn, batches) in scenario.turns.iter().zip(&batches) {
             let batch = &batches[ep.rank().index()];
-            seen.push(round(&mut ep, &world, batch, turn.at_experts).await?);
+            seen.push(round(&mut ep, &world, batch, Given::of(turn)).await?);
         }
         Ok(seen)
     })?;

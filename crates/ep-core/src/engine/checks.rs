@@ -177,13 +177,19 @@ impl Desk {
     ///
     /// # Errors
     /// [`Error::Invalid`].
-    pub fn check_low_batch(&self, x: Extent, choices: usize, weights: Option<usize>) -> Result<u32, Error> {
+    pub fn check_low_batch(
+        &self,
+        x: Extent,
+        choices: usize,
+        weights: Option<usize>,
+        coded: bool,
+    ) -> Result<u32, Error> {
         let (tokens, most) = (self.check_choices(choices, weights)?, self.shape().max_tokens());
         if tokens > most {
             let limit = format_args!("at most {most}, max_tokens of the shape");
             return Err(Error::invalid("tokens of a low-latency dispatch", tokens, limit));
         }
-        self.check_results("x", x, tokens)?;
+        if coded { self.check_x(x, tokens) } else { self.check_results("x", x, tokens) }?;
         Ok(tokens)
     }
 

@@ -17,13 +17,9 @@ from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expa
 from ._ep_handle import ElasticRouting, EPHandle
 from ._expanded import Expansion, Placed
 from ._members import Members
-from ._scales import Rows
+from ._scales import Rows, column_major
 from ._small import Small
 from ._taking import Rows_t, event, taken
-from .utils.math import align
-
-SCALES_ALIGN = 4
-"""Columns of scales begin at multiples of so many, which are 16 bytes: what a GPU's bulk copies ask for."""
 
 
 class Elastic:
@@ -60,9 +56,8 @@ class Elastic:
         sizes = Sizes(experts, topk, rows.x.shape[1], rows.element)
         worst = 0 if counting.sync else self.members.ranks * counting.most_tokens
         if not layout.expand and self.small.takes(sizes, counting.most_tokens, device):
-            return self.small.dispatch(
-                x, topk_idx, topk_weights, stats, sizes, counting, worst, num_sms, copies_choices, defer
-            )
+            of_batch = topk_idx, topk_weights, stats
+            return self.small.dispatch(rows, of_batch, sizes, counting, worst, num_sms, copies_choices, layout, defer)
         by_expert = layout.expand and counting.sync
         arena, received = self._sent(rows, topk_idx, topk_weights, experts, counting.alignment, worst, defer, by_expert)
         if defer:
@@ -90,7 +85,7 @@ class Elastic:
         rows, routing = Rows.of(x), handle.routing
         arena = routing.arena
         if arena is None and rows.element == routing.sizes.element and not layout.expand:
-            return self.small.redispatch(x, handle, topk_weights, defer)
+            return self.small.redispatch(rows, handle, topk_weights, layout, defer)
         if arena is not None and topk_weights is None and rows.element == routing.sizes.element:
             communicator = arena.communicator
             brought = communicator.throughput.redispatch(rows.x, _native(routing), rows.scales, defer)
@@ -326,13 +321,6 @@ def _other_rows(rows: int, handle: EPHandle) -> errors.InvalidArgument:
         f"rows received are {rows}, allowed: {handle.num_recv_tokens}, those of the handle; "
         "topk_idx of some rank has been written to since"
     )
-
-
-def column_major(scales: torch.Tensor) -> torch.Tensor:
-    """``[rows, scales]`` column by column, each column at a multiple of 16 bytes."""
-    rows, columns = scales.shape
-    strides = (1, align(rows, SCALES_ALIGN))
-    return torch.empty_strided((rows, columns), strides, dtype=scales.dtype, device=scales.device).copy_(scales)
 
 
 def _ordered(expansion: Expansion | Placed, x: torch.Tensor, expand: bool) -> torch.Tensor:

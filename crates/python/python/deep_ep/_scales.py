@@ -9,6 +9,10 @@ from moexpress import Communicator, errors
 from moexpress.adapter import GROUP, Element
 
 from . import _checks
+from .utils.math import align
+
+SCALES_ALIGN = 4
+"""Columns of scales begin at multiples of so many, which are 16 bytes: what a GPU's bulk copies ask for."""
 
 
 class Rows:
@@ -114,3 +118,10 @@ def _rows(x: torch.Tensor) -> None:
         raise errors.InvalidArgument(f"shape of x is {list(x.shape)}, allowed: [tokens, hidden]")
     if not x.is_contiguous():
         raise errors.InvalidArgument(f"strides of x are {list(x.stride())}, allowed: contiguous; call .contiguous()")
+
+
+def column_major(scales: torch.Tensor) -> torch.Tensor:
+    """``[rows, scales]`` column by column, each column at a multiple of 16 bytes."""
+    rows, columns = scales.shape
+    strides = (1, align(rows, SCALES_ALIGN))
+    return torch.empty_strided((rows, columns), strides, dtype=scales.dtype, device=scales.device).copy_(scales)

@@ -13,8 +13,9 @@ from moexpress.adapter import check
 from . import _arena, _checks
 from ._arena import Sizes
 from ._communicators import Communicators
-from ._elastic_terms import Combined, Counting, Dispatched, behind, expanded
+from ._elastic_terms import Combined, Counting, Dispatched, Layout, behind, expanded
 from ._ep_handle import ElasticRouting, EPHandle
+from ._scales import Rows, column_major
 from ._taking import Rows_t, event
 from .utils.math import align
 
@@ -27,7 +28,7 @@ MOST_TOKENS = 128
 class Told(NamedTuple):
     """What a small dispatch brought, cut to the rows that there are, or that there is room for."""
 
-    x: torch.Tensor
+    x: Rows_t
     choices: torch.Tensor
     """int64 ``[rows, topk]``, for the caller."""
     own_choices: torch.Tensor
@@ -41,14 +42,18 @@ class Told(NamedTuple):
     """int32 ``[local experts]``."""
 
     @staticmethod
-    def of(received: LowReceived, rows: int) -> Told:
-        """Its first ``rows`` rows."""
+    def of(sent: Rows, received: LowReceived, rows: int, layout: Layout) -> Told:
+        """Its first ``rows`` rows, in the form of what was sent."""
+        scales = received.scales
+        x = sent.received(received.x[:rows], None if scales is None else scales[:rows])
+        if layout.columns_first and isinstance(x, tuple):
+            x = x[0], column_major(x[1])
         choices, own, weights = received.topk_idx, received.topk_idx_too, received.topk_weights
         source_rank, first_of = received.source_rank, received.first_of
         assert choices is not None and own is not None and weights is not None
         assert source_rank is not None and first_of is not None
         return Told(
-            received.x[:rows],
+            x,
             choices[:rows],
             own[:rows],
             weights[:rows],
@@ -76,7 +81,7 @@ class Small:
         """Whether batches of these sizes go this way: the same on all ranks, of what all of them name alike."""
         return (
             most_tokens <= self.most_tokens
-            and sizes.element == "bf16"
+            and sizes.element in ("bf16", "fp8", "fp8-ue8m0")
             and self.communicators.meeting.nodes == 1
             and _arena.kind(device) != "npu"
             and self._is_made(sizes, device)
@@ -88,27 +93,28 @@ class Small:
 
     def dispatch(
         self,
-        x: Rows_t,
-        topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-        stats: torch.Tensor | None,
+        rows: Rows,
+        given: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
         sizes: Sizes,
         counting: Counting,
         worst: int,
         num_sms: int,
         copies_choices: bool,
+        layout: Layout,
         defer: bool,
     ) -> Dispatched:
-        assert isinstance(x, torch.Tensor)
-        communicator = self.communicator(sizes, x.device)
-        received = communicator.in_low_latency.dispatch(
-            x, topk_idx, topk_weights, stats, by_source=True, host_counts=counting.sync, defer=defer
-        )
-        assert received.handle is not None
-        told = Told.of(received, worst or received.handle.rows or 0)
-        counts = [] if worst else [align(count, counting.alignment) for count in received.handle.expert_counts]
+        """``given``: choices, weights, and what counts are added to."""
+        topk_idx, topk_weights, stats = given
+        communicator = self.communicator(sizes, rows.x.device)
+        calls = communicator.in_low_latency
+        options = {"by_source": True, "host_counts": counting.sync, "defer": defer}
+        received = calls.dispatch(rows.x, topk_idx, topk_weights, stats, scales=rows.scales, **options)
+        native = received.handle
+        assert native is not None
         with behind(communicator, defer):
-            kept = topk_idx.clone() if copies_choices else topk_idx
+            told = Told.of(rows, received, worst or native.rows or 0, layout)
+        counts = [] if worst else [align(count, counting.alignment) for count in native.expert_counts]
+        kept = calls.choices(native) if copies_choices else topk_idx
         handle = EPHandle(
             do_expand=False,
             num_experts=sizes.experts,
@@ -128,26 +134,28 @@ class Small:
             channel_linked_list=None,
         )
         source = told.source_rank, told.source_token
-        handle._routing = ElasticRouting(
-            communicator, None, sizes, received.handle, told.own_choices, *source, worst, None
-        )
+        handle._routing = ElasticRouting(communicator, None, sizes, native, told.own_choices, *source, worst, None)
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
-    def redispatch(self, x: Rows_t, handle: EPHandle, topk_weights: torch.Tensor | None, defer: bool) -> Dispatched:
-        assert isinstance(x, torch.Tensor)
+    def redispatch(
+        self, rows: Rows, handle: EPHandle, topk_weights: torch.Tensor | None, layout: Layout, defer: bool
+    ) -> Dispatched:
+        """A cached dispatch. Weights travel, if there are some."""
         routing = handle.routing
         communicator, native = routing.communicator, routing.native
         assert isinstance(native, adapter.LowHandle)
         if topk_weights is not None:
             shape = (native.tokens, routing.sizes.topk)
-            _checks.tensor("topk_weights", topk_weights, torch.float32, shape, x.device)
-        received = communicator.in_low_latency.redispatch(x, native, topk_weights, defer)
-        told = Told.of(received, handle.num_recv_tokens)
+            _checks.tensor("topk_weights", topk_weights, torch.float32, shape, rows.x.device)
+        received = communicator.in_low_latency.redispatch(rows.x, native, topk_weights, defer, rows.scales)
+        with behind(communicator, defer):
+            told = Told.of(rows, received, handle.num_recv_tokens, layout)
         weights = None if topk_weights is None else told.weights
         return told.x, told.choices, weights, handle, event(communicator, defer)
 
     def combine(self, x: torch.Tensor, handle: EPHandle, defer: bool) -> Combined:
+        """Of rows alone, without weights and bias."""
         routing = handle.routing
         communicator, native = routing.communicator, routing.native
         assert isinstance(native, adapter.LowHandle)

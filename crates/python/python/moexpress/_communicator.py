@@ -348,18 +348,22 @@ class Communicator:
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None = None,
         *,
+        scales: torch.Tensor | None = None,
         by_source: bool = False,
         host_counts: bool = False,
     ) -> LowReceived:
         """Both halves of a low-latency dispatch, on GPUs in one kernel.
 
         Args:
+            scales: of rows that are given as they travel, as :meth:`dispatch` takes them. Default: ``x`` is bf16. Not on NPUs.
             by_source: each received row lies once, in order of source rank and token, as :meth:`dispatch` brings them, with choices and weights
                 beside it. All ranks say the same. A combine takes one result for each row, and sums them in f32, ranks ascending, rounded once.
                 Not on NPUs.
             host_counts: the call waits for the kernel, and the handle knows how many rows came. Not in a capture.
         """
-        return self.in_low_latency.dispatch(x, topk_idx, topk_weights, by_source=by_source, host_counts=host_counts)
+        return self.in_low_latency.dispatch(
+            x, topk_idx, topk_weights, scales=scales, by_source=by_source, host_counts=host_counts
+        )
 
     @plain
     def send_combine(

@@ -40,7 +40,7 @@ class LowLatency:
             self._added(stats, x, topk_idx, topk_weights)
         # The receiving half may read the rows again.
         kept, added = self.order.hold("x", x), None if stats is None else Held("stats", stats)
-        batch = (rows, tokens, choices, weights, (repeats, False, False))
+        batch = ((rows, tokens, None), choices, weights, (repeats, False, False))
         counters = None if early is None else early.native
         sent, into = self.native.send_dispatch((self.order.current(), False), batch, counters)
         return LowDispatch(self, sent, kept, LowReceived(into, None, self.order), added)
@@ -55,13 +55,15 @@ class LowLatency:
         by_source: bool = False,
         host_counts: bool = False,
         defer: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> LowReceived:
-        tokens, rows, choices, weights = self._batch(x, topk_idx, topk_weights)
-        added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
-        batch = (rows, tokens, choices, weights, (repeats, by_source, host_counts))
         order = self.order
+        rows, scales = self._given(x, scales)
+        choices, weights = self.shape.choices(rows[1], topk_idx, topk_weights)
+        added = None if stats is None else self._added(stats, x, topk_idx, topk_weights)
+        batch = (rows, choices, weights, (repeats, by_source, host_counts))
         if defer:
-            order.beyond(x, topk_idx, topk_weights, stats)
+            order.beyond(x, scales, topk_idx, topk_weights, stats)
         try:
             handle, into = self.native.low_dispatch((order.current(), defer), batch, None, added)
         except (TypeError, OverflowError):
@@ -77,17 +79,19 @@ class LowLatency:
         handle: _native.LowHandle,
         topk_weights: torch.Tensor | None = None,
         defer: bool = False,
+        scales: torch.Tensor | None = None,
     ) -> LowReceived:
         """Another batch by the choices of a handle, whose rows lie by source."""
         order, shape = self.order, self.shape
         if not isinstance(handle, _native.LowHandle):
             raise _check.invalid("handle", f"a {type(handle).__name__}", "one that a low-latency dispatch gave")
-        tokens, rows = shape.results("x", x)
+        rows, scales = self._given(x, scales)
+        tokens = rows[1]
         if tokens != handle.tokens:
             raise _check.invalid("tokens of x", tokens, f"{handle.tokens}, those of the handle's dispatch")
-        batch = (rows, tokens, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False))
+        batch = (rows, 0, shape.weights(topk_weights, tokens), (False, handle.is_by_source, False))
         if defer:
-            order.beyond(x, topk_weights)
+            order.beyond(x, scales, topk_weights)
         made, into = self.native.low_dispatch((order.current(), defer), batch, handle, None)
         return LowReceived(into, made, order)
 
@@ -122,12 +126,28 @@ class LowLatency:
         self.native.low_combine((self.order.current(), defer), results, handle, weights, out.data_ptr())
         return out
 
+    def choices(self, handle: _native.LowHandle) -> torch.Tensor:
+        """int64 ``[tokens, topk]``: those of the batch that a handle is of, as they were sent. Not the caller's tensor, and not to be written to."""
+        return self.order.tensor(self.native.low_choices(handle))
+
     def _batch(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None
     ) -> tuple[int, int, int, int | None]:
         """Checks a batch; its tokens, and where rows, choices and weights lie."""
         tokens, rows = self.shape.results("x", x)
         return tokens, rows, *self.shape.choices(tokens, topk_idx, topk_weights)
+
+    def _given(
+        self, x: torch.Tensor, scales: torch.Tensor | None
+    ) -> tuple[tuple[int, int, tuple[int, int, int] | None], torch.Tensor | None]:
+        """Checks rows, bf16 or as they travel; where they lie, and the scales that must be kept for that."""
+        if scales is None:
+            tokens, rows = self.shape.results("x", x)
+            return (rows, tokens, None), None
+        tokens, rows = self.shape.rows("x", x, scales)
+        scales = self.shape.by_row(x, scales)
+        assert scales is not None
+        return (rows, tokens, (scales.data_ptr(), scales.stride(0), scales.stride(1))), scales
 
     def _added(
         self, stats: torch.Tensor, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor | None

@@ -35,8 +35,8 @@ _Outbox = tuple[int | None, int | None] | None  # piece, slots
 _CombineOptions = tuple[int | None, list[int], _Outbox]  # topk_weights, bias, outbox
 # alignment, by_expert, worst_rows and zero_spare, device_counts, repeats
 _DispatchOptions = tuple[int, bool, tuple[int, bool], bool, bool, _Outbox]
-# x, tokens, topk_idx, topk_weights; repeats, by_source, and whether the host waits for counts
-_Batch = tuple[int, int, int, int | None, tuple[bool, bool, bool]]
+# x, topk_idx, topk_weights; repeats, by_source, and whether the host waits for counts
+_Batch = tuple[_Rows, int, int | None, tuple[bool, bool, bool]]
 
 class _Options(TypedDict):
     element: str
@@ -194,6 +194,7 @@ class Endpoint:
     def low_dispatch(
         self, order: _Order, batch: _Batch, along: LowHandle | None, stats: int | None
     ) -> tuple[LowHandle, LowDispatched]: ...
+    def low_choices(self, handle: LowHandle) -> _Capsule: ...
     def low_combine(self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None, into: int) -> None: ...
     def send_combine(
         self, order: _Order, y: int, handle: LowHandle, topk_weights: int | None, ready: _Ready | None

@@ -28,12 +28,15 @@ impl AscendEndpoint {
     ) -> Result<Dispatching, Error> {
         self.check_low_send()?;
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
+        let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
         if *order != LowOrder::ByExpert {
             return Err(Error::unsupported("low latency by source on NPUs", "LowOrder::ByExpert, or throughput mode"));
         }
+        if *coded {
+            return Err(Error::unsupported("coded rows of low latency on NPUs", "bf16 rows, or throughput mode"));
+        }
         let (device, weights) = (Arc::clone(self.device.device()), topk_weights.as_ref());
-        let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len))?;
+        let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len), false)?;
         self.check_low_rows()?;
         x.check_home("x", &device)?;
         topk_idx.check_home("topk_idx", &device)?;

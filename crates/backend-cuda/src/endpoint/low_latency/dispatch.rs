@@ -8,7 +8,7 @@ use ep_core::plan::{Plan, Repeats, TopK};
 use ep_core::{Endpoint as _, Error};
 
 use super::super::foreign::{LowPlaces, LowScales};
-use super::super::{Array, CudaEndpoint, Event, Rows};
+use super::super::{Array, CudaEndpoint, Event, Rows, ScaleStrides};
 use super::early::{self, Early, counted};
 use super::flights::{Sent, Work, in_flight};
 use super::{Inner, Kept, LowHandle, Routed};
@@ -89,11 +89,11 @@ impl CudaEndpoint {
     /// Checks a batch and takes memory for it.
     fn routed(&self, x: &Rows, routing: &LowRoutingOf<Self>) -> Result<Routed, Error> {
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
+        let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
         topk_idx.check_home("topk_idx", self.stream())?;
         let weights = topk_weights.as_ref();
         weights.map_or(Ok(()), |weights| weights.check_home("topk_weights", self.stream()))?;
-        let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len))?;
+        let tokens = self.desk.check_low_batch(x.extent(), topk_idx.len(), weights.map(Array::len), *coded)?;
         self.check_home("x", x)?;
         let choices = topk_idx.len();
         let copied = if topk_idx.is_foreign() { choices * size_of::<i64>() } else { 0 };
@@ -187,9 +187,14 @@ impl CudaEndpoint {
     ) -> args::LowDispatch {
         let own = routed.topk_idx.address();
         let topk_idx = topk_idx.map_or(own, Array::address);
+        let scales = x.and_then(|x| x.scales.as_ref()).map(|&(_, at, strides)| (at, strides));
+        let (x_scales, strides) = scales.unwrap_or((0, ScaleStrides::dense(0)));
         let args = args::LowDispatch {
             x: x.map_or(0, |x| x.memory.address()),
             x_stride: x.map_or(0, |x| x.stride as u64),
+            x_scales,
+            x_scales_row: strides.row,
+            x_scales_word: strides.word,
             topk_idx,
             kept_idx: if topk_idx == own { 0 } else { own },
             topk_weights: routed.topk_weights.as_ref().map_or(0, Array::address),
@@ -257,10 +262,10 @@ impl CudaEndpoint {
         let inner = Arc::new(Inner { mark, routed: Arc::clone(routed), records, early });
         self.keep_for(capture, || {
             let arrays = [expert_counts.memory(), segments.memory(), source_token.memory()];
-            let all = [Arc::clone(&x.memory) as _, rows.memory(), Arc::clone(&inner) as _];
+            let all = [rows.memory(), Arc::clone(&inner) as Arc<dyn Any + Send + Sync>].into_iter().chain(x.all());
             let counters = inner.early.as_ref().map(Early::memory);
             let told = by_source.as_ref().map_or_else(Vec::new, memory_of);
-            all.into_iter().chain(arrays).chain(told).chain(owner).chain(counters).collect()
+            all.chain(arrays).chain(told).chain(owner).chain(counters).collect()
         })?;
         Ok(LowReceived {
             x: rows,
@@ -286,7 +291,7 @@ impl CudaEndpoint {
         early.map_or(Ok(()), |early| early.check(self))?;
         let routed = Arc::new(self.routed(x, routing)?);
         self.skip(capture).await?;
-        let x = self.keep(x, routed.tokens)?;
+        let x = if routing.coded { self.keep_coded(x, routed.tokens) } else { self.keep(x, routed.tokens) }?;
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), None);
         let args = args::LowDispatch { phases: LOW_SEND, in_flight: in_flight(self.low.flights(capture)), ..args };
         let args = counted(args, early);
@@ -295,8 +300,8 @@ impl CudaEndpoint {
         half.map_err(|error| self.name_choices(routing, error))?;
         let sent = self.sent(Work::Dispatch(Batch::new(&routed, &x, capture)), capture);
         self.keep_for(capture, || {
-            let all = [Arc::clone(&x.memory) as _, Arc::clone(&routed) as _];
-            all.into_iter().chain(early.map(Early::memory)).collect()
+            let all = [Arc::clone(&routed) as Arc<dyn Any + Send + Sync>];
+            all.into_iter().chain(x.all()).chain(early.map(Early::memory)).collect()
         })?;
         Ok(Dispatching { sent, routed, x, early: early.map(|early| early.begin(self.desk.mark())) })
     }
@@ -342,7 +347,7 @@ impl CudaEndpoint {
         let landing = places
             .map_or_else(|| self.low_landing(routed.order), |places| self.low_landing_at(places, routed.order))?;
         self.skip(capture).await?;
-        let x = self.keep(x, routed.tokens)?;
+        let x = if routing.coded { self.keep_coded(x, routed.tokens) } else { self.keep(x, routed.tokens) }?;
         let args = self.low_dispatch_args(&routed, Some(&routing.topk_idx), Some(&x), Some(&landing));
         let args = args::LowDispatch { phases: LOW_SEND | LOW_RECEIVE, ..args };
         // SAFETY: as in the sending half.
@@ -379,7 +384,7 @@ impl CudaEndpoint {
             all.into_iter()
                 .chain(by_source.as_ref().map_or_else(Vec::new, memory_of))
                 .chain(arrays)
-                .chain(x.iter().map(|x| Arc::clone(&x.memory) as _))
+                .chain(x.iter().flat_map(Kept::all))
                 .collect()
         })
     }

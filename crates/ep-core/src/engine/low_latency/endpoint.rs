@@ -58,12 +58,14 @@ pub struct LowRouting<I, F> {
     pub repeats: bool,
     /// How received rows lie.
     pub order: LowOrder,
+    /// Whether `x` is given as it travels, as throughput mode takes it; else bf16, and cast where the shape says so.
+    pub coded: bool,
 }
 
 impl<I, F> LowRouting<I, F> {
     /// By expert, without repeats.
     pub fn new(topk_idx: I, topk_weights: Option<F>) -> Self {
-        Self { topk_idx, topk_weights, repeats: false, order: LowOrder::default() }
+        Self { topk_idx, topk_weights, repeats: false, order: LowOrder::default(), coded: false }
     }
 
     /// Refuses repeats where each rank weighs and sums, or rows lie by source.
@@ -161,7 +163,7 @@ pub trait LowLatency: Endpoint {
     type Combining: Debug;
 
     /// Sends each row of `x [tokens, hidden]`, bf16, to the ranks that hold its experts, once to each rank; as FP8 where the
-    /// shape says so.
+    /// shape says so, and rows that are [coded](LowRouting::coded) as they are.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bad input, [`Error::Unsupported`] without room for low latency, [`Error::TooManyInFlight`],

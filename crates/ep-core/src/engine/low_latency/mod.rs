@@ -287,8 +287,8 @@ impl<M: Machine> LowLatency for Engine<M> {
     async fn send_dispatch(&mut self, x: &Self::Buf, routing: &LowRoutingOf<Self>) -> Result<Dispatching, Error> {
         self.check_send()?;
         routing.check_repeats()?;
-        let LowRouting { topk_idx, topk_weights, repeats, order } = routing;
-        self.desk.check_low_batch(x.extent(), topk_idx.len(), topk_weights.as_ref().map(Vec::len))?;
+        let LowRouting { topk_idx, topk_weights, repeats, order, coded } = routing;
+        self.desk.check_low_batch(x.extent(), topk_idx.len(), topk_weights.as_ref().map(Vec::len), *coded)?;
         let repeats = Repeats::Once.where_allowed(*repeats);
         let plan = Plan::of_choices(
             self.desk.shape(),
@@ -299,8 +299,8 @@ impl<M: Machine> LowLatency for Engine<M> {
         )?;
         let (topk_idx, topk_weights) = (topk_idx.clone(), topk_weights.clone());
         let routed = Arc::new(Routed { plan, topk_idx, topk_weights, order: *order });
-        let tokens =
-            Tokens { x, plan: &routed.plan, topk_idx: &routed.topk_idx, topk_weights: routed.topk_weights.as_deref() };
+        let Routed { plan, topk_idx, topk_weights, .. } = &*routed;
+        let tokens = Tokens { x, coded: *coded, plan, topk_idx, topk_weights: topk_weights.as_deref() };
         let post = async |call: &Call<'_, M>, outbox: &mut Outbox, faults: &mut Faults| {
             send_tokens(call, &tokens, outbox, faults).await
         };

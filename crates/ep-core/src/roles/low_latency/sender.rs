@@ -17,8 +17,9 @@ use crate::topology::Rank;
 
 /// What a rank sends.
 pub(crate) struct Tokens<'a, W: Window> {
-    /// `[tokens, hidden]` bf16.
+    /// `[tokens, hidden]` bf16, or `coded`: as it travels.
     pub(crate) x: &'a HostRows<W>,
+    pub(crate) coded: bool,
     pub(crate) plan: &'a Plan,
     /// `[tokens, topk]`: experts over all ranks.
     pub(crate) topk_idx: &'a [i64],
@@ -75,7 +76,7 @@ pub(crate) async fn send_tokens<M: Machine, W: Window>(
     let row = call.layout.row();
     let mut staged = Staged {
         header: HeaderBytes::new(row),
-        scratch: vec![0; row.results().payload_bytes() as usize],
+        scratch: vec![0; row.results().payload_bytes().max(row.payload_bytes()) as usize],
         payload: vec![0; row.payload_bytes() as usize],
         units: call.as_units().then(|| (Vec::new(), tokens.numbers(call.layout.shape().experts()))),
     };
@@ -210,7 +211,13 @@ impl Staged {
         token: u32,
     ) -> Result<(), Fault> {
         self.make_header(call, tokens, token);
-        let x = tokens.x.borrow(token, &mut self.scratch)?;
+        if tokens.coded {
+            let row = call.layout.row().payload_bytes() as usize;
+            self.payload.copy_from_slice(tokens.x.borrow(token, &mut self.scratch[..row])?);
+            return Ok(());
+        }
+        let results = call.layout.row().results().payload_bytes() as usize;
+        let x = tokens.x.borrow(token, &mut self.scratch[..results])?;
         match call.layout.shape().element() {
             Element::Bf16 => self.payload.copy_from_slice(x),
             element => {
