@@ -99,6 +99,7 @@ pub struct Settings {
     low_latency_units: bool,
     low_latency_unit_bytes: u64,
     low_latency_announced: bool,
+    low_latency_per_choice: bool,
     deadline: Nanos,
     planted: Planted,
     before: Before,
@@ -163,6 +164,11 @@ impl Settings {
     /// Whether each row of low latency in a slot is announced by itself.
     pub const fn low_latency_announced(&self) -> bool {
         self.low_latency_announced
+    }
+
+    /// Whether there is room for combines of low latency that bring back a row a choice.
+    pub const fn low_latency_per_choice(&self) -> bool {
+        self.low_latency_per_choice
     }
 
     /// How long one operation may take, a peer's slow experts included.

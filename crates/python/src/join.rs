@@ -37,6 +37,7 @@ pub(crate) struct Options {
     pub(crate) placement: String,
     pub(crate) arena_bytes: Option<u64>,
     pub(crate) low_latency: bool,
+    pub(crate) low_latency_per_choice: bool,
     pub(crate) seconds: f64,
     pub(crate) channels: Option<u32>,
     pub(crate) slots: Option<u32>,
@@ -64,6 +65,7 @@ impl Plan {
         let mut settings = automatic(backend, &shape, &topology, options.multiprocessors)
             .placement(placement(&options.placement)?)
             .low_latency(options.low_latency)
+            .low_latency_per_choice(options.low_latency_per_choice)
             .deadline(Nanos(nanos));
         if let Some(bytes) = options.arena_bytes {
             settings = settings.arena_bytes(bytes);

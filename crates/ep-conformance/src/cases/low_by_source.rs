@@ -3,7 +3,7 @@
 use ep_core::Element;
 use ep_core::engine::low_latency::{LowOrder, LowRouting};
 use ep_core::reference::Weighing;
-use ep_core::{Endpoint, Error, LowLatency};
+use ep_core::{Endpoint, Error, Layout, LowLatency, Settings};
 
 use super::fixture::{Verdict, ensure, finished, text};
 use super::low_latency::{TURN, layer_of, scenario};
@@ -11,7 +11,7 @@ use crate::backend::{Backend, Requirement};
 use crate::harness::Case;
 use crate::low_latency::by_source::{self, Given};
 use crate::low_latency::scenario::{Scenario, Turn};
-use crate::low_latency::upload;
+use crate::low_latency::{Seen, results, upload};
 use crate::workload::RoutingKind;
 
 const NEEDS: &[Requirement] = &[Requirement::LowLatency, Requirement::LowBySource];
@@ -25,6 +25,7 @@ pub(super) fn cases<B: Backend>() -> Vec<Case<B>> {
         case("low_by_source_full_batches_and_empty_ones", NEEDS, full_and_empty::<B>),
         case("low_by_source_beside_rows_by_expert", NEEDS, beside::<B>),
         case("low_by_source_bad_input_is_refused", NEEDS, bad_input::<B>),
+        case("low_by_source_without_room_for_a_row_a_choice", NEEDS, without_choices::<B>),
         case("low_by_source_over_nodes", FAR, nodes::<B>),
     ]
 }
@@ -85,6 +86,35 @@ fn beside<B: Backend>(backend: &B) -> Verdict {
         ensure(outcome == (true, true), || {
             format!("{outcome:?}, expected the same twice, with a round by expert between")
         })?;
+    }
+    Ok(())
+}
+
+/// A window that has room for a row a rank alone, which a combine of a row a choice is told.
+fn without_choices<B: Backend>(backend: &B) -> Verdict {
+    let scenario = Scenario { turns: vec![TURN, Turn { at_experts: true, ..TURN }], ..scenario(4, 9) };
+    let mut setup = scenario.setup().map_err(text)?;
+    let settings = Settings::builder(&setup.shape, &setup.topology).slots(4).low_latency(true);
+    let whole = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(text)?.window_bytes();
+    let settings = settings.low_latency_per_choice(false).low_latency_unit_bytes(scenario.unit_bytes(5));
+    setup.settings = settings.build().map_err(text)?;
+    let bytes = Layout::new(&setup.shape, &setup.topology, &setup.settings).map_err(text)?.window_bytes();
+    ensure(bytes < whole, || format!("the window has {bytes} bytes, with room for a row a choice {whole}"))?;
+    by_source::check(&scenario, backend, &setup)?;
+    let layer = layer_of(scenario).map_err(text)?;
+    let outcomes = backend.run(&setup, async |mut ep| {
+        let batch = &layer.batches[ep.rank().index()];
+        let (x, routing) = upload(&mut ep, batch, Weighing::AtSource)?;
+        let got = ep.low_latency_dispatch(&x, &routing).await?;
+        let seen = Seen::of_dispatch(&ep, &got)?;
+        let (y, weights) = (results(&mut ep, &layer.world, &seen)?, ep.array(&batch.topk_weights)?);
+        let refused = ep.low_latency_combine(&y, &got.handle, Some(&weights)).await.map(drop);
+        crate::low_latency::round(&mut ep, &layer.world, batch, Weighing::AtExperts).await?;
+        Ok(refused)
+    })?;
+    for refused in finished(outcomes)? {
+        let is_told = matches!(&refused, Err(error @ Error::Unsupported { .. }) if error.to_string().contains("low_latency_per_choice"));
+        ensure(is_told, || format!("{refused:?}, expected that it is not supported"))?;
     }
     Ok(())
 }

@@ -25,6 +25,7 @@
 use super::cut::{Cut, Slots};
 use super::{Layout, ROW_ALIGN, RowFormat, RowHeader, SLOT_ALIGN, VALUE_BITS, round_up};
 use crate::error::Error;
+use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::terms::{Offset, Span, UNIT_BYTES, UNIT_DATA, unit_bytes};
 use crate::topology::{Rank, Topology};
@@ -135,24 +136,25 @@ pub(super) struct LowRegions {
 
 impl LowRegions {
     /// Memory for units: parts of one slot each.
-    pub(super) fn cut_units(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, on: bool) -> Slots {
-        let tokens = u64::from(shape.max_tokens());
-        let counts = unit_bytes(4 * u64::from(shape.experts() / topology.ranks()));
-        let rows = counts + (unit_bytes(unit_header(shape)) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
-        let results = tokens * u64::from(low_columns(shape, topology));
-        let results = unit_bytes(row.results().payload_bytes()).saturating_mul(results);
-        let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
-        let banks = if on { 2 } else { 0 };
-        cut.slots(banks * u64::from(topology.ranks()), 1, part)
-    }
-
-    pub(super) fn cut(
+    pub(super) fn cut_units(
         cut: &mut Cut,
         shape: &Shape,
         topology: &Topology,
         row: &RowFormat,
-        [on, units]: [bool; 2],
-    ) -> Self {
+        settings: &Settings,
+    ) -> Slots {
+        let tokens = u64::from(shape.max_tokens());
+        let counts = unit_bytes(4 * u64::from(shape.experts() / topology.ranks()));
+        let rows = counts + (unit_bytes(unit_header(shape)) + unit_bytes(row.payload_bytes())).saturating_mul(tokens);
+        let results = tokens * u64::from(low_columns(shape, topology, settings));
+        let results = unit_bytes(row.results().payload_bytes()).saturating_mul(results);
+        let part = round_up(UNIT_BYTES + rows.max(results), SLOT_ALIGN);
+        let banks = if settings.low_latency_units() { 2 } else { 0 };
+        cut.slots(banks * u64::from(topology.ranks()), 1, part)
+    }
+
+    pub(super) fn cut(cut: &mut Cut, shape: &Shape, topology: &Topology, row: &RowFormat, settings: &Settings) -> Self {
+        let (on, units) = (settings.low_latency(), settings.low_latency_units());
         let (row_bytes, result_bytes) = (row_slot(row), result_slot(row));
         let (tokens, ranks) = (u64::from(shape.max_tokens()), u64::from(topology.ranks()));
         let results = tokens * u64::from(shape.topk());
@@ -165,7 +167,7 @@ impl LowRegions {
         let part = tokens
             .saturating_mul(row_bytes)
             .div_ceil(result_bytes)
-            .max(tokens * u64::from(low_columns(shape, topology)));
+            .max(tokens * u64::from(low_columns(shape, topology, settings)));
         Self {
             slots: cut.slots(banks * ranks, part, result_bytes),
             row_bytes,
@@ -174,9 +176,9 @@ impl LowRegions {
     }
 }
 
-/// Choices of one rank's experts that a token may have.
-pub(super) fn low_columns(shape: &Shape, topology: &Topology) -> u32 {
-    shape.topk().min(shape.experts() / topology.ranks())
+/// Results of one rank that a token may have: of its choices of that rank's experts, or one for all.
+fn low_columns(shape: &Shape, topology: &Topology, settings: &Settings) -> u32 {
+    if settings.low_latency_per_choice() { shape.topk().min(shape.experts() / topology.ranks()) } else { 1 }
 }
 
 /// Bytes of a row's header where it travels as units: a unit of data for the row, and one for each choice.
@@ -221,6 +223,18 @@ impl Layout {
             return Ok(());
         }
         Err(Error::unsupported("low latency", "a communicator whose settings say low_latency(true)"))
+    }
+
+    /// Refuses a combine for whose results there is no room.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn check_low_kind(&self, kind: LowKind) -> Result<(), Error> {
+        if kind != LowKind::PerChoice || self.settings().low_latency_per_choice() {
+            return Ok(());
+        }
+        let what = "a row a choice in low latency whose settings say low_latency_per_choice(false)";
+        Err(Error::unsupported(what, "topk_weights at dispatch, or rows by source"))
     }
 
     /// Rows of all local experts, `[local experts, ranks * max_tokens]`: less than 2^31, which cutting the layout has seen to.
@@ -312,7 +326,7 @@ impl Layout {
 
     /// Results of one rank for one token at most.
     pub fn low_columns(&self) -> u32 {
-        low_columns(self.shape(), self.topology())
+        low_columns(self.shape(), self.topology(), self.settings())
     }
 
     /// A slot of the staging memory of low latency.
@@ -335,7 +349,7 @@ mod tests {
         let topology = Topology::new(1, 2).unwrap();
         let refused = |low_latency| {
             let shape = Shape::builder().experts(1 << 16).topk(1).hidden(1).max_tokens(1 << 15).build().unwrap();
-            let settings = crate::Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+            let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
             Layout::new(&shape, &topology, &settings).err().map(|error| error.to_string())
         };
         let limit = "experts x max tokens in low latency is 2147483648, allowed: at most 2147483647";
@@ -347,7 +361,7 @@ mod tests {
         let tokens = |ranks, units, bytes| {
             let topology = Topology::new(1, ranks).unwrap();
             let shape = Shape::builder().experts(16).topk(8).hidden(1024).max_tokens(128).build().unwrap();
-            let settings = crate::Settings::builder(&shape, &topology).low_latency(true).low_latency_units(units);
+            let settings = Settings::builder(&shape, &topology).low_latency(true).low_latency_units(units);
             let settings = settings.low_latency_unit_bytes(bytes).build().unwrap();
             let layout = Layout::new(&shape, &topology, &settings).unwrap();
             [LowKind::PerRank, LowKind::PerChoice].map(|kind| layout.low_unit_tokens(kind))
@@ -367,7 +381,7 @@ mod tests {
         let topology = Topology::new(1, 2).unwrap();
         let rows = |max_tokens, low_latency| {
             let shape = Shape::builder().experts(1 << 16).topk(1).hidden(1).max_tokens(max_tokens).build().unwrap();
-            let settings = crate::Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
+            let settings = Settings::builder(&shape, &topology).low_latency(low_latency).build().unwrap();
             Layout::new(&shape, &topology, &settings).unwrap().low_expert_rows()
         };
         assert_eq!(rows(1 << 4, true), Ok(1 << 20));

@@ -81,7 +81,7 @@ impl Layout {
         let lines = ranks * LaneKind::count(tracks as u32) as u64 + mailboxes(topology, settings.channels()) as u64;
         let cells = cut.take(Some(2 * lines * LINE_BYTES));
         // Beside the cells: what has to be zeroed lies together.
-        let low_units = LowRegions::cut_units(&mut cut, shape, topology, &row, settings.low_latency_units());
+        let low_units = LowRegions::cut_units(&mut cut, shape, topology, &row, settings);
         let announced = settings.low_latency_announced();
         let low_cells = Announced::cut_cells(&mut cut, shape, topology, announced);
         let counts = cut.take((2 * ranks).checked_mul(counts_bytes(shape, topology)));
@@ -108,8 +108,7 @@ impl Layout {
         let far_staging = cut.slots(rails, channels * u64::from(rings.far.staging_slots()), far_bytes);
         let pulling = nodes * u64::from(settings.channels());
         let pulls = cut.slots(locals, pulling * u64::from(PULL_DEPTH), pull_bytes(&row, topology, settings));
-        let low =
-            LowRegions::cut(&mut cut, shape, topology, &row, [settings.low_latency(), settings.low_latency_units()]);
+        let low = LowRegions::cut(&mut cut, shape, topology, &row, settings);
         let low_heads = Announced::cut_heads(&mut cut, topology, &row, shape.max_tokens(), announced);
         let arena = cut.take(Some(settings.arena_bytes()));
         let window = window_end(&cut)?;
@@ -470,7 +469,8 @@ impl Layout {
             self.settings.placement() as u64,
             u64::from(self.settings.low_latency())
                 + u64::from(self.settings.low_latency_units())
-                + 2 * u64::from(self.settings.low_latency_announced()),
+                + 2 * u64::from(self.settings.low_latency_announced())
+                + 4 * u64::from(self.settings.low_latency_per_choice()),
             self.settings.low_latency_unit_bytes(),
             self.settings.arena_bytes(),
             outboxes.map_or(0, |outboxes| u64::from(outboxes.channels)),

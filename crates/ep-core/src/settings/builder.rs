@@ -30,6 +30,7 @@ pub struct SettingsBuilder {
     low_latency_units: bool,
     low_latency_unit_bytes: u64,
     low_latency_announced: bool,
+    low_latency_per_choice: bool,
     deadline: Nanos,
     role_warps: Option<u32>,
 }
@@ -54,6 +55,7 @@ impl Default for SettingsBuilder {
             low_latency_units: false,
             low_latency_unit_bytes: AUTO_UNIT_BYTES,
             low_latency_announced: false,
+            low_latency_per_choice: true,
             deadline: Nanos::from_secs(60),
             role_warps: None,
         }
@@ -186,6 +188,13 @@ impl SettingsBuilder {
         self
     }
 
+    /// Whether there is room for combines of low latency that bring back a row a choice. Without, a window takes room for a row a rank alone,
+    /// and such combines are refused. Automatic: yes.
+    pub const fn low_latency_per_choice(mut self, has: bool) -> Self {
+        self.low_latency_per_choice = has;
+        self
+    }
+
     /// How long one operation may take. Automatic: 60 s.
     pub const fn deadline(mut self, deadline: Nanos) -> Self {
         self.deadline = deadline;
@@ -245,6 +254,7 @@ impl SettingsBuilder {
             low_latency_units: self.low_latency_units,
             low_latency_unit_bytes: self.low_latency_unit_bytes,
             low_latency_announced: self.low_latency_announced,
+            low_latency_per_choice: self.low_latency_per_choice,
             deadline: self.deadline,
             planted: Planted::default(),
             before: Before::default(),

@@ -119,8 +119,8 @@ class Communicators:
             arena.room = Room(larger.rows, room.bytes, True)
         return arena
 
-    def low(self, device: torch.device, rows: Sizes, max_tokens: int) -> Communicator:
-        """For low latency."""
+    def low(self, device: torch.device, rows: Sizes, max_tokens: int, per_choice: bool = True) -> Communicator:
+        """For low latency. ``per_choice``: all calls for such sizes say the same."""
         self._check(device)
         communicator = self._low.get((rows, max_tokens))
         if communicator is None:
@@ -130,6 +130,7 @@ class Communicators:
                 rows,
                 max_tokens,
                 low_latency=True,
+                low_latency_per_choice=per_choice,
                 placement="ring",
                 arena_bytes=0,
                 ranks_per_node=self.low_ranks_per_node,

@@ -89,7 +89,7 @@ class Small:
 
     def communicator(self, sizes: Sizes, device: torch.device) -> Communicator:
         """The one that carries them."""
-        return self.communicators.low(device, sizes, self.most_tokens)
+        return self.communicators.low(device, sizes, self.most_tokens, per_choice=False)
 
     def dispatch(
         self,

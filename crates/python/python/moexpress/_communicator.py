@@ -43,6 +43,8 @@ class Communicator:
         device: ``cpu``, a CUDA device of this host, or an NPU (``npu``, ``npu:3``). Default: the current CUDA device if the CUDA backend can
             run, else ``cpu``.
         low_latency: room for low latency.
+        low_latency_per_choice: and for combines that bring back a row a choice. Without, it takes less memory, and weights are given at dispatch, or
+            rows lie by source.
         placement: ``direct`` puts rows at their final place where the arena has room, ``ring`` bounds memory by the rings,
             ``pulled`` by an outbox that each sender has and receivers pull from: much faster than rings on GPUs; one node only.
         arena_bytes: bytes of the arena. Default: room for two worst batches of ``max_tokens``, at most 1 GiB.
@@ -83,6 +85,7 @@ class Communicator:
         element: Element = "bf16",
         device: torch.device | str | None = None,
         low_latency: bool = False,
+        low_latency_per_choice: bool = True,
         placement: Literal["direct", "ring", "pulled"] = "direct",
         arena_bytes: int | None = None,
         timeout: float | None = None,
@@ -98,6 +101,7 @@ class Communicator:
         sizes = {name: _limits.number(name, size, 1, (1 << 31) - 1) for name, size in sizes.items()}
         experts, topk, hidden, max_tokens = sizes.values()
         _limits.flag("low_latency", low_latency)
+        _limits.flag("low_latency_per_choice", low_latency_per_choice)
         for name, value in {"element": element, "placement": placement}.items():
             _limits.name(name, value)
         arena_bytes = None if arena_bytes is None else _limits.number("arena_bytes", arena_bytes, 0, (1 << 63) - 1)
@@ -127,6 +131,7 @@ class Communicator:
                 **sizes,
                 "element": element,
                 "low_latency": low_latency,
+                "low_latency_per_choice": low_latency_per_choice,
                 "placement": placement,
                 "arena_bytes": arena_bytes,
                 "channels": channels,
@@ -147,6 +152,7 @@ class Communicator:
                     "placement": placement,
                     "arena_bytes": arena_bytes,
                     "low_latency": low_latency,
+                    "low_latency_per_choice": low_latency_per_choice,
                     "seconds": self.timeout,
                     "channels": channels,
                     "slots": slots,

@@ -43,6 +43,7 @@ class _Options(TypedDict):
     placement: str
     arena_bytes: int | None
     low_latency: bool
+    low_latency_per_choice: bool
     seconds: float
     channels: int | None
     slots: int | None

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ep_core::engine::Ready;
-use ep_core::engine::low_latency::LowCombined;
-use ep_core::layout::{KernelWindow, LowKind};
+use ep_core::engine::low_latency::{LowCombined, LowOrder};
+use ep_core::layout::KernelWindow;
 use ep_core::{Endpoint as _, Error, LowLatency as _};
 
 use super::super::{Array, AscendEndpoint, Rows};
@@ -36,7 +36,8 @@ impl AscendEndpoint {
         self.check_low_send()?;
         self.check_low_handle(handle)?;
         let Inner { routed, records, received, .. } = &*handle.inner;
-        let kind = LowKind::of_weights(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        let (at_dispatch, here) = (routed.topk_weights.is_some(), topk_weights.is_some());
+        let kind = LowOrder::ByExpert.combine(self.layout(), at_dispatch, here)?;
         self.desk.check_weights(topk_weights.map(Array::len), routed.topk_idx.len())?;
         let most = self.layout().low_expert_rows()?;
         self.desk.check_results("y", y.extent(), if received.iter().all(|&rows| rows == 0) { 0 } else { most })?;

@@ -129,7 +129,7 @@ impl CudaEndpoint {
     ) -> Result<Checked, Error> {
         let Inner { mark, routed, .. } = &*handle.inner;
         mark.check("handle", &self.desk.mark())?;
-        routed.order.combine(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        routed.order.combine(self.layout(), routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.check_weights(topk_weights, routed.topk_idx.len())?;
         let rows = routed.order.rows(self.layout())?;
         self.check_results("y", y, rows)?;

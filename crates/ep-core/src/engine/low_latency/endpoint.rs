@@ -33,13 +33,17 @@ impl LowOrder {
     /// What a combine of them is, by where the weights were given.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for weights that are given twice, or nowhere, or with a combine by source.
-    pub fn combine(self, with_dispatch: bool, with_combine: bool) -> Result<LowKind, Error> {
-        match (self, with_combine) {
-            (Self::ByExpert, _) => LowKind::of_weights(with_dispatch, with_combine),
-            (Self::BySource, false) => Ok(LowKind::PerRank),
-            (Self::BySource, true) => Err(Error::invalid("topk_weights of a combine by source", "given", "absent")),
-        }
+    /// [`Error::Invalid`] for weights that are given twice, or nowhere, or with a combine by source. [`Error::Unsupported`] where its results have
+    /// no room.
+    pub fn combine(self, layout: &Layout, with_dispatch: bool, with_combine: bool) -> Result<LowKind, Error> {
+        let kind = match (self, with_combine) {
+            (Self::ByExpert, _) => LowKind::of_weights(with_dispatch, with_combine)?,
+            (Self::BySource, false) => LowKind::PerRank,
+            (Self::BySource, true) => {
+                return Err(Error::invalid("topk_weights of a combine by source", "given", "absent"));
+            }
+        };
+        layout.check_low_kind(kind).map(|()| kind)
     }
 }
 

@@ -351,7 +351,7 @@ impl<M: Machine> LowLatency for Engine<M> {
         self.check_send()?;
         self.check_low_handle(handle)?;
         let Inner { routed, sources, tokens, rows, picks, .. } = &*handle.inner;
-        let kind = routed.order.combine(routed.topk_weights.is_some(), topk_weights.is_some())?;
+        let kind = routed.order.combine(&self.desk.layout, routed.topk_weights.is_some(), topk_weights.is_some())?;
         self.desk.check_weights(topk_weights.map(Vec::len), routed.topk_idx.len())?;
         let most = routed.order.rows(&self.desk.layout)?;
         self.desk.check_results("y", y.extent(), if picks.is_empty() { 0 } else { most })?;
