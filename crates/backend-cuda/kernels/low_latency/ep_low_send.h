@@ -67,6 +67,9 @@ EP_DEV EpLowAhead ep_low_begin(const EpRank& r, const EpLowDispatchArgs& a) {
 EP_DEV void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u32 token, const EpLowAhead& ahead, ep_u8* payload) {
     const ep_u32 tid = threadIdx.x, columns = ep_low_columns(r, a), hidden = r.w.hidden, end = (ep_u32)r.w.scales_offset;
     const ep_u8 *x = (const ep_u8*)a.x + (ep_u64)token * a.x_stride, *scales = (const ep_u8*)a.x_scales + (ep_u64)token * a.x_scales_row;
+    const ep_u32 words = ((ep_u32)r.w.scales_bytes + 3) / 4;
+    /* On its way while codes are stored. */
+    const ep_u32 first = tid < words ? *(const ep_u32*)(scales + tid * a.x_scales_word) : 0;
     EP_SHORT for (ep_u32 at = tid; at * 16 < end; at += EP_LOW_THREADS) {
         int4 v = at == tid ? ahead.v[0] : make_int4(0, 0, 0, 0);
         if (at != tid && at < columns) v = ep_ld16(x + (ep_u64)at * 16);
@@ -75,13 +78,13 @@ EP_DEV void ep_low_take_coded(const EpRank& r, const EpLowDispatchArgs& a, ep_u3
             continue;
         }
         /* The last unit may end in padding, which travels as zeros, and in scales. */
-        const ep_u32 words[4] = {(ep_u32)v.x, (ep_u32)v.y, (ep_u32)v.z, (ep_u32)v.w};
+        const ep_u32 parts[4] = {(ep_u32)v.x, (ep_u32)v.y, (ep_u32)v.z, (ep_u32)v.w};
 #pragma unroll
         for (ep_u32 i = 0; i < 16; ++i)
-            if (at * 16 + i < end) payload[at * 16 + i] = at * 16 + i < hidden ? (ep_u8)(words[i / 4] >> i % 4 * 8) : 0;
+            if (at * 16 + i < end) payload[at * 16 + i] = at * 16 + i < hidden ? (ep_u8)(parts[i / 4] >> i % 4 * 8) : 0;
     }
-    EP_SHORT for (ep_u32 word = tid; word < ((ep_u32)r.w.scales_bytes + 3) / 4; word += EP_LOW_THREADS)
-        ((ep_u32*)(payload + end))[word] = *(const ep_u32*)(scales + word * a.x_scales_word);
+    EP_SHORT for (ep_u32 word = tid; word < words; word += EP_LOW_THREADS)
+        ((ep_u32*)(payload + end))[word] = word == tid ? first : *(const ep_u32*)(scales + word * a.x_scales_word);
 }
 
 /* Makes the payload of a token's row. */

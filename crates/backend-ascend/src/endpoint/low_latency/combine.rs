@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ep_core::engine::Ready;
 use ep_core::engine::low_latency::{LowCombined, LowOrder};
-use ep_core::layout::KernelWindow;
+use ep_core::layout::{KernelWindow, LowKind};
 use ep_core::{Endpoint as _, Error, LowLatency as _};
 
 use super::super::{Array, AscendEndpoint, Rows};
