@@ -122,6 +122,7 @@ EP_DEV void ep_reduce(const EpRank& r, const EpCombineRingArgs& a, const EpRole&
     if (ep_leads(team)) {
         EpLead<EpToUser> lead;
         lead.tokens = ep_own_tokens(r, a, sources);
+        lead.to.none = 0;
         lead.next = ep_channel_first(a.combine.tokens, a.rings.channels, role.channel);
         lead.end = ep_channel_first(a.combine.tokens, a.rings.channels, role.channel + 1);
         lead.right = ep_begin_reduce(r, a, sources, lead.tokens, desk, role.channel, began);

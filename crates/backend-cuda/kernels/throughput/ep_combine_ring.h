@@ -247,7 +247,9 @@ EP_DEV void ep_routes_close(const EpRank& r, EpRoute* routes) {
 }
 
 /* Where a reducer's sums go: to the user, who may give a bias. */
-struct EpToUser {};
+struct EpToUser {
+    ep_u32 none; /* an empty struct in another one is copied byte by byte, through local memory */
+};
 
 EP_DEV ep_u32 ep_next_token(EpTokens& t, const EpDesk& desk, const EpToUser&, ep_u32 token, ep_u32 end) {
     ep_hold(t, desk, token, end);
@@ -294,7 +296,7 @@ EP_DEV bool ep_sum_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpS
     EpPart asks = ep_no_part(bytes), adds = asks;
     EpSums<columns> sums;
     EpUnit own[columns];
-    const EpToUser to;
+    const EpToUser to{};
     bool late = false;
     for (;;) {
         while (asked - taken < desk.depth) {

@@ -125,7 +125,7 @@ const MUTATIONS: [(&str, Mutation); 4] = [
     ),
     (
         "a part of a row is added before it has come",
-        ("ep_combine_ring.h", "        ep_await_part(asked - taken);\n", ""),
+        ("ep_combine_team.h", "                ep_await_oldest(asked - taken);\n", ""),
     ),
 ];
 
