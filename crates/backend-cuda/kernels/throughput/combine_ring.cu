@@ -11,6 +11,7 @@
 #include "ep_combine_ring.h"
 #ifdef EP_FAR_H
 #include "ep_combine_far.h"
+#include "ep_return_team.h"
 #endif
 
 EP_POOL(ep_pool);
@@ -43,15 +44,12 @@ EP_KERNEL(32 * EP_COMBINE_RING_WARPS) ep_combine_ring_kernel(EP_GIVEN(EpRank) r,
         const EpDesk desk = ep_desk(r, (ep_u8*)(sources + ranks) + team.number * bytes, a.depth, part, team.warps, team.member);
         if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce(r, a, role, team, sources, desk, began);
         if (role.duty == EP_DUTY_GATHERER && ep_takes_part(r, role.peer)) ep_gather(r, a, role, team, sources, desk, began);
-        const bool returns = ep_leads(team);
+        if (ep_returns(r, a, role)) ep_give_in_team(r, a, role, team, desk, began);
 #else
         const EpDesk desk = ep_desk(r, (ep_u8*)(sources + ranks) + in_block * ep_desk_bytes(r, a.depth, part), a.depth, part);
         if (role.duty == EP_DUTY_REDUCER && left == 1) ep_reduce<EP_COLUMNS>(r, a, sources, desk, role.channel, began);
-        const bool returns = true;
+        if (ep_returns(r, a, role)) ep_give_back(r, a, role, began);
 #endif
-        if (role.duty == EP_DUTY_RETURNER && returns && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) &&
-            ep_gives_back(r, a, role.peer, r.me))
-            ep_give_back(r, a, role, began);
     }
     if (!ep_last_block(r, EP_MEETING_MOVED)) return;
     if (ep_failed(r)) return;

@@ -31,30 +31,52 @@ EP_DEV ep_u32 ep_wrong_gate(const EpRank& r, ep_u32 source) {
     return gate;
 }
 
+/* Rows of a source on a channel that this rank gives back. */
+struct EpGiven {
+    ep_u32 first, begin, end; /* the source's first row; of its rows, those of the channel */
+    const ep_i32* tokens;
+};
+
+EP_DEV EpGiven ep_given(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role) {
+    const ep_u32 channels = a.rings.channels, source = role.peer, channel = role.channel;
+    EpGiven g;
+    g.first = ((const ep_u32*)a.combine.first_of)[source];
+    g.tokens = (const ep_i32*)a.source_token + g.first;
+    const ep_u32 rows = ((const ep_u32*)a.combine.first_of)[source + 1] - g.first, batch = ((const ep_u32*)a.tokens_of)[source];
+    g.begin = ep_partition(g.tokens, rows, ep_channel_first(batch, channels, channel));
+    g.end = ep_partition(g.tokens, rows, ep_channel_first(batch, channels, channel + 1));
+    return g;
+}
+
+EP_DEV bool ep_begin_giving(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, const EpGiven& g, EpOutlet& ring, ep_u64 began) {
+    const ep_u32 gate = ep_planted(r, EP_PLANT_WRONG_GATE) ? ep_wrong_gate(r, role.peer) : ep_gate(r, role.peer);
+    EpAt at;
+    if (!ep_outlet_open(r, ring, gate, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return false;
+    if (ep_warp_lane() == 0) ep_put_message(at, ep_header(r, g.end - g.begin, g.begin));
+    ep_outlet_push(r, a.rings, ring);
+    return true;
+}
+
+/* Puts a row into a slot. */
+EP_DEV void ep_give_row(const EpRank& r, const EpCombineRingArgs& a, const EpGiven& g, ep_u32 position, EpAt at) {
+    const ep_u32 lane = ep_warp_lane(), row = g.first + position;
+    if (lane == 0) ep_put16(at, ep_row_header(r, (ep_u32)g.tokens[position], position));
+    for (ep_u32 k = lane; k < r.w.topk; k += 32) {
+        EpChoice choice = {-1, 0.0f};
+        if (a.combine.own_weights) choice.weight = ((const float*)a.combine.own_weights)[(ep_u64)row * r.w.topk + k];
+        ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
+    }
+    ep_copy_row(at + r.w.header_bytes, (const ep_u8*)a.combine.y + (ep_u64)row * a.combine.y_stride, (ep_u32)r.w.result_stride);
+}
+
 EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role, ep_u64 began) {
-    const ep_u32 lane = ep_warp_lane(), channels = a.rings.channels, source = role.peer, channel = role.channel;
-    const ep_u32 first = ((const ep_u32*)a.combine.first_of)[source], rows = ((const ep_u32*)a.combine.first_of)[source + 1] - first;
-    const ep_i32* tokens = (const ep_i32*)a.source_token + first;
-    const ep_u32 batch = ((const ep_u32*)a.tokens_of)[source];
-    const ep_u32 begin = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel));
-    const ep_u32 end = ep_partition(tokens, rows, ep_channel_first(batch, channels, channel + 1));
-    const ep_u32 gate = ep_planted(r, EP_PLANT_WRONG_GATE) ? ep_wrong_gate(r, source) : ep_gate(r, source);
+    const EpGiven given = ep_given(r, a, role);
     EpOutlet ring;
     EpAt at;
-    if (!ep_outlet_open(r, ring, gate, role.track, began) || !ep_outlet_slot(r, a.rings, ring, began, &at)) return;
-    if (lane == 0) ep_put_message(at, ep_header(r, end - begin, begin));
-    ep_outlet_push(r, a.rings, ring);
-    for (ep_u32 position = begin; position < end; ++position) {
+    if (!ep_begin_giving(r, a, role, given, ring, began)) return;
+    for (ep_u32 position = given.begin; position < given.end; ++position) {
         if (!ep_outlet_slot(r, a.rings, ring, began, &at)) return;
-        const ep_u32 row = first + position;
-        if (lane == 0) ep_put16(at, ep_row_header(r, (ep_u32)tokens[position], position));
-        for (ep_u32 k = lane; k < r.w.topk; k += 32) {
-            EpChoice choice = {-1, 0.0f};
-            if (a.combine.own_weights) choice.weight = ((const float*)a.combine.own_weights)[(ep_u64)row * r.w.topk + k];
-            ep_put_message(at + (sizeof(EpRowHeader) + k * sizeof(EpChoice)), choice);
-        }
-        ep_copy_row(at + r.w.header_bytes, (const ep_u8*)a.combine.y + (ep_u64)row * a.combine.y_stride,
-                    (ep_u32)r.w.result_stride);
+        ep_give_row(r, a, given, position, at);
         ep_outlet_push(r, a.rings, ring);
     }
     ep_outlet_close(r, a.rings, ring);
@@ -63,6 +85,11 @@ EP_DEV void ep_give_back(const EpRank& r, const EpCombineRingArgs& a, const EpRo
 /* Whether rank, of this node, has rows of source, which it must give back: the same answer at both ends of a ring. */
 EP_DEV bool ep_gives_back(const EpRank& r, const EpCombineRingArgs& a, ep_u32 source, ep_u32 rank) {
     return rank != ep_gate(r, source) && ep_takes_part(r, rank) && ((const ep_u32*)a.combine.matrix)[source * r.w.ranks + rank] > 0;
+}
+
+/* Whether a role gives rows back: this rank offered none, and has some. */
+EP_DEV bool ep_returns(const EpRank& r, const EpCombineRingArgs& a, const EpRole& role) {
+    return role.duty == EP_DUTY_RETURNER && a.combine.base == EP_NO_BASE && ep_takes_part(r, role.peer) && ep_gives_back(r, a, role.peer, r.me);
 }
 
 EP_DEV EpTokens ep_own_tokens(const EpRank& r, const EpCombineRingArgs& a, const EpSource* sources) {
