@@ -7,9 +7,7 @@ use ep_core::port::Duty;
 use super::desk::Desk;
 use super::teams::Teams;
 use super::{Call, RankDevice};
-use crate::args::{
-    self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, SOURCE_BYTES, SumShape,
-};
+use crate::args::{self, CHUNK_STATE_BYTES, COMBINE_BULK_WARPS, COMBINE_WARPS, COUNTED, SOURCE_BYTES, SumShape};
 use crate::driver::{Launch, Mode};
 use crate::error::CudaError;
 

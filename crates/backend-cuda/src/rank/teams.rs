@@ -40,7 +40,7 @@ mod tests {
             let Teams { roles, warps } = Teams::new(roles, 24, nodes);
             (roles, warps)
         };
-        assert_eq!([64, 128, 192].map(|roles| teams(roles, 2)), [(3, 4), (6, 2), (8, 2)]);
+        assert_eq!([64, 128, 192].map(|roles| teams(roles, 2)), [(3, 4), (6, 2), (8, 1)]);
         assert_eq!([2, 24, 25].map(|roles| teams(roles, 2)), [(1, 4), (1, 4), (2, 4)]);
         assert_eq!([2, 96, 97, 192].map(|roles| teams(roles, 1)), [(4, 1), (4, 1), (5, 1), (8, 1)]);
         for roles in 1..400 {
